@@ -190,7 +190,7 @@ class NoSpeech:
         )
 
     def probe(self, prompt: Sequence[int]) -> Probe:
-        """What to ask of the prefill of this prompt: the slot of start-of-transcript, and the token.
+        """What to ask of this prompt: the token, at the slot of start-of-transcript.
 
         Previous text may stand before it, so it is not always slot 0.
 

@@ -23,17 +23,17 @@ EOS, SOT, NO_SPEECH, NO_TIMESTAMPS, STAMPS, V = 40, 41, 46, 47, 48, 72
 T = 24
 
 
-def _config(max_initial: int | None = 5) -> GenerationConfig:
-    config = GenerationConfig(
+def _config(max_initial: int | None = 5, by_mass: bool = True) -> GenerationConfig:
+    return GenerationConfig(
         suppress_tokens=[1, 2, 7, 14, 25, 41, 42, 45, 46, V + 3],
         begin_suppress_tokens=[3, EOS],
         eos_token_id=EOS,
         bos_token_id=EOS,
         decoder_start_token_id=SOT,
+        no_timestamps_token_id=NO_TIMESTAMPS,
+        max_initial_timestamp_index=max_initial,
+        _detect_timestamp_from_logprob=by_mass,
     )
-    config.no_timestamps_token_id = NO_TIMESTAMPS
-    config.max_initial_timestamp_index = max_initial
-    return config
 
 
 def _rules(generation_config: GenerationConfig) -> tuple[Processor, ...]:
@@ -112,8 +112,7 @@ def test_rules_equal_transformers_processors_at_every_position(
 
 
 def test_rules_equal_transformers_processors_without_the_mass_rule() -> None:
-    config = _config()
-    config._detect_timestamp_from_logprob = False
+    config = _config(by_mass=False)
     logits, prefix = _case(0, B=128, N=4)
     assert torch.equal(_apply(_rules(config), logits, prefix), _expected(config, logits, prefix))
 
