@@ -1,0 +1,134 @@
+"""Acceptance rules: what of a draft is kept, and which token of the target follows.
+
+A policy turns logits into probabilities, one-hot at temperature 0, and a draft without `probs` is
+one-hot as well, so greedy decoding and lookup drafts are cases of the one general rule. Inside the
+rules `p` is the target and `q` the draft, as in the papers.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from speculative.noise import Stream, uniform
+from speculative.types import Draft, Guarantee, Law, Rows, Verdict
+
+
+def policy(logits: Tensor, temperature: Tensor) -> Tensor:
+    """Probabilities `[B, N, V]` of processed `logits`; `temperature [B]`, 0 puts all mass on the argmax."""
+    t = temperature[:, None, None]
+    greedy = one_hot(logits.argmax(-1), logits.shape[-1]).to(logits.dtype)
+    return torch.where(t > 0, (logits / t.clamp_min(1e-6)).softmax(-1), greedy)
+
+
+def draw(weights: Tensor, u: Tensor) -> Tensor:
+    """Index `[...]` drawn from unnormalised `weights [..., V]` by the inverse of their running sum.
+
+    `1 - u` lies in (0, 1], so a token of zero weight is never drawn; scaling by the last sum needs no
+    division and cannot run past the vocabulary.
+    """
+    mass = weights.cumsum(-1)
+    return (mass < (1 - u)[..., None] * mass[..., -1:]).sum(-1)
+
+
+def kept(matches: Tensor, valid: Tensor) -> Tensor:
+    """Length `[B]` of the accepted prefix of `matches [B, G]`; drafts from `valid [B]` on do not count."""
+    usable = torch.arange(matches.shape[1], device=matches.device) < valid[:, None]
+    return (matches & usable).long().cumprod(-1).sum(-1)
+
+
+class GreedyMatch:
+    """Keep drafts while they equal the target's argmax: token rejection with one-hot p.
+
+    An optimisation of `TokenRejection` for temperature 0 (a test holds them equal): one argmax
+    instead of several passes over the vocabulary. It reads no draft probabilities, so any drafter
+    will do, and it is the one rule that also walks trees.
+    """
+
+    name = "greedy match"
+    laws = frozenset({Law.ONE_HOT, Law.DENSE})
+
+    def guarantee(self, law: Law) -> Guarantee:
+        return Guarantee.GREEDY_ONLY
+
+    def __call__(self, rows: Rows, draft: Draft, logits: Tensor) -> Verdict:
+        choice = logits.argmax(-1)  # [B, N]
+        if draft.topology is not None:
+            return self._walk(draft, choice)
+        # An accepted draft equals the target's choice, so the choices are the tokens to emit.
+        return Verdict(choice, kept(draft.tokens == choice[:, :-1], draft.valid))
+
+    def _walk(self, draft: Draft, choice: Tensor) -> Verdict:
+        """Deepest node all of whose ancestors are the target's choice; loops over static nodes only."""
+        assert draft.topology is not None
+        parents, depths = draft.topology.parents, draft.topology.depths
+        ok = [torch.ones_like(draft.valid, dtype=torch.bool)]
+        best = torch.zeros_like(draft.valid)
+        depth = torch.zeros_like(draft.valid)
+        for node, parent in enumerate(parents, start=1):
+            match = draft.tokens[:, node - 1] == choice[:, parent]
+            ok.append(ok[parent] & match & (draft.valid >= node))
+            deeper = ok[node] & (depths[node] > depth)
+            best = torch.where(deeper, node, best)
+            depth = torch.where(deeper, depths[node], depth)
+        # Walk up from the best node, once per level of the tree; the root is its own parent.
+        up = torch.tensor((0, *parents), device=choice.device)
+        node, column = best, torch.arange(choice.shape[1], device=choice.device)
+        path = torch.zeros_like(choice)
+        for level in range(max(depths), -1, -1):
+            on_path = depth >= level
+            path = torch.where((column == level) & on_path[:, None], node[:, None], path)
+            node = torch.where(on_path, up[node], node)
+        return Verdict(choice.gather(1, path), depth, path)
+
+
+class TokenRejection:
+    """Leviathan et al. 2023 (2211.17192), algorithm 1, one verdict per row; Chen et al. 2302.01318.
+
+    Draft x_i survives with probability min(1, p(x_i) / q(x_i)); the first rejected one is replaced by
+    a draw from max(p - q, 0). With q = 0 behind the last draft, "all accepted" is the same formula.
+    """
+
+    name = "token rejection"
+    laws = frozenset({Law.ONE_HOT, Law.DENSE})
+
+    def guarantee(self, law: Law) -> Guarantee:
+        return Guarantee.EXACT
+
+    def __call__(self, rows: Rows, draft: Draft, logits: Tensor) -> Verdict:
+        slots = rows.lengths[:, None] + torch.arange(logits.shape[1], device=logits.device)
+        return self.judge(
+            draft,
+            policy(logits, rows.temperature),
+            uniform(rows.seed[:, None], slots[:, :-1], Stream.ACCEPT),
+            uniform(rows.seed[:, None], slots, Stream.EXTRA),
+        )
+
+    @staticmethod
+    def judge(draft: Draft, p: Tensor, accept_u: Tensor, extra_u: Tensor) -> Verdict:
+        """The rule itself: `p [B, N, V]`, uniform numbers `accept_u [B, G]` and `extra_u [B, N]`.
+
+        Noise is an argument, so that tests can integrate over it instead of sampling.
+        """
+        if draft.topology is not None:
+            raise ValueError("token rejection verifies chains; use greedy match for a tree")
+        gamma, vocab = draft.tokens.shape[1], p.shape[-1]
+        q = one_hot(draft.tokens, vocab).to(p.dtype) if draft.probs is None else draft.probs
+        x = draft.tokens[..., None]
+        p_x = p[:, :gamma].gather(-1, x)[..., 0]
+        q_x = q.gather(-1, x)[..., 0]
+        n = kept(accept_u * q_x < p_x, draft.valid)  # [B]
+
+        usable = torch.arange(gamma, device=p.device) < draft.valid[:, None]
+        q = torch.cat([q * usable[..., None], torch.zeros_like(p[:, :1])], dim=1)
+        at = n[:, None, None].expand(-1, 1, vocab)
+        p_n, q_n = p.gather(1, at)[:, 0], q.gather(1, at)[:, 0]
+        residual = (p_n - q_n).clamp_min(0)
+        # p == q leaves nothing to draw from; it is only reached when rounding rejects a sure token.
+        residual = torch.where(residual.sum(-1, keepdim=True) > 0, residual, p_n)
+        extra = draw(residual, extra_u.gather(1, n[:, None])[:, 0])
+
+        column = torch.arange(gamma + 1, device=p.device)
+        drafts = torch.cat([draft.tokens, extra[:, None]], dim=1)
+        return Verdict(torch.where(column < n[:, None], drafts, extra[:, None]), n)

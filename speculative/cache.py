@@ -1,0 +1,171 @@
+"""SlotCache: preallocated keys and values with one strip of slots per row.
+
+A transformers `Cache` for unmodified models, without their notion of one common length: the caller
+says into which slots a forward writes (`slots [B, N]`) and masks what a query may read, so rolling
+back a rejected draft is nothing at all: the next round writes over it. Two views share the memory:
+
+    decode   every row, writing at `slots`, reading whole strips
+    prefill  the `rows [K]` being admitted, writing from slot 0, reading only what it wrote
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin, EncoderDecoderCache
+
+
+@dataclass
+class Cursor:
+    """Where the next forward writes; one object shared by the layers of a cache."""
+
+    slots: Tensor  # [B, N] int64
+
+
+class _Layer(CacheLayerMixin):  # type: ignore[misc]  # transformers ships no types for it
+    """What transformers asks of a cache layer besides `update`."""
+
+    is_compileable = True
+    is_sliding = False
+
+    def __init__(self, keys: Tensor, values: Tensor) -> None:
+        super().__init__()
+        self.keys, self.values = keys, values  # [B, heads, T, head_dim]
+        self.is_initialized = True
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        raise AssertionError("slot caches are allocated up front")
+
+    def get_seq_length(self) -> int:
+        return 0  # positions are always passed explicitly
+
+    def get_max_length(self) -> int:
+        return int(self.keys.shape[2])
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.get_max_length(), 0
+
+
+class SlotLayer(_Layer):
+    """Scatters a forward's keys and values to the cursor's slots; attention reads whole strips."""
+
+    def __init__(self, keys: Tensor, values: Tensor, cursor: Cursor) -> None:
+        super().__init__(keys, values)
+        self.cursor = cursor
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any
+    ) -> tuple[Tensor, Tensor]:
+        index = self.cursor.slots[:, None, :, None].expand_as(key_states)
+        self.keys.scatter_(2, index, key_states)
+        self.values.scatter_(2, index, value_states)
+        return self.keys, self.values
+
+
+class PrefillLayer(_Layer):
+    """Writes `[K, heads, P, head_dim]` to the first P slots of `rows`; attention reads what it wrote."""
+
+    def __init__(self, keys: Tensor, values: Tensor, rows: Tensor) -> None:
+        super().__init__(keys, values)
+        self.rows = rows
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any
+    ) -> tuple[Tensor, Tensor]:
+        length = key_states.shape[2]
+        self.keys[self.rows, :, :length] = key_states
+        self.values[self.rows, :, :length] = value_states
+        return key_states, value_states
+
+
+class SlotCache:
+    """Strips for the self-attention of `layers` layers, and for cross-attention where there is one.
+
+    Buffers start at zero: a masked slot still meets the softmax's zero weight, and 0 * NaN is NaN.
+    """
+
+    def __init__(
+        self,
+        *,
+        batch: int,
+        slots: int,
+        layers: int,
+        heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        cross_slots: int | None = None,
+    ) -> None:
+        def strips(length: int) -> list[tuple[Tensor, Tensor]]:
+            shape = (batch, heads, length, head_dim)
+            zeros = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(2 * layers)]
+            return list(zip(zeros[::2], zeros[1::2], strict=True))
+
+        self.slots = slots
+        self.cursor = Cursor(torch.zeros((batch, 1), dtype=torch.int64, device=device))
+        self.strips = strips(slots)
+        self.cross = None if cross_slots is None else strips(cross_slots)
+        self._decode = self._view([SlotLayer(k, v, self.cursor) for k, v in self.strips])
+        if isinstance(self._decode, EncoderDecoderCache):
+            self._decode.is_updated = dict.fromkeys(range(layers), True)
+
+    def _view(self, layers: list[Any], rows: Tensor | None = None) -> Cache:
+        if self.cross is None:
+            return Cache(layers=layers)
+        if rows is None:
+            cross: list[Any] = [_Layer(k, v) for k, v in self.cross]
+        else:
+            cross = [PrefillLayer(k, v, rows) for k, v in self.cross]
+        view = EncoderDecoderCache(Cache(layers=layers), Cache(layers=cross))
+        view.is_updated = dict.fromkeys(range(len(layers)), False)
+        return view
+
+    def decode(self, slots: Tensor) -> Cache:
+        """The view of all rows, set to write at `slots [B, N]`. Valid until the next call."""
+        self.cursor.slots = slots
+        return self._decode
+
+    def prefill(self, rows: Tensor) -> Cache:
+        """A view that writes prompts into `rows [K]`, and their cross-attention keys with them."""
+        return self._view([PrefillLayer(k, v, rows) for k, v in self.strips], rows)
+
+    def move(self, source: Tensor, target: Tensor) -> None:
+        """Copies K/V from slots `source [B, M]` to slots `target [B, M]`, row by row.
+
+        All reads come before all writes, so overlapping paths are safe.
+        """
+        for strip in self.strips:
+            for buffer in strip:
+                shape = (-1, buffer.shape[1], -1, buffer.shape[3])
+                taken = buffer.gather(2, source[:, None, :, None].expand(shape))
+                buffer.scatter_(2, target[:, None, :, None].expand(shape), taken)
+
+
+def chain_mask(slots: Tensor, length: int, dtype: torch.dtype) -> Tensor:
+    """Additive mask `[B, 1, N, length]`: a query at slot s reads the slots up to s.
+
+    Additive, because eager attention adds it; the dtype's lowest number rather than -inf, because a
+    row of -inf alone would be NaN.
+    """
+    reads = torch.arange(length, device=slots.device) <= slots[..., None]  # [B, N, length]
+    return _additive(reads, dtype)
+
+
+def tree_mask(start: Tensor, ancestry: Tensor, length: int, dtype: torch.dtype) -> Tensor:
+    """Additive mask for a tree written to slots `start [B]` + node: committed slots and ancestors.
+
+    `ancestry [N, N]` is `Topology.ancestry`.
+    """
+    offset = torch.arange(length, device=start.device) - start[:, None]  # [B, length]
+    nodes = ancestry.shape[0]
+    inside = (offset >= 0) & (offset < nodes)
+    seen = ancestry[:, offset.clamp(0, nodes - 1)].permute(1, 0, 2)  # [B, N, length]
+    return _additive((offset < 0)[:, None] | (seen & inside[:, None]), dtype)
+
+
+def _additive(reads: Tensor, dtype: torch.dtype) -> Tensor:
+    zero = torch.zeros((), dtype=dtype, device=reads.device)
+    return torch.where(reads, zero, torch.finfo(dtype).min)[:, None]

@@ -1,0 +1,191 @@
+"""The one place that knows devices: cpu, cuda, hpu (Intel Gaudi) and mps.
+
+The rest of the core asks a `Device` for its dtype, its clock, its graphs and its round border.
+Gaudi's packages are imported only when an hpu is asked for or looked for.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+KINDS = ("cuda", "hpu", "mps", "cpu")  # in order of preference
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+_HABANA = "habana_frameworks"
+
+
+class DeviceError(ValueError):
+    """The device or dtype asked for is unknown, or not on this machine."""
+
+
+@dataclass(frozen=True)
+class Device:
+    """A device and the dtype that models use on it."""
+
+    kind: str
+    dtype: torch.dtype
+    index: int | None = None
+
+    @property
+    def torch(self) -> torch.device:
+        return torch.device(self.kind) if self.index is None else torch.device(self.kind, self.index)
+
+    @property
+    def name(self) -> str:
+        return str(self.torch)
+
+    @property
+    def static_shapes(self) -> bool:
+        """True where every new shape costs a compilation, so that admissions are padded to buckets."""
+        return self.kind in ("cuda", "hpu")
+
+    @property
+    def rounds_per_look(self) -> int:
+        """Rounds between two looks of the host at `active`: a look stalls an asynchronous device."""
+        return {"cpu": 1, "mps": 2, "cuda": 2, "hpu": 4}[self.kind]
+
+    def synchronize(self) -> None:
+        """Waits until the device has done all it was given."""
+        if self.kind == "cuda":
+            torch.cuda.synchronize(self.torch)
+        elif self.kind == "mps":
+            torch.mps.synchronize()
+        elif self.kind == "hpu":
+            torch.hpu.synchronize()  # type: ignore[attr-defined]  # added by habana_frameworks
+
+    def mark_step(self) -> None:
+        """Ends a graph in Gaudi's lazy mode; nothing elsewhere. Called at round borders only."""
+        if self.kind == "hpu" and hpu_is_lazy():
+            importlib.import_module(f"{_HABANA}.torch.core").mark_step()
+
+    def graph(self, fn: Callable[[], None]) -> Callable[[], None]:
+        """A captured form of `fn`, which reads and writes only tensors that stay where they are.
+
+        cuda: a CUDA graph. hpu: an HPU graph in lazy mode, `torch.compile` in eager mode. Elsewhere
+        `fn` itself: measured on CPUs, inductor's code for these shapes was slower than eager.
+        Capturing runs `fn` a few times, so call this while no row is active.
+        """
+        if self.kind == "cuda":
+            return _cuda_graph(fn)
+        if self.kind == "hpu":
+            if hpu_is_lazy():
+                return fn  # lazy mode accumulates the round itself; mark_step closes it
+            compiled: Callable[[], None] = torch.compile(
+                fn, backend="hpu_backend", fullgraph=True, dynamic=False
+            )
+            return compiled
+        return fn
+
+    def stopwatch(self) -> Stopwatch:
+        return Stopwatch(self)
+
+
+def hpu_is_lazy() -> bool:
+    """Gaudi's legacy mode, asked for by the environment; eager is the default."""
+    return os.environ.get("PT_HPU_LAZY_MODE", "0") == "1"
+
+
+def available(kind: str) -> bool:
+    """Whether this machine has a device of `kind`."""
+    if kind == "cuda":
+        return torch.cuda.is_available()
+    if kind == "mps":
+        return torch.backends.mps.is_available()
+    if kind == "hpu":
+        return _hpu_available()
+    return kind == "cpu"
+
+
+def _hpu_available() -> bool:
+    if importlib.util.find_spec(_HABANA) is None:
+        return False
+    hpu: Any = importlib.import_module(f"{_HABANA}.torch").hpu
+    return bool(hpu.is_available())
+
+
+def choose(name: str | None = None, dtype: str | None = None) -> Device:
+    """The device asked for, as `cuda`, `cuda:1`, `cpu`, ...; None or `auto` takes the best there is.
+
+    Raises `DeviceError` for an unknown name, a device that is not there, and an unknown dtype.
+    """
+    kind, _, index = (name or "auto").partition(":")
+    if kind == "auto":
+        kind = next(k for k in KINDS if available(k))
+    if kind not in KINDS:
+        raise DeviceError(f"unknown device {name!r}; known: auto, {', '.join(KINDS)}, cuda:N")
+    if not available(kind):
+        hint = " (needs Intel's habana_frameworks package)" if kind == "hpu" else ""
+        raise DeviceError(f"this machine has no usable {kind} device{hint}; try --device cpu")
+    if index and not index.isdigit():
+        raise DeviceError(f"device index in {name!r} is not a number")
+    return Device(kind, _dtype(kind, dtype), int(index) if index else None)
+
+
+def _dtype(kind: str, name: str | None) -> torch.dtype:
+    if name is None or name == "auto":
+        return {"cuda": torch.float16, "hpu": torch.bfloat16}.get(kind, torch.float32)
+    if name not in DTYPES:
+        raise DeviceError(f"unknown dtype {name!r}; known: auto, {', '.join(DTYPES)}")
+    return DTYPES[name]
+
+
+def _cuda_graph(fn: Callable[[], None]) -> Callable[[], None]:
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):  # libraries pick their kernels and workspaces before the capture
+            fn()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        fn()
+    replay: Callable[[], None] = graph.replay
+    return replay
+
+
+class Stopwatch:
+    """Seconds by stage. On CUDA it records events, which cost no sync until `seconds` is read."""
+
+    def __init__(self, device: Device) -> None:
+        self._events = device.kind == "cuda"
+        self._device = device
+        self._laps: list[tuple[str, Any, Any]] = []
+        self._total: dict[str, float] = {}
+        self._last: Any = None
+
+    def _now(self) -> Any:
+        if not self._events:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def start(self) -> None:
+        """Starts a lap; `mark` ends it and starts the next."""
+        self._last = self._now()
+
+    def mark(self, stage: str) -> None:
+        now = self._now()
+        if self._events:
+            self._laps.append((stage, self._last, now))
+        else:
+            self._total[stage] = self._total.get(stage, 0.0) + now - self._last
+        self._last = now
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Seconds of each stage so far."""
+        if self._laps:
+            self._device.synchronize()
+            for stage, begin, end in self._laps:
+                spent = begin.elapsed_time(end) / 1000
+                self._total[stage] = self._total.get(stage, 0.0) + spent
+            self._laps.clear()
+        return dict(self._total)

@@ -1,0 +1,88 @@
+"""A smaller model drafts, one token at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from speculative.accept import draw, policy
+from speculative.noise import Stream, uniform
+from speculative.types import (
+    Draft,
+    Law,
+    Model,
+    Prefix,
+    Processor,
+    Request,
+    Rows,
+    Scores,
+    Verdict,
+)
+
+
+class ModelDrafter:
+    """Drafts with any `Model` of the target's vocabulary.
+
+    `processors` are applied to the draft's logits too. They cannot change the output, only the
+    acceptance, and each costs its passes per drafted token. With `sampling` off the drafts are the
+    draft's argmax and their law is one-hot, which is all that greedy rounds need; with it on they
+    follow the row's temperature and carry their probabilities.
+    """
+
+    def __init__(self, model: Model, processors: Sequence[Processor] = ()) -> None:
+        self.model = model
+        self.processors = tuple(processors)
+        self.sampling = False
+
+    @property
+    def law(self) -> Law:
+        return Law.DENSE if self.sampling else Law.ONE_HOT
+
+    def allocate(self, batch: int, slots: int, device: torch.device) -> None:
+        self.model.allocate(batch, slots)
+
+    def forwards(self, gamma: int) -> int:
+        return gamma
+
+    def admit(self, rows: Tensor, tokens: Tensor, requests: Sequence[Request]) -> None:
+        self.model.prefill(rows, tokens, [r.memory for r in requests])
+
+    def propose(self, rows: Rows, gamma: int) -> Draft:
+        known, lengths = rows.tokens, rows.lengths
+        # After a fully accepted round the last draft was committed but never fed, so one or two tokens
+        # are new to the draft. Feeding two is right in both cases (the first is idempotent then) and
+        # keeps one shape. In a row of one token it is the first of the two, with junk behind it.
+        start = (lengths - 2).clamp_min(0)
+        two = start[:, None] + torch.arange(2, device=start.device)
+        logits = self.model.score(known.gather(1, two), start).logits  # [B, 2, V]
+        pending = (lengths - 1 - start)[:, None, None].expand(-1, 1, logits.shape[2])
+        logits = logits.gather(1, pending)
+        tokens, probs = [], []
+        for depth in range(gamma):
+            slot = lengths + depth  # of the token drafted now
+            logits = self._process(logits, known, slot - 1, rows.begin)  # [B, 1, V]
+            if self.sampling:
+                q = policy(logits, rows.temperature)[:, 0]
+                token = draw(q, uniform(rows.seed, slot, Stream.DRAFT))
+                probs.append(q)
+            else:
+                token = logits[:, 0].argmax(-1)
+            tokens.append(token)
+            if depth + 1 < gamma:
+                known = known.scatter(1, slot[:, None], token[:, None])
+                logits = self.model.score(token[:, None], slot).logits
+        return Draft(
+            tokens=torch.stack(tokens, dim=1),
+            valid=torch.full_like(lengths, gamma),
+            probs=torch.stack(probs, dim=1) if probs else None,
+        )
+
+    def _process(self, logits: Tensor, known: Tensor, last: Tensor, begin: Tensor) -> Tensor:
+        for processor in self.processors:
+            logits = processor(logits, Prefix(known, last[:, None], begin))
+        return logits
+
+    def observe(self, rows: Rows, draft: Draft, scores: Scores, verdict: Verdict) -> None:
+        """Nothing to learn: rejected drafts are written over by the next round."""

@@ -1,0 +1,78 @@
+"""Copying drafts: what followed the last few tokens when they occurred before.
+
+Searches the row's own tokens and, in front of them, a hint: earlier text of the same recording, a
+previous hypothesis, hot words. Free of model forwards; its law is one-hot. Static shapes: every
+match is found by comparing whole strips.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from speculative.types import Draft, Law, Request, Rows, Scores, Verdict
+
+_NOTHING = -1
+
+
+class NgramDrafter:
+    """Proposes the continuation of the longest, then latest, earlier match of `longest` to 1 tokens.
+
+    `hint_slots` bounds the hint; a longer one keeps its last tokens.
+    """
+
+    law = Law.ONE_HOT
+
+    def __init__(self, *, longest: int = 3, shortest: int = 1, hint_slots: int = 256) -> None:
+        if not 1 <= shortest <= longest:
+            raise ValueError(f"need 1 <= shortest <= longest, got {shortest} and {longest}")
+        self.longest, self.shortest, self.hint_slots = longest, shortest, hint_slots
+        self.hints: Tensor | None = None  # [B, hint_slots], right-aligned, -1 in front
+
+    def allocate(self, batch: int, slots: int, device: torch.device) -> None:
+        shape = (batch, self.hint_slots)
+        self.hints = torch.full(shape, _NOTHING, dtype=torch.int64, device=device)
+
+    def forwards(self, gamma: int) -> int:
+        return 0
+
+    def admit(self, rows: Tensor, tokens: Tensor, requests: Sequence[Request]) -> None:
+        assert self.hints is not None
+        hints = torch.full((len(requests), self.hint_slots), _NOTHING, dtype=torch.int64)
+        for i, request in enumerate(requests):
+            hint = request.hint[-self.hint_slots :]
+            if hint:
+                hints[i, self.hint_slots - len(hint) :] = torch.tensor(hint)
+        self.hints[rows] = hints.to(self.hints.device)
+
+    def propose(self, rows: Rows, gamma: int) -> Draft:
+        assert self.hints is not None
+        hint = self.hints
+        gap = torch.full_like(hint[:, :1], _NOTHING)  # no match may straddle hint and text
+        known = torch.arange(rows.dump, device=hint.device) < rows.lengths[:, None]
+        text = torch.cat([hint, gap, rows.tokens[:, :-1].where(known, _NOTHING)], dim=1)  # [B, L]
+        end = self.hint_slots + 1 + rows.lengths  # [B], one past the pending token
+        column = torch.arange(text.shape[1], device=text.device)
+
+        best = torch.zeros_like(end)  # index of the first copied token; 0: no match
+        run = torch.ones_like(text, dtype=torch.bool)  # run[b, j]: the last n tokens end at j too
+        for n in range(1, self.longest + 1):
+            suffix = text.gather(1, (end - n).clamp_min(0)[:, None])  # [B, 1], n-th last token
+            shifted = torch.cat([torch.full_like(text[:, : n - 1], _NOTHING), text], dim=1)
+            run = run & (shifted[:, : text.shape[1]] == suffix) & (suffix != _NOTHING)
+            if n < self.shortest:
+                continue
+            earlier = run & (column < (end - 1)[:, None])  # not the suffix itself
+            last = torch.where(earlier, column + 1, 0).amax(1)
+            best = torch.where(last > 0, last, best)
+
+        take = best[:, None] + torch.arange(gamma, device=text.device)  # [B, G]
+        tokens = text.gather(1, take.clamp_max(text.shape[1] - 1))
+        usable = ((tokens != _NOTHING) & (take < end[:, None])).long().cumprod(1)
+        valid = torch.where(best > 0, usable.sum(1), 0)
+        return Draft(tokens=tokens.clamp_min(0), valid=valid)
+
+    def observe(self, rows: Rows, draft: Draft, scores: Scores, verdict: Verdict) -> None:
+        """Nothing to learn: the text itself is the memory."""

@@ -1,0 +1,375 @@
+"""Engine: the host side. Slots, admit -> round -> retire; nothing waits for the slowest row.
+
+The engine knows token ids and opaque memories, nothing of tokenizers, audio or text:
+
+    engine = Engine(target, ModelDrafter(draft), batch=8, schedule=Fixed(5), eos=(2,))
+    for result in engine.run(requests):
+        ...
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from speculative.accept import GreedyMatch, TokenRejection
+from speculative.device import Device, choose
+from speculative.drafters.model import ModelDrafter
+from speculative.round import Parts, play
+from speculative.schedule import Fixed
+from speculative.stats import Counters, Stats
+from speculative.types import (
+    Drafter,
+    Finish,
+    Guarantee,
+    Law,
+    Model,
+    Processor,
+    Request,
+    Result,
+    Rows,
+    Rule,
+    Schedule,
+    Source,
+)
+
+PROMPT_BUCKETS = (4, 8, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+
+
+@dataclass
+class _Tenant:
+    """The host's record of an occupied row."""
+
+    request: Request
+    probe: tuple[float, ...]
+    cancelled: bool = False
+
+
+class Engine:
+    """Continuous batching of speculative decoding over `batch` rows.
+
+    `schedule` gives gamma; 0, or no drafter, is plain decoding. `rule=None` takes greedy match while
+    all rows are at temperature 0 and token rejection otherwise; together they are exact. Raises
+    `ValueError` for parts that do not fit: another vocabulary, a law the rule cannot verify, a draft
+    length without a drafter.
+    """
+
+    def __init__(
+        self,
+        target: Model,
+        drafter: Drafter | None = None,
+        *,
+        batch: int,
+        eos: Iterable[int],
+        schedule: Schedule | None = None,
+        rule: Rule | None = None,
+        processors: Iterable[Processor] = (),
+        device: Device | None = None,
+        max_tokens: int | None = None,
+    ) -> None:
+        if batch < 1:
+            raise ValueError(f"batch is {batch}; it must be 1 or more")
+        self.device = device or choose("cpu")
+        self.target, self.drafter = target, drafter
+        self.schedule = schedule or Fixed(5 if drafter is not None else 0)
+        self.max_gamma = max(self.schedule.buckets)
+        if self.max_gamma and drafter is None:
+            raise ValueError(f"gamma is {self.max_gamma}, but there is no drafter; use gamma 0")
+        if isinstance(drafter, ModelDrafter) and drafter.model.vocab_size != target.vocab_size:
+            raise ValueError(
+                f"the draft has {drafter.model.vocab_size} tokens, the target {target.vocab_size}: "
+                "a draft must use the target's vocabulary"
+            )
+        self.max_tokens = min(max_tokens or target.max_positions, target.max_positions)
+        self._rule = rule
+        self._processors = tuple(processors)
+        place = self.device.torch
+        self._eos = torch.tensor(sorted(set(eos)), dtype=torch.int64, device=place)
+        # A round writes drafts up to max_gamma slots behind the last token a row can hold.
+        slots = self.max_tokens + self.max_gamma + 1
+        self.rows = Rows.empty(batch, slots, place)
+        self._counters = Counters.zeros(self.max_gamma, place)
+        target.allocate(batch, slots)
+        if drafter is not None:
+            drafter.allocate(batch, slots, place)
+        self._tenants: list[_Tenant | None] = [None] * batch
+        self._waiting: deque[Request] = deque()
+        self._graphs: dict[tuple[int, bool], Callable[[], None]] = {}
+        self._watch = self.device.stopwatch()
+        self._rounds = self._target_forwards = self._draft_forwards = 0
+        self._since_look = 0
+        for law in self._laws(sampling=True):
+            for r in (self._pick_rule(False), self._pick_rule(True)):
+                _check(r, law)
+
+    # -- requests ---------------------------------------------------------------------------------
+
+    @property
+    def batch(self) -> int:
+        return self.rows.batch
+
+    @property
+    def free(self) -> int:
+        """Rows that could take a request in the next step."""
+        return max(0, self._tenants.count(None) - len(self._waiting))
+
+    @property
+    def idle(self) -> bool:
+        return not self._waiting and all(t is None for t in self._tenants)
+
+    def submit(self, request: Request) -> None:
+        """Queues a request. Raises `ValueError` if it cannot be decoded as asked."""
+        if len(request.prompt) > self.max_tokens:
+            raise ValueError(
+                f"the prompt has {len(request.prompt)} tokens; the model holds {self.max_tokens}"
+            )
+        if request.probe is not None and request.probe.slot >= len(request.prompt):
+            raise ValueError(f"probe slot {request.probe.slot} is behind the prompt")
+        guarantee = self._guarantee(request)
+        if guarantee is Guarantee.GREEDY_ONLY:
+            raise ValueError(
+                f"rule {self._pick_rule(True).name!r} cannot decode at temperature {request.temperature}"
+            )
+        self._waiting.append(request)
+
+    def cancel(self, tag: Hashable) -> int:
+        """Drops all requests with this tag; their rows are free in the next step. How many there were."""
+        waiting = len(self._waiting)
+        self._waiting = deque(r for r in self._waiting if r.tag != tag)
+        dropped = waiting - len(self._waiting)
+        for row, tenant in enumerate(self._tenants):
+            if tenant is not None and tenant.request.tag == tag:
+                tenant.cancelled = True
+                self.rows.active[row] = False
+                dropped += 1
+        return dropped
+
+    def run(self, requests: Iterable[Request]) -> Iterator[Result]:
+        """Decodes all requests, pulling them as rows become free; yields results as they end."""
+        source = iter(requests)
+        more = True
+        while more or not self.idle:
+            while more and self.free:
+                request = next(source, None)
+                if request is None:
+                    more = False
+                else:
+                    self.submit(request)
+            yield from self.step()
+
+    # -- one step ---------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def step(self) -> list[Result]:
+        """Admits what waits, plays one round, and returns what has ended (often nothing)."""
+        self._admit()
+        busy = [t for t in self._tenants if t is not None]
+        if not busy:
+            return []
+        self._play(len(busy), sampling=any(t.request.temperature > 0 for t in busy))
+        self._since_look += 1
+        if self._since_look < self.device.rounds_per_look and not self._waiting:
+            return []
+        return self._retire()
+
+    def warm_up(self) -> None:
+        """Plays every (gamma, rule) once on free rows, so that captured graphs exist before work does."""
+        if not self.idle:
+            raise RuntimeError("warm_up() needs an idle engine: capturing plays rounds")
+        rounds, before = self._rounds, (self._target_forwards, self._draft_forwards)
+        with torch.inference_mode():
+            for gamma in self.schedule.buckets:
+                for sampling in (False, True):
+                    self._round(gamma, sampling)()
+        self._rounds, (self._target_forwards, self._draft_forwards) = rounds, before
+        self.device.synchronize()
+
+    def _play(self, active: int, *, sampling: bool) -> None:
+        gamma = self.schedule.choose(active)
+        self._round(gamma, sampling)()
+        self.device.mark_step()
+        self._rounds += 1
+        self._target_forwards += 1
+        if gamma and self.drafter is not None:
+            self._draft_forwards += self.drafter.forwards(gamma)
+
+    def _round(self, gamma: int, sampling: bool) -> Callable[[], None]:
+        """The round for one static shape, captured where the device captures."""
+        key = gamma, sampling
+        if key not in self._graphs:
+            parts = Parts(
+                self.target,
+                self.drafter,
+                self._pick_rule(sampling),
+                self._processors,
+                self._eos,
+            )
+
+            def eager() -> None:
+                self._set_sampling(sampling)
+                self._watch.start()
+                play(self.rows, parts, gamma, self._counters, self._watch.mark)
+
+            def captured() -> None:
+                self._set_sampling(sampling)
+                play(self.rows, parts, gamma, self._counters)
+
+            graphed = self.device.graph(captured)
+            # A captured round is one launch: its stages cannot be timed apart.
+            self._graphs[key] = eager if graphed is captured else graphed
+        return self._graphs[key]
+
+    def _set_sampling(self, sampling: bool) -> None:
+        if isinstance(self.drafter, ModelDrafter):
+            self.drafter.sampling = sampling
+
+    # -- admit ------------------------------------------------------------------------------------
+
+    def _admit(self) -> None:
+        free = [row for row, tenant in enumerate(self._tenants) if tenant is None]
+        chosen = [(row, self._waiting.popleft()) for row in free[: len(self._waiting)]]
+        if not chosen:
+            return
+        self._watch.start()
+        rows, requests = [row for row, _ in chosen], [request for _, request in chosen]
+        probes = self._prefill(rows, requests)
+        for row, request, probe in zip(rows, requests, probes, strict=True):
+            self._tenants[row] = _Tenant(request, probe)
+        self._watch.mark("prefill")
+
+    def _prefill(self, rows: list[int], requests: list[Request]) -> list[tuple[float, ...]]:
+        place, count = self.device.torch, len(rows)
+        self._enter(rows, requests)
+        if self.device.static_shapes:  # repeat the last row: it is written twice with the same values
+            padding = (1 << (count - 1).bit_length()) - count
+            rows, requests = rows + rows[-1:] * padding, requests + requests[-1:] * padding
+        length = max(len(r.prompt) for r in requests)
+        if self.device.static_shapes:
+            length = min(next(b for b in PROMPT_BUCKETS if b >= length), self.max_tokens)
+        prompts = [[*r.prompt, *[0] * (length - len(r.prompt))] for r in requests]
+        tokens = torch.tensor(prompts, dtype=torch.int64, device=place)  # [K, P]
+        index = torch.tensor(rows, device=place)
+        logits = self.target.prefill(index, tokens, [r.memory for r in requests])
+        self._target_forwards += 1
+        if self.drafter is not None:
+            self.drafter.admit(index, tokens, requests)
+            self._draft_forwards += self.drafter.forwards(1)
+        self.device.mark_step()
+        return [_probe(logits[i], request) for i, request in enumerate(requests[:count])]
+
+    def _enter(self, rows: list[int], requests: list[Request]) -> None:
+        """Writes the requests' state into their rows."""
+        place, state = self.device.torch, self.rows
+        index = torch.tensor(rows, device=place)
+
+        def put(target: Tensor, values: list[int] | list[float] | list[bool]) -> None:
+            target[index] = torch.tensor(values, dtype=target.dtype, device=place)
+
+        prompts = torch.zeros((len(rows), state.tokens.shape[1]), dtype=torch.int64)
+        for i, request in enumerate(requests):
+            prompts[i, : len(request.prompt)] = torch.tensor(request.prompt)
+        state.tokens[index] = prompts.to(place)
+        lengths = [len(r.prompt) for r in requests]
+        limits = [self._limit(r) for r in requests]
+        put(state.lengths, lengths)
+        put(state.begin, lengths)
+        put(state.limits, limits)
+        put(state.active, [a < b for a, b in zip(lengths, limits, strict=True)])
+        put(state.temperature, [r.temperature for r in requests])
+        put(state.seed, [r.seed for r in requests])
+        put(state.gamma, [self.max_gamma if r.gamma is None else r.gamma for r in requests])
+        for counter in (state.rounds, state.drafted, state.accepted):
+            counter[index] = 0
+
+    def _limit(self, request: Request) -> int:
+        if request.max_new_tokens is None:
+            return self.max_tokens
+        return min(self.max_tokens, len(request.prompt) + request.max_new_tokens)
+
+    # -- retire -----------------------------------------------------------------------------------
+
+    def _retire(self) -> list[Result]:
+        self._since_look = 0
+        active: list[bool] = self.rows.active.tolist()
+        results = []
+        for row, tenant in enumerate(self._tenants):
+            if tenant is not None and not active[row]:
+                results.append(self._collect(row, tenant))
+                self._tenants[row] = None
+        return results
+
+    def _collect(self, row: int, tenant: _Tenant) -> Result:
+        state, request = self.rows, tenant.request
+        span = slice(int(state.begin[row]), int(state.lengths[row]))
+        tokens: list[int] = state.tokens[row, span].tolist()
+        stopped = bool(tokens) and tokens[-1] in self._eos.tolist()
+        finish = Finish.STOP if stopped else Finish.LENGTH
+        return Result(
+            request=request,
+            tokens=tuple(tokens),
+            logprobs=tuple(state.logprobs[row, span].tolist()),
+            sources=tuple(Source(s) for s in state.sources[row, span].tolist()),
+            finish=Finish.CANCELLED if tenant.cancelled else finish,
+            rounds=int(state.rounds[row]),
+            drafted=int(state.drafted[row]),
+            accepted=int(state.accepted[row]),
+            probe=tenant.probe,
+            guarantee=self._guarantee(request),
+        )
+
+    # -- rules and statistics ---------------------------------------------------------------------
+
+    def _pick_rule(self, sampling: bool) -> Rule:
+        if self._rule is not None:
+            return self._rule
+        return TokenRejection() if sampling else GreedyMatch()
+
+    def _laws(self, *, sampling: bool) -> list[Law]:
+        if self.drafter is None or not self.max_gamma:
+            return []
+        before = getattr(self.drafter, "sampling", False)
+        self._set_sampling(sampling)
+        law = self.drafter.law
+        self._set_sampling(before)
+        return [law]
+
+    def _guarantee(self, request: Request) -> Guarantee:
+        """What the result may claim; a greedy request needs no more than a greedy-only rule."""
+        rule = self._pick_rule(request.temperature > 0)
+        laws = self._laws(sampling=request.temperature > 0) or [Law.ONE_HOT]
+        weakest = Guarantee.weakest([rule.guarantee(law) for law in laws])
+        if weakest is Guarantee.GREEDY_ONLY and request.temperature == 0:
+            return Guarantee.EXACT
+        return weakest
+
+    @property
+    def stats(self) -> Stats:
+        """Everything since the engine was made; reading it waits for the device."""
+        return Stats(
+            rounds=self._rounds,
+            row_rounds=int(self._counters.row_rounds),
+            emitted=int(self._counters.emitted),
+            drafted_at_depth=tuple(self._counters.drafted.tolist()),
+            accepted_at_depth=tuple(self._counters.accepted.tolist()),
+            target_forwards=self._target_forwards,
+            draft_forwards=self._draft_forwards,
+            seconds=self._watch.seconds,
+        )
+
+
+def _check(rule: Rule, law: Law) -> None:
+    if law not in rule.laws:
+        known = ", ".join(sorted(member.value for member in rule.laws))
+        raise ValueError(f"rule {rule.name!r} cannot verify {law.value} drafts; it takes: {known}")
+
+
+def _probe(logits: Tensor, request: Request) -> tuple[float, ...]:
+    """The probabilities a request asked for, from its prompt's logits `[P, V]`."""
+    if request.probe is None:
+        return ()
+    probabilities = logits[request.probe.slot].float().softmax(-1)
+    return tuple(float(probabilities[token]) for token in request.probe.tokens)

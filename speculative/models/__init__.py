@@ -1,0 +1,1 @@
+"""Adapters that give unmodified transformers models the core's `Model` protocol."""

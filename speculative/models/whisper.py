@@ -1,0 +1,88 @@
+"""Whisper under the core's `Model` protocol, over unmodified transformers classes.
+
+`WhisperForConditionalGeneration` (OpenAI's and distil-whisper's checkpoints) and the decoder-only
+`WhisperForCausalLM` both hold the same decoder. A request's memory is the encoder's output for its
+window; its cross-attention keys and values are computed once, when the request is admitted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache
+
+from speculative.cache import SlotCache
+from speculative.models.slots import SlotModel
+from speculative.types import Scores
+
+
+class WhisperDecoder(SlotModel):
+    """The decoder of a Whisper model; `pick` takes this model's encoder output from a request's memory."""
+
+    def __init__(self, model: Any, pick: Callable[[Any], Tensor] = lambda memory: memory) -> None:
+        config = model.config
+        inner = model.model  # WhisperModel, or the wrapper of the decoder-only class
+        self.decoder, self.head, self.pick = inner.decoder, model.proj_out, pick
+        self.config = config
+        super().__init__(
+            device=self.head.weight.device,
+            dtype=self.head.weight.dtype,
+            vocab_size=config.vocab_size,
+            positions=config.max_target_positions,
+        )
+        # Cross-attention is entered only if encoder states are given; with the cache filled, their
+        # content is never read.
+        self._seen = torch.empty((1, 0, config.d_model), device=self.device, dtype=self.dtype)
+
+    def new_cache(self, batch: int, slots: int) -> SlotCache:
+        heads = self.config.decoder_attention_heads
+        return SlotCache(
+            batch=batch,
+            slots=slots,
+            layers=self.config.decoder_layers,
+            heads=heads,
+            head_dim=self.config.d_model // heads,
+            dtype=self.dtype,
+            device=self.device,
+            cross_slots=self.config.max_source_positions,
+        )
+
+    def memories(self, memory: Sequence[Any]) -> Tensor:
+        return torch.stack([self.pick(m) for m in memory]).to(self.device, self.dtype)
+
+    def forward(
+        self, tokens: Tensor, positions: Tensor, mask: Tensor, cache: Cache, memory: Tensor | None
+    ) -> Scores:
+        hidden = self.decoder(
+            input_ids=tokens,
+            position_ids=positions,
+            attention_mask=mask,
+            encoder_hidden_states=self._seen if memory is None else memory,
+            past_key_values=cache,
+            use_cache=True,
+        ).last_hidden_state
+        return Scores(self.head(hidden).float(), hidden)
+
+
+def encoder_of(model: Any) -> Any:
+    """The encoder of a `WhisperForConditionalGeneration`; None for the decoder-only class."""
+    return getattr(model.model, "encoder", None)
+
+
+def same_encoder(model: Any, other: Any) -> bool:
+    """True where both encoders hold equal weights, so that one's output serves both; else False.
+
+    Compared tensor by tensor, never assumed from names: a fine-tuned encoder of the same shape would
+    silently cost acceptance.
+    """
+    encoder, second = encoder_of(model), encoder_of(other)
+    if encoder is None or second is None:
+        return second is None
+    weights, others = encoder.state_dict(), second.state_dict()
+    return weights.keys() == others.keys() and all(
+        weights[name].shape == others[name].shape and torch.equal(weights[name], others[name])
+        for name in weights
+    )

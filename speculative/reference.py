@@ -1,0 +1,47 @@
+"""The right answer, slowly: one sequence at a time, no cache, no batch, no draft.
+
+Every forward sees the whole prefix. Tests hold the engine against it for every drafter and rule; it
+shares with the engine only the processors and, above temperature 0, the keyed noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor
+
+from speculative.accept import draw, policy
+from speculative.noise import Stream, uniform
+from speculative.types import Prefix, Processor, Request
+
+Forward = Callable[[Tensor], Tensor]  # token ids [L] -> logits [L, V] of the whole prefix
+
+
+@torch.inference_mode()
+def decode(
+    forward: Forward,
+    request: Request,
+    *,
+    eos: Iterable[int],
+    max_tokens: int,
+    processors: Iterable[Processor] = (),
+) -> tuple[int, ...]:
+    """Tokens generated after `request.prompt`, end-of-text included where it comes."""
+    ends, tokens = set(eos), list(request.prompt)
+    begin, limit = len(tokens), max_tokens
+    if request.max_new_tokens is not None:
+        limit = min(limit, begin + request.max_new_tokens)
+    temperature = torch.tensor([request.temperature])
+    while len(tokens) < limit:
+        prefix = torch.tensor(tokens)
+        logits = forward(prefix)[-1][None, None].float()  # [1, 1, V]
+        view = Prefix(prefix[None], torch.tensor([[len(tokens) - 1]]), torch.tensor([begin]))
+        for processor in processors:
+            logits = processor(logits, view)
+        probabilities = policy(logits, temperature)[0, 0]
+        u = uniform(torch.tensor(request.seed), torch.tensor(len(tokens)), Stream.EXTRA)
+        tokens.append(int(draw(probabilities, u)))
+        if tokens[-1] in ends:
+            break
+    return tuple(tokens[begin:])

@@ -1,0 +1,117 @@
+"""What happened: counted on the device in every round, read by the host when somebody asks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Counters:
+    """Running sums on the device; a round adds to them without a host sync.
+
+    `drafted` and `accepted` are `[G_max]`, per depth of the draft: entry i counts the rows whose
+    draft i + 1 was submitted, and kept.
+    """
+
+    drafted: Tensor
+    accepted: Tensor
+    row_rounds: Tensor  # [] sum over rounds of the active rows
+    emitted: Tensor  # [] committed tokens
+
+    @staticmethod
+    def zeros(max_gamma: int, device: torch.device) -> Counters:
+        def zeros(*shape: int) -> Tensor:
+            return torch.zeros(shape, dtype=torch.int64, device=device)
+
+        return Counters(zeros(max_gamma), zeros(max_gamma), zeros(), zeros())
+
+    def add(self, active: Tensor, drafted: Tensor, accepted: Tensor, emitted: Tensor) -> None:
+        """Adds one round: per row whether it was active, and its three counts (all `[B]`)."""
+        depth = torch.arange(self.drafted.shape[0], device=self.drafted.device)
+        self.drafted.add_((depth < drafted[:, None]).sum(0))
+        self.accepted.add_((depth < accepted[:, None]).sum(0))
+        self.row_rounds.add_(active.sum())
+        self.emitted.add_(emitted.sum())
+
+
+@dataclass(frozen=True)
+class Stats:
+    """Counts and seconds of a stretch of decoding. Two stretches can be added and subtracted.
+
+    `acceptance_rate` is accepted / drafted; `mean_acceptance_length` is tokens per row and round,
+    the target's own token included (vLLM's convention).
+    """
+
+    rounds: int = 0  # rounds of the whole batch
+    row_rounds: int = 0  # rounds that rows took part in: `rounds` times the mean occupancy
+    emitted: int = 0
+    drafted_at_depth: tuple[int, ...] = ()
+    accepted_at_depth: tuple[int, ...] = ()
+    target_forwards: int = 0
+    draft_forwards: int = 0
+    seconds: dict[str, float] = field(default_factory=dict)  # by stage; empty where not measured
+
+    @property
+    def drafted(self) -> int:
+        return sum(self.drafted_at_depth)
+
+    @property
+    def accepted(self) -> int:
+        return sum(self.accepted_at_depth)
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted / drafted; 0 where nothing was drafted."""
+        return self.accepted / self.drafted if self.drafted else 0.0
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """1 + accepted / rounds of a row; 0 where no round was played."""
+        return 1 + self.accepted / self.row_rounds if self.row_rounds else 0.0
+
+    @property
+    def acceptance_at_depth(self) -> tuple[float, ...]:
+        """Share of submitted drafts kept, by depth; the chain before it must have been kept too."""
+        pairs = zip(self.accepted_at_depth, self.drafted_at_depth, strict=True)
+        return tuple(a / d if d else 0.0 for a, d in pairs)
+
+    def __add__(self, other: Stats) -> Stats:
+        return self._merge(other, 1)
+
+    def __sub__(self, other: Stats) -> Stats:
+        return self._merge(other, -1)
+
+    def _merge(self, other: Stats, sign: int) -> Stats:
+        depth = max(len(self.drafted_at_depth), len(other.drafted_at_depth))
+
+        def per_depth(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
+            a, b = a + (0,) * (depth - len(a)), b + (0,) * (depth - len(b))
+            return tuple(x + sign * y for x, y in zip(a, b, strict=True))
+
+        stages = self.seconds.keys() | other.seconds.keys()
+        return Stats(
+            rounds=self.rounds + sign * other.rounds,
+            row_rounds=self.row_rounds + sign * other.row_rounds,
+            emitted=self.emitted + sign * other.emitted,
+            drafted_at_depth=per_depth(self.drafted_at_depth, other.drafted_at_depth),
+            accepted_at_depth=per_depth(self.accepted_at_depth, other.accepted_at_depth),
+            target_forwards=self.target_forwards + sign * other.target_forwards,
+            draft_forwards=self.draft_forwards + sign * other.draft_forwards,
+            seconds={
+                s: self.seconds.get(s, 0.0) + sign * other.seconds.get(s, 0.0)
+                for s in sorted(stages)
+            },
+        )
+
+    def to_dict(self) -> dict[str, object]:
+        """All fields and the derived rates, for JSON."""
+        return {f.name: getattr(self, f.name) for f in fields(self)} | {
+            "drafted": self.drafted,
+            "accepted": self.accepted,
+            "acceptance_rate": self.acceptance_rate,
+            "mean_acceptance_length": self.mean_acceptance_length,
+            "acceptance_at_depth": self.acceptance_at_depth,
+        }

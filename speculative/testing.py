@@ -1,0 +1,124 @@
+"""Fakes for tests, importable: a tiny model whose cache can hurt, and drafters with known outcomes.
+
+Nothing here needs weights or transformers. `TinyModel` scores depend on every slot a query can see,
+and slots that were never written hold poison, so a cache or mask that is off by one changes the text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from speculative.types import Draft, Law, Request, Rows, Scores, Topology, Verdict
+
+POISON = 1e3
+
+
+class TinyModel:
+    """A "language model" whose logits mix position-coded embeddings of all tokens it may see.
+
+    `blur` moves its output weights away from those of the same `seed`: 0 gives an identical model,
+    larger values a worse draft. A request's memory is an int that changes the text.
+    """
+
+    def __init__(
+        self, *, vocab: int = 11, width: int = 24, positions: int = 48, seed: int = 0, blur: float = 0.0
+    ) -> None:
+        generator = torch.Generator().manual_seed(seed)
+
+        def normal(*shape: int) -> Tensor:
+            return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+        self.embedding = normal(vocab, width)
+        self.phase = normal(positions, width)
+        self.head = normal(width, vocab)
+        self.head = self.head + blur * normal(width, vocab)
+        self.bias = normal(8, width)
+        self.vocab_size, self.max_positions = vocab, positions
+        self.values = torch.empty(0)
+        self.memory = torch.empty(0)
+
+    def allocate(self, batch: int, slots: int) -> None:
+        self.values = torch.full((batch, slots, self.head.shape[0]), POISON, dtype=torch.float64)
+        self.memory = torch.zeros(batch, dtype=torch.int64)
+
+    def _embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        at = positions.clamp(0, self.max_positions - 1)
+        return self.embedding[tokens] * torch.cos(self.phase[at])
+
+    def _read(self, values: Tensor, sees: Tensor, memory: Tensor) -> Scores:
+        """`values [B, T, D]`, `sees [B, N, T]`; the state is squashed so that no token dominates."""
+        seen = torch.where(sees[..., None], values[:, None], 0.0).sum(2)  # [B, N, D]
+        state = torch.sin(3 * seen + self.bias[memory][:, None])
+        return Scores((state @ self.head).float(), state.float())
+
+    def forward(self, tokens: Tensor, memory: int = 0) -> Tensor:
+        """Logits `[L, V]` of a whole prefix, for the oracle."""
+        values = self._embed(tokens, torch.arange(len(tokens)))[None]
+        sees = torch.ones(len(tokens), len(tokens), dtype=torch.bool).tril()[None]
+        return self._read(values, sees, torch.tensor([memory])).logits[0]
+
+    def prefill(self, rows: Tensor, tokens: Tensor, memory: Sequence[Any]) -> Tensor:
+        length = tokens.shape[1]
+        values = self._embed(tokens, torch.arange(length).expand_as(tokens))
+        self.values[rows, :length] = values
+        self.memory[rows] = torch.tensor([m or 0 for m in memory])
+        sees = torch.ones(length, length, dtype=torch.bool).tril().expand(len(rows), -1, -1)
+        return self._read(values, sees, self.memory[rows]).logits
+
+    def score(self, tokens: Tensor, start: Tensor, topology: Topology | None = None) -> Scores:
+        batch, nodes = tokens.shape
+        offset = torch.arange(self.values.shape[1])[None] - start[:, None]  # [B, T]
+        if topology is None:
+            depths = torch.arange(nodes)
+            ancestry = torch.ones(nodes, nodes, dtype=torch.bool).tril()
+        else:
+            depths, ancestry = torch.tensor(topology.depths), torch.tensor(topology.ancestry())
+        values = self._embed(tokens, start[:, None] + depths)
+        slots = start[:, None] + torch.arange(nodes)
+        self.values.scatter_(1, slots[..., None].expand_as(values), values)
+        inside = (offset >= 0) & (offset < nodes)
+        seen = ancestry[:, offset.clamp(0, nodes - 1)].permute(1, 0, 2) & inside[:, None]
+        return self._read(self.values, seen | (offset < 0)[:, None], self.memory)
+
+    def commit(self, start: Tensor, path: Tensor) -> None:
+        index = (start[:, None] + path)[..., None].expand(-1, -1, self.values.shape[2])
+        taken = self.values.gather(1, index)
+        slots = start[:, None] + torch.arange(path.shape[1])
+        self.values.scatter_(1, slots[..., None].expand_as(taken), taken)
+
+
+class ScriptedDrafter:
+    """Proposes what a script says: `scripts[tag]` is the row's whole text, or a wrong guess of it.
+
+    With the true continuation in the script every draft is accepted; tests force any acceptance
+    pattern by changing tokens of it.
+    """
+
+    law = Law.ONE_HOT
+
+    def __init__(self, scripts: dict[Any, Sequence[int]], fill: int = 0) -> None:
+        self.scripts, self.fill = scripts, fill
+        self.script = torch.empty(0)
+
+    def allocate(self, batch: int, slots: int, device: torch.device) -> None:
+        self.script = torch.full((batch, 2 * slots), self.fill, dtype=torch.int64, device=device)
+
+    def forwards(self, gamma: int) -> int:
+        return 0
+
+    def admit(self, rows: Tensor, tokens: Tensor, requests: Sequence[Request]) -> None:
+        for row, request in zip(rows.tolist(), requests, strict=True):
+            text = [*request.prompt, *self.scripts[request.tag]]
+            self.script[row] = self.fill
+            self.script[row, : len(text)] = torch.tensor(text)
+
+    def propose(self, rows: Rows, gamma: int) -> Draft:
+        index = rows.lengths[:, None] + torch.arange(gamma, device=rows.lengths.device)
+        return Draft(self.script.gather(1, index), torch.full_like(rows.lengths, gamma))
+
+    def observe(self, rows: Rows, draft: Draft, scores: Scores, verdict: Verdict) -> None:
+        """A script does not learn."""

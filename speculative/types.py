@@ -1,0 +1,315 @@
+"""The records and the protocols of the core.
+
+Letters of all shapes in `speculative/`:
+
+    B  rows (slots of the batch)          G  gamma, drafted tokens per round
+    N  scored nodes per row, G + 1        T  token slots per row, the last one a dump
+    V  vocabulary                         D  model width
+    K  rows admitted together             P  padded prompt length of an admission
+
+Nothing here knows audio, text, files or HTTP: it is token ids and tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from enum import Enum, IntEnum
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+
+class Guarantee(Enum):
+    """What a result may claim against plain decoding with the same target, processors and dtype."""
+
+    EXACT = "exact"  # same distribution, and the same tokens at temperature 0
+    GREEDY_ONLY = "greedy-only"  # the same tokens at temperature 0, nothing claimed above it
+    LOSSY = "lossy"
+
+    @staticmethod
+    def weakest(guarantees: Sequence[Guarantee]) -> Guarantee:
+        order = [Guarantee.EXACT, Guarantee.GREEDY_ONLY, Guarantee.LOSSY]
+        return max(guarantees, key=order.index, default=Guarantee.EXACT)
+
+
+class Law(Enum):
+    """The law a drafter drew its tokens from; a rule names the laws it can verify exactly."""
+
+    ONE_HOT = "one-hot"  # all mass on the proposed token: n-gram, retrieval, greedy drafts
+    DENSE = "dense"  # `Draft.probs` holds the whole distribution of every drafted position
+
+
+class Source(IntEnum):
+    """Who wrote a token."""
+
+    PROMPT = 0
+    ACCEPTED = 1  # drafted, and kept by the target
+    CORRECTION = 2  # the target's own token after a rejection
+    BONUS = 3  # the target's own token after full acceptance
+    PLAIN = 4  # the target's own token in a round without drafts
+
+
+@dataclass(frozen=True)
+class Topology:
+    """A static tree over the scored nodes: `parents[i]` is the node before drafted node i + 1.
+
+    Node 0 is the pending token. Parents come before children, so the tree is topologically sorted.
+    The chain of G drafts is `parents == (0, 1, ..., G - 1)`, written as `None` wherever a topology is
+    optional.
+    """
+
+    parents: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        for child, parent in enumerate(self.parents, start=1):
+            if not 0 <= parent < child:
+                raise ValueError(f"node {child} has parent {parent}; parents come before children")
+
+    @property
+    def depths(self) -> tuple[int, ...]:
+        """Depth of every node; the root has 0."""
+        depths = [0]
+        for parent in self.parents:
+            depths.append(depths[parent] + 1)
+        return tuple(depths)
+
+    def ancestry(self) -> list[list[bool]]:
+        """`[N][N]`: entry (i, j) is True where node j is node i or one of its ancestors."""
+        size = len(self.parents) + 1
+        seen = [[i == j for j in range(size)] for i in range(size)]
+        for child, parent in enumerate(self.parents, start=1):
+            seen[child] = [a or b for a, b in zip(seen[child], seen[parent], strict=True)]
+        return seen
+
+
+@dataclass(frozen=True)
+class Draft:
+    """What a drafter proposed for every row."""
+
+    tokens: Tensor  # [B, G] int64
+    valid: Tensor  # [B] int64: how many leading drafts of the row count, 0..G
+    probs: Tensor | None = None  # [B, G, V] float32, the law the tokens were drawn from; None: one-hot
+    topology: Topology | None = None  # None: a chain
+
+
+@dataclass(frozen=True)
+class Scores:
+    """One target forward over the pending token and the drafts."""
+
+    logits: Tensor  # [B, N, V] float32, unprocessed
+    taps: Tensor | None = None  # [B, N, D] last hidden states, for drafters that read them
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the target says of a draft. `tokens[b, :num_accepted[b] + 1]` are emitted, in order."""
+
+    tokens: Tensor  # [B, N] accepted drafts, then one token of the target; junk behind it
+    num_accepted: Tensor  # [B] 0..G
+    path: Tensor | None = None  # [B, N] node of every emitted token's predecessor; None: a chain
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """What the processors may look at: for each scored position, the tokens before it."""
+
+    tokens: Tensor  # [B, T] prompt, committed tokens, and this round's drafts already written in
+    last: Tensor  # [B, N] slot of the last token before each prediction
+    begin: Tensor  # [B] slot of the first generated token, which is the prompt length
+
+
+class Processor(Protocol):
+    """Changes logits as a pure function of the prefix; `[B, N, V]` in, `[B, N, V]` out."""
+
+    def __call__(self, logits: Tensor, prefix: Prefix) -> Tensor: ...
+
+
+@dataclass
+class Rows:
+    """The state of all rows on the device. Shapes never change; finished rows stay and are masked.
+
+    Both models have seen all tokens of a row but the last, the *pending* one. The last slot of
+    `tokens` is a dump: writes that must not count go there.
+    """
+
+    tokens: Tensor  # [B, T] int64
+    lengths: Tensor  # [B] int64, prompt and committed tokens
+    begin: Tensor  # [B] int64, prompt length
+    limits: Tensor  # [B] int64, `lengths` never exceeds it
+    active: Tensor  # [B] bool
+    temperature: Tensor  # [B] float32, 0 is greedy
+    seed: Tensor  # [B] int64, randomness is keyed by (seed, slot)
+    gamma: Tensor  # [B] int64, most drafts the row wants: 0 is plain decoding for this row alone
+    logprobs: Tensor  # [B, T] float32, of each emitted token under the processed logits
+    sources: Tensor  # [B, T] int8, `Source`
+    rounds: Tensor  # [B] int64, rounds this row took part in
+    drafted: Tensor  # [B] int64
+    accepted: Tensor  # [B] int64
+
+    @staticmethod
+    def empty(batch: int, slots: int, device: torch.device) -> Rows:
+        """Rows that are all free, with room for `slots` tokens and one dump slot behind them."""
+
+        def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        return Rows(
+            tokens=zeros(batch, slots + 1),
+            lengths=torch.ones(batch, dtype=torch.int64, device=device),
+            begin=torch.ones(batch, dtype=torch.int64, device=device),
+            limits=torch.ones(batch, dtype=torch.int64, device=device),
+            active=zeros(batch, dtype=torch.bool),
+            temperature=zeros(batch, dtype=torch.float32),
+            seed=zeros(batch),
+            gamma=zeros(batch),
+            logprobs=zeros(batch, slots + 1, dtype=torch.float32),
+            sources=zeros(batch, slots + 1, dtype=torch.int8),
+            rounds=zeros(batch),
+            drafted=zeros(batch),
+            accepted=zeros(batch),
+        )
+
+    @property
+    def batch(self) -> int:
+        return self.tokens.shape[0]
+
+    @property
+    def dump(self) -> int:
+        """The slot whose content nobody reads."""
+        return self.tokens.shape[1] - 1
+
+    def pending(self) -> Tensor:
+        """`[B, 1]`: the last committed token of each row."""
+        return self.tokens.gather(1, (self.lengths - 1)[:, None])
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Asks for probabilities of some tokens at a prompt slot, from unprocessed logits.
+
+    Whisper reads the no-speech probability and the language this way, at start-of-transcript.
+    """
+
+    slot: int
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Request:
+    """One sequence to decode."""
+
+    prompt: tuple[int, ...]
+    memory: Any = None  # what the models condition on besides tokens; passed through untouched
+    max_new_tokens: int | None = None  # None: up to the model's last position
+    temperature: float = 0.0
+    seed: int = 0
+    gamma: int | None = None  # at most so many drafts per round; None: as the schedule says
+    hint: tuple[int, ...] = ()  # text that the answer may repeat: a lookup drafter searches it too
+    probe: Probe | None = None
+    tag: Any = None  # the caller's own key
+
+    def __post_init__(self) -> None:
+        if not self.prompt:
+            raise ValueError("a request needs at least one prompt token")
+        if self.temperature < 0:
+            raise ValueError(f"temperature is {self.temperature}; it must be 0 or more")
+        if self.max_new_tokens is not None and self.max_new_tokens < 0:
+            raise ValueError(f"max_new_tokens is {self.max_new_tokens}; it must be 0 or more")
+        if self.gamma is not None and self.gamma < 0:
+            raise ValueError(f"gamma is {self.gamma}; it must be 0 or more")
+
+
+class Finish(Enum):
+    STOP = "stop"  # the end-of-text token
+    LENGTH = "length"  # the budget, or the model's last position
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True)
+class Result:
+    """One decoded sequence. `tokens` excludes the prompt and includes end-of-text where it came."""
+
+    request: Request
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    sources: tuple[Source, ...]
+    finish: Finish
+    rounds: int
+    drafted: int
+    accepted: int
+    probe: tuple[float, ...] = ()
+    guarantee: Guarantee = field(default=Guarantee.EXACT)
+
+    def __post_init__(self) -> None:
+        assert len(self.tokens) == len(self.logprobs) == len(self.sources)
+        assert 0 <= self.accepted <= self.drafted
+
+
+class Model(Protocol):
+    """A decoder with one cache strip per row. Adapters over transformers live in `models/`."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def max_positions(self) -> int: ...
+
+    def allocate(self, batch: int, slots: int) -> None:
+        """Takes memory for `batch` rows of `slots` token slots, zeroed."""
+
+    def prefill(self, rows: Tensor, tokens: Tensor, memory: Sequence[Any]) -> Tensor:
+        """Writes the prompts `tokens [K, P]` (right-padded) into `rows [K]`; logits `[K, P, V]`."""
+
+    def score(self, tokens: Tensor, start: Tensor, topology: Topology | None = None) -> Scores:
+        """One forward over `tokens [B, N]`; node i of row b is written to slot `start[b] + i`."""
+
+    def commit(self, start: Tensor, path: Tensor) -> None:
+        """Moves the K/V of a tree's accepted path `[B, N]` to the slots from `start` on."""
+
+
+class Drafter(Protocol):
+    """Proposes, and learns from the outcome."""
+
+    @property
+    def law(self) -> Law: ...
+
+    def allocate(self, batch: int, slots: int, device: torch.device) -> None: ...
+
+    def forwards(self, gamma: int) -> int:
+        """Model forwards that one proposal of `gamma` drafts costs; for the statistics."""
+
+    def admit(self, rows: Tensor, tokens: Tensor, requests: Sequence[Request]) -> None:
+        """Takes new requests into `rows [K]`; their prompts are `tokens [K, P]`, right-padded."""
+
+    def propose(self, rows: Rows, gamma: int) -> Draft: ...
+
+    def observe(self, rows: Rows, draft: Draft, scores: Scores, verdict: Verdict) -> None:
+        """Sees what became of its draft; `rows` is the state before the verdict is committed."""
+
+
+class Rule(Protocol):
+    """Decides how much of a draft is kept, and which token follows."""
+
+    name: str
+    laws: frozenset[Law]  # the drafts it can verify
+
+    def guarantee(self, law: Law) -> Guarantee: ...
+
+    def __call__(self, rows: Rows, draft: Draft, logits: Tensor) -> Verdict:
+        """`logits [B, N, V]` are processed, not yet divided by the temperature."""
+
+
+class Schedule(Protocol):
+    """Chooses gamma for the next round from a few buckets, so that few shapes exist."""
+
+    @property
+    def buckets(self) -> tuple[int, ...]: ...
+
+    def choose(self, active: int) -> int: ...
+
+    def learn(self, gamma: int, drafted: int, accepted: int, seconds: float) -> None: ...
