@@ -9,16 +9,20 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn.functional import one_hot
 
 from speculative.noise import Stream, uniform
 from speculative.types import Draft, Guarantee, Law, Rows, Verdict
 
 
+def one_hot(tokens: Tensor, vocab: int, dtype: torch.dtype) -> Tensor:
+    """`[..., V]` with all mass on `tokens [...]`. torch's own looks at the values, which is a sync."""
+    return (tokens[..., None] == torch.arange(vocab, device=tokens.device)).to(dtype)
+
+
 def policy(logits: Tensor, temperature: Tensor) -> Tensor:
     """Probabilities `[B, N, V]` of processed `logits`; `temperature [B]`, 0 puts all mass on the argmax."""
     t = temperature[:, None, None]
-    greedy = one_hot(logits.argmax(-1), logits.shape[-1]).to(logits.dtype)
+    greedy = one_hot(logits.argmax(-1), logits.shape[-1], logits.dtype)
     return torch.where(t > 0, (logits / t.clamp_min(1e-6)).softmax(-1), greedy)
 
 
@@ -114,7 +118,7 @@ class TokenRejection:
         if draft.topology is not None:
             raise ValueError("token rejection verifies chains; use greedy match for a tree")
         gamma, vocab = draft.tokens.shape[1], p.shape[-1]
-        q = one_hot(draft.tokens, vocab).to(p.dtype) if draft.probs is None else draft.probs
+        q = one_hot(draft.tokens, vocab, p.dtype) if draft.probs is None else draft.probs
         x = draft.tokens[..., None]
         p_x = p[:, :gamma].gather(-1, x)[..., 0]
         q_x = q.gather(-1, x)[..., 0]

@@ -39,6 +39,11 @@ class _Layer(CacheLayerMixin):  # type: ignore[misc]  # transformers ships no ty
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         raise AssertionError("slot caches are allocated up front")
 
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any
+    ) -> tuple[Tensor, Tensor]:
+        raise AssertionError("cross-attention keys are written by a prefill only")
+
     def get_seq_length(self) -> int:
         return 0  # positions are always passed explicitly
 

@@ -1,0 +1,184 @@
+"""The round is graph-safe: one full graph serves every ragged state, and nothing in it syncs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import WhisperConfig, WhisperForConditionalGeneration
+
+from asr.rules import whisper_rules
+from speculative import Engine, Fixed, ModelDrafter, NgramDrafter, Request
+from speculative.models.whisper import WhisperDecoder
+from speculative.round import Parts, play
+from speculative.types import Rows
+
+VOCAB, EOS, GAMMA, BATCH = 120, 50, 4, 3
+
+
+def tiny_whisper(layers: int, seed: int) -> WhisperForConditionalGeneration:
+    torch.manual_seed(seed)
+    config = WhisperConfig(
+        vocab_size=VOCAB,
+        num_mel_bins=8,
+        d_model=16,
+        encoder_layers=1,
+        decoder_layers=layers,
+        encoder_attention_heads=2,
+        decoder_attention_heads=2,
+        encoder_ffn_dim=16,
+        decoder_ffn_dim=16,
+        max_source_positions=12,
+        max_target_positions=40,
+        pad_token_id=EOS,
+        bos_token_id=EOS,
+        eos_token_id=EOS,
+        decoder_start_token_id=EOS + 1,
+        init_std=0.4,
+    )
+    model = WhisperForConditionalGeneration(config).eval()
+    model.generation_config.update(
+        no_timestamps_token_id=60, max_initial_timestamp_index=20, eos_token_id=EOS
+    )
+    model.generation_config.suppress_tokens = [3, 4]
+    model.generation_config.begin_suppress_tokens = [5, EOS]
+    return model
+
+
+def ragged_engine(drafter: str, sampling: bool) -> Engine:
+    target = tiny_whisper(2, 0)
+    made = {
+        "model": lambda: ModelDrafter(WhisperDecoder(tiny_whisper(1, 1))),
+        "ngram": lambda: NgramDrafter(hint_slots=8),
+    }[drafter]()
+    engine = Engine(
+        WhisperDecoder(target),
+        made,
+        batch=BATCH,
+        eos=(EOS,),
+        schedule=Fixed(GAMMA),
+        processors=whisper_rules(target.generation_config, target.config),
+    )
+    generator = torch.Generator().manual_seed(2)
+    for n in range(BATCH):
+        engine.submit(
+            Request(
+                prompt=(EOS + 1, 7 + n, *range(8, 8 + 3 * n)),
+                memory=torch.randn(12, 16, generator=generator),
+                temperature=0.9 if sampling else 0.0,
+                seed=n,
+                tag=n,
+                max_new_tokens=8 + 6 * n,
+            )
+        )
+    with torch.inference_mode():
+        engine._admit()
+    return engine
+
+
+def rounds(engine: Engine, sampling: bool):
+    """A closure that plays one round, and the rows it changes."""
+    engine._set_sampling(sampling)
+    parts = Parts(
+        engine.target,
+        engine.drafter,
+        engine._pick_rule(sampling),
+        engine._processors,
+        engine._eos,
+    )
+    return lambda: play(engine.rows, parts, GAMMA, engine._counters)
+
+
+@pytest.mark.parametrize("sampling", [False, True], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("drafter", ["model", "ngram"])
+def test_one_full_graph_serves_every_ragged_round(drafter, sampling):
+    graphs = []
+
+    def backend(graph, example_inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    engine, plain = ragged_engine(drafter, sampling), ragged_engine(drafter, sampling)
+    step, expected = rounds(engine, sampling), rounds(plain, sampling)
+    compiled = torch.compile(step, backend=backend, fullgraph=True, dynamic=False)
+    lengths = set()
+    with torch.no_grad():
+        for _ in range(8):
+            compiled()
+            expected()
+            lengths.add(tuple(engine.rows.lengths.tolist()))
+            state = plain.rows.tensors()
+            for name, tensor in engine.rows.tensors().items():
+                left, right = (t[:, :-1] if t.dim() == 2 else t for t in (tensor, state[name]))
+                assert torch.allclose(left.double(), right.double(), atol=1e-4), name
+    assert len(lengths) > 3  # the states really were ragged and moving
+    assert not engine.rows.active.all()  # and some rows ended on the way
+    assert len(graphs) == 1
+
+
+SYNCS = {
+    "aten._local_scalar_dense",
+    "aten.item",
+    "aten.nonzero",
+    "aten.masked_select",
+    "aten.unique",
+    "aten.unique_dim",
+    "aten._unique2",
+    "aten.is_nonzero",
+    "aten.equal",
+}
+
+
+class Watch(TorchDispatchMode):
+    """Raises on operators that sync or whose shape depends on data; records all output shapes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trace: list[tuple[str, tuple]] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = str(func.overloadpacket)
+        if name in SYNCS:
+            raise AssertionError(f"{name} inside a round")
+        if name == "aten.index" and any(
+            t is not None and t.dtype == torch.bool for t in args[1] if isinstance(t, torch.Tensor)
+        ):
+            raise AssertionError("boolean-mask indexing inside a round")
+        result = func(*args, **(kwargs or {}))
+        outputs = result if isinstance(result, (tuple, list)) else [result]
+        shapes = tuple(tuple(t.shape) for t in outputs if isinstance(t, torch.Tensor))
+        self.trace.append((name, shapes))
+        return result
+
+
+@pytest.mark.parametrize("sampling", [False, True], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("drafter", ["model", "ngram"])
+def test_no_operator_of_a_round_syncs_or_changes_shape(drafter, sampling):
+    engine = ragged_engine(drafter, sampling)
+    step, traces = rounds(engine, sampling), []
+    for _ in range(5):
+        with torch.no_grad(), Watch() as watch:
+            step()
+        traces.append(watch.trace)
+    assert len(traces[0]) > 100
+    assert all(trace == traces[0] for trace in traces[1:])
+
+
+def test_the_watch_sees_a_sync_and_a_mask():
+    x = torch.arange(4)
+    with Watch(), pytest.raises(AssertionError, match="_local_scalar_dense"):
+        x.sum().item()
+    with Watch(), pytest.raises(AssertionError, match="boolean-mask"):
+        x[x > 1]
+
+
+def test_free_rows_do_not_move():
+    engine = ragged_engine("model", False)
+    free = Rows.empty(BATCH, engine.rows.dump, torch.device("cpu"))
+    engine.rows = free
+    before = {k: v.clone() for k, v in free.tensors().items()}
+    rounds(engine, False)()
+    for name, tensor in free.tensors().items():
+        left, right = (t[:, :-1] if t.dim() == 2 else t for t in (tensor, before[name]))
+        assert torch.equal(left, right), name
