@@ -1,0 +1,298 @@
+"""Any recording to mono float32 at 16 kHz, in blocks: ten hours never sit in memory whole.
+
+    with open_audio("meeting.m4a") as recording:
+        for block in recording.blocks():
+            ...
+
+Channels are mixed down by their mean, other rates resampled, values that are not finite replaced by
+0. What a reader of the transcript must know about the recording ends up in `recording.warnings`. A
+path is a path: nothing is fetched, no `file:`, `concat:` or `http:` is interpreted. Knows nothing
+of speech.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import stat
+import sys
+import tempfile
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from asr.containers import Pcm, Reader, open_container
+from asr.errors import AudioError
+from asr.resample import Resampler, resampler
+from asr.transcript import SAMPLE_RATE, Notice, seconds
+
+Samples = NDArray[np.float32]
+Input = str | os.PathLike[str] | bytes | BinaryIO
+
+LOUDEST = 1e6
+"""Beyond this a sample is damage, not sound: its square would overflow in the spectrum and spoil
+the whole window."""
+
+SHORT_S = 0.08
+"""Below this nothing can be said: valid audio with an empty transcript, and a warning."""
+
+TRUNCATED_S = 0.25
+"""Declared and decoded length differ by up to this through codec delay and rounding; beyond it
+audio is missing."""
+
+
+class Recording:
+    """An opened recording, to be read once.
+
+    `declared_s` is the container's word on its length in seconds, None where it has none.
+    `sample_count` and `warnings` are complete when `blocks()` is exhausted.
+    """
+
+    def __init__(
+        self, reader: Reader, *, name: str, block_s: float = 30.0, max_s: float | None = None
+    ) -> None:
+        if block_s * SAMPLE_RATE < 1:
+            raise ValueError(f"blocks of {block_s} s")
+        self.name = name
+        self.declared_s = reader.declared_s
+        self.sample_count = 0
+        self._reader = reader
+        self._block = round(block_s * SAMPLE_RATE)
+        self._max_s = max_s
+        self._warnings: list[Notice] = []
+        self._replaced = 0
+        self._files: list[BinaryIO] = []
+        self._pcm = self._primed()
+
+    @property
+    def warnings(self) -> tuple[Notice, ...]:
+        """What was wrong with the recording, so far."""
+        return (*self._reader.notices, *self._warnings)
+
+    @property
+    def duration_s(self) -> float:
+        """Seconds read so far."""
+        return seconds(self.sample_count)
+
+    def blocks(self) -> Iterator[Samples]:
+        """The samples: blocks [block_s * 16000] float32, the last one shorter, none empty.
+
+        Raises AudioError `audio_too_long` once more than `max_s` seconds were read, RuntimeError on
+        a second call.
+        """
+        pcm, self._pcm = self._pcm, None
+        if pcm is None:
+            raise RuntimeError(f"{self.name} was read already; open it again")
+        for block in _reblock(self._resampled(pcm), self._block):
+            self.sample_count += len(block)
+            if self._max_s is not None and self.duration_s > self._max_s:
+                raise AudioError(
+                    f"{self.name}: longer than {self._max_s:g} s", code="audio_too_long"
+                )
+            yield block
+        self._conclude()
+
+    def close(self) -> None:
+        """Close what was opened for it. A file object that was passed in stays open."""
+        self._reader.close()
+        while self._files:
+            self._files.pop().close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _primed(self) -> Iterator[Pcm] | None:
+        """Decode the first samples now: that a file is no audio shows when it is opened, not
+        halfway through a batch."""
+        pcm = self._reader.read()
+        first = next(pcm, None)
+        if first is None and self._reader.notices:
+            raise AudioError(
+                f"{self.name}: no sound could be decoded ({self._reader.notices[-1].message})"
+            )
+        return pcm if first is None else chain([first], pcm)
+
+    def _resampled(self, pcm: Iterator[Pcm]) -> Iterator[Samples]:
+        """[T] at 16 kHz. A container may change its rate midway: each stretch has its own
+        resampler."""
+        rate = 0
+        chosen: Resampler | None = None
+        for block in pcm:
+            if chosen is None or block.rate != rate:
+                if chosen is not None:
+                    yield chosen.finish()
+                rate, chosen = block.rate, resampler(block.rate)
+            yield chosen.push(self._mono(block.samples))
+        if chosen is not None:
+            yield chosen.finish()
+
+    def _mono(self, samples: NDArray[np.float32]) -> Samples:
+        sound = np.abs(samples) < LOUDEST  # false for NaN too
+        if not sound.all():
+            self._replaced += int(sound.size - sound.sum())
+            samples = np.where(sound, samples, np.float32(0))
+        return np.ascontiguousarray(
+            samples[:, 0] if samples.shape[1] == 1 else samples.mean(axis=1)
+        )
+
+    def _conclude(self) -> None:
+        if self._replaced:
+            text = f"{self._replaced} samples were no finite numbers and count as silence"
+            self._warnings.append(Notice("non_finite_samples", text))
+        if self.declared_s is not None and self.duration_s < self.declared_s - TRUNCATED_S:
+            text = (
+                f"{self.duration_s:.2f} s could be decoded of {self.declared_s:.2f} s declared: "
+                "the file is cut off or damaged"
+            )
+            self._warnings.append(Notice("truncated_audio", text))
+        if self.duration_s < SHORT_S:
+            text = f"{1000 * self.duration_s:.0f} ms of audio are too short for speech"
+            self._warnings.append(Notice("short_audio", text))
+
+
+def open_audio(
+    source: Input, *, block_s: float = 30.0, max_s: float | None = None, name: str | None = None
+) -> Recording:
+    """Open a recording: a path, "-" for standard input, the bytes of a file, or a binary file
+    object.
+
+    What it holds decides how it is read, not its name. `max_s` limits the decoded length, `name` is
+    for messages. Raises AudioError: `missing_file`, `unreadable_file`, `empty_file`,
+    `invalid_audio`, `no_audio_stream`.
+    """
+    name = name or _name(source)
+    file, owned = _binary_file(source, name)
+    try:
+        if not file.read(1):
+            raise AudioError(f"{name}: the file is empty (0 bytes)", code="empty_file")
+        reader = open_container(file, name)
+        try:
+            recording = Recording(reader, name=name, block_s=block_s, max_s=max_s)
+        except BaseException:
+            reader.close()
+            raise
+    except BaseException:
+        if owned:
+            file.close()
+        raise
+    if owned:
+        recording._files.append(file)
+    return recording
+
+
+def from_array(samples: ArrayLike, rate: int = SAMPLE_RATE, *, block_s: float = 30.0) -> Recording:
+    """A recording from samples that are in memory: [T] or [T, C], floats nominally from -1 to 1, or
+    integers.
+
+    Raises ValueError for other shapes.
+    """
+    array = np.asarray(samples)
+    if array.ndim not in (1, 2):
+        raise ValueError(f"samples of shape {array.shape}; expected [T] or [T, C]")
+    if array.dtype.kind == "i":
+        array = array / float(1 << (8 * array.dtype.itemsize - 1))
+    with np.errstate(over="ignore"):
+        frames = array.astype(np.float32).reshape(len(array), -1)
+    return Recording(_ArrayReader(Pcm(frames, rate)), name="<array>", block_s=block_s)
+
+
+def read_audio(source: Input) -> Samples:
+    """The whole recording at once, [T] float32 at 16 kHz. Raises what `open_audio` raises."""
+    with open_audio(source) as recording:
+        return np.concatenate([np.zeros(0, np.float32), *recording.blocks()])
+
+
+class _ArrayReader:
+    def __init__(self, pcm: Pcm) -> None:
+        self.pcm = pcm
+        self.declared_s: float | None = len(pcm.samples) / pcm.rate
+        self.notices: list[Notice] = []
+
+    def read(self) -> Iterator[Pcm]:
+        step = 1 << 16
+        for start in range(0, len(self.pcm.samples), step):
+            yield Pcm(self.pcm.samples[start : start + step], self.pcm.rate)
+
+    def close(self) -> None:
+        pass
+
+
+def _reblock(pieces: Iterator[Samples], size: int) -> Iterator[Samples]:
+    held: list[Samples] = []
+    count = 0
+    for piece in pieces:
+        held.append(piece)
+        count += len(piece)
+        if count < size:
+            continue
+        joined = np.concatenate(held)
+        whole = count - count % size
+        for start in range(0, whole, size):
+            yield joined[start : start + size].copy()  # a view would keep its neighbours alive
+        held, count = [joined[whole:]], count - whole
+    if count:
+        yield np.concatenate(held)
+
+
+def _name(source: Input) -> str:
+    if isinstance(source, str | os.PathLike):
+        return "<stdin>" if source == "-" else os.fspath(source)
+    return "<bytes>" if isinstance(source, bytes) else str(getattr(source, "name", "<file>"))
+
+
+def _binary_file(source: Input, name: str) -> tuple[BinaryIO, bool]:
+    """A seekable file and whether it is ours to close. What cannot seek goes to disk first: an mp4
+    needs its end."""
+    if isinstance(source, bytes):
+        return io.BytesIO(source), True
+    if source == "-":
+        return _spooled(sys.stdin.buffer), True
+    if isinstance(source, str | os.PathLike):
+        file = _open_path(Path(source), name)
+        if file.seekable():
+            return file, True
+        with file:
+            return _spooled(file), True
+    if source.seekable():
+        source.seek(0)
+        return source, False
+    return _spooled(source), True
+
+
+def _open_path(path: Path, name: str) -> BinaryIO:
+    try:
+        mode = path.stat().st_mode
+        if stat.S_ISDIR(mode):
+            raise AudioError(f"{name}: a directory; name the files in it", code="unreadable_file")
+        if not stat.S_ISREG(mode) and not stat.S_ISFIFO(mode):
+            raise AudioError(f"{name}: neither a file nor a pipe", code="unreadable_file")
+        return path.open("rb")
+    except FileNotFoundError as error:
+        hint = "links are not fetched; download it first" if "://" in name else "check the path"
+        raise AudioError(f"{name}: no such file; {hint}", code="missing_file") from error
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
+        reason = getattr(error, "strerror", None) or error
+        raise AudioError(
+            f"{name}: cannot be read ({reason}); check its permissions", code="unreadable_file"
+        ) from error
+
+
+def _spooled(file: BinaryIO) -> BinaryIO:
+    spool = tempfile.TemporaryFile()  # closed with the recording
+    shutil.copyfileobj(file, spool)
+    spool.seek(0)
+    return spool

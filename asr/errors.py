@@ -1,0 +1,82 @@
+"""What can go wrong, as one tree.
+
+    ForescribeError
+        AudioError      the recording: missing, empty, not audio, no sound in it
+        ModelError      the weights: not found, not cached, a pair that does not fit
+        UsageError      the request: an unknown format, an impossible option
+        OutputError     the result: a folder that cannot be written, a full disk
+
+Every error has a `code` for machines and one line for people that says what is wrong, with what,
+and what to do. The command's records and the service's bodies use the same codes. Knows nothing of
+who reports them, imports nothing.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+Code = Literal[
+    # the recording
+    "missing_file",
+    "unreadable_file",  # a directory, a device, no permission
+    "empty_file",
+    "invalid_audio",
+    "no_audio_stream",
+    "unsupported_media_type",
+    "file_too_large",
+    "audio_too_long",
+    # the weights
+    "model_not_found",
+    "model_mismatch",
+    # the request
+    "invalid_value",
+    # the result
+    "unwritable_output",
+    "storage_full",
+    # our fault
+    "internal_error",
+]
+
+
+class ForescribeError(Exception):
+    """Anything the package raises on purpose.
+
+    Args:
+        message: one line; further lines are joined, so that a log record or a status record stays
+        one line. code: from the vocabulary above; without it the class's own.
+    """
+
+    default_code: ClassVar[Code] = "internal_error"
+
+    def __init__(self, message: str, *, code: Code | None = None) -> None:
+        super().__init__(" ".join(message.split()))
+        self.code: Code = code or self.default_code
+
+    @property
+    def message(self) -> str:
+        """The line for people, without the code."""
+        return str(self.args[0])
+
+
+class AudioError(ForescribeError):
+    """The recording cannot be used."""
+
+    default_code = "invalid_audio"
+
+
+class ModelError(ForescribeError):
+    """The weights cannot be used."""
+
+    default_code = "model_not_found"
+
+
+class UsageError(ForescribeError, ValueError):
+    """The request makes no sense; also a ValueError, for callers of the library."""
+
+    default_code = "invalid_value"
+
+
+class OutputError(ForescribeError, OSError):
+    """The result cannot be written; also an OSError, for callers of the library."""
+
+    default_code = "unwritable_output"

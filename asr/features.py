@@ -1,0 +1,72 @@
+"""Log-mel features: windows of samples to what Whisper's encoder reads, on the device.
+
+The same numbers as transformers' WhisperFeatureExtractor, whose filters and sizes are used, so any
+model folder works; but as one batch on the device, without the detour over numpy. Knows nothing of
+models or of where windows come from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from transformers import WhisperFeatureExtractor
+
+
+class LogMel:
+    """Whisper's features. Built once per model and device.
+
+    M is the extractor's number of mel bands, F its frames (3000 for 30 s), S its samples (480,000).
+    A feature extractor's `dither` is not applied: it is random noise for training. Source: Radford
+    et al. 2022, section 2.2; `WhisperFeatureExtractor._torch_extract_fbank_features`.
+    """
+
+    def __init__(
+        self, extractor: WhisperFeatureExtractor, device: str | torch.device = "cpu"
+    ) -> None:
+        self.device = torch.device(device)
+        self.samples = int(extractor.n_samples)
+        self.n_fft = int(extractor.n_fft)
+        self.hop = int(extractor.hop_length)
+        filters = np.asarray(extractor.mel_filters, np.float32).T  # [M, n_fft / 2 + 1]
+        self.filters = torch.from_numpy(np.ascontiguousarray(filters)).to(self.device)
+        self.hann = torch.hann_window(self.n_fft, device=self.device)
+
+    @property
+    def bands(self) -> int:
+        """M."""
+        return self.filters.shape[0]
+
+    @property
+    def frames(self) -> int:
+        """F."""
+        return self.samples // self.hop
+
+    def __call__(self, windows: Sequence[NDArray[np.float32]]) -> Tensor:
+        """B windows [up to S] -> [B, M, F] float32 on the device; shorter windows are padded with
+        zeros.
+
+        Raises ValueError for a window longer than S: cutting it here would lose words silently.
+        """
+        batch = torch.from_numpy(self._padded(windows)).to(self.device)  # [B, S]
+        spectrum = torch.stft(batch, self.n_fft, self.hop, window=self.hann, return_complex=True)
+        power = spectrum[..., :-1].abs().square()  # [B, n_fft / 2 + 1, F]
+        mel = (self.filters @ power).clamp(min=1e-10).log10()  # [B, M, F]
+        loudest = mel.amax(
+            dim=(1, 2), keepdim=True
+        )  # [B, 1, 1]: per window, whoever shares the batch
+        return (torch.maximum(mel, loudest - 8.0) + 4.0) / 4.0
+
+    def _padded(self, windows: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
+        batch = np.zeros((len(windows), self.samples), np.float32)
+        for row, window in zip(batch, windows, strict=True):
+            if window.ndim != 1 or len(window) > self.samples:
+                raise ValueError(f"window of shape {window.shape}; expected [up to {self.samples}]")
+            row[: len(window)] = window
+        return batch
