@@ -5,50 +5,21 @@ from __future__ import annotations
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import WhisperConfig, WhisperForConditionalGeneration
 
 from asr.rules import whisper_rules
 from speculative import Engine, Fixed, ModelDrafter, NgramDrafter, Request
 from speculative.models.whisper import WhisperDecoder
 from speculative.round import Parts, play
 from speculative.types import Rows
+from tests.speculative.whispers import EOS, SOT, memory, whisper
 
-VOCAB, EOS, GAMMA, BATCH = 120, 50, 4, 3
-
-
-def tiny_whisper(layers: int, seed: int) -> WhisperForConditionalGeneration:
-    torch.manual_seed(seed)
-    config = WhisperConfig(
-        vocab_size=VOCAB,
-        num_mel_bins=8,
-        d_model=16,
-        encoder_layers=1,
-        decoder_layers=layers,
-        encoder_attention_heads=2,
-        decoder_attention_heads=2,
-        encoder_ffn_dim=16,
-        decoder_ffn_dim=16,
-        max_source_positions=12,
-        max_target_positions=40,
-        pad_token_id=EOS,
-        bos_token_id=EOS,
-        eos_token_id=EOS,
-        decoder_start_token_id=EOS + 1,
-        init_std=0.4,
-    )
-    model = WhisperForConditionalGeneration(config).eval()
-    model.generation_config.update(
-        no_timestamps_token_id=60, max_initial_timestamp_index=20, eos_token_id=EOS
-    )
-    model.generation_config.suppress_tokens = [3, 4]
-    model.generation_config.begin_suppress_tokens = [5, EOS]
-    return model
+GAMMA, BATCH = 4, 3
 
 
 def ragged_engine(drafter: str, sampling: bool) -> Engine:
-    target = tiny_whisper(2, 0)
+    target = whisper()
     made = {
-        "model": lambda: ModelDrafter(WhisperDecoder(tiny_whisper(1, 1))),
+        "model": lambda: ModelDrafter(WhisperDecoder(whisper(layers=1, seed=1))),
         "ngram": lambda: NgramDrafter(hint_slots=8),
     }[drafter]()
     engine = Engine(
@@ -59,12 +30,11 @@ def ragged_engine(drafter: str, sampling: bool) -> Engine:
         schedule=Fixed(GAMMA),
         processors=whisper_rules(target.generation_config, target.config),
     )
-    generator = torch.Generator().manual_seed(2)
     for n in range(BATCH):
         engine.submit(
             Request(
-                prompt=(EOS + 1, 7 + n, *range(8, 8 + 3 * n)),
-                memory=torch.randn(12, 16, generator=generator),
+                prompt=(SOT, 7 + n, *range(8, 8 + 3 * n)),
+                memory=memory(n),
                 temperature=0.9 if sampling else 0.0,
                 seed=n,
                 tag=n,
