@@ -228,7 +228,7 @@ def test_cached_tells_target_and_draft_apart_without_a_network() -> None:
 # Whether a draft fits
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Config:
     vocab_size: int = 51866
     num_mel_bins: int = 128
