@@ -280,6 +280,16 @@ def test_a_pair_of_equal_size_with_other_tokens_is_refused_with_the_first_of_the
         check_pair(_Config(), _Config(), target, draft)
 
 
+def test_a_special_token_may_have_another_name_or_be_missing_but_a_text_token_may_not() -> None:
+    config = _Config(eos_token_id=2)
+    target = _Tokenizer(("a", "b", "<|endoftext|>", "<|nospeech|>", "<|0.00|>"))
+    check_pair(config, config, target, _Tokenizer(("a", "b", "<|endoftext|>", "<|nocaptions|>")))
+    with pytest.raises(ModelError, match="ids 1 and None for the token 'b'"):
+        check_pair(config, config, target, _Tokenizer(("a", "c", "<|endoftext|>")))
+    with pytest.raises(ModelError, match=r"ids 4 and 3 for the token '<\|0\.00\|>'"):
+        check_pair(config, config, target, _Tokenizer(("a", "b", "<|endoftext|>", "<|0.00|>")))
+
+
 def test_presets_load_nothing_heavy() -> None:
     heavy = "{'torch', 'transformers', 'huggingface_hub'}"
     code = f"import sys, asr.presets; print({heavy} & sys.modules.keys())"
