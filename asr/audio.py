@@ -81,7 +81,8 @@ class Recording:
         return seconds(self.sample_count)
 
     def blocks(self) -> Iterator[Samples]:
-        """The samples: blocks [block_s * 16000] float32, the last one shorter, none empty.
+        """The samples: blocks [block_s * 16000] float32, the last one shorter, none empty. Closes
+        the recording at their end.
 
         Raises AudioError `audio_too_long` once more than `max_s` seconds were read, RuntimeError on
         a second call.
@@ -89,14 +90,16 @@ class Recording:
         pcm, self._pcm = self._pcm, None
         if pcm is None:
             raise RuntimeError(f"{self.name} was read already; open it again")
-        for block in _reblock(self._resampled(pcm), self._block):
-            self.sample_count += len(block)
-            if self._max_s is not None and self.duration_s > self._max_s:
-                raise AudioError(
-                    f"{self.name}: longer than {self._max_s:g} s", code="audio_too_long"
-                )
-            yield block
-        self._conclude()
+        try:
+            for block in _reblock(self._resampled(pcm), self._block):
+                self.sample_count += len(block)
+                if self._max_s is not None and self.duration_s > self._max_s:
+                    message = f"{self.name}: longer than {self._max_s:g} s"
+                    raise AudioError(message, code="audio_too_long")
+                yield block
+            self._conclude()
+        finally:
+            self.close()
 
     def close(self) -> None:
         """Close what was opened for it. A file object that was passed in stays open."""
@@ -206,7 +209,7 @@ def from_array(samples: ArrayLike, rate: int = SAMPLE_RATE, *, block_s: float = 
     if array.dtype.kind == "i":
         array = array / float(1 << (8 * array.dtype.itemsize - 1))
     with np.errstate(over="ignore"):
-        frames = array.astype(np.float32).reshape(len(array), -1)
+        frames = (array[:, None] if array.ndim == 1 else array).astype(np.float32)
     return Recording(_ArrayReader(Pcm(frames, rate)), name="<array>", block_s=block_s)
 
 
@@ -240,6 +243,7 @@ def _reblock(pieces: Iterator[Samples], size: int) -> Iterator[Samples]:
         if count < size:
             continue
         joined = np.concatenate(held)
+        held = []
         whole = count - count % size
         for start in range(0, whole, size):
             yield joined[start : start + size].copy()  # a view would keep its neighbours alive

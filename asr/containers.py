@@ -183,6 +183,9 @@ class _AvReader:
         return self.container.duration / 1e6 if alone and self.container.duration else None
 
     def read(self) -> Iterator[Pcm]:
+        return _gathered(self._read())
+
+    def _read(self) -> Iterator[Pcm]:
         position, rate, damaged = 0, 0, 0
         timed = bool(TIMED & set(self.container.format.name.split(",")))
         for frame in self._frames():
@@ -242,6 +245,28 @@ class _AvReader:
         self.container.close()
 
 
+def _gathered(pieces: Iterator[Pcm]) -> Iterator[Pcm]:
+    """Joined to about a second: codecs give 20 ms at a time, and each piece costs its reader a few
+    calls."""
+    held: list[Pcm] = []
+    count = 0
+    for piece in pieces:
+        alike = not held or (
+            piece.rate == held[0].rate and piece.samples.shape[1] == held[0].samples.shape[1]
+        )
+        if not alike or count >= READ_FRAMES:
+            yield _joined(held)
+            held, count = [], 0
+        held.append(piece)
+        count += len(piece.samples)
+    if held:
+        yield _joined(held)
+
+
+def _joined(pieces: list[Pcm]) -> Pcm:
+    return Pcm(np.concatenate([piece.samples for piece in pieces]), pieces[0].rate)
+
+
 def _silence(count: int, like: Pcm) -> Iterator[Pcm]:
     for start in range(0, count, READ_FRAMES):
         frames = min(READ_FRAMES, count - start)
@@ -260,7 +285,7 @@ def _float32(frame: AudioFrame) -> NDArray[np.float32]:
     with np.errstate(
         over="ignore"
     ):  # a double beyond float32 becomes infinite, which the caller looks for
-        return samples.astype(np.float32)
+        return samples.astype(np.float32, copy=False)
 
 
 def _refuse_to_open(url: str, flags: int, options: dict[str, str]) -> object:

@@ -64,8 +64,9 @@ def cues(transcript: Transcript) -> list[Cue]:
     limit = max(1, milliseconds(transcript.sample_count))
     spoken = sorted((s for s in transcript.segments if _line(s.text)), key=lambda s: s.start_sample)
     starts = [milliseconds(segment.start_sample) for segment in spoken]
+    following = [*starts[1:], limit][: len(starts)]
     result: list[Cue] = []
-    for segment, raw_start, next_start in zip(spoken, starts, [*starts[1:], limit], strict=True):
+    for segment, raw_start, next_start in zip(spoken, starts, following, strict=True):
         start = max(raw_start, result[-1].end_ms if result else 0)
         if start >= limit and result:
             result[-1] = replace(result[-1], text=f"{result[-1].text} {_line(segment.text)}")
@@ -163,7 +164,7 @@ def write(
     Raises UsageError for an unknown format, OutputError (`unwritable_output`, `storage_full`) if
     the folder refuses.
     """
-    if Path(stem).name != stem:
+    if stem in ("", ".", "..") or Path(stem).name != stem:
         raise UsageError(f"{stem!r} is not a file name")
     rendered = [(format_.name, format_.render(transcript)) for format_ in formats(names)]
     folder = Path(folder)
