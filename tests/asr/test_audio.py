@@ -445,7 +445,7 @@ def encode(
     with av.open(str(path), "w", format=container, options=options) as output:
         picture: Any = output.add_stream(video, rate=10) if video else None
         layout = "mono" if right is None else "stereo"
-        sounds = [
+        sounds: list[Any] = [
             output.add_stream(codec, rate=rate, layout=layout) for _ in range(tracks) if codec
         ]
         if picture is not None:

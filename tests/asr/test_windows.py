@@ -277,7 +277,7 @@ def voice() -> Samples:
         for f in (600, 1200, 2500)
     )
     syllables = np.clip(np.sin(2 * np.pi * 4 * time), 0, 1) * (np.sin(2 * np.pi * time / 7) > 0)
-    return (0.1 * buzz * syllables + 0.003 * rng.normal(size=len(time))).astype(np.float32)
+    return np.asarray(0.1 * buzz * syllables + 0.003 * rng.normal(size=len(time)), np.float32)
 
 
 def test_all_frames_at_once_give_what_the_published_module_gives_one_by_one(
