@@ -16,13 +16,11 @@ from typing import Any
 
 import torch
 
+from speculative.errors import DeviceError
+
 KINDS = ("cuda", "hpu", "mps", "cpu")  # in order of preference
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _HABANA = "habana_frameworks"
-
-
-class DeviceError(ValueError):
-    """The device or dtype asked for is unknown, or not on this machine."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +33,9 @@ class Device:
 
     @property
     def torch(self) -> torch.device:
-        return torch.device(self.kind) if self.index is None else torch.device(self.kind, self.index)
+        return (
+            torch.device(self.kind) if self.index is None else torch.device(self.kind, self.index)
+        )
 
     @property
     def name(self) -> str:

@@ -244,7 +244,9 @@ class Engine:
     def _prefill(self, rows: list[int], requests: list[Request]) -> list[tuple[float, ...]]:
         place, count = self.device.torch, len(rows)
         self._enter(rows, requests)
-        if self.device.static_shapes:  # repeat the last row: it is written twice with the same values
+        if (
+            self.device.static_shapes
+        ):  # repeat the last row: it is written twice with the same values
             padding = (1 << (count - 1).bit_length()) - count
             rows, requests = rows + rows[-1:] * padding, requests + requests[-1:] * padding
         length = max(len(r.prompt) for r in requests)

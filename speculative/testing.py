@@ -25,7 +25,13 @@ class TinyModel:
     """
 
     def __init__(
-        self, *, vocab: int = 11, width: int = 24, positions: int = 48, seed: int = 0, blur: float = 0.0
+        self,
+        *,
+        vocab: int = 11,
+        width: int = 24,
+        positions: int = 48,
+        seed: int = 0,
+        blur: float = 0.0,
     ) -> None:
         generator = torch.Generator().manual_seed(seed)
 

@@ -90,7 +90,9 @@ class Draft:
 
     tokens: Tensor  # [B, G] int64
     valid: Tensor  # [B] int64: how many leading drafts of the row count, 0..G
-    probs: Tensor | None = None  # [B, G, V] float32, the law the tokens were drawn from; None: one-hot
+    probs: Tensor | None = (
+        None  # [B, G, V] float32, the law the tokens were drawn from; None: one-hot
+    )
     topology: Topology | None = None  # None: a chain
 
 

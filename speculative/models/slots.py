@@ -20,7 +20,9 @@ class SlotModel(ABC):
     It knows slots, positions and masks; the adapter knows how its decoder is called.
     """
 
-    def __init__(self, *, device: torch.device, dtype: torch.dtype, vocab_size: int, positions: int):
+    def __init__(
+        self, *, device: torch.device, dtype: torch.dtype, vocab_size: int, positions: int
+    ):
         self.device, self.dtype = device, dtype
         self._vocab_size, self._positions = vocab_size, positions
         self.cache: SlotCache | None = None

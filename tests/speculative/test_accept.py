@@ -18,7 +18,9 @@ V, ACCEPT, EXTRA = 3, 8, 840
 DRAFT_LAWS = [[0.5, 0.25, 0.25], [0.25, 0.5, 0.25], [1.0, 0.0, 0.0], [0.5, 0.5, 0.0]]
 
 
-def laws(seed: int, gamma: int, choices: list[list[float]] | None) -> dict[tuple[int, ...], list[float]]:
+def laws(
+    seed: int, gamma: int, choices: list[list[float]] | None
+) -> dict[tuple[int, ...], list[float]]:
     """One next-token law per prefix of up to `gamma` tokens; eighths, or from `choices`."""
     generator = torch.Generator().manual_seed(seed)
     table = {}
@@ -67,7 +69,9 @@ def speculative_joint(p: dict, q: dict | None, gamma: int) -> dict[tuple[int, ..
             probs = torch.tensor([q[chain[:i]] for i in range(gamma)], dtype=torch.float64)
             probs = probs.expand(rows, -1, -1)
         draft = Draft(
-            torch.tensor(chain).reshape(1, gamma).expand(rows, -1), torch.full((rows,), gamma), probs
+            torch.tensor(chain).reshape(1, gamma).expand(rows, -1),
+            torch.full((rows,), gamma),
+            probs,
         )
         verdict = TokenRejection.judge(draft, target.expand(rows, -1, -1), accept_u, extra_u)
         for n in range(gamma + 1):

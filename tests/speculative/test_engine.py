@@ -7,7 +7,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from speculative import Engine, Fixed, GreedyMatch, ModelDrafter, NgramDrafter, Probe, Request, Source
+from speculative import (
+    Engine,
+    Fixed,
+    GreedyMatch,
+    ModelDrafter,
+    NgramDrafter,
+    Probe,
+    Request,
+    Source,
+)
 from speculative.reference import decode
 from speculative.testing import ScriptedDrafter, TinyModel
 from speculative.types import Drafter, Finish, Guarantee, Law, Prefix, Result
@@ -259,9 +268,7 @@ def test_a_row_with_gamma_zero_decodes_plainly_among_drafting_rows():
 
 
 def test_stats_count_rounds_and_forwards():
-    engine = Engine(
-        TinyModel(), ModelDrafter(TinyModel()), batch=2, eos=(EOS,), schedule=Fixed(4)
-    )
+    engine = Engine(TinyModel(), ModelDrafter(TinyModel()), batch=2, eos=(EOS,), schedule=Fixed(4))
     results = list(engine.run(make([{"prompt": (n, n + 1), "max_new_tokens": 10} for n in (1, 4)])))
     stats = engine.stats
     assert stats.emitted == sum(len(r.tokens) for r in results)

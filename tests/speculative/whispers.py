@@ -61,7 +61,5 @@ def memory(seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
 @torch.inference_mode()
 def forward(model: WhisperForConditionalGeneration, states: Tensor, tokens: Tensor) -> Tensor:
     """Logits `[L, V]` of a whole prefix, without a cache."""
-    out = model(
-        encoder_outputs=(states[None],), decoder_input_ids=tokens[None], use_cache=False
-    )
+    out = model(encoder_outputs=(states[None],), decoder_input_ids=tokens[None], use_cache=False)
     return out.logits[0]

@@ -1,0 +1,150 @@
+"""Audit: the same windows decoded with and without speculation, and every difference explained.
+
+Three ways, on the same weights, windows and rules:
+
+    speculative   gamma drafts per round
+    plain         gamma = 0, one token per forward: what any decoder would do
+    same shape    no drafts, but through the speculative round's shapes: the honest control in low
+                  precision, where a forward over six positions rounds differently from one over one
+
+In float32 all three agree. A difference in lower precision is a near-tie; its margin says how near.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+
+from asr.audio import Input
+from asr.loading import Memory, Whisper
+from asr.rules import whisper_rules
+from asr.transcriber import Decoded, Options, Outcome, Transcriber
+from asr.transcript import seconds
+from speculative.types import Prefix
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first token of a window at which two ways part; behind it they decode different text.
+
+    `margin` is how much the plain token's processed logit exceeds the other's in a forward without
+    cache or batch: about 0 for a near-tie, large for a fault.
+    """
+
+    window: int
+    start_s: float
+    position: int
+    plain: str
+    other: str
+    way: str  # "speculative" or "same shape"
+    margin: float
+
+
+@dataclass(frozen=True)
+class Report:
+    """One recording's audit."""
+
+    source: str
+    windows: int = 0
+    tokens: int = 0
+    acceptance_rate: float | None = None
+    mean_acceptance_length: float | None = None
+    differences: tuple[Difference, ...] = ()
+    error: str | None = None
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self) | {"equal": not self.differences and not self.error})
+
+    def to_text(self) -> str:
+        if self.error is not None:
+            return f"{self.source}: {self.error}"
+        rate = "" if self.acceptance_rate is None else f", {self.acceptance_rate:.1%} accepted"
+        head = f"{self.source}: {self.windows} windows, {self.tokens} tokens{rate}"
+        if not self.differences:
+            return f"{head}: all equal to plain decoding"
+        lines = [f"{head}: {len(self.differences)} windows differ"]
+        for d in self.differences:
+            lines.append(
+                f"  window {d.window} at {d.start_s:.2f} s, token {d.position}: plain {d.plain!r}, "
+                f"{d.way} {d.other!r}, margin {d.margin:.2e}"
+            )
+        return "\n".join(lines)
+
+
+def audit(
+    whisper: Whisper,
+    sources: Iterable[Input],
+    options: Options,
+    *,
+    gamma: int,
+    batch: int,
+) -> Iterator[Report]:
+    """A report per recording. Raises UsageError for options that the model cannot serve."""
+    drafting = Transcriber(whisper, batch=batch, gamma=gamma)
+    plain = Transcriber(whisper, batch=batch, gamma=0, detector=drafting.detector)
+    keep = replace(options, keep_memory=True)
+    for source in sources:
+        (first,) = drafting.transcribe([source], keep)
+        if first.error is not None:
+            yield Report(str(source), error=str(first.error))
+            continue
+        (second,) = plain.transcribe([source], keep)
+        (third,) = drafting.transcribe([source], replace(keep, gamma=0))
+        yield _report(whisper, first, second, third)
+
+
+def _report(whisper: Whisper, first: Outcome, plain: Outcome, shape: Outcome) -> Report:
+    assert first.transcript is not None
+    differences = []
+    for way, outcome in (("speculative", first), ("same shape", shape)):
+        for a, b in zip(plain.decoded, outcome.decoded, strict=True):
+            if a.result.tokens != b.result.tokens:
+                differences.append(_difference(whisper, a, b, way))
+    stats: Any = first.transcript.stats
+    return Report(
+        source=str(first.source),
+        windows=len(plain.decoded),
+        tokens=sum(len(d.result.tokens) for d in plain.decoded),
+        acceptance_rate=stats["acceptance_rate"],
+        mean_acceptance_length=stats["mean_acceptance_length"],
+        differences=tuple(differences),
+    )
+
+
+def _difference(whisper: Whisper, plain: Decoded, other: Decoded, way: str) -> Difference:
+    a, b = plain.result.tokens, other.result.tokens
+    common = next(
+        (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
+    )
+    pair = [list(t[common : common + 1]) for t in (a, b)]
+    margin = float("nan")
+    if all(pair) and plain.memory is not None:
+        logits = _logits(whisper, plain.memory, plain.result.request.prompt, a[:common])
+        margin = float(logits[pair[0][0]] - logits[pair[1][0]])
+    words = [whisper.tokenizer.decode(ids, skip_special_tokens=False) for ids in pair]
+    return Difference(plain.index, seconds(plain.start), common, words[0], words[1], way, margin)
+
+
+@torch.inference_mode()
+def _logits(
+    whisper: Whisper, memory: Memory, prompt: tuple[int, ...], tokens: tuple[int, ...]
+) -> torch.Tensor:
+    """Processed logits `[V]` behind a prefix, by one forward without cache or batch."""
+    device = whisper.device.torch
+    prefix = torch.tensor([[*prompt, *tokens]], device=device)
+    logits = (
+        whisper.target(
+            encoder_outputs=(memory.target[None],), decoder_input_ids=prefix, use_cache=False
+        )
+        .logits[:, -1:]
+        .float()
+    )
+    last = torch.tensor([[prefix.shape[1] - 1]], device=device)
+    view = Prefix(prefix, last, torch.tensor([len(prompt)], device=device))
+    for rule in whisper_rules(whisper.target.generation_config, whisper.target.config, device):
+        logits = rule(logits, view)
+    return logits[0, 0]

@@ -1,0 +1,251 @@
+"""The `forescribe` command: options and messages; what it does lives elsewhere.
+
+Results go to files or stdout, everything for people to stderr. Heavy imports (torch takes seconds)
+stay inside the commands, so `forescribe --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from asr.errors import ForescribeError, UsageError
+
+app = typer.Typer(
+    name="forescribe",
+    help="Whisper's own words, sooner: transcription by lossless speculative decoding.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        # Fingers know both spellings: --output_dir (openai/whisper) and --output-dir.
+        "token_normalize_func": lambda token: token.replace("_", "-"),
+    },
+)
+
+Audio = Annotated[
+    list[str], typer.Argument(metavar="AUDIO...", help="Recordings or videos; - reads stdin.")
+]
+Model = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        "-m",
+        metavar="NAME",
+        help="Preset (see `forescribe models`), hub id or local folder.  [default: large]",
+    ),
+]
+Draft = Annotated[
+    str | None,
+    typer.Option(
+        "--draft",
+        "--draft-model",
+        metavar="NAME",
+        help="Likewise; `none` drafts by lookup only.  [default: the model's own]",
+    ),
+]
+Language = Annotated[
+    str | None,
+    typer.Option("--language", "-l", metavar="LANG", help="Code or English name.  [default: auto]"),
+]
+TaskName = Annotated[
+    str, typer.Option("--task", metavar="TASK", help="transcribe, or translate (into English).")
+]
+Gamma = Annotated[
+    int,
+    typer.Option("--gamma", min=0, max=64, help="Drafted tokens per round; 0 decodes plainly."),
+]
+Batch = Annotated[
+    int, typer.Option("--batch-size", min=1, max=1024, help="Windows decoded together.")
+]
+DeviceName = Annotated[
+    str, typer.Option("--device", metavar="NAME", help="auto, cuda, cuda:N, hpu, mps or cpu.")
+]
+Dtype = Annotated[
+    str, typer.Option("--dtype", metavar="TYPE", help="auto, float32, float16 or bfloat16.")
+]
+Prompt = Annotated[
+    str | None,
+    typer.Option("--initial-prompt", metavar="TEXT", help="Names and spellings to expect."),
+]
+Vad = Annotated[bool, typer.Option(help="Cut in pauses and skip silence; else every 30 s.")]
+Offline = Annotated[
+    bool, typer.Option("--local-files-only", help="Never download weights.", is_flag=True)
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no summary.")]
+Json = Annotated[
+    bool, typer.Option("--json", help="One JSON line per recording on stdout; implies --quiet.")
+]
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    ctx: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    if version:
+        from importlib.metadata import version as installed
+
+        typer.echo(f"forescribe {installed('forescribe')}")
+        raise typer.Exit
+
+
+@app.command()
+def transcribe(
+    audio: Audio,
+    output_dir: Annotated[
+        str, typer.Option("--output-dir", "-o", metavar="DIR", help="Where to; - is stdout.")
+    ] = ".",
+    output_format: Annotated[
+        str,
+        typer.Option(
+            "--output-format", "-f", metavar="LIST", help="txt, srt, vtt, tsv, json, all."
+        ),
+    ] = "all",
+    model: Model = None,
+    draft: Draft = None,
+    language: Language = None,
+    task: TaskName = "transcribe",
+    initial_prompt: Prompt = None,
+    timestamps: Annotated[bool, typer.Option(help="Segments with times.")] = True,
+    vad: Vad = True,
+    gamma: Gamma = 5,
+    batch_size: Batch = 8,
+    device: DeviceName = "auto",
+    dtype: Dtype = "auto",
+    local_files_only: Offline = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Print segments as they are decoded.")
+    ] = False,
+    quiet: Quiet = False,
+    json: Json = False,
+) -> None:
+    """Write what is said in recordings as text, subtitles and JSON."""
+    from asr.console import Console
+    from asr.outputs import Destination
+
+    destination = Destination.of(audio, output_dir, output_format)
+    console = Console(quiet=quiet or json, verbose=verbose, json=json)
+    console.status("loading the model")
+
+    from asr.transcriber import Options, Transcriber
+
+    options = Options(
+        language=language,
+        task=task,  # type: ignore[arg-type]  # Options refuses what is no task
+        timestamps=timestamps,
+        initial_prompt=initial_prompt,
+        vad=vad,
+    )
+    transcriber = Transcriber.load(
+        model,
+        draft,
+        language=language,
+        device=device,
+        dtype=dtype,
+        batch=batch_size,
+        gamma=gamma,
+        network=not local_files_only,
+    )
+    failures = 0
+    with console.progress(len(audio)) as hook:
+        for outcome in transcriber.transcribe(map(_source, audio), options, hook):
+            outputs: list[Path] = []
+            error = outcome.error
+            if outcome.transcript is not None:
+                try:
+                    outputs = destination.write(str(outcome.source), outcome.transcript)
+                except ForescribeError as refused:
+                    error = refused
+            failures += error is not None
+            console.outcome(outcome, error, outputs)
+    console.summary(transcriber.stats(), failures)
+    if failures:
+        raise typer.Exit(1)
+
+
+@app.command()
+def audit(
+    audio: Audio,
+    model: Model = None,
+    draft: Draft = None,
+    language: Language = None,
+    task: TaskName = "transcribe",
+    vad: Vad = True,
+    gamma: Gamma = 5,
+    batch_size: Batch = 8,
+    device: DeviceName = "auto",
+    dtype: Dtype = "auto",
+    local_files_only: Offline = False,
+    json: Json = False,
+) -> None:
+    """Decode with and without speculation, and report every difference with its logit margin."""
+    from asr.audit import audit as compare
+    from asr.loading import load
+    from asr.presets import resolve
+    from asr.transcriber import Options
+    from speculative.device import choose
+
+    if gamma == 0:
+        raise UsageError("--gamma 0 is plain decoding; an audit needs drafts to compare it with")
+    options = Options(language=language, task=task, vad=vad)  # type: ignore[arg-type]
+    pair = resolve(model, draft, language)
+    whisper = load(pair, choose(device, dtype), network=not local_files_only)
+    differences = failures = 0
+    for report in compare(whisper, map(_source, audio), options, gamma=gamma, batch=batch_size):
+        typer.echo(report.to_json() if json else report.to_text())
+        differences += len(report.differences)
+        failures += report.error is not None
+    if differences or failures:
+        raise typer.Exit(1)
+
+
+@app.command()
+def models() -> None:
+    """List the presets and which of them are on this machine."""
+    from asr.presets import cached
+
+    for entry in cached():
+        preset = entry.preset
+        drafts = ", ".join(d.name for d in preset.drafts) or "-"
+        here = {(True, True): "ready", (True, None): "ready", (True, False): "target only"}
+        state = here.get((entry.target, entry.draft), "-")
+        typer.echo(f"{preset.name:18} {state:12} {preset.target:38} {drafts}")
+        typer.echo(f"{'':18} {'':12} {preset.note}")
+
+
+def _source(name: str) -> Any:
+    return name
+
+
+def main() -> None:
+    """The console entry: one line per error, no traceback for a user's mistake.
+
+    `forescribe recording.mp3` means `forescribe transcribe recording.mp3`. Exit status: 0 all good,
+    1 some recordings failed, 2 usage, 130 interrupted.
+    """
+    from speculative.errors import SpeculativeError
+
+    arguments = sys.argv[1:]
+    if arguments and not arguments[0].startswith("-") and arguments[0] not in _commands():
+        arguments = ["transcribe", *arguments]
+    try:
+        app(args=arguments)
+    except (ForescribeError, SpeculativeError) as error:
+        typer.echo(f"forescribe: {error}", err=True)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        typer.echo("forescribe: interrupted", err=True)
+        sys.exit(130)
+    except BrokenPipeError:  # the reader of stdout has gone, as with `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+
+
+def _commands() -> set[str]:
+    return {"transcribe", "audit", "models"}

@@ -1,0 +1,139 @@
+"""Loading: names of weights to a pair that is ready to decode on a device.
+
+Unmodified transformers classes and loaders only. Decides what cannot be known from names: whether
+the draft hears through the target's encoder, by comparing its weights.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from asr.errors import ModelError
+from asr.presets import Pair
+from asr.tokens import SpecialTokens
+from asr.weights import Role, check_pair, locate
+from speculative.device import Device
+from speculative.models.whisper import encoder_of, same_encoder
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What a window's decoding is conditioned on: encoder states `[S, D]` for both models."""
+
+    target: Tensor
+    draft: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Whisper:
+    """A target with its draft, on one device."""
+
+    target: Any  # WhisperForConditionalGeneration
+    draft: Any | None  # the same, or WhisperForCausalLM
+    tokenizer: Any
+    extractor: Any
+    tokens: SpecialTokens
+    pair: Pair
+    device: Device
+    shared_encoder: bool  # the draft hears through the target's encoder
+
+    @torch.inference_mode()
+    def encode(self, features: Tensor) -> list[Memory]:
+        """Memories of windows from features `[B, M, F]`; one encoder pass, or two."""
+        states = self._encoded(self.target, features)  # [B, S, D]
+        if self.draft is None:
+            return [Memory(s) for s in states]
+        drafts = states if self.shared_encoder else self._encoded(self.draft, features)
+        return [Memory(s, d) for s, d in zip(states, drafts, strict=True)]
+
+    def _encoded(self, model: Any, features: Tensor) -> Tensor:
+        states: Tensor = encoder_of(model)(
+            features.to(self.device.torch, self.device.dtype)
+        ).last_hidden_state
+        return states
+
+    @torch.inference_mode()
+    def detect_language(self, memories: list[Memory]) -> list[tuple[str, float]]:
+        """The likeliest language of each window and its probability among the languages.
+
+        One decoder step over start-of-transcript (Radford et al. 2022, section 2.3).
+        """
+        if not self.tokens.multilingual:
+            return [("en", 1.0)] * len(memories)
+        start = torch.full((len(memories), 1), self.tokens.start, device=self.device.torch)
+        states = torch.stack([m.target for m in memories])
+        hidden = self.target.model.decoder(
+            input_ids=start, encoder_hidden_states=states, use_cache=False
+        ).last_hidden_state
+        codes = list(self.tokens.languages)
+        ids = torch.tensor([self.tokens.languages[c] for c in codes], device=hidden.device)
+        chances = self.target.proj_out(hidden)[:, 0].float()[:, ids].softmax(-1)
+        best = chances.max(-1)
+        return [
+            (codes[i], p) for i, p in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        ]
+
+
+def load(pair: Pair, device: Device, *, network: bool = True) -> Whisper:
+    """Both models of a pair. Raises ModelError: not found, not a Whisper, or a pair that does not fit."""
+    folder = locate(pair.target, role="model", network=network)
+    draft_folder = None
+    if pair.draft is not None:
+        draft_folder = locate(pair.draft, role="draft", network=network)
+    target = _model(folder, "model", device)
+    tokenizer, extractor = _processor(folder)
+    draft, shared = None, False
+    if draft_folder is not None:
+        draft = _model(draft_folder, "draft", device)
+        check_pair(
+            target.config,
+            draft.config,
+            tokenizer,
+            _processor(draft_folder)[0],
+            target=str(pair.target),
+            draft=str(pair.draft),
+        )
+        shared = same_encoder(target, draft)
+        if shared and encoder_of(draft) is not None:
+            draft.model.encoder = target.model.encoder  # one copy in memory
+    try:
+        tokens = SpecialTokens.of(target.generation_config, tokenizer)
+    except (ValueError, AttributeError) as error:
+        raise ModelError(f"--model {pair.target} is not a Whisper model: {error}") from error
+    return Whisper(target, draft, tokenizer, extractor, tokens, pair, device, shared)
+
+
+def _model(folder: Path, role: Role, device: Device) -> Any:
+    from transformers import AutoConfig, WhisperForCausalLM, WhisperForConditionalGeneration
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()  # one bar per model, for a second: noise beside our own
+    try:
+        config = AutoConfig.from_pretrained(folder)
+        if config.model_type != "whisper":
+            raise ValueError(f"its config.json says {config.model_type!r}")
+        decoder_only = "WhisperForCausalLM" in (config.architectures or [])
+        kind: Any = WhisperForCausalLM if decoder_only else WhisperForConditionalGeneration
+        model = kind.from_pretrained(folder, dtype=device.dtype)
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise ModelError(
+            f"--{role} {folder} cannot be loaded as a Whisper model: {error}"
+        ) from error
+    return model.eval().to(device.torch)
+
+
+def _processor(folder: Path) -> tuple[Any, Any]:
+    from transformers import WhisperFeatureExtractor, WhisperTokenizer
+
+    try:
+        return (
+            WhisperTokenizer.from_pretrained(folder),
+            WhisperFeatureExtractor.from_pretrained(folder),
+        )
+    except (OSError, ValueError, TypeError) as error:
+        raise ModelError(f"{folder} has no usable tokenizer or features: {error}") from error

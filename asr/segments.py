@@ -1,0 +1,60 @@
+"""Segments: a window's tokens to text with times.
+
+Whisper writes a segment as <|start|> text <|end|>. The last one may lack its end where the audio
+is cut off in mid-sentence; it then lasts until the window ends. Pure functions of token ids.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from asr.tokens import SpecialTokens
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Text tokens with their place in the window, in samples from its start."""
+
+    start: int
+    end: int
+    tokens: tuple[int, ...]
+
+
+def stretches(tokens: Sequence[int], special: SpecialTokens, length: int) -> list[Stretch]:
+    """The segments of a window of `length` samples, in order, never beyond it.
+
+    Special tokens other than timestamps are left out; stretches without text are dropped.
+    """
+    found: list[Stretch] = []
+    start, text = 0, list[int]()
+
+    def close(end: int) -> None:
+        nonlocal text
+        if text:
+            begin = min(start, length)
+            found.append(Stretch(begin, min(max(begin, end), length), tuple(text)))
+        text = []
+
+    for token in tokens:
+        stamp = special.stamp(token)
+        if stamp is not None:
+            close(stamp)
+            start = stamp
+        elif token < special.end:
+            text.append(token)
+    close(length)
+    return found
+
+
+def compression_ratio(text: str) -> float:
+    """Bytes of the text over its compressed bytes: far above 2 for a loop (openai/whisper)."""
+    data = text.encode("utf-8")
+    return len(data) / len(zlib.compress(data)) if data else 0.0
+
+
+def mean_logprob(logprobs: Sequence[float]) -> float:
+    """Mean over all tokens, end-of-text included; NaN where there are none."""
+    return math.fsum(logprobs) / len(logprobs) if logprobs else math.nan

@@ -1,0 +1,99 @@
+"""Whisper's special tokens by name, and the prompts that are made of them.
+
+Built from a model's own generation config and tokenizer, so that every vocabulary of the family
+works: English-only models have neither languages nor tasks, large-v3 has one language more.
+Knows token ids and text; nothing of audio or models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from asr.errors import UsageError
+from asr.transcript import SAMPLE_RATE
+
+Task = Literal["transcribe", "translate"]
+TASKS: tuple[Task, ...] = ("transcribe", "translate")
+
+SAMPLES_PER_STEP = SAMPLE_RATE // 50
+"""A timestamp token counts steps of 20 ms."""
+
+
+@dataclass(frozen=True)
+class SpecialTokens:
+    """Token ids. `languages` maps ISO 639-1 codes; empty, like `tasks`, in English-only models."""
+
+    start: int
+    end: int
+    no_timestamps: int
+    no_speech: int
+    languages: Mapping[str, int]
+    tasks: Mapping[str, int]
+    previous: int | None  # opens previous text, where the tokenizer has it
+
+    @classmethod
+    def of(cls, generation_config: Any, tokenizer: Any) -> SpecialTokens:
+        """From what a Whisper folder holds. Raises ValueError where it is no Whisper's."""
+        no_timestamps = getattr(generation_config, "no_timestamps_token_id", None)
+        if no_timestamps is None:
+            raise ValueError("its generation_config.json has no no_timestamps_token_id")
+        end = generation_config.eos_token_id
+        languages = getattr(generation_config, "lang_to_id", None) or {}
+        previous = tokenizer.convert_tokens_to_ids("<|startofprev|>")
+        return cls(
+            start=generation_config.decoder_start_token_id,
+            end=end if isinstance(end, int) else end[0],
+            no_timestamps=no_timestamps,
+            no_speech=no_timestamps - 1,
+            languages={token[2:-2]: int(i) for token, i in languages.items()},
+            tasks=dict(getattr(generation_config, "task_to_id", None) or {}),
+            previous=previous if previous not in (None, tokenizer.unk_token_id) else None,
+        )
+
+    @property
+    def timestamp_begin(self) -> int:
+        """<|0.00|>; the ids behind it are the later timestamps."""
+        return self.no_timestamps + 1
+
+    @property
+    def multilingual(self) -> bool:
+        return bool(self.languages)
+
+    def language(self, name: str) -> str:
+        """The code of a language given as a code or an English name, in any case.
+
+        Raises UsageError for a language that the model does not know.
+        """
+        from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE
+
+        wanted = name.strip().lower()
+        code = TO_LANGUAGE_CODE.get(wanted, wanted)
+        known = self.languages or {"en": 0}
+        if code not in known:
+            raise UsageError(
+                f"unknown language {name!r} for this model; known: auto, {', '.join(sorted(known))}"
+            )
+        return code
+
+    def prompt(
+        self,
+        language: str | None,
+        task: Task,
+        *,
+        timestamps: bool,
+        previous: Sequence[int] = (),
+    ) -> tuple[int, ...]:
+        """The forced start of a window's answer, behind the tokens of previous text, if any."""
+        head = (self.previous, *previous) if previous and self.previous is not None else ()
+        which: tuple[int, ...] = ()
+        if self.multilingual:
+            which = (self.languages[language or "en"], self.tasks[task])
+        return (*head, self.start, *which, *(() if timestamps else (self.no_timestamps,)))
+
+    def stamp(self, token: int) -> int | None:
+        """The samples that a timestamp token stands for, from the window's start; None for others."""
+        if token < self.timestamp_begin:
+            return None
+        return (token - self.timestamp_begin) * SAMPLES_PER_STEP

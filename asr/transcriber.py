@@ -1,0 +1,460 @@
+"""Transcriber: one object, many recordings; the windows of all of them share the engine's slots.
+
+    transcriber = Transcriber.load("demo")
+    for outcome in transcriber.transcribe(["samples/memo.flac"]):
+        print(outcome.transcript.text)
+
+Decode audio -> windows -> log-mel -> encoder -> engine -> tokens -> segments. Windows are pulled as
+slots become free, so hours of audio never sit in memory; a recording is done when its last window
+is, whatever the others do, and one that fails takes no other with it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from importlib.metadata import version
+from typing import Any
+
+from asr.audio import Input, Recording, open_audio
+from asr.errors import ForescribeError, UsageError
+from asr.features import LogMel
+from asr.loading import Memory, Whisper, load
+from asr.presets import resolve
+from asr.rules import NoSpeech, whisper_rules
+from asr.segments import compression_ratio, mean_logprob, stretches
+from asr.tokens import TASKS, Task
+from asr.transcript import Coverage, Json, Notice, Segment, Span, Transcript, seconds
+from asr.vad import Detector, SileroDetector
+from asr.windows import Window, WindowOptions, cut
+from speculative.device import choose
+from speculative.drafters.model import ModelDrafter
+from speculative.drafters.ngram import NgramDrafter
+from speculative.engine import Engine
+from speculative.models.whisper import WhisperDecoder
+from speculative.schedule import Fixed
+from speculative.stats import Stats
+from speculative.types import Drafter, Request, Result
+
+CONFIDENT = 0.9
+"""A window leaves its recording's language only at this probability of another one."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to write, for one call. `language` None detects it; `gamma` None is the engine's own.
+
+    `initial_prompt` is text before every window: names and spellings to expect. Raises UsageError
+    for values that make no sense.
+    """
+
+    language: str | None = None
+    task: Task = "transcribe"
+    timestamps: bool = True
+    initial_prompt: str | None = None
+    gamma: int | None = None
+    vad: bool = True
+    windows: WindowOptions = field(default_factory=WindowOptions)
+    keep_memory: bool = False  # for audits: the outcome holds every window's tokens and memory
+
+    def __post_init__(self) -> None:
+        if self.task not in TASKS:
+            raise UsageError(f"unknown task {self.task!r}; known: {', '.join(TASKS)}")
+        if self.gamma is not None and self.gamma < 0:
+            raise UsageError(f"gamma is {self.gamma}; it must be 0 (plain decoding) or more")
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """A window, samples `start` to `end`, with what the engine wrote for it.
+
+    `memory` is kept for audits only: an hour of a large model's would be gigabytes.
+    """
+
+    index: int
+    start: int
+    end: int
+    language: str
+    result: Result
+    memory: Memory | None = None
+
+    @property
+    def length(self) -> int:
+        """Samples."""
+        return self.end - self.start
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one recording: a transcript, or the reason why there is none."""
+
+    source: Input
+    transcript: Transcript | None = None
+    error: ForescribeError | None = None
+    wall_s: float = 0.0  # from its first block to its last word, beside the others
+    decoded: tuple[Decoded, ...] = ()  # with `Options.keep_memory`
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a call has come. `total_s` is None where a container declares no length."""
+
+    source: Input
+    done_s: float  # of this recording
+    total_s: float | None
+    segments: tuple[Segment, ...]  # of the window that has just ended
+    stats: Stats  # of the call so far
+
+
+Hook = Callable[[Progress], None]
+
+
+@dataclass
+class _Job:
+    """One recording on its way."""
+
+    source: Input
+    recording: Recording
+    started: float
+    language: str | None = None
+    language_probability: float | None = None
+    windows: int = 0
+    read: bool = False
+    done: list[Decoded] = field(default_factory=list)
+    silent: list[Window] = field(default_factory=list)  # these hold no samples
+
+    @property
+    def complete(self) -> bool:
+        return self.read and len(self.done) + len(self.silent) == self.windows
+
+    @property
+    def done_s(self) -> float:
+        return seconds(sum(part.length for part in (*self.done, *self.silent)))
+
+
+@dataclass(frozen=True)
+class _Ticket:
+    """What a request brings back: whose window it was."""
+
+    job: _Job
+    index: int
+    start: int
+    end: int
+    language: str
+
+
+class Transcriber:
+    """Whisper with speculation, on one device.
+
+    Several calls may follow each other; one runs at a time. `gamma` drafts per round (0 is plain
+    decoding, with the same words), `batch` windows at once.
+    """
+
+    def __init__(
+        self,
+        whisper: Whisper,
+        *,
+        batch: int = 8,
+        gamma: int = 5,
+        detector: Detector | None = None,
+    ) -> None:
+        self.whisper, self.gamma = whisper, gamma
+        self.detector = detector
+        device = whisper.device
+        self.mel = LogMel(whisper.extractor, device.torch)
+        generation, config = whisper.target.generation_config, whisper.target.config
+        self.no_speech = NoSpeech.of(generation)
+        self.engine = Engine(
+            WhisperDecoder(whisper.target, lambda memory: memory.target),
+            self._drafter() if gamma else None,
+            batch=batch,
+            eos=(whisper.tokens.end,),
+            schedule=Fixed(gamma),
+            processors=whisper_rules(generation, config, device.torch),
+            device=device,
+        )
+        self._watch = device.stopwatch()
+
+    @classmethod
+    def load(
+        cls,
+        model: str | None = None,
+        draft: str | None = None,
+        *,
+        language: str | None = None,
+        device: str | None = None,
+        dtype: str | None = None,
+        batch: int = 8,
+        gamma: int = 5,
+        network: bool = True,
+    ) -> Transcriber:
+        """By names: presets, hub ids or local folders, as in `asr.presets.resolve`.
+
+        Raises ModelError for weights that cannot be had, DeviceError for a device that is not there.
+        """
+        pair = resolve(model, draft if gamma else "none", language)
+        return cls(load(pair, choose(device, dtype), network=network), batch=batch, gamma=gamma)
+
+    @property
+    def batch(self) -> int:
+        return self.engine.batch
+
+    def stats(self) -> Stats:
+        """What the engine did since the transcriber was made, with the seconds before it: audio
+        (decoding and voice activity) and encode."""
+        return self.engine.stats + Stats(seconds=self._watch.seconds)
+
+    def _drafter(self) -> Drafter:
+        if self.whisper.draft is None:
+            return NgramDrafter()
+        # The rules are not applied to drafts: they cost as much as a small draft's forward, and a
+        # draft made by distillation has learnt what the rules allow.
+        return ModelDrafter(WhisperDecoder(self.whisper.draft, lambda memory: memory.draft))
+
+    # -- a call -----------------------------------------------------------------------------------
+
+    def transcribe(
+        self, sources: Iterable[Input], options: Options | None = None, hook: Hook | None = None
+    ) -> Iterator[Outcome]:
+        """Outcomes as they end, which need not be the order of `sources`.
+
+        Raises UsageError for options that this model cannot serve; what is wrong with a recording is
+        in its outcome.
+        """
+        call = _Call(self, options or Options(), hook)
+        return call.run(sources)
+
+    def settings(self, options: Options) -> dict[str, Json]:
+        """What explains a result: models, options, versions."""
+        pair, device = self.whisper.pair, self.whisper.device
+        return {
+            "model": str(getattr(pair.target, "name", pair.target)),
+            "draft": None if pair.draft is None else str(getattr(pair.draft, "name", pair.draft)),
+            "shared_encoder": self.whisper.shared_encoder,
+            "gamma": self.gamma if options.gamma is None else options.gamma,
+            "batch_size": self.batch,
+            "device": device.name,
+            "dtype": str(device.dtype).removeprefix("torch."),
+            "task": options.task,
+            "timestamps": options.timestamps,
+            "initial_prompt": options.initial_prompt,
+            "vad": options.vad,
+            "windows": asdict(options.windows),
+            "versions": {name: version(name) for name in ("forescribe", "torch", "transformers")},
+        }
+
+
+class _Call:
+    """The state of one `transcribe` call, so that the transcriber itself keeps none."""
+
+    def __init__(self, transcriber: Transcriber, options: Options, hook: Hook | None) -> None:
+        self.t, self.options, self.hook = transcriber, options, hook
+        self.special = transcriber.whisper.tokens
+        language = options.language
+        self.language = None if language in (None, "auto") else self.special.language(language)
+        self.previous = self._tokens(options.initial_prompt)
+        self.before = transcriber.engine.stats
+        self.failed: deque[Outcome] = deque()
+        self.jobs: list[_Job] = []
+
+    def _tokens(self, text: str | None) -> tuple[int, ...]:
+        """Previous text as tokens: at most half the positions less one, the last ones (openai)."""
+        if not text or not text.strip():
+            return ()
+        ids = self.t.whisper.tokenizer.encode(" " + text.strip(), add_special_tokens=False)
+        room = self.t.whisper.target.config.max_target_positions // 2 - 1
+        return tuple(ids[-room:])
+
+    def run(self, sources: Iterable[Input]) -> Iterator[Outcome]:
+        for result in self.t.engine.run(self._requests(sources)):
+            ticket: _Ticket = result.request.tag
+            ticket.job.done.append(self._decoded(ticket, result))
+            self._report(ticket.job, ticket.job.done[-1])
+            yield from self._ended()
+        yield from self._ended()
+
+    def _decoded(self, ticket: _Ticket, result: Result) -> Decoded:
+        request, keep = result.request, self.options.keep_memory
+        bare = replace(result, request=replace(request, memory=None, tag=None))
+        memory = request.memory if keep else None
+        return Decoded(ticket.index, ticket.start, ticket.end, ticket.language, bare, memory)
+
+    def _ended(self) -> Iterator[Outcome]:
+        while self.failed:
+            yield self.failed.popleft()
+        for job in [j for j in self.jobs if j.complete]:
+            self.jobs.remove(job)
+            yield self._outcome(job)
+
+    # -- windows in -------------------------------------------------------------------------------
+
+    def _requests(self, sources: Iterable[Input]) -> Iterator[Request]:
+        """Requests of all recordings in order; up to a batch of windows is encoded at a time."""
+        ready: list[tuple[_Job, Window]] = []
+        for job, window in self._speech(sources):
+            ready.append((job, window))
+            if len(ready) == self.t.batch:
+                yield from self._encode(ready)
+                ready = []
+        yield from self._encode(ready)
+
+    def _speech(self, sources: Iterable[Input]) -> Iterator[tuple[_Job, Window]]:
+        for source in sources:
+            job: _Job | None = None
+            try:
+                with open_audio(source) as recording:
+                    job = _Job(source, recording, time.perf_counter())
+                    self.jobs.append(job)
+                    for window in self._windows(recording):
+                        job.windows += 1
+                        if window.speech:
+                            yield job, window
+                        else:
+                            job.silent.append(window)
+                    job.read = True
+            except ForescribeError as error:
+                if job is not None:
+                    self.jobs.remove(job)  # what is still in the engine for it is dropped
+                self.failed.append(Outcome(source, error=error))
+
+    def _windows(self, recording: Recording) -> Iterator[Window]:
+        detector = self._detector() if self.options.vad else None
+        windows = cut(recording.blocks(), detector, self.options.windows)
+        while True:
+            self.t._watch.start()
+            window = next(windows, None)
+            self.t._watch.mark("audio")
+            if window is None:
+                return
+            yield window
+
+    def _detector(self) -> Detector:
+        if self.t.detector is None:
+            self.t.detector = SileroDetector()
+        return self.t.detector
+
+    def _encode(self, ready: list[tuple[_Job, Window]]) -> Iterator[Request]:
+        if not ready:
+            return
+        self.t._watch.start()
+        memories = self.t.whisper.encode(self.t.mel([window.samples for _, window in ready]))
+        self.t._watch.mark("encode")
+        languages = self._languages([job for job, _ in ready], memories)
+        for (job, window), memory, language in zip(ready, memories, languages, strict=True):
+            prompt = self.special.prompt(
+                language,
+                self.options.task,
+                timestamps=self.options.timestamps,
+                previous=self.previous,
+            )
+            yield Request(
+                prompt=prompt,
+                memory=memory,
+                gamma=self._gamma(language),
+                hint=self.previous,
+                probe=self.t.no_speech.probe(prompt),
+                tag=_Ticket(job, window.index, window.start, window.end, language),
+            )
+
+    def _gamma(self, language: str) -> int | None:
+        """Drafts per round in this language: none where the draft was not made for it."""
+        languages = self.t.whisper.pair.draft_languages
+        if languages is not None and language not in languages:
+            return 0
+        return self.options.gamma
+
+    def _languages(self, jobs: list[_Job], memories: list[Memory]) -> list[str]:
+        """Each window's language; a recording's is that of its first window with speech."""
+        if self.language is not None:
+            return [self.language] * len(jobs)
+        chosen = []
+        heard = self.t.whisper.detect_language(memories)
+        for job, (language, chance) in zip(jobs, heard, strict=True):
+            if job.language is None:
+                job.language, job.language_probability = language, chance
+            if language != job.language and chance < CONFIDENT:
+                language = job.language
+            chosen.append(language)
+        return chosen
+
+    # -- transcripts out --------------------------------------------------------------------------
+
+    def _report(self, job: _Job, decoded: Decoded) -> None:
+        if self.hook is not None and job in self.jobs:
+            stats = self.t.engine.stats - self.before
+            segments = tuple(self._segments(decoded))
+            self.hook(Progress(job.source, job.done_s, job.recording.declared_s, segments, stats))
+
+    def _segments(self, decoded: Decoded) -> Iterator[Segment]:
+        result = decoded.result
+        decode = partial(self.t.whisper.tokenizer.decode, skip_special_tokens=True)
+        whole = decode([t for t in result.tokens if t < self.special.end])
+        for part in stretches(result.tokens, self.special, decoded.length):
+            text = decode(list(part.tokens))
+            if text.strip():
+                yield Segment(
+                    id=0,
+                    window=decoded.index,
+                    window_sample=decoded.start,
+                    start_sample=decoded.start + part.start,
+                    end_sample=decoded.start + part.end,
+                    text=text,
+                    tokens=part.tokens,
+                    temperature=result.request.temperature,
+                    avg_logprob=mean_logprob(result.logprobs),
+                    compression_ratio=compression_ratio(whole),
+                    no_speech_prob=result.probe[0],
+                )
+
+    def _outcome(self, job: _Job) -> Outcome:
+        done = sorted(job.done, key=lambda d: d.index)
+        segments = [segment for decoded in done for segment in self._segments(decoded)]
+        wall = time.perf_counter() - job.started
+        transcript = Transcript(
+            segments=tuple(replace(s, id=i) for i, s in enumerate(segments)),
+            sample_count=sum(w.length for w in job.silent) + sum(d.length for d in done),
+            coverage=_coverage(done, job.silent),
+            language=self.language or job.language,
+            language_probability=job.language_probability,
+            warnings=job.recording.warnings + self._warnings(job),
+            settings=self.t.settings(self.options),
+            stats=_stats(done, wall),
+        )
+        kept = tuple(done) if self.options.keep_memory else ()
+        return Outcome(job.source, transcript, wall_s=wall, decoded=kept)
+
+    def _warnings(self, job: _Job) -> tuple[Notice, ...]:
+        languages = {d.language for d in job.done} - {self.language or job.language}
+        if not languages:
+            return ()
+        text = f"some windows are in another language: {', '.join(sorted(languages))}"
+        return (Notice("mixed_languages", text),)
+
+
+def _coverage(done: list[Decoded], silent: list[Window]) -> Coverage:
+    spans = [Span(d.start, d.end, "decoded") for d in done]
+    spans += [Span(w.start, w.end, "silent", "no voice activity") for w in silent]
+    return Coverage(tuple(sorted(spans, key=lambda span: span.start_sample)))
+
+
+def _stats(done: list[Decoded], wall: float) -> dict[str, Json]:
+    """A recording's own share: counted by row, so it does not depend on who shared the batch."""
+    results = [d.result for d in done]
+    rounds, drafted, accepted = (
+        sum(getattr(r, name) for r in results) for name in ("rounds", "drafted", "accepted")
+    )
+    guarantees: list[Any] = sorted({r.guarantee.value for r in results})
+    return {
+        "windows": len(results),
+        "tokens": sum(len(r.tokens) for r in results),
+        "rounds": rounds,
+        "drafted": drafted,
+        "accepted": accepted,
+        "acceptance_rate": accepted / drafted if drafted else None,
+        "mean_acceptance_length": 1 + accepted / rounds if rounds else None,
+        "guarantees": guarantees,
+        "wall_s": wall,
+    }
