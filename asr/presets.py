@@ -116,12 +116,12 @@ PRESETS: Mapping[str, Preset] = {
         ),
         Preset("small", "openai/whisper-small", _TINY, "drafts for all languages"),
         Preset("small.en", "openai/whisper-small.en", _TINY_EN, "English only"),
-        Preset("base", "openai/whisper-base", _TINY, "the draft is nearly as large: little gain"),
+        Preset("base", "openai/whisper-base", _TINY, "the draft is half as large: little gain"),
         Preset(
             "base.en",
             "openai/whisper-base.en",
             _TINY_EN,
-            "English only; the draft is nearly as large: little gain",
+            "English only; the draft is half as large: little gain",
         ),
         Preset("tiny", "openai/whisper-tiny", (), "no smaller model exists to draft for it"),
         Preset(
@@ -239,7 +239,7 @@ def _folder_or_id(preset: Preset, name: str) -> str | Path:
         return name
     import bundled
 
-    return bundled.path(name)
+    return Path(bundled.__path__[0]) / name
 
 
 def _name(name: str, role: Role) -> str | Path:

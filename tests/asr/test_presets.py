@@ -30,7 +30,7 @@ def bundled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     for name in ("demo", "demo-draft"):
         _weights(folder / name)
     fake = types.ModuleType("bundled")
-    fake.path = lambda name: folder / name  # type: ignore[attr-defined]
+    fake.__path__ = [str(folder)]
     monkeypatch.setitem(sys.modules, "bundled", fake)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     return folder
