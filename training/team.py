@@ -1,0 +1,59 @@
+"""Two single-threaded processes that train one model together.
+
+On a shared machine this beats one process with two threads: threads wait for each other at every
+operator, processes once per step. Gradients are averaged; each member orthogonalises the matrices
+of its own shape group and sends the result to the others.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+
+class Team:
+    """Rank and size of the group, and the three things its members exchange."""
+
+    def __init__(self, rank: int, size: int, meeting_point: Path) -> None:
+        self.rank = rank
+        self.size = size
+        if size > 1:
+            dist.init_process_group(
+                "gloo", init_method=f"file://{meeting_point}", rank=rank, world_size=size
+            )
+
+    def average(self, parameters: list[nn.Parameter]) -> None:
+        """Replaces every gradient by its mean over the members."""
+        grads = [p.grad for p in parameters if p.grad is not None]
+        if self.size == 1:
+            return
+        flat = torch.cat([g.flatten() for g in grads]) / self.size
+        dist.all_reduce(flat)
+        _spread(flat, grads)
+
+    def share(self, tensors: list[Tensor], owner: int) -> None:
+        """Copies the owner's tensors to everybody, in place."""
+        if self.size == 1 or not tensors:
+            return
+        flat = torch.cat([t.detach().flatten() for t in tensors])
+        dist.broadcast(flat, owner)
+        if self.rank != owner:
+            _spread(flat, [t.detach() for t in tensors])
+
+    def agree(self, value: float) -> float:
+        """The first member's value."""
+        if self.size == 1:
+            return value
+        box = torch.tensor([value], dtype=torch.float64)
+        dist.broadcast(box, 0)
+        return float(box[0])
+
+
+def _spread(flat: Tensor, tensors: list[Tensor]) -> None:
+    start = 0
+    for tensor in tensors:
+        tensor.copy_(flat[start : start + tensor.numel()].view_as(tensor))
+        start += tensor.numel()

@@ -1,0 +1,185 @@
+"""Trains the target: CTC on the encoder first, then encoder and decoder together.
+
+    python -m training.train --until 13:55
+
+The learning rate and the kind of windows follow the wall clock between the start and `--until`, so
+a run ends in time whatever else the machine does. A checkpoint is written every three minutes by
+atomic rename; starting again resumes from it, with the same end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import time
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, ctc_loss
+
+from training import pieces
+from training.batches import CTC_ONLY, Batch, Batcher
+from training.model import Speech
+from training.monitor import Monitor
+from training.muon import Muon
+from training.team import Team
+from training.windows import IGNORE, Pool
+
+WORK = Path(__file__).parent / "work"
+PEAK_MATRIX = 2e-3
+PEAK_OTHER = 7e-4
+WARM_STEPS = 60
+PARTIAL, ALL_FROM = 0.4, 0.72  # share of rows decoded at first, and when it becomes all
+SAVE_EVERY = 180.0
+
+
+def losses(model: Speech, batch: Batch, decoding: float) -> tuple[Tensor, Tensor]:
+    """CTC loss per character and cross-entropy per token (zero while the decoder sleeps).
+
+    `decoding` is the share of rows that go through the decoder.
+    """
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        states = model.encode(batch.features, batch.offsets)  # [B, T, D]
+        scores = model.ctc(states)
+        known = batch.labels != IGNORE  # [B, L]
+        # Some of the rows teach the decoder while the encoder still has most to learn.
+        rows = slice(0, max(1, round(len(known) * decoding)))
+        logits = model.decode(batch.tokens[rows], states[rows], known[rows]) if decoding else None  # [K, V]
+    count = torch.full((len(states),), states.shape[1])
+    ctc = ctc_loss(
+        scores.float().log_softmax(-1).transpose(0, 1),
+        batch.characters,
+        count,
+        batch.character_lengths,
+        reduction="sum",
+        zero_infinity=True,
+    ) / max(1, int(batch.character_lengths.sum()))
+    if logits is None:
+        return ctc, torch.zeros(())
+    return ctc, cross_entropy(logits.float(), batch.labels[rows][known[rows]])
+
+
+def split_parameters(model: Speech) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    """Hidden matrices for Muon; embeddings, convolutions, norms, biases, CTC for AdamW."""
+    matrices, others = [], []
+    for name, p in model.named_parameters():
+        if not p.requires_grad:
+            continue
+        hidden = ".layers." in name and p.ndim == 2
+        (matrices if hidden else others).append(p)
+    return matrices, others
+
+
+def rate(progress: float, step: int) -> float:
+    """Share of the peak rate: short warm-up, constant, then linear to zero over the last 70 %."""
+    return min(1.0, (step + 1) / WARM_STEPS, (1 - progress) / 0.7)
+
+
+def decoded_share(progress: float) -> float:
+    """Share of rows decoded: none, then some, then all."""
+    return 0.0 if progress < CTC_ONLY else PARTIAL if progress < ALL_FROM else 1.0
+
+
+def clock(text: str) -> float:
+    """HH:MM of today as seconds since the epoch."""
+    hour, minute = map(int, text.split(":"))
+    now = datetime.datetime.now()
+    return now.replace(hour=hour, minute=minute, second=0, microsecond=0).timestamp()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--until", required=True, help="HH:MM at which training ends")
+    parser.add_argument("--budget", type=float, default=160.0, help="seconds of audio per step")
+    parser.add_argument("--run", type=Path, default=WORK / "run")
+    parser.add_argument("--rate", type=float, default=PEAK_MATRIX)
+    parser.add_argument("--rank", type=int, default=0, help="which member of the team this is")
+    parser.add_argument("--team", type=int, default=1, help="number of processes, each one thread")
+    options = parser.parse_args()
+    torch.set_num_threads(1 if options.team > 1 else 2)
+    options.run.mkdir(parents=True, exist_ok=True)
+    team = Team(options.rank, options.team, options.run / "meeting-point")
+    model = Speech()
+    matrices, others = split_parameters(model)
+    adamw = torch.optim.AdamW(others, lr=PEAK_OTHER, betas=(0.9, 0.98), weight_decay=0.0, fused=True)
+    muon = Muon(matrices)
+    start, step = time.time(), 0
+    end = clock(options.until)
+    checkpoint = options.run / "checkpoint.pt"
+    if checkpoint.exists():
+        state = torch.load(checkpoint, weights_only=True)
+        model.load_state_dict(state["model"])
+        adamw.load_state_dict(state["adamw"])
+        muon.load_state_dict(state["muon"])
+        start, step = state["start"], state["step"]
+    pool = Pool(WORK / "clips", pieces.load())
+    batcher = Batcher(pool, seed=1000 + 2 * step + team.rank, budget=options.budget / team.size)
+    monitor = Monitor(pool)
+    saved = noted = time.time()
+    sums = torch.zeros(2)
+    audio, noted_step = 0.0, step
+    with (options.run / "log.jsonl").open("a") as log:
+        while (progress := team.agree((time.time() - start) / (end - start))) < 1:
+            decoding = decoded_share(progress)
+            batch = batcher.draw(progress, step)
+            ctc, entropy = losses(model, batch, decoding)
+            weight = 0.6 if progress < 0.7 else 0.4
+            (weight * ctc + entropy).backward()
+            team.average(matrices + others)
+            nn.utils.clip_grad_norm_(others, 1.0)
+            share = rate(progress, step)
+            for group in adamw.param_groups:
+                group["lr"] = PEAK_OTHER * share
+            adamw.step()
+            muon.step(options.rate * share, team)
+            model.zero_grad(set_to_none=True)
+            step += 1
+            sums += torch.stack([ctc.detach(), entropy.detach()])
+            audio += batch.seconds * team.size
+            if step % 25 == 0:
+                due = team.agree(time.time() - saved) > SAVE_EVERY
+                if due:
+                    muon.gather(team)
+                    pool.refresh()
+                    saved = time.time()
+            if step % 25 == 0 and team.rank == 0:
+                spent, noted = time.time() - noted, time.time()
+                mean = (sums / (step - noted_step)).tolist()
+                line: dict[str, float] = {
+                    "step": step,
+                    "minutes": round((noted - start) / 60, 2),
+                    "ctc": round(mean[0], 4),
+                    "tokens": round(mean[1], 4),
+                    "rate": round(share, 3),
+                    "speed": round(audio / spent, 1),
+                    "hours": round(pool.hours, 1),
+                }
+                sums, audio, noted_step = torch.zeros(2), 0.0, step
+                if due:
+                    line |= monitor.measure(model, decoding > 0)
+                    _save(checkpoint, model, adamw, muon, start, step)
+                    noted = time.time()
+                log.write(json.dumps(line) + "\n")
+                log.flush()
+        if team.rank:
+            return
+        final = monitor.measure(model, True)
+        log.write(json.dumps({"step": step, "minutes": round((time.time() - start) / 60, 2)} | final))
+        log.write("\n")
+        _save(checkpoint, model, adamw, muon, start, step)
+
+
+def _save(
+    path: Path, model: Speech, adamw: torch.optim.Optimizer, muon: Muon, start: float, step: int
+) -> None:
+    temporary = path.with_suffix(".tmp")
+    state = {"model": model.state_dict(), "adamw": adamw.state_dict(), "muon": muon.state_dict()}
+    torch.save(state | {"start": start, "step": step}, temporary)
+    os.replace(temporary, path)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""Synthetic voices: flite and espeak-ng as functions from text to 16 kHz samples.
+
+Knows the two command line synthesisers and which of their settings are kept for evaluation. Knows
+nothing of how text is written (spoken.py) or of windows.
+"""
+
+from __future__ import annotations
+
+import io
+import random
+import subprocess
+import tempfile
+import wave
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import soxr
+
+RATE = 16_000
+FLITE = {  # voice -> (share of training clips, mean pitch range in Hz)
+    "slt": (0.17, (145, 205)),
+    "rms": (0.17, (80, 125)),
+    "awb": (0.12, (95, 150)),
+    "kal16": (0.10, (80, 125)),
+    "kal": (0.03, (80, 125)),
+}
+ESPEAK = {"en-us": 0.15, "en-gb": 0.11, "en-gb-scotland": 0.07, "en-gb-x-rp": 0.08}
+STYLES = ("", "m1", "m2", "m3", "m5", "m6", "m7", "m8", "f1", "f2", "f3", "f5")
+HELD_OUT_STYLES = ("m4", "f4")
+# Stretch factors of flite in this band never occur in training, so an evaluation voice is new there.
+HELD_OUT_STRETCH = (1.03, 1.07)
+
+
+@dataclass(frozen=True)
+class Voice:
+    """One setting of one synthesiser; speed is a duration stretch (flite) or words/minute."""
+
+    engine: str
+    name: str
+    speed: float
+    pitch: float
+
+    @property
+    def family(self) -> str:
+        """The speaker's identity: clips of one family can stand for one speaker in a window."""
+        return f"{self.engine}:{self.name}"
+
+
+def training_voice(rng: random.Random) -> Voice:
+    shares = [share for share, _ in FLITE.values()] + list(ESPEAK.values())
+    name = rng.choices(list(FLITE) + list(ESPEAK), shares)[0]
+    if name in FLITE:
+        stretch = rng.uniform(0.82, 1.22)
+        while HELD_OUT_STRETCH[0] <= stretch <= HELD_OUT_STRETCH[1]:
+            stretch = rng.uniform(0.82, 1.22)
+        return Voice("flite", name, round(stretch, 3), float(rng.randint(*FLITE[name][1])))
+    style = rng.choice(STYLES)
+    full = f"{name}+{style}" if style else name
+    return Voice("espeak", full, float(rng.randint(130, 200)), float(rng.randint(30, 70)))
+
+
+def held_out_voices() -> list[Voice]:
+    """The evaluation voices: flite at unseen speeds, espeak-ng in styles never trained on."""
+    middle = sum(HELD_OUT_STRETCH) / 2
+    flite = [Voice("flite", n, middle, float(sum(r) // 2 + 3)) for n, (_, r) in FLITE.items()]
+    espeak = [
+        Voice("espeak", f"{name}+{style}", 158.0, 47.0)
+        for name in ESPEAK
+        for style in HELD_OUT_STYLES
+    ]
+    return flite + espeak
+
+
+def speak(text: str, voice: Voice) -> np.ndarray:
+    """Samples [N] int16 at 16 kHz, silence trimmed from both ends, peak at 0.6 of full scale."""
+    raw = _flite(text, voice) if voice.engine == "flite" else _espeak(text, voice)
+    with wave.open(io.BytesIO(raw)) as file:
+        rate = file.getframerate()
+        samples = np.frombuffer(file.readframes(file.getnframes()), np.int16)
+    audio = samples.astype(np.float32) / 32768
+    if rate != RATE:
+        audio = soxr.resample(audio, rate, RATE)
+    audio = trim(audio)
+    peak = float(np.abs(audio).max()) if len(audio) else 0.0
+    return (audio * (0.6 * 32767 / max(peak, 1e-4))).astype(np.int16)
+
+
+def trim(audio: np.ndarray, floor_db: float = -42.0) -> np.ndarray:
+    """Cuts to 20 ms around the frames (10 ms) louder than `floor_db` below the loudest."""
+    frames = len(audio) // 160
+    if frames == 0:
+        return audio[:0]
+    energy = (audio[: frames * 160].reshape(frames, 160) ** 2).mean(1)
+    loud = np.flatnonzero(energy > energy.max() * 10 ** (floor_db / 10))
+    return audio[max(0, loud[0] - 2) * 160 : (loud[-1] + 3) * 160]
+
+
+def _flite(text: str, voice: Voice) -> bytes:
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as tmp:
+        path = Path(tmp) / "a.wav"
+        command = ["flite", "-voice", voice.name, "-t", text, "-o", str(path)]
+        command += ["--setf", f"duration_stretch={voice.speed}"]
+        command += ["--setf", f"int_f0_target_mean={voice.pitch}"]
+        subprocess.run(command, check=True, capture_output=True)
+        return path.read_bytes()
+
+
+def _espeak(text: str, voice: Voice) -> bytes:
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as tmp:
+        path = Path(tmp) / "a.wav"
+        command = ["espeak-ng", "-v", voice.name, "-s", f"{voice.speed:.0f}"]
+        command += ["-p", f"{voice.pitch:.0f}", "-w", str(path), "--", text]
+        subprocess.run(command, check=True, capture_output=True)
+        return path.read_bytes()
