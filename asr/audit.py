@@ -90,7 +90,7 @@ def audit(
     for source in sources:
         (first,) = drafting.transcribe([source], keep)
         if first.error is not None:
-            yield Report(str(source), error=str(first.error))
+            yield Report(first.name, error=str(first.error))
             continue
         (second,) = plain.transcribe([source], keep)
         (third,) = drafting.transcribe([source], replace(keep, gamma=0))
@@ -106,7 +106,7 @@ def _report(whisper: Whisper, first: Outcome, plain: Outcome, shape: Outcome) ->
                 differences.append(_difference(whisper, a, b, way))
     stats: Any = first.transcript.stats
     return Report(
-        source=str(first.source),
+        source=first.name,
         windows=len(plain.decoded),
         tokens=sum(len(d.result.tokens) for d in plain.decoded),
         acceptance_rate=stats["acceptance_rate"],
@@ -147,4 +147,5 @@ def _logits(
     view = Prefix(prefix, last, torch.tensor([len(prompt)], device=device))
     for rule in whisper_rules(whisper.target.generation_config, whisper.target.config, device):
         logits = rule(logits, view)
-    return logits[0, 0]
+    answer: torch.Tensor = logits[0, 0]
+    return answer

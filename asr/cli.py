@@ -159,7 +159,7 @@ def transcribe(
             error = outcome.error
             if outcome.transcript is not None:
                 try:
-                    outputs = destination.write(str(outcome.source), outcome.transcript)
+                    outputs = destination.write(outcome.name, outcome.transcript)
                 except ForescribeError as refused:
                     error = refused
             failures += error is not None

@@ -81,7 +81,7 @@ class Console:
             sys.stdout.write(json.dumps(_record(outcome, error, files), ensure_ascii=False) + "\n")
             sys.stdout.flush()
         if error is not None:
-            self.failed.append(f"{outcome.source}: {error.code}")
+            self.failed.append(f"{outcome.name}: {error.code}")
             self.rich.print(f"[red]failed[/] {escape(str(error))} [dim]({error.code})[/]")
         if outcome.transcript is None or error is not None:
             return
@@ -89,7 +89,7 @@ class Console:
         if self.quiet:
             return
         names = " ".join(path.suffix for path in files)
-        line = f"{escape(str(outcome.source))}: {_speed(outcome)}"
+        line = f"{escape(outcome.name)}: {_speed(outcome)}"
         if files:
             line += f" -> {escape(str(files[0].with_suffix('')))} [dim]{names}[/]"
         self.rich.print(line)
@@ -127,7 +127,7 @@ def _record(outcome: Outcome, error: ForescribeError | None, files: list[Path]) 
     """The status record of `cli-conventions`: what a script needs to know."""
     transcript = outcome.transcript
     record: dict[str, Any] = {
-        "path": str(outcome.source),
+        "path": outcome.name,
         "status": "succeeded" if error is None else "failed",
         "code": None if error is None else error.code,
         "message": None if error is None else str(error),

@@ -97,6 +97,11 @@ class Outcome:
     wall_s: float = 0.0  # from its first block to its last word, beside the others
     decoded: tuple[Decoded, ...] = ()  # with `Options.keep_memory`
 
+    @property
+    def name(self) -> str:
+        """The path as it was given; audio that came as bytes has none."""
+        return "<bytes>" if isinstance(self.source, bytes) else str(self.source)
+
 
 @dataclass(frozen=True)
 class Progress:
@@ -132,7 +137,7 @@ class _Job:
 
     @property
     def done_s(self) -> float:
-        return seconds(sum(part.length for part in (*self.done, *self.silent)))
+        return seconds(sum(d.length for d in self.done) + sum(w.length for w in self.silent))
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,14 @@ FRAME = 512
 CONTEXT = 64
 """Samples of the previous frame that silero-vad sees with each frame."""
 
+AUDIBLE = 0.1
+MOST_GAIN = 64.0
+LEVEL_FRAMES = 32
+"""The network misses what is quiet, so it hears each second (32 frames) that peaks below AUDIBLE
+amplified to there, by MOST_GAIN at most. Measured on synthesised speech, 40 dB below a loud
+speaker: 100 % of it was lost without, nothing with; noise, hum and chords at any level stay
+silence."""
+
 WEIGHTS = "silero_vad.jit"
 """What the package itself loads. Not its safetensors file: that one holds another training's
 weights (silero-vad 6.2; probabilities apart by up to 0.9)."""
@@ -108,7 +116,7 @@ class _SileroStream:
     def probabilities(self, samples: Samples) -> Probabilities:
         import torch
 
-        frames = with_context(samples, self.context)  # [F, 576]
+        frames = with_context(audible(samples), self.context)  # [F, 576]
         if not len(frames):
             return np.zeros(0, np.float32)
         self.context = frames[-1, -CONTEXT:].copy()
@@ -135,6 +143,17 @@ class EnergyDetector:
         power = np.square(_frames(samples), dtype=np.float64).mean(axis=1)
         level_db = 10 * np.log10(power + 1e-12)
         return np.asarray(np.clip((level_db - self.floor_db) / 20, 0, 1), np.float32)
+
+
+def audible(samples: Samples) -> Samples:
+    """[T] -> [T]: quiet seconds amplified, loud ones as they are."""
+    if not len(samples):
+        return samples
+    size = LEVEL_FRAMES * FRAME
+    starts = np.arange(0, len(samples), size)
+    peaks = np.maximum.reduceat(np.abs(samples), starts)
+    gains = np.clip(AUDIBLE / np.maximum(peaks, 1e-9), 1.0, MOST_GAIN).astype(np.float32)
+    return samples * np.repeat(gains, size)[: len(samples)]
 
 
 def with_context(samples: Samples, context: Samples) -> NDArray[np.float32]:

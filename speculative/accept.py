@@ -78,12 +78,12 @@ class GreedyMatch:
             depth = torch.where(deeper, depths[node], depth)
         # Walk up from the best node, once per level of the tree; the root is its own parent.
         up = torch.tensor((0, *parents), device=choice.device)
-        node, column = best, torch.arange(choice.shape[1], device=choice.device)
+        here, column = best, torch.arange(choice.shape[1], device=choice.device)
         path = torch.zeros_like(choice)
         for level in range(max(depths), -1, -1):
             on_path = depth >= level
-            path = torch.where((column == level) & on_path[:, None], node[:, None], path)
-            node = torch.where(on_path, up[node], node)
+            path = torch.where((column == level) & on_path[:, None], here[:, None], path)
+            here = torch.where(on_path, up[here], here)
         return Verdict(choice.gather(1, path), depth, path)
 
 

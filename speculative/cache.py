@@ -25,14 +25,16 @@ class Cursor:
     slots: Tensor  # [B, N] int64
 
 
-class _Layer(CacheLayerMixin):  # type: ignore[misc]  # transformers ships no types for it
+class _Layer(CacheLayerMixin):
     """What transformers asks of a cache layer besides `update`."""
 
     is_compileable = True
     is_sliding = False
+    keys: Tensor
+    values: Tensor
 
     def __init__(self, keys: Tensor, values: Tensor) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.keys, self.values = keys, values  # [B, heads, T, head_dim]
         self.is_initialized = True
 
