@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from asr.errors import ModelError
-from asr.vad import FRAME, EnergyDetector, SileroDetector, Stream
+from asr.vad import FRAME, LEVEL_FRAMES, MOST_GAIN, EnergyDetector, SileroDetector, Stream, audible
 from asr.windows import BATCH_FRAMES, MAX_SAMPLES, Window, WindowOptions, cut
 
 Samples = NDArray[np.float32]
@@ -146,6 +146,28 @@ def test_without_a_late_pause_an_early_one_is_better_than_a_cut_word() -> None:
     assert near(windows[0].end, 12.4)
 
 
+def test_of_early_pauses_the_last_one_is_taken() -> None:
+    windows = windows_of((5, 1.0), (1.5, 0.0), (6, 1.0), (0.5, 0.0), (25, 1.0))
+    assert near(windows[0].end, 12.75)
+
+
+def test_what_is_left_of_a_word_cut_in_two_is_no_click() -> None:
+    frames = MAX_SAMPLES // FRAME + 2
+    windows = windows_of((frames * FRAME / RATE, 1.0), (6, 0.0))
+    assert [window.speech for window in windows] == [True, True, False]
+
+
+@pytest.mark.parametrize("pad_s", [0.0, 0.3])
+@pytest.mark.parametrize("frames", [*range(990, 1006), 2000, 2950])
+def test_silence_ends_where_speech_begins_however_long_it_was(pad_s: float, frames: int) -> None:
+    """Around 1000 frames the speech begins at the end of what a decision looks at."""
+    values = np.concatenate([np.zeros(frames), np.ones(100)]).astype(np.float32)
+    options = WindowOptions(pad_s=pad_s)
+    silence, speech = cut([counting(len(values) * FRAME)], Track(values), options)
+    assert not silence.speech and speech.speech
+    assert silence.end == (frames - round(pad_s * RATE / FRAME)) * FRAME
+
+
 def test_speech_without_a_pause_is_cut_where_it_is_least_probable() -> None:
     windows = windows_of((26, 0.95), (0.064, 0.6), (20, 0.95))
     assert near(windows[0].end, 26.03) and all(window.speech for window in windows)
@@ -159,6 +181,13 @@ def test_endless_even_speech_fills_its_windows() -> None:
 def test_a_pause_right_behind_a_full_window_does_not_cut_it_in_speech() -> None:
     windows = windows_of((20, 1.0), (0.5, 0.0), (9.7, 1.0), (1.5, 0.0), (10, 1.0))
     assert near(windows[0].end, 20.25)
+
+
+def test_speech_goes_on_through_doubt_and_does_not_begin_in_it() -> None:
+    doubt = 0.3  # between offset and onset
+    assert [w.speech for w in windows_of((3, 0.9), (6, doubt), (6, 0.0))] == [True, False]
+    assert near(windows_of((3, 0.9), (6, doubt), (6, 0.0))[0].end, 9.3)
+    assert [w.speech for w in windows_of((6, doubt))] == [False]
 
 
 def test_a_click_in_silence_is_not_speech() -> None:
@@ -285,6 +314,10 @@ def test_all_frames_at_once_give_what_the_published_module_gives_one_by_one(
 ) -> None:
     import torch
 
+    # Loud enough throughout to be heard as it is.
+    noise = np.random.default_rng(2).normal(size=len(voice)).astype(np.float32)
+    voice = voice + np.float32(0.03) * noise
+    assert np.array_equal(audible(voice), voice)
     threads = torch.get_num_threads()
     try:
         with warnings.catch_warnings():
@@ -295,7 +328,7 @@ def test_all_frames_at_once_give_what_the_published_module_gives_one_by_one(
     finally:
         torch.set_num_threads(threads)
     stream = silero.stream()
-    batches = [stream.probabilities(part) for part in blocks(voice, 100 * FRAME)]
+    batches = [stream.probabilities(part) for part in blocks(voice, 3 * LEVEL_FRAMES * FRAME)]
     assert np.ptp(expected) > 0.3, "the signal must move the answer"
     np.testing.assert_allclose(np.concatenate(batches), expected, atol=1e-4)
 
@@ -305,7 +338,7 @@ def test_streams_of_one_detector_do_not_disturb_each_other(
 ) -> None:
     alone = silero.stream().probabilities(voice)
     one, two = silero.stream(), silero.stream()
-    half = len(voice) // FRAME // 2 * FRAME
+    half = 10 * LEVEL_FRAMES * FRAME
     first = one.probabilities(voice[:half])
     two.probabilities(voice[::-1].copy())
     np.testing.assert_allclose(
@@ -313,9 +346,35 @@ def test_streams_of_one_detector_do_not_disturb_each_other(
     )
 
 
+def test_a_quiet_voice_is_heard_like_a_loud_one(
+    silero: SileroDetector, voice: Samples, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quiet = voice * np.float32(0.002)
+    loud = silero.stream().probabilities(voice) > 0.5
+
+    def part_heard() -> float:
+        heard = np.zeros(len(voice), np.bool_)
+        for window in cut([quiet], silero):
+            heard[window.start : window.end] = window.speech
+        return float(heard[::FRAME][loud].mean())
+
+    assert part_heard() > 0.75
+    monkeypatch.setattr("asr.vad.audible", lambda samples: samples)
+    assert part_heard() < 0.5, "the network alone does not hear it"
+
+
+def test_only_quiet_seconds_are_amplified() -> None:
+    second = LEVEL_FRAMES * FRAME
+    levels = np.repeat(np.array([0.5, 0.05, 1e-5, 0.0, 0.1], np.float32), second)[: -second // 2]
+    heard = audible(levels)
+    assert heard[::second].tolist() == pytest.approx([0.5, 0.1, 1e-5 * MOST_GAIN, 0.0, 0.1])
+    assert len(heard) == len(levels)
+
+
 def test_silence_and_noise_are_silent(silero: SileroDetector) -> None:
-    noise = (0.05 * np.random.default_rng(0).normal(size=60 * RATE)).astype(np.float32)
-    for samples in (noise, np.zeros(60 * RATE, np.float32)):
+    noise = np.random.default_rng(0).normal(size=60 * RATE).astype(np.float32)
+    for level in (0.3, 0.05, 0.001, 0.0):
+        samples = noise * np.float32(level)
         assert [w.speech for w in cut([samples], silero)] == [False]
 
 

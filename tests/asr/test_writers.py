@@ -125,6 +125,11 @@ def test_orderly_times_come_back_within_half_a_millisecond(name: str, cuts: list
     assert got == [(start // 16, end // 16) for start, end in pairs]
 
 
+def test_a_cue_that_runs_into_the_next_ends_there() -> None:
+    cues = read_srt(srt(said((0, 3 * RATE, " a"), (2 * RATE, 4 * RATE, " b"))))
+    assert [(cue.start, cue.end) for cue in cues] == [(0, 2000), (2000, 4000)]
+
+
 def test_srt_is_written_as_players_expect_it() -> None:
     document = srt(said((0, 53_120, " The beach was a popular spot."), (53_120, 83_200, " Swim.")))
     assert document == (
