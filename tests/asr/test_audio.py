@@ -215,6 +215,14 @@ def test_a_file_that_was_cut_off_is_used_as_far_as_it_goes(tmp_path: Path, kind:
         assert "declared" in recording.warnings[-1].message
 
 
+def test_the_length_of_an_mp3_is_found_behind_its_cover_picture(tmp_path: Path) -> None:
+    data = encode(tmp_path / "a.mp3", *CODECS["mp3"], rate=RATE).read_bytes()
+    tag = b"ID3\x04\x00\x00" + bytes([0, 0, 39, 8]) + bytes(39 * 128 + 8)  # 5000 bytes, 7 bits each
+    recording = open_audio(tag + data)
+    recording.close()
+    assert recording.declared_s == pytest.approx(3, abs=0.1)
+
+
 def test_an_mp3_without_a_length_is_heard_to_its_end(tmp_path: Path) -> None:
     """Readers that trust the length guessed from the first frames lose most of this file."""
     loud_then_quiet = np.concatenate(
