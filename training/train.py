@@ -29,8 +29,8 @@ from training.team import Team
 from training.windows import IGNORE, Pool
 
 WORK = Path(__file__).parent / "work"
-PEAK_MATRIX = 2e-3
-PEAK_OTHER = 7e-4
+PEAK_MATRIX = 1.2e-3
+PEAK_OTHER = 5e-4
 WARM_STEPS = 60
 PARTIAL, ALL_FROM = 0.4, 0.72  # share of rows decoded at first, and when it becomes all
 SAVE_EVERY = 180.0

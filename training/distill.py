@@ -1,0 +1,141 @@
+"""Distils the draft: one decoder layer on the target's frozen encoder.
+
+    python -m training.distill --until 14:09
+
+After Distil-Whisper (arXiv 2311.00430): encoder frozen and shared, embeddings and one decoder layer
+copied from the target, cross-entropy on the target's choice plus KL to its distribution. No filter
+by word error rate: a draft should predict the target's mistakes too. The target's choice is its
+argmax after the reference prefix, in one parallel pass; at a few per cent of errors this differs
+little from its free-running output and costs a tenth.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import time
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy, kl_div
+from transformers import WhisperForConditionalGeneration
+
+from training import pieces
+from training.batches import Batch, Batcher
+from training.export import export, export_ctc
+from training.model import Speech, configuration, encode
+from training.muon import Muon
+from training.team import Team
+from training.train import WORK, clock
+from training.windows import IGNORE, Pool
+
+CE_WEIGHT, KL_WEIGHT = 0.5, 1.0
+TRAINING_SHAPES = (0.5, 0.9)  # windows as in the middle of training, or mostly of 30 s
+RATE_MATRIX, RATE_OTHER = 2e-3, 7e-4
+
+
+def start_draft(target: WhisperForConditionalGeneration, layer: int) -> WhisperForConditionalGeneration:
+    """A complete one-layer checkpoint whose parts are copies of the target's."""
+    draft = WhisperForConditionalGeneration(configuration(decoder_layers=1))
+    draft.set_attn_implementation("eager")
+    draft.model.encoder.load_state_dict(target.model.encoder.state_dict())
+    theirs, ours = target.model.decoder, draft.model.decoder
+    ours.embed_tokens.load_state_dict(theirs.embed_tokens.state_dict())
+    ours.embed_positions.load_state_dict(theirs.embed_positions.state_dict())
+    ours.layer_norm.load_state_dict(theirs.layer_norm.state_dict())
+    ours.layers[0].load_state_dict(copy.deepcopy(theirs.layers[layer].state_dict()))
+    draft.model.encoder.requires_grad_(False)
+    return draft
+
+
+def read(
+    model: WhisperForConditionalGeneration, tokens: Tensor, states: Tensor, known: Tensor
+) -> Tensor:
+    """Logits [K, V] at the positions marked in known [B, L]."""
+    hidden = model.model.decoder(
+        input_ids=tokens, encoder_hidden_states=states, use_cache=False
+    ).last_hidden_state
+    logits: Tensor = model.proj_out(hidden[known])
+    return logits.float()
+
+
+def loss(
+    target: WhisperForConditionalGeneration, draft: WhisperForConditionalGeneration, batch: Batch
+) -> tuple[Tensor, float]:
+    """The distillation loss and the share of positions where both choose the same token."""
+    known = batch.labels != IGNORE
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        with torch.no_grad():
+            states = encode(target.model.encoder, batch.features, batch.offsets)
+            wanted = read(target, batch.tokens, states, known)
+        guess = read(draft, batch.tokens, states, known)
+    choice = wanted.argmax(-1)
+    divergence = kl_div(
+        guess.log_softmax(-1), wanted.log_softmax(-1), log_target=True, reduction="batchmean"
+    )
+    agreement = float((guess.argmax(-1) == choice).float().mean())
+    return CE_WEIGHT * cross_entropy(guess, choice) + KL_WEIGHT * divergence, agreement
+
+
+def distil(target: WhisperForConditionalGeneration, layer: int, end: float, options: argparse.Namespace) -> None:
+    team = Team(options.rank, options.team, options.run / "meeting-point-draft")
+    target.requires_grad_(False)
+    draft = start_draft(target, layer)
+    hidden = [p for n, p in draft.named_parameters() if ".decoder.layers." in n and p.ndim == 2]
+    known = {id(p) for p in hidden}
+    others = [p for p in draft.parameters() if p.requires_grad and id(p) not in known]
+    muon = Muon(hidden)
+    adamw = torch.optim.AdamW(others, lr=RATE_OTHER, betas=(0.9, 0.98), weight_decay=0.0, fused=True)
+    pool = Pool(WORK / "clips", pieces.load())
+    batcher = Batcher(pool, seed=77 + options.rank, budget=options.budget / options.team)
+    start, step, total = time.time(), 0, 0.0
+    log = (options.run / "draft-log.jsonl").open("a" if options.rank else "w")
+    while (progress := team.agree((time.time() - start) / (end - start))) < 1:
+        batch = batcher.draw(TRAINING_SHAPES[step % 3 == 2], 10_000_000 + step)
+        value, agreement = loss(target, draft, batch)
+        value.backward()
+        team.average(hidden + others)
+        torch.nn.utils.clip_grad_norm_(others, 1.0)
+        share = min(1.0, (step + 1) / 20, 1 - progress)
+        for group in adamw.param_groups:
+            group["lr"] = RATE_OTHER * share
+        adamw.step()
+        muon.step(RATE_MATRIX * share, team)
+        draft.zero_grad(set_to_none=True)
+        step += 1
+        total += agreement
+        if step % 20 == 0 and options.rank == 0:
+            minutes = round((time.time() - start) / 60, 2)
+            line = {"step": step, "minutes": minutes, "loss": round(float(value), 4)}
+            log.write(json.dumps(line | {"agreement": round(total / 20, 4)}) + "\n")
+            log.flush()
+            total = 0.0
+    if options.rank == 0:
+        export(draft, options.out / "demo-draft")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--until", help="HH:MM at which distillation ends; none: copy only")
+    parser.add_argument("--layer", type=int, default=0, help="target decoder layer to start from")
+    parser.add_argument("--budget", type=float, default=160.0, help="seconds of audio per step")
+    parser.add_argument("--run", type=Path, default=WORK / "run")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent.parent / "bundled")
+    parser.add_argument("--rank", type=int, default=0)
+    parser.add_argument("--team", type=int, default=1)
+    options = parser.parse_args()
+    torch.set_num_threads(1 if options.team > 1 else 2)
+    model = Speech()
+    model.load_state_dict(torch.load(options.run / "checkpoint.pt", weights_only=True)["model"])
+    if options.rank == 0:
+        export(model.whisper, options.out / "demo")
+        export_ctc(model.ctc, options.out / "demo" / "ctc_head.safetensors")
+        export(start_draft(model.whisper, options.layer), options.out / "demo-draft")
+    if options.until:
+        distil(model.whisper, options.layer, clock(options.until), options)
+
+
+if __name__ == "__main__":
+    main()
