@@ -20,9 +20,10 @@ from transformers.cache_utils import Cache, CacheLayerMixin, EncoderDecoderCache
 
 @dataclass
 class Cursor:
-    """Where the next forward writes; one object shared by the layers of a cache."""
+    """Where the next forward writes and reads; one object shared by the layers of a cache."""
 
     slots: Tensor  # [B, N] int64
+    reach: int  # slots from here on are not read
 
 
 class _Layer(CacheLayerMixin):
@@ -57,7 +58,7 @@ class _Layer(CacheLayerMixin):
 
 
 class SlotLayer(_Layer):
-    """Scatters a forward's keys and values to the cursor's slots; attention reads whole strips."""
+    """Scatters a forward's keys and values to the cursor's slots; attention reads to its reach."""
 
     def __init__(self, keys: Tensor, values: Tensor, cursor: Cursor) -> None:
         super().__init__(keys, values)
@@ -69,7 +70,8 @@ class SlotLayer(_Layer):
         index = self.cursor.slots[:, None, :, None].expand_as(key_states)
         self.keys.scatter_(2, index, key_states)
         self.values.scatter_(2, index, value_states)
-        return self.keys, self.values
+        reach = self.cursor.reach
+        return self.keys[:, :, :reach], self.values[:, :, :reach]
 
 
 class PrefillLayer(_Layer):
@@ -112,7 +114,7 @@ class SlotCache:
             return list(zip(zeros[::2], zeros[1::2], strict=True))
 
         self.slots = slots
-        self.cursor = Cursor(torch.zeros((batch, 1), dtype=torch.int64, device=device))
+        self.cursor = Cursor(torch.zeros((batch, 1), dtype=torch.int64, device=device), slots)
         self.strips = strips(slots)
         self.cross = None if cross_slots is None else strips(cross_slots)
         self._decode = self._view([SlotLayer(k, v, self.cursor) for k, v in self.strips])
@@ -130,9 +132,12 @@ class SlotCache:
         view.is_updated = dict.fromkeys(range(len(layers)), False)
         return view
 
-    def decode(self, slots: Tensor) -> Cache:
-        """The view of all rows, set to write at `slots [B, N]`. Valid until the next call."""
-        self.cursor.slots = slots
+    def decode(self, slots: Tensor, reach: int) -> Cache:
+        """The view of all rows, set to write at `slots [B, N]` and to read below `reach`.
+
+        Valid until the next call.
+        """
+        self.cursor.slots, self.cursor.reach = slots, reach
         return self._decode
 
     def prefill(self, rows: Tensor) -> Cache:

@@ -115,7 +115,7 @@ def choose(name: str | None = None, dtype: str | None = None) -> Device:
 
     Raises `DeviceError` for an unknown name, a device that is not there, and an unknown dtype.
     """
-    kind, _, index = (name or "auto").partition(":")
+    kind, colon, index = (name or "auto").strip().lower().partition(":")
     if kind == "auto":
         kind = next(k for k in KINDS if available(k))
     if kind not in KINDS:
@@ -123,9 +123,26 @@ def choose(name: str | None = None, dtype: str | None = None) -> Device:
     if not available(kind):
         hint = " (needs Intel's habana_frameworks package)" if kind == "hpu" else ""
         raise DeviceError(f"this machine has no usable {kind} device{hint}; try --device cpu")
-    if index and not index.isdigit():
-        raise DeviceError(f"device index in {name!r} is not a number")
-    return Device(kind, _dtype(kind, dtype), int(index) if index else None)
+    return Device(kind, _dtype(kind, dtype), _index(kind, index) if colon else None)
+
+
+def _index(kind: str, text: str) -> int:
+    """Which of several devices. Raises DeviceError for one that is not there."""
+    count = device_count(kind)
+    if not (text.isascii() and text.isdigit()) or int(text) >= count:
+        known = ", ".join([kind, *(f"{kind}:{i}" for i in range(count))])
+        raise DeviceError(f"this machine has no device {kind}:{text}; it has {known}")
+    return int(text)
+
+
+def device_count(kind: str) -> int:
+    """Devices of a kind that is available. The cpu is one, whatever its cores."""
+    if kind == "cuda":
+        return torch.cuda.device_count()
+    if kind == "hpu":
+        hpu: Any = importlib.import_module(f"{_HABANA}.torch").hpu
+        return int(hpu.device_count())
+    return 1
 
 
 def _dtype(kind: str, name: str | None) -> torch.dtype:

@@ -38,6 +38,9 @@ from speculative.types import (
 )
 
 PROMPT_BUCKETS = (4, 8, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+REACH_BUCKETS = (64, 128, 256, 512, 1024, 2048, 4096)
+"""How far attention reads: a window of 30 s fills a third of Whisper's positions, as a rule. Each
+bucket is a shape of its own."""
 
 
 @dataclass
@@ -98,7 +101,8 @@ class Engine:
             drafter.allocate(batch, slots, place)
         self._tenants: list[_Tenant | None] = [None] * batch
         self._waiting: deque[Request] = deque()
-        self._graphs: dict[tuple[int, bool], Callable[[], None]] = {}
+        self._graphs: dict[tuple[int, bool, int], Callable[[], None]] = {}
+        self._longest = 1  # no row is longer; exact after each look
         self._watch = self.device.stopwatch()
         self._rounds = self._target_forwards = self._draft_forwards = 0
         self._since_look = 0
@@ -184,22 +188,29 @@ class Engine:
         with torch.inference_mode():
             for gamma in self.schedule.buckets:
                 for sampling in (False, True):
-                    self._round(gamma, sampling)()
+                    for reach in self._reaches():
+                        self._round(gamma, sampling, reach)()
         self._rounds, (self._target_forwards, self._draft_forwards) = rounds, before
         self.device.synchronize()
 
     def _play(self, active: int, *, sampling: bool) -> None:
         gamma = self.schedule.choose(active)
-        self._round(gamma, sampling)()
+        self._longest = min(self._longest + gamma + 1, self.rows.dump)
+        reach = next(r for r in self._reaches() if r >= self._longest)
+        self._round(gamma, sampling, reach)()
         self.device.mark_step()
         self._rounds += 1
         self._target_forwards += 1
         if gamma and self.drafter is not None:
             self._draft_forwards += self.drafter.forwards(gamma)
 
-    def _round(self, gamma: int, sampling: bool) -> Callable[[], None]:
+    def _reaches(self) -> list[int]:
+        slots = self.rows.dump
+        return [*(r for r in REACH_BUCKETS if r < slots), slots]
+
+    def _round(self, gamma: int, sampling: bool, reach: int) -> Callable[[], None]:
         """The round for one static shape, captured where the device captures."""
-        key = gamma, sampling
+        key = gamma, sampling, reach
         if key not in self._graphs:
             parts = Parts(
                 self.target,
@@ -210,18 +221,22 @@ class Engine:
             )
 
             def eager() -> None:
-                self._set_sampling(sampling)
+                self._set_shape(sampling, reach)
                 self._watch.start()
                 play(self.rows, parts, gamma, self._counters, self._watch.mark)
 
             def captured() -> None:
-                self._set_sampling(sampling)
+                self._set_shape(sampling, reach)
                 play(self.rows, parts, gamma, self._counters)
 
             graphed = self.device.graph(captured)
             # A captured round is one launch: its stages cannot be timed apart.
             self._graphs[key] = eager if graphed is captured else graphed
         return self._graphs[key]
+
+    def _set_shape(self, sampling: bool, reach: int) -> None:
+        self.rows.reach = reach
+        self._set_sampling(sampling)
 
     def _set_sampling(self, sampling: bool) -> None:
         if isinstance(self.drafter, ModelDrafter):
@@ -276,6 +291,7 @@ class Engine:
             prompts[i, : len(request.prompt)] = torch.tensor(request.prompt)
         state.tokens[index] = prompts.to(place)
         lengths = [len(r.prompt) for r in requests]
+        self._longest = max(self._longest, *lengths)
         limits = [self._limit(r) for r in requests]
         put(state.lengths, lengths)
         put(state.begin, lengths)
@@ -302,6 +318,9 @@ class Engine:
             if tenant is not None and not active[row]:
                 results.append(self._collect(row, tenant))
                 self._tenants[row] = None
+        lengths: list[int] = self.rows.lengths.tolist()
+        busy = [lengths[row] for row, tenant in enumerate(self._tenants) if tenant is not None]
+        self._longest = max(busy, default=1)
         return results
 
     def _collect(self, row: int, tenant: _Tenant) -> Result:

@@ -79,7 +79,7 @@ def score(rows: Rows, parts: Parts, draft: Draft) -> tuple[Scores, Tensor]:
     """The target over the pending token and the drafts: raw scores and processed logits `[B, N, V]`."""
     tokens = torch.cat([rows.pending(), draft.tokens], dim=1)  # [B, N]
     start = rows.lengths - 1
-    scores = parts.target.score(tokens, start, draft.topology)
+    scores = parts.target.score(tokens, start, reach=rows.reach, topology=draft.topology)
     logits = scores.logits
     if not parts.processors:
         return scores, logits

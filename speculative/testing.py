@@ -75,9 +75,11 @@ class TinyModel:
         sees = torch.ones(length, length, dtype=torch.bool).tril().expand(len(rows), -1, -1)
         return self._read(values, sees, self.memory[rows]).logits
 
-    def score(self, tokens: Tensor, start: Tensor, topology: Topology | None = None) -> Scores:
-        batch, nodes = tokens.shape
-        offset = torch.arange(self.values.shape[1])[None] - start[:, None]  # [B, T]
+    def score(
+        self, tokens: Tensor, start: Tensor, *, reach: int, topology: Topology | None = None
+    ) -> Scores:
+        nodes = tokens.shape[1]
+        offset = torch.arange(reach)[None] - start[:, None]  # [B, reach]
         if topology is None:
             depths = torch.arange(nodes)
             ancestry = torch.ones(nodes, nodes, dtype=torch.bool).tril()
@@ -88,7 +90,7 @@ class TinyModel:
         self.values.scatter_(1, slots[..., None].expand_as(values), values)
         inside = (offset >= 0) & (offset < nodes)
         seen = ancestry[:, offset.clamp(0, nodes - 1)].permute(1, 0, 2) & inside[:, None]
-        return self._read(self.values, seen | (offset < 0)[:, None], self.memory)
+        return self._read(self.values[:, :reach], seen | (offset < 0)[:, None], self.memory)
 
     def commit(self, start: Tensor, path: Tensor) -> None:
         index = (start[:, None] + path)[..., None].expand(-1, -1, self.values.shape[2])

@@ -149,6 +149,7 @@ class Rows:
     rounds: Tensor  # [B] int64, rounds this row took part in
     drafted: Tensor  # [B] int64
     accepted: Tensor  # [B] int64
+    reach: int  # no slot from here on is read; static, so a part of the round's shape
 
     @staticmethod
     def empty(batch: int, slots: int, device: torch.device) -> Rows:
@@ -171,6 +172,7 @@ class Rows:
             rounds=zeros(batch),
             drafted=zeros(batch),
             accepted=zeros(batch),
+            reach=slots,
         )
 
     @property
@@ -187,7 +189,7 @@ class Rows:
         return self.tokens.gather(1, (self.lengths - 1)[:, None])
 
     def tensors(self) -> dict[str, Tensor]:
-        return {f.name: getattr(self, f.name) for f in fields(self)}
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "reach"}
 
 
 @dataclass(frozen=True)
@@ -267,8 +269,13 @@ class Model(Protocol):
     def prefill(self, rows: Tensor, tokens: Tensor, memory: Sequence[Any]) -> Tensor:
         """Writes the prompts `tokens [K, P]` (right-padded) into `rows [K]`; logits `[K, P, V]`."""
 
-    def score(self, tokens: Tensor, start: Tensor, topology: Topology | None = None) -> Scores:
-        """One forward over `tokens [B, N]`; node i of row b is written to slot `start[b] + i`."""
+    def score(
+        self, tokens: Tensor, start: Tensor, *, reach: int, topology: Topology | None = None
+    ) -> Scores:
+        """One forward over `tokens [B, N]`; node i of row b is written to slot `start[b] + i`.
+
+        Attention reads slots below `reach` only: no active row is longer.
+        """
 
     def commit(self, start: Tensor, path: Tensor) -> None:
         """Moves the K/V of a tree's accepted path `[B, N]` to the slots from `start` on."""

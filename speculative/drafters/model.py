@@ -56,7 +56,7 @@ class ModelDrafter:
         # keeps one shape. In a row of one token it is the first of the two, with junk behind it.
         start = (lengths - 2).clamp_min(0)
         two = start[:, None] + torch.arange(2, device=start.device)
-        logits = self.model.score(known.gather(1, two), start).logits  # [B, 2, V]
+        logits = self.model.score(known.gather(1, two), start, reach=rows.reach).logits  # [B, 2, V]
         pending = (lengths - 1 - start)[:, None, None].expand(-1, 1, logits.shape[2])
         logits = logits.gather(1, pending)
         tokens, probs = [], []
@@ -72,7 +72,7 @@ class ModelDrafter:
             tokens.append(token)
             if depth + 1 < gamma:
                 known = known.scatter(1, slot[:, None], token[:, None])
-                logits = self.model.score(token[:, None], slot).logits
+                logits = self.model.score(token[:, None], slot, reach=rows.reach).logits
         return Draft(
             tokens=torch.stack(tokens, dim=1),
             valid=torch.full_like(lengths, gamma),

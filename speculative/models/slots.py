@@ -67,16 +67,20 @@ class SlotModel(ABC):
             tokens, self._positions_at(slots), mask, cache.prefill(rows), self.memories(memory)
         ).logits
 
-    def score(self, tokens: Tensor, start: Tensor, topology: Topology | None = None) -> Scores:
+    def score(
+        self, tokens: Tensor, start: Tensor, *, reach: int, topology: Topology | None = None
+    ) -> Scores:
         cache = self._allocated()
         slots = start[:, None] + torch.arange(tokens.shape[1], device=tokens.device)  # [B, N]
         if topology is None:
-            positions, mask = slots, chain_mask(slots, cache.slots, self.dtype)
+            positions, mask = slots, chain_mask(slots, reach, self.dtype)
         else:
             depths, ancestry = self._tree(topology)
             positions = start[:, None] + depths
-            mask = tree_mask(start, ancestry, cache.slots, self.dtype)
-        return self.forward(tokens, self._positions_at(positions), mask, cache.decode(slots), None)
+            mask = tree_mask(start, ancestry, reach, self.dtype)
+        return self.forward(
+            tokens, self._positions_at(positions), mask, cache.decode(slots, reach), None
+        )
 
     def commit(self, start: Tensor, path: Tensor) -> None:
         column = torch.arange(path.shape[1], device=path.device)
