@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from speculative.drafters.model import ModelDrafter
     from speculative.drafters.ngram import NgramDrafter
     from speculative.engine import Engine
-    from speculative.schedule import Fixed
+    from speculative.schedule import Fixed, Goodput
     from speculative.stats import Stats
     from speculative.types import Guarantee, Probe, Request, Result, Source
 
@@ -23,6 +23,7 @@ _HOMES = {
     "Device": "device",
     "Engine": "engine",
     "Fixed": "schedule",
+    "Goodput": "schedule",
     "GreedyMatch": "accept",
     "Guarantee": "types",
     "ModelDrafter": "drafters.model",
@@ -40,6 +41,7 @@ __all__ = [
     "Device",
     "Engine",
     "Fixed",
+    "Goodput",
     "GreedyMatch",
     "Guarantee",
     "ModelDrafter",

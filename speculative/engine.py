@@ -9,6 +9,7 @@ The engine knows token ids and opaque memories, nothing of tokenizers, audio or 
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
@@ -73,6 +74,7 @@ class Engine:
         processors: Iterable[Processor] = (),
         device: Device | None = None,
         max_tokens: int | None = None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         if batch < 1:
             raise ValueError(f"batch is {batch}; it must be 1 or more")
@@ -105,7 +107,9 @@ class Engine:
         self._longest = 1  # no row is longer; exact after each look
         self._watch = self.device.stopwatch()
         self._rounds = self._target_forwards = self._draft_forwards = 0
-        self._since_look = 0
+        self._clock = clock
+        self._since_look, self._look_began, self._gamma = 0, 0.0, 0
+        self._learnt = (0, 0)  # judged and accepted drafts that the schedule knows of
         for law in self._laws(sampling=True):
             for r in (self._pick_rule(False), self._pick_rule(True)):
                 _check(r, law)
@@ -174,7 +178,7 @@ class Engine:
         busy = [t for t in self._tenants if t is not None]
         if not busy:
             return []
-        self._play(len(busy), sampling=any(t.request.temperature > 0 for t in busy))
+        self._play(sampling=any(t.request.temperature > 0 for t in busy))
         self._since_look += 1
         if self._since_look < self.device.rounds_per_look and not self._waiting:
             return []
@@ -193,8 +197,11 @@ class Engine:
         self._rounds, (self._target_forwards, self._draft_forwards) = rounds, before
         self.device.synchronize()
 
-    def _play(self, active: int, *, sampling: bool) -> None:
-        gamma = self.schedule.choose(active)
+    def _play(self, *, sampling: bool) -> None:
+        if self._since_look == 0:
+            self._gamma = self.schedule.choose(sampling=sampling)
+            self._look_began = self._clock()
+        gamma = self._gamma
         self._longest = min(self._longest + gamma + 1, self.rows.dump)
         reach = next(r for r in self._reaches() if r >= self._longest)
         self._round(gamma, sampling, reach)()
@@ -311,8 +318,9 @@ class Engine:
     # -- retire -----------------------------------------------------------------------------------
 
     def _retire(self) -> list[Result]:
-        self._since_look = 0
         active: list[bool] = self.rows.active.tolist()
+        self._teach(self._clock() - self._look_began)
+        self._since_look = 0
         results = []
         for row, tenant in enumerate(self._tenants):
             if tenant is not None and not active[row]:
@@ -322,6 +330,15 @@ class Engine:
         busy = [lengths[row] for row, tenant in enumerate(self._tenants) if tenant is not None]
         self._longest = max(busy, default=1)
         return results
+
+    def _teach(self, seconds: float) -> None:
+        """Tells the schedule what came of the rounds since the last look."""
+        if isinstance(self.schedule, Fixed):
+            return  # spares a device two reads
+        known = int(self._counters.judged), int(self._counters.accepted.sum())
+        judged, accepted = known[0] - self._learnt[0], known[1] - self._learnt[1]
+        self._learnt = known
+        self.schedule.learn(self._gamma, self._since_look, judged, accepted, seconds)
 
     def _collect(self, row: int, tenant: _Tenant) -> Result:
         state, request = self.rows, tenant.request

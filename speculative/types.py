@@ -319,6 +319,8 @@ class Schedule(Protocol):
     @property
     def buckets(self) -> tuple[int, ...]: ...
 
-    def choose(self, active: int) -> int: ...
+    def choose(self, *, sampling: bool) -> int:
+        """Gamma until the host looks again; `sampling` where a row is above temperature 0."""
 
-    def learn(self, gamma: int, drafted: int, accepted: int, seconds: float) -> None: ...
+    def learn(self, gamma: int, rounds: int, trials: int, accepted: int, seconds: float) -> None:
+        """What came of it: drafts judged and kept over all rows, and the time it took."""

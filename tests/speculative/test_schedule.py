@@ -1,0 +1,112 @@
+"""The goodput schedule: picks what the formula says, falls to 0 where drafting loses, recovers."""
+
+from __future__ import annotations
+
+import pytest
+
+from speculative import Engine, Fixed, Goodput, ModelDrafter, Request
+from speculative.errors import SpeculativeError
+from speculative.reference import decode
+from speculative.schedule import expected_tokens
+from speculative.testing import TinyModel
+from speculative.types import Rows
+
+
+def play(schedule: Goodput, costs: dict[int, float], alpha: float, rounds: int) -> list[int]:
+    """Rounds of 8 rows in a world with these costs and this acceptance; the gammas chosen."""
+    chosen = []
+    for _ in range(rounds):
+        gamma = schedule.choose(sampling=False)
+        chosen.append(gamma)
+        # The expected number of judged and kept drafts per round, scaled up to whole numbers.
+        kept = expected_tokens(alpha, gamma) - 1
+        judged = kept + (1 - alpha**gamma) if gamma else 0
+        schedule.learn(gamma, 1, round(800 * judged), round(800 * kept), costs[gamma])
+    return chosen
+
+
+def costs(draft: float, wider: float) -> dict[int, float]:
+    """Seconds per round: one target forward, `draft` per drafted token, `wider` per scored one."""
+    return {g: 1 + g * (draft + wider) for g in (0, 2, 4, 6, 8, 12)}
+
+
+@pytest.mark.parametrize(
+    ("alpha", "draft", "wider", "best"),
+    [
+        (0.95, 0.05, 0.0, 12),
+        (0.8, 0.10, 0.0, 6),  # table of Leviathan's formula: the optimum is 6
+        (0.6, 0.15, 0.0, 2),
+        (0.9, 0.30, 0.4, 2),  # a wide batch, where every scored token costs
+        (0.3, 0.30, 0.2, 0),
+    ],
+)
+def test_the_gamma_of_most_tokens_per_second_is_found(alpha, draft, wider, best):
+    chosen = play(Goodput(probe_every=1000), costs(draft, wider), alpha, 60)
+    assert chosen[-30:] == [best] * 30
+
+
+def test_it_loses_at_most_five_per_cent_where_drafting_never_pays():
+    world = costs(0.5, 0.5)
+    chosen = play(Goodput(), world, 0.1, 1000)
+    assert sum(world[g] for g in chosen) <= 1000 * world[0] * 1.05
+
+
+def test_it_notices_when_drafts_become_good_again():
+    schedule, world = Goodput(), costs(0.05, 0.02)
+    assert play(schedule, world, 0.02, 150)[-1] == 0
+    assert play(schedule, world, 0.95, 600)[-1] == 12
+
+
+def test_sampled_rounds_have_one_length_whatever_the_clock_says():
+    schedule = Goodput(sampling_gamma=4)
+    for n in range(50):
+        assert schedule.choose(sampling=True) == 4
+        schedule.learn(4, 1, 8, 1, 1.0 + n)
+
+
+def test_expected_tokens_is_the_geometric_sum():
+    assert expected_tokens(0.5, 3) == pytest.approx(1 + 0.5 + 0.25 + 0.125)
+    assert expected_tokens(1.0, 7) == 8
+    assert expected_tokens(0.0, 7) == 1
+
+
+def test_impossible_schedules_are_refused():
+    with pytest.raises(SpeculativeError, match="need 0"):
+        Goodput((2, 4))
+    with pytest.raises(SpeculativeError, match="gamma is -1"):
+        Fixed(-1)
+
+
+class Costly(TinyModel):
+    """A draft that takes its time, on a clock of its own."""
+
+    def __init__(self, clock: list[float], seconds: float, **options) -> None:
+        super().__init__(**options)
+        self.clock, self.seconds = clock, seconds
+
+    def score(self, *args, **kwargs):
+        self.clock[0] += self.seconds
+        return super().score(*args, **kwargs)
+
+
+@pytest.mark.parametrize(("cost", "blur", "drafts"), [(0.02, 0.0, True), (0.9, 3.0, False)])
+def test_an_engine_drafts_where_it_pays_and_the_text_never_changes(cost, blur, drafts):
+    clock = [0.0]
+    target = Costly(clock, 1.0)
+    engine = Engine(
+        target,
+        ModelDrafter(Costly(clock, cost, blur=blur)),
+        batch=2,
+        eos=(99,),
+        schedule=Goodput((0, 2, 4), probe_every=1000),
+        clock=lambda: clock[0],
+    )
+    requests = [Request(prompt=(1, n), tag=n) for n in range(2, 9)]
+    for result in engine.run(requests):
+        expected = decode(
+            lambda t: TinyModel().forward(t), result.request, eos=(99,), max_tokens=48
+        )
+        assert result.tokens == expected
+    last = engine.schedule.best()
+    assert last == (4 if drafts else 0)
+    assert isinstance(engine.rows, Rows)
