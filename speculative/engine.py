@@ -110,9 +110,9 @@ class Engine:
         self._clock = clock
         self._since_look, self._look_began, self._gamma = 0, 0.0, 0
         self._learnt = (0, 0)  # judged and accepted drafts that the schedule knows of
-        for law in self._laws(sampling=True):
-            for r in (self._pick_rule(False), self._pick_rule(True)):
-                _check(r, law)
+        for sampling in (False, True):
+            if self._drafting:
+                _check(self._pick_rule(sampling), self._law(sampling))
 
     # -- requests ---------------------------------------------------------------------------------
 
@@ -174,7 +174,8 @@ class Engine:
     @torch.inference_mode()
     def step(self) -> list[Result]:
         """Admits what waits, plays one round, and returns what has ended (often nothing)."""
-        self._admit()
+        if self._since_look == 0:  # so that gamma is chosen for the rows that there are
+            self._admit()
         busy = [t for t in self._tenants if t is not None]
         if not busy:
             return []
@@ -228,26 +229,18 @@ class Engine:
             )
 
             def eager() -> None:
-                self._set_shape(sampling, reach)
+                self.rows.sampling, self.rows.reach = sampling, reach
                 self._watch.start()
                 play(self.rows, parts, gamma, self._counters, self._watch.mark)
 
             def captured() -> None:
-                self._set_shape(sampling, reach)
+                self.rows.sampling, self.rows.reach = sampling, reach
                 play(self.rows, parts, gamma, self._counters)
 
             graphed = self.device.graph(captured)
             # A captured round is one launch: its stages cannot be timed apart.
             self._graphs[key] = eager if graphed is captured else graphed
         return self._graphs[key]
-
-    def _set_shape(self, sampling: bool, reach: int) -> None:
-        self.rows.reach = reach
-        self._set_sampling(sampling)
-
-    def _set_sampling(self, sampling: bool) -> None:
-        if isinstance(self.drafter, ModelDrafter):
-            self.drafter.sampling = sampling
 
     # -- admit ------------------------------------------------------------------------------------
 
@@ -266,9 +259,8 @@ class Engine:
     def _prefill(self, rows: list[int], requests: list[Request]) -> list[tuple[float, ...]]:
         place, count = self.device.torch, len(rows)
         self._enter(rows, requests)
-        if (
-            self.device.static_shapes
-        ):  # repeat the last row: it is written twice with the same values
+        if self.device.static_shapes:
+            # The last row again: it is written twice, with the same values.
             padding = (1 << (count - 1).bit_length()) - count
             rows, requests = rows + rows[-1:] * padding, requests + requests[-1:] * padding
         length = max(len(r.prompt) for r in requests)
@@ -366,23 +358,20 @@ class Engine:
             return self._rule
         return TokenRejection() if sampling else GreedyMatch()
 
-    def _laws(self, *, sampling: bool) -> list[Law]:
-        if self.drafter is None or not self.max_gamma:
-            return []
-        before = getattr(self.drafter, "sampling", False)
-        self._set_sampling(sampling)
-        law = self.drafter.law
-        self._set_sampling(before)
-        return [law]
+    @property
+    def _drafting(self) -> bool:
+        return self.drafter is not None and self.max_gamma > 0
+
+    def _law(self, sampling: bool) -> Law:
+        return self.drafter.law(sampling=sampling) if self.drafter is not None else Law.ONE_HOT
 
     def _guarantee(self, request: Request) -> Guarantee:
         """What the result may claim; a greedy request needs no more than a greedy-only rule."""
-        rule = self._pick_rule(request.temperature > 0)
-        laws = self._laws(sampling=request.temperature > 0) or [Law.ONE_HOT]
-        weakest = Guarantee.weakest([rule.guarantee(law) for law in laws])
-        if weakest is Guarantee.GREEDY_ONLY and request.temperature == 0:
+        sampling = request.temperature > 0
+        guarantee = self._pick_rule(sampling).guarantee(self._law(sampling))
+        if guarantee is Guarantee.GREEDY_ONLY and not sampling:
             return Guarantee.EXACT
-        return weakest
+        return guarantee
 
     @property
     def stats(self) -> Stats:

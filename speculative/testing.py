@@ -106,11 +106,12 @@ class ScriptedDrafter:
     pattern by changing tokens of it.
     """
 
-    law = Law.ONE_HOT
-
     def __init__(self, scripts: dict[Any, Sequence[int]], fill: int = 0) -> None:
         self.scripts, self.fill = scripts, fill
         self.script = torch.empty(0)
+
+    def law(self, *, sampling: bool) -> Law:
+        return Law.ONE_HOT
 
     def allocate(self, batch: int, slots: int, device: torch.device) -> None:
         self.script = torch.full((batch, 2 * slots), self.fill, dtype=torch.int64, device=device)

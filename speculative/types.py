@@ -28,11 +28,6 @@ class Guarantee(Enum):
     GREEDY_ONLY = "greedy-only"  # the same tokens at temperature 0, nothing claimed above it
     LOSSY = "lossy"
 
-    @staticmethod
-    def weakest(guarantees: Sequence[Guarantee]) -> Guarantee:
-        order = [Guarantee.EXACT, Guarantee.GREEDY_ONLY, Guarantee.LOSSY]
-        return max(guarantees, key=order.index, default=Guarantee.EXACT)
-
 
 class Law(Enum):
     """The law a drafter drew its tokens from; a rule names the laws it can verify exactly."""
@@ -149,7 +144,9 @@ class Rows:
     rounds: Tensor  # [B] int64, rounds this row took part in
     drafted: Tensor  # [B] int64
     accepted: Tensor  # [B] int64
-    reach: int  # no slot from here on is read; static, so a part of the round's shape
+    # Static, so a part of the round's shape:
+    reach: int  # no slot from here on is read
+    sampling: bool  # a row is above temperature 0: drafts are drawn, and carry their law
 
     @staticmethod
     def empty(batch: int, slots: int, device: torch.device) -> Rows:
@@ -173,6 +170,7 @@ class Rows:
             drafted=zeros(batch),
             accepted=zeros(batch),
             reach=slots,
+            sampling=False,
         )
 
     @property
@@ -189,7 +187,8 @@ class Rows:
         return self.tokens.gather(1, (self.lengths - 1)[:, None])
 
     def tensors(self) -> dict[str, Tensor]:
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "reach"}
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {name: value for name, value in values.items() if isinstance(value, Tensor)}
 
 
 @dataclass(frozen=True)
@@ -284,8 +283,8 @@ class Model(Protocol):
 class Drafter(Protocol):
     """Proposes, and learns from the outcome."""
 
-    @property
-    def law(self) -> Law: ...
+    def law(self, *, sampling: bool) -> Law:
+        """What its drafts are drawn from, in rounds with and without rows above temperature 0."""
 
     def allocate(self, batch: int, slots: int, device: torch.device) -> None: ...
 

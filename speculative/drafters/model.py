@@ -26,19 +26,16 @@ class ModelDrafter:
     """Drafts with any `Model` of the target's vocabulary.
 
     `processors` are applied to the draft's logits too. They cannot change the output, only the
-    acceptance, and each costs its passes per drafted token. With `sampling` off the drafts are the
-    draft's argmax and their law is one-hot, which is all that greedy rounds need; with it on they
-    follow the row's temperature and carry their probabilities.
+    acceptance, and each costs its passes per drafted token. In greedy rounds the drafts are the
+    draft's argmax; in sampled ones they follow the row's temperature and carry their probabilities.
     """
 
     def __init__(self, model: Model, processors: Sequence[Processor] = ()) -> None:
         self.model = model
         self.processors = tuple(processors)
-        self.sampling = False
 
-    @property
-    def law(self) -> Law:
-        return Law.DENSE if self.sampling else Law.ONE_HOT
+    def law(self, *, sampling: bool) -> Law:
+        return Law.DENSE if sampling else Law.ONE_HOT
 
     def allocate(self, batch: int, slots: int, device: torch.device) -> None:
         self.model.allocate(batch, slots)
@@ -63,7 +60,7 @@ class ModelDrafter:
         for depth in range(gamma):
             slot = lengths + depth  # of the token drafted now
             logits = self._process(logits, known, slot - 1, rows.begin)  # [B, 1, V]
-            if self.sampling:
+            if rows.sampling:
                 q = policy(logits, rows.temperature)[:, 0]
                 token = draw(q, uniform(rows.seed, slot, Stream.DRAFT))
                 probs.append(q)

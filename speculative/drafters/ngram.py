@@ -23,13 +23,14 @@ class NgramDrafter:
     `hint_slots` bounds the hint; a longer one keeps its last tokens.
     """
 
-    law = Law.ONE_HOT
-
     def __init__(self, *, longest: int = 3, shortest: int = 1, hint_slots: int = 256) -> None:
         if not 1 <= shortest <= longest:
             raise ValueError(f"need 1 <= shortest <= longest, got {shortest} and {longest}")
         self.longest, self.shortest, self.hint_slots = longest, shortest, hint_slots
         self.hints: Tensor | None = None  # [B, hint_slots], right-aligned, -1 in front
+
+    def law(self, *, sampling: bool) -> Law:
+        return Law.ONE_HOT
 
     def allocate(self, batch: int, slots: int, device: torch.device) -> None:
         shape = (batch, self.hint_slots)

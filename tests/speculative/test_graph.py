@@ -48,7 +48,7 @@ def ragged_engine(drafter: str, sampling: bool) -> Engine:
 
 def rounds(engine: Engine, sampling: bool):
     """A closure that plays one round, and the rows it changes."""
-    engine._set_sampling(sampling)
+    engine.rows.sampling = sampling
     parts = Parts(
         engine.target,
         engine.drafter,
