@@ -3,8 +3,8 @@
 Its own features, its own rules, greedy, one temperature, no thresholds, no previous text.
 
 Windows are padded with silence to 30 s first, as every other system does inside. Left to itself
-faster-whisper (1.2.1) pads the *features* with zeros, which is no silence on the log-mel scale: a
-model then hears a hum that it was never trained on, and the tokens of short windows differ.
+faster-whisper (1.2.1) pads the *features* with zeros, which is no silence on the log-mel scale
+(silence is the floor, about -0.7 beside loud speech), and the tokens of short windows differ.
 """
 
 from __future__ import annotations
