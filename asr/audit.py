@@ -13,8 +13,12 @@ In float32 all three agree. A difference in lower precision is a near-tie; its m
 from __future__ import annotations
 
 import json
+import math
+import os
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,7 +36,7 @@ class Difference:
     """The first token of a window at which two ways part; behind it they decode different text.
 
     `margin` is how much the plain token's processed logit exceeds the other's in a forward without
-    cache or batch: about 0 for a near-tie, large for a fault.
+    cache or batch: about 0 for a near-tie, large for a fault; NaN where one text ends before.
     """
 
     window: int
@@ -57,22 +61,30 @@ class Report:
     error: str | None = None
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self) | {"equal": not self.differences and not self.error})
+        record = asdict(self)
+        for difference in record["differences"]:
+            if not math.isfinite(difference["margin"]):
+                difference["margin"] = None  # JSON has no NaN and no infinity
+        return json.dumps(record | {"equal": not self.differences and not self.error})
 
     def to_text(self) -> str:
         if self.error is not None:
             return f"{self.source}: {self.error}"
         rate = "" if self.acceptance_rate is None else f", {self.acceptance_rate:.1%} accepted"
-        head = f"{self.source}: {self.windows} windows, {self.tokens} tokens{rate}"
+        head = f"{self.source}: {_count(self.windows, 'window')}, {self.tokens} tokens{rate}"
         if not self.differences:
             return f"{head}: all equal to plain decoding"
-        lines = [f"{head}: {len(self.differences)} windows differ"]
+        lines = [f"{head}: {_count(len(self.differences), 'difference')}"]
         for d in self.differences:
             lines.append(
                 f"  window {d.window} at {d.start_s:.2f} s, token {d.position}: plain {d.plain!r}, "
                 f"{d.way} {d.other!r}, margin {d.margin:.2e}"
             )
         return "\n".join(lines)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def audit(
@@ -85,19 +97,36 @@ def audit(
 ) -> Iterator[Report]:
     """A report per recording. Raises UsageError for options that the model cannot serve."""
     drafting = Transcriber(whisper, batch=batch, gamma=gamma)
-    plain = Transcriber(whisper, batch=batch, gamma=0, detector=drafting.detector)
+    plain = Transcriber(whisper, batch=batch, gamma=0)
     keep = replace(options, keep_memory=True)
+    ways = ((drafting, keep), (plain, keep), (drafting, replace(keep, gamma=0)))
     for source in sources:
-        (first,) = drafting.transcribe([source], keep)
-        if first.error is not None:
-            yield Report(first.name, error=str(first.error))
-            continue
-        (second,) = plain.transcribe([source], keep)
-        (third,) = drafting.transcribe([source], replace(keep, gamma=0))
-        yield _report(whisper, first, second, third)
+        name = Outcome(source).name
+        again = _repeatable(source)
+        outcomes = []
+        for transcriber, wanted in ways:
+            (outcome,) = transcriber.transcribe([again], wanted)
+            outcomes.append(outcome)
+            if outcome.error is not None:
+                break
+        yield _report(whisper, name, *outcomes)
 
 
-def _report(whisper: Whisper, first: Outcome, plain: Outcome, shape: Outcome) -> Report:
+def _repeatable(source: Input) -> Input:
+    """What can be read three times: stdin and pipes are taken into memory."""
+    if source == "-":
+        return sys.stdin.buffer.read()
+    if isinstance(source, str | os.PathLike) and Path(source).is_fifo():
+        return Path(source).read_bytes()
+    return source
+
+
+def _report(whisper: Whisper, name: str, *outcomes: Outcome) -> Report:
+    """Of the three ways' outcomes; of fewer where the last one failed."""
+    error = outcomes[-1].error
+    if error is not None:
+        return Report(name, error=str(error))
+    first, plain, shape = outcomes
     assert first.transcript is not None
     differences = []
     for way, outcome in (("speculative", first), ("same shape", shape)):
@@ -106,7 +135,7 @@ def _report(whisper: Whisper, first: Outcome, plain: Outcome, shape: Outcome) ->
                 differences.append(_difference(whisper, a, b, way))
     stats: Any = first.transcript.stats
     return Report(
-        source=first.name,
+        source=name,
         windows=len(plain.decoded),
         tokens=sum(len(d.result.tokens) for d in plain.decoded),
         acceptance_rate=stats["acceptance_rate"],

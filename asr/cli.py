@@ -9,15 +9,18 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from asr.errors import ForescribeError, UsageError
 
+INTERRUPTED = 130  # 128 + SIGINT, as shells count
+
 app = typer.Typer(
     name="forescribe",
-    help="Whisper's own words, sooner: transcription by lossless speculative decoding.",
+    help="Whisper's own words, sooner: transcription by lossless speculative decoding. "
+    "`forescribe AUDIO...` alone means `forescribe transcribe AUDIO...`.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -58,10 +61,13 @@ TaskName = Annotated[
 ]
 Gamma = Annotated[
     int,
-    typer.Option("--gamma", min=0, max=64, help="Drafted tokens per round; 0 decodes plainly."),
+    typer.Option(
+        "--gamma", metavar="N", min=0, max=64, help="Drafted tokens per round; 0 decodes plainly."
+    ),
 ]
 Batch = Annotated[
-    int, typer.Option("--batch-size", min=1, max=1024, help="Windows decoded together.")
+    int,
+    typer.Option("--batch-size", metavar="N", min=1, max=1024, help="Windows decoded together."),
 ]
 DeviceName = Annotated[
     str, typer.Option("--device", metavar="NAME", help="auto, cuda, cuda:N, hpu, mps or cpu.")
@@ -74,9 +80,7 @@ Prompt = Annotated[
     typer.Option("--initial-prompt", metavar="TEXT", help="Names and spellings to expect."),
 ]
 Vad = Annotated[bool, typer.Option(help="Cut in pauses and skip silence; else every 30 s.")]
-Offline = Annotated[
-    bool, typer.Option("--local-files-only", help="Never download weights.", is_flag=True)
-]
+Offline = Annotated[bool, typer.Option("--local-files-only", help="Never download weights.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no summary.")]
 Json = Annotated[
     bool, typer.Option("--json", help="One JSON line per recording on stdout; implies --quiet.")
@@ -127,8 +131,12 @@ def transcribe(
 ) -> None:
     """Write what is said in recordings as text, subtitles and JSON."""
     from asr.console import Console
-    from asr.outputs import Destination
+    from asr.outputs import STDOUT, Destination
 
+    if json and output_dir == STDOUT:
+        raise UsageError("--json and `-o -` both write to stdout; choose one of them")
+    if verbose and (quiet or json):
+        raise UsageError("--verbose and --quiet (or --json) exclude each other")
     destination = Destination.of(audio, output_dir, output_format)
     console = Console(quiet=quiet or json, verbose=verbose, json=json)
     console.status("loading the model")
@@ -154,7 +162,7 @@ def transcribe(
     )
     failures = 0
     with console.progress(len(audio)) as hook:
-        for outcome in transcriber.transcribe(map(_source, audio), options, hook):
+        for outcome in transcriber.transcribe(audio, options, hook):
             outputs: list[Path] = []
             error = outcome.error
             if outcome.transcript is not None:
@@ -184,7 +192,7 @@ def audit(
     local_files_only: Offline = False,
     json: Json = False,
 ) -> None:
-    """Decode with and without speculation, and report every difference with its logit margin."""
+    """Report every token that speculation changed, with its margin."""
     from asr.audit import audit as compare
     from asr.loading import load
     from asr.presets import resolve
@@ -197,7 +205,7 @@ def audit(
     pair = resolve(model, draft, language)
     whisper = load(pair, choose(device, dtype), network=not local_files_only)
     differences = failures = 0
-    for report in compare(whisper, map(_source, audio), options, gamma=gamma, batch=batch_size):
+    for report in compare(whisper, audio, options, gamma=gamma, batch=batch_size):
         typer.echo(report.to_json() if json else report.to_text())
         differences += len(report.differences)
         failures += report.error is not None
@@ -219,10 +227,6 @@ def models() -> None:
         typer.echo(f"{'':18} {'':12} {preset.note}")
 
 
-def _source(name: str) -> Any:
-    return name
-
-
 def main() -> None:
     """The console entry: one line per error, no traceback for a user's mistake.
 
@@ -231,21 +235,23 @@ def main() -> None:
     """
     from speculative.errors import SpeculativeError
 
-    arguments = sys.argv[1:]
-    if arguments and not arguments[0].startswith("-") and arguments[0] not in _commands():
-        arguments = ["transcribe", *arguments]
     try:
-        app(args=arguments)
+        app(args=_with_command(sys.argv[1:]), prog_name="forescribe")
     except (ForescribeError, SpeculativeError) as error:
         typer.echo(f"forescribe: {error}", err=True)
         sys.exit(2)
-    except KeyboardInterrupt:
-        typer.echo("forescribe: interrupted", err=True)
-        sys.exit(130)
+    except SystemExit as left:
+        if left.code == INTERRUPTED:  # typer's answer to Ctrl-C
+            typer.echo("forescribe: interrupted", err=True)
+        raise
     except BrokenPipeError:  # the reader of stdout has gone, as with `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
 
 
-def _commands() -> set[str]:
-    return {"transcribe", "audit", "models"}
+def _with_command(arguments: list[str]) -> list[str]:
+    """What is no command and no option of the whole is the beginning of `transcribe`'s."""
+    known = {"transcribe", "audit", "models", "-h", "--help", "--version"}
+    if arguments and arguments[0] not in known:
+        return ["transcribe", *arguments]
+    return arguments

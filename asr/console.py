@@ -78,7 +78,8 @@ class Console:
     def outcome(self, outcome: Outcome, error: ForescribeError | None, files: list[Path]) -> None:
         """The line of one recording that has ended."""
         if self.json:
-            sys.stdout.write(json.dumps(_record(outcome, error, files), ensure_ascii=False) + "\n")
+            # In ASCII: a path may hold bytes that no encoding of stdout can write.
+            sys.stdout.write(json.dumps(_record(outcome, error, files)) + "\n")
             sys.stdout.flush()
         if error is not None:
             self.failed.append(f"{outcome.name}: {error.code}")

@@ -6,7 +6,10 @@ the draft hears through the target's encoder, by comparing its weights.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from logging import CRITICAL
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,8 @@ from asr.tokens import SpecialTokens
 from asr.weights import Role, check_pair, locate
 from speculative.device import Device
 from speculative.models.whisper import encoder_of, same_encoder
+
+_FEATURES = ("preprocessor_config.json", "processor_config.json")  # one of them
 
 
 @dataclass(frozen=True)
@@ -86,7 +91,7 @@ def load(pair: Pair, device: Device, *, network: bool = True) -> Whisper:
     if pair.draft is not None:
         draft_folder = locate(pair.draft, role="draft", network=network)
     target = _model(folder, "model", device)
-    tokenizer, extractor = _processor(folder)
+    tokenizer, extractor = _processor(folder, target.config)
     draft, shared = None, False
     if draft_folder is not None:
         draft = _model(draft_folder, "draft", device)
@@ -94,7 +99,7 @@ def load(pair: Pair, device: Device, *, network: bool = True) -> Whisper:
             target.config,
             draft.config,
             tokenizer,
-            _processor(draft_folder)[0],
+            _processor(draft_folder, draft.config)[0],
             target=str(pair.target),
             draft=str(pair.draft),
         )
@@ -110,30 +115,64 @@ def load(pair: Pair, device: Device, *, network: bool = True) -> Whisper:
 
 def _model(folder: Path, role: Role, device: Device) -> Any:
     from transformers import AutoConfig, WhisperForCausalLM, WhisperForConditionalGeneration
-    from transformers.utils import logging
 
-    logging.disable_progress_bar()  # one bar per model, for a second: noise beside our own
     try:
         config = AutoConfig.from_pretrained(folder)
         if config.model_type != "whisper":
             raise ValueError(f"its config.json says {config.model_type!r}")
         decoder_only = "WhisperForCausalLM" in (config.architectures or [])
         kind: Any = WhisperForCausalLM if decoder_only else WhisperForConditionalGeneration
-        model = kind.from_pretrained(folder, dtype=device.dtype)
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        with _quiet_transformers():
+            # Mismatches are let through only to be refused below, by name.
+            model, report = kind.from_pretrained(
+                folder, dtype=device.dtype, output_loading_info=True, ignore_mismatched_sizes=True
+            )
+        _check_complete(report)
+    except Exception as error:  # safetensors, pickle, configuration: each has errors of its own
         raise ModelError(
             f"--{role} {folder} cannot be loaded as a Whisper model: {error}"
         ) from error
     return model.eval().to(device.torch)
 
 
-def _processor(folder: Path) -> tuple[Any, Any]:
+def _check_complete(report: Mapping[str, Any]) -> None:
+    """transformers would fill gaps with random numbers, and the model would babble.
+
+    Raises ValueError that names a weight.
+    """
+    missing = sorted(report["missing_keys"])
+    other = sorted(str(key[0]) for key in report["mismatched_keys"])
+    if missing:
+        raise ValueError(f"its weights lack {missing[0]} ({len(missing)} in all)")
+    if other:
+        raise ValueError(f"{other[0]} has another shape than its config.json says")
+
+
+def _processor(folder: Path, config: Any) -> tuple[Any, Any]:
     from transformers import WhisperFeatureExtractor, WhisperTokenizer
 
     try:
-        return (
-            WhisperTokenizer.from_pretrained(folder),
-            WhisperFeatureExtractor.from_pretrained(folder),
-        )
-    except (OSError, ValueError, TypeError) as error:
+        tokenizer = WhisperTokenizer.from_pretrained(folder)
+        if len(tokenizer) < config.eos_token_id:  # made of nothing where the files are missing
+            raise ValueError("it lacks tokenizer.json, or vocab.json with merges.txt")
+        if not any((folder / file).is_file() for file in _FEATURES):
+            raise ValueError("it lacks preprocessor_config.json")
+        return tokenizer, WhisperFeatureExtractor.from_pretrained(folder)
+    except Exception as error:  # a damaged tokenizer.json raises a bare Exception
         raise ModelError(f"{folder} has no usable tokenizer or features: {error}") from error
+
+
+@contextmanager
+def _quiet_transformers() -> Iterator[None]:
+    """No bar per model and no table of what fits: we say it in one line."""
+    from transformers.utils import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity(CRITICAL)
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()

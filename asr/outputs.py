@@ -15,7 +15,7 @@ from asr.errors import OutputError, UsageError
 from asr.transcript import Transcript
 from asr.writers import formats, write
 
-STDOUT = "-"
+STDOUT = STDIN = "-"
 
 
 @dataclass(frozen=True)
@@ -54,27 +54,42 @@ class Destination:
     def write(self, source: str, transcript: Transcript) -> list[Path]:
         """The transcript in all formats. Raises OutputError."""
         if self.folder is None:
-            sys.stdout.write(formats(self.names)[0].render(transcript))
-            sys.stdout.flush()
+            _print(formats(self.names)[0].render(transcript))
             return []
         return write(transcript, self.folder, self.stems[source], self.names)
 
 
+def _print(text: str) -> None:
+    """To stdout, in UTF-8 as in files, whatever the locale says."""
+    try:
+        sys.stdout.buffer.write(text.encode())
+        sys.stdout.buffer.flush()
+    except BrokenPipeError:  # the reader has seen enough: no fault
+        raise
+    except OSError as error:
+        raise OutputError(f"cannot write to stdout: {error.strerror}") from error
+
+
 def _stems(sources: Sequence[str]) -> dict[str, str]:
-    """File stems by source: the shortest that tell all recordings apart.
+    """File stems by source: the shortest that no other recording could take.
 
     `a.mp3` and `a.wav` keep their extensions, `x/a.mp3` and `y/a.mp3` get a short hash of their
     place, so no result ever overwrites another one.
     """
-    twice = [s for s, n in Counter(map(os.path.normpath, sources)).items() if n > 1]
-    if twice:
-        raise UsageError(f"{twice[0]} was given twice")
+    places = Counter(STDIN if s == STDIN else os.path.abspath(s) for s in sources)
+    twice = next((place for place, n in places.items() if n > 1), None)
+    if twice is not None:
+        raise UsageError(f"{'stdin' if twice == STDIN else twice} was given twice")
+    choices = {source: _choices(source) for source in sources}
+    claims = Counter(name for names in choices.values() for name in set(names))
+    return {
+        source: next((name for name in names if claims[name] == 1), names[-1])
+        for source, names in choices.items()
+    }
 
-    def unique(name: dict[str, str]) -> dict[str, str]:
-        counts = Counter(name.values())
-        return {s: n for s, n in name.items() if counts[n] == 1}
 
-    plain = {s: "stdin" if s == STDOUT else Path(s).stem or Path(s).name for s in sources}
-    whole = {s: Path(s).name or plain[s] for s in sources}
-    hashed = {s: f"{plain[s]}-{hashlib.sha256(s.encode()).hexdigest()[:8]}" for s in sources}
-    return {**hashed, **unique(whole), **unique(plain)}
+def _choices(source: str) -> tuple[str, ...]:
+    """Possible stems, the best first; the last one is nobody else's."""
+    digest = hashlib.sha256(os.fsencode(source)).hexdigest()
+    path = Path("stdin" if source == STDIN else source)
+    return path.stem, path.name, f"{path.stem}-{digest[:8]}", f"{path.stem}-{digest}"

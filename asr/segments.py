@@ -26,7 +26,8 @@ class Stretch:
 def stretches(tokens: Sequence[int], special: SpecialTokens, length: int) -> list[Stretch]:
     """The segments of a window of `length` samples, in order, never beyond it.
 
-    Special tokens other than timestamps are left out; stretches without text are dropped.
+    Special tokens other than timestamps are left out; stretches without text are dropped. A time
+    before the one that was last written counts as that one, so stretches never overlap.
     """
     found: list[Stretch] = []
     start, text = 0, list[int]()
@@ -35,12 +36,13 @@ def stretches(tokens: Sequence[int], special: SpecialTokens, length: int) -> lis
         nonlocal text
         if text:
             begin = min(start, length)
-            found.append(Stretch(begin, min(max(begin, end), length), tuple(text)))
+            found.append(Stretch(begin, min(end, length), tuple(text)))
         text = []
 
     for token in tokens:
         stamp = special.stamp(token)
         if stamp is not None:
+            stamp = max(start, stamp)
             close(stamp)
             start = stamp
         elif token < special.end:

@@ -21,6 +21,18 @@ SAMPLES_PER_STEP = SAMPLE_RATE // 50
 """A timestamp token counts steps of 20 ms."""
 
 
+AUTO = "auto"
+"""Where a language is asked for: detect it."""
+
+
+def language_code(name: str) -> str:
+    """The ISO 639-1 code of an English language name, in any case; anything else as it is."""
+    from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE
+
+    wanted = name.strip().lower()
+    return str(TO_LANGUAGE_CODE.get(wanted, wanted))
+
+
 @dataclass(frozen=True)
 class SpecialTokens:
     """Token ids. `languages` maps ISO 639-1 codes; empty, like `tasks`, in English-only models."""
@@ -35,12 +47,17 @@ class SpecialTokens:
 
     @classmethod
     def of(cls, generation_config: Any, tokenizer: Any) -> SpecialTokens:
-        """From what a Whisper folder holds. Raises ValueError where it is no Whisper's."""
+        """From what a Whisper folder holds. Raises ValueError that says what is missing."""
         no_timestamps = getattr(generation_config, "no_timestamps_token_id", None)
         if no_timestamps is None:
             raise ValueError("its generation_config.json has no no_timestamps_token_id")
         end = generation_config.eos_token_id
         languages = getattr(generation_config, "lang_to_id", None) or {}
+        tasks = dict(getattr(generation_config, "task_to_id", None) or {})
+        if getattr(generation_config, "is_multilingual", False) and not languages:
+            raise ValueError("its generation_config.json has no lang_to_id")
+        if languages and not tasks.keys() >= set(TASKS):
+            raise ValueError("its generation_config.json has no task_to_id for both tasks")
         previous = tokenizer.convert_tokens_to_ids("<|startofprev|>")
         return cls(
             start=generation_config.decoder_start_token_id,
@@ -48,7 +65,7 @@ class SpecialTokens:
             no_timestamps=no_timestamps,
             no_speech=no_timestamps - 1,
             languages={token[2:-2]: int(i) for token, i in languages.items()},
-            tasks=dict(getattr(generation_config, "task_to_id", None) or {}),
+            tasks=tasks,
             previous=previous if previous not in (None, tokenizer.unk_token_id) else None,
         )
 
@@ -66,10 +83,7 @@ class SpecialTokens:
 
         Raises UsageError for a language that the model does not know.
         """
-        from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE
-
-        wanted = name.strip().lower()
-        code = TO_LANGUAGE_CODE.get(wanted, wanted)
+        code = language_code(name)
         known = self.languages or {"en": 0}
         if code not in known:
             raise UsageError(

@@ -20,13 +20,13 @@ from importlib.metadata import version
 from typing import Any
 
 from asr.audio import Input, Recording, open_audio
-from asr.errors import ForescribeError, UsageError
+from asr.errors import AudioError, ForescribeError, UsageError
 from asr.features import LogMel
 from asr.loading import Memory, Whisper, load
 from asr.presets import resolve
 from asr.rules import NoSpeech, whisper_rules
 from asr.segments import compression_ratio, mean_logprob, stretches
-from asr.tokens import TASKS, Task
+from asr.tokens import AUTO, TASKS, Task, language_code
 from asr.transcript import Coverage, Json, Notice, Segment, Span, Transcript, seconds
 from asr.vad import Detector, SileroDetector
 from asr.windows import Window, WindowOptions, cut
@@ -45,7 +45,8 @@ CONFIDENT = 0.9
 
 @dataclass(frozen=True)
 class Options:
-    """What to write, for one call. `language` None detects it; `gamma` None is the engine's own.
+    """What to write, for one call. `language` None or "auto" detects it; `gamma` None is the
+    engine's own, which it cannot exceed.
 
     `initial_prompt` is text before every window: names and spellings to expect. Raises UsageError
     for values that make no sense.
@@ -117,7 +118,7 @@ class Progress:
 Hook = Callable[[Progress], None]
 
 
-@dataclass
+@dataclass(eq=False)
 class _Job:
     """One recording on its way."""
 
@@ -128,6 +129,7 @@ class _Job:
     language_probability: float | None = None
     windows: int = 0
     read: bool = False
+    failed: bool = False
     done: list[Decoded] = field(default_factory=list)
     silent: list[Window] = field(default_factory=list)  # these hold no samples
 
@@ -140,7 +142,7 @@ class _Job:
         return seconds(sum(d.length for d in self.done) + sum(w.length for w in self.silent))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Ticket:
     """What a request brings back: whose window it was."""
 
@@ -154,7 +156,8 @@ class _Ticket:
 class Transcriber:
     """Whisper with speculation, on one device.
 
-    Several calls may follow each other; one runs at a time. `gamma` drafts per round (0 is plain
+    Several calls may follow each other; one runs at a time, and what a call that is broken off has
+    in the engine is dropped. `gamma` drafts per round (0 is plain
     decoding, with the same words), `batch` windows at once.
     """
 
@@ -200,7 +203,8 @@ class Transcriber:
 
         Raises ModelError for weights that cannot be had, DeviceError for a device that is not there.
         """
-        pair = resolve(model, draft if gamma else "none", language)
+        code = None if language is None else language_code(language)
+        pair = resolve(model, draft if gamma else "none", None if code == AUTO else code)
         return cls(load(pair, choose(device, dtype), network=network), batch=batch, gamma=gamma)
 
     @property
@@ -226,8 +230,8 @@ class Transcriber:
     ) -> Iterator[Outcome]:
         """Outcomes as they end, which need not be the order of `sources`.
 
-        Raises UsageError for options that this model cannot serve; what is wrong with a recording is
-        in its outcome.
+        Raises UsageError, at once, for options that this model cannot serve; what is wrong with a
+        recording is in its outcome.
         """
         call = _Call(self, options or Options(), hook)
         return call.run(sources)
@@ -258,28 +262,56 @@ class _Call:
     def __init__(self, transcriber: Transcriber, options: Options, hook: Hook | None) -> None:
         self.t, self.options, self.hook = transcriber, options, hook
         self.special = transcriber.whisper.tokens
-        language = options.language
-        self.language = None if language in (None, "auto") else self.special.language(language)
+        self.language = self._language(options.language)
         self.previous = self._tokens(options.initial_prompt)
+        if options.task == "translate" and not self.special.multilingual:
+            raise UsageError("an English-only model cannot translate; take a multilingual one")
+        if options.gamma is not None and options.gamma > transcriber.gamma:
+            raise UsageError(
+                f"gamma {options.gamma} is more than the {transcriber.gamma} of the transcriber"
+            )
         self.before = transcriber.engine.stats
         self.failed: deque[Outcome] = deque()
         self.jobs: list[_Job] = []
+        self.tickets: set[_Ticket] = set()  # of the windows that are in the engine
+
+    def _language(self, name: str | None) -> str | None:
+        """The code of the language asked for; None where it is to be detected."""
+        if name is None or language_code(name) == AUTO:
+            return None
+        return self.special.language(name)
 
     def _tokens(self, text: str | None) -> tuple[int, ...]:
         """Previous text as tokens: at most half the positions less one, the last ones (openai)."""
         if not text or not text.strip():
             return ()
+        if self.special.previous is None:
+            raise UsageError("this model has no token for previous text, so it takes no prompt")
         ids = self.t.whisper.tokenizer.encode(" " + text.strip(), add_special_tokens=False)
+        if any(token >= self.special.end for token in ids):
+            raise UsageError("the initial prompt holds a special token such as <|endoftext|>")
         room = self.t.whisper.target.config.max_target_positions // 2 - 1
         return tuple(ids[-room:])
 
     def run(self, sources: Iterable[Input]) -> Iterator[Outcome]:
-        for result in self.t.engine.run(self._requests(sources)):
-            ticket: _Ticket = result.request.tag
-            ticket.job.done.append(self._decoded(ticket, result))
-            self._report(ticket.job, ticket.job.done[-1])
+        try:
+            for result in self.t.engine.run(self._requests(sources)):
+                ticket: _Ticket = result.request.tag
+                if ticket not in self.tickets:
+                    continue  # dropped, or left by a call that was broken off
+                self.tickets.remove(ticket)
+                ticket.job.done.append(self._decoded(ticket, result))
+                self._report(ticket.job, ticket.job.done[-1])
+                yield from self._ended()
             yield from self._ended()
-        yield from self._ended()
+        finally:  # the caller may leave at any outcome
+            self._drop(self.tickets)
+
+    def _drop(self, tickets: Iterable[_Ticket]) -> None:
+        """Takes windows out of the engine; their rows are free at once."""
+        for ticket in list(tickets):
+            self.tickets.discard(ticket)
+            self.t.engine.cancel(ticket)
 
     def _decoded(self, ticket: _Ticket, result: Result) -> Decoded:
         request, keep = result.request, self.options.keep_memory
@@ -313,17 +345,37 @@ class _Call:
                 with open_audio(source) as recording:
                     job = _Job(source, recording, time.perf_counter())
                     self.jobs.append(job)
-                    for window in self._windows(recording):
-                        job.windows += 1
-                        if window.speech:
-                            yield job, window
-                        else:
-                            job.silent.append(window)
-                    job.read = True
+                    for window in self._spoken(job):
+                        yield job, window
             except ForescribeError as error:
-                if job is not None:
-                    self.jobs.remove(job)  # what is still in the engine for it is dropped
-                self.failed.append(Outcome(source, error=error))
+                self._fail(source, job, error)
+            except Exception as error:  # a fault of ours, or of a decoder: the others go on
+                text = f"{type(error).__name__}: {error}"
+                self._fail(source, job, _internal(f"{Outcome(source).name}: {text}", error))
+
+    def _fail(self, source: Input, job: _Job | None, error: ForescribeError) -> None:
+        if job is not None:
+            job.failed = True
+            self.jobs.remove(job)
+            self._drop([ticket for ticket in self.tickets if ticket.job is job])
+        wall = 0.0 if job is None else time.perf_counter() - job.started
+        self.failed.append(Outcome(source, error=error, wall_s=wall))
+
+    def _spoken(self, job: _Job) -> Iterator[Window]:
+        """The windows with speech. The last one comes when the recording has been read to its end,
+        so that its result completes the transcript, however long the next recording takes."""
+        held: Window | None = None
+        for window in self._windows(job.recording):
+            job.windows += 1
+            if not window.speech:
+                job.silent.append(window)
+                continue
+            if held is not None:
+                yield held
+            held = window
+        job.read = True
+        if held is not None:
+            yield held
 
     def _windows(self, recording: Recording) -> Iterator[Window]:
         detector = self._detector() if self.options.vad else None
@@ -342,6 +394,7 @@ class _Call:
         return self.t.detector
 
     def _encode(self, ready: list[tuple[_Job, Window]]) -> Iterator[Request]:
+        ready = [(job, window) for job, window in ready if not job.failed]
         if not ready:
             return
         self.t._watch.start()
@@ -355,13 +408,15 @@ class _Call:
                 timestamps=self.options.timestamps,
                 previous=self.previous,
             )
+            ticket = _Ticket(job, window.index, window.start, window.end, language)
+            self.tickets.add(ticket)
             yield Request(
                 prompt=prompt,
                 memory=memory,
                 gamma=self._gamma(language),
                 hint=self.previous,
                 probe=self.t.no_speech.probe(prompt),
-                tag=_Ticket(job, window.index, window.start, window.end, language),
+                tag=ticket,
             )
 
     def _gamma(self, language: str) -> int | None:
@@ -388,14 +443,18 @@ class _Call:
     # -- transcripts out --------------------------------------------------------------------------
 
     def _report(self, job: _Job, decoded: Decoded) -> None:
-        if self.hook is not None and job in self.jobs:
+        if self.hook is not None and not job.failed:
             stats = self.t.engine.stats - self.before
             segments = tuple(self._segments(decoded))
             self.hook(Progress(job.source, job.done_s, job.recording.declared_s, segments, stats))
 
     def _segments(self, decoded: Decoded) -> Iterator[Segment]:
         result = decoded.result
-        decode = partial(self.t.whisper.tokenizer.decode, skip_special_tokens=True)
+        decode = partial(
+            self.t.whisper.tokenizer.decode,
+            skip_special_tokens=True,
+            clean_up_tokenization_spaces=False,  # the model's own words, spaces included
+        )
         whole = decode([t for t in result.tokens if t < self.special.end])
         for part in stretches(result.tokens, self.special, decoded.length):
             text = decode(list(part.tokens))
@@ -437,6 +496,12 @@ class _Call:
             return ()
         text = f"some windows are in another language: {', '.join(sorted(languages))}"
         return (Notice("mixed_languages", text),)
+
+
+def _internal(message: str, cause: Exception) -> ForescribeError:
+    error = AudioError(message, code="internal_error")
+    error.__cause__ = cause
+    return error
 
 
 def _coverage(done: list[Decoded], silent: list[Window]) -> Coverage:

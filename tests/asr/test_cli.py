@@ -1,0 +1,384 @@
+"""The command: what people type, what comes back, and with which exit status."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import resource
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import soundfile
+from huggingface_hub import constants
+from typer.testing import CliRunner
+
+from asr import cli
+from asr.presets import PRESETS
+from tests.asr import folders
+
+ROOT = Path(__file__).parents[2]
+COMMAND = [sys.executable, "-c", "from asr.cli import main; main()"]
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory) -> list[str]:
+    """Options that name a pair."""
+    root = tmp_path_factory.mktemp("pair")
+    target = folders.write(root / "target")
+    draft = folders.write_distilled(root / "draft", target)
+    return ["--model", str(target), "--draft", str(draft), "--device", "cpu", "--no-vad"]
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch) -> Path:
+    """Each test works in a folder of its own, with two recordings."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    rng = np.random.default_rng(0)
+    for name, seconds in (("a.wav", 2), ("b.wav", 3)):
+        soundfile.write(name, 0.1 * rng.standard_normal(16_000 * seconds), 16_000)
+    return tmp_path
+
+
+@dataclass(frozen=True)
+class Run:
+    status: int
+    out: str
+    err: str
+
+
+Command = Callable[..., Run]
+
+
+@pytest.fixture
+def forescribe(monkeypatch, capfd) -> Command:
+    """The command in this process, as the console script runs it."""
+
+    def run(*arguments: str, stdin: bytes = b"") -> Run:
+        monkeypatch.setattr(sys, "argv", ["forescribe", *arguments])
+        monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(stdin)))
+        try:
+            cli.main()
+            status = 0
+        except SystemExit as left:
+            status = int(left.code or 0)
+        out, err = capfd.readouterr()
+        assert "Traceback" not in err
+        return Run(status, out, err)
+
+    return run
+
+
+def separate(*arguments: str, **options) -> subprocess.Popen:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [*COMMAND, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        **options,
+    )
+
+
+# What people type
+
+
+def test_recordings_become_files(forescribe, pair, here) -> None:
+    done = forescribe("transcribe", "a.wav", "b.wav", *pair, "-o", "out", "-f", "txt,srt")
+    assert done.status == 0 and done.out == ""
+    assert sorted(p.name for p in (here / "out").iterdir()) == ["a.srt", "a.txt", "b.srt", "b.txt"]
+    lines = done.err.splitlines()
+    assert len(lines) == 3 and "5.0 s of audio in" in lines[-1]
+
+
+def test_a_file_alone_is_transcribed_into_all_formats(forescribe, pair, here) -> None:
+    assert forescribe("a.wav", *pair).status == 0
+    assert {p.name for p in here.glob("a.*")} == {
+        "a.wav", "a.txt", "a.srt", "a.vtt", "a.tsv", "a.json"
+    }  # fmt: skip
+
+
+def test_options_may_come_first(forescribe, pair, here) -> None:
+    assert forescribe("-f", "txt", *pair, "a.wav").status == 0
+    assert (here / "a.txt").exists()
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        (["a.mp3"], ["transcribe", "a.mp3"]),
+        (["-"], ["transcribe", "-"]),
+        (["./models"], ["transcribe", "./models"]),
+        (["-o", "x", "a.mp3"], ["transcribe", "-o", "x", "a.mp3"]),
+        (["models"], ["models"]),
+        (["audit", "a.mp3"], ["audit", "a.mp3"]),
+        (["transcribe", "models"], ["transcribe", "models"]),
+        (["--version"], ["--version"]),
+        (["-h"], ["-h"]),
+        ([], []),
+    ],
+)
+def test_without_a_command_transcribe_is_meant(typed, meant) -> None:
+    assert cli._with_command(typed) == meant
+
+
+def test_every_command_is_known_to_the_short_form() -> None:
+    for command in cli.app.registered_commands:
+        name = command.name or command.callback.__name__
+        assert cli._with_command([name]) == [name]
+
+
+def test_a_recording_named_like_a_command_can_be_transcribed(forescribe, pair, here) -> None:
+    (here / "a.wav").rename(here / "models")
+    assert forescribe("./models", *pair, "-f", "txt").status == 0
+    assert (here / "models.txt").exists()
+
+
+@pytest.mark.parametrize("option", ["--output_dir", "--output-dir", "-o"])
+def test_options_have_both_spellings(forescribe, pair, here, option) -> None:
+    formats = "--output_format" if "_" in option else "--output-format"
+    assert forescribe("a.wav", *pair, option, "out", formats, "txt").status == 0
+    assert (here / "out" / "a.txt").exists()
+
+
+def test_stdout_holds_the_result_and_nothing_else(forescribe, pair, here) -> None:
+    assert forescribe("a.wav", *pair, "-f", "vtt").status == 0
+    done = forescribe("a.wav", *pair, "-o", "-", "-f", "vtt")
+    assert done.out == (here / "a.vtt").read_text(encoding="utf-8")
+    assert done.out.startswith("WEBVTT\n") and "WEBVTT" not in done.err
+
+
+def test_stdin_is_a_recording(forescribe, pair, here) -> None:
+    data = (here / "a.wav").read_bytes()
+    assert forescribe("-", *pair, "-f", "txt", stdin=data).status == 0
+    assert forescribe("a.wav", *pair, "-f", "txt").status == 0
+    assert (here / "stdin.txt").read_bytes() == (here / "a.txt").read_bytes()
+
+
+def test_json_records_parse_and_stand_alone(forescribe, pair, here) -> None:
+    done = forescribe("a.wav", "none.wav", *pair, "--json", "-f", "txt")
+    records = {r["path"]: r for r in map(json.loads, done.out.splitlines())}
+    assert done.status == 1
+    assert records["a.wav"]["outputs"] == ["a.txt"] and records["a.wav"]["audio_s"] == 2.0
+    assert records["none.wav"]["code"] == "missing_file"
+    assert done.err.count("\n") == 1  # the failure, for people
+
+
+def test_quiet_is_silent(forescribe, pair) -> None:
+    done = forescribe("a.wav", *pair, "-f", "txt", "--quiet")
+    assert done == Run(0, "", "")
+
+
+def test_verbose_shows_segments(forescribe, pair) -> None:
+    assert " --> " in forescribe("a.wav", *pair, "-f", "txt", "-v").err
+
+
+def test_gamma_and_batch_change_no_byte_of_the_text(forescribe, pair, here) -> None:
+    results = set()
+    for gamma, batch in ((0, 1), (4, 1), (7, 3)):
+        more = ["--gamma", str(gamma), "--batch_size", str(batch), "-f", "srt"]
+        assert forescribe("a.wav", *pair, *more).status == 0
+        results.add((here / "a.srt").read_bytes())
+    assert len(results) == 1
+
+
+def test_an_existing_result_is_replaced_whole(forescribe, pair, here) -> None:
+    (here / "a.txt").write_text("old " * 10_000)
+    assert forescribe("a.wav", *pair, "-f", "txt").status == 0
+    assert "old" not in (here / "a.txt").read_text(encoding="utf-8")
+    assert not list(here.glob("*.tmp")) and not list(here.glob(".a*"))
+
+
+# Help, version, models
+
+
+def test_version_and_help_answer(forescribe) -> None:
+    assert forescribe("--version").out.startswith("forescribe 0.")
+    whole = forescribe("--help")
+    assert whole.status == 0 and all(c in whole.out for c in ("transcribe", "audit", "models"))
+    assert forescribe("-h").out == whole.out
+
+
+@pytest.mark.parametrize("command", ["transcribe", "audit", "models"])
+def test_every_command_has_help(command) -> None:
+    result = CliRunner().invoke(cli.app, [command, "--help"])
+    assert result.exit_code == 0 and "Usage:" in result.stdout
+
+
+def test_help_shows_defaults() -> None:
+    text = " ".join(CliRunner().invoke(cli.app, ["transcribe", "--help"]).stdout.split())
+    for default in ("[default: large]", "[default: auto]", "[default: 5;", "[default: all]"):
+        assert default in text
+
+
+def test_no_arguments_show_the_help(forescribe) -> None:
+    done = forescribe()
+    assert done.status == 2 and "Usage: forescribe" in done.out + done.err
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("transcribe", "--help"), ("--version",)])
+def test_help_loads_nothing_heavy(arguments) -> None:
+    code = (
+        "import sys\nfrom asr.cli import main\n"
+        f"sys.argv = ['forescribe', *{arguments!r}]\n"
+        "try:\n    main()\nexcept SystemExit:\n    pass\n"
+        "print([m for m in ('torch', 'transformers', 'numpy', 'av') if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_help_answers_in_half_a_second() -> None:
+    """Processor time, so that a busy machine changes nothing."""
+    times = []
+    for _ in range(5):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([*COMMAND, "--help"], capture_output=True, cwd=ROOT, check=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        times.append(after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime)
+    assert statistics.median(times) < 0.5
+
+
+def test_models_lists_every_preset_with_its_weights(forescribe) -> None:
+    done = forescribe("models")
+    assert done.status == 0
+    for preset in PRESETS.values():
+        assert preset.name in done.out and preset.target in done.out and preset.note in done.out
+
+
+# What is refused
+
+
+USAGE = {
+    "--language klingon": "unknown language 'klingon' for this model; known: auto, de, en, fr",
+    "--device tpu": "unknown device 'tpu'; known: auto, cuda",
+    "--device cpu:5": "no device cpu:5",
+    "--dtype int8": "unknown dtype 'int8'; known: auto, float32",
+    "--task sing": "unknown task 'sing'; known: transcribe, translate",
+    "-f doc": "unknown output format 'doc'; known: txt",
+    "-o -": "stdout takes one format",
+    "-o - -f txt --json": "both write to stdout",
+    "-o a.wav/x": "cannot write to the output folder 'a.wav/x'",
+    "--model nothing": "neither a local folder, nor a hub id",
+    "--draft nothing": "neither a local folder, nor a hub id",
+    "--verbose --quiet": "exclude each other",
+    "a.wav": "a.wav was given twice",
+    "--initial-prompt <|endoftext|>": "special token",
+}
+
+
+@pytest.mark.parametrize("options", USAGE)
+def test_what_makes_no_sense_is_refused_in_one_line(forescribe, pair, here, options) -> None:
+    before = set(here.iterdir())
+    done = forescribe("a.wav", *pair, *options.split())
+    assert (done.status, done.out) == (2, "")
+    assert done.err.startswith("forescribe: ") and done.err.count("\n") == 1
+    assert USAGE[options] in done.err
+    assert set(here.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--gamma", "99"], "--gamma"),
+        (["--gamma", "-1"], "--gamma"),
+        (["--gamma", "many"], "--gamma"),
+        (["--batch-size", "0"], "--batch-size"),
+        (["--beam_size", "5"], "--beam-size"),
+    ],
+)
+def test_a_number_out_of_range_names_its_option(forescribe, pair, options, message) -> None:
+    done = forescribe("a.wav", *pair, *options)
+    assert (done.status, done.out) == (2, "")
+    assert message in done.err.splitlines()[-1]
+
+
+def test_a_missing_model_says_how_to_get_it(forescribe) -> None:
+    done = forescribe("a.wav", "--device", "cpu", "--local-files-only")
+    assert done.status == 2 and done.err.count("\n") == 1
+    assert "openai/whisper-large-v3 is not in the model cache" in done.err
+    assert "hf download openai/whisper-large-v3" in done.err and "--model demo" in done.err
+
+
+def test_a_spoilt_model_is_one_line(forescribe, pair, here) -> None:
+    (here / "spoilt").mkdir()
+    for name in ("config.json", "tokenizer.json"):
+        (here / "spoilt" / name).write_bytes(Path(pair[1], name).read_bytes())
+    (here / "spoilt" / "model.safetensors").write_bytes(b"no weights")
+    done = forescribe("a.wav", "--model", "spoilt", "--device", "cpu")
+    assert done.status == 2 and done.err.count("\n") == 1
+    assert "--model spoilt cannot be loaded as a Whisper model" in done.err
+
+
+# Audit
+
+
+def test_an_audit_of_a_sound_engine_finds_nothing(forescribe, pair) -> None:
+    done = forescribe("audit", "a.wav", "b.wav", *pair)
+    assert done.status == 0
+    assert [line.split(":")[-1] for line in done.out.splitlines()] == [
+        " all equal to plain decoding"
+    ] * 2
+
+
+def test_an_audit_in_json_parses_and_a_failure_is_counted(forescribe, pair, here) -> None:
+    data = (here / "a.wav").read_bytes()
+    done = forescribe("audit", "-", "none.wav", *pair, "--json", stdin=data)
+    good, bad = map(json.loads, done.out.splitlines())
+    assert done.status == 1
+    assert good["equal"] and good["source"] == "-" and good["windows"] == 1
+    assert not bad["equal"] and "no such file" in bad["error"]
+
+
+def test_an_audit_needs_drafts(forescribe, pair) -> None:
+    done = forescribe("audit", "a.wav", *pair, "--gamma", "0")
+    assert done.status == 2 and "--gamma 0 is plain decoding" in done.err
+
+
+# In a process of its own
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_it_in_one_line_and_keeps_what_is_done(pair, here) -> None:
+    """The second recording is a pipe that nobody writes to: the command waits there."""
+    os.mkfifo(here / "pipe")
+    running = separate("a.wav", "pipe", *pair, "-f", "txt", "--batch-size", "1", cwd=here)
+    try:
+        deadline = time.monotonic() + 120
+        while not (here / "a.txt").exists() and running.poll() is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        time.sleep(0.2)  # from the file's name in place to the wait for the pipe
+        running.send_signal(signal.SIGINT)
+        out, err = running.communicate(timeout=60)
+    finally:
+        running.kill()
+        running.communicate()
+    assert running.returncode == 130
+    assert out == "" and "Traceback" not in err
+    assert err.splitlines()[-1] == "forescribe: interrupted"
+    assert [p.name for p in here.glob("*.t*")] == ["a.txt"]
+
+
+def test_a_reader_that_has_gone_ends_it_quietly(here) -> None:
+    """As `forescribe models | head -1`."""
+    running = separate("models", cwd=here)
+    assert running.stdout is not None and running.stderr is not None
+    running.stdout.close()
+    err = running.stderr.read()
+    running.stderr.close()
+    assert running.wait(timeout=120) == 1
+    assert "Traceback" not in err and "Exception ignored" not in err

@@ -1,0 +1,176 @@
+"""What people and scripts are told: on stderr for the ones, as JSON on stdout for the others."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console as Rich
+
+from asr.console import Console
+from asr.errors import AudioError, OutputError
+from asr.transcriber import Outcome, Progress
+from asr.transcript import Coverage, Notice, Segment, Span, Transcript
+from speculative.stats import Stats
+
+STATS = Stats(row_rounds=10, drafted_at_depth=(10,), accepted_at_depth=(5,))
+FAILED = Outcome("b.mp3", error=AudioError("b.mp3: no such file", code="missing_file"))
+SEGMENT = Segment(0, 0, 0, 8_000, 16_000, " Hello [there].")
+
+
+def done(name: str = "a.wav", *warnings: Notice, text: bool = True) -> Outcome:
+    return Outcome(
+        name,
+        Transcript(
+            segments=(SEGMENT,) if text else (),
+            sample_count=32_000,
+            coverage=Coverage((Span(0, 32_000, "decoded"),)),
+            language="en",
+            warnings=warnings,
+            stats={"acceptance_rate": 0.5, "mean_acceptance_length": 1.5},
+        ),
+        wall_s=0.5,
+    )
+
+
+def console(quiet: bool = False, verbose: bool = False, json: bool = False) -> Console:
+    return Console(quiet=quiet, verbose=verbose, json=json)
+
+
+def on_terminal(made: Console) -> io.StringIO:
+    screen = io.StringIO()
+    made.rich = Rich(file=screen, force_terminal=True, width=100, color_system=None)
+    return screen
+
+
+def tell(made: Console, *outcomes: Outcome) -> None:
+    for outcome in outcomes:
+        files = [Path("out/a.txt"), Path("out/a.srt")] if outcome.error is None else []
+        made.outcome(outcome, outcome.error, files)
+
+
+def test_a_recording_is_one_line_on_stderr(capsys) -> None:
+    tell(console(), done())
+    assert capsys.readouterr() == ("", "a.wav: 2.0 s of audio -> out/a .txt .srt\n")
+
+
+def test_no_speech_is_said(capsys) -> None:
+    tell(console(), done(text=False))
+    assert "2.0 s of audio, no speech" in capsys.readouterr().err
+
+
+def test_a_failure_is_one_line_with_its_code(capsys) -> None:
+    tell(console(), FAILED)
+    assert capsys.readouterr() == ("", "failed b.mp3: no such file (missing_file)\n")
+
+
+def test_a_warning_follows_its_recording(capsys) -> None:
+    tell(console(), done("a.wav", Notice("truncated_audio", "cut off")))
+    assert capsys.readouterr().err.splitlines()[1] == "  note cut off"
+
+
+def test_names_with_brackets_are_no_markup(capsys) -> None:
+    tell(console(), done("[bold]x.wav"), Outcome("y", error=AudioError("[red]y: broken")))
+    err = capsys.readouterr().err
+    assert "[bold]x.wav: 2.0 s" in err and "failed [red]y: broken" in err
+
+
+def test_the_summary_names_every_failure_again(capsys) -> None:
+    made = console()
+    tell(made, done(), FAILED, done())
+    made.summary(STATS, 1)
+    *_, totals, failures = capsys.readouterr().err.splitlines()
+    assert totals.startswith("4.0 s of audio in ")
+    assert "50.0% of drafts accepted, 1.50 tokens per round" in totals
+    assert failures == "1 failed: b.mp3: missing_file"
+
+
+def test_without_drafts_nothing_is_said_of_them(capsys) -> None:
+    made = console()
+    tell(made, done())
+    made.summary(Stats(), 0)
+    assert "drafts" not in capsys.readouterr().err
+
+
+def test_quiet_says_nothing_but_errors(capsys) -> None:
+    made = console(quiet=True)
+    made.status("loading")
+    with made.progress(2) as hook:
+        assert hook is None
+        tell(made, done("a.wav", Notice("short_audio", "short")))
+    made.summary(STATS, 0)
+    assert capsys.readouterr() == ("", "")
+    tell(made, FAILED)
+    assert capsys.readouterr().err == "failed b.mp3: no such file (missing_file)\n"
+
+
+def records(capsys: pytest.CaptureFixture[str]) -> list[dict]:
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_json_is_one_record_per_recording(capsys) -> None:
+    made = console(quiet=True, json=True)
+    tell(made, done("a.wav", Notice("short_audio", "short")), FAILED)
+    good, bad = records(capsys)
+    assert good["status"] == "succeeded" and good["code"] is good["message"] is None
+    assert good["outputs"] == ["out/a.txt", "out/a.srt"]
+    assert (good["audio_s"], good["wall_s"], good["rtfx"]) == (2.0, 0.5, 4.0)
+    assert (good["language"], good["acceptance_rate"]) == ("en", 0.5)
+    assert good["warnings"] == ["short_audio"]
+    assert bad["path"] == "b.mp3" and bad["status"] == "failed" and bad["code"] == "missing_file"
+    assert bad["message"] == "b.mp3: no such file"
+    assert bad["outputs"] == [] and bad["audio_s"] is None
+
+
+def test_a_result_that_could_not_be_written_is_a_failure(capsys) -> None:
+    made = console(quiet=True, json=True)
+    made.outcome(done(), OutputError("disk full", code="storage_full"), [])
+    (record,) = records(capsys)
+    assert (record["status"], record["code"]) == ("failed", "storage_full")
+    assert made.audio_s == 0  # and does not count as done
+
+
+def test_a_name_that_is_no_text_is_written_all_the_same(capsys) -> None:
+    tell(console(quiet=True, json=True), done(b"caf\xe9.wav".decode(errors="surrogateescape")))
+    (record,) = records(capsys)
+    assert record["path"] == "caf\udce9.wav"
+
+
+def progress(seconds: float, total: float | None = 60.0) -> Progress:
+    return Progress("a.wav", seconds, total, (SEGMENT,), STATS)
+
+
+def test_a_bar_counts_seconds_of_audio() -> None:
+    made = console()
+    screen = on_terminal(made)
+    with made.progress(1) as hook:
+        assert hook is not None
+        hook(progress(30.0))
+        hook(progress(60.0))
+    assert "60/60 s" in screen.getvalue() and "50% of drafts accepted" in screen.getvalue()
+
+
+def test_a_recording_of_unknown_length_has_a_bar_too() -> None:
+    made = console()
+    screen = on_terminal(made)
+    with made.progress(1) as hook:
+        assert hook is not None
+        hook(progress(30.0, None))
+    assert "30/30 s" in screen.getvalue()
+
+
+def test_there_is_no_bar_in_a_log(capsys) -> None:
+    with console().progress(1) as hook:
+        assert hook is None
+    assert capsys.readouterr() == ("", "")
+
+
+def test_verbose_writes_segments_as_they_come(capsys) -> None:
+    with console(verbose=True).progress(1) as hook:
+        assert hook is not None
+        hook(progress(30.0))
+    out, err = capsys.readouterr()
+    assert out == "" and "[0.50 --> 1.00] Hello [there]." in err
+    assert "audio" not in err and "━" not in err  # in a log there is still no bar

@@ -1,0 +1,323 @@
+"""Devices: chosen by name, or refused; and what a round asks of a Gaudi card, on a double of it."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+
+from asr.rules import whisper_rules
+from speculative import Engine, Fixed, ModelDrafter, Request, device
+from speculative.device import Device, available, choose
+from speculative.errors import DeviceError
+from speculative.models.whisper import WhisperDecoder
+from speculative.testing import TinyModel
+from speculative.types import Result
+from tests.speculative.whispers import EOS, SOT, decoder_only, memory, whisper
+
+# Choosing
+
+
+def only(monkeypatch: pytest.MonkeyPatch, *kinds: str) -> None:
+    """A machine with these devices and no others."""
+    monkeypatch.setattr(device, "available", lambda kind: kind in kinds)
+
+
+def test_the_cpu_is_always_there() -> None:
+    assert available("cpu")
+    assert choose("cpu") == Device("cpu", torch.float32)
+    assert choose("cpu").name == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("kinds", "best"),
+    [
+        (("cpu",), "cpu"),
+        (("cpu", "mps"), "mps"),
+        (("cpu", "hpu"), "hpu"),
+        (("cpu", "mps", "hpu", "cuda"), "cuda"),
+    ],
+)
+@pytest.mark.parametrize("name", [None, "auto", "AUTO"])
+def test_auto_takes_the_best_there_is(monkeypatch, kinds, best, name) -> None:
+    only(monkeypatch, *kinds)
+    assert choose(name).kind == best
+
+
+def test_each_kind_has_a_dtype_of_its_own(monkeypatch) -> None:
+    only(monkeypatch, *device.KINDS)
+    dtypes = {kind: choose(kind).dtype for kind in device.KINDS}
+    assert dtypes == {
+        "cuda": torch.float16,
+        "hpu": torch.bfloat16,
+        "mps": torch.float32,
+        "cpu": torch.float32,
+    }
+
+
+@pytest.mark.parametrize("name", device.DTYPES)
+def test_a_dtype_can_be_asked_for(name) -> None:
+    assert choose("cpu", name).dtype == getattr(torch, name)
+
+
+def test_an_index_is_kept(monkeypatch) -> None:
+    only(monkeypatch, "cpu", "cuda")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert choose("cuda:1").torch == torch.device("cuda", 1)
+    assert choose("cuda").index is None
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "message"),
+    [
+        ("tpu", None, "unknown device 'tpu'; known: auto, cuda, hpu, mps, cpu"),
+        ("cpu", "int8", "unknown dtype 'int8'; known: auto, float32"),
+        ("cuda", None, "no usable cuda device; try --device cpu"),
+        ("mps", None, "no usable mps device"),
+        ("hpu", None, "no usable hpu device .*habana_frameworks"),
+        ("cpu:3", None, "no device cpu:3; it has cpu, cpu:0"),
+        ("cpu:x", None, "no device cpu:x"),
+        ("cpu:", None, "no device cpu:;"),
+        ("", "float64", "unknown dtype"),
+    ],
+)
+def test_what_is_not_there_is_refused_in_one_line(monkeypatch, name, dtype, message) -> None:
+    only(monkeypatch, "cpu")
+    with pytest.raises(DeviceError, match=message) as caught:
+        choose(name, dtype)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_card_too_many_is_refused(monkeypatch) -> None:
+    only(monkeypatch, "cpu", "cuda")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(DeviceError, match="no device cuda:2; it has cuda, cuda:0, cuda:1"):
+        choose("cuda:2")
+
+
+def test_a_cpu_rounds_as_it_is_and_looks_every_time() -> None:
+    def round_() -> None: ...
+
+    cpu = choose("cpu")
+    assert cpu.graph(round_) is round_
+    assert cpu.rounds_per_look == 1 and not cpu.static_shapes
+    cpu.synchronize()
+    cpu.mark_step()
+
+
+def test_a_stopwatch_sums_laps_by_stage(monkeypatch) -> None:
+    times = iter([0.0, 1.0, 3.0, 10.0, 14.0])
+    monkeypatch.setattr("speculative.device.time.perf_counter", lambda: next(times))
+    watch = choose("cpu").stopwatch()
+    watch.start()
+    watch.mark("draft")
+    watch.mark("score")
+    watch.start()
+    watch.mark("draft")
+    assert watch.seconds == {"draft": 5.0, "score": 2.0}
+
+
+# Gaudi, on a double that records
+
+
+@dataclass(frozen=True)
+class Pretend(Device):
+    """Another kind's behaviour on CPU tensors."""
+
+    @property
+    def torch(self) -> torch.device:
+        return torch.device("cpu")
+
+    def synchronize(self) -> None:
+        """There is nothing to wait for."""
+
+
+@pytest.fixture
+def habana(monkeypatch) -> SimpleNamespace:
+    """`habana_frameworks`, as far as we use it, and what was asked of it."""
+    calls: list[str] = []
+    monkeypatch.delenv("PT_HPU_LAZY_MODE", raising=False)
+    package, inner, core = (
+        ModuleType(name)
+        for name in (
+            "habana_frameworks",
+            "habana_frameworks.torch",
+            "habana_frameworks.torch.core",
+        )
+    )
+    for module in (package, inner, core):
+        module.__spec__ = ModuleSpec(module.__name__, None, is_package=True)
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    package.__path__ = inner.__path__ = []
+    inner.hpu = SimpleNamespace(is_available=lambda: True, device_count=lambda: 8)
+    core.mark_step = lambda: calls.append("mark_step")
+    return SimpleNamespace(calls=calls, torch=inner)
+
+
+def imported(monkeypatch) -> list[str]:
+    """Names imported from now on by the device module."""
+    names: list[str] = []
+    real = device.importlib.import_module
+    fake = SimpleNamespace(
+        import_module=lambda name: (names.append(name), real(name))[1],
+        util=device.importlib.util,
+    )
+    monkeypatch.setattr(device, "importlib", fake)
+    return names
+
+
+def test_a_card_that_is_looked_for_is_found(habana) -> None:
+    assert available("hpu")
+    assert choose("hpu") == Device("hpu", torch.bfloat16)
+    assert choose("hpu:7").index == 7
+    with pytest.raises(DeviceError, match="hpu:8"):
+        choose("hpu:8")
+
+
+def test_a_package_without_a_card_is_no_device(habana) -> None:
+    habana.torch.hpu.is_available = lambda: False
+    with pytest.raises(DeviceError, match="no usable hpu"):
+        choose("hpu")
+
+
+def test_nothing_of_gaudi_is_imported_for_another_device(habana, monkeypatch) -> None:
+    names = imported(monkeypatch)
+    chosen = choose("cpu")
+    chosen.graph(lambda: None)
+    chosen.mark_step()
+    chosen.synchronize()
+    assert names == []
+    choose("hpu")
+    assert names and all(name.startswith("habana_frameworks") for name in names)
+
+
+def test_without_the_package_nothing_is_imported_to_look_for_it(monkeypatch) -> None:
+    names = imported(monkeypatch)
+    assert not available("hpu")
+    assert names == []
+
+
+def tiny(on: Device | None, gamma: int = 3) -> Engine:
+    return Engine(
+        TinyModel(),
+        ModelDrafter(TinyModel(blur=0.3)) if gamma else None,
+        batch=3,
+        eos=(0,),
+        schedule=Fixed(gamma),
+        device=on,
+    )
+
+
+WORK = [
+    Request(prompt=tuple(range(1, 2 + n % 7)), memory=n % 8, max_new_tokens=4 + 5 * n, tag=n)
+    for n in range(8)
+]
+
+
+def texts(engine: Engine) -> dict[int, Result]:
+    return {r.request.tag: r for r in engine.run(WORK)}
+
+
+def tokens(engine: Engine) -> dict[int, tuple[int, ...]]:
+    return {tag: result.tokens for tag, result in texts(engine).items()}
+
+
+def test_lazy_mode_marks_each_round_border_once_and_nothing_inside(habana, monkeypatch) -> None:
+    monkeypatch.setenv("PT_HPU_LAZY_MODE", "1")
+    engine = tiny(Pretend("hpu", torch.float32))
+    seen: list[str] = habana.calls
+    for name, event in (("prefill", "admission"), ("score", "round")):
+        real = getattr(engine.target, name)
+
+        def watched(*args, real=real, event=event, **options):
+            seen.append(event)
+            return real(*args, **options)
+
+        monkeypatch.setattr(engine.target, name, watched)
+    found = tokens(engine)
+    # The target runs once per round, behind all drafts; a mark follows. Likewise per admission.
+    assert seen[1::2] == ["mark_step"] * (len(seen) // 2) and "mark_step" not in seen[::2]
+    assert seen.count("round") == engine.stats.rounds > 10
+    assert found == tokens(tiny(None))
+
+
+def test_eager_mode_never_marks_and_compiles_each_round_once(habana, monkeypatch) -> None:
+    compiled: list[dict[str, object]] = []
+
+    def compile_(fn, **options):
+        compiled.append(options)
+        return fn
+
+    monkeypatch.setattr(torch, "compile", compile_)
+    engine = tiny(Pretend("hpu", torch.float32))
+    found = tokens(engine)
+    assert habana.calls == []
+    assert compiled == [{"backend": "hpu_backend", "fullgraph": True, "dynamic": False}]
+    assert found == tokens(tiny(None))
+
+
+def test_lazy_mode_compiles_nothing(habana, monkeypatch) -> None:
+    monkeypatch.setenv("PT_HPU_LAZY_MODE", "1")
+    monkeypatch.setattr(torch, "compile", lambda *a, **k: pytest.fail("compiled in lazy mode"))
+    tokens(tiny(Pretend("hpu", torch.float32)))
+
+
+@pytest.mark.parametrize("gamma", [0, 3])
+@pytest.mark.parametrize("kind", ["hpu", "mps"])
+def test_looking_seldom_changes_no_text(habana, monkeypatch, kind, gamma) -> None:
+    monkeypatch.setenv("PT_HPU_LAZY_MODE", "1")
+    seldom = Pretend(kind, torch.float32)
+    assert seldom.rounds_per_look > 1
+    found, expected = texts(tiny(seldom, gamma)), texts(tiny(None, gamma))
+    assert {t: r.tokens for t, r in found.items()} == {t: r.tokens for t, r in expected.items()}
+    for tag, result in found.items():  # rounds behind the end count for nobody
+        assert result.rounds == expected[tag].rounds
+        assert (result.drafted, result.accepted) == (
+            expected[tag].drafted,
+            expected[tag].accepted,
+        )
+
+
+def test_admissions_are_padded_to_buckets_and_the_text_is_the_same(habana, monkeypatch) -> None:
+    """Rows admitted together are a power of two, prompts one of a few lengths."""
+    monkeypatch.setenv("PT_HPU_LAZY_MODE", "1")
+    target = whisper()
+
+    def engine(on: Device | None) -> Engine:
+        return Engine(
+            WhisperDecoder(target),
+            ModelDrafter(WhisperDecoder(decoder_only())),
+            batch=3,
+            eos=(EOS,),
+            schedule=Fixed(3),
+            processors=whisper_rules(target.generation_config, target.config),
+            device=on,
+        )
+
+    work = [
+        Request(
+            prompt=(SOT, *range(8, 8 + 3 * n)),
+            memory=memory(n),
+            max_new_tokens=6 + 3 * n,
+            tag=n,
+        )
+        for n in range(5)
+    ]
+    padded, plain = engine(Pretend("hpu", torch.float32)), engine(None)
+    shapes = []
+    real = padded.target.prefill
+
+    def prefill(rows, tokens, memory):
+        shapes.append(tuple(tokens.shape))
+        assert len(rows) == len(memory) == len(tokens)
+        return real(rows, tokens, memory)
+
+    monkeypatch.setattr(padded.target, "prefill", prefill)
+    found = {r.request.tag: r.tokens for r in padded.run(work)}
+    assert found == {r.request.tag: r.tokens for r in plain.run(work)}
+    assert shapes[0] == (4, 8)  # three rows of up to 7 tokens
+    assert {k for k, _ in shapes} <= {1, 2, 4} and {p for _, p in shapes} <= {4, 8, 32}
