@@ -15,6 +15,7 @@ import typer
 
 from asr.errors import ForescribeError, UsageError
 
+AUTO = "auto"
 INTERRUPTED = 130  # 128 + SIGINT, as shells count
 
 app = typer.Typer(
@@ -60,9 +61,11 @@ TaskName = Annotated[
     str, typer.Option("--task", metavar="TASK", help="transcribe, or translate (into English).")
 ]
 Gamma = Annotated[
-    int,
+    str,
     typer.Option(
-        "--gamma", metavar="N", min=0, max=64, help="Drafted tokens per round; 0 decodes plainly."
+        "--gamma",
+        metavar="N",
+        help="Drafted tokens per round, 0 to 64, or auto; 0 decodes plainly.",
     ),
 ]
 Batch = Annotated[
@@ -118,7 +121,7 @@ def transcribe(
     initial_prompt: Prompt = None,
     timestamps: Annotated[bool, typer.Option(help="Segments with times.")] = True,
     vad: Vad = True,
-    gamma: Gamma = 5,
+    gamma: Gamma = AUTO,
     batch_size: Batch = 8,
     device: DeviceName = "auto",
     dtype: Dtype = "auto",
@@ -133,6 +136,7 @@ def transcribe(
     from asr.console import Console
     from asr.outputs import STDOUT, Destination
 
+    drafts = _gamma(gamma)
     if json and output_dir == STDOUT:
         raise UsageError("--json and `-o -` both write to stdout; choose one of them")
     if verbose and (quiet or json):
@@ -157,7 +161,7 @@ def transcribe(
         device=device,
         dtype=dtype,
         batch=batch_size,
-        gamma=gamma,
+        gamma=drafts,
         network=not local_files_only,
     )
     failures = 0
@@ -185,7 +189,7 @@ def audit(
     language: Language = None,
     task: TaskName = "transcribe",
     vad: Vad = True,
-    gamma: Gamma = 5,
+    gamma: Gamma = "5",
     batch_size: Batch = 8,
     device: DeviceName = "auto",
     dtype: Dtype = "auto",
@@ -199,13 +203,17 @@ def audit(
     from asr.transcriber import Options
     from speculative.device import choose
 
-    if gamma == 0:
-        raise UsageError("--gamma 0 is plain decoding; an audit needs drafts to compare it with")
+    drafts = _gamma(gamma)
+    if not drafts:
+        raise UsageError(
+            f"--gamma {gamma}: an audit compares a fixed number of drafts, 1 or more, with "
+            "plain decoding"
+        )
     options = Options(language=language, task=task, vad=vad)  # type: ignore[arg-type]
     pair = resolve(model, draft, language)
     whisper = load(pair, choose(device, dtype), network=not local_files_only)
     differences = failures = 0
-    for report in compare(whisper, audio, options, gamma=gamma, batch=batch_size):
+    for report in compare(whisper, audio, options, gamma=drafts, batch=batch_size):
         typer.echo(report.to_json() if json else report.to_text())
         differences += len(report.differences)
         failures += report.error is not None
@@ -247,6 +255,15 @@ def main() -> None:
     except BrokenPipeError:  # the reader of stdout has gone, as with `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+
+
+def _gamma(text: str) -> int | None:
+    """A number of drafts; None for auto. Raises UsageError."""
+    if text.lower() == AUTO:
+        return None
+    if not text.isdecimal() or int(text) > 64:
+        raise UsageError(f"--gamma {text} is neither auto nor a number from 0 to 64")
+    return int(text)
 
 
 def _with_command(arguments: list[str]) -> list[str]:

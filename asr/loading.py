@@ -50,11 +50,15 @@ class Whisper:
     @torch.inference_mode()
     def encode(self, features: Tensor) -> list[Memory]:
         """Memories of windows from features `[B, M, F]`; one encoder pass, or two."""
+        rows = len(features)
+        if self.device.static_shapes:  # a batch of another size would be a shape of its own
+            padding = (1 << (rows - 1).bit_length()) - rows
+            features = torch.cat([features, features[-1:].expand(padding, -1, -1)])
         states = self._encoded(self.target, features)  # [B, S, D]
         if self.draft is None:
-            return [Memory(s) for s in states]
+            return [Memory(s) for s in states[:rows]]
         drafts = states if self.shared_encoder else self._encoded(self.draft, features)
-        return [Memory(s, d) for s, d in zip(states, drafts, strict=True)]
+        return [Memory(s, d) for s, d in zip(states[:rows], drafts[:rows], strict=True)]
 
     def _encoded(self, model: Any, features: Tensor) -> Tensor:
         states: Tensor = encoder_of(model)(

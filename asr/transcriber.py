@@ -35,7 +35,7 @@ from speculative.drafters.model import ModelDrafter
 from speculative.drafters.ngram import NgramDrafter
 from speculative.engine import Engine
 from speculative.models.whisper import WhisperDecoder
-from speculative.schedule import Fixed
+from speculative.schedule import Fixed, Goodput
 from speculative.stats import Stats
 from speculative.types import Drafter, Request, Result
 
@@ -157,8 +157,9 @@ class Transcriber:
     """Whisper with speculation, on one device.
 
     Several calls may follow each other; one runs at a time, and what a call that is broken off has
-    in the engine is dropped. `gamma` drafts per round (0 is plain
-    decoding, with the same words), `batch` windows at once.
+    in the engine is dropped. `batch` windows at once, `gamma` drafts per round: 0 is plain decoding,
+    None chooses by measured speed. The words are the same. Without a draft model the text so far and
+    the prompt are searched for what may repeat.
     """
 
     def __init__(
@@ -166,7 +167,7 @@ class Transcriber:
         whisper: Whisper,
         *,
         batch: int = 8,
-        gamma: int = 5,
+        gamma: int | None = None,
         detector: Detector | None = None,
     ) -> None:
         self.whisper, self.gamma = whisper, gamma
@@ -177,13 +178,15 @@ class Transcriber:
         self.no_speech = NoSpeech.of(generation)
         self.engine = Engine(
             WhisperDecoder(whisper.target, lambda memory: memory.target),
-            self._drafter() if gamma else None,
+            None if gamma == 0 else self._drafter(),
             batch=batch,
             eos=(whisper.tokens.end,),
-            schedule=Fixed(gamma),
+            schedule=Goodput() if gamma is None else Fixed(gamma),
             processors=whisper_rules(generation, config, device.torch),
             device=device,
         )
+        if device.static_shapes:
+            self.engine.warm_up()  # every shape once, before there is work to wait for it
         self._watch = device.stopwatch()
 
     @classmethod
@@ -196,7 +199,7 @@ class Transcriber:
         device: str | None = None,
         dtype: str | None = None,
         batch: int = 8,
-        gamma: int = 5,
+        gamma: int | None = None,
         network: bool = True,
     ) -> Transcriber:
         """By names: presets, hub ids or local folders, as in `asr.presets.resolve`.
@@ -204,7 +207,7 @@ class Transcriber:
         Raises ModelError for weights that cannot be had, DeviceError for a device that is not there.
         """
         code = None if language is None else language_code(language)
-        pair = resolve(model, draft if gamma else "none", None if code == AUTO else code)
+        pair = resolve(model, "none" if gamma == 0 else draft, None if code == AUTO else code)
         return cls(load(pair, choose(device, dtype), network=network), batch=batch, gamma=gamma)
 
     @property
@@ -239,11 +242,12 @@ class Transcriber:
     def settings(self, options: Options) -> dict[str, Json]:
         """What explains a result: models, options, versions."""
         pair, device = self.whisper.pair, self.whisper.device
+        gamma = self.gamma if options.gamma is None else options.gamma
         return {
             "model": str(getattr(pair.target, "name", pair.target)),
             "draft": None if pair.draft is None else str(getattr(pair.draft, "name", pair.draft)),
             "shared_encoder": self.whisper.shared_encoder,
-            "gamma": self.gamma if options.gamma is None else options.gamma,
+            "gamma": "auto" if gamma is None else gamma,
             "batch_size": self.batch,
             "device": device.name,
             "dtype": str(device.dtype).removeprefix("torch."),
@@ -266,10 +270,9 @@ class _Call:
         self.previous = self._tokens(options.initial_prompt)
         if options.task == "translate" and not self.special.multilingual:
             raise UsageError("an English-only model cannot translate; take a multilingual one")
-        if options.gamma is not None and options.gamma > transcriber.gamma:
-            raise UsageError(
-                f"gamma {options.gamma} is more than the {transcriber.gamma} of the transcriber"
-            )
+        most = transcriber.engine.max_gamma
+        if options.gamma is not None and options.gamma > most:
+            raise UsageError(f"gamma {options.gamma} is more than the {most} of the transcriber")
         self.before = transcriber.engine.stats
         self.failed: deque[Outcome] = deque()
         self.jobs: list[_Job] = []

@@ -1,0 +1,153 @@
+"""The bundled pair: loaded by transformers as it is, right on the samples, and lossless on them."""
+
+from __future__ import annotations
+
+import io
+import re
+from pathlib import Path
+
+import jiwer
+import numpy as np
+import pytest
+import soundfile
+import torch
+from transformers import WhisperForConditionalGeneration, WhisperProcessor
+
+import bundled
+from asr.audio import read_audio
+from asr.audit import audit
+from asr.loading import load
+from asr.presets import resolve
+from asr.transcriber import Options, Outcome, Transcriber
+from speculative import Request, choose
+from tests.asr.test_equality import first_pass
+
+SAMPLES = Path(__file__).parents[2] / "samples"
+NAMES = ("memo", "conversation", "noisy", "silence")
+FILES = [str(SAMPLES / f"{name}.flac") for name in NAMES]
+
+
+def words(text: str) -> str:
+    return " ".join(re.findall(r"[\w']+", text.lower()))
+
+
+@pytest.fixture(scope="module")
+def whisper():
+    return load(resolve("demo", None), choose("cpu"), network=False)
+
+
+@pytest.fixture(scope="module")
+def plain(whisper) -> dict[str, Outcome]:
+    """Every sample decoded plainly, one window at a time."""
+    transcriber = Transcriber(whisper, batch=1, gamma=0)
+    options = Options(language="en", keep_memory=True)
+    return {o.name: o for o in transcriber.transcribe(FILES, options)}
+
+
+def test_the_draft_hears_through_the_targets_encoder(whisper):
+    assert whisper.shared_encoder
+    assert len(whisper.target.model.decoder.layers) >= 6
+    assert len(whisper.draft.model.decoder.layers) == 1
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_samples_are_understood(plain, name):
+    transcript = plain[str(SAMPLES / f"{name}.flac")].transcript
+    reference = (SAMPLES / f"{name}.txt").read_text(encoding="utf-8")
+    assert jiwer.wer(words(reference), words(transcript.text)) <= 0.10
+    assert transcript.coverage.sample_count == transcript.sample_count
+    ends = [s.end_sample for s in transcript.segments]
+    assert ends == sorted(ends) and ends[-1] <= transcript.sample_count
+
+
+@pytest.mark.parametrize("batch", [1, 4, 8, 16])
+@pytest.mark.parametrize("gamma", [0, 5])
+def test_every_sample_has_the_same_tokens_at_every_batch_size(whisper, plain, batch, gamma):
+    transcriber = Transcriber(whisper, batch=batch, gamma=gamma)
+    options = Options(language="en", keep_memory=True)
+    outcomes = {o.name: o for o in transcriber.transcribe(FILES, options)}
+    for file in FILES:
+        ours = [d.result.tokens for d in outcomes[file].decoded]
+        assert ours == [d.result.tokens for d in plain[file].decoded]
+    if gamma:
+        assert transcriber.engine.stats.acceptance_rate >= 0.6
+
+
+def test_tokens_equal_transformers_generate_window_by_window(whisper, plain):
+    model = WhisperForConditionalGeneration.from_pretrained(bundled.path("demo")).eval()
+    transcriber = Transcriber(whisper, batch=1, gamma=0)
+    for file in FILES[:1]:
+        audio = read_audio(file)
+        for decoded in plain[file].decoded:
+            theirs = first_pass(
+                model,
+                transcriber.mel([audio[decoded.start : decoded.end]]),
+                len(decoded.result.request.prompt),
+                return_timestamps=True,
+                language="en",
+                task="transcribe",
+            )
+            assert list(decoded.result.tokens) == theirs
+
+
+def test_transformers_alone_loads_and_transcribes_with_the_folder():
+    folder = bundled.path("demo")
+    model = WhisperForConditionalGeneration.from_pretrained(folder).eval()
+    processor = WhisperProcessor.from_pretrained(folder)
+    assert model.dtype == torch.float32
+    audio = read_audio(FILES[0])[: 16000 * 10]
+    inputs = processor(audio, sampling_rate=16000, return_tensors="pt")
+    ids = model.generate(**inputs, language="en", task="transcribe", return_timestamps=True)
+    (text,) = processor.batch_decode(ids, skip_special_tokens=True)
+    first = (SAMPLES / "memo.txt").read_text(encoding="utf-8").split()[:4]
+    assert words(" ".join(first)) in words(text)
+
+
+@pytest.mark.parametrize("kind", ["silence", "white noise", "brown noise", "hum"])
+def test_no_words_come_out_of_what_is_not_speech(whisper, kind):
+    generator, n = np.random.default_rng(3), 16000 * 60
+    white = generator.standard_normal(n)
+    brown = np.cumsum(white)
+    signal = {
+        "silence": np.zeros(n),
+        "white noise": 0.05 * white,
+        "brown noise": 0.3 * (brown - brown.mean()) / np.abs(brown).max(),
+        "hum": 0.1 * np.sin(np.arange(n) * 2 * np.pi * 50 / 16000),
+    }[kind].astype(np.float32)
+    transcriber = Transcriber(whisper, batch=2, gamma=5)
+    file = io.BytesIO()
+    soundfile.write(file, signal, 16000, format="WAV", subtype="FLOAT")
+    for vad in (True, False):  # without voice activity the model itself must not invent words
+        options = Options(language="en", vad=vad)
+        (outcome,) = transcriber.transcribe([file.getvalue()], options)
+        assert outcome.transcript.text == ""
+
+
+def test_the_last_of_448_positions_is_kept(whisper, plain):
+    """A prompt that leaves 8 positions: the row ends there, with drafts beyond the limit in flight."""
+    memory, special = plain[FILES[0]].decoded[0].memory, whisper.tokens
+    answer = plain[FILES[0]].decoded[0].result.tokens
+    previous = (special.previous, *(answer * 20)[: 440 - 4])
+    prompt = (*previous, *special.prompt("en", "transcribe", timestamps=True))
+    assert len(prompt) == 440
+    results = []
+    for gamma in (0, 5):
+        engine = Transcriber(whisper, batch=1, gamma=gamma).engine
+        results += engine.run([Request(prompt=prompt, memory=memory)])
+    assert results[0].tokens == results[1].tokens
+    assert len(results[0].tokens) == 8 or results[0].tokens[-1] == special.end
+
+
+def test_an_audit_of_a_sample_finds_no_difference(whisper):
+    (report,) = audit(whisper, FILES[:1], Options(language="en"), gamma=5, batch=4)
+    assert report.error is None and report.differences == ()
+    assert report.tokens > 100 and report.acceptance_rate > 0.5
+
+
+def test_ctranslate2_accepts_the_folder(tmp_path):
+    converters = pytest.importorskip("ctranslate2.converters", reason="needs the bench group")
+    converter = converters.TransformersConverter(
+        str(bundled.path("demo")), copy_files=["tokenizer.json", "preprocessor_config.json"]
+    )
+    converter.convert(str(tmp_path / "ct2"), quantization="float32")
+    assert (tmp_path / "ct2" / "model.bin").stat().st_size > 1e7
