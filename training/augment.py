@@ -24,9 +24,7 @@ def hum(count: int, rng: np.random.Generator) -> np.ndarray:
     """Mains hum with harmonics and a little hiss, unit power."""
     t = np.arange(count) / RATE
     base = rng.choice((50.0, 60.0, 100.0, 120.0))
-    tones = sum(
-        np.sin(2 * np.pi * base * k * t + rng.uniform(0, 6.28)) / k for k in range(1, 9)
-    )
+    tones = sum(np.sin(2 * np.pi * base * k * t + rng.uniform(0, 6.28)) / k for k in range(1, 9))
     noise = tones + 0.2 * rng.standard_normal(count)
     return (noise / noise.std()).astype(np.float32)
 
@@ -88,5 +86,7 @@ def damage(
         audio = audio + bank.cut(len(audio), rng) * np.sqrt(power) * 10 ** (-ratio / 20)
     elif rng.random() < 0.5:
         # A recorder's dither, so that digital zero is not the only silence.
-        audio = audio + rng.standard_normal(len(audio)).astype(np.float32) * 10 ** rng.uniform(-5, -3)
+        audio = audio + rng.standard_normal(len(audio)).astype(np.float32) * 10 ** rng.uniform(
+            -5, -3
+        )
     return np.clip(audio, -1, 1).astype(np.float32)

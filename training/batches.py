@@ -18,8 +18,8 @@ from training.features import log_mel
 from training.windows import IGNORE, Pool, characters, compose, label
 
 POSITIONS = 1500
-CTC_ONLY = 0.45  # until here the decoder sleeps: it could learn nothing but English
-FULL = 0.82  # from here most windows are 30 s
+CTC_ONLY = 0.42  # until here the decoder sleeps: it could learn nothing but English
+FULL = 0.88  # from here most windows are 30 s
 TIMED = 0.72  # share of windows with timestamps
 EMPTY = 0.03  # share of windows without speech
 PROMPTED = 0.12  # share of batches that continue a previous text
@@ -27,12 +27,16 @@ PROMPTED = 0.12  # share of batches that continue a previous text
 
 @dataclass
 class Batch:
-    """features [B, 80, 2T], tokens and labels [B, L], characters packed with their lengths [B]."""
+    """features [B, 80, 2T], tokens, labels and places [B, L], characters packed, lengths [B].
+
+    A place is the encoder position at which a label is heard, or below 0.
+    """
 
     features: Tensor
     offsets: Tensor
     tokens: Tensor
     labels: Tensor
+    places: Tensor
     characters: Tensor
     character_lengths: Tensor
     seconds: float
@@ -42,10 +46,10 @@ def window_seconds(progress: float, rng: np.random.Generator) -> float:
     """How long this batch's windows are."""
     if progress < CTC_ONLY:
         return float(rng.uniform(2.2, 7))
-    if progress < 0.45:
-        return float(rng.uniform(2.2, 8) if rng.random() < 0.6 else rng.uniform(8, 15))
+    if progress < 0.78:
+        return float(rng.uniform(2.2, 7) if rng.random() < 0.75 else rng.uniform(7, 15))
     if progress < FULL:
-        return float(rng.uniform(3, 12) if rng.random() < 0.6 else rng.uniform(12, 30))
+        return float(rng.uniform(3, 12) if rng.random() < 0.5 else rng.uniform(12, 30))
     return 30.0 if rng.random() < 0.65 else float(rng.uniform(3, 18))
 
 
@@ -65,20 +69,21 @@ class Batcher:
         rows = max(1, round(self.budget / seconds))
         full = seconds == 30.0
         # Prompts make rows long; together in a batch they cost the others no padding.
-        prompted = progress > 0.25 and shape.random() < PROMPTED
-        audio, tokens, labels, chars, offsets = [], [], [], [], []
+        prompted = progress > 0.74 and shape.random() < PROMPTED
+        audio, tokens, labels, places, chars, offsets = [], [], [], [], [], []
         for _ in range(rows):
-            sound, placed = self._window(seconds, full, strength=min(1.0, 0.4 + progress))
-            times = self.rng.random() < TIMED
+            sound, placed = self._window(seconds, full, strength=0.4)
+            times = self.rng.random() < (TIMED if progress > 0.74 else TIMED / 2)
             offset = self._offset(seconds, times)
-            row, targets = label(
+            row, targets, where = label(
                 self.pool, placed, self.rng, times=times, shift=offset / 50, prompted=prompted
             )
             if len(row) > 440:  # positions end at 448; only very long prompts get here
-                row, targets = row[:440], targets[:440]
+                row, targets, where = row[:440], targets[:440], where[:440]
             audio.append(sound)
             tokens.append(row)
             labels.append(targets)
+            places.append([round(50 * seconds_in) for seconds_in in where])
             chars.append(characters([self.pool.clips[i].text for i, _, _ in placed]))
             offsets.append(offset)
         features = log_mel(torch.from_numpy(np.stack(audio)))
@@ -87,6 +92,7 @@ class Batcher:
             offsets=torch.tensor(offsets),
             tokens=_pad(tokens, pieces.EOT),
             labels=_pad(labels, IGNORE),
+            places=_pad(places, -1),
             characters=torch.tensor([c for row in chars for c in row], dtype=torch.long),
             character_lengths=torch.tensor([len(row) for row in chars]),
             seconds=rows * seconds,

@@ -36,7 +36,9 @@ TRAINING_SHAPES = (0.5, 0.9)  # windows as in the middle of training, or mostly 
 RATE_MATRIX, RATE_OTHER = 2e-3, 7e-4
 
 
-def start_draft(target: WhisperForConditionalGeneration, layer: int) -> WhisperForConditionalGeneration:
+def start_draft(
+    target: WhisperForConditionalGeneration, layer: int
+) -> WhisperForConditionalGeneration:
     """A complete one-layer checkpoint whose parts are copies of the target's."""
     draft = WhisperForConditionalGeneration(configuration(decoder_layers=1))
     draft.set_attn_implementation("eager")
@@ -79,7 +81,9 @@ def loss(
     return CE_WEIGHT * cross_entropy(guess, choice) + KL_WEIGHT * divergence, agreement
 
 
-def distil(target: WhisperForConditionalGeneration, layer: int, end: float, options: argparse.Namespace) -> None:
+def distil(
+    target: WhisperForConditionalGeneration, layer: int, end: float, options: argparse.Namespace
+) -> None:
     team = Team(options.rank, options.team, options.run / "meeting-point-draft")
     target.requires_grad_(False)
     draft = start_draft(target, layer)
@@ -87,7 +91,9 @@ def distil(target: WhisperForConditionalGeneration, layer: int, end: float, opti
     known = {id(p) for p in hidden}
     others = [p for p in draft.parameters() if p.requires_grad and id(p) not in known]
     muon = Muon(hidden)
-    adamw = torch.optim.AdamW(others, lr=RATE_OTHER, betas=(0.9, 0.98), weight_decay=0.0, fused=True)
+    adamw = torch.optim.AdamW(
+        others, lr=RATE_OTHER, betas=(0.9, 0.98), weight_decay=0.0, fused=True
+    )
     pool = Pool(WORK / "clips", pieces.load())
     batcher = Batcher(pool, seed=77 + options.rank, budget=options.budget / options.team)
     start, step, total = time.time(), 0, 0.0

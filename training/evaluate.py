@@ -115,7 +115,9 @@ def acceptance(row: list[int], chosen: list[int]) -> tuple[int, int, int]:
 
 def pack(texts: list[str], voice: Voice, rng: np.random.Generator) -> Iterator[Window]:
     """Sentences of one voice in 30 s windows, 0.3 to 0.8 s apart."""
-    audio, spoken_so_far, position = np.zeros(30 * RATE, np.float32), [], int(0.3 * RATE)
+    audio = np.zeros(30 * RATE, np.float32)
+    spoken_so_far: list[str] = []
+    position = int(0.3 * RATE)
     for text in texts:
         clip = speak(spoken(text), voice).astype(np.float32) / 32768
         if position + len(clip) > 29.8 * RATE:
@@ -148,20 +150,23 @@ def measure_set(pair: Pair, texts: list[str], per_voice: int) -> dict[str, objec
         group = windows[begin : begin + 13]
         rows, written, states = pair.transcribe([w.audio for w in group])
         chosen_rows = pair.choices(rows, states).tolist()
-        for window, text, row, guess in zip(group, written, rows.tolist(), chosen_rows, strict=True):
+        for window, text, row, guess in zip(
+            group, written, rows.tolist(), chosen_rows, strict=True
+        ):
             end = row.index(pieces.EOT) + 1 if pieces.EOT in row else len(row)
             counts += acceptance(row[:end], guess[:end])
             truth, hypothesis = heard.setdefault(window.voice, ([], []))
             truth.append(fold(window.text))
             hypothesis.append(fold(text))
             examples.append((window.text, text.strip()))
-    voices = {voice: round(float(jiwer.wer(*both)), 4) for voice, both in heard.items()}
-    everything = [sum((list(both[side]) for both in heard.values()), []) for side in (0, 1)]
+    voices = {voice: round(float(jiwer.wer(both[0], both[1])), 4) for voice, both in heard.items()}
+    truths = [text for truth, _ in heard.values() for text in truth]
+    hypotheses = [text for _, hypothesis in heard.values() for text in hypothesis]
     accepted, drafted, rounds = counts.tolist()
     return {
         "windows": len(windows),
-        "words": sum(len(text.split()) for text in everything[0]),
-        "wer": round(float(jiwer.wer(*everything)), 4),
+        "words": sum(len(text.split()) for text in truths),
+        "wer": round(float(jiwer.wer(truths, hypotheses)), 4),
         "wer_per_voice": voices,
         "acceptance": round(accepted / drafted, 4),
         "mean_acceptance_length": round(1 + accepted / rounds, 3),
@@ -199,7 +204,9 @@ def measure_quiet(pair: Pair) -> dict[str, int]:
         _, texts, _ = pair.transcribe([audio for _, audio in group])
         for (name, _), text in zip(group, texts, strict=True):
             words[name] = words.get(name, 0) + len(fold(text).split())
-    return {"kinds": len(words), "words": sum(words.values())} | {k: n for k, n in words.items() if n}
+    return {"kinds": len(words), "words": sum(words.values())} | {
+        k: n for k, n in words.items() if n
+    }
 
 
 def main() -> None:
@@ -215,7 +222,9 @@ def main() -> None:
     started = time.time()
     for name, texts in sentence_sets().items():
         result[name] = measure_set(pair, texts, options.per_voice)
-        print(name, json.dumps(result[name], indent=1), f"{time.time() - started:.0f} s", flush=True)
+        print(
+            name, json.dumps(result[name], indent=1), f"{time.time() - started:.0f} s", flush=True
+        )
     result["quiet"] = measure_quiet(pair)
     print("quiet", result["quiet"], f"{time.time() - started:.0f} s", flush=True)
     options.out.write_text(json.dumps(result, indent=1) + "\n")

@@ -16,7 +16,9 @@ NUMBER_WORDS = re.compile(
     r"\b(ten|eleven|twelve|\w+teen|(?:twen|thir|for|fif|six|seven|eigh|nine)ty)\b", re.I
 )
 PLAIN = re.compile(r"[A-Z][A-Za-z',\- ]*[.?!]")
-SHOUT = re.compile(r"\b[A-Z]{2,}|\b[A-Z]\.|\w[A-Z]|\b(?:Mr|Mrs|Dr|St|Ms|Jr|vs|etc)\.|(?<!\w)'|'(?!\w)")
+SHOUT = re.compile(
+    r"\b[A-Z]{2,}|\b[A-Z]\.|\w[A-Z]|\b(?:Mr|Mrs|Dr|St|Ms|Jr|vs|etc)\.|(?<!\w)'|'(?!\w)"
+)
 
 
 def sentences() -> list[str]:

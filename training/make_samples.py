@@ -57,13 +57,13 @@ RECORDINGS = (
 def perform(recording: Recording) -> tuple[np.ndarray, list[Segment]]:
     """The audio [N] float32 at 16 kHz and its segments."""
     rng = np.random.default_rng(len(recording.name))
-    parts = [np.zeros(RATE // 2, np.float32)]
+    parts: list[np.ndarray] = [np.zeros(RATE // 2, np.float32)]
     position = RATE // 2
     segments: list[Segment] = []
     for line in read_lines(f"sample_{recording.name}.txt"):
         speaker, _, text = line.partition(": ")
         if speaker == "P":
-            part = np.zeros(int(float(text) * RATE), np.float32)
+            part: np.ndarray = np.zeros(int(float(text) * RATE), np.float32)
         else:
             part = speak(spoken(text), recording.voices[speaker]).astype(np.float32) / 32768
             start, end = position / RATE, (position + len(part)) / RATE
@@ -71,7 +71,7 @@ def perform(recording: Recording) -> tuple[np.ndarray, list[Segment]]:
         gap = np.zeros(int(rng.uniform(0.35, 0.8) * RATE), np.float32)
         parts += [part, gap]
         position += len(part) + len(gap)
-    audio = np.concatenate(parts)
+    audio: np.ndarray = np.concatenate(parts)
     # A quiet room: digital zero would make the silences too easy.
     audio = audio + 1e-4 * coloured_noise(len(audio), 1.0, rng)
     if recording.noise:

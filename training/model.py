@@ -18,6 +18,7 @@ from training import pieces
 from training.windows import ALPHABET
 
 WIDTH = 256
+GUIDED_LAYERS = (2, 3, 4, 5)
 
 
 def configuration(decoder_layers: int = 8) -> WhisperConfig:
@@ -60,12 +61,41 @@ class Speech(nn.Module):
         """features [B, 80, 2T], offsets [B] in encoder positions -> states [B, T, D]."""
         return encode(self.whisper.model.encoder, features, offsets)
 
-    def decode(self, tokens: Tensor, states: Tensor, known: Tensor) -> Tensor:
-        """tokens [B, L], states [B, T, D] -> logits [K, V] at the K positions marked in known."""
-        hidden = self.whisper.model.decoder(
-            input_ids=tokens, encoder_hidden_states=states, use_cache=False
-        ).last_hidden_state
-        return self.whisper.proj_out(hidden[known])
+    def decode(
+        self, tokens: Tensor, states: Tensor, known: Tensor, places: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """tokens [B, L], states [B, T, D] -> logits [K, V] at the K positions marked in known.
+
+        With `places` [B, L] also the guide: how much attention looks elsewhere (see `stray`).
+        """
+        result = self.whisper.model.decoder(
+            input_ids=tokens,
+            encoder_hidden_states=states,
+            use_cache=False,
+            output_attentions=places is not None,
+        )
+        guide = torch.zeros(())
+        if places is not None:
+            guide = stray(result.cross_attentions, places)
+        return self.whisper.proj_out(result.last_hidden_state[known]), guide
+
+
+def stray(attentions: tuple[Tensor, ...], places: Tensor) -> Tensor:
+    """Minus log of the attention mass within 0.5 s of where a token is heard, for guided heads.
+
+    Guided attention (after Tachibana et al. 2017): that speech is read from left to right is known
+    beforehand and need not be discovered.
+    """
+    steps = torch.arange(attentions[0].shape[-1])
+    band = (steps - places[..., None]).abs() <= 25  # [B, L, T]
+    heard = places >= 0
+    total = torch.zeros(())
+    if not bool(heard.any()):
+        return total
+    for layer in GUIDED_LAYERS:
+        mass = (attentions[layer][:, :2].float() * band[:, None]).sum(-1)  # [B, 2, L]
+        total = total - (mass + 1e-4).log()[heard[:, None].expand_as(mass)].mean()
+    return total / len(GUIDED_LAYERS)
 
 
 def encode(encoder: WhisperEncoder, features: Tensor, offsets: Tensor) -> Tensor:

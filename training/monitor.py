@@ -32,7 +32,8 @@ class Monitor:
         texts = [t for t in fortunes.sentences() if held_out(t) and 4 <= len(t.split()) <= 14][:60]
         texts += [t for t in meeting.sentences(3000, seed=9) if held_out(t)][:30]
         voices = held_out_voices()
-        self.texts, sounds = [], []
+        self.texts: list[str] = []
+        sounds: list[np.ndarray] = []
         for number, text in enumerate(texts):
             audio = speak(spoken(text), voices[number % len(voices)]).astype(np.float32) / 32768
             if len(audio) < 6.2 * 16_000 and len(sounds) < 64:
@@ -56,7 +57,8 @@ class Monitor:
             if decoding:
                 place = torch.arange(self.tokens.shape[1] - 1)
                 known = (place >= 3) & (place < 3 + self.lengths[:, None])  # [B, L]
-                guess = model.decode(self.tokens[:, :-1], states, known).argmax(-1)  # [K]
+                logits, _ = model.decode(self.tokens[:, :-1], states, known)
+                guess = logits.argmax(-1)  # [K]
                 right = guess == self.tokens[:, 1:][known]
                 result["token_accuracy"] = round(float(right.float().mean()), 4)
         return result

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from training.team import Team
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+EAGER = 1.7  # how much faster the matrices named `eager` move
 
 
 def orthogonalise(g: Tensor, steps: int = 4) -> Tensor:
@@ -28,7 +29,14 @@ def orthogonalise(g: Tensor, steps: int = 4) -> Tensor:
 class Muon:
     """Nesterov momentum, then orthogonalisation; `rate` is the spectral norm of one update."""
 
-    def __init__(self, matrices: list[nn.Parameter], momentum: float = 0.95, decay: float = 0.02):
+    def __init__(
+        self,
+        matrices: list[nn.Parameter],
+        eager: set[int] | None = None,
+        momentum: float = 0.95,
+        decay: float = 0.02,
+    ) -> None:
+        self.eager = eager or set()
         self.momentum = momentum
         self.decay = decay
         groups: dict[tuple[int, int], list[nn.Parameter]] = {}
@@ -64,6 +72,8 @@ class Muon:
             tall = p.shape[0] > p.shape[1]
             # 0.2 sqrt(max) gives an update the size of AdamW's (Liu et al. 2025).
             scale = 0.2 * max(p.shape) ** 0.5
+            if id(p) in self.eager:
+                scale *= EAGER
             p.mul_(1 - rate * self.decay)
             p.add_(update.mT if tall else update, alpha=-rate * scale)
 

@@ -148,8 +148,10 @@ def label(
     times: bool,
     shift: float,
     prompted: bool,
-) -> tuple[list[int], list[int]]:
-    """Token row and labels of a window that starts at `shift` seconds of the encoder's clock.
+) -> tuple[list[int], list[int], list[float]]:
+    """Token row, labels, and roughly where each label is heard, in seconds from the window's start.
+
+    The window itself starts at `shift` seconds of the encoder's clock. A place below 0 is unknown.
 
     The label at <|startoftranscript|> is the language, or <|nospeech|> for an empty window; prompt
     and forced tokens carry no other label.
@@ -160,18 +162,29 @@ def label(
         prefix = [pieces.START_OF_PREV, *(token for ids in previous for token in ids)]
     forced = [pieces.SOT, pieces.EN, pieces.TRANSCRIBE]
     body: list[int] = []
+    places: list[float] = []
     if times:
         for number, (index, start, end) in enumerate(placed):
             opening = min(start + shift, FIRST_TIME) if number == 0 else start + shift
             body += [pieces.timestamp(opening), *pool.ids[index], pieces.timestamp(end + shift)]
+            places += [start, *_spread(start, end, len(pool.ids[index])), end]
         body = body or [pieces.timestamp(0.0)]
     else:
         forced.append(pieces.NO_TIMESTAMPS)
-        body = [token for index, _, _ in placed for token in pool.ids[index]]
+        for index, start, end in placed:
+            body += pool.ids[index]
+            places += _spread(start, end, len(pool.ids[index]))
     tokens = prefix + forced + body
     labels = [IGNORE] * len(prefix) + [pieces.EN if placed else pieces.NO_SPEECH]
     labels += [IGNORE] * (len(forced) - 2) + body + [pieces.EOT]
-    return tokens, labels
+    unknown = [-1.0] * (len(prefix) + len(forced) - 1)
+    places = (unknown + places + [-1.0] * len(labels))[: len(labels)]
+    return tokens, labels, places
+
+
+def _spread(start: float, end: float, count: int) -> list[float]:
+    """The middles of `count` equal parts of a sentence."""
+    return [start + (end - start) * (k + 0.5) / count for k in range(count)]
 
 
 def characters(texts: list[str]) -> list[int]:

@@ -50,5 +50,7 @@ def utterances(seed: int) -> list[str]:
         frame = rng.choice(FRAMES)
         names = [n for n in "abcd" if "{" + n + "}" in frame or "{" + n.upper() + "}" in frame]
         values = {n: pool.pop() for n in names}
-        result.append(frame.format(**values, **{n.upper(): w.capitalize() for n, w in values.items()}))
+        result.append(
+            frame.format(**values, **{n.upper(): w.capitalize() for n, w in values.items()})
+        )
     return result

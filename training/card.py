@@ -1,0 +1,92 @@
+"""Writes bundled/README.md from the measured numbers, so that no figure is typed by hand.
+
+    python -m training.card
+
+Reads bundled/demo/evaluation.json and training-log.jsonl and fills training/data/card.md.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from string import Template
+from typing import Any
+
+BUNDLED = Path(__file__).parent.parent / "bundled"
+TEMPLATE = Path(__file__).parent / "data" / "card.md"
+BOUNDS = {"domain": 0.04, "open": 0.10, "acceptance": 0.75}
+
+
+def percent(value: float) -> str:
+    return f"{100 * value:.1f} %"
+
+
+def verdict(value: float, bound: float, *, at_least: bool = False) -> str:
+    met = value >= bound if at_least else value <= bound
+    return "met" if met else "**missed**"
+
+
+def voices_table(result: dict[str, Any]) -> str:
+    rows = ["| voice | domain | open |", "|---|---|---|"]
+    for voice, wer in result["domain"]["wer_per_voice"].items():
+        rows.append(
+            f"| {voice} | {percent(wer)} | {percent(result['open']['wer_per_voice'][voice])} |"
+        )
+    return "\n".join(rows)
+
+
+def summary_table(result: dict[str, Any]) -> str:
+    rows = ["| measured | aim | result | |", "|---|---|---|---|"]
+    for name, what in (("domain", "domain sentences"), ("open", "ordinary sentences")):
+        wer = result[name]["wer"]
+        rows.append(
+            f"| word error rate, {what} ({result[name]['words']} words) | at most "
+            f"{percent(BOUNDS[name])} | {percent(wer)} | {verdict(wer, BOUNDS[name])} |"
+        )
+        rate = result[name]["acceptance"]
+        length = result[name]["mean_acceptance_length"]
+        rows.append(
+            f"| acceptance at gamma 5, {what} | at least 0.75 | {rate:.3f} "
+            f"(mean acceptance length {length:.2f}) "
+            f"| {verdict(rate, BOUNDS['acceptance'], at_least=True)} |"
+        )
+    quiet = result["quiet"]
+    rows.append(
+        f"| words on silence and {quiet['kinds'] - 1} kinds of noise, 60 s each | 0 "
+        f"| {quiet['words']} | {verdict(quiet['words'], 0)} |"
+    )
+    return "\n".join(rows)
+
+
+def quiet_list(result: dict[str, Any]) -> str:
+    loud = {k: n for k, n in result["quiet"].items() if k not in ("kinds", "words")}
+    if not loud:
+        return "No kind of silence or noise made it write a word."
+    return "Words were written on: " + ", ".join(f"{k} ({n})" for k, n in loud.items()) + "."
+
+
+def examples(result: dict[str, Any]) -> str:
+    lines = []
+    for said, written in result["open"]["examples"][:3]:
+        lines.append(f"- said: {said}\n  written: {written}")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    result = json.loads((BUNDLED / "demo" / "evaluation.json").read_text())
+    log = (BUNDLED / "demo" / "training-log.jsonl").read_text().splitlines()
+    last = json.loads(log[-1])
+    text = Template(TEMPLATE.read_text("utf-8")).substitute(
+        summary=summary_table(result),
+        voices=voices_table(result),
+        quiet=quiet_list(result),
+        examples=examples(result),
+        steps=last["step"],
+        minutes=round(last["minutes"]),
+        hours=max(json.loads(line).get("hours", 0) for line in log),
+    )
+    (BUNDLED / "README.md").write_text(text, "utf-8")
+
+
+if __name__ == "__main__":
+    main()
