@@ -35,6 +35,10 @@ if TYPE_CHECKING:
 UNCOMPRESSED = frozenset({"WAV", "WAVEX", "RF64", "W64", "AIFF", "AU", "CAF", "NIST"})
 """soundfile's names of what is left to it."""
 
+MAGIC = (b"RIFF", b"RIFX", b"RF64", b"riff", b"FORM", b".snd", b"dns.", b"caff", b"NIST")
+"""How those files begin. Other bytes are not shown to libsndfile: it takes garbage for mp3, and its
+decoder complains on stderr by itself."""
+
 DEMUXERS = (
     "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,ogg,wav,w64,aiff,au,caf,flac,mp3,aac,latm,loas,amr,amrnb,amrwb,"
     "ac3,eac3,dts,asf,avi,flv,mpeg,mpegts,ape,wv,tta,tak,mpc,mpc8,dsf,gsm,voc,nut,mxf"
@@ -96,6 +100,10 @@ def _open_uncompressed(file: BinaryIO) -> Reader | None:
     import soundfile
 
     file.seek(0)
+    magic = file.read(4)
+    file.seek(0)
+    if magic not in MAGIC:
+        return None
     try:
         sound = soundfile.SoundFile(file)
     except (soundfile.LibsndfileError, TypeError):  # TypeError: it takes the file for headerless
