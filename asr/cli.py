@@ -120,6 +120,18 @@ def transcribe(
     task: TaskName = "transcribe",
     initial_prompt: Prompt = None,
     timestamps: Annotated[bool, typer.Option(help="Segments with times.")] = True,
+    word_timestamps: Annotated[
+        bool,
+        typer.Option("--word-timestamps", help="A time and a probability for every word (JSON)."),
+    ] = False,
+    guards: Annotated[
+        bool,
+        typer.Option(
+            "--guards",
+            help="Decode windows that repeat themselves or look improbable again, at rising "
+            "temperatures, and drop text over silence.",
+        ),
+    ] = False,
     vad: Vad = True,
     gamma: Gamma = AUTO,
     batch_size: Batch = 8,
@@ -145,6 +157,7 @@ def transcribe(
     console = Console(quiet=quiet or json, verbose=verbose, json=json)
     console.status("loading the model")
 
+    from asr.guards import Guards
     from asr.transcriber import Options, Transcriber
 
     options = Options(
@@ -153,6 +166,8 @@ def transcribe(
         timestamps=timestamps,
         initial_prompt=initial_prompt,
         vad=vad,
+        words=word_timestamps,
+        guards=Guards() if guards else None,
     )
     transcriber = Transcriber.load(
         model,

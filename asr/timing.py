@@ -66,7 +66,8 @@ def alignment_heads(whisper: Whisper) -> list[tuple[int, int]]:
 def token_times(whisper: Whisper, utterances: Sequence[Utterance]) -> list[TokenTimes]:
     """Times and probabilities of all tokens, in one forward over all utterances."""
     place, end = whisper.device.torch, whisper.tokens.end
-    rows = [[*u.prompt, *u.tokens, end] for u in utterances]
+    positions = whisper.target.config.max_target_positions
+    rows = [[*u.prompt, *u.tokens, end][:positions] for u in utterances]
     longest = max(map(len, rows))
     tokens = torch.tensor([row + [end] * (longest - len(row)) for row in rows], device=place)
     states = torch.stack([u.memory.target for u in utterances])
@@ -81,8 +82,10 @@ def token_times(whisper: Whisper, utterances: Sequence[Utterance]) -> list[Token
         first, count = len(utterance.prompt), len(utterance.tokens)
         frames = max(1, -(-utterance.length // SAMPLES_PER_STEP))
         matrix = _sharpened(weights[row, :, : first + count + 1, :frames])
-        # The query at the token before writes a token; the last row is the one that writes the end.
+        # The query at the token before writes a token; the last row is the one that writes the end,
+        # unless the text fills all positions.
         starts = _path_starts(matrix[first - 1 : first + count].cpu().numpy())
+        starts += [frames] * (count + 1 - len(starts))
         boundaries = [min(int(s) * SAMPLES_PER_STEP, utterance.length) for s in starts]
         written = chances[row, first - 1 : first + count - 1]
         picked = written.gather(1, tokens[row, first : first + count, None])[:, 0]
@@ -152,18 +155,21 @@ def _path_starts(matrix: NDArray[np.float32]) -> list[int]:
 def words(
     whisper: Whisper,
     language: str | None,
-    pieces: Sequence[tuple[Sequence[int], int, int]],
+    segments: Sequence[tuple[Sequence[int], str]],
     times: TokenTimes,
     offset: int,
 ) -> list[tuple[Word, ...]]:
-    """The words of a window's segments, whose times are samples of the recording.
+    """The words of a window's segments, in samples of the recording, which the window enters at
+    `offset`.
 
-    `pieces` are the segments' tokens with their first and last sample in the window, in order; their
-    tokens joined are the timed ones. Words of a segment joined are its text; each lies in its window.
+    `segments` are tokens with their text, in order; all their tokens joined are the timed ones. Words
+    joined are the segment's text, and each lies in its window.
     """
     at, found = 0, []
-    for tokens, _, _ in pieces:
+    for tokens, whole in segments:
         spans = _split(whisper, language, tokens)
+        if "".join(text for text, _ in spans) != whole:
+            spans = [(whole, len(tokens))]  # broken characters: no border between words is certain
         timed: list[tuple[str, int, int, float]] = []
         for text, count in spans:
             start, end = times.boundaries[at], times.boundaries[at + count]

@@ -11,23 +11,35 @@ is, whatever the others do, and one that fails takes no other with it.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from importlib.metadata import version
 from typing import Any
 
 from asr.audio import Input, Recording, open_audio
 from asr.errors import AudioError, ForescribeError, UsageError
 from asr.features import LogMel
+from asr.guards import Guards, Judgement
 from asr.loading import Memory, Whisper, load
 from asr.presets import resolve
 from asr.rules import NoSpeech, whisper_rules
-from asr.segments import compression_ratio, mean_logprob, stretches
+from asr.segments import Stretch, compression_ratio, mean_logprob, stretches
+from asr.timing import Utterance, token_times, words
 from asr.tokens import AUTO, TASKS, Task, language_code
-from asr.transcript import Coverage, Json, Notice, Segment, Span, Transcript, seconds
+from asr.transcript import (
+    Coverage,
+    Json,
+    Notice,
+    Segment,
+    Span,
+    State,
+    Transcript,
+    Word,
+    seconds,
+)
 from asr.vad import Detector, SileroDetector
 from asr.windows import Window, WindowOptions, cut
 from speculative.device import choose
@@ -59,6 +71,8 @@ class Options:
     gamma: int | None = None
     vad: bool = True
     windows: WindowOptions = field(default_factory=WindowOptions)
+    words: bool = False  # a time for every word
+    guards: Guards | None = None  # decode doubtful windows again; None believes every answer
     keep_memory: bool = False  # for audits: the outcome holds every window's tokens and memory
 
     def __post_init__(self) -> None:
@@ -80,6 +94,8 @@ class Decoded:
     end: int
     language: str
     result: Result
+    state: State = "decoded"
+    reason: str | None = None  # why its text does not count, where it does not
     memory: Memory | None = None
 
     @property
@@ -132,6 +148,7 @@ class _Job:
     failed: bool = False
     done: list[Decoded] = field(default_factory=list)
     silent: list[Window] = field(default_factory=list)  # these hold no samples
+    words: dict[int, list[tuple[Word, ...]]] = field(default_factory=dict)  # by window and segment
 
     @property
     def complete(self) -> bool:
@@ -277,6 +294,7 @@ class _Call:
         self.failed: deque[Outcome] = deque()
         self.jobs: list[_Job] = []
         self.tickets: set[_Ticket] = set()  # of the windows that are in the engine
+        self.untimed: list[tuple[_Job, Decoded]] = []  # windows that wait for their words
 
     def _language(self, name: str | None) -> str | None:
         """The code of the language asked for; None where it is to be detected."""
@@ -302,9 +320,15 @@ class _Call:
                 ticket: _Ticket = result.request.tag
                 if ticket not in self.tickets:
                     continue  # dropped, or left by a call that was broken off
+                judgement, reason = self._judge(result)
+                if judgement is Judgement.RETRY and self._again(result):
+                    continue
                 self.tickets.remove(ticket)
-                ticket.job.done.append(self._decoded(ticket, result))
-                self._report(ticket.job, ticket.job.done[-1])
+                decoded = self._decoded(ticket, result, judgement, reason)
+                ticket.job.done.append(decoded)
+                if self.options.words:
+                    self._time(ticket.job, decoded, result.request.memory)
+                self._report(ticket.job, decoded)
                 yield from self._ended()
             yield from self._ended()
         finally:  # the caller may leave at any outcome
@@ -316,16 +340,84 @@ class _Call:
             self.tickets.discard(ticket)
             self.t.engine.cancel(ticket)
 
-    def _decoded(self, ticket: _Ticket, result: Result) -> Decoded:
+    def _decoded(
+        self, ticket: _Ticket, result: Result, judgement: Judgement, reason: str | None
+    ) -> Decoded:
         request, keep = result.request, self.options.keep_memory
-        bare = replace(result, request=replace(request, memory=None, tag=None))
-        memory = request.memory if keep else None
-        return Decoded(ticket.index, ticket.start, ticket.end, ticket.language, bare, memory)
+        # What still fails at the last temperature is kept, as Whisper does, unless it is no number.
+        broken = judgement is Judgement.RETRY and not math.isfinite(mean_logprob(result.logprobs))
+        silent = judgement is Judgement.SILENCE
+        return Decoded(
+            index=ticket.index,
+            start=ticket.start,
+            end=ticket.end,
+            language=ticket.language,
+            result=replace(result, request=replace(request, memory=None, tag=None)),
+            state="failed" if broken else "silent" if silent else "decoded",
+            reason=reason,
+            memory=request.memory if keep else None,
+        )
+
+    # -- guards and words -------------------------------------------------------------------------
+
+    def _judge(self, result: Result) -> tuple[Judgement, str | None]:
+        if self.options.guards is None:
+            return Judgement.KEEP, None
+        return self.options.guards.judge(
+            compression_ratio=compression_ratio(self._text(result.tokens)),
+            mean_logprob=mean_logprob(result.logprobs),
+            no_speech_prob=result.probe[0],
+        )
+
+    def _again(self, result: Result) -> bool:
+        """Queues a window at the next temperature, behind what waits; False after the last one."""
+        assert self.options.guards is not None
+        request: Request = result.request
+        temperature = self.options.guards.next_temperature(request.temperature)
+        if temperature is None:
+            return False
+        # The seed is the window's place and the attempt: the same on every machine and in any batch.
+        seed = request.tag.start * 1000 + round(100 * temperature)
+        self.t.engine.submit(replace(request, temperature=temperature, seed=seed))
+        return True
+
+    def _time(self, job: _Job, decoded: Decoded, memory: Memory) -> None:
+        """Times a window's words, together with others of the batch."""
+        self.untimed.append((job, replace(decoded, memory=memory)))
+        if len(self.untimed) >= self.t.batch:
+            self._time_all()
+
+    def _time_all(self) -> None:
+        waiting, self.untimed = self.untimed, []
+        parts = [self._parts(decoded) for _, decoded in waiting]
+        work = [
+            (job, decoded, segments)
+            for (job, decoded), segments in zip(waiting, parts, strict=True)
+            if segments and not job.failed
+        ]
+        if not work:
+            return
+        utterances = [self._utterance(decoded, segments) for _, decoded, segments in work]
+        times = token_times(self.t.whisper, utterances)
+        for (job, decoded, segments), timed in zip(work, times, strict=True):
+            texts = [(part.tokens, text) for part, text in segments]
+            job.words[decoded.index] = words(
+                self.t.whisper, decoded.language, texts, timed, decoded.start
+            )
+
+    def _utterance(self, decoded: Decoded, segments: list[tuple[Stretch, str]]) -> Utterance:
+        assert decoded.memory is not None
+        prompt = self.special.prompt(decoded.language, self.options.task, timestamps=False)
+        tokens = tuple(token for part, _ in segments for token in part.tokens)
+        return Utterance(decoded.memory, prompt, tokens, decoded.length)
 
     def _ended(self) -> Iterator[Outcome]:
         while self.failed:
             yield self.failed.popleft()
-        for job in [j for j in self.jobs if j.complete]:
+        complete = [job for job in self.jobs if job.complete]
+        if complete and self.untimed:
+            self._time_all()
+        for job in complete:
             self.jobs.remove(job)
             yield self._outcome(job)
 
@@ -448,37 +540,47 @@ class _Call:
     def _report(self, job: _Job, decoded: Decoded) -> None:
         if self.hook is not None and not job.failed:
             stats = self.t.engine.stats - self.before
-            segments = tuple(self._segments(decoded))
+            segments = tuple(self._segments(job, decoded))
             self.hook(Progress(job.source, job.done_s, job.recording.declared_s, segments, stats))
 
-    def _segments(self, decoded: Decoded) -> Iterator[Segment]:
-        result = decoded.result
-        decode = partial(
-            self.t.whisper.tokenizer.decode,
+    def _text(self, tokens: Iterable[int]) -> str:
+        """The model's own words, spaces included, without special tokens."""
+        text: str = self.t.whisper.tokenizer.decode(
+            [token for token in tokens if token < self.special.end],
             skip_special_tokens=True,
-            clean_up_tokenization_spaces=False,  # the model's own words, spaces included
+            clean_up_tokenization_spaces=False,
         )
-        whole = decode([t for t in result.tokens if t < self.special.end])
-        for part in stretches(result.tokens, self.special, decoded.length):
-            text = decode(list(part.tokens))
-            if text.strip():
-                yield Segment(
-                    id=0,
-                    window=decoded.index,
-                    window_sample=decoded.start,
-                    start_sample=decoded.start + part.start,
-                    end_sample=decoded.start + part.end,
-                    text=text,
-                    tokens=part.tokens,
-                    temperature=result.request.temperature,
-                    avg_logprob=mean_logprob(result.logprobs),
-                    compression_ratio=compression_ratio(whole),
-                    no_speech_prob=result.probe[0],
-                )
+        return text
+
+    def _parts(self, decoded: Decoded) -> list[tuple[Stretch, str]]:
+        """The stretches of a window that hold text, unless its text does not count."""
+        if decoded.state != "decoded":
+            return []
+        found = stretches(decoded.result.tokens, self.special, decoded.length)
+        texts = [(part, self._text(part.tokens)) for part in found]
+        return [(part, text) for part, text in texts if text.strip()]
+
+    def _segments(self, job: _Job, decoded: Decoded) -> Iterator[Segment]:
+        result, timed = decoded.result, job.words.get(decoded.index)
+        for number, (part, text) in enumerate(self._parts(decoded)):
+            yield Segment(
+                id=0,
+                window=decoded.index,
+                window_sample=decoded.start,
+                start_sample=decoded.start + part.start,
+                end_sample=decoded.start + part.end,
+                text=text,
+                tokens=part.tokens,
+                temperature=result.request.temperature,
+                avg_logprob=mean_logprob(result.logprobs),
+                compression_ratio=compression_ratio(self._text(result.tokens)),
+                no_speech_prob=result.probe[0],
+                words=timed[number] if timed is not None else None,
+            )
 
     def _outcome(self, job: _Job) -> Outcome:
         done = sorted(job.done, key=lambda d: d.index)
-        segments = [segment for decoded in done for segment in self._segments(decoded)]
+        segments = [segment for decoded in done for segment in self._segments(job, decoded)]
         wall = time.perf_counter() - job.started
         transcript = Transcript(
             segments=tuple(replace(s, id=i) for i, s in enumerate(segments)),
@@ -494,11 +596,17 @@ class _Call:
         return Outcome(job.source, transcript, wall_s=wall, decoded=kept)
 
     def _warnings(self, job: _Job) -> tuple[Notice, ...]:
+        notices = []
         languages = {d.language for d in job.done} - {self.language or job.language}
-        if not languages:
-            return ()
-        text = f"some windows are in another language: {', '.join(sorted(languages))}"
-        return (Notice("mixed_languages", text),)
+        if languages:
+            text = f"some windows are in another language: {', '.join(sorted(languages))}"
+            notices.append(Notice("mixed_languages", text))
+        for d in job.done:
+            text = self._text(d.result.tokens).strip()
+            if d.state != "decoded" and text:
+                where = f"{seconds(d.start):.1f} to {seconds(d.end):.1f} s"
+                notices.append(Notice("dropped_text", f"{text!r} at {where} left out: {d.reason}"))
+        return tuple(notices)
 
 
 def _internal(message: str, cause: Exception) -> ForescribeError:
@@ -508,7 +616,7 @@ def _internal(message: str, cause: Exception) -> ForescribeError:
 
 
 def _coverage(done: list[Decoded], silent: list[Window]) -> Coverage:
-    spans = [Span(d.start, d.end, "decoded") for d in done]
+    spans = [Span(d.start, d.end, d.state, d.reason) for d in done]
     spans += [Span(w.start, w.end, "silent", "no voice activity") for w in silent]
     return Coverage(tuple(sorted(spans, key=lambda span: span.start_sample)))
 

@@ -1,0 +1,91 @@
+"""Word times: monotone, inside their window, joined to the segment's text; the path is the right one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+
+from asr.loading import load
+from asr.presets import Pair
+from asr.timing import Utterance, _path_starts, _shortened, token_times
+from asr.transcriber import Options, Transcriber
+from speculative import choose
+from tests.asr import folders
+
+RATE = 16000
+
+
+@pytest.fixture(scope="module")
+def whisper(tmp_path_factory):
+    target = folders.write(tmp_path_factory.mktemp("pair") / "target")
+    return load(Pair(target), choose("cpu"), network=False)
+
+
+@pytest.mark.parametrize("timestamps", [True, False])
+def test_words_are_monotone_inside_their_segments_window_and_joined_to_its_text(
+    whisper, tmp_path, timestamps
+):
+    noise = np.random.default_rng(0).standard_normal(47 * RATE) * 0.1
+    soundfile.write(tmp_path / "a.wav", noise.astype(np.float32), RATE)
+    transcriber = Transcriber(whisper, batch=2, gamma=0)
+    options = Options(language="en", vad=False, words=True, timestamps=timestamps)
+    (outcome,) = transcriber.transcribe([str(tmp_path / "a.wav")], options)
+    transcript = outcome.transcript
+    assert len(transcript.segments) > 1
+    windows = {s.window: s for s in transcript.segments}
+    limits = {0: (0, 30 * RATE), 1: (30 * RATE, 47 * RATE)}
+    for window in windows:
+        timed = [w for s in transcript.segments if s.window == window for w in s.words]
+        assert len(timed) >= 1
+        edges = [t for w in timed for t in (w.start_sample, w.end_sample)]
+        assert edges == sorted(edges)
+        assert limits[window][0] <= edges[0] and edges[-1] <= limits[window][1]
+        assert all(0 <= w.probability <= 1 for w in timed)
+    for segment in transcript.segments:
+        assert "".join(w.text for w in segment.words) == segment.text
+    assert all(d.memory is None for d in outcome.decoded)
+
+
+def test_the_path_follows_a_planted_diagonal():
+    matrix = np.full((5, 40), -1.0, np.float32)
+    borders = [0, 7, 15, 16, 30]
+    for row, (start, end) in enumerate(zip(borders, [*borders[1:], 40], strict=True)):
+        matrix[row, start:end] = 1.0
+    assert _path_starts(matrix) == borders
+
+
+def test_several_windows_at_once_give_what_each_gives_alone(whisper):
+    tokens = whisper.tokenizer.encode(" some text", add_special_tokens=False)
+    features = torch.randn(3, 80, 3000, generator=torch.Generator().manual_seed(0))
+    memories = whisper.encode(features)
+    prompt = whisper.tokens.prompt("en", "transcribe", timestamps=False)
+    work = [
+        Utterance(memory, prompt, tuple(tokens[: 4 + n]), (10 + n) * RATE)
+        for n, memory in enumerate(memories)
+    ]
+    together = token_times(whisper, work)
+    for one, times in zip(work, together, strict=True):
+        (alone,) = token_times(whisper, [one])
+        assert alone.boundaries == times.boundaries
+        assert alone.probabilities == pytest.approx(times.probabilities, abs=1e-5)
+        assert len(times.boundaries) == len(one.tokens) + 1
+
+
+def test_timing_leaves_the_model_as_it_was(whisper):
+    before = whisper.target.config._attn_implementation
+    memories = whisper.encode(torch.zeros(1, 80, 3000))
+    prompt = whisper.tokens.prompt("en", "transcribe", timestamps=False)
+    token_times(whisper, [Utterance(memories[0], prompt, (7, 8), RATE)])
+    assert whisper.target.config._attn_implementation == before
+    for layer in whisper.target.model.decoder.layers:
+        assert not layer.encoder_attn.q_proj._forward_hooks
+
+
+def test_a_word_beside_a_pause_loses_the_pause():
+    words = [(" One", 0, 50000, 1.0), (" two", 50000, 55000, 1.0), (" three.", 55000, 99000, 1.0)]
+    (one, two, three) = _shortened(words, 8000)
+    assert one[1:3] == (42000, 50000)  # the pause before the first word
+    assert two[1:3] == (50000, 55000)
+    assert three[1:3] == (55000, 63000)  # the pause behind the end of the sentence
