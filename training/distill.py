@@ -25,15 +25,21 @@ from transformers import WhisperForConditionalGeneration
 from training import pieces
 from training.batches import Batch, Batcher
 from training.export import export, export_ctc
-from training.model import Speech, configuration, encode
+from training.model import Speech, configuration, encode, stray
 from training.muon import Muon
 from training.team import Team
 from training.train import WORK, clock
 from training.windows import IGNORE, Pool
 
 CE_WEIGHT, KL_WEIGHT = 0.5, 1.0
-TRAINING_SHAPES = (0.5, 0.9)  # windows as in the middle of training, or mostly of 30 s
-RATE_MATRIX, RATE_OTHER = 2e-3, 7e-4
+TRAINING_SHAPES = (0.5, 0.8, 0.9)  # progress at which windows are drawn: short, long, mostly 30 s
+RATE_MATRIX, RATE_OTHER = 2.5e-3, 1e-3
+
+
+def average(paths: list[Path]) -> dict[str, Tensor]:
+    """The mean of several checkpoints' weights, which stands in for a rate that has not decayed."""
+    states = [torch.load(path, weights_only=True)["model"] for path in paths]
+    return {name: torch.stack([s[name] for s in states]).mean(0) for name in states[0]}
 
 
 def start_draft(
@@ -53,32 +59,46 @@ def start_draft(
 
 
 def read(
-    model: WhisperForConditionalGeneration, tokens: Tensor, states: Tensor, known: Tensor
-) -> Tensor:
-    """Logits [K, V] at the positions marked in known [B, L]."""
-    hidden = model.model.decoder(
-        input_ids=tokens, encoder_hidden_states=states, use_cache=False
-    ).last_hidden_state
-    logits: Tensor = model.proj_out(hidden[known])
-    return logits.float()
+    model: WhisperForConditionalGeneration,
+    tokens: Tensor,
+    states: Tensor,
+    known: Tensor,
+    places: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Logits [K, V] at the positions marked in known [B, L], and the guide (model.stray)."""
+    result = model.model.decoder(
+        input_ids=tokens,
+        encoder_hidden_states=states,
+        use_cache=False,
+        output_attentions=places is not None,
+    )
+    guide = torch.zeros(())
+    if places is not None:
+        guide = stray(result.cross_attentions, places, (0,))
+    return model.proj_out(result.last_hidden_state[known]).float(), guide
 
 
 def loss(
-    target: WhisperForConditionalGeneration, draft: WhisperForConditionalGeneration, batch: Batch
+    target: WhisperForConditionalGeneration,
+    draft: WhisperForConditionalGeneration,
+    batch: Batch,
+    guide_weight: float,
 ) -> tuple[Tensor, float]:
     """The distillation loss and the share of positions where both choose the same token."""
     known = batch.labels != IGNORE
     with torch.autocast("cpu", dtype=torch.bfloat16):
         with torch.no_grad():
             states = encode(target.model.encoder, batch.features, batch.offsets)
-            wanted = read(target, batch.tokens, states, known)
-        guess = read(draft, batch.tokens, states, known)
+            wanted, _ = read(target, batch.tokens, states, known)
+        places = batch.places if guide_weight > 0 else None
+        guess, guide = read(draft, batch.tokens, states, known, places)
     choice = wanted.argmax(-1)
     divergence = kl_div(
         guess.log_softmax(-1), wanted.log_softmax(-1), log_target=True, reduction="batchmean"
     )
     agreement = float((guess.argmax(-1) == choice).float().mean())
-    return CE_WEIGHT * cross_entropy(guess, choice) + KL_WEIGHT * divergence, agreement
+    total = CE_WEIGHT * cross_entropy(guess, choice) + KL_WEIGHT * divergence
+    return total + guide_weight * guide, agreement
 
 
 def distil(
@@ -99,8 +119,10 @@ def distil(
     start, step, total = time.time(), 0, 0.0
     log = (options.run / "draft-log.jsonl").open("a" if options.rank else "w")
     while (progress := team.agree((time.time() - start) / (end - start))) < 1:
-        batch = batcher.draw(TRAINING_SHAPES[step % 3 == 2], 10_000_000 + step)
-        value, agreement = loss(target, draft, batch)
+        late = step % 5 == 4 if progress < 0.5 else step % 2 == 1
+        shape = TRAINING_SHAPES[1 + step % 4 // 3] if late else TRAINING_SHAPES[0]
+        batch = batcher.draw(shape, 10_000_000 + step)
+        value, agreement = loss(target, draft, batch, 0.6 if progress < 0.6 else 0.0)
         value.backward()
         team.average(hidden + others)
         torch.nn.utils.clip_grad_norm_(others, 1.0)
@@ -127,6 +149,7 @@ def main() -> None:
     parser.add_argument("--until", help="HH:MM at which distillation ends; none: copy only")
     parser.add_argument("--layer", type=int, default=0, help="target decoder layer to start from")
     parser.add_argument("--budget", type=float, default=160.0, help="seconds of audio per step")
+    parser.add_argument("--checkpoints", type=Path, nargs="+", help="averaged; default: the run's")
     parser.add_argument("--run", type=Path, default=WORK / "run")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent.parent / "bundled")
     parser.add_argument("--rank", type=int, default=0)
@@ -134,7 +157,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1 if options.team > 1 else 2)
     model = Speech()
-    model.load_state_dict(torch.load(options.run / "checkpoint.pt", weights_only=True)["model"])
+    model.load_state_dict(average(options.checkpoints or [options.run / "checkpoint.pt"]))
     if options.rank == 0:
         export(model.whisper, options.out / "demo")
         export_ctc(model.ctc, options.out / "demo" / "ctc_head.safetensors")

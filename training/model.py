@@ -76,11 +76,11 @@ class Speech(nn.Module):
         )
         guide = torch.zeros(())
         if places is not None:
-            guide = stray(result.cross_attentions, places)
+            guide = stray(result.cross_attentions, places, GUIDED_LAYERS)
         return self.whisper.proj_out(result.last_hidden_state[known]), guide
 
 
-def stray(attentions: tuple[Tensor, ...], places: Tensor) -> Tensor:
+def stray(attentions: tuple[Tensor, ...], places: Tensor, layers: tuple[int, ...]) -> Tensor:
     """Minus log of the attention mass within 0.5 s of where a token is heard, for guided heads.
 
     Guided attention (after Tachibana et al. 2017): that speech is read from left to right is known
@@ -92,10 +92,10 @@ def stray(attentions: tuple[Tensor, ...], places: Tensor) -> Tensor:
     total = torch.zeros(())
     if not bool(heard.any()):
         return total
-    for layer in GUIDED_LAYERS:
+    for layer in layers:
         mass = (attentions[layer][:, :2].float() * band[:, None]).sum(-1)  # [B, 2, L]
         total = total - (mass + 1e-4).log()[heard[:, None].expand_as(mass)].mean()
-    return total / len(GUIDED_LAYERS)
+    return total / len(layers)
 
 
 def encode(encoder: WhisperEncoder, features: Tensor, offsets: Tensor) -> Tensor:
