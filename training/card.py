@@ -72,18 +72,31 @@ def examples(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def keep_log(last: int) -> list[str]:
+    """Cuts the training log after the last step that is in the weights."""
+    path = BUNDLED / "demo" / "training-log.jsonl"
+    lines = [line for line in path.read_text().splitlines() if json.loads(line)["step"] <= last]
+    path.write_text("\n".join(lines) + "\n")
+    return lines
+
+
 def main() -> None:
     result = json.loads((BUNDLED / "demo" / "evaluation.json").read_text())
-    log = (BUNDLED / "demo" / "training-log.jsonl").read_text().splitlines()
-    last = json.loads(log[-1])
+    steps = json.loads((BUNDLED / "demo" / "origin.json").read_text())["averaged_steps"]
+    log = [json.loads(line) for line in keep_log(max(steps))]
+    draft_log = (BUNDLED / "demo-draft" / "training-log.jsonl").read_text().splitlines()
+    draft = json.loads(draft_log[-1])
     text = Template(TEMPLATE.read_text("utf-8")).substitute(
         summary=summary_table(result),
         voices=voices_table(result),
         quiet=quiet_list(result),
         examples=examples(result),
-        steps=last["step"],
-        minutes=round(last["minutes"]),
-        hours=max(json.loads(line).get("hours", 0) for line in log),
+        steps=", ".join(map(str, steps)),
+        minutes=round(max(line["minutes"] for line in log)),
+        focus_minutes=round(log[-1]["minutes"]),
+        draft_steps=draft["step"],
+        draft_minutes=round(draft["minutes"]),
+        hours=max(line.get("hours", 0) for line in log),
     )
     (BUNDLED / "README.md").write_text(text, "utf-8")
 

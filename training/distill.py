@@ -42,6 +42,12 @@ def average(paths: list[Path]) -> dict[str, Tensor]:
     return {name: torch.stack([s[name] for s in states]).mean(0) for name in states[0]}
 
 
+def note_origin(paths: list[Path], folder: Path) -> None:
+    """Says in the target's folder from which steps of the training log its weights come."""
+    steps = [int(torch.load(path, weights_only=True)["step"]) for path in paths]
+    (folder / "origin.json").write_text(json.dumps({"averaged_steps": steps}) + "\n")
+
+
 def start_draft(
     target: WhisperForConditionalGeneration, layer: int
 ) -> WhisperForConditionalGeneration:
@@ -114,7 +120,7 @@ def distil(
     adamw = torch.optim.AdamW(
         others, lr=RATE_OTHER, betas=(0.9, 0.98), weight_decay=0.0, fused=True
     )
-    pool = Pool(WORK / "clips", pieces.load())
+    pool = Pool(options.clips, pieces.load())
     batcher = Batcher(pool, seed=77 + options.rank, budget=options.budget / options.team)
     start, step, total = time.time(), 0, 0.0
     log = (options.run / "draft-log.jsonl").open("a" if options.rank else "w")
@@ -136,7 +142,7 @@ def distil(
         total += agreement
         if step % 20 == 0 and options.rank == 0:
             minutes = round((time.time() - start) / 60, 2)
-            line = {"step": step, "minutes": minutes, "loss": round(float(value), 4)}
+            line = {"step": step, "minutes": minutes, "loss": round(float(value.detach()), 4)}
             log.write(json.dumps(line | {"agreement": round(total / 20, 4)}) + "\n")
             log.flush()
             total = 0.0
@@ -151,15 +157,18 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=160.0, help="seconds of audio per step")
     parser.add_argument("--checkpoints", type=Path, nargs="+", help="averaged; default: the run's")
     parser.add_argument("--run", type=Path, default=WORK / "run")
+    parser.add_argument("--clips", type=Path, default=WORK / "clips", help="what it listens to")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent.parent / "bundled")
     parser.add_argument("--rank", type=int, default=0)
     parser.add_argument("--team", type=int, default=1)
     options = parser.parse_args()
-    torch.set_num_threads(1 if options.team > 1 else 2)
+    torch.set_num_threads(1)
     model = Speech()
-    model.load_state_dict(average(options.checkpoints or [options.run / "checkpoint.pt"]))
+    checkpoints = options.checkpoints or [options.run / "checkpoint.pt"]
+    model.load_state_dict(average(checkpoints))
     if options.rank == 0:
         export(model.whisper, options.out / "demo")
+        note_origin(checkpoints, options.out / "demo")
         export_ctc(model.ctc, options.out / "demo" / "ctc_head.safetensors")
         export(start_draft(model.whisper, options.layer), options.out / "demo-draft")
     if options.until:
