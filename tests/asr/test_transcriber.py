@@ -455,8 +455,8 @@ def test_a_window_on_its_way_out_holds_no_memory(whisper, recordings, monkeypatc
     one, held = transcriber(whisper), []
     real = asr.transcriber._Call._decoded
 
-    def spy(self, ticket, result):
-        held.append(real(self, ticket, result))
+    def spy(self, *arguments):
+        held.append(real(self, *arguments))
         return held[-1]
 
     monkeypatch.setattr(asr.transcriber._Call, "_decoded", spy)
