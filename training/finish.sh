@@ -8,7 +8,7 @@ shift
 python=${PYTHON:-python}
 export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive
 [ $# -gt 0 ] && set -- --checkpoints "$@"
-focus=training/work/focus
+focus=$PWD/training/work/focus  # the meeting point is a file URL: it needs a whole path
 rm -f $focus/meeting-point-draft
 for rank in 0 1; do
     "$python" -m training.distill --until "$until" --budget 80 --run $focus \
