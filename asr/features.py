@@ -55,13 +55,30 @@ class LogMel:
         Raises ValueError for a window longer than S: cutting it here would lose words silently.
         """
         batch = torch.from_numpy(self._padded(windows)).to(self.device)  # [B, S]
-        spectrum = torch.stft(batch, self.n_fft, self.hop, window=self.hann, return_complex=True)
-        power = spectrum[..., :-1].abs().square()  # [B, n_fft / 2 + 1, F]
-        mel = (self.filters @ power).clamp(min=1e-10).log10()  # [B, M, F]
+        mel = self._log(batch, center=True)[..., :-1]  # [B, M, F]
         loudest = mel.amax(
             dim=(1, 2), keepdim=True
         )  # [B, 1, 1]: per window, whoever shares the batch
-        return (torch.maximum(mel, loudest - 8.0) + 4.0) / 4.0
+        return self.scaled(mel, loudest)
+
+    def frames_of(self, samples: NDArray[np.float32]) -> Tensor:
+        """[n_fft + (K - 1) * hop] samples -> [M, K] log10 mel power of the K frames in them.
+
+        For features of a whole recording, piece by piece: `scaled` needs the loudest of all pieces.
+        """
+        whole = torch.from_numpy(np.ascontiguousarray(samples)).to(self.device)
+        return self._log(whole, center=False)
+
+    @staticmethod
+    def scaled(mel: Tensor, loudest: Tensor | float) -> Tensor:
+        """Log mel power -> what the encoder reads: floor 8 below the loudest, shifted and scaled."""
+        return (torch.maximum(mel, torch.as_tensor(loudest) - 8.0) + 4.0) / 4.0
+
+    def _log(self, samples: Tensor, *, center: bool) -> Tensor:
+        spectrum = torch.stft(
+            samples, self.n_fft, self.hop, window=self.hann, center=center, return_complex=True
+        )
+        return (self.filters @ spectrum.abs().square()).clamp(min=1e-10).log10()
 
     def _padded(self, windows: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
         batch = np.zeros((len(windows), self.samples), np.float32)

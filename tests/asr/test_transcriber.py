@@ -12,7 +12,7 @@ import soundfile
 import torch
 from transformers import WhisperForConditionalGeneration
 
-import asr.transcriber
+import asr.call
 from asr.audio import Recording, open_audio
 from asr.containers import Pcm
 from asr.errors import AudioError, UsageError
@@ -453,13 +453,13 @@ def test_memory_is_kept_only_if_asked_for(shared, recordings) -> None:
 
 def test_a_window_on_its_way_out_holds_no_memory(whisper, recordings, monkeypatch) -> None:
     one, held = transcriber(whisper), []
-    real = asr.transcriber._Call._decoded
+    real = asr.call.Call._decoded
 
     def spy(self, *arguments):
         held.append(real(self, *arguments))
         return held[-1]
 
-    monkeypatch.setattr(asr.transcriber._Call, "_decoded", spy)
+    monkeypatch.setattr(asr.call.Call, "_decoded", spy)
     list(one.transcribe(recordings[:2], GERMAN))
     assert len(held) == 3
     assert all(d.memory is None and d.result.request.memory is None for d in held)
