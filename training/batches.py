@@ -1,7 +1,8 @@
-"""Batches of equal-length windows whose shape follows the training clock.
+"""Batches of equal-length windows whose kind follows the training clock.
 
-Early windows are short and single; full 30 s windows come last, because a padded window costs as
-much as a full one. `progress` is the elapsed share of training, 0..1.
+First single clips, sorted by length so that nothing is padded; then several clips to a window; full
+30 s windows come last, because a padded window costs as much as a full one. `progress` is the elapsed
+share of training, 0..1.
 """
 
 from __future__ import annotations
@@ -15,14 +16,17 @@ from torch import Tensor
 from training import pieces
 from training.augment import NoiseBank, damage
 from training.features import log_mel
-from training.windows import IGNORE, Pool, characters, compose, label
+from training.windows import IGNORE, RATE, Pool, characters, compose, label
 
-POSITIONS = 1500
-CTC_ONLY = 0.42  # until here the decoder sleeps: it could learn nothing but English
-FULL = 0.88  # from here most windows are 30 s
-TIMED = 0.72  # share of windows with timestamps
+LEAD = 0.2  # seconds before a single clip, at most
+# (until this progress, shares of single clips, of 7 to 16 s windows, of 30 s windows)
+STAGES = ((0.42, 1.0, 0.0, 0.0), (0.68, 0.6, 0.4, 0.0), (0.8, 0.4, 0.2, 0.4), (1.0, 0.2, 0.1, 0.7))
+NOISY_FROM = 0.3  # clean speech before this point
+PROMPTED_FROM = 0.6
+TIMED, TIMED_EARLY = 0.7, 0.35  # share of windows with timestamps
 EMPTY = 0.03  # share of windows without speech
 PROMPTED = 0.12  # share of batches that continue a previous text
+NEIGHBOURS = 0.02  # share of the clips, sorted by length, among which a batch of single clips is drawn
 
 
 @dataclass
@@ -33,7 +37,6 @@ class Batch:
     """
 
     features: Tensor
-    offsets: Tensor
     tokens: Tensor
     labels: Tensor
     places: Tensor
@@ -42,15 +45,9 @@ class Batch:
     seconds: float
 
 
-def window_seconds(progress: float, rng: np.random.Generator) -> float:
-    """How long this batch's windows are."""
-    if progress < CTC_ONLY:
-        return float(rng.uniform(2.2, 7))
-    if progress < 0.78:
-        return float(rng.uniform(2.2, 7) if rng.random() < 0.75 else rng.uniform(7, 15))
-    if progress < FULL:
-        return float(rng.uniform(3, 12) if rng.random() < 0.5 else rng.uniform(12, 30))
-    return 30.0 if rng.random() < 0.65 else float(rng.uniform(3, 18))
+def stage(progress: float) -> tuple[float, float, float]:
+    """Shares of single clips, several clips, full windows."""
+    return next((a, b, c) for until, a, b, c in STAGES if progress < until or until == 1.0)
 
 
 class Batcher:
@@ -65,18 +62,33 @@ class Batcher:
     def draw(self, progress: float, step: int) -> Batch:
         # The shape follows the step alone, so that members of a team have equal work.
         shape = np.random.default_rng(step)
-        seconds = round(window_seconds(progress, shape) * 25) / 25  # an even number of frames
+        single, several, _ = stage(progress)
+        kind, place = shape.random(), shape.random()
+        alone = kind < single
+        near = self.pool.neighbours(place, NEIGHBOURS) if alone else None
+        if near is not None:
+            seconds = float(self.pool.lengths[near].max()) / RATE + LEAD + 0.04
+        else:
+            seconds = 7 + 9 * place if kind < single + several else 30.0
+        seconds = np.ceil(seconds * 25) / 25  # an even number of frames
         rows = max(1, round(self.budget / seconds))
-        full = seconds == 30.0
+        noisy = progress > NOISY_FROM
         # Prompts make rows long; together in a batch they cost the others no padding.
-        prompted = progress > 0.74 and shape.random() < PROMPTED
-        audio, tokens, labels, places, chars, offsets = [], [], [], [], [], []
+        prompted = progress > PROMPTED_FROM and shape.random() < PROMPTED
+        audio, tokens, labels, places, chars = [], [], [], [], []
         for _ in range(rows):
-            sound, placed = self._window(seconds, full, strength=0.4)
-            times = self.rng.random() < (TIMED if progress > 0.74 else TIMED / 2)
-            offset = self._offset(seconds, times)
+            if noisy and self.rng.random() < EMPTY:
+                sound, placed = self._empty(seconds), []
+            elif near is not None:
+                sound, placed = self._alone(int(self.rng.choice(near)), seconds)
+            else:
+                sparse = 0.2 if seconds == 30.0 else 0.05
+                sound, placed = compose(self.pool, seconds, self.rng, sparse=sparse)
+            if placed:
+                sound = damage(sound, self.bank, self.rng, 0.4 if noisy else 0.0)
+            times = self.rng.random() < (TIMED if progress > PROMPTED_FROM else TIMED_EARLY)
             row, targets, where = label(
-                self.pool, placed, self.rng, times=times, shift=offset / 50, prompted=prompted
+                self.pool, placed, self.rng, times=times, prompted=prompted
             )
             if len(row) > 440:  # positions end at 448; only very long prompts get here
                 row, targets, where = row[:440], targets[:440], where[:440]
@@ -85,11 +97,9 @@ class Batcher:
             labels.append(targets)
             places.append([round(50 * seconds_in) for seconds_in in where])
             chars.append(characters([self.pool.clips[i].text for i, _, _ in placed]))
-            offsets.append(offset)
         features = log_mel(torch.from_numpy(np.stack(audio)))
         return Batch(
-            features=self._tilt(features),
-            offsets=torch.tensor(offsets),
+            features=self._tilt(features) if noisy else features,
             tokens=_pad(tokens, pieces.EOT),
             labels=_pad(labels, IGNORE),
             places=_pad(places, -1),
@@ -98,24 +108,23 @@ class Batcher:
             seconds=rows * seconds,
         )
 
-    def _window(
-        self, seconds: float, full: bool, strength: float
+    def _alone(
+        self, index: int, seconds: float
     ) -> tuple[np.ndarray, list[tuple[int, float, float]]]:
-        rng = self.rng
-        if rng.random() < EMPTY:
-            audio = np.zeros(round(seconds * 16_000), np.float32)
-            if rng.random() < 0.8:
-                audio = self.bank.cut(len(audio), rng) * np.float32(10 ** rng.uniform(-4.5, -0.8))
-            return np.clip(audio, -1, 1), []
-        audio, placed = compose(self.pool, seconds, rng, sparse=0.3 if full else 0.05)
-        return damage(audio, self.bank, rng, strength), placed
+        """One clip after a short lead."""
+        clip = self.pool.audio(index)
+        begin = int(self.rng.uniform(0, LEAD) * RATE)
+        audio = np.zeros(round(seconds * RATE), np.float32)
+        audio[begin : begin + len(clip)] = clip
+        return audio, [(index, begin / RATE, (begin + len(clip)) / RATE)]
 
-    def _offset(self, seconds: float, times: bool) -> int:
-        """A short window may stand anywhere in the 30 s: late positions are learnt for free."""
-        last = POSITIONS - round(seconds * 50)
-        if last == 0 or self.rng.random() < (0.55 if times else 0.3):
-            return 0
-        return int(self.rng.integers(last + 1))
+    def _empty(self, seconds: float) -> np.ndarray:
+        """Silence, or noise of any kind and level."""
+        audio = np.zeros(round(seconds * RATE), np.float32)
+        if self.rng.random() < 0.8:
+            level = np.float32(10 ** self.rng.uniform(-4.5, -0.8))
+            audio = self.bank.cut(len(audio), self.rng) * level
+        return np.clip(audio, -1, 1)
 
     def _tilt(self, features: Tensor) -> Tensor:
         """A smooth random change of the spectrum, as microphones and lines make, and a mask."""
@@ -124,7 +133,7 @@ class Batcher:
         weights = torch.from_numpy(self.rng.normal(0, 0.06, (rows, 3)).astype(np.float32))
         basis = torch.stack([x, 2 * x**2 - 1, torch.sin(3 * x)])
         tilted = features + (weights @ basis)[:, :, None]
-        for row in np.flatnonzero(self.rng.random(rows) < 0.25):
+        for row in np.flatnonzero(self.rng.random(rows) < 0.2):
             width = int(self.rng.integers(2, 9))
             start = int(self.rng.integers(0, 80 - width))
             tilted[row, start : start + width] = features[row].mean()

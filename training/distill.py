@@ -26,14 +26,15 @@ from training import pieces
 from training.batches import Batch, Batcher
 from training.export import export, export_ctc
 from training.model import Speech, configuration, encode, stray
-from training.muon import Muon
 from training.team import Team
 from training.train import WORK, clock
 from training.windows import IGNORE, Pool
 
 CE_WEIGHT, KL_WEIGHT = 0.5, 1.0
-TRAINING_SHAPES = (0.5, 0.8, 0.9)  # progress at which windows are drawn: short, long, mostly 30 s
-RATE_MATRIX, RATE_OTHER = 2.5e-3, 1e-3
+# Progress of the target's training at which windows are drawn: mostly single clips, then mostly 30 s.
+EARLY, LATE, LATE_FROM = 0.5, 0.9, 0.55
+GUIDE_WEIGHT, GUIDE_UNTIL = 0.5, 0.5
+PEAK, WARM_STEPS, FALL_FROM = 1.5e-3, 50, 0.3
 
 
 def average(paths: list[Path]) -> dict[str, Tensor]:
@@ -94,7 +95,7 @@ def loss(
     known = batch.labels != IGNORE
     with torch.autocast("cpu", dtype=torch.bfloat16):
         with torch.no_grad():
-            states = encode(target.model.encoder, batch.features, batch.offsets)
+            states = encode(target.model.encoder, batch.features)
             wanted, _ = read(target, batch.tokens, states, known)
         places = batch.places if guide_weight > 0 else None
         guess, guide = read(draft, batch.tokens, states, known, places)
@@ -110,40 +111,35 @@ def loss(
 def distil(
     target: WhisperForConditionalGeneration, layer: int, end: float, options: argparse.Namespace
 ) -> None:
-    team = Team(options.rank, options.team, options.run / "meeting-point-draft")
+    team = Team(options.rank, options.team, options.run.resolve() / "meeting-point-draft")
     target.requires_grad_(False)
     draft = start_draft(target, layer)
-    hidden = [p for n, p in draft.named_parameters() if ".decoder.layers." in n and p.ndim == 2]
-    known = {id(p) for p in hidden}
-    others = [p for p in draft.parameters() if p.requires_grad and id(p) not in known]
-    muon = Muon(hidden)
+    parameters = [p for p in draft.parameters() if p.requires_grad]
     adamw = torch.optim.AdamW(
-        others, lr=RATE_OTHER, betas=(0.9, 0.98), weight_decay=0.0, fused=True
+        parameters, lr=PEAK, betas=(0.9, 0.98), weight_decay=0.01, fused=True
     )
     pool = Pool(options.clips, pieces.load())
     batcher = Batcher(pool, seed=77 + options.rank, budget=options.budget / options.team)
     start, step, total = time.time(), 0, 0.0
     log = (options.run / "draft-log.jsonl").open("a" if options.rank else "w")
     while (progress := team.agree((time.time() - start) / (end - start))) < 1:
-        late = step % 5 == 4 if progress < 0.5 else step % 2 == 1
-        shape = TRAINING_SHAPES[1 + step % 4 // 3] if late else TRAINING_SHAPES[0]
-        batch = batcher.draw(shape, 10_000_000 + step)
-        value, agreement = loss(target, draft, batch, 0.6 if progress < 0.6 else 0.0)
+        batch = batcher.draw(EARLY if progress < LATE_FROM else LATE, 10_000_000 + step)
+        guide_weight = GUIDE_WEIGHT if progress < GUIDE_UNTIL else 0.0
+        value, agreement = loss(target, draft, batch, guide_weight)
         value.backward()
-        team.average(hidden + others)
-        torch.nn.utils.clip_grad_norm_(others, 1.0)
-        share = min(1.0, (step + 1) / 20, 1 - progress)
+        team.average(parameters)
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+        share = min(1.0, (step + 1) / WARM_STEPS, (1 - progress) / (1 - FALL_FROM))
         for group in adamw.param_groups:
-            group["lr"] = RATE_OTHER * share
+            group["lr"] = PEAK * share
         adamw.step()
-        muon.step(RATE_MATRIX * share, team)
         draft.zero_grad(set_to_none=True)
         step += 1
         total += agreement
-        if step % 20 == 0 and options.rank == 0:
+        if step % 50 == 0 and options.rank == 0:
             minutes = round((time.time() - start) / 60, 2)
             line = {"step": step, "minutes": minutes, "loss": round(float(value.detach()), 4)}
-            log.write(json.dumps(line | {"agreement": round(total / 20, 4)}) + "\n")
+            log.write(json.dumps(line | {"agreement": round(total / 50, 4)}) + "\n")
             log.flush()
             total = 0.0
     if options.rank == 0:
@@ -154,7 +150,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--until", help="HH:MM at which distillation ends; none: copy only")
     parser.add_argument("--layer", type=int, default=0, help="target decoder layer to start from")
-    parser.add_argument("--budget", type=float, default=160.0, help="seconds of audio per step")
+    parser.add_argument("--budget", type=float, default=80.0, help="seconds of audio per step")
     parser.add_argument("--checkpoints", type=Path, nargs="+", help="averaged; default: the run's")
     parser.add_argument("--run", type=Path, default=WORK / "run")
     parser.add_argument("--clips", type=Path, default=WORK / "clips", help="what it listens to")

@@ -57,9 +57,9 @@ class Speech(nn.Module):
         self.whisper.set_attn_implementation("eager")
         initialise(self)
 
-    def encode(self, features: Tensor, offsets: Tensor) -> Tensor:
-        """features [B, 80, 2T], offsets [B] in encoder positions -> states [B, T, D]."""
-        return encode(self.whisper.model.encoder, features, offsets)
+    def encode(self, features: Tensor) -> Tensor:
+        """features [B, 80, 2T] -> states [B, T, D]."""
+        return encode(self.whisper.model.encoder, features)
 
     def decode(
         self, tokens: Tensor, states: Tensor, known: Tensor, places: Tensor | None = None
@@ -98,11 +98,10 @@ def stray(attentions: tuple[Tensor, ...], places: Tensor, layers: tuple[int, ...
     return total / len(layers)
 
 
-def encode(encoder: WhisperEncoder, features: Tensor, offsets: Tensor) -> Tensor:
-    """The encoder's forward for any even number of frames, starting at any position."""
+def encode(encoder: WhisperEncoder, features: Tensor) -> Tensor:
+    """The encoder's forward for any even number of frames."""
     x = gelu(encoder.conv2(gelu(encoder.conv1(features)))).transpose(1, 2)  # [B, T, D]
-    steps = torch.arange(x.shape[1])
-    x = x + encoder.embed_positions.weight[offsets[:, None] + steps]
+    x = x + encoder.embed_positions.weight[: x.shape[1]]
     for layer in encoder.layers:
         x = layer(x, None)
     return encoder.layer_norm(x)

@@ -42,7 +42,6 @@ class Window:
     tokens: list[int]
     labels: list[int]
     characters: list[int]
-    offset: int = 0  # encoder position at which the window starts
     texts: list[str] = field(default_factory=list)
 
 
@@ -74,6 +73,7 @@ class Pool:
             texts = [" " + line["text"] for line in lines]
             self.ids += self.tokenizer(texts, add_special_tokens=False)["input_ids"]
         self.lengths = np.array([clip.length for clip in self.clips])
+        self.by_length = np.argsort(self.lengths, kind="stable")
 
     @property
     def hours(self) -> float:
@@ -84,6 +84,12 @@ class Pool:
         clip = self.clips[index]
         raw = self.shards[clip.shard][clip.start : clip.start + clip.length]
         return raw.astype(np.float32) / 32768
+
+    def neighbours(self, place: float, share: float) -> np.ndarray:
+        """Clips [K] of nearly the same length: a `share` of all, `place` 0..1 from the shortest."""
+        width = max(1, round(share * len(self.clips)))
+        begin = round(place * (len(self.clips) - width))
+        return self.by_length[begin : begin + width]
 
     def fitting(
         self, room: int, choices: list[int] | None, rng: np.random.Generator, tries: int = 12
@@ -146,12 +152,11 @@ def label(
     rng: np.random.Generator,
     *,
     times: bool,
-    shift: float,
     prompted: bool,
 ) -> tuple[list[int], list[int], list[float]]:
     """Token row, labels, and roughly where each label is heard, in seconds from the window's start.
 
-    The window itself starts at `shift` seconds of the encoder's clock. A place below 0 is unknown.
+    A place below 0 is unknown.
 
     The label at <|startoftranscript|> is the language, or <|nospeech|> for an empty window; prompt
     and forced tokens carry no other label.
@@ -165,8 +170,8 @@ def label(
     places: list[float] = []
     if times:
         for number, (index, start, end) in enumerate(placed):
-            opening = min(start + shift, FIRST_TIME) if number == 0 else start + shift
-            body += [pieces.timestamp(opening), *pool.ids[index], pieces.timestamp(end + shift)]
+            opening = min(start, FIRST_TIME) if number == 0 else start
+            body += [pieces.timestamp(opening), *pool.ids[index], pieces.timestamp(end)]
             places += [start, *_spread(start, end, len(pool.ids[index])), end]
         body = body or [pieces.timestamp(0.0)]
     else:
