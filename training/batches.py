@@ -26,7 +26,8 @@ PROMPTED_FROM = 0.6
 TIMED, TIMED_EARLY = 0.7, 0.35  # share of windows with timestamps
 EMPTY = 0.03  # share of windows without speech
 PROMPTED = 0.12  # share of batches that continue a previous text
-NEIGHBOURS = 0.02  # share of the clips, sorted by length, among which a batch of single clips is drawn
+# A batch of single clips is drawn from this share of all, nearest in length.
+NEIGHBOURS = 0.02
 
 
 @dataclass
@@ -87,9 +88,7 @@ class Batcher:
             if placed:
                 sound = damage(sound, self.bank, self.rng, 0.4 if noisy else 0.0)
             times = self.rng.random() < (TIMED if progress > PROMPTED_FROM else TIMED_EARLY)
-            row, targets, where = label(
-                self.pool, placed, self.rng, times=times, prompted=prompted
-            )
+            row, targets, where = label(self.pool, placed, self.rng, times=times, prompted=prompted)
             if len(row) > 440:  # positions end at 448; only very long prompts get here
                 row, targets, where = row[:440], targets[:440], where[:440]
             audio.append(sound)

@@ -14,6 +14,7 @@ from typing import Any
 
 BUNDLED = Path(__file__).parent.parent / "bundled"
 TEMPLATE = Path(__file__).parent / "data" / "card.md"
+BATCH_SECONDS = 80  # train.py --budget
 BOUNDS = {"domain": 0.04, "open": 0.10, "acceptance": 0.75}
 
 
@@ -72,18 +73,25 @@ def examples(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def keep_log(last: int) -> list[str]:
-    """Cuts the training log after the last step that is in the weights."""
+def kept_log() -> tuple[list[dict[str, Any]], int]:
+    """The lines behind the weights, and how often the run was resumed from a checkpoint.
+
+    After a restart the log goes back to the checkpoint's step: what was written in between is not in
+    the weights.
+    """
     path = BUNDLED / "demo" / "training-log.jsonl"
-    lines = [line for line in path.read_text().splitlines() if json.loads(line)["step"] <= last]
-    path.write_text("\n".join(lines) + "\n")
-    return lines
+    lines: list[dict[str, Any]] = []
+    resumed = 0
+    for line in map(json.loads, path.read_text().splitlines()):
+        resumed += bool(lines and line["step"] < lines[-1]["step"])
+        lines = [*(old for old in lines if old["step"] < line["step"]), line]
+    return lines, resumed
 
 
 def main() -> None:
     result = json.loads((BUNDLED / "demo" / "evaluation.json").read_text())
-    steps = json.loads((BUNDLED / "demo" / "origin.json").read_text())["averaged_steps"]
-    log = [json.loads(line) for line in keep_log(max(steps))]
+    log, resumed = kept_log()
+    times = f"{resumed} time" + "s" * (resumed != 1)
     draft_log = (BUNDLED / "demo-draft" / "training-log.jsonl").read_text().splitlines()
     draft = json.loads(draft_log[-1])
     text = Template(TEMPLATE.read_text("utf-8")).substitute(
@@ -91,12 +99,14 @@ def main() -> None:
         voices=voices_table(result),
         quiet=quiet_list(result),
         examples=examples(result),
-        steps=", ".join(map(str, steps)),
-        minutes=round(max(line["minutes"] for line in log)),
-        focus_minutes=round(log[-1]["minutes"]),
+        steps=log[-1]["step"],
+        minutes=round(log[-1]["minutes"]),
+        seen=round(log[-1]["step"] * BATCH_SECONDS / 3600),
+        resumed=f"It was resumed from a checkpoint {times}, with changed settings; the scripts carry "
+        "the last ones." * bool(resumed),
         draft_steps=draft["step"],
         draft_minutes=round(draft["minutes"]),
-        hours=max(line.get("hours", 0) for line in log),
+        hours=round(max(line.get("hours", 0) for line in log)),
     )
     (BUNDLED / "README.md").write_text(text, "utf-8")
 

@@ -37,18 +37,6 @@ GUIDE_WEIGHT, GUIDE_UNTIL = 0.5, 0.5
 PEAK, WARM_STEPS, FALL_FROM = 1.5e-3, 50, 0.3
 
 
-def average(paths: list[Path]) -> dict[str, Tensor]:
-    """The mean of several checkpoints' weights, which stands in for a rate that has not decayed."""
-    states = [torch.load(path, weights_only=True)["model"] for path in paths]
-    return {name: torch.stack([s[name] for s in states]).mean(0) for name in states[0]}
-
-
-def note_origin(paths: list[Path], folder: Path) -> None:
-    """Says in the target's folder from which steps of the training log its weights come."""
-    steps = [int(torch.load(path, weights_only=True)["step"]) for path in paths]
-    (folder / "origin.json").write_text(json.dumps({"averaged_steps": steps}) + "\n")
-
-
 def start_draft(
     target: WhisperForConditionalGeneration, layer: int
 ) -> WhisperForConditionalGeneration:
@@ -115,9 +103,7 @@ def distil(
     target.requires_grad_(False)
     draft = start_draft(target, layer)
     parameters = [p for p in draft.parameters() if p.requires_grad]
-    adamw = torch.optim.AdamW(
-        parameters, lr=PEAK, betas=(0.9, 0.98), weight_decay=0.01, fused=True
-    )
+    adamw = torch.optim.AdamW(parameters, lr=PEAK, betas=(0.9, 0.98), weight_decay=0.01, fused=True)
     pool = Pool(options.clips, pieces.load())
     batcher = Batcher(pool, seed=77 + options.rank, budget=options.budget / options.team)
     start, step, total = time.time(), 0, 0.0
@@ -151,7 +137,6 @@ def main() -> None:
     parser.add_argument("--until", help="HH:MM at which distillation ends; none: copy only")
     parser.add_argument("--layer", type=int, default=0, help="target decoder layer to start from")
     parser.add_argument("--budget", type=float, default=80.0, help="seconds of audio per step")
-    parser.add_argument("--checkpoints", type=Path, nargs="+", help="averaged; default: the run's")
     parser.add_argument("--run", type=Path, default=WORK / "run")
     parser.add_argument("--clips", type=Path, default=WORK / "clips", help="what it listens to")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent.parent / "bundled")
@@ -160,11 +145,9 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     model = Speech()
-    checkpoints = options.checkpoints or [options.run / "checkpoint.pt"]
-    model.load_state_dict(average(checkpoints))
+    model.load_state_dict(torch.load(options.run / "checkpoint.pt", weights_only=True)["model"])
     if options.rank == 0:
         export(model.whisper, options.out / "demo")
-        note_origin(checkpoints, options.out / "demo")
         export_ctc(model.ctc, options.out / "demo" / "ctc_head.safetensors")
         export(start_draft(model.whisper, options.layer), options.out / "demo-draft")
     if options.until:

@@ -1,8 +1,7 @@
 """Two single-threaded processes that train one model together.
 
 On a shared machine this beats one process with two threads: threads wait for each other at every
-operator, processes once per step. Gradients are averaged; each member orthogonalises the matrices
-of its own shape group and sends the result to the others.
+operator, processes once per step. Gradients are averaged.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 
 
 class Team:
-    """Rank and size of the group, and the three things its members exchange."""
+    """Rank and size of the group, and the two things its members exchange."""
 
     def __init__(self, rank: int, size: int, meeting_point: Path) -> None:
         self.rank = rank
@@ -33,15 +32,6 @@ class Team:
         flat = torch.cat([g.flatten() for g in grads]) / self.size
         dist.all_reduce(flat)
         _spread(flat, grads)
-
-    def share(self, tensors: list[Tensor], owner: int) -> None:
-        """Copies the owner's tensors to everybody, in place."""
-        if self.size == 1 or not tensors:
-            return
-        flat = torch.cat([t.detach().flatten() for t in tensors])
-        dist.broadcast(flat, owner)
-        if self.rank != owner:
-            _spread(flat, [t.detach() for t in tensors])
 
     def agree(self, value: float) -> float:
         """The first member's value."""

@@ -147,9 +147,7 @@ def main() -> None:
         _save(checkpoint, model, adamw, start, step)
 
 
-def _save(
-    path: Path, model: Speech, adamw: torch.optim.Optimizer, start: float, step: int
-) -> None:
+def _save(path: Path, model: Speech, adamw: torch.optim.Optimizer, start: float, step: int) -> None:
     temporary = path.with_suffix(".tmp")
     state = {"model": model.state_dict(), "adamw": adamw.state_dict()}
     torch.save(state | {"start": start, "step": step}, temporary)
