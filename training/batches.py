@@ -79,7 +79,7 @@ class Batcher:
         audio, tokens, labels, places, chars = [], [], [], [], []
         for _ in range(rows):
             if noisy and self.rng.random() < EMPTY:
-                sound, placed = self._empty(seconds), []
+                sound, placed = self._empty(seconds), list[tuple[int, float, float]]()
             elif near is not None:
                 sound, placed = self._alone(int(self.rng.choice(near)), seconds)
             else:
