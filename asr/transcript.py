@@ -47,6 +47,8 @@ class Word:
     """A timed word. `text` keeps its leading space, as Whisper's tokens do.
 
     `probability` is None where it was not measured, `speaker` where nobody is known.
+    `speaker_confidence` is the share of the evidence that speaks for this speaker, 0 to 1, and
+    `overlap` whether somebody else speaks at the same time; None where nobody looked.
     Raises ValueError unless 0 <= start_sample <= end_sample.
     """
 
@@ -55,6 +57,8 @@ class Word:
     end_sample: int
     probability: float | None = None
     speaker: str | None = None
+    speaker_confidence: float | None = None
+    overlap: bool | None = None
 
     def __post_init__(self) -> None:
         _check_order(self.start_sample, self.end_sample, f"word {self.text!r}")
@@ -77,7 +81,9 @@ class Segment:
     `text` keeps its leading space: the transcript's text is the plain joining of its segments.
     `window` is the index of the window it was decoded in, `window_sample` where that window starts.
     Guard values are None where they were not measured. `words` is None where no word times were
-    asked for. Raises ValueError unless 0 <= start_sample <= end_sample.
+    asked for. `speaker_confidence` is the mean of its words'. A segment that was cut where the speaker
+    changes has no tokens: their borders need not be its borders. Raises ValueError unless
+    0 <= start_sample <= end_sample.
     """
 
     id: int
@@ -93,6 +99,7 @@ class Segment:
     no_speech_prob: float | None = None
     words: tuple[Word, ...] | None = None
     speaker: str | None = None
+    speaker_confidence: float | None = None
 
     def __post_init__(self) -> None:
         _check_order(self.start_sample, self.end_sample, f"segment {self.id}")
@@ -111,6 +118,39 @@ class Segment:
     def seek(self) -> int:
         """Whisper's name for the window's place: frames of 10 ms."""
         return self.window_sample // SAMPLES_PER_SEEK
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A stretch in which somebody speaks, heard from the voice alone: turns may overlap.
+
+    Raises ValueError for an empty or reversed stretch and for a speaker without a name.
+    """
+
+    start_sample: int
+    end_sample: int
+    speaker: str
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.start_sample < self.end_sample:
+            raise ValueError(f"empty or reversed turn [{self.start_sample}, {self.end_sample})")
+        if not self.speaker.strip():
+            raise ValueError("a turn's speaker has no name")
+
+    @property
+    def samples(self) -> int:
+        """How many."""
+        return self.end_sample - self.start_sample
+
+    @property
+    def start(self) -> float:
+        """Seconds."""
+        return seconds(self.start_sample)
+
+    @property
+    def end(self) -> float:
+        """Seconds."""
+        return seconds(self.end_sample)
 
 
 @dataclass(frozen=True)
@@ -182,8 +222,9 @@ class Transcript:
     """The result for one recording. Every output format is a pure function of it.
 
     `diarized` says that speakers were looked for: then the key is always written, null meaning
-    unknown. `settings` explains the result (model, options, versions), `stats` what it cost. Raises
-    ValueError if the coverage does not account for exactly `sample_count` samples.
+    unknown, and `turns` holds who was heard when. `settings` explains the result (model, options,
+    versions), `stats` what it cost. Raises ValueError if the coverage does not account for exactly
+    `sample_count` samples.
     """
 
     segments: tuple[Segment, ...]
@@ -195,6 +236,7 @@ class Transcript:
     settings: Mapping[str, Json] = field(default_factory=dict)
     stats: Mapping[str, Json] = field(default_factory=dict)
     diarized: bool = False
+    turns: tuple[Turn, ...] = ()
 
     def __post_init__(self) -> None:
         if self.coverage.sample_count != self.sample_count:
@@ -215,9 +257,11 @@ class Transcript:
     def to_dict(self) -> dict[str, Json]:
         """Whisper's JSON and what explains it. Holds no NaN: what is not a finite number becomes
         null."""
+        turns: dict[str, Json] = {"turns": [_turn_to_dict(turn) for turn in self.turns]}
         return {
             "text": self.text,
             "segments": [_segment_to_dict(segment, self.diarized) for segment in self.segments],
+            **(turns if self.diarized else {}),
             "language": self.language,
             "language_probability": _finite(self.language_probability),
             "duration": self.duration,
@@ -248,6 +292,10 @@ class Transcript:
             settings=record.record("settings").data,
             stats=record.record("stats").data,
             diarized=record.data["diarized"] is True,
+            turns=tuple(
+                Turn(samples_at(i.number("start")), samples_at(i.number("end")), i.text("speaker"))
+                for i in (record.records("turns") if "turns" in record.data else [])
+            ),
         )
 
 
@@ -275,6 +323,7 @@ def _segment_to_dict(segment: Segment, diarized: bool) -> dict[str, Json]:
         data["words"] = [_word_to_dict(word, diarized) for word in segment.words]
     if diarized:
         data["speaker"] = segment.speaker
+        data["speaker_confidence"] = _finite(segment.speaker_confidence)
     return data
 
 
@@ -287,7 +336,13 @@ def _word_to_dict(word: Word, diarized: bool) -> dict[str, Json]:
     }
     if diarized:
         data["speaker"] = word.speaker
+        data["speaker_confidence"] = _finite(word.speaker_confidence)
+        data["overlap"] = word.overlap
     return data
+
+
+def _turn_to_dict(turn: Turn) -> dict[str, Json]:
+    return {"start": turn.start, "end": turn.end, "speaker": turn.speaker}
 
 
 def _coverage_to_dict(coverage: Coverage) -> dict[str, Json]:
@@ -327,6 +382,7 @@ def _segment_from_dict(record: _Fields) -> Segment:
         no_speech_prob=record.optional_number("no_speech_prob"),
         words=None if words is None else tuple(words),
         speaker=record.optional_text("speaker"),
+        speaker_confidence=record.optional_number("speaker_confidence"),
     )
 
 
@@ -337,6 +393,8 @@ def _word_from_dict(record: _Fields) -> Word:
         end_sample=samples_at(record.number("end")),
         probability=record.optional_number("probability"),
         speaker=record.optional_text("speaker"),
+        speaker_confidence=record.optional_number("speaker_confidence"),
+        overlap=record.optional_flag("overlap"),
     )
 
 
@@ -389,6 +447,12 @@ class _Fields:
 
     def optional_number(self, key: str) -> float | None:
         return None if self.data.get(key) is None else self.number(key)
+
+    def optional_flag(self, key: str) -> bool | None:
+        value = self.data.get(key)
+        if value is not None and not isinstance(value, bool):
+            raise TypeError(f"{key!r} is {type(value).__name__} in a transcript")
+        return value
 
     def integers(self, key: str) -> list[int]:
         return [int(cast(int, item)) for item in cast(list[Json], self._get(key, list))]

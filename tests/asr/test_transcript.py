@@ -20,6 +20,7 @@ from asr.transcript import (
     Span,
     State,
     Transcript,
+    Turn,
     Word,
     samples_at,
     seconds,
@@ -49,7 +50,14 @@ def transcripts(draw: st.DrawFn) -> Transcript:
         return start, end
 
     def word() -> Word:
-        return Word(draw(texts), *stretch(), draw(numbers), draw(speakers) if diarized else None)
+        if not diarized:
+            return Word(draw(texts), *stretch(), draw(numbers))
+        heard = draw(speakers), draw(numbers), draw(st.none() | st.booleans())
+        return Word(draw(texts), *stretch(), draw(numbers), *heard)
+
+    def turn() -> Turn:
+        start, end = stretch()
+        return Turn(start, end + 1, draw(st.sampled_from(["SPEAKER_00", "Zoë"])))
 
     def segment(index: int) -> Segment:
         return Segment(
@@ -67,6 +75,7 @@ def transcripts(draw: st.DrawFn) -> Transcript:
             if draw(st.booleans())
             else None,
             speaker=draw(speakers) if diarized else None,
+            speaker_confidence=draw(numbers) if diarized else None,
         )
 
     return Transcript(
@@ -79,6 +88,7 @@ def transcripts(draw: st.DrawFn) -> Transcript:
         settings={"model": "demo", "gamma": 5, "draft": None},
         stats={"rounds": draw(st.integers(0, 9))},
         diarized=diarized,
+        turns=tuple(turn() for _ in range(draw(st.integers(0, 2)))) if diarized else (),
     )
 
 
@@ -112,7 +122,7 @@ def test_the_speaker_key_is_there_exactly_when_speakers_were_looked_for(diarized
     segment = Segment(0, 0, 0, 0, 1600, " a", words=(Word(" a", 0, 1600),))
     data = Transcript((segment,), 1600, decoded(1600), diarized=diarized).to_dict()
     first = cast(list[dict[str, Any]], data["segments"])[0]
-    assert ("speaker" in first) == ("speaker" in first["words"][0]) == diarized
+    assert ("speaker" in first) == ("speaker" in first["words"][0]) == ("turns" in data) == diarized
 
 
 def test_words_are_absent_where_nobody_asked_and_empty_where_there_are_none() -> None:
