@@ -11,17 +11,22 @@ import errno
 import json
 import os
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from types import MappingProxyType
 
 from asr.errors import OutputError, UsageError
+from asr.lines import PLAIN, Block, LineRules, blocks
 from asr.transcript import SAMPLE_RATE, Segment, Transcript
 
 Render = Callable[[Transcript], str]
+
+TEMPORARY = ".forescribe-{}.tmp"
+"""Name of a file that is being written; a process that is killed may leave one."""
 
 
 @dataclass(frozen=True)
@@ -34,17 +39,26 @@ class Format:
 
 @dataclass(frozen=True)
 class Cue:
-    """A subtitle: integer milliseconds, one line of text. Raises ValueError unless start_ms <
-    end_ms."""
+    """A subtitle: integer milliseconds, text of one line or, with line rules, of several. `mark`
+    is the part of the text that is underlined. Raises ValueError unless start_ms < end_ms."""
 
     start_ms: int
     end_ms: int
     text: str
     speaker: str | None = None
+    mark: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.start_ms < self.end_ms:
             raise ValueError(f"cue runs from {self.start_ms} to {self.end_ms} ms")
+
+    def marked(self, clean: Callable[[str], str]) -> str:
+        """The text as `clean` makes it, the marked part between `<u>` and `</u>`."""
+        if self.mark is None:
+            return clean(self.text)
+        start, end = self.mark
+        before, word, after = self.text[:start], self.text[start:end], self.text[end:]
+        return f"{clean(before)}<u>{clean(word)}</u>{clean(after)}"
 
 
 def milliseconds(samples: int) -> int:
@@ -53,30 +67,80 @@ def milliseconds(samples: int) -> int:
     return (samples * 1000 + SAMPLE_RATE // 2) // SAMPLE_RATE
 
 
-def cues(transcript: Transcript) -> list[Cue]:
-    """The segments as subtitles: in order, start < end, none overlapping the next, none after the
-    audio's end.
+def cues(transcript: Transcript, rules: LineRules = PLAIN) -> list[Cue]:
+    """The segments as subtitles, or what `rules` make of their words: in order, start < end, none
+    overlapping the next, none after the audio's end.
 
     Whisper's timestamps promise none of this: they may touch, repeat, or point into the padding
     behind the audio. No text is lost for it: a segment without room of its own joins the cue before
     it.
     """
-    limit = max(1, milliseconds(transcript.sample_count))
-    spoken = sorted((s for s in transcript.segments if _line(s.text)), key=lambda s: s.start_sample)
-    starts = [milliseconds(segment.start_sample) for segment in spoken]
+    if rules.plain:
+        spoken = (segment for segment in transcript.segments if _line(segment.text))
+        parts = [_Part(s.start_sample, s.end_sample, _line(s.text), s.speaker) for s in spoken]
+    else:
+        parts = [_part(block) for block in blocks(transcript, rules)]
+    placed = _apart(parts, max(1, milliseconds(transcript.sample_count)))
+    if not rules.highlight:
+        return [cue for cue, _ in placed]
+    return [cue for whole, part in placed for cue in _highlighted(whole, part)]
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What becomes a cue: samples, and the words in the text where each has a time."""
+
+    start_sample: int
+    end_sample: int
+    text: str
+    speaker: str | None
+    words: tuple[tuple[int, int, tuple[int, int]], ...] = ()  # start_ms, end_ms, place in the text
+
+
+def _part(block: Block) -> _Part:
+    text, places = block.text()
+    words = (
+        (milliseconds(piece.start_sample), milliseconds(piece.end_sample), place)
+        for piece, place in zip(block.words(), places, strict=True)
+    )
+    timed = tuple(words) if block.timed else ()
+    return _Part(block.start_sample, block.end_sample, text, block.speaker, timed)
+
+
+def _apart(parts: list[_Part], limit: int) -> list[tuple[Cue, _Part]]:
+    """Cues for parts in any order, up to `limit` ms."""
+    parts = sorted(parts, key=lambda part: part.start_sample)
+    starts = [milliseconds(part.start_sample) for part in parts]
     following = [*starts[1:], limit][: len(starts)]
-    result: list[Cue] = []
-    for segment, raw_start, next_start in zip(spoken, starts, following, strict=True):
-        start = max(raw_start, result[-1].end_ms if result else 0)
+    result: list[tuple[Cue, _Part]] = []
+    for part, raw_start, next_start in zip(parts, starts, following, strict=True):
+        start = max(raw_start, result[-1][0].end_ms if result else 0)
         if start >= limit and result:
-            result[-1] = replace(result[-1], text=f"{result[-1].text} {_line(segment.text)}")
+            cue, before = result[-1]
+            result[-1] = replace(cue, text=f"{cue.text} {part.text}"), before
             continue
         start = min(start, limit - 1)
-        end = min(milliseconds(segment.end_sample), limit)
+        end = min(milliseconds(part.end_sample), limit)
         if next_start > start:
             end = min(end, next_start)
-        result.append(Cue(start, max(end, start + 1), _line(segment.text), segment.speaker))
+        result.append((Cue(start, max(end, start + 1), part.text, part.speaker), part))
     return result
+
+
+def _highlighted(cue: Cue, part: _Part) -> Iterator[Cue]:
+    """The cue once per word, that word marked while it is said; between words nothing is."""
+    at = cue.start_ms
+    for start, end, place in part.words:
+        start = min(max(start, at), cue.end_ms)
+        end = min(end, cue.end_ms)
+        if end <= start:
+            continue
+        if start > at:
+            yield replace(cue, start_ms=at, end_ms=start)
+        yield replace(cue, start_ms=start, end_ms=end, mark=place)
+        at = end
+    if at < cue.end_ms:
+        yield replace(cue, start_ms=at)
 
 
 def txt(transcript: Transcript) -> str:
@@ -91,25 +155,26 @@ def txt(transcript: Transcript) -> str:
     )
 
 
-def srt(transcript: Transcript) -> str:
+def srt(transcript: Transcript, rules: LineRules = PLAIN) -> str:
     """SubRip: numbered from 1, hours always, comma before the milliseconds."""
-    blocks = []
-    for number, cue in enumerate(cues(transcript), start=1):
+    documents = []
+    for number, cue in enumerate(cues(transcript, rules), start=1):
         label = f"[{cue.speaker}]: " if cue.speaker else ""
         span = f"{_clock(cue.start_ms, ',', hours=True)} --> {_clock(cue.end_ms, ',', hours=True)}"
-        blocks.append(f"{number}\n{span}\n{_no_arrow(label + cue.text)}\n\n")
-    return "".join(blocks)
+        documents.append(f"{number}\n{span}\n{_no_arrow(label)}{cue.marked(_no_arrow)}\n\n")
+    return "".join(documents)
 
 
-def vtt(transcript: Transcript) -> str:
+def vtt(transcript: Transcript, rules: LineRules = PLAIN) -> str:
     """WebVTT: the header also when empty, hours from the first hour on, markup escaped, voice tags
     for speakers."""
-    blocks = ["WEBVTT\n\n"]
-    for cue in cues(transcript):
+    documents = ["WEBVTT\n\n"]
+    for cue in cues(transcript, rules):
         voice = f"<v {_escaped(cue.speaker).replace('>', '&gt;')}>" if cue.speaker else ""
         span = f"{_clock(cue.start_ms, '.')} --> {_clock(cue.end_ms, '.')}"
-        blocks.append(f"{span}\n{voice}{_escaped(_no_arrow(cue.text))}\n\n")
-    return "".join(blocks)
+        text = cue.marked(lambda text: _escaped(_no_arrow(text)))
+        documents.append(f"{span}\n{voice}{text}\n\n")
+    return "".join(documents)
 
 
 def tsv(transcript: Transcript) -> str:
@@ -138,8 +203,9 @@ FORMATS: Mapping[str, Format] = MappingProxyType(
 )
 
 
-def formats(names: str | Iterable[str]) -> tuple[Format, ...]:
-    """The formats for "txt,srt", ["txt", "srt"] or "all", each once, in the order given.
+def formats(names: str | Iterable[str], rules: LineRules = PLAIN) -> tuple[Format, ...]:
+    """The formats for "txt,srt", ["txt", "srt"] or "all", each once, in the order given. `rules`
+    shape the subtitles, srt and vtt; the other formats have none.
 
     Raises UsageError that lists the known names.
     """
@@ -150,11 +216,19 @@ def formats(names: str | Iterable[str]) -> tuple[Format, ...]:
     if unknown or not expanded:
         culprit = f"unknown output format {unknown[0]!r}" if unknown else "no output format"
         raise UsageError(f"{culprit}; known: {', '.join(FORMATS)}, all")
-    return tuple(FORMATS[name] for name in dict.fromkeys(expanded))
+    shaped = {"srt": partial(srt, rules=rules), "vtt": partial(vtt, rules=rules)}
+    chosen = [FORMATS[name] for name in dict.fromkeys(expanded)]
+    if rules.plain:
+        return tuple(chosen)
+    return tuple(Format(f.name, shaped.get(f.name, f.render)) for f in chosen)
 
 
 def write(
-    transcript: Transcript, folder: str | Path, stem: str, names: str | Iterable[str] = "all"
+    transcript: Transcript,
+    folder: str | Path,
+    stem: str,
+    names: str | Iterable[str] = "all",
+    rules: LineRules = PLAIN,
 ) -> list[Path]:
     """Write `<folder>/<stem>.<format>` for each format; creates the folder; replaces what is there.
 
@@ -166,7 +240,7 @@ def write(
     """
     if stem in ("", ".", "..") or Path(stem).name != stem:
         raise UsageError(f"{stem!r} is not a file name")
-    rendered = [(format_.name, format_.render(transcript)) for format_ in formats(names)]
+    rendered = [(format_.name, format_.render(transcript)) for format_ in formats(names, rules)]
     folder = Path(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -182,7 +256,7 @@ def write(
 
 def _replace(path: Path, text: str) -> Path:
     # Not tempfile: its files are private to the user (mode 0600), and the rename would keep that.
-    temporary = path.with_name(f".forescribe-{secrets.token_hex(8)}.tmp")
+    temporary = path.with_name(TEMPORARY.format(secrets.token_hex(8)))
     try:
         # A lone surrogate cannot be written as UTF-8; one odd character must not cost the
         # transcript.
@@ -230,6 +304,7 @@ def _escaped(text: str) -> str:
 
 __all__ = [
     "FORMATS",
+    "TEMPORARY",
     "Cue",
     "Format",
     "cues",
