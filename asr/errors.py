@@ -5,6 +5,7 @@
         ModelError      the weights: not found, not cached, a pair that does not fit
         UsageError      the request: an unknown format, an impossible option
         OutputError     the result: a folder that cannot be written, a full disk
+        CapacityError   the machine: out of memory
 
 Every error has a `code` for machines and one line for people that says what is wrong, with what,
 and what to do. The command's records and the service's bodies use the same codes. Knows nothing of
@@ -33,6 +34,8 @@ Code = Literal[
     # the result
     "unwritable_output",
     "storage_full",
+    # the machine
+    "overloaded",
     # our fault
     "internal_error",
 ]
@@ -80,3 +83,9 @@ class OutputError(ForescribeError, OSError):
     """The result cannot be written; also an OSError, for callers of the library."""
 
     default_code = "unwritable_output"
+
+
+class CapacityError(ForescribeError):
+    """The machine cannot do it now; a smaller request, or the same one later, may pass."""
+
+    default_code = "overloaded"
