@@ -1,0 +1,148 @@
+"""Turns: who speaks when, as a whole recording's list, and as RTTM.
+
+Positions are integer samples at 16 kHz, as everywhere. Knows nothing of models and of words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from asr.errors import UsageError
+from asr.transcript import Turn, samples_at
+
+SAMPLES_PER_MS = 16
+
+
+@dataclass(frozen=True)
+class Turns:
+    """Turns in the order of their starts. They may overlap; `exclusive()` ones do not."""
+
+    turns: tuple[Turn, ...] = ()
+
+    def __post_init__(self) -> None:
+        # Stable and blind to names, so that renaming speakers changes nothing else.
+        in_order = sorted(self.turns, key=lambda turn: (turn.start_sample, turn.end_sample))
+        object.__setattr__(self, "turns", tuple(in_order))
+
+    @classmethod
+    def of(cls, turns: Iterable[tuple[int, int, str]]) -> Turns:
+        """From (start sample, end sample, speaker)."""
+        return cls(tuple(Turn(*turn) for turn in turns))
+
+    def __iter__(self) -> Iterator[Turn]:
+        return iter(self.turns)
+
+    def __len__(self) -> int:
+        return len(self.turns)
+
+    @property
+    def speakers(self) -> tuple[str, ...]:
+        """By first appearance."""
+        return tuple(dict.fromkeys(turn.speaker for turn in self))
+
+    def samples_of(self, speaker: str) -> int:
+        """How many samples this speaker has, overlapping turns counted each."""
+        return sum(turn.samples for turn in self if turn.speaker == speaker)
+
+    def clipped(self, sample_count: int) -> Turns:
+        """Within a recording of this length. What lies behind its end is left out."""
+        inside = (turn for turn in self if turn.start_sample < sample_count)
+        return Turns(tuple(replace(t, end_sample=min(t.end_sample, sample_count)) for t in inside))
+
+    def shifted(self, samples: int) -> Turns:
+        """Later by so many samples: a block's turns in its recording."""
+        return Turns.of((t.start_sample + samples, t.end_sample + samples, t.speaker) for t in self)
+
+    def renamed(self, names: Mapping[str, str]) -> Turns:
+        """With other names; who is not in `names` keeps theirs."""
+        return Turns(tuple(replace(t, speaker=names.get(t.speaker, t.speaker)) for t in self))
+
+    def joined(self, gap: int = 0) -> Turns:
+        """Turns of one speaker that are at most `gap` samples apart, or overlap, as one."""
+        found: list[Turn] = []
+        last: dict[str, int] = {}  # place in `found`
+        for turn in self:
+            place = last.get(turn.speaker)
+            if place is not None and turn.start_sample <= found[place].end_sample + gap:
+                end = max(found[place].end_sample, turn.end_sample)
+                found[place] = replace(found[place], end_sample=end)
+                continue
+            last[turn.speaker] = len(found)
+            found.append(turn)
+        return Turns(tuple(found))
+
+    def exclusive(self) -> Turns:
+        """At most one speaker at a time: who speaks already keeps the floor.
+
+        For engines that do not say themselves who is heard best in an overlap.
+        """
+        borders = sorted({b for turn in self for b in (turn.start_sample, turn.end_sample)})
+        found: list[tuple[int, int, str]] = []
+        holder: str | None = None
+        waiting = 0
+        active: list[Turn] = []  # in the order of their starts
+        for start, end in pairwise(borders):
+            active = [turn for turn in active if turn.end_sample > start]
+            while waiting < len(self.turns) and self.turns[waiting].start_sample <= start:
+                active.append(self.turns[waiting])
+                waiting += 1
+            if holder not in {turn.speaker for turn in active}:
+                holder = active[0].speaker if active else None
+            if holder is not None:
+                found.append((start, end, holder))
+        return Turns.of(found).joined()
+
+
+def appearance(turns: Turns, prefix: str = "SPEAKER_") -> dict[str, str]:
+    """New names by first appearance: SPEAKER_00, SPEAKER_01, …"""
+    return {speaker: f"{prefix}{n:02d}" for n, speaker in enumerate(turns.speakers)}
+
+
+def rttm(turns: Iterable[Turn], name: str) -> str:
+    """The turns of the recording `name` as RTTM, in milliseconds.
+
+    RTTM has no escapes: a space within a name becomes `_`.
+    """
+    lines = []
+    for turn in turns:
+        start, end = (_ms(sample) for sample in (turn.start_sample, turn.end_sample))
+        length = max(1, end - start)
+        lines.append(
+            f"SPEAKER {_field(name)} 1 {start / 1000:.3f} {length / 1000:.3f} "
+            f"<NA> <NA> {_field(turn.speaker)} <NA> <NA>\n"
+        )
+    return "".join(lines)
+
+
+def read_rttm(text: str) -> dict[str, Turns]:
+    """Turns by recording. Lines of other types and comments are passed over.
+
+    Raises UsageError, with the line's number, for a line that is no turn.
+    """
+    found: dict[str, list[tuple[int, int, str]]] = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        fields = line.split()
+        if not fields or fields[0] != "SPEAKER":
+            continue
+        try:
+            name, start, length, speaker = fields[1], fields[3], fields[4], fields[7]
+            begin = samples_at(float(start))
+            end = samples_at(float(start) + float(length))
+            turn = Turn(begin, end, speaker)
+        except (IndexError, ValueError, OverflowError) as error:
+            raise UsageError(f"RTTM line {number} is no turn ({error}): {line!r}") from error
+        found.setdefault(name, []).append((turn.start_sample, turn.end_sample, turn.speaker))
+    return {name: Turns.of(turns) for name, turns in found.items()}
+
+
+def _ms(sample: int) -> int:
+    return (sample + SAMPLES_PER_MS // 2) // SAMPLES_PER_MS
+
+
+def _field(text: str) -> str:
+    return "_".join(text.split()) or "_"
+
+
+__all__ = ["Turn", "Turns", "appearance", "read_rttm", "rttm"]

@@ -1,0 +1,97 @@
+"""Turns: order, views, names, and RTTM that gives them back."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asr.errors import UsageError
+from diarize.turns import Turn, Turns, appearance, read_rttm, rttm
+
+SECOND = 16_000
+MS = 16
+
+speakers = st.sampled_from(["A", "B", "C", "D"])
+
+
+@st.composite
+def turns(draw: st.DrawFn) -> Turns:
+    """Whole milliseconds, as RTTM has them."""
+    starts = draw(st.lists(st.integers(0, 5000), max_size=12))
+    return Turns.of(
+        (start * MS, (start + draw(st.integers(1, 900))) * MS, draw(speakers)) for start in starts
+    )
+
+
+def at(given: Turns, sample: int) -> set[str]:
+    return {t.speaker for t in given if t.start_sample <= sample < t.end_sample}
+
+
+@given(turns())
+def test_rttm_gives_back_what_it_was_given(given: Turns) -> None:
+    assert read_rttm(rttm(given, "a")).get("a", Turns()) == given
+
+
+@given(turns())
+def test_exclusive_turns_cover_the_same_samples_one_speaker_at_a_time(given: Turns) -> None:
+    alone = given.exclusive()
+    assert all(a.end_sample <= b.start_sample for a, b in zip(alone, list(alone)[1:], strict=False))
+    for sample in range(0, 6000 * MS, 50 * MS):
+        there, chosen = at(given, sample), at(alone, sample)
+        assert len(chosen) == bool(there) and chosen <= there
+
+
+def test_who_speaks_already_keeps_the_floor() -> None:
+    given = Turns.of([(0, 4, "A"), (2, 8, "B"), (6, 9, "A")])
+    assert given.exclusive() == Turns.of([(0, 4, "A"), (4, 8, "B"), (8, 9, "A")])
+
+
+@given(turns(), st.integers(1, 5000 * MS))
+def test_clipped_turns_end_within_the_recording(given: Turns, length: int) -> None:
+    clipped = given.clipped(length)
+    assert all(turn.end_sample <= length for turn in clipped)
+    for sample in range(0, length, 100 * MS):
+        assert at(clipped, sample) == at(given, sample)
+
+
+@given(turns())
+def test_new_names_follow_the_first_appearance(given: Turns) -> None:
+    renamed = given.renamed(appearance(given))
+    assert renamed.speakers == tuple(f"SPEAKER_{n:02d}" for n in range(len(given.speakers)))
+    assert [turn.samples for turn in renamed] == [turn.samples for turn in given]
+
+
+@given(turns())
+def test_joined_turns_have_gaps_between_turns_of_one_speaker(given: Turns) -> None:
+    joined = given.joined()
+    for speaker in joined.speakers:
+        own = [turn for turn in joined if turn.speaker == speaker]
+        assert all(a.end_sample < b.start_sample for a, b in zip(own, own[1:], strict=False))
+    for sample in range(0, 6000 * MS, 50 * MS):
+        assert at(joined, sample) == at(given, sample)
+
+
+def test_a_name_with_spaces_stays_one_field_of_rttm() -> None:
+    written = rttm(Turns.of([(0, SECOND, "Zoë Smith")]), "my call")
+    assert written == "SPEAKER my_call 1 0.000 1.000 <NA> <NA> Zoë_Smith <NA> <NA>\n"
+
+
+def test_reading_passes_over_what_is_no_turn_and_names_a_broken_line() -> None:
+    text = ";; a comment\nSPKR-INFO a 1 <NA> <NA> <NA> unknown A <NA> <NA>\n\n"
+    assert read_rttm(text) == {}
+    with pytest.raises(UsageError, match="line 5.*0.5 x"):
+        read_rttm(text + "SPEAKER a 1 0 1 <NA> <NA> A\nSPEAKER a 1 0.5 x <NA> <NA> A <NA> <NA>\n")
+
+
+@pytest.mark.parametrize("length", ["0", "-1", "nan", "inf"])
+def test_a_turn_without_length_is_refused(length: str) -> None:
+    with pytest.raises(UsageError, match="line 1"):
+        read_rttm(f"SPEAKER a 1 0.5 {length} <NA> <NA> A <NA> <NA>")
+
+
+def test_a_turn_is_never_empty_and_always_somebodys() -> None:
+    with pytest.raises(ValueError, match="empty or reversed"):
+        Turn(5, 5, "A")
+    with pytest.raises(ValueError, match="no name"):
+        Turn(0, 5, " ")
