@@ -178,6 +178,16 @@ def tree_mask(start: Tensor, ancestry: Tensor, length: int, dtype: torch.dtype) 
     return _additive((offset < 0)[:, None] | (seen & inside[:, None]), dtype)
 
 
+def window_mask(mask: Tensor, positions: Tensor, window: int) -> Tensor:
+    """`mask [B, 1, N, length]` cut to a sliding window: a query at `positions [B, N]` reads the last
+    `window` positions, itself included.
+
+    Slots stand for positions: in a tree they run ahead by less than a window, and those are never cut.
+    """
+    near = torch.arange(mask.shape[-1], device=mask.device) > positions[..., None] - window
+    return mask.masked_fill(~near[:, None], torch.finfo(mask.dtype).min)
+
+
 def _additive(reads: Tensor, dtype: torch.dtype) -> Tensor:
     zero = torch.zeros((), dtype=dtype, device=reads.device)
     return torch.where(reads, zero, torch.finfo(dtype).min)[:, None]
