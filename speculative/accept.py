@@ -87,14 +87,9 @@ class GreedyMatch:
         return Verdict(choice.gather(1, path), depth, path)
 
 
-class TokenRejection:
-    """Leviathan et al. 2023 (2211.17192), algorithm 1, one verdict per row; Chen et al. 2302.01318.
+class _Sampling:
+    """What the rules of sampled rows share: keyed noise, and the token that follows the drafts."""
 
-    Draft x_i survives with probability min(1, p(x_i) / q(x_i)); the first rejected one is replaced by
-    a draw from max(p - q, 0). With q = 0 behind the last draft, "all accepted" is the same formula.
-    """
-
-    name = "token rejection"
     laws = frozenset({Law.ONE_HOT, Law.DENSE})
 
     def guarantee(self, law: Law) -> Guarantee:
@@ -109,26 +104,24 @@ class TokenRejection:
             uniform(rows.seed[:, None], slots, Stream.EXTRA),
         )
 
-    @staticmethod
-    def judge(draft: Draft, p: Tensor, accept_u: Tensor, extra_u: Tensor) -> Verdict:
+    @classmethod
+    def judge(cls, draft: Draft, p: Tensor, accept_u: Tensor, extra_u: Tensor) -> Verdict:
         """The rule itself: `p [B, N, V]`, uniform numbers `accept_u [B, G]` and `extra_u [B, N]`.
 
         Noise is an argument, so that tests can integrate over it instead of sampling.
         """
         if draft.topology is not None:
-            raise ValueError("token rejection verifies chains; use greedy match for a tree")
+            raise ValueError("sampling rules verify chains; use greedy match for a tree")
         gamma, vocab = draft.tokens.shape[1], p.shape[-1]
         q = one_hot(draft.tokens, vocab, p.dtype) if draft.probs is None else draft.probs
-        x = draft.tokens[..., None]
-        p_x = p[:, :gamma].gather(-1, x)[..., 0]
-        q_x = q.gather(-1, x)[..., 0]
-        n = kept(accept_u * q_x < p_x, draft.valid)  # [B]
-
         usable = torch.arange(gamma, device=p.device) < draft.valid[:, None]
+        # With q = 0 behind the last draft, "all accepted" leaves p itself to draw from.
         q = torch.cat([q * usable[..., None], torch.zeros_like(p[:, :1])], dim=1)
+        n, share = cls.count(draft, p, q, accept_u)  # [B], [B]
+
         at = n[:, None, None].expand(-1, 1, vocab)
         p_n, q_n = p.gather(1, at)[:, 0], q.gather(1, at)[:, 0]
-        residual = (p_n - q_n).clamp_min(0)
+        residual = (share[:, None] * p_n - q_n).clamp_min(0)
         # p == q leaves nothing to draw from; it is only reached when rounding rejects a sure token.
         residual = torch.where(residual.sum(-1, keepdim=True) > 0, residual, p_n)
         extra = draw(residual, extra_u.gather(1, n[:, None])[:, 0])
@@ -136,3 +129,62 @@ class TokenRejection:
         column = torch.arange(gamma + 1, device=p.device)
         drafts = torch.cat([draft.tokens, extra[:, None]], dim=1)
         return Verdict(torch.where(column < n[:, None], drafts, extra[:, None]), n)
+
+    @staticmethod
+    def count(draft: Draft, p: Tensor, q: Tensor, accept_u: Tensor) -> tuple[Tensor, Tensor]:
+        """Drafts kept `[B]`, and the share `[B]` of p that the token behind them is drawn from, less q.
+
+        `q [B, N, V]` is zero where no draft counts.
+        """
+        raise NotImplementedError
+
+
+def _at_drafts(draft: Draft, p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
+    """Both probabilities `[B, G]` of the drafted tokens."""
+    x, gamma = draft.tokens[..., None], draft.tokens.shape[1]
+    return p[:, :gamma].gather(-1, x)[..., 0], q[:, :gamma].gather(-1, x)[..., 0]
+
+
+class TokenRejection(_Sampling):
+    """Leviathan et al. 2023 (2211.17192), algorithm 1, one verdict per row; Chen et al. 2302.01318.
+
+    Draft x_i survives with probability min(1, p(x_i) / q(x_i)); the first rejected one is replaced by
+    a draw from max(p - q, 0).
+    """
+
+    name = "token rejection"
+
+    @staticmethod
+    def count(draft: Draft, p: Tensor, q: Tensor, accept_u: Tensor) -> tuple[Tensor, Tensor]:
+        p_x, q_x = _at_drafts(draft, p, q)
+        n = kept(accept_u * q_x < p_x, draft.valid)
+        return n, torch.ones_like(n, dtype=p.dtype)
+
+
+class BlockVerification(_Sampling):
+    """Sun et al. 2024 (2403.10444), algorithm 2: the draft is judged as one block.
+
+    r_i = min(1, r_{i-1} p(x_i) / q(x_i)) is how much of the target's law the first i drafts hold. The
+    block ends at the *last* i whose own coin succeeds, not before the first that fails: a good
+    continuation rescues a weak token, so never fewer tokens than token rejection are expected. The
+    price is two passes over the vocabulary of every drafted position.
+    """
+
+    name = "block verification"
+
+    @staticmethod
+    def count(draft: Draft, p: Tensor, q: Tensor, accept_u: Tensor) -> tuple[Tensor, Tensor]:
+        p_x, q_x = _at_drafts(draft, p, q)
+        ratio = p_x / q_x.clamp_min(torch.finfo(p.dtype).tiny)
+        share = [torch.ones_like(p[:, 0, 0])]  # r_0, r_1, ..., each [B]
+        for i in range(ratio.shape[1]):
+            share.append((share[-1] * ratio[:, i]).clamp_max(1))
+        r = torch.stack(share, dim=1)  # [B, N]
+        left = (r[..., None] * p - q).clamp_min(0).sum(-1)  # [B, N]
+        whole = left + 1 - r
+        h = (left / whole).masked_fill(whole <= 0, 1.0)[:, 1:]  # [B, G]
+        column = torch.arange(1, r.shape[1], device=p.device)
+        # At the last draft that counts q is 0 behind it, so that left is r, whole 1 and h is r.
+        success = (accept_u < h) & (column <= draft.valid[:, None])
+        n = (column * success).amax(1) if len(column) else torch.zeros_like(draft.valid)
+        return n, r.gather(1, n[:, None])[:, 0]
