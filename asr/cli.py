@@ -8,15 +8,25 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
-from typing import Annotated
+from json import dumps
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
+from asr import flags
 from asr.errors import ForescribeError, UsageError
+from asr.interrupts import INTERRUPTED, Stop
+
+if TYPE_CHECKING:
+    from asr.batch import Batch
+    from asr.console import Console
+    from asr.maker import Maker
+    from asr.options import Options
+    from asr.presets import Pair
+    from asr.transcriber import Transcriber
 
 AUTO = "auto"
-INTERRUPTED = 130  # 128 + SIGINT, as shells count
 
 app = typer.Typer(
     name="forescribe",
@@ -32,8 +42,34 @@ app = typer.Typer(
     },
 )
 
+
+class Command(TyperCommand):
+    """A command that also takes the flags of other programs, see `asr.flags`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        options = [p for p in self.get_params(ctx) if p.param_type_name == "option"]
+        switches: dict[str, str | None] = {}
+        for option in options:
+            if getattr(option, "is_flag", False):
+                off = next((name for name in option.secondary_opts), None)
+                switches |= dict.fromkeys((name for name in option.opts if len(name) > 2), off)
+                on = option.opts[0]
+                switches |= dict.fromkeys(option.secondary_opts, on)
+        named = [o for o in options if not getattr(o, "is_flag", False)]
+        valued = frozenset(name for option in named for name in option.opts)
+        return super().parse_args(ctx, flags.translate(args, flags.Known(valued, switches)))
+
+
 Audio = Annotated[
     list[str], typer.Argument(metavar="AUDIO...", help="Recordings or videos; - reads stdin.")
+]
+Inputs = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="AUDIO...",
+        help="Recordings or videos, folders, patterns ('calls/**/*.mp3'), lists (a .jsonl with "
+        "`audio_filepath` in each line); - reads stdin.",
+    ),
 ]
 Model = Annotated[
     str | None,
@@ -68,7 +104,7 @@ Gamma = Annotated[
         help="Drafted tokens per round, 0 to 64, or auto; 0 decodes plainly.",
     ),
 ]
-Batch = Annotated[
+BatchSize = Annotated[
     int,
     typer.Option("--batch-size", metavar="N", min=1, max=1024, help="Windows decoded together."),
 ]
@@ -83,10 +119,15 @@ Prompt = Annotated[
     typer.Option("--initial-prompt", metavar="TEXT", help="Names and spellings to expect."),
 ]
 Vad = Annotated[bool, typer.Option(help="Cut in pauses and skip silence; else every 30 s.")]
-Offline = Annotated[bool, typer.Option("--local-files-only", help="Never download weights.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no summary.")]
+Offline = Annotated[
+    bool, typer.Option("--local-files-only/--no-local-files-only", help="Never download weights.")
+]
+Quiet = Annotated[
+    bool, typer.Option("--quiet/--no-quiet", "-q", help="No progress and no summary.")
+]
 Json = Annotated[
-    bool, typer.Option("--json", help="One JSON line per recording on stdout; implies --quiet.")
+    bool,
+    typer.Option("--json/--no-json", help="One JSON line per recording on stdout; implies -q."),
 ]
 
 
@@ -102,9 +143,13 @@ def root(
         raise typer.Exit
 
 
-@app.command()
+@app.command(cls=Command)
 def transcribe(
-    audio: Audio,
+    ctx: typer.Context,
+    audio: Inputs,
+    recursive: Annotated[
+        bool, typer.Option("--recursive/--no-recursive", "-r", help="Folders with all below them.")
+    ] = False,
     output_dir: Annotated[
         str, typer.Option("--output-dir", "-o", metavar="DIR", help="Where to; - is stdout.")
     ] = ".",
@@ -114,6 +159,20 @@ def transcribe(
             "--output-format", "-f", metavar="LIST", help="txt, srt, vtt, tsv, json, all."
         ),
     ] = "all",
+    overwrite: Annotated[
+        bool,
+        typer.Option(
+            "--overwrite/--resume",
+            help="Do again what an earlier run has done, or skip what has not changed since.",
+        ),
+    ] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run/--no-dry-run", help="List recordings and results, do nothing."),
+    ] = False,
+    fail_fast: Annotated[
+        bool, typer.Option("--fail-fast/--no-fail-fast", help="End with the first failure.")
+    ] = False,
     model: Model = None,
     draft: Draft = None,
     language: Language = None,
@@ -121,82 +180,178 @@ def transcribe(
     initial_prompt: Prompt = None,
     timestamps: Annotated[bool, typer.Option(help="Segments with times.")] = True,
     word_timestamps: Annotated[
-        bool,
-        typer.Option("--word-timestamps", help="A time and a probability for every word (JSON)."),
-    ] = False,
-    guards: Annotated[
+        bool | None,
+        typer.Option(
+            "--word-timestamps/--no-word-timestamps",
+            help="A time and a probability for every word (JSON).",
+        ),
+    ] = None,
+    max_line_width: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="Subtitles: characters in a line, at most."),
+    ] = None,
+    max_line_count: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Subtitles: lines at a time, at most.")
+    ] = None,
+    max_words_per_line: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Subtitles: words in a line, at most.")
+    ] = None,
+    highlight_words: Annotated[
         bool,
         typer.Option(
-            "--guards",
-            help="Decode windows that repeat themselves or look improbable again, at rising "
-            "temperatures, and drop text over silence.",
+            "--highlight-words/--no-highlight-words",
+            help="Subtitles: underline each word while it is said.",
         ),
     ] = False,
+    guards: Annotated[
+        bool | None,
+        typer.Option(
+            "--guards/--no-guards",
+            help="Decode windows that repeat themselves or look improbable again, at rising "
+            "temperatures, and drop text over silence. Each threshold below switches them on.",
+        ),
+    ] = None,
+    compression_ratio_threshold: Annotated[
+        str | None,
+        typer.Option(metavar="X", help="Repeats itself above this; None never.  [default: 2.4]"),
+    ] = None,
+    logprob_threshold: Annotated[
+        str | None,
+        typer.Option(metavar="X", help="Improbable below this; None never.  [default: -1.0]"),
+    ] = None,
+    no_speech_threshold: Annotated[
+        str | None,
+        typer.Option(metavar="P", help="Silence above this; None never.  [default: 0.6]"),
+    ] = None,
+    temperature_increment_on_fallback: Annotated[
+        str | None,
+        typer.Option(metavar="X", help="From one try to the next; None: one.  [default: 0.2]"),
+    ] = None,
     vad: Vad = True,
+    long_form: Annotated[
+        str,
+        typer.Option(
+            metavar="HOW",
+            help="windows: cut in pauses, decoded together. sequential: Whisper's own way, where a "
+            "window starts at the last timestamp of the one before; slower.",
+        ),
+    ] = "windows",
+    condition_on_previous_text: Annotated[
+        bool | None,
+        typer.Option(
+            "--condition-on-previous-text/--no-condition-on-previous-text",
+            help="Sequential: a window reads the text before it.  [default: yes]",
+        ),
+    ] = None,
     gamma: Gamma = AUTO,
-    batch_size: Batch = 8,
+    batch_size: BatchSize = 8,
     device: DeviceName = "auto",
     dtype: Dtype = "auto",
+    threads: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Of the processor; 0 is torch's choice.")
+    ] = 0,
     local_files_only: Offline = False,
     verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Print segments as they are decoded.")
+        bool,
+        typer.Option("--verbose/--no-verbose", "-v", help="Print segments as they are decoded."),
     ] = False,
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
-    """Write what is said in recordings as text, subtitles and JSON."""
+    """Write what is said in recordings as text, subtitles and JSON.
+
+    What an earlier run with the same settings has done is skipped; manifest.jsonl in the output
+    folder has a record of every recording.
+    """
+    from asr import thresholds
+    from asr.batch import Batch
     from asr.console import Console
+    from asr.inputs import discover
+    from asr.lines import LineRules
+    from asr.maker import Maker
     from asr.outputs import STDOUT, Destination
+    from asr.presets import resolve
 
     drafts = _gamma(gamma)
     if json and output_dir == STDOUT:
         raise UsageError("--json and `-o -` both write to stdout; choose one of them")
     if verbose and (quiet or json):
         raise UsageError("--verbose and --quiet (or --json) exclude each other")
-    destination = Destination.of(audio, output_dir, output_format)
+    rules = LineRules(max_line_width, max_line_count, max_words_per_line, highlight_words)
+    if word_timestamps is False and not rules.plain:
+        raise UsageError("line rules need the words' times: leave out --no-word-timestamps")
+    _check_long_form(ctx, long_form, condition_on_previous_text)
+    watched = thresholds.guards(
+        guards,
+        compression_ratio=compression_ratio_threshold,
+        logprob=logprob_threshold,
+        no_speech=no_speech_threshold,
+        increment=temperature_increment_on_fallback,
+    )
+    sources = discover(audio, recursive=recursive)
+    destination = Destination.of(sources, output_dir, output_format, rules=rules, make=not dry_run)
     console = Console(quiet=quiet or json, verbose=verbose, json=json)
-    console.status("loading the model")
+    if word_timestamps and rules.plain and "json" not in destination.names:
+        console.notice("--word-timestamps: only json holds the times of words; add it to -f")
+    pair = resolve(model, draft)
+    with Stop() as stop:
+        with stop.interruptible():
+            batch = Batch(
+                sources,
+                destination,
+                settings=_settings(ctx, pair, network=not (local_files_only or dry_run)),
+                overwrite=overwrite,
+                fail_fast=fail_fast,
+                stop=stop,
+                notice=console.notice,
+            )
+        if dry_run:
+            return _list(batch, json)
+        console.skipped(list(batch.skipped()), len(sources))
+        if not batch.todo:
+            return
+        console.status("loading the model")
+        with stop.interruptible():
+            from asr.transcriber import Options, Transcriber
 
-    from asr.guards import Guards
-    from asr.transcriber import Options, Transcriber
+            options = Options(
+                language=language,
+                task=task,  # type: ignore[arg-type]  # Options refuses what is no task
+                timestamps=timestamps,
+                initial_prompt=initial_prompt,
+                vad=vad,
+                words=bool(word_timestamps) or not rules.plain,
+                guards=watched,
+                long_form=long_form,  # type: ignore[arg-type]  # checked above
+                condition_on_previous_text=condition_on_previous_text is not False,
+            )
 
-    options = Options(
-        language=language,
-        task=task,  # type: ignore[arg-type]  # Options refuses what is no task
-        timestamps=timestamps,
-        initial_prompt=initial_prompt,
-        vad=vad,
-        words=word_timestamps,
-        guards=Guards() if guards else None,
-    )
-    transcriber = Transcriber.load(
-        model,
-        draft,
-        language=language,
-        device=device,
-        dtype=dtype,
-        batch=batch_size,
-        gamma=drafts,
-        network=not local_files_only,
-    )
-    failures = 0
-    with console.progress(len(audio)) as hook:
-        for outcome in transcriber.transcribe(audio, options, hook):
-            outputs: list[Path] = []
-            error = outcome.error
-            if outcome.transcript is not None:
-                try:
-                    outputs = destination.write(outcome.name, outcome.transcript)
-                except ForescribeError as refused:
-                    error = refused
-            failures += error is not None
-            console.outcome(outcome, error, outputs)
-    console.summary(transcriber.stats(), failures)
-    if failures:
+        def load(size: int) -> Transcriber:
+            if threads:
+                import torch
+
+                torch.set_num_threads(threads)
+            return Transcriber.load(
+                model,
+                draft,
+                language=language,
+                device=device,
+                dtype=dtype,
+                batch=size,
+                gamma=drafts,
+                network=not local_files_only,
+            )
+
+        make = Maker(load)
+        interrupted = not _finished(batch, make, options, batch_size, console)
+        console.summary(make.stats())
+    if interrupted:
+        raise typer.Exit(INTERRUPTED)
+    if console.failed:
         raise typer.Exit(1)
 
 
-@app.command()
+@app.command(cls=Command)
 def audit(
     audio: Audio,
     model: Model = None,
@@ -205,7 +360,7 @@ def audit(
     task: TaskName = "transcribe",
     vad: Vad = True,
     gamma: Gamma = "5",
-    batch_size: Batch = 8,
+    batch_size: BatchSize = 8,
     device: DeviceName = "auto",
     dtype: Dtype = "auto",
     local_files_only: Offline = False,
@@ -270,6 +425,76 @@ def main() -> None:
     except BrokenPipeError:  # the reader of stdout has gone, as with `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+
+
+# What changes no word: everything else that a user can say is part of a result's fingerprint. A
+# draft or its length changes none in float32; in half precision it may flip a near-tie, which is no
+# reason to do a folder again.
+_NO_WORD = frozenset(
+    "audio recursive output_dir output_format overwrite dry_run fail_fast model draft gamma batch_size "
+    "device threads local_files_only verbose quiet json".split()
+)
+
+
+def _settings(ctx: typer.Context, pair: Pair, *, network: bool) -> str:
+    """The hash of what decides a result, weights included. Looks for them, and fetches them if it
+    may; raises ModelError only then."""
+    from asr import fingerprint
+    from asr.weights import find, locate
+
+    folder = locate(pair.target) if network else find(pair.target)
+    said = {
+        name: value.lower() if name == "language" else value
+        for name, value in ctx.params.items()
+        if name not in _NO_WORD and value is not None and value is not False and value != AUTO
+    }
+    model = str(pair.target) if folder is None else fingerprint.weights(folder)
+    return fingerprint.settings({**said, "model": model})
+
+
+def _finished(batch: Batch, make: Maker, options: Options, size: int, console: Console) -> bool:
+    """Runs it and says what ends; False where it was interrupted."""
+    try:
+        with console.progress(batch.todo) as hook:
+            for ended in batch.run(make, options, size=size, hook=hook):
+                console.ended(ended)
+    except KeyboardInterrupt:
+        return False
+    return True
+
+
+def _list(batch: Batch, as_json: bool) -> None:
+    """A line per recording: what would be written, or that it would be skipped."""
+    from asr.console import named
+
+    done = {source.path for source in batch.done}
+    for source in [*batch.done, *batch.todo]:
+        path, error = source.path, source.error
+        files = batch.files(source)
+        status = "failed" if error else "skipped" if path in done else "pending"
+        if as_json:
+            typer.echo(dumps({"path": path, "status": status, "outputs": [*map(str, files)]}))
+            continue
+        names = f"-> {named(files)}" if files else "-> stdout"
+        said = f"{path}: already done" if status == "skipped" else f"{path} {names}"
+        typer.echo(os.fsencode(error.message if error else said))
+
+
+def _check_long_form(ctx: typer.Context, long_form: str, previous: bool | None) -> None:
+    """Options that one of the two ways has no use for are refused, not ignored."""
+    if long_form not in ("windows", "sequential"):
+        raise UsageError(f"--long-form {long_form} is neither windows nor sequential")
+    if long_form == "windows" and previous:
+        raise UsageError(
+            "--condition-on-previous-text: windows are decoded at the same time, so none has a "
+            "previous text; leave it out, or take --long-form sequential"
+        )
+    source = ctx.get_parameter_source("vad")
+    asked = ctx.params["vad"] and source is not None and source.name == "COMMANDLINE"
+    if long_form == "sequential" and asked:
+        raise UsageError(
+            "--vad: sequential decoding cuts at timestamps, never in pauses; leave it out"
+        )
 
 
 def _gamma(text: str) -> int | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console as Rich
 from rich.markup import escape
 
-from asr.errors import ForescribeError
-
 if TYPE_CHECKING:
-    from asr.transcriber import Hook, Outcome
+    from asr.batch import Ended
+    from asr.inputs import Source
+    from asr.outcome import Hook
+    from asr.transcript import Transcript
     from speculative.stats import Stats
 
 
@@ -32,14 +33,30 @@ class Console:
         self.started = time.perf_counter()
         self.audio_s = 0.0
         self.failed: list[str] = []
+        self.cancelled = 0
 
     def status(self, text: str) -> None:
         """A line that only somebody who waits at a terminal needs."""
         if self.rich.is_terminal and not self.quiet:
             self.rich.print(f"[dim]{escape(text)}[/]")
 
+    def notice(self, text: str) -> None:
+        """A line that everybody must see who sees anything: the run is not what was asked for."""
+        if not self.quiet:
+            self.rich.print(f"[yellow]note[/] {escape(text)}")
+
+    def skipped(self, done: Sequence[Ended], files: int) -> None:
+        """What an earlier run has done."""
+        if self.json:
+            for ended in done:
+                self._write(ended)
+        if not done or self.quiet:
+            return
+        what = done[0].record.path if len(done) == 1 else f"{len(done)} of {files}"
+        self.rich.print(f"{escape(what)}: already done, --overwrite to redo")
+
     @contextmanager
-    def progress(self, files: int) -> Iterator[Hook | None]:
+    def progress(self, sources: Sequence[Source]) -> Iterator[Hook | None]:
         """A bar over seconds of audio, and the hook that moves it."""
         self.started = time.perf_counter()
         if self.quiet or not (self.rich.is_terminal or self.verbose):
@@ -54,9 +71,11 @@ class Console:
             TextColumn("{task.fields[note]}"),
             TimeRemainingColumn(),
         )
-        seen: dict[str, tuple[float, float]] = {}
+        files = len(sources)
+        seen = {source.path: (0.0, source.length_s or 0.0) for source in sources}
+        whole = sum(total for _, total in seen.values())
         with Progress(*columns, console=self.rich, transient=True) as bar:
-            task = bar.add_task(f"{files} file{'s' * (files > 1)}", total=0, note="")
+            task = bar.add_task(f"{files} file{'s' * (files > 1)}", total=whole, note="")
 
             def hook(progress: Any) -> None:
                 name = str(progress.source)
@@ -75,29 +94,37 @@ class Console:
 
             yield hook
 
-    def outcome(self, outcome: Outcome, error: ForescribeError | None, files: list[Path]) -> None:
+    def ended(self, ended: Ended) -> None:
         """The line of one recording that has ended."""
+        record, transcript, error = ended.record, ended.transcript, ended.error
         if self.json:
-            # In ASCII: a path may hold bytes that no encoding of stdout can write.
-            sys.stdout.write(json.dumps(_record(outcome, error, files)) + "\n")
-            sys.stdout.flush()
-        if error is not None:
-            self.failed.append(f"{outcome.name}: {error.code}")
-            self.rich.print(f"[red]failed[/] {escape(str(error))} [dim]({error.code})[/]")
-        if outcome.transcript is None or error is not None:
+            self._write(ended)
+        if record.status == "cancelled":
+            self.cancelled += 1
             return
-        self.audio_s += outcome.transcript.duration
+        if error is not None:
+            self.failed.append(f"{record.path}: {error.code}")
+            self.rich.print(f"[red]failed[/] {escape(str(error))} [dim]({error.code})[/]")
+        if transcript is None or error is not None:
+            return
+        self.audio_s += transcript.duration
         if self.quiet:
             return
-        names = " ".join(path.suffix for path in files)
-        line = f"{escape(outcome.name)}: {_speed(outcome)}"
-        if files:
-            line += f" -> {escape(str(files[0].with_suffix('')))} [dim]{names}[/]"
+        line = f"{escape(record.path)}: {_speed(transcript)}"
+        if ended.files:
+            line += f" -> {escape(named(ended.files))}"
         self.rich.print(line)
-        for notice in outcome.transcript.warnings:
+        for notice in transcript.warnings:
             self.rich.print(f"  [yellow]note[/] {escape(notice.message)}")
 
-    def summary(self, stats: Stats, failures: int) -> None:
+    def _write(self, ended: Ended) -> None:
+        """The record, for scripts, with paths as from here."""
+        record = ended.record.to_dict() | {"outputs": [str(path) for path in ended.files]}
+        # In ASCII: a path may hold bytes that no encoding of stdout can write.
+        sys.stdout.write(json.dumps(record) + "\n")
+        sys.stdout.flush()
+
+    def summary(self, stats: Stats | None) -> None:
         """The last line: how much, how fast, and what speculation did; failures by name again."""
         if self.quiet:
             return
@@ -105,41 +132,26 @@ class Console:
         line = (
             f"{self.audio_s:.1f} s of audio in {wall:.1f} s ({self.audio_s / wall:.1f}x real time)"
         )
-        if stats.drafted:
+        if stats is not None and stats.drafted:
             line += (
                 f", {stats.acceptance_rate:.1%} of drafts accepted, "
                 f"{stats.mean_acceptance_length:.2f} tokens per round"
             )
         self.rich.print(f"[bold]{line}[/]")
-        if failures:
-            self.rich.print(f"[red]{failures} failed:[/] {escape('; '.join(self.failed))}")
+        if self.cancelled:
+            self.rich.print(f"[yellow]{self.cancelled} cancelled;[/] the same command goes on")
+        if self.failed:
+            names = escape("; ".join(self.failed))
+            self.rich.print(f"[red]{len(self.failed)} failed:[/] {names}")
 
 
-def _speed(outcome: Outcome) -> str:
-    assert outcome.transcript is not None
-    duration = outcome.transcript.duration
-    text = f"{duration:.1f} s of audio"
-    if not outcome.transcript.segments:
+def named(files: Sequence[Path]) -> str:
+    """The files of one recording, which differ in their extensions."""
+    return " ".join([str(files[0].with_suffix("")), *(path.suffix for path in files)])
+
+
+def _speed(transcript: Transcript) -> str:
+    text = f"{transcript.duration:.1f} s of audio"
+    if not transcript.segments:
         text += ", no speech"
     return text
-
-
-def _record(outcome: Outcome, error: ForescribeError | None, files: list[Path]) -> dict[str, Any]:
-    """The status record of `cli-conventions`: what a script needs to know."""
-    transcript = outcome.transcript
-    record: dict[str, Any] = {
-        "path": outcome.name,
-        "status": "succeeded" if error is None else "failed",
-        "code": None if error is None else error.code,
-        "message": None if error is None else str(error),
-        "audio_s": None if transcript is None else transcript.duration,
-        "wall_s": round(outcome.wall_s, 3),
-        "outputs": [str(path) for path in files],
-    }
-    if transcript is not None:
-        record["rtfx"] = round(transcript.duration / outcome.wall_s, 2) if outcome.wall_s else None
-        record["language"] = transcript.language
-        record["acceptance_rate"] = transcript.stats.get("acceptance_rate")
-        record["mean_acceptance_length"] = transcript.stats.get("mean_acceptance_length")
-        record["warnings"] = [n.code for n in transcript.warnings]
-    return record

@@ -98,10 +98,9 @@ class Manifest:
         self.path = self.folder / NAME
         self._read = 0  # bytes
         self._wrote: dict[str, tuple[str, str | None]] = {}  # output -> source, fingerprint
-        self._stems: dict[
-            str, list[str]
-        ] = {}  # stem -> its outputs, those of its last record first
-        self._names: dict[str, dict[str, None]] = {}  # source -> its stems, the latest last
+        # By stem its outputs, those of its last record first; by source its stems, the latest last.
+        self._stems: dict[str, list[str]] = {}
+        self._names: dict[str, dict[str, None]] = {}
         self._attempts: Counter[str] = Counter()
         self.refresh()
 
@@ -119,7 +118,7 @@ class Manifest:
 
     def owner(self, stem: str) -> str | None:
         """The source whose results have this name, while any of them is there."""
-        outputs = self._stems.get(stem, ())
+        outputs = self._stems.get(stem, [])
         if any((self.folder / output).is_file() for output in outputs):
             return self._wrote[outputs[0]][0]
         return None

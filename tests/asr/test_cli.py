@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import resource
 import signal
 import statistics
@@ -19,10 +20,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import soundfile
+import torch
 from huggingface_hub import constants
 from typer.testing import CliRunner
 
-from asr import cli
+from asr import cli, maker
+from asr.manifest import NAME
 from asr.presets import PRESETS
 from tests.asr import folders
 
@@ -97,7 +100,9 @@ def separate(*arguments: str, **options) -> subprocess.Popen:
 def test_recordings_become_files(forescribe, pair, here) -> None:
     done = forescribe("transcribe", "a.wav", "b.wav", *pair, "-o", "out", "-f", "txt,srt")
     assert done.status == 0 and done.out == ""
-    assert sorted(p.name for p in (here / "out").iterdir()) == ["a.srt", "a.txt", "b.srt", "b.txt"]
+    assert sorted(p.name for p in (here / "out").iterdir()) == [
+        "a.srt", "a.txt", "b.srt", "b.txt", NAME
+    ]  # fmt: skip
     lines = done.err.splitlines()
     assert len(lines) == 3 and "5.0 s of audio in" in lines[-1]
 
@@ -187,7 +192,7 @@ def test_verbose_shows_segments(forescribe, pair) -> None:
 def test_gamma_and_batch_change_no_byte_of_the_text(forescribe, pair, here) -> None:
     results = set()
     for gamma, batch in ((0, 1), (4, 1), (7, 3)):
-        more = ["--gamma", str(gamma), "--batch_size", str(batch), "-f", "srt"]
+        more = ["--gamma", str(gamma), "--batch_size", str(batch), "-f", "srt", "--overwrite"]
         assert forescribe("a.wav", *pair, *more).status == 0
         results.add((here / "a.srt").read_bytes())
     assert len(results) == 1
@@ -198,6 +203,153 @@ def test_an_existing_result_is_replaced_whole(forescribe, pair, here) -> None:
     assert forescribe("a.wav", *pair, "-f", "txt").status == 0
     assert "old" not in (here / "a.txt").read_text(encoding="utf-8")
     assert not list(here.glob("*.tmp")) and not list(here.glob(".a*"))
+
+
+# Folders
+
+
+@pytest.fixture
+def calls(here) -> Path:
+    """A folder with one below it, and one file that is none of our business."""
+    (here / "calls" / "x").mkdir(parents=True)
+    for name in ("a.wav", "b.wav"):
+        (here / name).rename(here / "calls" / name)
+    (here / "calls" / "x" / "a.wav").write_bytes((here / "calls" / "a.wav").read_bytes())
+    (here / "calls" / "notes.pdf").write_text("no audio")
+    return here / "calls"
+
+
+def test_a_folder_is_done_once(forescribe, pair, calls, here, monkeypatch) -> None:
+    done = forescribe("calls", "-r", *pair, "-o", "out", "-f", "txt")
+    assert done.status == 0 and "7.0 s of audio" in done.err
+    places = {str(p.relative_to(here / "out")) for p in (here / "out").rglob("*") if p.is_file()}
+    assert places == {"a.txt", "b.txt", "x/a.txt", NAME}
+    monkeypatch.setattr(maker, "Maker", None)  # no model is loaded for this:
+    again = forescribe("calls", "-r", *pair, "-o", "out", "-f", "txt")
+    assert again == Run(0, "", "3 of 3: already done, --overwrite to redo\n")
+
+
+def test_a_single_recording_is_done_once_too(forescribe, pair, here) -> None:
+    assert forescribe("a.wav", *pair, "-f", "txt").status == 0
+    written = (here / "a.txt").stat().st_mtime_ns
+    again = forescribe("a.wav", *pair, "-f", "txt", "--gamma", "3", "--batch_size", "2")
+    assert again == Run(0, "", "a.wav: already done, --overwrite to redo\n")
+    assert forescribe("a.wav", *pair, "-f", "txt", "-q") == Run(0, "", "")
+    (record,) = map(json.loads, forescribe("a.wav", *pair, "-f", "txt", "--json").out.splitlines())
+    assert (record["status"], record["outputs"]) == ("skipped", ["a.txt"])
+    assert (here / "a.txt").stat().st_mtime_ns == written
+    for other in (
+        ["--overwrite"],
+        ["--no_resume"],
+        ["--language", "de"],
+        ["--initial-prompt", "Ann"],
+    ):
+        assert "2.0 s of audio" in forescribe("a.wav", *pair, "-f", "txt", *other).err, other
+
+
+def test_other_weights_at_the_same_place_do_it_again(forescribe, pair, here, tmp_path) -> None:
+    target = folders.write(tmp_path / "model", seed=0)
+    options = ["--model", str(target), "--device", "cpu", "--no-vad", "-f", "txt"]
+    assert forescribe("a.wav", *options).status == 0
+    assert "already done" in forescribe("a.wav", *options).err
+    folders.write(target, seed=5)
+    assert "2.0 s of audio" in forescribe("a.wav", *options).err
+
+
+def test_a_dry_run_lists_and_does_nothing(forescribe, pair, calls, here) -> None:
+    assert forescribe("calls/a.wav", *pair, "-o", "out", "-f", "txt").status == 0
+    before = {p: p.stat().st_mtime_ns for p in here.rglob("*")}
+    done = forescribe("calls", "-r", *pair, "-o", "out", "-f", "txt,srt", "--dry_run")
+    assert (done.status, done.err) == (0, "")
+    assert sorted(done.out.splitlines()) == [
+        "calls/a.wav -> out/a .txt .srt",
+        "calls/b.wav -> out/b .txt .srt",
+        "calls/x/a.wav -> out/x/a .txt .srt",
+    ]
+    done = forescribe("calls/a.wav", *pair, "-o", "out", "-f", "txt", "--dry-run", "--json")
+    assert json.loads(done.out) == {
+        "path": "calls/a.wav", "status": "skipped", "outputs": ["out/a.txt"]
+    }  # fmt: skip
+    (here / "none").mkdir()
+    before[here / "none"] = (here / "none").stat().st_mtime_ns
+    done = forescribe("calls", "none", *pair, "-o", "new", "--dry-run", "--json")
+    found = {r["path"]: r["status"] for r in map(json.loads, done.out.splitlines())}
+    assert found == {"calls/a.wav": "pending", "calls/b.wav": "pending", "none": "failed"}
+    assert {p: p.stat().st_mtime_ns for p in here.rglob("*")} == before
+
+
+def test_the_manifest_says_how_each_ended(forescribe, pair, calls, here) -> None:
+    (calls / "bad.mp3").write_bytes(b"no audio")
+    assert forescribe("calls", *pair, "-o", "out", "-f", "json").status == 1
+    lines = (here / "out" / NAME).read_text(encoding="utf-8").splitlines()
+    found = {r["path"]: r for r in map(json.loads, lines)}
+    assert found["calls/bad.mp3"]["code"] == "invalid_audio"
+    good = found["calls/b.wav"]
+    assert (good["status"], good["audio_s"], good["outputs"]) == ("succeeded", 3.0, ["b.json"])
+    assert good["coverage"] == {"decoded_s": 3.0, "silent_s": 0.0, "failed_s": 0.0}
+    assert good["language"] in folders.CODES and good["rtfx"] > 0
+
+
+def test_fail_fast_ends_with_the_first_failure(forescribe, pair, calls, here) -> None:
+    (calls / "bad.wav").write_bytes(b"RIFF" + b"no audio" * 100_000)  # by its size the longest
+    done = forescribe("calls", *pair, "-o", "out", "-f", "txt", "--fail_fast", "--json")
+    assert done.status == 1
+    statuses = [json.loads(line)["status"] for line in done.out.splitlines()]
+    assert statuses.count("failed") == 1 and statuses.count("cancelled") >= 1
+
+
+def test_out_of_memory_is_survived_with_half_the_batch(forescribe, pair, here, monkeypatch) -> None:
+    """The device is full whenever eight rows are in the engine."""
+    from speculative.engine import Engine
+
+    real = Engine.step
+
+    def step(self):
+        if self.batch > 4:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return real(self)
+
+    monkeypatch.setattr(Engine, "step", step)
+    done = forescribe("a.wav", "b.wav", *pair, "-f", "txt")
+    assert done.status == 0 and "5.0 s of audio" in done.err
+    assert "note out of memory with 8 windows at a time: going on with 4" in done.err
+    done = forescribe("a.wav", *pair, "-f", "txt", "--batch-size", "32", "--json", "--overwrite")
+    assert done.status == 1 and json.loads(done.out)["code"] == "overloaded"
+
+
+def test_line_rules_need_no_other_option(forescribe, pair, here) -> None:
+    rules = ["--max_words_per_line", "2", "--highlight_words", "True"]
+    assert forescribe("a.wav", *pair, "-f", "srt,json", *rules).status == 0
+    segments = json.loads((here / "a.json").read_text(encoding="utf-8"))["segments"]
+    assert all("words" in segment for segment in segments)
+    cues = (here / "a.srt").read_text(encoding="utf-8").split("\n\n")[:-1]
+    texts = [re.sub("</?u>", "", cue.split("\n", 2)[2]) for cue in cues]
+    assert texts and all(len(text.split()) <= 2 for text in texts)
+
+
+def test_times_of_words_that_no_format_holds_are_said(forescribe, pair, here) -> None:
+    done = forescribe("a.wav", *pair, "-f", "txt", "--word_timestamps", "True")
+    assert done.status == 0 and done.err.splitlines()[0].startswith("note --word-timestamps: only")
+    assert "note" not in forescribe("b.wav", *pair, "-f", "json", "--word_timestamps").err
+
+
+@pytest.mark.parametrize(
+    ("typed", "long_form", "previous"),
+    [
+        ("", "windows", True),
+        ("--condition_on_previous_text False", "windows", False),
+        ("--long_form sequential", "sequential", True),
+        ("--long-form sequential --condition-on-previous-text", "sequential", True),
+        ("--long-form sequential --no-condition-on-previous-text", "sequential", False),
+        ("--long-form sequential --vad_filter False", "sequential", True),  # it is so anyway
+    ],
+)
+def test_how_long_recordings_are_decoded_is_what_was_asked(
+    forescribe, pair, here, typed, long_form, previous
+) -> None:
+    assert forescribe("a.wav", *pair, "-f", "json", *typed.split()).status == 0
+    settings = json.loads((here / "a.json").read_text(encoding="utf-8"))["settings"]
+    assert (settings["long_form"], settings["condition_on_previous_text"]) == (long_form, previous)
 
 
 # Help, version, models
@@ -276,6 +428,19 @@ USAGE = {
     "--draft nothing": "neither a local folder, nor a hub id",
     "--verbose --quiet": "exclude each other",
     "a.wav": "a.wav was given twice",
+    "*.mp3": "no recording matches '*.mp3'",
+    "none.jsonl": "the list none.jsonl cannot be read",
+    "--max_line_count 2": "give --max-line-width",
+    "--max_line_width 9 --no-word-timestamps": "need the words' times",
+    "--max_line_width 9 -f txt,json": "add srt or vtt",
+    "--highlight_words True -f json": "add srt or vtt",
+    "--no-guards --no_speech_threshold 0.6": "contradict",
+    "--beam_size 5": "--beam_size 5 is not supported: the text is the model's own greedy",
+    "--hf_token hf_abc": "set HF_TOKEN",
+    "--long-form other": "neither windows nor sequential",
+    "--condition_on_previous_text True": "--long-form sequential",
+    "--long-form sequential --vad": "cuts at timestamps",
+    "--long-form sequential --no-timestamps": "cannot do without them",
     "--initial-prompt <|endoftext|>": "special token",
 }
 
@@ -297,7 +462,9 @@ def test_what_makes_no_sense_is_refused_in_one_line(forescribe, pair, here, opti
         (["--gamma", "-1"], "--gamma"),
         (["--gamma", "many"], "--gamma"),
         (["--batch-size", "0"], "--batch-size"),
-        (["--beam_size", "5"], "--beam-size"),
+        (["--max-line-width", "0"], "--max-line-width"),
+        (["--beam_sise", "5"], "No such option: --beam-sise"),
+        (["--word_timestamp"], "(Possible options: --word-timestamps)"),
     ],
 )
 def test_a_number_out_of_range_names_its_option(forescribe, pair, options, message) -> None:
@@ -369,8 +536,12 @@ def test_ctrl_c_ends_it_in_one_line_and_keeps_what_is_done(pair, here) -> None:
         running.communicate()
     assert running.returncode == 130
     assert out == "" and "Traceback" not in err
-    assert err.splitlines()[-1] == "forescribe: interrupted"
+    *_, cancelled, last = err.splitlines()
+    assert cancelled == "1 cancelled; the same command goes on"
+    assert last == "forescribe: interrupted"
     assert [p.name for p in here.glob("*.t*")] == ["a.txt"]
+    records = [json.loads(line) for line in (here / NAME).read_text().splitlines()]
+    assert {r["path"]: r["status"] for r in records} == {"a.wav": "succeeded", "pipe": "cancelled"}
 
 
 def test_a_reader_that_has_gone_ends_it_quietly(here) -> None:

@@ -9,19 +9,30 @@ from pathlib import Path
 import pytest
 from rich.console import Console as Rich
 
+from asr.batch import Ended
 from asr.console import Console
-from asr.errors import AudioError, OutputError
-from asr.transcriber import Outcome, Progress
+from asr.errors import AudioError, ForescribeError, OutputError
+from asr.inputs import Source
+from asr.manifest import Record, described
+from asr.outcome import Progress
 from asr.transcript import Coverage, Notice, Segment, Span, Transcript
 from speculative.stats import Stats
 
+A = Source("a.wav")
 STATS = Stats(row_rounds=10, drafted_at_depth=(10,), accepted_at_depth=(5,))
-FAILED = Outcome("b.mp3", error=AudioError("b.mp3: no such file", code="missing_file"))
 SEGMENT = Segment(0, 0, 0, 8_000, 16_000, " Hello [there].")
 
 
-def done(name: str = "a.wav", *warnings: Notice, text: bool = True) -> Outcome:
-    return Outcome(
+def ended(name: str, made: Transcript | None, error: ForescribeError | None = None) -> Ended:
+    files = () if error else (Path("out/a.txt"), Path("out/a.srt"))
+    return Ended(Record(name, **described(made, error, 0.5)), made, error, files)
+
+
+FAILED = ended("b.mp3", None, AudioError("b.mp3: no such file", code="missing_file"))
+
+
+def done(name: str = "a.wav", *warnings: Notice, text: bool = True) -> Ended:
+    return ended(
         name,
         Transcript(
             segments=(SEGMENT,) if text else (),
@@ -31,7 +42,6 @@ def done(name: str = "a.wav", *warnings: Notice, text: bool = True) -> Outcome:
             warnings=warnings,
             stats={"acceptance_rate": 0.5, "mean_acceptance_length": 1.5},
         ),
-        wall_s=0.5,
     )
 
 
@@ -45,10 +55,9 @@ def on_terminal(made: Console) -> io.StringIO:
     return screen
 
 
-def tell(made: Console, *outcomes: Outcome) -> None:
-    for outcome in outcomes:
-        files = [Path("out/a.txt"), Path("out/a.srt")] if outcome.error is None else []
-        made.outcome(outcome, outcome.error, files)
+def tell(made: Console, *all_: Ended) -> None:
+    for one in all_:
+        made.ended(one)
 
 
 def test_a_recording_is_one_line_on_stderr(capsys) -> None:
@@ -72,7 +81,7 @@ def test_a_warning_follows_its_recording(capsys) -> None:
 
 
 def test_names_with_brackets_are_no_markup(capsys) -> None:
-    tell(console(), done("[bold]x.wav"), Outcome("y", error=AudioError("[red]y: broken")))
+    tell(console(), done("[bold]x.wav"), ended("y", None, AudioError("[red]y: broken")))
     err = capsys.readouterr().err
     assert "[bold]x.wav: 2.0 s" in err and "failed [red]y: broken" in err
 
@@ -80,7 +89,7 @@ def test_names_with_brackets_are_no_markup(capsys) -> None:
 def test_the_summary_names_every_failure_again(capsys) -> None:
     made = console()
     tell(made, done(), FAILED, done())
-    made.summary(STATS, 1)
+    made.summary(STATS)
     *_, totals, failures = capsys.readouterr().err.splitlines()
     assert totals.startswith("4.0 s of audio in ")
     assert "50.0% of drafts accepted, 1.50 tokens per round" in totals
@@ -90,17 +99,17 @@ def test_the_summary_names_every_failure_again(capsys) -> None:
 def test_without_drafts_nothing_is_said_of_them(capsys) -> None:
     made = console()
     tell(made, done())
-    made.summary(Stats(), 0)
+    made.summary(Stats())
     assert "drafts" not in capsys.readouterr().err
 
 
 def test_quiet_says_nothing_but_errors(capsys) -> None:
     made = console(quiet=True)
     made.status("loading")
-    with made.progress(2) as hook:
+    with made.progress([A, A]) as hook:
         assert hook is None
         tell(made, done("a.wav", Notice("short_audio", "short")))
-    made.summary(STATS, 0)
+    made.summary(STATS)
     assert capsys.readouterr() == ("", "")
     tell(made, FAILED)
     assert capsys.readouterr().err == "failed b.mp3: no such file (missing_file)\n"
@@ -126,7 +135,8 @@ def test_json_is_one_record_per_recording(capsys) -> None:
 
 def test_a_result_that_could_not_be_written_is_a_failure(capsys) -> None:
     made = console(quiet=True, json=True)
-    made.outcome(done(), OutputError("disk full", code="storage_full"), [])
+    whole = done().transcript
+    made.ended(ended("a.wav", whole, OutputError("disk full", code="storage_full")))
     (record,) = records(capsys)
     assert (record["status"], record["code"]) == ("failed", "storage_full")
     assert made.audio_s == 0  # and does not count as done
@@ -145,7 +155,7 @@ def progress(seconds: float, total: float | None = 60.0) -> Progress:
 def test_a_bar_counts_seconds_of_audio() -> None:
     made = console()
     screen = on_terminal(made)
-    with made.progress(1) as hook:
+    with made.progress([A]) as hook:
         assert hook is not None
         hook(progress(30.0))
         hook(progress(60.0))
@@ -155,22 +165,67 @@ def test_a_bar_counts_seconds_of_audio() -> None:
 def test_a_recording_of_unknown_length_has_a_bar_too() -> None:
     made = console()
     screen = on_terminal(made)
-    with made.progress(1) as hook:
+    with made.progress([A]) as hook:
         assert hook is not None
         hook(progress(30.0, None))
     assert "30/30 s" in screen.getvalue()
 
 
 def test_there_is_no_bar_in_a_log(capsys) -> None:
-    with console().progress(1) as hook:
+    with console().progress([A]) as hook:
         assert hook is None
     assert capsys.readouterr() == ("", "")
 
 
 def test_verbose_writes_segments_as_they_come(capsys) -> None:
-    with console(verbose=True).progress(1) as hook:
+    with console(verbose=True).progress([A]) as hook:
         assert hook is not None
         hook(progress(30.0))
     out, err = capsys.readouterr()
     assert out == "" and "[0.50 --> 1.00] Hello [there]." in err
     assert "audio" not in err and "━" not in err  # in a log there is still no bar
+
+
+def test_a_bar_knows_all_recordings_from_the_beginning() -> None:
+    made = console()
+    screen = on_terminal(made)
+    with made.progress([Source("a.wav", length_s=60.0), Source("b.wav", length_s=40.0)]) as hook:
+        assert hook is not None
+        hook(progress(30.0))
+    assert "2 files" in screen.getvalue() and "30/100 s" in screen.getvalue()
+
+
+def skipped(*names: str) -> list[Ended]:
+    return [Ended(Record(name, "skipped"), files=(Path("out/a.txt"),)) for name in names]
+
+
+def test_what_is_done_already_is_one_line(capsys) -> None:
+    console().skipped([], 3)
+    console().skipped(skipped("a.wav"), 1)
+    console().skipped(skipped("a.wav", "b.wav"), 5)
+    console(quiet=True).skipped(skipped("a.wav"), 1)
+    assert capsys.readouterr().err.splitlines() == [
+        "a.wav: already done, --overwrite to redo",
+        "2 of 5: already done, --overwrite to redo",
+    ]
+
+
+def test_what_is_done_already_has_a_record_for_scripts(capsys) -> None:
+    console(quiet=True, json=True).skipped(skipped("a.wav", "b.wav"), 2)
+    one, two = records(capsys)
+    assert (one["path"], one["status"], one["outputs"]) == ("a.wav", "skipped", ["out/a.txt"])
+    assert two["path"] == "b.wav"
+
+
+def test_cancelled_recordings_are_counted_not_listed(capsys) -> None:
+    made = console()
+    tell(made, done(), *(Ended(Record(f"{n}.wav", "cancelled")) for n in range(4)))
+    made.summary(None)
+    _, totals, cancelled = capsys.readouterr().err.splitlines()
+    assert totals.startswith("2.0 s of audio") and cancelled.startswith("4 cancelled;")
+
+
+def test_a_notice_is_for_everybody_but_the_quiet(capsys) -> None:
+    console().notice("out of memory: [smaller]")
+    console(quiet=True).notice("out of memory")
+    assert capsys.readouterr().err == "note out of memory: [smaller]\n"

@@ -1,0 +1,58 @@
+"""Guards from what is typed: numbers, the word None, steps of a temperature.
+
+A threshold alone asks for guards. Knows options by name, nothing of parsing a command line.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from asr.errors import UsageError
+from asr.guards import Guards
+
+
+def guards(on: bool | None, *, increment: str | None, **thresholds: str | None) -> Guards | None:
+    """Guards with these thresholds; None where nobody asked for any. Raises UsageError.
+
+    `on` is None where neither --guards nor --no-guards was given; `thresholds` are
+    `compression_ratio`, `logprob` and `no_speech`, None where not given.
+    """
+    given: dict[str, Any] = {
+        name: _number(f"--{name.replace('_', '-')}-threshold", text)
+        for name, text in thresholds.items()
+        if text is not None
+    }
+    if increment is not None:
+        given["temperatures"] = _temperatures(increment)
+    if on is False and given:
+        raise UsageError("--no-guards and a guard's threshold contradict each other")
+    return Guards(**given) if on or given else None
+
+
+def _number(option: str, text: str) -> float | None:
+    """A number; None for the word, which switches a guard off."""
+    if text.lower() == "none":
+        return None
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise UsageError(f"{option} {text} is neither a number nor None")
+    return number
+
+
+def _temperatures(text: str) -> tuple[float, ...]:
+    """0 to 1 in steps, as openai/whisper has them."""
+    step = _number("--temperature-increment-on-fallback", text)
+    if step is None:
+        return (0.0,)
+    if step < 0.01:
+        raise UsageError(
+            f"--temperature-increment-on-fallback {text}: take 0.01 or more, or None for one try"
+        )
+    return tuple(round(n * step, 6) for n in range(int((1 + 1e-6) / step) + 1))
+
+
+__all__ = ["guards"]
