@@ -1,4 +1,4 @@
-"""Turns: who speaks when, as a whole recording's list, and as RTTM.
+"""Turns: who speaks when, as a whole recording's list, and from RTTM.
 
 Positions are integer samples at 16 kHz, as everywhere. Knows nothing of models and of words.
 """
@@ -11,8 +11,6 @@ from itertools import pairwise
 
 from asr.errors import UsageError
 from asr.transcript import Turn, samples_at
-
-SAMPLES_PER_MS = 16
 
 
 @dataclass(frozen=True)
@@ -100,22 +98,6 @@ def appearance(turns: Turns, prefix: str = "SPEAKER_") -> dict[str, str]:
     return {speaker: f"{prefix}{n:02d}" for n, speaker in enumerate(turns.speakers)}
 
 
-def rttm(turns: Iterable[Turn], name: str) -> str:
-    """The turns of the recording `name` as RTTM, in milliseconds.
-
-    RTTM has no escapes: a space within a name becomes `_`.
-    """
-    lines = []
-    for turn in turns:
-        start, end = (_ms(sample) for sample in (turn.start_sample, turn.end_sample))
-        length = max(1, end - start)
-        lines.append(
-            f"SPEAKER {_field(name)} 1 {start / 1000:.3f} {length / 1000:.3f} "
-            f"<NA> <NA> {_field(turn.speaker)} <NA> <NA>\n"
-        )
-    return "".join(lines)
-
-
 def read_rttm(text: str) -> dict[str, Turns]:
     """Turns by recording. Lines of other types and comments are passed over.
 
@@ -137,12 +119,4 @@ def read_rttm(text: str) -> dict[str, Turns]:
     return {name: Turns.of(turns) for name, turns in found.items()}
 
 
-def _ms(sample: int) -> int:
-    return (sample + SAMPLES_PER_MS // 2) // SAMPLES_PER_MS
-
-
-def _field(text: str) -> str:
-    return "_".join(text.split()) or "_"
-
-
-__all__ = ["Turn", "Turns", "appearance", "read_rttm", "rttm"]
+__all__ = ["Turn", "Turns", "appearance", "read_rttm"]

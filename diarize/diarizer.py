@@ -1,0 +1,213 @@
+"""Diarizer: a recording's samples in, turns and voices out. The seam between engines and users.
+
+An engine is anything with `diarize` and `engine`; see docs/diarize.md for one in ten lines. Needs no
+torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asr.errors import UsageError
+from asr.transcript import Json, Notice
+from diarize.turns import Turns, appearance
+
+Samples = NDArray[np.float32]
+"""[T] mono at 16 kHz, nominally from -1 to 1."""
+
+Hook = Callable[[str, float], None]
+"""Called with the step's name and the share of the whole that is done, 0 to 1. What it raises ends
+the call: that is how to cancel."""
+
+MOST_SPEAKERS = 100
+"""pyannote counts clusters in 8 bits, so that 128 would wrap around."""
+
+
+def unheard(step: str, done: float) -> None:
+    """The hook of somebody who does not wait."""
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """How many speakers there are: `exactly`, or from `at_least` to `at_most`; None is unknown.
+
+    Raises UsageError for bounds that contradict each other or make no sense.
+    """
+
+    exactly: int | None = None
+    at_least: int | None = None
+    at_most: int | None = None
+
+    def __post_init__(self) -> None:
+        named = {
+            "number of speakers": self.exactly,
+            "least number of speakers": self.at_least,
+            "greatest number of speakers": self.at_most,
+        }
+        for name, value in named.items():
+            if value is not None and not 1 <= value <= MOST_SPEAKERS:
+                raise UsageError(f"the {name} is {value}; it must be from 1 to {MOST_SPEAKERS}")
+        if self.exactly is not None and (self.at_least or self.at_most):
+            raise UsageError("give the number of speakers, or its bounds, not both")
+        if self.at_least and self.at_most and self.at_least > self.at_most:
+            raise UsageError(f"at least {self.at_least} and at most {self.at_most} speakers")
+
+    @property
+    def least(self) -> int:
+        """In force."""
+        return self.exactly or self.at_least or 1
+
+    @property
+    def most(self) -> int:
+        """In force."""
+        return self.exactly or self.at_most or MOST_SPEAKERS
+
+    def notices(self, count: int) -> tuple[Notice, ...]:
+        """What to say of so many speakers: a requested number is a wish. Silence breaks none."""
+        if not count or self.least <= count <= self.most:
+            return ()
+        wanted = " to ".join(str(n) for n in sorted({self.least, self.most}))
+        text = f"{count} speakers were found where {wanted} were asked for"
+        return (Notice("speaker_count", text),)
+
+
+@dataclass(frozen=True, eq=False)
+class Voice:
+    """How a speaker sounds: a unit vector [D] of the engine's speaker encoder, made from `samples`
+    samples of speech. `vector` is None where there was too little of it."""
+
+    speaker: str
+    vector: NDArray[np.float32] | None
+    samples: int
+
+    def __post_init__(self) -> None:
+        assert self.vector is None or abs(float(np.linalg.norm(self.vector)) - 1) < 1e-3
+
+
+@dataclass(frozen=True)
+class Likeness:
+    """Cosines of two vectors of one encoder, which has its own: from `same` on it is one person's
+    voice, from `maybe` on it may be. Raises UsageError unless -1 <= maybe <= same <= 1."""
+
+    same: float
+    maybe: float
+
+    def __post_init__(self) -> None:
+        if not -1 <= self.maybe <= self.same <= 1:
+            raise UsageError(f"likeness from {self.maybe} to {self.same}")
+
+
+@dataclass(frozen=True)
+class Engine:
+    """What ran: travels with every result.
+
+    `encoder` names the speaker encoder, since vectors of two encoders must not be compared; None
+    where an engine has none. `details` are versions and the like.
+    """
+
+    name: str
+    encoder: str | None = None
+    likeness: Likeness = Likeness(same=0.7, maybe=0.5)
+    details: Mapping[str, Json] = field(default_factory=lambda: MappingProxyType({}))
+
+    def to_dict(self) -> dict[str, Json]:
+        """For JSON."""
+        return {"name": self.name, "encoder": self.encoder, **self.details}
+
+
+@dataclass(frozen=True, eq=False)
+class Diarization:
+    """Who spoke when. `regular` turns may overlap, `exclusive` ones do not and say who is heard best.
+
+    Speakers are named by first appearance and turns lie within the recording; `of` sees to it.
+    """
+
+    regular: Turns
+    exclusive: Turns
+    voices: tuple[Voice, ...]
+    sample_count: int
+    engine: Engine
+    warnings: tuple[Notice, ...] = ()
+
+    def __post_init__(self) -> None:
+        assert all(
+            turn.end_sample <= self.sample_count for turn in (*self.regular, *self.exclusive)
+        )
+        assert {voice.speaker for voice in self.voices} <= set(self.speakers)
+
+    @classmethod
+    def of(
+        cls,
+        regular: Turns,
+        exclusive: Turns,
+        voices: tuple[Voice, ...],
+        sample_count: int,
+        engine: Engine,
+        warnings: tuple[Notice, ...] = (),
+    ) -> Diarization:
+        """From turns with any names, of any length."""
+        regular, exclusive = regular.clipped(sample_count), exclusive.clipped(sample_count)
+        names = appearance(regular)
+        known = (voice for voice in voices if voice.speaker in names)
+        renamed = [Voice(names[v.speaker], v.vector, v.samples) for v in known]
+        return cls(
+            regular.renamed(names),
+            exclusive.renamed(names),
+            tuple(sorted(renamed, key=lambda voice: voice.speaker)),
+            sample_count,
+            engine,
+            warnings,
+        )
+
+    @property
+    def speakers(self) -> tuple[str, ...]:
+        """By first appearance."""
+        return self.regular.speakers
+
+    def renamed(self, names: Mapping[str, str]) -> Diarization:
+        """With other names for some speakers, such as those of known voices."""
+        voices = tuple(
+            Voice(names.get(v.speaker, v.speaker), v.vector, v.samples) for v in self.voices
+        )
+        return Diarization(
+            self.regular.renamed(names),
+            self.exclusive.renamed(names),
+            voices,
+            self.sample_count,
+            self.engine,
+            self.warnings,
+        )
+
+    def to_dict(self) -> dict[str, Json]:
+        """For JSON: turns in seconds, the engine, no vectors."""
+
+        def listed(turns: Turns) -> list[Json]:
+            return [{"start": t.start, "end": t.end, "speaker": t.speaker} for t in turns]
+
+        return {
+            "duration": self.sample_count / 16_000,
+            "speakers": list(self.speakers),
+            "turns": listed(self.regular),
+            "exclusive_turns": listed(self.exclusive),
+            "engine": self.engine.to_dict(),
+            "warnings": [{"code": n.code, "message": n.message} for n in self.warnings],
+        }
+
+
+class Diarizer(Protocol):
+    """An engine, loaded. Several recordings may be given to it, one at a time."""
+
+    @property
+    def engine(self) -> Engine:
+        """What it is."""
+
+    def diarize(
+        self, samples: Samples, bounds: Bounds | None = None, hook: Hook = unheard
+    ) -> Diarization:
+        """Who speaks when. Any length, also none; raises only what the hook raises and CapacityError."""

@@ -1,0 +1,55 @@
+"""Bounds, and the record that every engine gives back."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+
+from asr.errors import UsageError
+from diarize.diarizer import Bounds, Diarization, Engine, Likeness, Voice
+from diarize.turns import Turns
+from tests.diarize.test_turns import turns
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"exactly": 0},
+        {"exactly": 101},
+        {"at_least": -1},
+        {"at_most": 0},
+        {"exactly": 2, "at_most": 3},
+        {"at_least": 3, "at_most": 2},
+    ],
+)
+def test_bounds_that_make_no_sense_are_refused(wrong: dict[str, int]) -> None:
+    with pytest.raises(UsageError, match="speakers"):
+        Bounds(**wrong)
+
+
+def test_a_count_outside_of_the_bounds_is_said_and_silence_breaks_none() -> None:
+    assert Bounds(at_least=2, at_most=3).notices(2) == ()
+    assert Bounds(exactly=4).notices(0) == ()
+    (notice,) = Bounds(at_least=2, at_most=3).notices(1)
+    assert notice.code == "speaker_count" and "2 to 3" in notice.message
+    assert "where 4 were" in Bounds(exactly=4).notices(2)[0].message
+
+
+@given(turns())
+def test_a_diarization_names_by_first_appearance_and_ends_with_the_recording(given: Turns) -> None:
+    length = 3000 * 16
+    voices = tuple(Voice(who, np.array([1, 0], np.float32), 1) for who in "ABCD")
+    found = Diarization.of(given, given.exclusive(), voices, length, Engine("test"))
+    assert found.speakers == tuple(f"SPEAKER_{n:02d}" for n in range(len(found.speakers)))
+    assert [voice.speaker for voice in found.voices] == list(found.speakers)
+    assert all(turn.end_sample <= length for turn in found.regular)
+    data = json.loads(json.dumps(found.to_dict()))
+    assert data["duration"] == 3.0 and data["speakers"] == list(found.speakers)
+
+
+def test_likeness_goes_from_maybe_to_same() -> None:
+    with pytest.raises(UsageError, match="likeness"):
+        Likeness(same=0.4, maybe=0.5)
