@@ -19,15 +19,19 @@ from asr.guards import Judgement
 from asr.loading import Memory
 from asr.options import Options
 from asr.outcome import Decoded, Hook, Outcome, Progress
+from asr.pauses import Pause, pauses, within
 from asr.segments import Stretch, compression_ratio, mean_logprob, stretches
-from asr.timing import Utterance, token_times, words
+from asr.timing import Utterance, token_times
 from asr.tokens import AUTO, language_code
 from asr.transcript import Coverage, Json, Notice, Segment, Span, Transcript, Word, seconds
 from asr.vad import Detector, SileroDetector
 from asr.windows import Window, cut
+from asr.words import words
 from speculative.types import Request, Result
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from asr.transcriber import Transcriber
 
 CONFIDENT = 0.9
@@ -68,6 +72,7 @@ class Ticket:
     start: int
     end: int
     language: str
+    pauses: tuple[Pause, ...] = ()  # known where words are to be timed
 
 
 class Call:
@@ -87,7 +92,7 @@ class Call:
         self.failed: deque[Outcome] = deque()
         self.jobs: list[Job] = []
         self.tickets: set[Ticket] = set()  # of the windows that are in the engine
-        self.untimed: list[tuple[Job, Decoded]] = []  # windows that wait for their words
+        self.untimed: list[tuple[Ticket, Decoded]] = []  # windows that wait for their words
 
     def _language(self, name: str | None) -> str | None:
         """The code of the language asked for; None where it is to be detected."""
@@ -120,7 +125,7 @@ class Call:
                 decoded = self._decoded(ticket, result, judgement, reason)
                 ticket.job.done.append(decoded)
                 if self.options.words:
-                    self._time(ticket.job, decoded, result.request.memory)
+                    self._time(ticket, decoded, result.request.memory)
                 self._follow(ticket.job, decoded)
                 self._report(ticket.job, decoded)
                 yield from self._ended()
@@ -179,9 +184,9 @@ class Call:
         self.t.engine.submit(replace(request, temperature=temperature, seed=seed))
         return True
 
-    def _time(self, job: Job, decoded: Decoded, memory: Memory) -> None:
+    def _time(self, ticket: Ticket, decoded: Decoded, memory: Memory) -> None:
         """Times a window's words, together with others of the batch."""
-        self.untimed.append((job, replace(decoded, memory=memory)))
+        self.untimed.append((ticket, replace(decoded, memory=memory)))
         if len(self.untimed) >= self.t.batch:
             self._time_all()
 
@@ -189,18 +194,20 @@ class Call:
         waiting, self.untimed = self.untimed, []
         parts = [self._parts(decoded) for _, decoded in waiting]
         work = [
-            (job, decoded, segments)
-            for (job, decoded), segments in zip(waiting, parts, strict=True)
-            if segments and not job.failed
+            (ticket, decoded, segments)
+            for (ticket, decoded), segments in zip(waiting, parts, strict=True)
+            if segments and not ticket.job.failed
         ]
         if not work:
             return
         utterances = [self._utterance(decoded, segments) for _, decoded, segments in work]
         times = token_times(self.t.whisper, utterances)
-        for (job, decoded, segments), timed in zip(work, times, strict=True):
+        tokenizer = self.t.whisper.tokenizer
+        for (ticket, decoded, segments), timed in zip(work, times, strict=True):
             texts = [(part.tokens, text) for part, text in segments]
-            job.words[decoded.index] = words(
-                self.t.whisper, decoded.language, texts, timed, decoded.start
+            quiet = within(ticket.pauses, decoded.length)  # it may have been heard further
+            ticket.job.words[decoded.index] = words(
+                tokenizer, decoded.language, texts, timed, quiet, decoded.start
             )
 
     def _utterance(self, decoded: Decoded, segments: list[tuple[Stretch, str]]) -> Utterance:
@@ -290,12 +297,18 @@ class Call:
         if not ready:
             return
         self.t.watch.start()
-        memories = self.t.whisper.encode(self.t.mel([window.samples for _, window in ready]))
+        features = self.t.mel([window.samples for _, window in ready])
+        memories = self.t.whisper.encode(features)
         self.t.watch.mark("encode")
         languages = self._languages([job for job, _ in ready], memories)
-        for (job, window), memory, language in zip(ready, memories, languages, strict=True):
-            ticket = Ticket(job, window.index, window.start, window.end, language)
+        for row, ((job, window), language) in enumerate(zip(ready, languages, strict=True)):
+            quiet = self._pauses(features[row], window.length)
+            ticket = Ticket(job, window.index, window.start, window.end, language, quiet)
+            memory = memories[row]
             yield self._request(ticket, memory, self.previous)
+
+    def _pauses(self, features: Tensor, length: int) -> tuple[Pause, ...]:
+        return pauses(features, length) if self.options.words else ()
 
     def _request(self, ticket: Ticket, memory: Memory, previous: tuple[int, ...]) -> Request:
         """The request of a window; `previous` is the text before it."""

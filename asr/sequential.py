@@ -68,7 +68,8 @@ class SequentialCall(Call):
         """The request of the window at the chain's frame."""
         chain = self.chains[job]
         self.t.watch.start()
-        memory = self.t.whisper.encode(chain.reel.features(chain.frame)[None])[0]
+        features = chain.reel.features(chain.frame)
+        memory = self.t.whisper.encode(features[None])[0]
         self.t.watch.mark("encode")
         if self.language is None and job.language is None:
             self._languages([job], [memory])
@@ -77,7 +78,8 @@ class SequentialCall(Call):
         hop = self.t.mel.hop
         start = chain.frame * hop
         end = min(start + self.t.mel.samples, chain.reel.sample_count)
-        ticket = Ticket(job, job.windows, start, end, language)
+        quiet = self._pauses(features, end - start)
+        ticket = Ticket(job, job.windows, start, end, language, quiet)
         job.windows += 1
         return self._request(ticket, memory, chain.previous)
 

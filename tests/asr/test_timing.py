@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 import soundfile
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from asr.loading import load
 from asr.presets import Pair
-from asr.timing import Utterance, _path_starts, _shortened, token_times
+from asr.timing import Utterance, alignment_heads, boundaries, token_times
 from asr.transcriber import Options, Transcriber
 from speculative import choose
 from tests.asr import folders
@@ -48,12 +50,51 @@ def test_words_are_monotone_inside_their_segments_window_and_joined_to_its_text(
     assert all(d.memory is None for d in outcome.decoded)
 
 
+def test_words_of_sequential_windows_never_reach_into_the_next(whisper, tmp_path):
+    """There a window ends where its text does, and has been heard further."""
+    noise = np.random.default_rng(2).standard_normal(80 * RATE) * 0.1
+    noise *= np.repeat(np.random.default_rng(3).uniform(size=160) > 0.4, RATE // 2)  # with pauses
+    soundfile.write(tmp_path / "a.wav", noise.astype(np.float32), RATE)
+    options = Options(language="en", words=True, long_form="sequential")
+    transcriber = Transcriber(whisper, batch=1, gamma=0)
+    (outcome,) = transcriber.transcribe([str(tmp_path / "a.wav")], options)
+    segments = outcome.transcript.segments
+    starts = sorted({s.window_sample for s in segments})
+    assert len(starts) > 2
+    ends = dict(zip(starts, [*starts[1:], 80 * RATE], strict=True))
+    for segment in segments:
+        assert "".join(w.text for w in segment.words) == segment.text
+        for word in segment.words:
+            assert segment.window_sample <= word.start_sample <= word.end_sample
+            assert word.end_sample <= ends[segment.window_sample]
+
+
 def test_the_path_follows_a_planted_diagonal():
-    matrix = np.full((5, 40), -1.0, np.float32)
+    matrix = torch.full((5, 40), -1.0)
     borders = [0, 7, 15, 16, 30]
     for row, (start, end) in enumerate(zip(borders, [*borders[1:], 40], strict=True)):
         matrix[row, start:end] = 1.0
-    assert _path_starts(matrix) == borders
+    step = 320
+    assert boundaries(matrix, 4, 40 * step) == tuple(step * at for at in borders)
+    assert boundaries(matrix, 4, 40 * step - 7)[-1] == 30 * step
+    assert boundaries(matrix[:4, :29], 4, 29 * step - 7)[-1] == 29 * step - 7  # a text without end
+
+
+@settings(max_examples=30)
+@given(st.integers(1, 12), st.integers(1, 40), st.integers(0, 319), st.integers(0, 2**32))
+def test_boundaries_never_fall_and_stay_in_the_window(rows, frames, short, seed):
+    matrix = torch.randn(rows + 1, frames, generator=torch.Generator().manual_seed(seed))
+    length = 320 * frames - short
+    found = boundaries(matrix, rows, length)
+    assert len(found) == rows + 1
+    assert list(found) == sorted(found) and 0 <= found[0] and found[-1] <= length
+
+
+def test_heads_are_those_of_the_generation_config_or_the_upper_half(whisper, monkeypatch):
+    assert alignment_heads(whisper) == [(1, 0), (1, 1)]
+    config = whisper.target.generation_config
+    monkeypatch.setattr(config, "alignment_heads", [[0, 1], [1, 0]], raising=False)
+    assert alignment_heads(whisper) == [(0, 1), (1, 0)]
 
 
 def test_several_windows_at_once_give_what_each_gives_alone(whisper):
@@ -81,11 +122,3 @@ def test_timing_leaves_the_model_as_it_was(whisper):
     assert whisper.target.config._attn_implementation == before
     for layer in whisper.target.model.decoder.layers:
         assert not layer.encoder_attn.q_proj._forward_hooks
-
-
-def test_a_word_beside_a_pause_loses_the_pause():
-    words = [(" One", 0, 50000, 1.0), (" two", 50000, 55000, 1.0), (" three.", 55000, 99000, 1.0)]
-    (one, two, three) = _shortened(words, 8000)
-    assert one[1:3] == (42000, 50000)  # the pause before the first word
-    assert two[1:3] == (50000, 55000)
-    assert three[1:3] == (55000, 63000)  # the pause behind the end of the sentence
