@@ -1,5 +1,5 @@
 #!/bin/sh
-# From a trained checkpoint to the committed folders: draft, log, tables, card.
+# From a trained checkpoint to the committed folders: draft, log, tables, card, alignment heads.
 #   sh training/finish.sh 14:09     the time at which distillation ends
 # Python is $PYTHON, or the one on the path; $PER_VOICE sentences per voice are evaluated.
 set -e
@@ -15,3 +15,4 @@ cp training/work/run/log.jsonl bundled/demo/training-log.jsonl
 cp training/work/run/draft-log.jsonl bundled/demo-draft/training-log.jsonl
 OMP_NUM_THREADS=2 "$python" -m training.evaluate --per-voice "${PER_VOICE:-14}"
 "$python" -m training.card
+OMP_NUM_THREADS=2 "$python" -m training.heads
