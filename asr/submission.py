@@ -1,0 +1,220 @@
+"""Submission: one recording of a session. A reader's thread takes its windows out of it, the
+engine's thread puts results into it; what it says on the way is in order and final.
+
+Two threads, and no lock: the reader only adds (windows, silence, `read`), the engine's thread only
+looks at what was added. Knows nothing of other recordings; `asr.session` shares the slots out.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import islice
+from typing import TYPE_CHECKING, Protocol
+
+from asr.audio import Input, Recording, open_audio
+from asr.call import CONFIDENT, Call, Job, Ticket
+from asr.errors import UsageError
+from asr.guards import Judgement
+from asr.loading import Memory
+from asr.options import Options
+from asr.outcome import Decoded, Outcome
+from asr.segments import stretches
+from asr.transcript import Segment
+from asr.windows import Window, cut
+from speculative.types import Request, Result
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from asr.transcriber import Transcriber
+
+
+@dataclass(frozen=True)
+class Token:
+    """A token of the text. `data` is what it stands for, which need not be whole characters."""
+
+    text: str
+    logprob: float
+    data: bytes
+
+
+@dataclass(frozen=True)
+class Part:
+    """The next windows of a recording that are done, in order, none left out. Never retracted."""
+
+    segments: tuple[Segment, ...]  # `id` is 0 and words are missing: both come with the outcome
+    tokens: tuple[Token, ...]
+    done_s: float  # of the recording, silence included
+
+    @property
+    def text(self) -> str:
+        return "".join(segment.text for segment in self.segments)
+
+
+class Listener(Protocol):
+    """Hears of one recording, on the engine's thread: it must neither block nor raise."""
+
+    def progressed(self, part: Part) -> None: ...
+
+    def ended(self, outcome: Outcome | None) -> None:
+        """Once, and last: from here on nobody reads the source. None where it was cancelled."""
+
+
+class Submission(Call):
+    """One recording on its way through a session.
+
+    `name` is what messages call it. The first of the guards' temperatures is the first that is
+    tried. Raises UsageError for options that the model cannot serve.
+    """
+
+    def __init__(
+        self,
+        transcriber: Transcriber,
+        source: Input,
+        options: Options,
+        listener: Listener,
+        *,
+        arrived_s: float = 0.0,
+        name: str | None = None,
+    ) -> None:
+        if options.long_form == "sequential":
+            raise UsageError("a session decodes windows in parallel; sequential is a call's")
+        super().__init__(transcriber, options, None)
+        self.source, self.listener, self.name = source, listener, name
+        self.arrived_s = arrived_s
+        self.job: Job | None = None
+        self.outcome: Outcome | None = None
+        self.settled = False  # there is an outcome, or it was cancelled
+        self.let_go = False  # no reader will touch the source again
+        self._said = 0  # windows that the listener knows of
+        self._over: dict[int, Decoded | None] = {}  # ended, not yet said; None was silent
+        self._silent = 0
+
+    # -- in a reader's thread ---------------------------------------------------------------------
+
+    def read(self) -> Generator[Window, None, None]:
+        """The windows with speech, in order. Raises what `open_audio` and the decoder raise."""
+        with open_audio(self.source, name=self.name) as recording:
+            self.job = Job(self.source, recording, time.perf_counter())
+            yield from self._spoken(self.job)
+
+    def _windows(self, recording: Recording) -> Iterator[Window]:
+        """Without the stopwatch: the reading of several recordings overlaps, and with decoding."""
+        detector = self._detector() if self.options.vad else None
+        return cut(recording.blocks(), detector, self.options.windows)
+
+    # -- in the engine's thread -------------------------------------------------------------------
+
+    @property
+    def wants_language(self) -> bool:
+        """Whether the next request needs to hear which language it is."""
+        return self.language is None
+
+    def request(
+        self, window: Window, features: Tensor, memory: Memory, heard: tuple[str, float] | None
+    ) -> Request:
+        """The request of a window, from its features `[M, F]` and the language heard in it, if that
+        was wanted."""
+        assert self.job is not None
+        language = self.language or self._spoken_in(heard)
+        quiet = self._pauses(features, window.length)
+        ticket = Ticket(self.job, window.index, window.start, window.end, language, quiet)
+        request = self._request(ticket, memory, self.previous)
+        guards = self.options.guards
+        first = guards.temperatures[0] if guards is not None else 0.0
+        if not first:
+            return request
+        return replace(request, temperature=first, seed=window.start * 1000 + round(100 * first))
+
+    def _spoken_in(self, heard: tuple[str, float] | None) -> str:
+        """A recording's language is that of its first window with speech, unless another is sure."""
+        assert heard is not None and self.job is not None
+        language, chance = heard
+        if self.job.language is None:
+            self.job.language, self.job.language_probability = heard
+        return self.job.language if chance < CONFIDENT else language
+
+    def take(self, result: Result) -> None:
+        """A window has ended; it may go back into the engine at another temperature."""
+        ticket: Ticket = result.request.tag
+        if ticket not in self.tickets:
+            return  # dropped
+        judgement, reason = self._judge(result)
+        if judgement is Judgement.RETRY and self._again(result):
+            return
+        self.tickets.remove(ticket)
+        decoded = self._decoded(ticket, result, judgement, reason)
+        ticket.job.done.append(decoded)
+        self._over[decoded.index] = decoded
+        if self.options.words:
+            self._time(ticket, decoded, result.request.memory)
+        self.look()
+
+    def look(self) -> None:
+        """Says what has come to be in order, and makes the outcome if all of it has."""
+        job = self.job
+        if job is None or self.settled:
+            return
+        self._say(job)
+        if job.complete:
+            self.jobs = [job]
+            for outcome in self._ended():
+                done = sorted(job.done, key=lambda decoded: decoded.index)
+                self.settle(replace(outcome, decoded=tuple(done)))
+
+    def settle(self, outcome: Outcome | None) -> None:
+        """This is what became of it. Its windows leave the engine; the first word counts."""
+        if self.settled:
+            return
+        self.outcome, self.settled = outcome, True
+        self._drop(self.tickets)
+        self.untimed = []
+
+    def _say(self, job: Job) -> None:
+        for window in job.silent[self._silent :]:
+            self._over[window.index] = None
+            self._silent += 1
+        ready = []
+        while self._said in self._over:
+            ready.append(self._over.pop(self._said))
+            self._said += 1
+        if not ready:
+            return
+        decoded = [one for one in ready if one is not None]
+        self.listener.progressed(
+            Part(
+                tuple(segment for one in decoded for segment in self._segments(job, one)),
+                tuple(token for one in decoded for token in self._tokens_of(one)),
+                job.done_s,
+            )
+        )
+
+    def _tokens_of(self, decoded: Decoded) -> Iterator[Token]:
+        """Of the text that counts: what they stand for, joined, is that text."""
+        if decoded.state != "decoded":
+            return
+        pairs = zip(decoded.tokens, decoded.result.logprobs, strict=True)
+        scored = ((token, logprob) for token, logprob in pairs if token < self.special.end)
+        for part in stretches(decoded.tokens, self.special, decoded.length):
+            own = list(islice(scored, len(part.tokens)))
+            if not self._text(part.tokens).strip():
+                continue  # no segment was made of it
+            for token, logprob in own:
+                data = token_bytes(self.t.whisper.tokenizer.convert_ids_to_tokens(token))
+                yield Token(data.decode(errors="replace"), logprob, data)
+
+
+@cache
+def _alphabet() -> dict[str, int]:
+    """GPT-2's letters for bytes, backwards."""
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    return {letter: byte for byte, letter in bytes_to_unicode().items()}
+
+
+def token_bytes(spelling: str) -> bytes:
+    """What a token of a byte-level vocabulary stands for."""
+    return bytes(_alphabet()[letter] for letter in spelling)
