@@ -1,0 +1,240 @@
+"""`forescribe diarize` and `forescribe speakers`: options and messages, as in asr/cli.py.
+
+Functions for a command line that registers them; heavy imports stay inside, so that `--help` answers
+at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from asr.errors import UsageError
+
+if TYPE_CHECKING:
+    from diarize.diarizer import Bounds, Diarizer
+    from diarize.known import Known
+
+FORMATS = "rttm,json"
+
+DiarizerName = Annotated[
+    str,
+    typer.Option(
+        "--diarizer",
+        metavar="NAME",
+        help="auto (community-1 if it is on this machine, else embedded), community-1, embedded, "
+        "another package's, or a folder.",
+    ),
+]
+NumSpeakers = Annotated[
+    int | None, typer.Option("--num-speakers", metavar="N", min=1, help="How many speak, if known.")
+]
+MinSpeakers = Annotated[
+    int | None, typer.Option("--min-speakers", metavar="N", min=1, help="At least so many.")
+]
+MaxSpeakers = Annotated[
+    int | None, typer.Option("--max-speakers", metavar="N", min=1, help="At most so many.")
+]
+KnownFlag = Annotated[
+    bool,
+    typer.Option(
+        "--known/--no-known", help="Call those by name whom `forescribe speakers add` enrolled."
+    ),
+]
+
+
+def prepare(
+    diarizer: str,
+    *,
+    num_speakers: int | None,
+    min_speakers: int | None,
+    max_speakers: int | None,
+    known: bool,
+    device: str,
+    network: bool,
+) -> tuple[Diarizer, Bounds, Sequence[Known]]:
+    """What `--diarize` asks for, loaded. Raises UsageError and ModelError, before any recording is
+    opened."""
+    from diarize.diarizer import Bounds
+
+    bounds = Bounds(num_speakers, min_speakers, max_speakers)
+    from diarize.engines import load
+    from diarize.known import KnownSpeakers
+
+    people = KnownSpeakers().list() if known else []
+    if known and not people:
+        raise UsageError("--known: nobody is; enrol somebody with `forescribe speakers add`")
+    return load(diarizer, device=device, network=network), bounds, people
+
+
+def diarize(
+    audio: Annotated[
+        list[str],
+        typer.Argument(metavar="AUDIO...", help="Recordings, folders, patterns; - reads stdin."),
+    ],
+    recursive: Annotated[
+        bool, typer.Option("--recursive/--no-recursive", "-r", help="Folders with all below them.")
+    ] = False,
+    output_dir: Annotated[
+        str, typer.Option("--output-dir", "-o", metavar="DIR", help="Where to; - is stdout.")
+    ] = ".",
+    output_format: Annotated[
+        str, typer.Option("--output-format", "-f", metavar="LIST", help="rttm, json.")
+    ] = FORMATS,
+    overwrite: Annotated[
+        bool,
+        typer.Option(
+            "--overwrite/--resume",
+            help="Do again what an earlier run has done, or skip what has not changed since.",
+        ),
+    ] = False,
+    diarizer: DiarizerName = "auto",
+    num_speakers: NumSpeakers = None,
+    min_speakers: MinSpeakers = None,
+    max_speakers: MaxSpeakers = None,
+    known: KnownFlag = False,
+    device: Annotated[
+        str, typer.Option("--device", metavar="NAME", help="auto, cuda, cuda:N or cpu.")
+    ] = "auto",
+    local_files_only: Annotated[
+        bool,
+        typer.Option("--local-files-only/--no-local-files-only", help="Never download weights."),
+    ] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet/--no-quiet", "-q", help="No progress and no summary.")
+    ] = False,
+    json: Annotated[
+        bool,
+        typer.Option("--json/--no-json", help="One JSON line per recording on stdout; implies -q."),
+    ] = False,
+) -> None:
+    """Who speaks when, without words."""
+    unknown = [n for n in output_format.replace(" ", "").split(",") if n not in FORMATS.split(",")]
+    if unknown:
+        raise UsageError(f"--output-format {unknown[0]}: there are no words to write; {FORMATS}")
+    from asr import fingerprint
+    from asr.batch import Batch
+    from asr.console import Console
+    from asr.inputs import discover
+    from asr.interrupts import INTERRUPTED, Stop
+    from asr.outputs import Destination
+    from diarize.engines import resolve
+    from diarize.only import OnlySpeakers
+
+    sources = discover(audio, recursive=recursive)
+    destination = Destination.of(sources, output_dir, output_format)
+    console = Console(quiet=quiet or json, verbose=False, json=json)
+    chosen = str(resolve(diarizer, network=not local_files_only))
+    settings = {"diarizer": chosen, "n": num_speakers, "min": min_speakers, "max": max_speakers}
+    with Stop() as stop:
+        batch = Batch(
+            sources,
+            destination,
+            settings=fingerprint.settings({**settings, "known": known, "words": False}),
+            overwrite=overwrite,
+            stop=stop,
+            notice=console.notice,
+        )
+        console.skipped(list(batch.skipped()), len(sources))
+        if not batch.todo:
+            return
+        console.status("loading the models")
+        with stop.interruptible():
+            engine, bounds, people = prepare(
+                diarizer,
+                num_speakers=num_speakers,
+                min_speakers=min_speakers,
+                max_speakers=max_speakers,
+                known=known,
+                device=device,
+                network=not local_files_only,
+            )
+        interrupted = False
+        try:
+            with console.progress(batch.todo) as hook:
+                speakers = OnlySpeakers(engine, bounds, people)
+                for ended in batch.run(lambda size: speakers, size=1, hook=hook):
+                    console.ended(ended)
+        except KeyboardInterrupt:
+            interrupted = True
+        console.summary(None)
+    if interrupted:
+        raise typer.Exit(INTERRUPTED)
+    if console.failed:
+        raise typer.Exit(1)
+
+
+speakers = typer.Typer(
+    name="speakers",
+    help="People whose voices are known: stored on this machine only, and only if you add them.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+
+@speakers.command("add")
+def add(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="What to call this person.")],
+    audio: Annotated[
+        list[str],
+        typer.Argument(metavar="CLIP...", help="This person alone, 10 to 30 s of clean speech."),
+    ],
+    transcript: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="The clip is a recording of several; its diarized JSON says who is when.",
+        ),
+    ] = None,
+    speaker: Annotated[
+        str | None, typer.Option(metavar="LABEL", help="Who it is there, such as SPEAKER_00.")
+    ] = None,
+    note: Annotated[str, typer.Option(metavar="TEXT", help="Such as the person's consent.")] = "",
+    diarizer: DiarizerName = "auto",
+    device: Annotated[
+        str, typer.Option("--device", metavar="NAME", help="auto, cuda or cpu.")
+    ] = "auto",
+) -> None:
+    """Enrol a person, or add clips of one who is known."""
+    if (transcript is None) != (speaker is None):
+        raise UsageError("--transcript and --speaker go together")
+    from diarize.engines import load
+    from diarize.enrol import clip, part, voice_of
+    from diarize.known import KnownSpeakers
+
+    engine, store = load(diarizer, device=device), KnownSpeakers()
+    for source in audio:
+        samples = clip(source) if transcript is None else part(source, transcript, speaker or "")
+        encoder = engine.engine.encoder
+        known = store.add(name, encoder or "", voice_of(engine, samples, name), note)
+    typer.echo(
+        f"{known.name}: {known.clips} clips, {known.seconds:.1f} s of speech ({known.encoder})"
+    )
+
+
+@speakers.command("list")
+def list_() -> None:
+    """Who is known, from how much speech."""
+    from diarize.known import KnownSpeakers
+
+    store = KnownSpeakers()
+    for known in store.list():
+        note = f"  {known.note}" if known.note else ""
+        typer.echo(
+            f"{known.name}: {known.clips} clips, {known.seconds:.1f} s, {known.encoder}, "
+            f"since {known.added}{note}"
+        )
+    typer.echo(f"stored in {store.folder}", err=True)
+
+
+@speakers.command("remove")
+def remove(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="As `list` shows it.")],
+) -> None:
+    """Forget a person."""
+    from diarize.known import KnownSpeakers
+
+    typer.echo(f"{name}: {KnownSpeakers().remove(name)} voices removed")

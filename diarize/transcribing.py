@@ -1,0 +1,154 @@
+"""A transcriber whose transcripts say who spoke: the recording is decoded once, heard twice.
+
+    speaking = WithSpeakers(transcriber, diarizer)
+    for outcome in speaking.transcribe(["call.mp3"]):
+        print(outcome.transcript.segments[0].speaker)
+
+Diarization works in a thread of its own while windows are decoded; what comes out is what the
+transcriber said, with speakers. Has the transcriber's `transcribe`, so that it takes its place.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from asr.audio import Input, Recording, open_audio
+from asr.errors import AudioError, ForescribeError
+from asr.options import Options
+from asr.outcome import Hook, Outcome
+from asr.rttm import RECORDING
+from asr.transcript import Json, Notice, Transcript
+from diarize.attribute import attributed
+from diarize.beside import Beside, Listening
+from diarize.diarizer import Bounds, Diarization, Diarizer
+from diarize.known import Known, Match, named
+
+Open = Callable[[Input], Recording]
+
+
+class Transcribes(Protocol):
+    """The part of `asr.transcriber.Transcriber` that is needed: `open` opens its recordings."""
+
+    def transcribe(
+        self,
+        sources: Iterable[Any],
+        options: Options | None = None,
+        hook: Hook | None = None,
+        *,
+        open: Open = open_audio,
+    ) -> Iterator[Outcome]: ...
+
+
+@dataclass(frozen=True, eq=False)
+class _Waiting:
+    """A transcript whose speakers are still being found."""
+
+    outcome: Outcome
+    listening: Listening
+    turns: Future[Diarization]
+    started: float
+
+
+class WithSpeakers:
+    """`known` are speakers to be called by their names where they are surely recognised."""
+
+    def __init__(
+        self,
+        transcriber: Transcribes,
+        diarizer: Diarizer,
+        bounds: Bounds | None = None,
+        known: Sequence[Known] = (),
+    ) -> None:
+        self.transcriber, self.diarizer = transcriber, diarizer
+        self.bounds, self.known = bounds or Bounds(), tuple(known)
+
+    def transcribe(
+        self, sources: Iterable[Input], options: Options | None = None, hook: Hook | None = None
+    ) -> Iterator[Outcome]:
+        """Outcomes as they end. A recording that cannot be diarized fails: a transcript without
+        the speakers that were asked for would look like one in which nobody is known."""
+        options = replace(options or Options(), words=True)
+        listening: dict[int, tuple[Listening, float]] = {}
+        waiting: list[_Waiting] = []
+        with Beside(self.diarizer, self.bounds) as beside:
+
+            def opened(source: Input) -> Recording:
+                recording = open_audio(source)
+                heard = beside.listen()
+                listening[id(source)] = heard, time.perf_counter()
+                recording.tap = heard.hear
+                return recording
+
+            try:
+                for outcome in self.transcriber.transcribe(sources, options, hook, open=opened):
+                    heard, started = listening.pop(id(outcome.source), (None, 0.0))
+                    if heard is None or outcome.transcript is None:
+                        if heard is not None:
+                            heard.drop()
+                        yield outcome
+                    else:
+                        waiting.append(_Waiting(outcome, heard, heard.finish(), started))
+                    for one in [one for one in waiting if one.turns.done()]:
+                        waiting.remove(one)
+                        yield self._finished(one)
+                while waiting:
+                    yield self._finished(waiting.pop(0))
+            finally:  # the caller may leave at any outcome
+                for heard, _ in listening.values():
+                    heard.drop()
+                for one in waiting:
+                    one.listening.drop()
+
+    def _finished(self, waiting: _Waiting) -> Outcome:
+        outcome = waiting.outcome
+        try:
+            diarization = waiting.turns.result()
+        except ForescribeError as error:
+            return replace(outcome, transcript=None, error=error)
+        except Exception as cause:  # a fault of ours, or of the engine: the others go on
+            text = f"{outcome.name}: {type(cause).__name__} while diarizing: {cause}"
+            error = AudioError(text, code="internal_error")
+            error.__cause__ = cause
+            return replace(outcome, transcript=None, error=error)
+        assert outcome.transcript is not None
+        transcript = with_speakers(
+            outcome.transcript, diarization, self.known, recording=Path(outcome.name).stem
+        )
+        return replace(outcome, transcript=transcript, wall_s=time.perf_counter() - waiting.started)
+
+
+def with_speakers(
+    transcript: Transcript,
+    diarization: Diarization,
+    known: Sequence[Known] = (),
+    *,
+    recording: str = RECORDING,
+) -> Transcript:
+    """The transcript with the diarization's speakers on every word, and what explains them."""
+    diarization, found = named(diarization, known)
+    spoken = attributed(transcript, diarization.regular, diarization.exclusive)
+    told: dict[str, Json] = {**diarization.engine.to_dict(), "matches": [_match(m) for m in found]}
+    return replace(
+        spoken,
+        warnings=(*spoken.warnings, *diarization.warnings, *map(_suggestion, _unsure(found))),
+        settings={**spoken.settings, "diarization": told, RECORDING: recording},
+    )
+
+
+def _match(match: Match) -> Json:
+    score = round(match.score, 3)
+    return {"speaker": match.speaker, "name": match.name, "score": score, "sure": match.sure}
+
+
+def _unsure(found: Iterable[Match]) -> list[Match]:
+    return [match for match in found if not match.sure]
+
+
+def _suggestion(match: Match) -> Notice:
+    text = f"{match.speaker} may be {match.name} (likeness {match.score:.2f}); not named so"
+    return Notice("speaker_suggestion", text)

@@ -1,0 +1,31 @@
+"""The example in the documentation is an engine."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+
+from diarize.blocks import diarize_blocks
+from diarize.diarizer import Diarizer
+
+DOCS = Path(__file__).parent.parent.parent / "docs" / "diarize.md"
+
+
+def test_the_ten_line_engine_of_the_documentation_works() -> None:
+    code = next(
+        block
+        for block in re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.S)
+        if "Mine" in block
+    )
+    names: dict[str, object] = {}
+    exec(code, names)
+    engine: Diarizer = names["make"]("cpu")  # type: ignore[operator]
+    found = diarize_blocks(engine, [np.zeros(16_000, np.float32)] * 3)
+    assert [(t.start, t.end, t.speaker) for t in found.regular] == [
+        (0, 1, "SPEAKER_00"),
+        (1, 2, "SPEAKER_01"),
+        (2, 3, "SPEAKER_02"),
+    ]  # it keeps no voices, so nobody can say that it is one person
+    assert not engine.diarize(np.zeros(0, np.float32)).regular
