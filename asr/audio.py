@@ -18,7 +18,7 @@ import shutil
 import stat
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
 from types import TracebackType
@@ -62,6 +62,7 @@ class Recording:
         self.name = name
         self.declared_s = reader.declared_s
         self.sample_count = 0
+        self.tap: Callable[[Samples], None] | None = None  # hears each block before it is given out
         self._reader = reader
         self._block = round(block_s * SAMPLE_RATE)
         self._max_s = max_s
@@ -96,6 +97,8 @@ class Recording:
                 if self._max_s is not None and self.duration_s > self._max_s:
                     message = f"{self.name}: longer than {self._max_s:g} s"
                     raise AudioError(message, code="audio_too_long")
+                if self.tap is not None:
+                    self.tap(block)
                 yield block
             self._conclude()
         finally:
