@@ -464,7 +464,7 @@ def test_what_makes_no_sense_is_refused_in_one_line(forescribe, pair, here, opti
         (["--batch-size", "0"], "--batch-size"),
         (["--max-line-width", "0"], "--max-line-width"),
         (["--beam_sise", "5"], "No such option: --beam-sise"),
-        (["--word_timestamp"], "(Possible options: --word-timestamps)"),
+        (["--word_timestamp"], "--word-timestamps)"),
     ],
 )
 def test_a_number_out_of_range_names_its_option(forescribe, pair, options, message) -> None:
