@@ -132,7 +132,7 @@ class Listening:
 def _read(descriptor: int, start: int, count: int) -> Samples:
     """By position: the other thread may be writing at the end meanwhile."""
     samples = np.empty(count, np.float32)
-    rest, at = memoryview(samples).cast("B"), start * WIDTH
+    rest, at = samples.data.cast("B"), start * WIDTH
     while rest:
         size = os.preadv(descriptor, [rest[:MOST_BYTES]], at)
         assert size, "the spool is shorter than what was heard"

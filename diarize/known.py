@@ -142,11 +142,13 @@ def matches(
     Sure from `likeness.same` on, with a margin to every other known person; a suggestion from
     `likeness.maybe` on; below that nobody. Known voices of other encoders do not count.
     """
-    heard = [voice for voice in voices if voice.vector is not None]
+    heard = [(v.speaker, v.vector) for v in voices if v.vector is not None]
     usable = [one for one in known if one.encoder == encoder]
     if not heard or not usable:
         return []
-    cosines = np.array([[float(v.vector @ k.vector) for k in usable] for v in heard])  # [V, K]
+    cosines = np.array(
+        [[float(vector @ k.vector) for k in usable] for _, vector in heard]
+    )  # [V, K]
     found, free = list[Match](), np.ones(cosines.shape, bool)
     for place in np.argsort(-cosines, axis=None, kind="stable"):
         row, column = divmod(int(place), len(usable))
@@ -159,7 +161,7 @@ def matches(
         others = np.delete(cosines[row], column)
         clear = not len(others) or score - float(others.max()) >= MARGIN
         sure = score >= likeness.same and clear
-        found.append(Match(heard[row].speaker, usable[column].name, score, sure))
+        found.append(Match(heard[row][0], usable[column].name, score, sure))
     return found
 
 

@@ -112,9 +112,9 @@ class WithSpeakers:
             return replace(outcome, transcript=None, error=error)
         except Exception as cause:  # a fault of ours, or of the engine: the others go on
             text = f"{outcome.name}: {type(cause).__name__} while diarizing: {cause}"
-            error = AudioError(text, code="internal_error")
-            error.__cause__ = cause
-            return replace(outcome, transcript=None, error=error)
+            failure = AudioError(text, code="internal_error")
+            failure.__cause__ = cause
+            return replace(outcome, transcript=None, error=failure)
         assert outcome.transcript is not None
         transcript = with_speakers(
             outcome.transcript, diarization, self.known, recording=Path(outcome.name).stem

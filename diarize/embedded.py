@@ -1,0 +1,229 @@
+"""The engine that needs no download: small packaged models in pyannote's own pipeline.
+
+silero-vad hears whether somebody speaks, a GE2E encoder whose voice it is, VBx how many there are.
+Both networks hear the recording once, where the stock pipeline would show them every window anew.
+It knows of one speaker at a time: overlapped speech goes to whoever is heard best.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import normalize
+
+import bundled
+from asr.transcript import SAMPLE_RATE
+from asr.vad import FRAME, LEVEL_FRAMES, Detector, SileroDetector
+from diarize.clustering import DoubtfulVBx
+from diarize.diarizer import Engine, Likeness
+from diarize.encoder import DIMENSION, WINDOW_SAMPLES, SpeakerEncoder, identity, load
+from diarize.pipeline import PyannoteDiarizer
+from diarize.upstream import (
+    PLDA,
+    Model,
+    Problem,
+    Resolution,
+    SlidingWindow,
+    SlidingWindowFeature,
+    SpeakerDiarization,
+    Specifications,
+)
+
+NAME = "embedded"
+
+WINDOW_FRAMES = WINDOW_SAMPLES // FRAME
+"""50 frames of 32 ms: the encoder's 1.6 s."""
+
+STEP_FRAMES = 8
+"""256 ms from window to window: the finest border between speakers, and 14,000 vectors an hour."""
+
+PART = 60 * LEVEL_FRAMES * FRAME
+"""Samples heard at a time, a minute: half an hour at once would take half a GB. Whole seconds of the
+detector's level."""
+
+LIKENESS = Likeness(same=0.7, maybe=0.5)
+"""Of centred vectors, each a mean over seconds of speech."""
+
+SHARES: Mapping[str, tuple[float, float]] = MappingProxyType(
+    {"segmentation": (0.0, 0.1), "embeddings": (0.1, 0.95)}
+)
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """The pipeline's parameters, chosen on mixtures of held-out voices; bundled/speakers/README.md
+    says which and how."""
+
+    speech: float = 0.5  # probability from which on a frame counts
+    gap_s: float = 0.25  # within a speaker's turn, bridged
+    lda: int = 64  # dimensions of the PLDA that are used
+    threshold: float = 0.7  # where the first clustering stops
+    Fa: float = 0.07
+    Fb: float = 0.8
+
+    def parameters(self) -> dict[str, dict[str, float]]:
+        """As pyannote's `instantiate` takes them."""
+        return {
+            "segmentation": {"threshold": self.speech, "min_duration_off": self.gap_s},
+            "clustering": {"threshold": self.threshold, "Fa": self.Fa, "Fb": self.Fb},
+        }
+
+
+class VoiceActivity(Model):  # type: ignore[misc]  # pyannote is untyped to us
+    """Whether somebody speaks, in frames of 32 ms, as a segmentation with one local speaker."""
+
+    def __init__(self, detector: Detector | None = None) -> None:
+        super().__init__()
+        self.detector = detector or SileroDetector()
+        self.specifications = Specifications(
+            problem=Problem.MULTI_LABEL_CLASSIFICATION,
+            resolution=Resolution.FRAME,
+            duration=WINDOW_SAMPLES / SAMPLE_RATE,
+            classes=["speech"],
+            permutation_invariant=True,
+        )
+
+    def forward(self, waveforms: Tensor) -> Tensor:
+        """[B, 1, T] -> [B, ceil(T / 512), 1] probabilities; each row is a recording of its own."""
+        rest = -waveforms.shape[-1] % FRAME
+        padded = np.pad(waveforms[:, 0].cpu().numpy(), ((0, 0), (0, rest)))
+        return torch.from_numpy(np.stack([self._row(row) for row in padded]))[..., None]
+
+    def _row(self, samples: NDArray[np.float32]) -> NDArray[np.float32]:
+        stream = self.detector.stream()
+        parts = np.split(samples, range(PART, len(samples), PART))
+        return np.concatenate([stream.probabilities(part) for part in parts])
+
+    def num_frames(self, num_samples: int) -> int:
+        return -(-num_samples // FRAME)
+
+    def receptive_field_size(self, num_frames: int = 1) -> int:
+        return num_frames * FRAME
+
+    def receptive_field_center(self, frame: int = 0) -> int:
+        return frame * FRAME + (FRAME - 1) // 2
+
+
+class VoiceVector(Model):  # type: ignore[misc]  # pyannote is untyped to us
+    """A vector for a whole waveform: the mean over its windows of 1.6 s."""
+
+    dimension = DIMENSION
+
+    def __init__(self, encoder: SpeakerEncoder) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.specifications = Specifications(
+            problem=Problem.REPRESENTATION,
+            resolution=Resolution.CHUNK,
+            duration=WINDOW_SAMPLES / SAMPLE_RATE,
+        )
+
+    def forward(self, waveforms: Tensor, weights: Tensor | None = None) -> Tensor:
+        """[B, 1, T], [B, F] which frames count -> [B, D] unit vectors."""
+        rows = waveforms[:, 0].cpu().numpy()
+        if weights is not None:
+            kept = torch.nn.functional.interpolate(weights[:, None], rows.shape[1])[:, 0]
+            rows = rows * (kept.cpu().numpy() > 0.5)
+        return torch.stack([torch.from_numpy(self.of(row)) for row in rows]).to(waveforms.device)
+
+    def of(self, samples: NDArray[np.float32]) -> NDArray[np.float32]:
+        """[T] -> [D] of one voice's samples; a waveform shorter than a window is padded."""
+        last = max(0, len(samples) - WINDOW_SAMPLES)
+        starts = np.unique(np.linspace(0, last, 1 + last // (WINDOW_SAMPLES // 4)).astype(np.int64))
+        vectors = np.concatenate(list(self.encoder.windows(samples, starts)))
+        mean: NDArray[np.float32] = normalize(torch.from_numpy(vectors).mean(0), dim=0).numpy()
+        return mean
+
+
+class EmbeddedDiarization(SpeakerDiarization):  # type: ignore[misc]  # pyannote is untyped to us
+    """pyannote's pipeline, its two networks run once over the recording."""
+
+    @torch.inference_mode()
+    def get_segmentations(
+        self, file: Any, hook: Callable[..., None] | None = None
+    ) -> SlidingWindowFeature:
+        """[C, 50, 1] speech probabilities of windows. The last windows reach into silence behind the
+        recording, so that none of its frames is in fewer than the first ones are."""
+        heard = self._segmentation.model(file["waveform"][None])[0, :, 0].numpy()  # [F]
+        count = 1 + max(0, -(-(len(heard) - WINDOW_FRAMES) // STEP_FRAMES))
+        padded = np.zeros((count - 1) * STEP_FRAMES + WINDOW_FRAMES, np.float32)
+        padded[: len(heard)] = heard
+        windows = sliding_window_view(padded, WINDOW_FRAMES)[::STEP_FRAMES]
+        seconds = FRAME / SAMPLE_RATE
+        place = SlidingWindow(duration=WINDOW_FRAMES * seconds, step=STEP_FRAMES * seconds)
+        return SlidingWindowFeature(windows[..., None].copy(), place)
+
+    @torch.inference_mode()
+    def get_embeddings(
+        self,
+        file: Any,
+        binary_segmentations: SlidingWindowFeature,
+        exclude_overlap: bool = False,
+        hook: Callable[..., None] | None = None,
+    ) -> NDArray[np.float32]:
+        """[C, 50, 1] -> [C, 1, D]; windows in which nobody speaks are not heard, and get the mean."""
+        spoken = np.flatnonzero(binary_segmentations.data.any(axis=(1, 2)))
+        encoder: SpeakerEncoder = self._embedding.model_.encoder
+        samples = file["waveform"][0].numpy()
+        found = list[NDArray[np.float32]]()
+        for vectors in encoder.windows(samples, spoken * STEP_FRAMES * FRAME):
+            found.append(vectors)
+            if hook is not None:
+                done = sum(len(v) for v in found)
+                hook("embeddings", None, total=len(spoken), completed=done)
+        heard = np.concatenate(found)
+        every = np.tile(heard.mean(0), (len(binary_segmentations.data), 1))  # [C, D]
+        every[spoken] = heard
+        return every[:, None]
+
+
+def build(
+    folder: Path,
+    *,
+    device: str = "cpu",
+    tuning: Tuning | None = None,
+    detector: Detector | None = None,
+) -> PyannoteDiarizer:
+    """The engine from a folder with encoder and PLDA. Raises ModelError where they are missing."""
+    tuning = tuning or Tuning()
+    torch_device = torch.device(device)
+    encoder = load(folder, torch_device)
+    plda = PLDA(folder / "xvec_transform.npz", folder / "plda.npz", lda_dimension=tuning.lda)
+    pipeline = EmbeddedDiarization(
+        segmentation=VoiceActivity(detector),
+        segmentation_step=STEP_FRAMES / WINDOW_FRAMES,
+        embedding=VoiceVector(encoder),
+        plda=plda,
+    )
+    pipeline.clustering = DoubtfulVBx(plda)
+    pipeline.instantiate(tuning.parameters())
+    pipeline.to(torch_device)
+    engine = Engine(
+        NAME,
+        identity(folder),
+        LIKENESS,
+        {
+            "segmentation": f"silero-vad {version('silero-vad')}",
+            "pyannote.audio": version("pyannote.audio"),
+            "torch": version("torch"),
+            "device": device,
+        },
+    )
+    return PyannoteDiarizer(pipeline, engine, SHARES)
+
+
+@cache
+def folder() -> Path:
+    """Where the packaged encoder and PLDA lie."""
+    return Path(bundled.__file__).parent / "speakers"
