@@ -1,0 +1,157 @@
+"""How wrong turns and speakers of words are: DER, JER, counts, and words with the wrong speaker.
+
+DER = (missed + false alarm + confusion) / reference speech, overlap counted for each speaker. "Full"
+has no collar and scores overlap; "fair" leaves out 0.25 s on both sides of each border, which is
+`collar=0.5` for pyannote.metrics.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from scipy.optimize import linear_sum_assignment
+
+from asr.transcript import Word, seconds
+from diarize.turns import Turns
+
+
+@dataclass
+class Errors:
+    """Of several recordings together: speech is pooled, so a long one weighs more."""
+
+    speech_s: float = 0.0
+    missed_s: float = 0.0
+    false_s: float = 0.0
+    confused_s: float = 0.0
+    fair_speech_s: float = 0.0
+    fair_error_s: float = 0.0
+    jaccard: list[float] = field(default_factory=list)
+    counted: list[int] = field(default_factory=list)  # found minus true, by recording
+
+    def __add__(self, other: Errors) -> Errors:
+        return Errors(*(getattr(self, n) + getattr(other, n) for n in vars(self)))
+
+    @property
+    def der(self) -> float:
+        return (self.missed_s + self.false_s + self.confused_s) / max(self.speech_s, 1e-9)
+
+    @property
+    def fair(self) -> float:
+        return self.fair_error_s / max(self.fair_speech_s, 1e-9)
+
+    @property
+    def confusion(self) -> float:
+        return self.confused_s / max(self.speech_s, 1e-9)
+
+    @property
+    def jer(self) -> float:
+        return float(np.mean(self.jaccard)) if self.jaccard else 0.0
+
+    @property
+    def right(self) -> float:
+        """Share of recordings with the right number of speakers."""
+        return float(np.mean([c == 0 for c in self.counted])) if self.counted else 0.0
+
+    @property
+    def off_by(self) -> float:
+        """Mean error of the number of speakers."""
+        return float(np.mean(np.abs(self.counted))) if self.counted else 0.0
+
+
+def turn_errors(reference: Turns, found: Turns, sample_count: int) -> Errors:
+    """Of one recording, all of which is scored."""
+    from pyannote.core import Segment, Timeline
+    from pyannote.metrics.diarization import DiarizationErrorRate, JaccardErrorRate
+
+    truth, answer = annotation(reference), annotation(found)
+    everything = Timeline([Segment(0, seconds(sample_count))])
+    full: dict[str, Any] = DiarizationErrorRate(collar=0.0, skip_overlap=False)(
+        truth, answer, uem=everything, detailed=True
+    )
+    fair: dict[str, Any] = DiarizationErrorRate(collar=0.5, skip_overlap=False)(
+        truth, answer, uem=everything, detailed=True
+    )
+    jer = float(JaccardErrorRate()(truth, answer, uem=everything)) if len(reference) else 0.0
+    return Errors(
+        full["total"],
+        full["missed detection"],
+        full["false alarm"],
+        full["confusion"],
+        fair["total"],
+        fair["missed detection"] + fair["false alarm"] + fair["confusion"],
+        [jer],
+        [len(found.speakers) - len(reference.speakers)],
+    )
+
+
+def annotation(turns: Turns) -> Any:
+    """As pyannote has it; every turn on a track of its own, since they may overlap."""
+    from pyannote.core import Annotation, Segment
+
+    made = Annotation(uri="recording")
+    for track, turn in enumerate(turns):
+        made[Segment(turn.start, turn.end), track] = turn.speaker
+    return made
+
+
+def wrong_words(reference: Sequence[Word], found: Sequence[str | None]) -> int:
+    """How many words have another speaker than their own, names mapped one to one as is best."""
+    pairs = Counter(
+        (word.speaker, who) for word, who in zip(reference, found, strict=True) if who is not None
+    )
+    true = sorted({word.speaker or "" for word in reference})
+    heard = sorted({who for who in found if who is not None})
+    table = np.array([[pairs[t, h] for h in heard] for t in true]).reshape(len(true), len(heard))
+    rows, columns = linear_sum_assignment(table, maximize=True)
+    return len(reference) - int(table[rows, columns].sum())
+
+
+def attributed_errors(
+    recordings: Mapping[str, tuple[Sequence[Word], Sequence[Word]]], collar: float = 5.0
+) -> dict[str, float]:
+    """cpWER, tcpWER (collar in seconds) and ORC-WER over recordings: what was said, what was written,
+    both with speakers. Needs meeteval.
+
+    cpWER minus ORC-WER is the price of the speakers alone.
+    """
+    import meeteval
+
+    truth = _listed({name: said for name, (said, _) in recordings.items()})
+    answer = _listed({name: written for name, (_, written) in recordings.items()})
+    wer = meeteval.wer
+    return {
+        "cpwer": _rate(wer.cpwer(truth, answer)),
+        "tcpwer": _rate(wer.tcpwer(truth, answer, collar=collar)),
+        "orcwer": _rate(wer.orcwer(truth, answer)),
+    }
+
+
+def _listed(recordings: Mapping[str, Sequence[Word]]) -> Any:
+    from meeteval.io import SegLST
+
+    from benchmarks.wer import normalise
+
+    return SegLST(
+        [
+            {
+                "session_id": name,
+                "speaker": word.speaker or "nobody",
+                "words": normalise(word.text),
+                "start_time": word.start,
+                "end_time": max(word.end, word.start + 0.001),
+            }
+            for name, words in recordings.items()
+            for word in words
+            if normalise(word.text)
+        ]
+    )
+
+
+def _rate(sessions: Any) -> float:
+    """Errors over words, pooled."""
+    length = sum(one.length for one in sessions.values())
+    return float(sum(one.errors for one in sessions.values()) / length)

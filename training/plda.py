@@ -1,0 +1,166 @@
+"""The PLDA of diarize/: which differences between two vectors are the voice, and which the moment.
+
+    python -m training.speakers ../shared/data/speakers
+    python -m training.plda
+
+Reads training/work/speakers/*.npz, learns from the training speakers only, and writes the encoder's
+mean, xvec_transform.npz, plda.npz and evaluation.json in bundled/speakers/. Format and features are
+those of pyannote.audio (VBx, Landini et al. 2022): whitened, length-normalised, within-class
+covariance I, between-class diagonal.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from safetensors import safe_open
+from scipy.linalg import eigh
+
+from diarize.encoder import NAME
+from training.channels import CHANNELS
+from training.encoder import FOLDER, save
+from training.speakers import WORK
+
+DIMENSIONS = 128
+"""Of the space that is kept; diarize/embedded.py may use fewer, the most telling come first."""
+
+RIDGE = 1e-4
+
+
+@dataclass(frozen=True)
+class Split:
+    """Which speakers are for what. Nobody is in two groups."""
+
+    training: frozenset[int]
+    tuning: frozenset[int]  # the pipeline's parameters are chosen on mixtures of these
+    test: frozenset[int]  # and judged on mixtures of these
+
+
+def split(speakers: list[int]) -> Split:
+    """Every tenth speaker tunes, every seventh of the others judges, the others train."""
+    tuning = frozenset(sorted(speakers)[::10])
+    test = frozenset([s for s in sorted(speakers) if s not in tuning][::7])
+    return Split(frozenset(speakers) - tuning - test, tuning, test)
+
+
+@dataclass(frozen=True)
+class Plda:
+    """pyannote's two files."""
+
+    mean1: np.ndarray  # [D]
+    mean2: np.ndarray  # [L]
+    lda: np.ndarray  # [D, L]
+    mu: np.ndarray  # [L]
+    tr: np.ndarray  # [L, L]
+    psi: np.ndarray  # [L] between-class variances, falling
+
+    def features(self, x: np.ndarray) -> np.ndarray:
+        """[N, D] -> [N, L], as pyannote computes them."""
+        first = unit(x - self.mean1) * np.sqrt(len(self.mean1))
+        second = unit(first @ self.lda - self.mean2) * np.sqrt(len(self.mean2))
+        return (second - self.mu) @ self.tr.T
+
+
+def unit(rows: np.ndarray) -> np.ndarray:
+    return rows / np.linalg.norm(rows, axis=-1, keepdims=True)
+
+
+def scatter(rows: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Mean, within-class and between-class covariance, each per row."""
+    mean = rows.mean(0)
+    within = np.zeros((rows.shape[1],) * 2)
+    between = np.zeros_like(within)
+    for label in np.unique(labels):
+        own = rows[labels == label]
+        centre = own.mean(0)
+        within += (own - centre).T @ (own - centre)
+        between += len(own) * np.outer(centre - mean, centre - mean)
+    return mean, within / len(rows), between / len(rows)
+
+
+def ridged(matrix: np.ndarray) -> np.ndarray:
+    size = len(matrix)
+    return matrix + RIDGE * np.trace(matrix) / size * np.eye(size)
+
+
+def train(x: np.ndarray, y: np.ndarray, dimensions: int) -> Plda:
+    """From unit vectors [N, D] of speakers [N]."""
+    mean1 = x.mean(0)
+    first = unit(x - mean1) * np.sqrt(x.shape[1])
+    _, within, between = scatter(first, y)
+    lda = eigh(between, ridged(within))[1][:, ::-1][:, :dimensions]
+    mean2 = (first @ lda).mean(0)
+    second = unit(first @ lda - mean2) * np.sqrt(dimensions)
+    mu, within, between = scatter(second, y)
+    within = ridged(within)
+    # The scatter of means of a few windows holds a share of the spread within.
+    between = between - within * len(np.unique(y)) / len(y)
+    values, places = eigh((between + between.T) / 2, within)
+    psi = np.clip(values[::-1], 1e-4, None)
+    return Plda(mean1, mean2, lda, mu, places[:, ::-1].T, psi)
+
+
+def rate(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
+    """Equal error rate of the cosine over all pairs, and the cosine at which it is."""
+    same = y[:, None] == y[None]
+    upper = np.triu_indices(len(y), 1)
+    scores, truth = (x @ x.T)[upper], same[upper]
+    order = np.argsort(scores)
+    missed = np.cumsum(truth[order]) / truth.sum()
+    false = 1 - np.cumsum(~truth[order]) / (~truth).sum()
+    at = int(np.argmin(np.abs(missed - false)))
+    return float((missed[at] + false[at]) / 2), float(scores[order][at])
+
+
+def main() -> None:
+    loaded = {name: np.load(WORK / f"{name}.npz") for name in CHANNELS}
+    clean = loaded["clean"]
+    groups = split(sorted(set(clean["speakers"].tolist())))
+
+    def of(name: str, speakers: frozenset[int]) -> tuple[np.ndarray, np.ndarray]:
+        chosen = np.isin(loaded[name]["speakers"], sorted(speakers))
+        return loaded[name]["vectors"][chosen], loaded[name]["speakers"][chosen]
+
+    mean = of("clean", groups.training)[0].mean(0)
+    parts = [of(name, groups.training) for name in CHANNELS]
+    x = unit(np.concatenate([vectors for vectors, _ in parts]) - mean)
+    y = np.concatenate([speakers for _, speakers in parts])
+    plda = train(x, y, DIMENSIONS)
+    np.savez(FOLDER / "xvec_transform.npz", mean1=plda.mean1, mean2=plda.mean2, lda=plda.lda)
+    np.savez(FOLDER / "plda.npz", mu=plda.mu, tr=plda.tr, psi=plda.psi)
+    with safe_open(FOLDER / NAME, framework="pt") as file:
+        told = json.loads(file.metadata()["forescribe"])
+        tensors = {key: file.get_tensor(key) for key in file.keys()}
+    tensors["mean"] = torch.from_numpy(mean)
+    # A stored voice is only comparable under the same mean.
+    name = f"ge2e-{hashlib.sha256(mean.astype(np.float16).tobytes()).hexdigest()[:8]}"
+    save(tensors, name, told["sha256"])
+    result = {
+        "windows": len(y),
+        "speakers": {
+            "training": len(groups.training),
+            "tuning": len(groups.tuning),
+            "test": len(groups.test),
+        },
+        "psi": [round(float(value), 3) for value in plda.psi[:8]],
+        "equal_error": {},
+    }
+    for channel in CHANNELS:
+        vectors, speakers = of(channel, groups.test)
+        error, at = rate(unit(vectors - mean), speakers)
+        learnt, _ = rate(unit(plda.features(unit(vectors - mean))), speakers)
+        result["equal_error"][channel] = {
+            "cosine": round(error, 4),
+            "at": round(at, 3),
+            "plda": round(learnt, 4),
+        }
+    (FOLDER / "evaluation.json").write_text(json.dumps(result, indent=2) + "\n")
+    print(json.dumps(result, indent=2))
+
+
+if __name__ == "__main__":
+    main()
