@@ -1,0 +1,81 @@
+"""The Hugging Face asr-diarization contract: its parameters, and its answer.
+
+    {"speakers": [...], "chunks": [{"timestamp": [0.0, 4.2], "text": " ..."}], "text": "..."}
+
+What it had, this takes: values as text, names that nobody knows (with a warning), options that make no
+difference here. Knows nothing of HTTP.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from api.errors import ApiError
+from asr.guards import Guards
+from asr.options import Options
+from asr.transcript import Json, Transcript
+
+
+class Parameters(BaseModel):
+    """The contract's names and defaults."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    task: Literal["transcribe", "translate"] = "transcribe"
+    batch_size: int = 24  # the engine's own holds for all requests together
+    assisted: bool = False  # drafts are used in any case: the words are the same
+    chunk_length_s: int = 30
+    sampling_rate: int = 16000  # of nothing: a recording's own rate is known
+    language: str | None = None
+    num_speakers: int | None = None
+    min_speakers: int | None = None
+    max_speakers: int | None = None
+
+    def options(self) -> Options:
+        return Options(language=self.language, task=self.task, guards=Guards())
+
+    def warnings(self, *, drafting: bool) -> list[str]:
+        """What was asked for and has no effect."""
+        found = []
+        if self.assisted and not drafting:
+            found.append("assisted: there is no assistant model, so decoding is plain")
+        if self.chunk_length_s != 30:
+            found.append("chunk_length_s: audio is cut in its pauses, into at most 30 s")
+        if any((self.num_speakers, self.min_speakers, self.max_speakers)):
+            found.append("this server does not tell speakers apart")
+        return found
+
+
+def parameters(given: str | Mapping[str, Any] | None) -> tuple[Parameters, list[str]]:
+    """The record and a warning for every name that nobody knows. JSON text or an object; None has
+    all defaults. Raises ApiError `invalid_value`."""
+    if isinstance(given, str):
+        try:
+            given = json.loads(given or "{}")
+        except json.JSONDecodeError as error:
+            raise ApiError("invalid_value", f"parameters: no JSON ({error.msg})") from error
+    given = {} if given is None else given
+    if not isinstance(given, Mapping):
+        raise ApiError("invalid_value", "parameters: not an object")
+    unknown = [name for name in given if name not in Parameters.model_fields]
+    try:
+        made = Parameters.model_validate(dict(given))
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ApiError("invalid_value", f"{first['loc'][0]}: {first['msg']}") from error
+    return made, [f"{name}: unknown parameter, ignored" for name in unknown]
+
+
+def answer(transcript: Transcript, warnings: list[str]) -> dict[str, Json]:
+    """The contract's three keys, and `warnings` where there are any."""
+    spoken: list[Json] = [
+        {"timestamp": [segment.start, segment.end], "text": segment.text}
+        for segment in transcript.segments
+    ]
+    said = [*warnings, *(notice.message for notice in transcript.warnings)]
+    body: dict[str, Json] = {"speakers": [], "chunks": spoken, "text": transcript.text}
+    return {**body, "warnings": list[Json](said)} if said else body

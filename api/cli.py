@@ -1,0 +1,92 @@
+"""The whole `forescribe` command: asr's commands and the service's own. The console entry.
+
+Imports point from here to asr, so asr knows nothing of a service. Heavy imports stay inside the
+commands; without the extra `serve` installed, all others work.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from asr import cli
+from asr.errors import UsageError
+
+main = cli.main
+
+
+@cli.app.command()
+def serve(
+    host: Annotated[str | None, typer.Option(help="Where to listen.  [default: 127.0.0.1]")] = None,
+    port: Annotated[int | None, typer.Option(metavar="N", help="[default: 8000]")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", "-m", metavar="NAME", help="As for transcribe.  [default: large]"),
+    ] = None,
+    draft: Annotated[
+        str | None, typer.Option("--draft", metavar="NAME", help="As for transcribe.")
+    ] = None,
+    language: Annotated[
+        str | None,
+        typer.Option(
+            "--language", "-l", metavar="LANG", help="Where a request names none.  [default: auto]"
+        ),
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(metavar="NAME", help="auto, cuda, cuda:N, hpu, mps or cpu.")
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option(metavar="TYPE", help="auto, float32, float16 or bfloat16.")
+    ] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(metavar="N", help="Windows decoded together.  [default: 8]")
+    ] = None,
+    local_files_only: Annotated[
+        bool | None,
+        typer.Option("--local-files-only/--no-local-files-only", help="Never download weights."),
+    ] = None,
+    settings: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A TOML file with further settings.")
+    ] = None,
+) -> None:
+    """Serve OpenAI's audio API over HTTP.
+
+    Every setting is also an environment variable, FORESCRIBE_MAX_AUDIO_S for max_audio_s; see
+    docs/serve.md.
+    """
+    try:
+        from api.server import run
+        from api.settings import load
+    except ModuleNotFoundError as error:
+        raise UsageError(f"serve needs {error.name}: pip install 'forescribe[serve]'") from error
+
+    run(
+        load(
+            settings,
+            host=host,
+            port=port,
+            model=model,
+            draft=draft,
+            language=language,
+            device=device,
+            dtype=dtype,
+            batch_size=batch_size,
+            local_files_only=local_files_only,
+        )
+    )
+
+
+@cli.app.command()
+def key(name: Annotated[str, typer.Argument(metavar="NAME", help="Who it is for.")]) -> None:
+    """Make an API key for the service: printed once, kept as a hash."""
+    from api.keys import digest, new_key
+
+    made = new_key()
+    typer.echo(made)
+    typer.echo(f'for the settings file, under [api_keys]: {name} = "{digest(made)}"', err=True)
+
+
+if __name__ == "__main__":
+    main()

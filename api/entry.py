@@ -1,0 +1,94 @@
+"""Entry: the way in for every route that takes audio, in the one order that is safe.
+
+    key -> ready? -> room for one more? -> body, limited while it streams -> decoded length -> queue
+
+A rejected key or a full queue costs no byte of the body. Knows nothing of what the form's fields mean.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from fastapi import Request
+from starlette.requests import ClientDisconnect
+
+from api.admission import Place
+from api.dependencies import ANYBODY
+from api.following import Following, Task
+from api.serving import Serving
+from api.settings import Settings
+from api.uploads import Upload, measure, receive
+
+if TYPE_CHECKING:
+    from asr.options import Options
+    from asr.submission import Part
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An upload that was let in."""
+
+    upload: Upload
+    place: Place
+    settings: Settings
+    serving: Serving
+
+    async def follow(self, options: Options) -> Following:
+        """Queues it. Raises ApiError where the file is no audio, too long, or too much beside what
+        is queued."""
+        async with self.serving.measuring:
+            audio_s = await measure(self.upload.file, self.settings.max_audio_s)
+        self.place.hold(audio_s)
+        return self.serving.follow(Task(self.upload.file, audio_s, options, self.place))
+
+
+@asynccontextmanager
+async def admitted(
+    request: Request, settings: Settings, serving: Serving, caller: str
+) -> AsyncIterator[Entry]:
+    """The request's upload. Its block either has the entry followed, as its last act, or raises:
+    then nothing of it is left. Raises ApiError before the body is read where nothing may come in.
+    """
+    serving.check()
+    place = serving.admission.enter(caller, keyed=caller != ANYBODY)
+    try:
+        async with receive(request, settings) as upload:
+            yield Entry(upload, place, settings, serving)
+    except BaseException:
+        place.leave()
+        raise
+
+
+async def parts(request: Request, following: Following) -> list[Part]:
+    """All parts, once there is an outcome. What is under way is cancelled when the client leaves.
+
+    Raises ApiError where it fails, ClientDisconnect where nobody waits any more.
+    """
+    work = asyncio.ensure_future(_all(following))
+    gone = asyncio.ensure_future(_gone(request))
+    try:
+        await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not work.done():
+            raise ClientDisconnect
+        return work.result()
+    finally:
+        work.cancel()
+        gone.cancel()
+        following.cancel()
+
+
+async def _all(following: Following) -> list[Part]:
+    found = []
+    while (part := await following.next()) is not None:
+        found.append(part)
+    return found
+
+
+async def _gone(request: Request) -> None:
+    """Ends when the client has closed the connection; its body has been read."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,106 @@
+"""What a client is told when something goes wrong: OpenAI's error body, one code, one status.
+
+    {"error": {"message": str, "type": str, "param": str | null, "code": str}}
+
+The codes of `asr.errors` keep their names here; the service adds its own. A message of a 5xx names
+no path, no model folder and no cause: those are for the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from starlette.responses import JSONResponse
+
+from asr.errors import ForescribeError
+
+STATUS: Mapping[str, int] = MappingProxyType(
+    {
+        # asr.errors.Code
+        "missing_file": 400,
+        "unreadable_file": 500,  # the file is ours: it was uploaded
+        "empty_file": 400,
+        "invalid_audio": 400,
+        "no_audio_stream": 400,
+        "unsupported_media_type": 415,
+        "file_too_large": 413,
+        "audio_too_long": 413,
+        "model_not_found": 404,
+        "model_mismatch": 500,
+        "invalid_value": 400,
+        "unwritable_output": 500,
+        "storage_full": 507,
+        "overloaded": 503,
+        "internal_error": 500,
+        # the service's own
+        "invalid_api_key": 401,
+        "not_found": 404,
+        "method_not_allowed": 405,
+        "rate_limited": 429,
+        "not_ready": 503,
+        "inference_timeout": 504,
+    }
+)
+"""OpenAI's SDKs send 408, 409, 429 and 5xx again by themselves, so what will fail again has none of
+these."""
+
+RETRY_S = 5
+"""Where nobody can say when it is worth trying again."""
+
+_OURS = MappingProxyType(
+    {
+        "storage_full": "the server has no room for the upload; try again later",
+        "overloaded": "the server cannot take this now; try again later",
+    }
+)
+
+
+class ApiError(Exception):
+    """An answer that is no success. `param` names the field as the client knows it; `retry_after`
+    is in seconds, and every 429 and 503 has one."""
+
+    def __init__(
+        self, code: str, message: str, *, param: str | None = None, retry_after: int | None = None
+    ) -> None:
+        super().__init__(message)
+        self.code, self.message, self.param = code, message, param
+        self.status = STATUS[code]
+        if retry_after is None and self.status in (429, 503):
+            retry_after = RETRY_S
+        self.retry_after = retry_after
+
+    @classmethod
+    def of(cls, error: ForescribeError, *, param: str | None = None) -> ApiError:
+        """The answer for an error of the package; what is our fault is not explained."""
+        if STATUS[error.code] < 500:
+            return cls(error.code, error.message, param=param)
+        return cls(error.code, _OURS.get(error.code, "the server failed; the fault is logged"))
+
+    @property
+    def kind(self) -> str:
+        """OpenAI's `type`."""
+        if self.status == 429:
+            return "rate_limit_error"
+        return "server_error" if self.status >= 500 else "invalid_request_error"
+
+    def body(self) -> dict[str, dict[str, str | None]]:
+        return {
+            "error": {
+                "message": self.message,
+                "type": self.kind,
+                "param": self.param,
+                "code": self.code,
+            }
+        }
+
+    def headers(self) -> dict[str, str]:
+        headers = {}
+        if self.retry_after is not None:
+            headers["Retry-After"] = str(max(1, self.retry_after))
+        if self.status == 401:
+            headers["WWW-Authenticate"] = "Bearer"
+        return headers
+
+    def response(self) -> JSONResponse:
+        return JSONResponse(self.body(), self.status, self.headers())

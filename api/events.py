@@ -1,0 +1,93 @@
+"""Events: a transcription as it becomes final, as server-sent events with OpenAI's names.
+
+    data: {"type": "transcript.text.delta", "delta": "..."}
+    data: {"type": "transcript.text.done", "text": "...", ...}
+
+Only final text is sent, in order, so the deltas joined are the text of `done`. A failure on the way is
+an event named `error`, and no `done` follows: OpenAI's SDK raises on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+from typing import TYPE_CHECKING
+
+from api import answers
+from api.errors import ApiError
+from api.following import Following
+from asr.transcript import Json, Transcript
+
+if TYPE_CHECKING:
+    from asr.submission import Part
+
+PING_S = 15.0
+"""Proxies cut a connection on which nothing is said for a minute."""
+
+PING = b": ping\n\n"
+
+
+class Deltas:
+    """Text as it grows, without the white space at both ends that the whole text does not have."""
+
+    def __init__(self) -> None:
+        self._held = ""
+        self._begun = False
+
+    def push(self, text: str) -> str:
+        """What can be sent now. White space at the end waits for the word that follows it."""
+        text = self._held + text
+        if not self._begun:
+            text = text.lstrip()
+        kept = text.rstrip()
+        self._held = text[len(kept) :]
+        self._begun = self._begun or bool(kept)
+        return kept
+
+
+async def events(following: Following, *, logprobs: bool) -> AsyncIterator[bytes]:
+    """The body of the answer. What is under way is cancelled when the client leaves."""
+    deltas, sent = Deltas(), list[Json]()
+    try:
+        while (part := await _next(following)) is not None:
+            if isinstance(part, bytes):
+                yield PING
+                continue
+            found = answers.logprobs(part.tokens)
+            sent += found
+            delta: dict[str, Json] = {"delta": deltas.push(part.text)}
+            if logprobs:
+                delta["logprobs"] = found
+            if delta["delta"] or found:
+                yield data({"type": "transcript.text.delta", **delta})
+        assert following.outcome is not None and following.outcome.transcript is not None
+        yield data(_done(following.outcome.transcript, sent if logprobs else None))
+        yield b"data: [DONE]\n\n"
+    except ApiError as error:
+        yield b"event: error\n" + data(error.body())
+    finally:
+        following.cancel()
+
+
+async def _next(following: Following) -> Part | bytes | None:
+    """What comes next; a ping where nothing comes for long."""
+    try:
+        return await asyncio.wait_for(following.next(), PING_S)
+    except TimeoutError:
+        return PING
+
+
+def data(body: Mapping[str, object]) -> bytes:
+    """One event, in one line."""
+    return b"data: " + json.dumps(body, ensure_ascii=False, allow_nan=False).encode() + b"\n\n"
+
+
+def _done(transcript: Transcript, sent: list[Json] | None) -> dict[str, Json]:
+    body: dict[str, Json] = {
+        "type": "transcript.text.done",
+        "text": transcript.text,
+        "languages": answers.languages(transcript),
+        "usage": answers.token_usage(transcript),
+    }
+    return body if sent is None else {**body, "logprobs": sent}

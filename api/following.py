@@ -1,0 +1,107 @@
+"""Following: one upload on its way through the engine, seen from the event loop.
+
+following = serving.follow(task)
+try:
+    while (part := await following.next()) is not None: ...
+    following.outcome
+finally:
+    following.cancel()          # does nothing after the end
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, BinaryIO
+
+from api.admission import Place
+from api.errors import ApiError
+from api.metrics import Metrics
+
+if TYPE_CHECKING:
+    from asr.options import Options
+    from asr.outcome import Outcome
+    from asr.submission import Part
+
+
+@dataclass(frozen=True)
+class Task:
+    """An upload that is to be transcribed. `file` and `place` are given back when the engine is
+    done with them, whatever becomes of it."""
+
+    file: BinaryIO
+    audio_s: float
+    options: Options
+    place: Place
+
+    def release(self) -> None:
+        self.file.close()
+        self.place.leave()
+
+
+class Following:
+    """The submission's listener: hears on the engine's thread, tells on the event loop's.
+
+    `timeout_s` counts from here. `cancel` is set by whoever submits.
+    """
+
+    def __init__(self, task: Task, timeout_s: float, metrics: Metrics) -> None:
+        self.task, self.timeout_s, self.metrics = task, timeout_s, metrics
+        self.outcome: Outcome | None = None
+        self._loop = asyncio.get_running_loop()
+        self._end_s = self._loop.time() + timeout_s
+        self._heard: asyncio.Queue[Part | None] = asyncio.Queue()  # at most a recording's windows
+        self._cancel: Callable[[], None] | None = None
+
+    # -- on the engine's thread -------------------------------------------------------------------
+
+    def progressed(self, part: Part) -> None:
+        self.task.place.progressed(part.done_s)
+        self._tell(part)
+
+    def ended(self, outcome: Outcome | None) -> None:
+        self.outcome = outcome
+        try:
+            if outcome is not None:
+                self.metrics.ended(outcome)
+                self.task.place.admission.paced(self.task.audio_s, outcome.wall_s)
+        finally:
+            self.task.release()
+            self._tell(None)
+
+    def _tell(self, part: Part | None) -> None:
+        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            self._loop.call_soon_threadsafe(self._heard.put_nowait, part)
+
+    # -- on the event loop ------------------------------------------------------------------------
+
+    def cancelled_by(self, cancel: Callable[[], None]) -> None:
+        self._cancel = cancel
+
+    async def next(self) -> Part | None:
+        """The next part; None at the end, when there is an outcome.
+
+        Raises ApiError where the recording has failed or takes too long.
+        """
+        try:
+            async with asyncio.timeout_at(self._end_s):
+                part = await self._heard.get()
+        except TimeoutError as error:
+            if self._loop.time() < self._end_s:
+                raise  # somebody else's
+            text = f"not done within {self.timeout_s:g} s"
+            raise ApiError("inference_timeout", text) from error
+        if part is None:
+            self._cancel = None
+            assert self.outcome is not None  # who has cancelled does not listen on
+            if self.outcome.error is not None:
+                raise ApiError.of(self.outcome.error) from self.outcome.error
+        return part
+
+    def cancel(self) -> None:
+        """Its slots are free before the engine's next round."""
+        if self._cancel is not None:
+            self._cancel()
+            self._cancel = None

@@ -1,0 +1,99 @@
+"""EndpointHandler: what a Hugging Face Inference Endpoint calls, for a repository with a custom handler.
+
+    handler = EndpointHandler()
+    handler({"inputs": "<base64 audio>", "parameters": {"language": "en"}})
+
+The environment names the models, as the ancestor did: ASR_MODEL, ASSISTANT_MODEL, HF_TOKEN (read by
+the hub's own client). Calls may overlap: they share the engine's slots. The module imports api, so the
+repository's handler.py is one line: `from api.handler import EndpointHandler`.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import os
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from api import ancestor
+from api.errors import ApiError
+from asr.errors import ForescribeError
+from asr.outcome import Outcome
+from asr.session import Session
+from asr.submission import Part
+from asr.transcriber import Transcriber
+from asr.transcript import Json
+
+
+class EndpointHandler:
+    """One transcriber and its thread. `path` is the folder of a repository that holds weights; the
+    environment's ASR_MODEL wins.
+
+    Raises ModelError for weights that cannot be had.
+    """
+
+    def __init__(self, path: str = "") -> None:
+        model = os.environ.get("ASR_MODEL") or path or None
+        self.session = Session(Transcriber.load(model, os.environ.get("ASSISTANT_MODEL") or None))
+        self._thread = threading.Thread(target=self.session.run, name="engine", daemon=True)
+        self._thread.start()
+
+    def __call__(self, data: Mapping[str, Any]) -> dict[str, Json]:
+        """`inputs` are base64 text, or bytes that the endpoint's toolkit has decoded already. An error
+        is `{"detail": ...}`: this interface has no status."""
+        try:
+            parameters, warnings = ancestor.parameters(data.get("parameters"))
+            waiting = _Waiting()
+            audio = _audio(data.get("inputs"))
+            self.session.submit(audio, parameters.options(), waiting, name="inputs")
+            outcome = waiting.outcome()
+            if outcome.error is not None:
+                raise outcome.error
+        except ForescribeError as error:
+            return {"detail": ApiError.of(error).message}
+        except ApiError as error:
+            return {"detail": error.message}
+        assert outcome.transcript is not None
+        drafting = self.session.t.whisper.draft is not None
+        return ancestor.answer(
+            outcome.transcript, warnings + parameters.warnings(drafting=drafting)
+        )
+
+    def close(self) -> None:
+        """Ends the thread. An endpoint never does."""
+        self.session.close()
+        self._thread.join()
+
+
+class _Waiting:
+    """A listener that somebody waits for."""
+
+    def __init__(self) -> None:
+        self._done = threading.Event()
+        self._outcome: Outcome | None = None
+
+    def progressed(self, part: Part) -> None:
+        """The answer is given whole."""
+
+    def ended(self, outcome: Outcome | None) -> None:
+        self._outcome = outcome
+        self._done.set()
+
+    def outcome(self) -> Outcome:
+        self._done.wait()
+        assert self._outcome is not None  # nobody cancels here
+        return self._outcome
+
+
+def _audio(inputs: object) -> bytes:
+    """Raises ApiError: `missing_file`, `invalid_audio`."""
+    if isinstance(inputs, bytes):
+        return inputs
+    if not isinstance(inputs, str):
+        raise ApiError("missing_file", "inputs: base64 audio is missing")
+    try:
+        return base64.b64decode(inputs, validate=True)
+    except binascii.Error as error:
+        raise ApiError("invalid_audio", "inputs: no base64") from error

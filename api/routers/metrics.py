@@ -1,0 +1,16 @@
+"""`/metrics`, for Prometheus. Behind a key like everything else that tells something."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from fastapi.responses import PlainTextResponse
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from api.dependencies import Served
+
+router = APIRouter(tags=["operations"])
+
+
+@router.get("/metrics", response_class=PlainTextResponse)
+async def metrics(serving: Served) -> PlainTextResponse:
+    return PlainTextResponse(serving.metrics.text(), media_type=CONTENT_TYPE_LATEST)

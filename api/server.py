@@ -1,0 +1,50 @@
+"""The server process: uvicorn with our log, one worker.
+
+One process has one engine; a second worker would load the model a second time.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import sys
+from types import FrameType
+
+import uvicorn
+
+from api.app import create_app
+from api.serving import Serving
+from api.settings import Settings
+
+GRACE_S = 5
+"""For the last answers, once nothing is decoded any more."""
+
+
+class Server(uvicorn.Server):
+    """Tells the engine of the end at the signal. uvicorn's own shutdown begins when all answers are
+    given, which would leave nothing to drain."""
+
+    def __init__(self, config: uvicorn.Config, serving: Serving) -> None:
+        super().__init__(config)
+        self.serving = serving
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self.serving.drain()
+        super().handle_exit(sig, frame)
+
+
+def run(settings: Settings) -> None:
+    """Serves until it is told to stop (SIGINT, SIGTERM); then nothing comes in any more, and what is
+    inside has `drain_s` to end."""
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(message)s")
+    serving = Serving.of(settings)
+    config = uvicorn.Config(
+        create_app(settings, serving),
+        host=settings.host,
+        port=settings.port,
+        access_log=False,  # it writes paths and addresses; ours has neither
+        log_config=None,
+        server_header=False,
+        timeout_graceful_shutdown=math.ceil(settings.drain_s) + GRACE_S,
+    )
+    Server(config, serving).run()

@@ -1,0 +1,162 @@
+"""Serving: the process's engine in its own thread, seen from the event loop.
+
+    serving = Serving.of(settings)
+    serving.start()                                  # loads beside the loop; `state` tells
+    following = serving.follow(task)                 # parts as they become final, then the outcome
+    await serving.stop()
+
+All requests share one session, so the windows of all uploads share the engine's slots. Knows nothing
+of forms and answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal
+
+from api.admission import Admission
+from api.errors import ApiError
+from api.following import Following, Task
+from api.metrics import Metrics
+from api.settings import Settings
+from asr.errors import ForescribeError, UsageError
+
+if TYPE_CHECKING:
+    from asr.session import Session
+    from asr.transcriber import Transcriber
+
+State = Literal["loading", "ready", "draining", "stopped", "broken"]
+
+log = logging.getLogger("forescribe.api")
+
+NAME = "file"
+"""What messages call the upload: the field that it came in, never the client's name for it."""
+
+
+class Serving:
+    """One transcriber, one session, one thread. `load` takes as long as it takes."""
+
+    def __init__(self, settings: Settings, load: Callable[[], Transcriber]) -> None:
+        self.settings, self._load = settings, load
+        self.admission = Admission(settings)
+        self.measuring = asyncio.Semaphore(
+            settings.readers
+        )  # uploads decoded at a time, for length
+        self.metrics = _watched(self)
+        self.state: State = "loading"
+        self.session: Session | None = None
+        self._end_s = 0.0
+        self._thread = threading.Thread(target=self._serve, name="engine", daemon=True)
+
+    @classmethod
+    def of(cls, settings: Settings) -> Serving:
+        """With the model that the settings name."""
+
+        def load() -> Transcriber:
+            from asr.transcriber import Transcriber
+
+            return Transcriber.load(
+                settings.model,
+                settings.draft,
+                language=settings.language,
+                device=settings.device,
+                dtype=settings.dtype,
+                batch=settings.batch_size,
+                gamma=settings.gamma,
+                network=not settings.local_files_only,
+            )
+
+        return cls(settings, load)
+
+    @property
+    def transcriber(self) -> Transcriber:
+        """Raises `not_ready` before it is loaded."""
+        return self._ready().t
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def drain(self) -> None:
+        """Nothing comes in any more; what is inside has `drain_s` to end, then it is told to come
+        again. Returns at once: a signal may call it."""
+        if self.state in ("loading", "ready"):
+            self.state = "draining"
+            self._end_s = time.monotonic() + self.settings.drain_s
+            timer = threading.Timer(self.settings.drain_s, self._close)
+            timer.daemon = True
+            timer.start()
+
+    async def stop(self) -> None:
+        """Drains, and waits for the end."""
+        self.drain()
+        while self.admission.requests and time.monotonic() < self._end_s:
+            await asyncio.sleep(0.05)
+        self._close()
+        if self.session is not None:  # what is still loading is not waited for
+            await asyncio.to_thread(self._thread.join)
+        self.state = "stopped"
+
+    def _close(self) -> None:
+        if self.session is not None:
+            self.session.close()
+
+    def check(self) -> None:
+        """Raises `not_ready` where nothing may come in."""
+        self._ready()
+
+    def language(self, name: str) -> str:
+        """The code of a language. Raises `invalid_value` for one that the model does not know."""
+        try:
+            return self.transcriber.whisper.tokens.language(name)
+        except UsageError as error:
+            raise ApiError.of(error, param="language") from error
+
+    # -- from the event loop ----------------------------------------------------------------------
+
+    def follow(self, task: Task) -> Following:
+        """Queues an upload. Raises ApiError where its options cannot be served or nothing may come
+        in; it is released then."""
+        following = Following(task, self.settings.timeout_s, self.metrics)
+        try:
+            session = self._ready()
+            submission = session.submit(task.file, task.options, following, name=NAME)
+        except ForescribeError as error:
+            task.release()
+            raise ApiError.of(error, param="prompt") from error
+        except BaseException:
+            task.release()
+            raise
+        following.cancelled_by(lambda: session.cancel(submission))
+        return following
+
+    def _ready(self) -> Session:
+        if self.state != "ready" or self.session is None:
+            raise ApiError("not_ready", f"the server is {self.state}")
+        return self.session
+
+    # -- the engine's thread ----------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        from asr.session import Session
+
+        try:
+            self.session = Session(self._load(), readers=self.settings.readers)
+            if self.state == "loading":
+                self.state = "ready"
+                log.info('{"event": "ready"}')
+                self.session.run()
+        except Exception:
+            self.state = "broken"
+            log.exception("the engine cannot go on")
+
+
+def _watched(serving: Serving) -> Metrics:
+    metrics, admission = Metrics(), serving.admission
+    metrics.watch("ready", "Whether requests are let in.", lambda: serving.state == "ready")
+    metrics.watch("requests_inside", "Requests under way.", lambda: admission.requests)
+    metrics.watch("queued_audio_seconds", "Audio not yet decoded.", lambda: admission.seconds)
+    return metrics

@@ -1,0 +1,159 @@
+"""Settings of the service: read once, from the environment and a file, and frozen.
+
+    FORESCRIBE_MODEL=large FORESCRIBE_MAX_AUDIO_S=7200 forescribe serve --settings service.toml
+
+An option on the command line wins over the environment, the environment over the file. A name that
+nobody knows is an error, not ignored.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+    TomlConfigSettingsSource,
+)
+
+from api.keys import Keyring
+from asr.errors import UsageError
+
+PREFIX = "FORESCRIBE_"
+TESTS = "FORESCRIBE_TEST_"
+"""Settings of the test suite, nothing to the service."""
+
+OPENAI_NAMES = (
+    "whisper-1",
+    "gpt-transcribe",
+    "gpt-4o-transcribe",
+    "gpt-4o-mini-transcribe",
+    "gpt-4o-mini-transcribe-2025-12-15",
+    "gpt-4o-transcribe-diarize",
+)
+"""Names that unmodified clients send; here they all mean the model that is loaded."""
+
+Count = Annotated[int, Field(ge=1)]
+Seconds = Annotated[float, Field(gt=0)]
+
+
+class Settings(BaseSettings):
+    """Every field is also an environment variable, in capitals behind FORESCRIBE_."""
+
+    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid")
+
+    # Where it listens.
+    host: str = "127.0.0.1"
+    port: int = Field(8000, ge=0, le=65535)
+    open_to_all: bool = False  # without keys, others than this machine are let in only with this
+
+    # What it loads, as `forescribe transcribe` does.
+    model: str | None = None
+    draft: str | None = None
+    language: str | None = None  # where a request names none; None detects it
+    device: str = "auto"
+    dtype: str = "auto"
+    batch_size: int = Field(8, ge=1, le=1024)
+    gamma: int | None = Field(None, ge=0, le=64)
+    local_files_only: bool = False
+    aliases: tuple[str, ...] = OPENAI_NAMES  # further names of the model
+
+    # Who may use it: name -> SHA-256 of the key, see `forescribe key`.
+    api_keys: dict[str, str] = Field(default_factory=dict)
+
+    # Limits.
+    max_upload_bytes: Count = 1 << 30
+    max_audio_s: Seconds = 4 * 3600.0  # decoded, of one upload
+    max_requests: Count = 64  # in the house at a time
+    max_requests_per_key: Count = 16
+    max_queued_audio_s: Seconds = 12 * 3600.0
+    timeout_s: Seconds = 3600.0  # for one request, once its upload is here
+    drain_s: float = Field(30.0, ge=0)  # for what is under way, when told to stop
+    readers: Count = 2  # threads that decode audio ahead of the model
+
+    @field_validator("api_keys")
+    @classmethod
+    def _hashes(cls, keys: dict[str, str]) -> dict[str, str]:
+        Keyring(keys)
+        return keys
+
+    @model_validator(mode="after")
+    def _not_open_by_accident(self) -> Self:
+        if not (self.api_keys or self.open_to_all or _loopback(self.host)):
+            raise ValueError(
+                f"host {self.host} lets other machines in, and there are no api_keys: make one "
+                "with `forescribe key NAME`, or set open_to_all"
+            )
+        return self
+
+    @property
+    def model_name(self) -> str:
+        """What clients call the model."""
+        from asr.presets import DEFAULT
+
+        return self.model or DEFAULT
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
+
+
+def load(file: str | Path | None = None, **given: Any) -> Settings:
+    """The settings. `given` wins over all; None there means not given. Raises UsageError, in one
+    line, that names the culprit."""
+    _refuse_unknown(os.environ)
+    kind = Settings if file is None else _with(Path(file))
+    try:
+        return kind(**{name: value for name, value in given.items() if value is not None})
+    except ValidationError as error:
+        raise UsageError("; ".join(_line(found) for found in error.errors())) from error
+    except (SettingsError, tomllib.TOMLDecodeError) as error:
+        raise UsageError(f"settings cannot be read: {error}") from error
+
+
+def _refuse_unknown(environment: Mapping[str, str]) -> None:
+    known = {PREFIX + name.upper() for name in Settings.model_fields}
+    for name in environment:
+        if name.startswith(PREFIX) and name not in known and not name.startswith(TESTS):
+            raise UsageError(f"{name} is no setting; known: {', '.join(sorted(known))}")
+
+
+def _with(file: Path) -> type[Settings]:
+    """Settings that read this file too. pydantic-settings takes a missing file for an empty one."""
+    if not file.is_file():
+        raise UsageError(f"{file}: no such settings file")
+
+    class FromFile(Settings):
+        model_config = SettingsConfigDict(toml_file=file)
+
+    return FromFile
+
+
+def _line(error: Any) -> str:
+    place = ".".join(str(part) for part in error["loc"])
+    message = error["msg"].removeprefix("Value error, ")
+    return f"{place}: {message}" if place else message
+
+
+def _loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,112 @@
+"""Uploads: a multipart body to its fields and one file on disk, limits enforced while it streams.
+
+The file has no name, so nothing can be guessed and nothing is left behind when a process dies; the
+client's name for it is not used at all. What it holds is decoded once before anything else is done
+with it: that it is no audio, or too long, is known before the first byte of an answer. Knows nothing
+of what the fields mean.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import BinaryIO
+
+from starlette.datastructures import UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
+from starlette.requests import Request
+
+from api.errors import ApiError
+from api.settings import Settings
+from asr.errors import ForescribeError
+
+FIELDS = 64
+FIELD_BYTES = 1 << 18
+
+
+@dataclass(frozen=True)
+class Upload:
+    """A form as it came: `fields` in order, with repetitions, and the open file."""
+
+    fields: tuple[tuple[str, str], ...]
+    file: BinaryIO
+
+
+@asynccontextmanager
+async def receive(request: Request, settings: Settings) -> AsyncIterator[Upload]:
+    """The request's form. The file is closed if this fails or its block raises; else it is the
+    caller's.
+
+    Raises ApiError: `unsupported_media_type`, `file_too_large`, `missing_file`, `storage_full`,
+    `invalid_value`.
+    """
+    if not request.headers.get("content-type", "").startswith("multipart/form-data"):
+        raise ApiError("unsupported_media_type", "send the form as multipart/form-data")
+    parser = MultiPartParser(
+        request.headers,
+        _limited(request, settings.max_upload_bytes),
+        max_files=1,
+        max_fields=FIELDS,
+        max_part_size=FIELD_BYTES,
+    )
+    try:
+        form = await parser.parse()
+    except MultiPartException as error:
+        raise ApiError("invalid_value", f"the form cannot be read: {error.message}") from error
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise ApiError("storage_full", "the server has no room for the upload") from error
+        raise
+    try:
+        yield _upload(form.multi_items())
+    except BaseException:
+        await form.close()
+        raise
+
+
+def _upload(items: list[tuple[str, UploadFile | str]]) -> Upload:
+    fields = tuple((name, value) for name, value in items if isinstance(value, str))
+    files = [(name, value) for name, value in items if not isinstance(value, str)]
+    if not files:
+        raise ApiError("missing_file", "the form has no file", param="file")
+    name, file = files[0]
+    if name != "file":
+        raise ApiError("invalid_value", f"{name!r} is no file of this form", param=name)
+    return Upload(fields, file.file)
+
+
+async def _limited(request: Request, most: int) -> AsyncGenerator[bytes, None]:
+    """The body, as long as it is not too long; a length that says so is believed at once."""
+    text = f"the upload is larger than {most} bytes"
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared) > most:
+        raise ApiError("file_too_large", text, param="file")
+    size = 0
+    async for chunk in request.stream():
+        size += len(chunk)
+        if size > most:
+            raise ApiError("file_too_large", text, param="file")
+        yield chunk
+
+
+async def measure(file: BinaryIO, max_s: float) -> float:
+    """The seconds that a file holds, by decoding it: headers lie.
+
+    Raises ApiError: `empty_file`, `invalid_audio`, `no_audio_stream`, `audio_too_long`.
+    """
+    try:
+        return await asyncio.to_thread(_seconds, file, max_s)
+    except ForescribeError as error:
+        raise ApiError.of(error, param="file") from error
+
+
+def _seconds(file: BinaryIO, max_s: float) -> float:
+    from asr.audio import open_audio
+
+    with open_audio(file, max_s=max_s, name="file") as recording:
+        for _ in recording.blocks():
+            pass
+        return recording.duration_s

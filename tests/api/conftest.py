@@ -1,0 +1,94 @@
+"""A service in memory: the whole application over a Whisper with random weights."""
+
+from __future__ import annotations
+
+import io
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+from fastapi.testclient import TestClient
+
+from api.app import create_app
+from api.serving import Serving
+from api.settings import Settings
+from asr.loading import Whisper, load
+from asr.presets import Pair
+from asr.transcriber import Transcriber
+from asr.vad import EnergyDetector
+from speculative.device import choose
+from tests.asr import folders
+
+RATE = 16_000
+SAMPLE = Path(__file__).parents[2] / "samples" / "memo.flac"
+
+Service = Callable[..., TestClient]
+
+
+def sound(seconds: float, seed: int = 0, rate: int = RATE) -> bytes:
+    """A wav file in which somebody seems to speak."""
+    rng, t = np.random.default_rng(seed), np.arange(round(rate * seconds))
+    samples = 0.3 * np.sin(t * rng.uniform(0.02, 0.3)) + 0.1 * rng.standard_normal(len(t))
+    return wav(samples, rate)
+
+
+def silence(seconds: float) -> bytes:
+    return wav(np.zeros(round(RATE * seconds)))
+
+
+def memo(seconds: float) -> bytes:
+    """The beginning of the sample that ships, as a wav file."""
+    samples, rate = soundfile.read(SAMPLE, stop=round(seconds * RATE), dtype="float32")
+    assert rate == RATE
+    return wav(samples)
+
+
+def wav(samples: np.ndarray, rate: int = RATE) -> bytes:
+    file = io.BytesIO()
+    soundfile.write(file, samples.astype(np.float32), rate, format="WAV")
+    return file.getvalue()
+
+
+@pytest.fixture(scope="session")
+def whisper(tmp_path_factory) -> Whisper:
+    return load(Pair(folders.write(tmp_path_factory.mktemp("weights") / "target")), choose("cpu"))
+
+
+@pytest.fixture(scope="session")
+def transcriber(whisper: Whisper) -> Transcriber:
+    """For one serving at a time."""
+    return Transcriber(whisper, batch=4, gamma=2, detector=EnergyDetector())
+
+
+@pytest.fixture
+def service(transcriber: Transcriber) -> Iterator[Service]:
+    """`service(**settings)` starts one; it is ready when it is handed out."""
+    with ExitStack() as running:
+
+        def start(
+            load: Callable[[], Transcriber] = lambda: transcriber, **given: Any
+        ) -> TestClient:
+            settings = Settings(**{"model": "random", "drain_s": 0.0, **given})
+            app = create_app(settings, Serving(settings, load))
+            return running.enter_context(TestClient(app, raise_server_exceptions=False))
+
+        def ready(**given: Any) -> TestClient:
+            client = start(**given)
+            until(lambda: client.app.state.serving.state == "ready")
+            return client
+
+        ready.loading = start  # type: ignore[attr-defined]
+        yield ready
+
+
+def until(holds: Callable[[], bool], seconds: float = 60.0) -> None:
+    """Waits for another thread; the last look decides."""
+    end = time.monotonic() + seconds
+    while not holds() and time.monotonic() < end:
+        time.sleep(0.01)
+    assert holds()

@@ -1,0 +1,40 @@
+"""A request by hand: what the server sees of a body that comes in pieces, or of a client that leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from fastapi.testclient import TestClient
+
+Message = dict[str, Any]
+
+
+def post(
+    client: TestClient,
+    path: str,
+    headers: Mapping[str, str],
+    receive: Callable[[], Awaitable[Message]],
+) -> list[Message]:
+    """What was sent in answer; returns when the application does."""
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.3"},
+        "http_version": "1.1",
+        "method": "POST",
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode(),
+        "root_path": "",
+        "query_string": b"",
+        "headers": [(name.lower().encode(), value.encode()) for name, value in headers.items()],
+        "client": ("test", 1),
+        "server": ("test", 80),
+    }
+    client.portal.call(client.app, scope, receive, send)
+    return sent

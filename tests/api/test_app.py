@@ -1,0 +1,135 @@
+"""The application: who is let in, what is told, and what every answer carries."""
+
+from __future__ import annotations
+
+import re
+import threading
+
+import pytest
+
+from api.keys import digest, new_key
+from api.settings import OPENAI_NAMES
+from asr.errors import ModelError
+from tests.api import raw
+from tests.api.conftest import sound, until
+from tests.api.contract import conforms
+
+TRANSCRIBE = "/v1/audio/transcriptions"
+
+
+def test_it_is_alive_before_it_is_ready(service, transcriber) -> None:
+    go = threading.Event()
+    client = service.loading(lambda: (go.wait(20), transcriber)[1])
+    assert client.get("/health").text == client.get("/").text == "OK"
+    early = client.get("/ready")
+    assert early.status_code == 503 and early.json()["error"]["code"] == "not_ready"
+    refused = client.post(TRANSCRIBE, files={"file": sound(1)}, data={"model": "random"})
+    assert refused.status_code == 503 and int(refused.headers["retry-after"]) >= 1
+    go.set()
+    until(lambda: client.get("/ready").status_code == 200)
+
+
+def test_a_model_that_cannot_be_loaded_is_never_ready(service, caplog) -> None:
+    def load():
+        raise ModelError("no such model")
+
+    client = service.loading(load)
+    until(lambda: client.app.state.serving.state == "broken")
+    assert client.get("/ready").status_code == 503
+    assert client.get("/health").status_code == 200
+
+
+def test_the_model_has_its_own_name_and_those_that_clients_send(service) -> None:
+    client = service()
+    listed = client.get("/v1/models").json()
+    assert listed["object"] == "list"
+    assert [model["id"] for model in listed["data"]] == ["random", *OPENAI_NAMES]
+    assert client.get("/v1/models/whisper-1").json()["id"] == "whisper-1"
+    unknown = client.get("/v1/models/openai/whisper-large-v9")
+    assert unknown.status_code == 404
+    assert unknown.json()["error"]["code"] == "model_not_found"
+
+
+PRIVATE = (
+    ("GET", "/v1/models"),
+    ("GET", "/v1/models/random"),
+    ("GET", "/metrics"),
+    ("POST", TRANSCRIBE),
+    ("POST", "/v1/audio/translations"),
+    ("POST", "/"),
+    ("POST", "/predict"),
+)
+PUBLIC = (("GET", "/"), ("GET", "/health"), ("GET", "/ready"), ("GET", "/openapi.json"))
+
+
+def test_every_route_wants_a_key_or_is_meant_to_be_public(service) -> None:
+    keys = [new_key(), new_key()]
+    client = service(api_keys={f"team {i}": digest(key) for i, key in enumerate(keys)})
+    described = client.get("/openapi.json").json()["paths"]
+    routes = {(verb.upper(), path) for path, verbs in described.items() for verb in verbs}
+    named = {("GET", "/v1/models/{name}") if r[1] == "/v1/models/random" else r for r in PRIVATE}
+    assert routes <= named | set(PUBLIC)
+    for verb, path in PRIVATE:
+        for value in (None, "Bearer", f"Bearer {new_key()}", f"Basic {keys[0]}"):
+            headers = {} if value is None else {"Authorization": value}
+            answer = client.request(verb, path, headers=headers)
+            assert answer.status_code == 401, (verb, path, value)
+            assert answer.headers["www-authenticate"] == "Bearer"
+        for key in keys:
+            let_in = client.request(verb, path, headers={"Authorization": f"Bearer {key}"})
+            assert let_in.status_code != 401, (verb, path)
+    for verb, path in PUBLIC:
+        assert client.request(verb, path).status_code == 200, (verb, path)
+
+
+def test_without_a_key_not_a_byte_of_the_body_is_read(service) -> None:
+    client, read = service(api_keys={"team": digest(new_key())}), []
+
+    async def receive():
+        read.append(1)
+        return {"type": "http.request", "body": b"x" * 1024, "more_body": True}
+
+    headers = {"Content-Type": "multipart/form-data; boundary=x"}
+    sent = raw.post(client, TRANSCRIBE, headers, receive)
+    assert sent[0]["status"] == 401 and not read
+
+
+def test_every_answer_has_a_request_id(service) -> None:
+    client = service()
+    first, second = client.get("/health"), client.get("/nowhere")
+    ids = [answer.headers["x-request-id"] for answer in (first, second)]
+    assert ids[0] != ids[1] and all(re.fullmatch("req_[0-9a-f]{24}", name) for name in ids)
+    mine = client.get("/health", headers={"x-request-id": "my-own.1"})
+    assert mine.headers["x-request-id"] == "my-own.1"
+    for unfit in ("a b", "x" * 200, "{json}"):
+        given = client.get("/health", headers={"x-request-id": unfit})
+        assert given.headers["x-request-id"].startswith("req_")
+
+
+@pytest.mark.parametrize(
+    ("verb", "path", "status", "code"),
+    [
+        ("GET", "/nowhere", 404, "not_found"),
+        ("GET", TRANSCRIBE, 405, "method_not_allowed"),
+        ("PUT", "/health", 405, "method_not_allowed"),
+    ],
+)
+def test_what_the_framework_refuses_has_the_same_body(service, verb, path, status, code) -> None:
+    answer = service().request(verb, path)
+    assert answer.status_code == status
+    conforms(answer.json(), "ErrorResponse")
+    assert answer.json()["error"]["code"] == code
+
+
+def test_a_fault_of_ours_is_told_without_its_cause_and_logged_without_its_words(
+    service, caplog, monkeypatch
+) -> None:
+    client = service()
+    monkeypatch.setattr("api.routers.models.names", lambda settings: 1 / 0 or "secret")
+    with caplog.at_level("INFO", "forescribe.api"):
+        answer = client.get("/v1/models", headers={"x-request-id": "mine"})
+    assert answer.status_code == 500 and answer.json()["error"]["code"] == "internal_error"
+    assert "zero" not in answer.text and "ZeroDivisionError" not in answer.text
+    lines = [line for line in caplog.messages if '"fault"' in line]
+    assert len(lines) == 1 and '"mine"' in lines[0] and "ZeroDivisionError" in lines[0]
+    assert "division by zero" not in lines[0]

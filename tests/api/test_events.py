@@ -1,0 +1,58 @@
+"""Events: text is sent once, in order, and all of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from api import events as events_
+from api.errors import ApiError
+from api.events import PING, Deltas, data, events
+
+
+@given(st.lists(st.text(alphabet="ab \n\u2003", max_size=6)))
+def test_deltas_joined_are_the_whole_text(texts) -> None:
+    deltas = Deltas()
+    assert "".join(deltas.push(text) for text in texts) == "".join(texts).strip()
+
+
+def test_an_event_is_one_line_whatever_is_in_it() -> None:
+    sent = data({"delta": "a\nb\r\nc\u2028d\x00é"})
+    assert sent.endswith(b"\n\n") and sent.count(b"\n") == 2 and b"\r" not in sent
+    assert json.loads(sent.removeprefix(b"data: "))["delta"] == "a\nb\r\nc\u2028d\x00é"
+
+
+class Failing:
+    """A following whose recording fails after a long time."""
+
+    cancelled = False
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    async def next(self) -> None:
+        self.calls += 1
+        if self.calls == 1:
+            await asyncio.sleep(3600)
+        raise ApiError("overloaded", "no memory")
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+async def _collect(following) -> list[bytes]:
+    return [event async for event in events(following, logprobs=False)]
+
+
+def test_a_failure_on_the_way_is_an_event_of_its_own_and_the_last(monkeypatch) -> None:
+    monkeypatch.setattr(events_, "PING_S", 0.01)
+    following = Failing()
+    ping, error = asyncio.run(_collect(following))
+    assert ping == PING
+    name, body = error.decode().splitlines()[:2]
+    assert name == "event: error"
+    assert json.loads(body.removeprefix("data: "))["error"]["code"] == "overloaded"
+    assert following.cancelled

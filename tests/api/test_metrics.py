@@ -1,0 +1,69 @@
+"""Metrics and log: what happened, and never to whom or what was said."""
+
+from __future__ import annotations
+
+import json
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.api.conftest import silence, sound
+
+TRANSCRIBE = "/v1/audio/transcriptions"
+FORM = {"model": "random", "language": "de", "temperature": "0.5"}
+
+
+def series(client) -> dict[str, float]:
+    found = {}
+    for family in text_string_to_metric_families(client.get("/metrics").text):
+        for sample in family.samples:
+            labels = ",".join(f"{k}={v}" for k, v in sorted(sample.labels.items()))
+            found[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
+    return found
+
+
+def test_a_transcription_is_counted(service) -> None:
+    client = service()
+    for audio in (sound(2), silence(3), b"no audio"):
+        client.post(TRANSCRIBE, files={"file": audio}, data=FORM)
+    now = series(client)
+    assert now["forescribe_audio_seconds_total"] == 5
+    assert now["forescribe_windows_total{state=decoded}"] == 1
+    assert now["forescribe_windows_total{state=silent}"] == 1
+    assert now["forescribe_tokens_total"] > 0
+    assert now["forescribe_drafted_tokens_total"] >= now["forescribe_accepted_tokens_total"]
+    assert now[f"forescribe_requests_total{{route={TRANSCRIBE},status=200}}"] == 2
+    assert now[f"forescribe_requests_total{{route={TRANSCRIBE},status=400}}"] == 1
+    assert now["forescribe_requests_inside"] == now["forescribe_queued_audio_seconds"] == 0
+    assert now["forescribe_ready"] == 1
+
+
+def test_applications_do_not_count_together(service, transcriber) -> None:
+    first = service()
+    first.post(TRANSCRIBE, files={"file": sound(1)}, data=FORM)
+    first.__exit__(None, None, None)
+    assert series(service())["forescribe_audio_seconds_total"] == 0
+
+
+def test_labels_are_few_whatever_is_asked_for(service) -> None:
+    client = service()
+    for path in ("/a", "/b", "/v1/models/x", "/v1/models/y"):
+        client.get(path)
+    routes = {name for name in series(client) if name.startswith("forescribe_requests_total")}
+    assert len(routes) == 2  # unknown, and the route of a model
+    assert not any("/a" in name or "models/x" in name for name in routes)
+
+
+def test_the_log_has_one_line_for_a_request_and_no_word_of_it(service, caplog) -> None:
+    client = service()
+    with caplog.at_level("DEBUG"):
+        answer = client.post(
+            TRANSCRIBE,
+            files={"file": ("private.wav", sound(2))},
+            data={**FORM, "prompt": "confidential"},
+        )
+    lines = [json.loads(line) for line in caplog.messages if line.startswith('{"event": "request"')]
+    (line,) = [line for line in lines if line["route"] == TRANSCRIBE]
+    assert line["request_id"] == answer.headers["x-request-id"] and line["status"] == 200
+    text = answer.json()["text"]
+    assert text and text not in caplog.text
+    assert "private" not in caplog.text and "confidential" not in caplog.text
