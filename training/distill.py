@@ -1,108 +1,65 @@
-"""Distils the draft: one decoder layer on the target's frozen encoder.
+"""Distils the draft further: one decoder layer on the target's frozen encoder.
 
     python -m training.distill --until 14:09
 
 After Distil-Whisper (arXiv 2311.00430): encoder frozen and shared, embeddings and one decoder layer
-copied from the target, cross-entropy on the target's choice plus KL to its distribution. No filter
-by word error rate: a draft should predict the target's mistakes too. The target's choice is its
-argmax after the reference prefix, in one parallel pass; at a few per cent of errors this differs
-little from its free-running output and costs a tenth.
+copied from the target before training.train taught both, cross-entropy on the target's choice plus
+KL to its distribution. No filter by word error rate: a draft should predict the target's mistakes
+too. The target's choice is its argmax after the reference prefix, in one parallel pass; at a few per
+cent of errors this differs little from its free-running output and costs a tenth.
 """
 
 from __future__ import annotations
 
 import argparse
-import copy
 import json
 import time
 from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy, kl_div
 from transformers import WhisperForConditionalGeneration
 
 from training import pieces
 from training.batches import Batch, Batcher
 from training.export import export, export_ctc
-from training.model import Speech, configuration, encode, stray
+from training.model import Speech, configuration, distillation
 from training.team import Team
 from training.train import WORK, clock
 from training.windows import IGNORE, Pool
 
-CE_WEIGHT, KL_WEIGHT = 0.5, 1.0
 # Progress of the target's training at which windows are drawn: mostly single clips, then mostly 30 s.
 EARLY, LATE, LATE_FROM = 0.5, 0.9, 0.55
 GUIDE_WEIGHT, GUIDE_UNTIL = 0.5, 0.5
 PEAK, WARM_STEPS, FALL_FROM = 1.5e-3, 50, 0.3
 
 
-def start_draft(
-    target: WhisperForConditionalGeneration, layer: int
-) -> WhisperForConditionalGeneration:
-    """A complete one-layer checkpoint whose parts are copies of the target's."""
+def checkpoint(model: Speech) -> WhisperForConditionalGeneration:
+    """The draft as a complete model: the target's encoder, and the decoder that learnt beside it."""
     draft = WhisperForConditionalGeneration(configuration(decoder_layers=1))
-    draft.set_attn_implementation("eager")
-    draft.model.encoder.load_state_dict(target.model.encoder.state_dict())
-    theirs, ours = target.model.decoder, draft.model.decoder
-    ours.embed_tokens.load_state_dict(theirs.embed_tokens.state_dict())
-    ours.embed_positions.load_state_dict(theirs.embed_positions.state_dict())
-    ours.layer_norm.load_state_dict(theirs.layer_norm.state_dict())
-    ours.layers[0].load_state_dict(copy.deepcopy(theirs.layers[layer].state_dict()))
-    draft.model.encoder.requires_grad_(False)
+    draft.model.encoder.load_state_dict(model.whisper.model.encoder.state_dict())
+    draft.model.decoder.load_state_dict(model.draft.state_dict())
     return draft
 
 
-def read(
-    model: WhisperForConditionalGeneration,
-    tokens: Tensor,
-    states: Tensor,
-    known: Tensor,
-    places: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Logits [K, V] at the positions marked in known [B, L], and the guide (model.stray)."""
-    result = model.model.decoder(
-        input_ids=tokens,
-        encoder_hidden_states=states,
-        use_cache=False,
-        output_attentions=places is not None,
-    )
-    guide = torch.zeros(())
-    if places is not None:
-        guide = stray(result.cross_attentions, places, (0,))
-    return model.proj_out(result.last_hidden_state[known]).float(), guide
-
-
-def loss(
-    target: WhisperForConditionalGeneration,
-    draft: WhisperForConditionalGeneration,
-    batch: Batch,
-    guide_weight: float,
-) -> tuple[Tensor, float]:
+def loss(model: Speech, batch: Batch, guide_weight: float) -> tuple[Tensor, float]:
     """The distillation loss and the share of positions where both choose the same token."""
     known = batch.labels != IGNORE
     with torch.autocast("cpu", dtype=torch.bfloat16):
         with torch.no_grad():
-            states = encode(target.model.encoder, batch.features)
-            wanted, _ = read(target, batch.tokens, states, known)
+            states = model.encode(batch.features)
+            wanted, _ = model.decode(batch.tokens, states, known)
         places = batch.places if guide_weight > 0 else None
-        guess, guide = read(draft, batch.tokens, states, known, places)
-    choice = wanted.argmax(-1)
-    divergence = kl_div(
-        guess.log_softmax(-1), wanted.log_softmax(-1), log_target=True, reduction="batchmean"
-    )
-    agreement = float((guess.argmax(-1) == choice).float().mean())
-    total = CE_WEIGHT * cross_entropy(guess, choice) + KL_WEIGHT * divergence
-    return total + guide_weight * guide, agreement
+        guess, guide = model.guess(batch.tokens, states, known, places)
+    agreement = float((guess.argmax(-1) == wanted.argmax(-1)).float().mean())
+    return distillation(wanted.float(), guess.float()) + guide_weight * guide, agreement
 
 
-def distil(
-    target: WhisperForConditionalGeneration, layer: int, end: float, options: argparse.Namespace
-) -> None:
+def distil(model: Speech, end: float, options: argparse.Namespace) -> None:
     team = Team(options.rank, options.team, options.run.resolve() / "meeting-point-draft")
-    target.requires_grad_(False)
-    draft = start_draft(target, layer)
-    parameters = [p for p in draft.parameters() if p.requires_grad]
+    model.requires_grad_(False)
+    model.draft.requires_grad_(True)
+    parameters = [p for p in model.draft.parameters() if p.requires_grad]
     adamw = torch.optim.AdamW(parameters, lr=PEAK, betas=(0.9, 0.98), weight_decay=0.01, fused=True)
     pool = Pool(options.clips, pieces.load())
     batcher = Batcher(pool, seed=77 + options.rank, budget=options.budget / options.team)
@@ -111,7 +68,7 @@ def distil(
     while (progress := team.agree((time.time() - start) / (end - start))) < 1:
         batch = batcher.draw(EARLY if progress < LATE_FROM else LATE, 10_000_000 + step)
         guide_weight = GUIDE_WEIGHT if progress < GUIDE_UNTIL else 0.0
-        value, agreement = loss(target, draft, batch, guide_weight)
+        value, agreement = loss(model, batch, guide_weight)
         value.backward()
         team.average(parameters)
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
@@ -119,7 +76,7 @@ def distil(
         for group in adamw.param_groups:
             group["lr"] = PEAK * share
         adamw.step()
-        draft.zero_grad(set_to_none=True)
+        model.draft.zero_grad(set_to_none=True)
         step += 1
         total += agreement
         if step % 50 == 0 and options.rank == 0:
@@ -128,14 +85,13 @@ def distil(
             log.write(json.dumps(line | {"agreement": round(total / 50, 4)}) + "\n")
             log.flush()
             total = 0.0
-    if options.rank == 0:
-        export(draft, options.out / "demo-draft")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--until", help="HH:MM at which distillation ends; none: copy only")
-    parser.add_argument("--layer", type=int, default=0, help="target decoder layer to start from")
+    parser.add_argument(
+        "--until", help="HH:MM at which it ends; without it the folders are written as they are"
+    )
     parser.add_argument("--budget", type=float, default=80.0, help="seconds of audio per step")
     parser.add_argument("--run", type=Path, default=WORK / "run")
     parser.add_argument("--clips", type=Path, default=WORK / "clips", help="what it listens to")
@@ -145,13 +101,13 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     model = Speech()
-    model.load_state_dict(torch.load(options.run / "checkpoint.pt", weights_only=True)["model"])
+    model.load(torch.load(options.run / "checkpoint.pt", weights_only=True)["model"])
+    if options.until:
+        distil(model, clock(options.until), options)
     if options.rank == 0:
         export(model.whisper, options.out / "demo")
         export_ctc(model.ctc, options.out / "demo" / "ctc_head.safetensors")
-        export(start_draft(model.whisper, options.layer), options.out / "demo-draft")
-    if options.until:
-        distil(model.whisper, options.layer, clock(options.until), options)
+        export(checkpoint(model), options.out / "demo-draft")
 
 
 if __name__ == "__main__":

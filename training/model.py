@@ -7,18 +7,20 @@ refuses anything but 3,000 frames and most of training runs on a tenth of that.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import gelu
+from torch.nn.functional import cross_entropy, gelu, kl_div, linear
 from transformers import WhisperConfig, WhisperForConditionalGeneration
-from transformers.models.whisper.modeling_whisper import WhisperEncoder
+from transformers.models.whisper.modeling_whisper import WhisperDecoder, WhisperEncoder
 
 from training import pieces
 from training.windows import ALPHABET
 
 WIDTH = 256
 GUIDED_LAYERS = (2, 3, 4, 5)
+CE_WEIGHT, KL_WEIGHT = 0.5, 1.0
 
 
 def configuration(decoder_layers: int = 8) -> WhisperConfig:
@@ -47,7 +49,8 @@ def configuration(decoder_layers: int = 8) -> WhisperConfig:
 
 
 class Speech(nn.Module):
-    """Whisper with a CTC head on its encoder; the head is dropped when the model is exported."""
+    """Whisper with a CTC head on its encoder and the decoder of its draft, which hears with the same
+    encoder; head and draft are exported apart."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,6 +59,22 @@ class Speech(nn.Module):
         # On two cores the plain product of matrices is a third faster than the fused kernel.
         self.whisper.set_attn_implementation("eager")
         initialise(self)
+        self.draft = start_draft(self.whisper)
+
+    def load(self, weights: Mapping[str, Tensor]) -> None:
+        """Weights of a checkpoint; of one without a draft, the draft begins as a copy anew."""
+        missing, unknown = self.load_state_dict(weights, strict=False)
+        if unknown or not all(name.startswith("draft.") for name in missing):
+            raise ValueError(f"the checkpoint is of another model: {[*missing, *unknown][:3]}")
+        if missing:
+            self.draft = start_draft(self.whisper)
+
+    def drop(self, share: float) -> None:
+        """Sets the dropout of the decoders; the encoder is kept from learning by heart by noise."""
+        for decoder in (self.whisper.model.decoder, self.draft):
+            for module in decoder.modules():
+                if hasattr(module, "dropout"):
+                    module.dropout = share
 
     def encode(self, features: Tensor) -> Tensor:
         """features [B, 80, 2T] -> states [B, T, D]."""
@@ -64,20 +83,62 @@ class Speech(nn.Module):
     def decode(
         self, tokens: Tensor, states: Tensor, known: Tensor, places: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """tokens [B, L], states [B, T, D] -> logits [K, V] at the K positions marked in known.
+        """Logits and guide of the target, see `read`."""
+        decoder = self.whisper.model.decoder
+        return read(decoder, tokens, states, known, places, GUIDED_LAYERS)
 
-        With `places` [B, L] also the guide: how much attention looks elsewhere (see `stray`).
-        """
-        result = self.whisper.model.decoder(
-            input_ids=tokens,
-            encoder_hidden_states=states,
-            use_cache=False,
-            output_attentions=places is not None,
-        )
-        guide = torch.zeros(())
-        if places is not None:
-            guide = stray(result.cross_attentions, places, GUIDED_LAYERS)
-        return self.whisper.proj_out(result.last_hidden_state[known]), guide
+    def guess(
+        self, tokens: Tensor, states: Tensor, known: Tensor, places: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Logits and guide of the draft, see `read`."""
+        return read(self.draft, tokens, states, known, places, (0,))
+
+
+def read(
+    decoder: WhisperDecoder,
+    tokens: Tensor,
+    states: Tensor,
+    known: Tensor,
+    places: Tensor | None,
+    guided: tuple[int, ...],
+) -> tuple[Tensor, Tensor]:
+    """tokens [B, L], states [B, T, D] -> logits [K, V] at the K positions marked in known.
+
+    With `places` [B, L] also the guide: how much attention of the `guided` layers looks elsewhere (see
+    `stray`), else zero.
+    """
+    result = decoder(
+        input_ids=tokens,
+        encoder_hidden_states=states,
+        use_cache=False,
+        output_attentions=places is not None,
+    )
+    guide = torch.zeros(())
+    if places is not None:
+        guide = stray(result.cross_attentions, places, guided)
+    return linear(result.last_hidden_state[known], decoder.embed_tokens.weight), guide
+
+
+def start_draft(target: WhisperForConditionalGeneration) -> WhisperDecoder:
+    """A decoder of one layer whose parts are copies of the target's; its layer is the target's first
+    ."""
+    draft = WhisperForConditionalGeneration(configuration(decoder_layers=1))
+    draft.set_attn_implementation("eager")
+    theirs, ours = target.model.decoder, draft.model.decoder
+    for name in ("embed_tokens", "embed_positions", "layer_norm"):
+        getattr(ours, name).load_state_dict(getattr(theirs, name).state_dict())
+    ours.layers[0].load_state_dict(theirs.layers[0].state_dict())
+    return ours
+
+
+def distillation(wanted: Tensor, guess: Tensor) -> Tensor:
+    """Cross-entropy on the target's choice plus KL to its distribution, from logits [K, V] of both,
+    per token."""
+    choice = cross_entropy(guess, wanted.argmax(-1))
+    divergence = kl_div(
+        guess.log_softmax(-1), wanted.log_softmax(-1), log_target=True, reduction="batchmean"
+    )
+    return CE_WEIGHT * choice + KL_WEIGHT * divergence
 
 
 def stray(attentions: tuple[Tensor, ...], places: Tensor, layers: tuple[int, ...]) -> Tensor:

@@ -2,6 +2,9 @@
 
     python -m training.train --until 13:55
 
+The draft is distilled meanwhile: it learns from the target's distribution on every batch, and its
+gradient ends at the encoder's output.
+
 The learning rate and the kind of windows follow the wall clock between the start and `--until`, so
 a run ends in time whatever else the machine does. A checkpoint is written every three minutes by
 atomic rename; starting again resumes from it, with the same end.
@@ -22,7 +25,7 @@ from torch.nn.functional import cross_entropy, ctc_loss
 
 from training import pieces
 from training.batches import Batch, Batcher
-from training.model import Speech
+from training.model import Speech, distillation
 from training.monitor import Monitor
 from training.team import Team
 from training.windows import IGNORE, Pool
@@ -33,17 +36,20 @@ WARM_STEPS = 150
 FALL_FROM = 0.45  # the rate is constant before, then linear to zero
 CTC_WEIGHT = 0.6
 GUIDE_WEIGHT, GUIDE_UNTIL = 0.5, 0.5
+DROPOUT = 0.1  # of the decoders: without it eight passes over the sentences are learnt by heart
 SAVE_EVERY = 180.0
 
 
-def losses(model: Speech, batch: Batch, guided: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """CTC loss per character, cross-entropy per token, and the guide (model.stray) or zero."""
+def losses(model: Speech, batch: Batch, guided: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """CTC loss per character, cross-entropy per token, the guides (model.stray) or zero, and the
+    draft's distillation loss per token."""
     with torch.autocast("cpu", dtype=torch.bfloat16):
         states = model.encode(batch.features)  # [B, T, D]
         scores = model.ctc(states)
         known = batch.labels != IGNORE  # [B, L]
         places = batch.places if guided else None
         logits, guide = model.decode(batch.tokens, states, known, places)
+        guess, second = model.guess(batch.tokens, states.detach(), known, places)
     ctc = ctc_loss(
         scores.float().log_softmax(-1).transpose(0, 1),
         batch.characters,
@@ -52,7 +58,8 @@ def losses(model: Speech, batch: Batch, guided: bool) -> tuple[Tensor, Tensor, T
         reduction="sum",
         zero_infinity=True,
     ) / max(1, int(batch.character_lengths.sum()))
-    return ctc, cross_entropy(logits.float(), batch.labels[known]), guide
+    entropy = cross_entropy(logits.float(), batch.labels[known])
+    return ctc, entropy, guide + second, distillation(logits.detach().float(), guess.float())
 
 
 def rate(progress: float, step: int) -> float:
@@ -72,6 +79,8 @@ def main() -> None:
     parser.add_argument("--until", required=True, help="HH:MM at which training ends")
     parser.add_argument("--budget", type=float, default=80.0, help="seconds of audio per step")
     parser.add_argument("--run", type=Path, default=WORK / "run")
+    parser.add_argument("--start", type=Path, help="checkpoint of an earlier run to begin with")
+    parser.add_argument("--skip", type=float, default=0.0, help="share of the schedule left out")
     parser.add_argument("--peak", type=float, default=PEAK, help="highest learning rate")
     parser.add_argument("--rank", type=int, default=0, help="which member of the team this is")
     parser.add_argument("--team", type=int, default=1, help="number of processes, each one thread")
@@ -80,6 +89,9 @@ def main() -> None:
     options.run.mkdir(parents=True, exist_ok=True)
     team = Team(options.rank, options.team, options.run.resolve() / "meeting-point")
     model = Speech()
+    if options.start:
+        model.load(torch.load(options.start, weights_only=True)["model"])
+    model.drop(DROPOUT)
     parameters = [p for p in model.parameters() if p.requires_grad]
     adamw = torch.optim.AdamW(
         parameters, lr=options.peak, betas=(0.9, 0.98), weight_decay=0.01, fused=True
@@ -89,20 +101,21 @@ def main() -> None:
     checkpoint = options.run / "checkpoint.pt"
     if checkpoint.exists():
         state = torch.load(checkpoint, weights_only=True)
-        model.load_state_dict(state["model"])
+        model.load(state["model"])
         adamw.load_state_dict(state["adamw"])
         start, step = state["start"], state["step"]
     pool = Pool(WORK / "clips", pieces.load())
     batcher = Batcher(pool, seed=1000 + 2 * step + team.rank, budget=options.budget / team.size)
     monitor = Monitor()
     saved = noted = time.time()
-    sums = torch.zeros(3)
+    sums = torch.zeros(4)
     audio, noted_step = 0.0, step
     with (options.run / "log.jsonl").open("a") as log:
-        while (progress := team.agree((time.time() - start) / (end - start))) < 1:
+        while (elapsed := team.agree((time.time() - start) / (end - start))) < 1:
+            progress = options.skip + (1 - options.skip) * elapsed
             batch = batcher.draw(progress, step)
-            ctc, entropy, guide = losses(model, batch, progress < GUIDE_UNTIL)
-            (CTC_WEIGHT * ctc + entropy + GUIDE_WEIGHT * guide).backward()
+            ctc, entropy, guide, draft = losses(model, batch, progress < GUIDE_UNTIL)
+            (CTC_WEIGHT * ctc + entropy + GUIDE_WEIGHT * guide + draft).backward()
             team.average(parameters)
             nn.utils.clip_grad_norm_(parameters, 1.0)
             share = rate(progress, step)
@@ -111,7 +124,7 @@ def main() -> None:
             adamw.step()
             model.zero_grad(set_to_none=True)
             step += 1
-            sums += torch.stack([ctc.detach(), entropy.detach(), guide.detach()])
+            sums += torch.stack([part.detach() for part in (ctc, entropy, guide, draft)])
             audio += batch.seconds * team.size
             if step % 50:
                 continue
@@ -129,13 +142,16 @@ def main() -> None:
                 "ctc": round(mean[0], 4),
                 "tokens": round(mean[1], 4),
                 "guide": round(mean[2], 4),
+                "draft": round(mean[3], 4),
                 "rate": round(share, 3),
                 "speed": round(audio / spent, 1),
                 "hours": round(pool.hours, 1),
             }
-            sums, audio, noted_step = torch.zeros(3), 0.0, step
+            sums, audio, noted_step = torch.zeros(4), 0.0, step
             if due:
+                model.eval()
                 line |= monitor.measure(model)
+                model.train()
                 _save(checkpoint, model, adamw, start, step)
                 noted = time.time()
             log.write(json.dumps(line) + "\n")
@@ -143,6 +159,7 @@ def main() -> None:
         if team.rank:
             return
         minutes = round((time.time() - start) / 60, 2)
+        model.eval()
         log.write(json.dumps({"step": step, "minutes": minutes} | monitor.measure(model)) + "\n")
         _save(checkpoint, model, adamw, start, step)
 
