@@ -222,12 +222,16 @@ def _named_draft(name: str) -> tuple[str | Path, frozenset[str] | None]:
 
 
 def _preset_of(name: str) -> Preset | None:
-    """The preset of this name, or the first with this target; folders are nobody's preset."""
+    """The preset of this name, or the first with this target; folders are nobody's preset.
+
+    Other programs know targets by what follows the owner: `large-v3-turbo`.
+    """
     if name in PRESETS:
         return PRESETS[name]
     if Path(name).expanduser().is_dir():
         return None
-    return next((p for p in PRESETS.values() if p.target == name and not p.bundled), None)
+    targets = (name, f"openai/whisper-{name}")
+    return next((p for p in PRESETS.values() if p.target in targets and not p.bundled), None)
 
 
 def _target(preset: Preset) -> str | Path:

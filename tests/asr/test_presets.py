@@ -92,6 +92,10 @@ def test_any_folder_and_any_hub_id_may_be_target_or_draft(tmp_path: Path) -> Non
     assert resolve("large", str(folder)) == Pair(LARGE_V3, folder)
 
 
+def test_targets_are_known_by_the_name_that_other_programs_use() -> None:
+    assert resolve("large-v3-turbo", None) == resolve("turbo", None)
+
+
 def test_a_draft_may_be_named_as_a_preset_and_keeps_its_languages() -> None:
     assert resolve("large", "distil-large-v3") == Pair(
         LARGE_V3, "distil-whisper/distil-large-v3", frozenset({"en"})
