@@ -17,8 +17,9 @@ from diarize.turns import Turns
 
 RATE = 16_000
 FRAME = RATE // 100
-SPEECH_DB = 35.0
-"""Below the clip's loudest frames (95th percentile): quieter is no speech."""
+QUIET, LOUD, PART = 10, 95, 1 / 3
+"""Speech is what is louder than a third of the way from a clip's quiet frames to its loud ones
+(percentiles, in dB): recordings differ too much in their noise for one distance."""
 
 BRIDGE = round(0.3 * RATE)
 """Pauses up to this length are part of a turn, as people mark them."""
@@ -39,8 +40,9 @@ def speech(clip: Samples) -> Turns:
     """Where a clean clip of one voice is loud enough to be speech."""
     frames = clip[: len(clip) // FRAME * FRAME].reshape(-1, FRAME)
     level = 10 * np.log10(np.square(frames, dtype=np.float64).mean(1) + 1e-12)
-    loud = np.flatnonzero(level > np.percentile(level, 95) - SPEECH_DB)
-    return Turns.of((f * FRAME, (f + 1) * FRAME, "one") for f in loud.tolist()).joined(BRIDGE)
+    quiet, loud = np.percentile(level, [QUIET, LOUD])
+    spoken = np.flatnonzero(level > quiet + PART * (loud - quiet))
+    return Turns.of((f * FRAME, (f + 1) * FRAME, "one") for f in spoken.tolist()).joined(BRIDGE)
 
 
 def mix(

@@ -6,17 +6,12 @@ at once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from asr.errors import UsageError
-
-if TYPE_CHECKING:
-    from diarize.diarizer import Bounds, Diarizer
-    from diarize.known import Known
 
 FORMATS = "rttm,json"
 
@@ -44,30 +39,6 @@ KnownFlag = Annotated[
         "--known/--no-known", help="Call those by name whom `forescribe speakers add` enrolled."
     ),
 ]
-
-
-def prepare(
-    diarizer: str,
-    *,
-    num_speakers: int | None,
-    min_speakers: int | None,
-    max_speakers: int | None,
-    known: bool,
-    device: str,
-    network: bool,
-) -> tuple[Diarizer, Bounds, Sequence[Known]]:
-    """What `--diarize` asks for, loaded. Raises UsageError and ModelError, before any recording is
-    opened."""
-    from diarize.diarizer import Bounds
-
-    bounds = Bounds(num_speakers, min_speakers, max_speakers)
-    from diarize.engines import load
-    from diarize.known import KnownSpeakers
-
-    people = KnownSpeakers().list() if known else []
-    if known and not people:
-        raise UsageError("--known: nobody is; enrol somebody with `forescribe speakers add`")
-    return load(diarizer, device=device, network=network), bounds, people
 
 
 def diarize(
@@ -121,19 +92,19 @@ def diarize(
     from asr.inputs import discover
     from asr.interrupts import INTERRUPTED, Stop
     from asr.outputs import Destination
-    from diarize.engines import resolve
-    from diarize.only import OnlySpeakers
+    from diarize.asked import Asked
+    from diarize.diarizer import Bounds
 
+    asked = Asked(diarizer, Bounds(num_speakers, min_speakers, max_speakers), known)
     sources = discover(audio, recursive=recursive)
     destination = Destination.of(sources, output_dir, output_format)
     console = Console(quiet=quiet or json, verbose=False, json=json)
-    chosen = str(resolve(diarizer, network=not local_files_only))
-    settings = {"diarizer": chosen, "n": num_speakers, "min": min_speakers, "max": max_speakers}
+    settings = {**asked.settings(network=not local_files_only), "words": False}
     with Stop() as stop:
         batch = Batch(
             sources,
             destination,
-            settings=fingerprint.settings({**settings, "known": known, "words": False}),
+            settings=fingerprint.settings(settings),
             overwrite=overwrite,
             stop=stop,
             notice=console.notice,
@@ -143,19 +114,13 @@ def diarize(
             return
         console.status("loading the models")
         with stop.interruptible():
-            engine, bounds, people = prepare(
-                diarizer,
-                num_speakers=num_speakers,
-                min_speakers=min_speakers,
-                max_speakers=max_speakers,
-                known=known,
-                device=device,
-                network=not local_files_only,
-            )
+            from diarize.only import OnlySpeakers
+
+            engine = asked.engine(device, network=not local_files_only)
+            speakers = OnlySpeakers(engine, asked.bounds, asked.people())
         interrupted = False
         try:
             with console.progress(batch.todo) as hook:
-                speakers = OnlySpeakers(engine, bounds, people)
                 for ended in batch.run(lambda size: speakers, size=1, hook=hook):
                     console.ended(ended)
         except KeyboardInterrupt:

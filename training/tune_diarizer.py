@@ -105,6 +105,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("data", type=Path)
     parser.add_argument("--speech", type=float, nargs="+", default=[0.5])
+    parser.add_argument("--gap", type=float, nargs="+", default=[0.5])
     parser.add_argument("--lda", type=int, nargs="+", default=[64])
     parser.add_argument("--threshold", type=float, nargs="+", default=[0.6, 0.7, 0.8])
     parser.add_argument("--fa", type=float, nargs="+", default=[0.07, 0.2])
@@ -118,10 +119,18 @@ def main() -> None:
     assert isinstance(diarizer.pipeline._embedding.model_.encoder, SpeakerEncoder)
     recordings = list(kinds(given.data, "tuning"))
     rows = []
-    for speech, lda, threshold, fa, fb, alike, least in product(
-        given.speech, given.lda, given.threshold, given.fa, given.fb, given.alike, given.least
-    ):
-        tuning = Tuning(speech=speech, lda=lda, threshold=threshold, Fa=fa, Fb=fb)
+    grid = product(
+        given.speech,
+        given.gap,
+        given.lda,
+        given.threshold,
+        given.fa,
+        given.fb,
+        given.alike,
+        given.least,
+    )
+    for speech, gap, lda, threshold, fa, fb, alike, least in grid:
+        tuning = Tuning(speech, gap, lda, threshold, fa, fb)
         tuned(diarizer, tuning, Doubt(least, alike))
         errors = [judged(diarizer, kind) for kind in recordings]
         told = "  ".join(

@@ -10,8 +10,13 @@ from typer.testing import CliRunner, Result
 
 from asr.errors import UsageError
 from diarize import engines
-from diarize.cli import prepare, speakers
+from diarize.asked import Asked
+from diarize.cli import speakers
+from diarize.diarizer import Bounds
+from diarize.sides import SplitChannels
+from diarize.transcribing import WithSpeakers
 from tests.diarize.engines import RATE, LevelDiarizer, sound
+from tests.diarize.test_transcribing import Typist
 
 
 @pytest.fixture(autouse=True)
@@ -47,24 +52,30 @@ def test_what_cannot_be_enrolled_is_refused_and_nothing_is_stored(tmp_path: Path
     assert not (tmp_path / "voices").exists()
 
 
-def asked(**options: object) -> object:
-    given: dict[str, object] = {
-        "num_speakers": None,
-        "min_speakers": None,
-        "max_speakers": None,
-        "known": False,
-        "device": "cpu",
-        "network": False,
-    }
-    return prepare("auto", **{**given, **options})  # type: ignore[arg-type]
-
-
-def test_bounds_are_checked_before_anything_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    def loads(name: str, **options: object) -> None:
-        raise AssertionError("loaded")
-
-    monkeypatch.setattr(engines, "load", loads)
+def test_what_contradicts_itself_is_refused_before_anything_is_loaded() -> None:
     with pytest.raises(UsageError, match="at least 3 and at most 2"):
-        asked(min_speakers=3, max_speakers=2)
+        Asked("auto", Bounds(at_least=3, at_most=2))
     with pytest.raises(UsageError, match="nobody is"):
-        asked(known=True)
+        Asked("auto", known=True)
+    with pytest.raises(UsageError, match="need --diarize"):
+        Asked(None, Bounds(exactly=2))
+    with pytest.raises(UsageError, match="stereo is neither mix nor split"):
+        Asked(None, channels="stereo")
+    with pytest.raises(UsageError, match="already"):
+        Asked("auto", channels="split")
+    assert not Asked().speakers and Asked("embedded").speakers and Asked(channels="split").speakers
+
+
+def test_the_fingerprint_knows_the_engine_the_bounds_and_the_voices(tmp_path: Path) -> None:
+    plain = Asked("embedded").settings(network=False)
+    assert plain["diarizer"] == "embedded"
+    assert Asked("embedded", Bounds(exactly=2)).settings(network=False) != plain
+    run("add", "Zoë", clip(tmp_path, "a.wav", 0.5))
+    assert Asked("embedded", known=True).settings(network=False) != plain
+
+
+def test_a_transcriber_is_left_alone_where_nobody_asked() -> None:
+    transcriber = Typist()
+    assert Asked().load()(transcriber) is transcriber
+    assert isinstance(Asked("auto").load(device="cpu")(transcriber), WithSpeakers)
+    assert isinstance(Asked(channels="split").load()(transcriber), SplitChannels)

@@ -1,0 +1,94 @@
+"""What a command was asked about speakers, checked before anything is loaded.
+
+Importing it is light; engines come in with `load`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from asr.errors import UsageError
+from asr.transcript import Json
+from diarize.diarizer import Bounds
+from diarize.known import Known, KnownSpeakers
+
+if TYPE_CHECKING:
+    from diarize.diarizer import Diarizer
+    from diarize.transcribing import Transcribes, WithSpeakers
+
+MIX, SPLIT = "mix", "split"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """`diarizer` names the engine; None asks for no voices. `channels` is `mix` or `split`, where each
+    channel is a speaker. `known` uses the voices that were enrolled.
+
+    Raises UsageError for what contradicts itself, and for `known` where nobody is.
+    """
+
+    diarizer: str | None = None
+    bounds: Bounds = field(default_factory=Bounds)
+    known: bool = False
+    channels: str = MIX
+
+    def __post_init__(self) -> None:
+        if self.channels not in (MIX, SPLIT):
+            raise UsageError(f"--channels {self.channels} is neither {MIX} nor {SPLIT}")
+        if self.diarizer is not None and self.channels == SPLIT:
+            raise UsageError(
+                "--channels split: each channel is a speaker already; leave out --diarize"
+            )
+        if self.diarizer is None and (self.known or self.bounds != Bounds()):
+            raise UsageError("a number of speakers, and --known, need --diarize")
+        if self.known and not KnownSpeakers().list():
+            raise UsageError("--known: nobody is; enrol somebody with `forescribe speakers add`")
+
+    @property
+    def speakers(self) -> bool:
+        """Whether results will name speakers."""
+        return self.diarizer is not None or self.channels == SPLIT
+
+    def settings(self, *, network: bool) -> dict[str, Json]:
+        """What decides who is named, for a result's fingerprint: the engine that will run, and the
+        voices that are known. Raises what `engines.resolve` raises."""
+        from diarize.engines import resolve
+
+        told: dict[str, Json] = {"channels": self.channels}
+        if self.diarizer is not None:
+            bounds = self.bounds
+            told |= {
+                "diarizer": str(resolve(self.diarizer, network=network)),
+                "speakers": [bounds.exactly, bounds.at_least, bounds.at_most],
+                "known": [[k.name, k.encoder, k.samples] for k in self.people()],
+            }
+        return told
+
+    def load(
+        self, *, device: str = "auto", network: bool = True
+    ) -> Callable[[Transcribes], Transcribes | WithSpeakers]:
+        """What puts speakers on a transcriber's words; a transcriber itself where nobody asked.
+        Raises what `engines.load` raises."""
+        if self.channels == SPLIT:
+            from diarize.sides import SplitChannels
+
+            return SplitChannels
+        if self.diarizer is None:
+            return lambda transcriber: transcriber
+        engine, people, bounds = self.engine(device, network), self.people(), self.bounds
+        from diarize.transcribing import WithSpeakers
+
+        return lambda transcriber: WithSpeakers(transcriber, engine, bounds, people)
+
+    def engine(self, device: str, network: bool) -> Diarizer:
+        """The diarizer, ready to work."""
+        from diarize.engines import load
+
+        assert self.diarizer is not None
+        return load(self.diarizer, device=device, network=network)
+
+    def people(self) -> Sequence[Known]:
+        """Whose names may be used."""
+        return KnownSpeakers().list() if self.known else ()
