@@ -39,10 +39,10 @@ def _split(quote: str) -> list[str]:
     text = re.sub(r"[\"()*_`]", "", text)
     text = re.sub(r"\s+,", ",", re.sub(r"\s+", " ", text)).replace(",,", ",")
     parts = re.split(r"(?<=[.?!])\s+(?=[A-Z])", text)
-    return [p.strip() for p in parts if _sayable(p.strip())]
+    return [p.strip() for p in parts if sayable(p.strip())]
 
 
-def _sayable(sentence: str) -> bool:
+def sayable(sentence: str) -> bool:
     if not PLAIN.fullmatch(sentence) or SHOUT.search(sentence) or NUMBER_WORDS.search(sentence):
         return False
     return 3 <= len(sentence.split()) <= 24 and max(map(len, sentence.split())) <= 18

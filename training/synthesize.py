@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from training import fortunes, meeting, words
+from training import fortunes, meeting, wordnet, words
 from training.split import held_out, read_lines
 from training.spoken import spoken
 from training.voices import RATE, speak, training_voice
@@ -31,6 +31,8 @@ def sentences(source: str, turn: int) -> list[str]:
     """All training sentences of a source; `turn` varies the generated ones."""
     if source == "fortunes":
         found = fortunes.sentences()
+    elif source == "wordnet":
+        found = wordnet.sentences()
     elif source == "words":
         found = words.utterances(turn)
     elif source == "meeting":
@@ -67,7 +69,7 @@ def make_shard(job: tuple[str, int, int, list[str]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
-    parser.add_argument("source", help="fortunes, words, meeting, or a list in training/data")
+    parser.add_argument("source", help="fortunes, wordnet, words, meeting, or a list in training/data")
     parser.add_argument("--passes", type=int, default=1)
     parser.add_argument("--first", type=int, default=0, help="number of the first pass")
     parser.add_argument("--workers", type=int, default=2)
