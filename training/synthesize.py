@@ -69,7 +69,9 @@ def make_shard(job: tuple[str, int, int, list[str]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
-    parser.add_argument("source", help="fortunes, wordnet, words, meeting, or a list in training/data")
+    parser.add_argument(
+        "source", help="fortunes, wordnet, words, meeting, or a list in training/data"
+    )
     parser.add_argument("--passes", type=int, default=1)
     parser.add_argument("--first", type=int, default=0, help="number of the first pass")
     parser.add_argument("--workers", type=int, default=2)
