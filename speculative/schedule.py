@@ -29,6 +29,10 @@ class Fixed:
         """A fixed length learns nothing."""
 
 
+FEWEST = 8.0
+"""Judged drafts that are not forgotten: one lucky probe is no reason to draft."""
+
+
 def expected_tokens(alpha: float, gamma: int) -> float:
     """Tokens per round and row when each draft survives with probability `alpha`, independently.
 
@@ -45,7 +49,9 @@ class Goodput:
 
     A round's cost is measured per bucket (all rows are computed in every round, so it does not depend
     on how many are active); acceptance is a running mean over all rows. Where drafting loses, gamma
-    0 wins by itself; a short probe every `probe_every` rounds notices when that changes.
+    0 wins by itself. What the other choice is worth, drafts where nothing is drafted and none where
+    something is, is asked by single rounds: after `probe_every` rounds, then after twice as many for as
+    long as the answer stays no. So a draft that is of no use costs ever less.
 
     Rounds with sampled rows take the fixed `sampling_gamma`: their draws depend on the draft lengths,
     and a seeded answer must not depend on how busy the machine is.
@@ -57,7 +63,7 @@ class Goodput:
         *,
         sampling_gamma: int = 4,
         probe_every: int = 100,
-        memory: float = 0.98,
+        memory: float = 0.95,
         first: int = 3,
     ) -> None:
         if len(buckets) < 2 or not {0, sampling_gamma} <= set(buckets):
@@ -72,6 +78,8 @@ class Goodput:
         self.measured = dict.fromkeys(self.buckets, 0)
         self.accepted = self.trials = 0.0
         self.rounds = 0
+        self.last = self.buckets[0]
+        self.pause, self.next_probe = probe_every, probe_every
 
     @property
     def alpha(self) -> float:
@@ -91,8 +99,8 @@ class Goodput:
                 if gamma <= self.buckets[1] or hoped > self._goodput(best):
                     return gamma
                 break
-        if best == 0 and self.rounds % self.probe_every == 0:
-            return self.buckets[1]  # at 0 nothing is learnt about acceptance
+        if self.rounds >= self.next_probe:
+            return 0 if best else self.buckets[1]
         return best
 
     def best(self) -> int:
@@ -104,11 +112,45 @@ class Goodput:
 
     def learn(self, gamma: int, rounds: int, trials: int, accepted: int, seconds: float) -> None:
         """`rounds` rounds with `gamma` took `seconds`; `trials` drafts were judged, `accepted` kept."""
+        before = self.best()
+        probed = self.rounds >= self.next_probe and bool(gamma) != bool(before)
         self.rounds += rounds
-        self.trials = self.memory * self.trials + trials
-        self.accepted = self.memory * self.accepted + accepted
-        each, old = seconds / rounds, self.cost[gamma]
-        # Machines get slower and faster for reasons of their own: follow slowly, but downwards at once.
-        warm = self.measured[gamma] < self.first
-        self.cost[gamma] = min(old, each) if warm else 0.9 * old + 0.1 * each
+        self._remember(trials, accepted)
+        self._price(gamma, rounds, seconds / rounds)
+        if bool(self.best()) != bool(before):
+            self._pause(self.probe_every)
+        elif probed and self._promising(gamma, trials, accepted, seconds / rounds):
+            self._pause(1)
+        elif probed:
+            self._pause(max(2 * self.pause, self.probe_every))
+
+    def _remember(self, trials: int, accepted: int) -> None:
+        if self.trials > FEWEST:
+            self.trials, self.accepted = self.memory * self.trials, self.memory * self.accepted
+        self.trials += trials
+        self.accepted += accepted
+
+    def _price(self, gamma: int, rounds: int, each: float) -> None:
+        old = self.cost[gamma]
+        if self.measured[gamma] < self.first:
+            self.cost[gamma] = min(old, each)
+        elif gamma == self.last:
+            # A machine gets slower and faster for reasons of its own, and rows get longer: that holds for
+            # every length alike, measured lately or not.
+            pace = 0.9 + 0.1 * each / old
+            self.cost = {g: cost * pace for g, cost in self.cost.items()}
+        else:
+            self.cost[gamma] = 0.7 * old + 0.3 * each
         self.measured[gamma] += rounds
+        self.last = gamma
+
+    def _promising(self, gamma: int, trials: int, accepted: int, each: float) -> bool:
+        """Whether a probe on its own, without what was seen before it, speaks for a change."""
+        if not gamma:
+            return 1 / each > self._goodput(self.best())
+        rate = accepted / max(1, trials)
+        return expected_tokens(rate, gamma) / self.cost[gamma] > self._goodput(0)
+
+    def _pause(self, rounds: int) -> None:
+        self.pause = rounds
+        self.next_probe = self.rounds + rounds

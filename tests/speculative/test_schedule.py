@@ -51,6 +51,50 @@ def test_it_loses_at_most_five_per_cent_where_drafting_never_pays():
     assert sum(world[g] for g in chosen) <= 1000 * world[0] * 1.05
 
 
+def test_what_is_of_no_use_is_tried_ever_less():
+    world = costs(0.5, 0.5)
+    chosen = play(Goodput(), world, 0.1, 4000)
+    probes = [n for n, gamma in enumerate(chosen) if gamma]
+    assert [b - a for a, b in zip(probes[-4:], probes[-3:], strict=False)] == sorted(
+        b - a for a, b in zip(probes[-4:], probes[-3:], strict=False)
+    )
+    assert len(probes) <= 3 + 6
+    lost = sum(world[g] - world[0] for g in chosen[200:])
+    assert lost <= 0.01 * 4000
+
+
+def test_a_machine_that_slows_down_changes_no_mind():
+    """While drafting pays, only drafting rounds are measured: their price alone would seem to rise."""
+    schedule, world = Goodput(), costs(0.05, 0.02)
+    play(schedule, world, 0.9, 110)
+    slow = {gamma: 3 * cost for gamma, cost in world.items()}
+    assert play(schedule, slow, 0.9, 150) == [12] * 150
+
+
+def test_it_notices_when_drafting_no_longer_pays_though_drafts_are_good():
+    """Rows that fill the batch, say: every drafted token now costs what a plain one does."""
+    schedule = Goodput()
+    assert play(schedule, costs(0.05, 0.02), 0.8, 150)[-1] > 0
+    dear = costs(0.3, 0.9)
+    assert play(schedule, dear, 0.8, 600)[-50:].count(0) >= 49
+
+
+def test_one_lucky_probe_is_no_reason_to_draft():
+    schedule, world = Goodput(), costs(0.4, 0.3)
+    play(schedule, world, 0.05, 99)
+    for _ in range(20):
+        assert schedule.choose(sampling=False) == 0
+        schedule.learn(0, 1, 0, 0, world[0])
+        if schedule.rounds >= schedule.next_probe:
+            break
+    assert schedule.choose(sampling=False) == 2
+    schedule.learn(2, 1, 2, 2, world[2])  # both of two drafts were kept
+    assert schedule.best() == 0
+    assert schedule.choose(sampling=False) == 0
+    schedule.learn(0, 1, 0, 0, world[0])
+    assert schedule.choose(sampling=False) == 2  # but it asks again at once
+
+
 def test_it_notices_when_drafts_become_good_again():
     schedule, world = Goodput(), costs(0.05, 0.02)
     assert play(schedule, world, 0.02, 150)[-1] == 0
