@@ -43,6 +43,10 @@ REACH_BUCKETS = (64, 128, 256, 512, 1024, 2048, 4096)
 """How far attention reads: a window of 30 s fills a third of Whisper's positions, as a rule. Each
 bucket is a shape of its own."""
 
+CATCH_UP = 32
+"""Tokens of a row that a drafter reads at once of those written without it: one shape, and its logits
+take no more memory than a few rounds'."""
+
 
 @dataclass
 class _Tenant:
@@ -109,6 +113,7 @@ class Engine:
         self._rounds = self._target_forwards = self._draft_forwards = 0
         self._clock = clock
         self._since_look, self._look_began, self._gamma = 0, 0.0, 0
+        self._unread = 0  # tokens, at most, that rounds without drafts wrote into a row
         self._learnt = (0, 0)  # judged and accepted drafts that the schedule knows of
         for sampling in (False, True):
             if self._drafting:
@@ -195,14 +200,21 @@ class Engine:
                 for sampling in (False, True):
                     for reach in self._reaches():
                         self._round(gamma, sampling, reach)()
+            if self._drafting and 0 in self.schedule.buckets:
+                self._unread = 1
+                self._catch_up()
         self._rounds, (self._target_forwards, self._draft_forwards) = rounds, before
         self.device.synchronize()
 
     def _play(self, *, sampling: bool) -> None:
         if self._since_look == 0:
             self._gamma = self.schedule.choose(sampling=sampling)
+            if self._gamma:
+                self._catch_up()
             self._look_began = self._clock()
         gamma = self._gamma
+        # A draft feeds the last two tokens itself; of those before it lacks one per plain round.
+        self._unread += gamma == 0
         self._longest = min(self._longest + gamma + 1, self.rows.dump)
         reach = next(r for r in self._reaches() if r >= self._longest)
         self._round(gamma, sampling, reach)()
@@ -211,6 +223,22 @@ class Engine:
         self._target_forwards += 1
         if gamma and self.drafter is not None:
             self._draft_forwards += self.drafter.forwards(gamma)
+
+    def _catch_up(self) -> None:
+        """Lets the drafter read what was written without it. Waits for it, so that no round's price
+        holds it."""
+        if not self._unread or self.drafter is None:
+            return
+        self._watch.start()
+        rows = self.rows
+        rows.reach, count = rows.dump, min(CATCH_UP, rows.dump - 1)
+        for passes in range(-(-min(self._unread, self._longest) // count), 0, -1):
+            start = (rows.lengths - 2 - passes * count).clamp_min(0)  # two are fed by `propose`
+            self.drafter.catch_up(rows, start, count)
+            self._draft_forwards += self.drafter.forwards(1)
+        self._unread = 0
+        self.device.synchronize()
+        self._watch.mark("draft")
 
     def _reaches(self) -> list[int]:
         slots = self.rows.dump

@@ -125,6 +125,9 @@ class ScriptedDrafter:
             self.script[row] = self.fill
             self.script[row, : len(text)] = torch.tensor(text)
 
+    def catch_up(self, rows: Rows, start: Tensor, count: int) -> None:
+        """A script is known beforehand."""
+
     def propose(self, rows: Rows, gamma: int) -> Draft:
         index = rows.lengths[:, None] + torch.arange(gamma, device=rows.lengths.device)
         return Draft(self.script.gather(1, index), torch.full_like(rows.lengths, gamma))

@@ -294,6 +294,10 @@ class Drafter(Protocol):
     def admit(self, rows: Tensor, tokens: Tensor, requests: Sequence[Request]) -> None:
         """Takes new requests into `rows [K]`; their prompts are `tokens [K, P]`, right-padded."""
 
+    def catch_up(self, rows: Rows, start: Tensor, count: int) -> None:
+        """Reads `count` tokens from slot `start [B]` on, which rounds without drafts have written. A
+        short row ends before; what is behind it there is junk that nobody will look at."""
+
     def propose(self, rows: Rows, gamma: int) -> Draft: ...
 
     def observe(self, rows: Rows, draft: Draft, scores: Scores, verdict: Verdict) -> None:

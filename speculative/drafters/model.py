@@ -46,6 +46,10 @@ class ModelDrafter:
     def admit(self, rows: Tensor, tokens: Tensor, requests: Sequence[Request]) -> None:
         self.model.prefill(rows, tokens, [r.memory for r in requests])
 
+    def catch_up(self, rows: Rows, start: Tensor, count: int) -> None:
+        slots = start[:, None] + torch.arange(count, device=start.device)
+        self.model.score(rows.tokens.gather(1, slots), start, reach=rows.reach)
+
     def propose(self, rows: Rows, gamma: int) -> Draft:
         known, lengths = rows.tokens, rows.lengths
         # After a fully accepted round the last draft was committed but never fed, so one or two tokens

@@ -48,6 +48,9 @@ class NgramDrafter:
                 hints[i, self.hint_slots - len(hint) :] = torch.tensor(hint)
         self.hints[rows] = hints.to(self.hints.device)
 
+    def catch_up(self, rows: Rows, start: Tensor, count: int) -> None:
+        """Nothing to read: the text itself is the memory."""
+
     def propose(self, rows: Rows, gamma: int) -> Draft:
         assert self.hints is not None
         hint = self.hints
@@ -76,4 +79,4 @@ class NgramDrafter:
         return Draft(tokens=tokens.clamp_min(0), valid=valid)
 
     def observe(self, rows: Rows, draft: Draft, scores: Scores, verdict: Verdict) -> None:
-        """Nothing to learn: the text itself is the memory."""
+        """Nothing to learn, for the same reason."""

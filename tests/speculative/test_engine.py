@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import cycle
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import speculative.engine
 from speculative import (
     Engine,
     Fixed,
@@ -119,6 +122,42 @@ def test_a_drafter_equal_to_its_target_is_never_rejected(temperature, gamma):
     assert engine.stats.drafted > 50
     assert engine.stats.accepted == engine.stats.drafted
     assert all(Source.CORRECTION not in r.sources for r in results)
+
+
+class Planned:
+    """A schedule that goes through its plan, over and over."""
+
+    def __init__(self, *plan: int) -> None:
+        self.plan = cycle(plan)
+        self.buckets = tuple(sorted({*plan}))
+
+    def choose(self, *, sampling: bool) -> int:
+        return next(self.plan)
+
+    def learn(
+        self, gamma: int, rounds: int, trials: int, accepted: int, seconds: float
+    ) -> None: ...
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize("plan", [(3, 0), (0, 2), (0, 0, 0, 1), (4, *[0] * 21), (0, 3, 2, 0, 0)])
+@pytest.mark.parametrize("at_once", [1, 3, 32])
+def test_plain_rounds_leave_no_hole_in_what_a_drafter_has_read(
+    temperature, plan, at_once, monkeypatch
+):
+    monkeypatch.setattr(speculative.engine, "CATCH_UP", at_once)
+    work = [
+        Request(prompt=tuple(range(1, n)), memory=n % 8, seed=n, temperature=temperature, tag=n)
+        for n in range(2, 12)
+    ]
+    engine = Engine(
+        TinyModel(), ModelDrafter(TinyModel()), batch=3, eos=(NEVER,), schedule=Planned(*plan)
+    )
+    results = list(engine.run(work))
+    assert {r.request.tag: len(r.request.prompt) + len(r.tokens) for r in results} == dict.fromkeys(
+        range(2, 12), POSITIONS
+    )
+    assert engine.stats.accepted == engine.stats.drafted > 10
 
 
 def test_greedy_and_sampled_rows_share_rounds():

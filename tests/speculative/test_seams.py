@@ -37,6 +37,8 @@ class TreeDrafter:
     def admit(self, rows: Tensor, tokens: Tensor, requests: Sequence[Request]) -> None:
         self.requests |= dict(zip(rows.tolist(), requests, strict=True))
 
+    def catch_up(self, rows: Rows, start: Tensor, count: int) -> None: ...
+
     def propose(self, rows: Rows, gamma: int) -> Draft:
         assert gamma == len(TREE.parents)
         drafts = torch.zeros(rows.batch, gamma, dtype=torch.int64)
@@ -98,6 +100,8 @@ class TapDrafter:
         return 0
 
     def admit(self, rows: Tensor, tokens: Tensor, requests: Sequence[Request]) -> None: ...
+
+    def catch_up(self, rows: Rows, start: Tensor, count: int) -> None: ...
 
     def propose(self, rows: Rows, gamma: int) -> Draft:
         return Draft(self.guess[:, None].expand(-1, gamma), torch.ones_like(rows.lengths))
