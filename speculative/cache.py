@@ -75,7 +75,10 @@ class SlotLayer(_Layer):
 
 
 class PrefillLayer(_Layer):
-    """Writes `[K, heads, P, head_dim]` to the first P slots of `rows`; attention reads what it wrote."""
+    """Writes `[K, heads, P, head_dim]` to the first P slots of `rows`; attention reads what it wrote.
+
+    Behind them all becomes zero: a sequence whose numbers broke must not break the next in its row.
+    """
 
     def __init__(self, keys: Tensor, values: Tensor, rows: Tensor) -> None:
         super().__init__(keys, values)
@@ -87,6 +90,8 @@ class PrefillLayer(_Layer):
         length = key_states.shape[2]
         self.keys[self.rows, :, :length] = key_states
         self.values[self.rows, :, :length] = value_states
+        self.keys[self.rows, :, length:] = 0
+        self.values[self.rows, :, length:] = 0
         return key_states, value_states
 
 

@@ -10,10 +10,11 @@ import pytest
 
 from asr.errors import UsageError
 from asr.guards import Guards, Judgement
-from asr.loading import load
+from asr.loading import Memory, load
 from asr.presets import Pair
+from asr.segments import mean_logprob
 from asr.transcriber import Options, Transcriber
-from speculative import choose
+from speculative import Guarantee, choose
 from tests.asr import folders
 
 RATE = 16000
@@ -78,16 +79,78 @@ def test_a_planted_failing_window_alone_is_decoded_again(whisper, recording, mon
     assert guarded.decoded[1].result.tokens != plain.decoded[1].result.tokens
 
 
+def test_a_window_below_a_real_threshold_alone_is_decoded_again(whisper, recording):
+    """Nothing is planted here but the threshold: between the least probable window and the others."""
+    plain = decode(whisper, recording, None)
+    means = [mean_logprob(d.result.logprobs) for d in plain.decoded]
+    worst = means.index(min(means))
+    threshold = (sorted(means)[0] + sorted(means)[1]) / 2
+    guards = Guards(
+        compression_ratio=None, no_speech=None, logprob=threshold, temperatures=(0.0, 0.5)
+    )
+    guarded = decode(whisper, recording, guards)
+    hot = [d.result.request.temperature for d in guarded.decoded]
+    assert hot == [0.5 if n == worst else 0.0 for n in range(3)]
+    for before, after in zip(plain.decoded, guarded.decoded, strict=True):
+        assert (before.result.tokens == after.result.tokens) == (before.index != worst)
+
+
+def test_drafts_go_on_at_every_temperature(whisper, recording, monkeypatch):
+    victim = decode(whisper, recording, None).decoded[1].result.probe[0]
+    guarded = decode(
+        whisper, recording, Guards(), judge=failing(victim, 0.8), monkeypatch=monkeypatch
+    )
+    hot = guarded.decoded[1].result
+    assert hot.request.temperature == 0.8
+    assert hot.drafted > hot.accepted >= 0
+    assert hot.guarantee is Guarantee.EXACT
+
+
+def test_the_others_go_on_while_a_window_is_tried_again(whisper, recording, monkeypatch):
+    victim = decode(whisper, recording, None).decoded[0].result.probe[0]
+    monkeypatch.setattr(Guards, "judge", failing(victim, 1.0))
+    transcriber = Transcriber(whisper, batch=2, gamma=3)
+    tries: list[tuple[int, float]] = []
+    submit = transcriber.engine.submit
+
+    def recorded(request):
+        tries.append((request.tag.index, request.temperature))
+        submit(request)
+
+    monkeypatch.setattr(transcriber.engine, "submit", recorded)
+    ended: list[int] = []
+
+    def hook(progress):
+        ended.extend({segment.window for segment in progress.segments})
+
+    (outcome,) = transcriber.transcribe([recording], options(Guards()), hook)
+    assert ended == [1, 2, 0]  # the first to start is the last to end; nobody waited for it
+    assert [index for index, temperature in tries if temperature] == [0] * 5
+    assert [temperature for index, temperature in tries if index] == [0.0, 0.0]
+    assert [d.index for d in outcome.decoded] == [0, 1, 2]
+
+
 @pytest.mark.parametrize("batch", [1, 3])
 def test_a_fallback_is_the_same_in_any_batch(whisper, recording, monkeypatch, batch):
     victim = decode(whisper, recording, None).decoded[1].result.probe[0]
 
-    def again(size):
+    def again(size, gamma=3):
         judge = failing(victim, 0.6)
         with pytest.MonkeyPatch.context() as patch:
-            return decode(whisper, recording, Guards(), batch=size, judge=judge, monkeypatch=patch)
+            return decode(
+                whisper,
+                recording,
+                Guards(),
+                batch=size,
+                gamma=gamma,
+                judge=judge,
+                monkeypatch=patch,
+            )
 
     first, second = again(2), again(batch)
+    assert [d.result.tokens for d in first.decoded] == [d.result.tokens for d in second.decoded]
+    # Draft lengths by the clock are no exception: sampled rounds have one length.
+    first, second = again(2, None), again(batch, None)
     assert [d.result.tokens for d in first.decoded] == [d.result.tokens for d in second.decoded]
 
 
@@ -121,7 +184,13 @@ def test_silence_is_dropped_with_a_record(whisper, recording, monkeypatch):
     assert [s.state for s in transcript.coverage.spans] == ["decoded", "decoded", "silent"]
     assert transcript.coverage.spans[2].reason == "no speech (planted)"
     assert [n.code for n in transcript.warnings] == ["dropped_text"]
-    assert "60.0 to 70.0 s" in transcript.warnings[0].message
+    message = transcript.warnings[0].message
+    written = whisper.tokenizer.decode(
+        [token for token in outcome.decoded[2].result.tokens if token < whisper.tokens.end],
+        clean_up_tokenization_spaces=False,
+    )
+    assert repr(written.strip()) in message
+    assert "60.0 to 70.0 s" in message and "no speech (planted)" in message
 
 
 def test_a_window_of_nan_is_failed_not_kept(whisper, recording, monkeypatch):
@@ -136,6 +205,34 @@ def test_a_window_of_nan_is_failed_not_kept(whisper, recording, monkeypatch):
     (outcome,) = transcriber.transcribe([recording], options(Guards(temperatures=(0.0, 0.2))))
     assert outcome.transcript.coverage.failed_samples == 70 * RATE
     assert outcome.transcript.text == ""
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_a_window_whose_numbers_break_fails_alone(whisper, recording, monkeypatch, batch):
+    """The model itself yields NaN here; the next window in that row must not inherit it."""
+    plain = decode(whisper, recording, None, batch=batch)
+    encode, count = whisper.encode, 0
+
+    def broken(self, features):
+        nonlocal count
+        memories = encode(features)
+        for n, memory in enumerate(memories):
+            if count + n == 1:
+                memories[n] = Memory(memory.target * math.nan, memory.draft * math.nan)
+        count += len(memories)
+        return memories
+
+    monkeypatch.setattr(type(whisper), "encode", broken)
+    guarded = decode(
+        whisper, recording, Guards(logprob=-math.inf, compression_ratio=None), batch=batch
+    )
+    assert [d.state for d in guarded.decoded] == ["decoded", "failed", "decoded"]
+    assert "not finite" in guarded.decoded[1].reason
+    assert guarded.decoded[1].result.request.temperature == 1.0
+    for n in (0, 2):
+        assert guarded.decoded[n].result.tokens == plain.decoded[n].result.tokens
+    coverage = guarded.transcript.coverage
+    assert (coverage.failed_samples, coverage.decoded_samples) == (30 * RATE, 40 * RATE)
 
 
 def test_guards_refuse_impossible_thresholds():
