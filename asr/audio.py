@@ -200,6 +200,10 @@ def open_audio(
     return recording
 
 
+Open = Callable[[Input], Recording]
+"""How a call opens its recordings: `open_audio`, or something around it that taps them."""
+
+
 def from_array(samples: ArrayLike, rate: int = SAMPLE_RATE, *, block_s: float = 30.0) -> Recording:
     """A recording from samples that are in memory: [T] or [T, C], floats nominally from -1 to 1, or
     integers.

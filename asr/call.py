@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from asr.audio import Input, Recording, open_audio
+from asr.audio import Input, Open, Recording, open_audio
 from asr.errors import AudioError, ForescribeError, UsageError
 from asr.guards import Judgement
 from asr.loading import Memory
@@ -78,8 +78,14 @@ class Ticket:
 class Call:
     """The state of one `transcribe` call, so that the transcriber itself keeps none."""
 
-    def __init__(self, transcriber: Transcriber, options: Options, hook: Hook | None) -> None:
-        self.t, self.options, self.hook = transcriber, options, hook
+    def __init__(
+        self,
+        transcriber: Transcriber,
+        options: Options,
+        hook: Hook | None,
+        open: Open = open_audio,
+    ) -> None:
+        self.t, self.options, self.hook, self.open = transcriber, options, hook, open
         self.special = transcriber.whisper.tokens
         self.language = self._language(options.language)
         self.previous = self._tokens(options.initial_prompt)
@@ -242,7 +248,7 @@ class Call:
         for source in sources:
             job: Job | None = None
             try:
-                with open_audio(source) as recording:
+                with self.open(source) as recording:
                     job = Job(source, recording, time.perf_counter())
                     self.jobs.append(job)
                     for window in self._spoken(job):

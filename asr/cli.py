@@ -13,18 +13,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperCommand
+from typer.main import get_command
 
 from asr import flags
 from asr.errors import ForescribeError, UsageError
 from asr.interrupts import INTERRUPTED, Stop
+from diarize import cli as speaking
 
 if TYPE_CHECKING:
-    from asr.batch import Batch
+    from asr.batch import Batch, Make
     from asr.console import Console
-    from asr.maker import Maker
     from asr.options import Options
     from asr.presets import Pair
     from asr.transcriber import Transcriber
+    from diarize.asked import Asked
 
 AUTO = "auto"
 
@@ -156,7 +158,7 @@ def transcribe(
     output_format: Annotated[
         str,
         typer.Option(
-            "--output-format", "-f", metavar="LIST", help="txt, srt, vtt, tsv, json, all."
+            "--output-format", "-f", metavar="LIST", help="txt, srt, vtt, tsv, json, rttm, all."
         ),
     ] = "all",
     overwrite: Annotated[
@@ -227,6 +229,20 @@ def transcribe(
         str | None,
         typer.Option(metavar="X", help="From one try to the next; None: one.  [default: 0.2]"),
     ] = None,
+    diarize: Annotated[
+        bool, typer.Option("--diarize/--no-diarize", help="Say who speaks, on every word.")
+    ] = False,
+    diarizer: speaking.DiarizerName = AUTO,
+    num_speakers: speaking.NumSpeakers = None,
+    min_speakers: speaking.MinSpeakers = None,
+    max_speakers: speaking.MaxSpeakers = None,
+    known: speaking.KnownFlag = False,
+    channels: Annotated[
+        str,
+        typer.Option(
+            metavar="HOW", help="mix: all as one. split: each channel is a speaker by itself."
+        ),
+    ] = "mix",
     vad: Vad = True,
     long_form: Annotated[
         str,
@@ -271,15 +287,21 @@ def transcribe(
     from asr.maker import Maker
     from asr.outputs import STDOUT, Destination
     from asr.presets import resolve
+    from diarize.asked import Asked
+    from diarize.diarizer import Bounds
 
     drafts = _gamma(gamma)
+    bounds = Bounds(num_speakers, min_speakers, max_speakers)
+    asked = Asked(diarizer if diarize else None, bounds, known, channels)
+    output_format = _formats(output_format, speakers=asked.speakers)
     if json and output_dir == STDOUT:
         raise UsageError("--json and `-o -` both write to stdout; choose one of them")
     if verbose and (quiet or json):
         raise UsageError("--verbose and --quiet (or --json) exclude each other")
     rules = LineRules(max_line_width, max_line_count, max_words_per_line, highlight_words)
-    if word_timestamps is False and not rules.plain:
-        raise UsageError("line rules need the words' times: leave out --no-word-timestamps")
+    if word_timestamps is False and (diarize or not rules.plain):
+        what = "speakers" if diarize else "line rules"
+        raise UsageError(f"{what} need the words' times: leave out --no-word-timestamps")
     _check_long_form(ctx, long_form, condition_on_previous_text)
     watched = thresholds.guards(
         guards,
@@ -299,7 +321,7 @@ def transcribe(
             batch = Batch(
                 sources,
                 destination,
-                settings=_settings(ctx, pair, network=not (local_files_only or dry_run)),
+                settings=_settings(ctx, pair, asked, network=not (local_files_only or dry_run)),
                 overwrite=overwrite,
                 fail_fast=fail_fast,
                 stop=stop,
@@ -342,8 +364,12 @@ def transcribe(
                 network=not local_files_only,
             )
 
+        with stop.interruptible():
+            over = asked.load(device=device, network=not local_files_only)
         make = Maker(load)
-        interrupted = not _finished(batch, make, options, batch_size, console)
+        interrupted = not _finished(
+            batch, lambda size: over(make(size)), options, batch_size, console
+        )
         console.summary(make.stats())
     if interrupted:
         raise typer.Exit(INTERRUPTED)
@@ -405,6 +431,10 @@ def models() -> None:
         typer.echo(f"{'':18} {'':12} {preset.note}")
 
 
+app.command(cls=Command)(speaking.diarize)
+app.add_typer(speaking.speakers)
+
+
 def main() -> None:
     """The console entry: one line per error, no traceback for a user's mistake.
 
@@ -433,10 +463,19 @@ def main() -> None:
 _NO_WORD = frozenset(
     "audio recursive output_dir output_format overwrite dry_run fail_fast model draft gamma batch_size "
     "device threads local_files_only verbose quiet json".split()
-)
+) | {
+    # These have settings of their own, see `diarize.asked`.
+    "diarize",
+    "diarizer",
+    "num_speakers",
+    "min_speakers",
+    "max_speakers",
+    "known",
+    "channels",
+}
 
 
-def _settings(ctx: typer.Context, pair: Pair, *, network: bool) -> str:
+def _settings(ctx: typer.Context, pair: Pair, asked: Asked, *, network: bool) -> str:
     """The hash of what decides a result, weights included. Looks for them, and fetches them if it
     may; raises ModelError only then."""
     from asr import fingerprint
@@ -449,10 +488,11 @@ def _settings(ctx: typer.Context, pair: Pair, *, network: bool) -> str:
         if name not in _NO_WORD and value is not None and value is not False and value != AUTO
     }
     model = str(pair.target) if folder is None else fingerprint.weights(folder)
-    return fingerprint.settings({**said, "model": model})
+    speakers = asked.settings(network=network) if asked.speakers else {}
+    return fingerprint.settings({**said, **speakers, "model": model})
 
 
-def _finished(batch: Batch, make: Maker, options: Options, size: int, console: Console) -> bool:
+def _finished(batch: Batch, make: Make, options: Options, size: int, console: Console) -> bool:
     """Runs it and says what ends; False where it was interrupted."""
     try:
         with console.progress(batch.todo) as hook:
@@ -461,6 +501,19 @@ def _finished(batch: Batch, make: Maker, options: Options, size: int, console: C
     except KeyboardInterrupt:
         return False
     return True
+
+
+def _formats(names: str, *, speakers: bool) -> str:
+    """The formats asked for; `all` has those of speakers too where there are any. Raises
+    UsageError."""
+    from asr.writers import OF_SPEAKERS
+
+    wanted = [name.strip().lower() for name in names.split(",")]
+    without = [name for name in wanted if name in OF_SPEAKERS]
+    if without and not speakers:
+        raise UsageError(f"-f {without[0]} says who speaks: add --diarize")
+    more = sorted(OF_SPEAKERS) if speakers and "all" in wanted else []
+    return ",".join([names, *more])
 
 
 def _list(batch: Batch, as_json: bool) -> None:
@@ -508,7 +561,7 @@ def _gamma(text: str) -> int | None:
 
 def _with_command(arguments: list[str]) -> list[str]:
     """What is no command and no option of the whole is the beginning of `transcribe`'s."""
-    known = {"transcribe", "audit", "models", "-h", "--help", "--version"}
+    known = {*get_command(app).list_commands(None), "-h", "--help", "--version"}  # type: ignore
     if arguments and arguments[0] not in known:
         return ["transcribe", *arguments]
     return arguments

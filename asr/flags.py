@@ -73,7 +73,6 @@ def _not(why: str, instead: str, *, switch: bool = False) -> Foreign:
 GREEDY = "the text is the model's own greedy decoding, token for token"
 RANKING = "nothing is ranked, as decoding is greedy"
 OWN_WORDS = "it would change the model's own words"
-SPEAKERS = "speakers are not told apart yet"
 ALIGNMENT = "word times come from the model's own attention, without another model"
 PAUSES = "windows are cut by fixed thresholds"
 LEAVE = "leave it out"
@@ -201,20 +200,13 @@ FOREIGN: Mapping[str, Foreign] = {
         {"chunk": ("--timestamps",), "word": ("--word-timestamps",)},
     ),
     # speakers
-    "--diarize": _not(SPEAKERS, LEAVE, switch=True),
-    "--no-stem": _done(SPEAKERS, LEAVE, TRUE, switch=True),
+    "--no-stem": _done("nothing is separated from the music", LEAVE, TRUE, switch=True),
     **{
-        f"--{name}": _not(SPEAKERS, LEAVE)
-        for name in (
-            "diarize-model",
-            "diarization-model",
-            "num-speakers",
-            "min-speakers",
-            "max-speakers",
-            "speaker-name",
-        )
+        f"--{name}": _not("engines have names", "--diarizer NAME")
+        for name in ("diarize-model", "diarization-model")
     },
-    "--speaker-embeddings": _not(SPEAKERS, LEAVE, switch=True),
+    "--speaker-name": _not("voices are enrolled first", "`forescribe speakers add NAME CLIP`"),
+    "--speaker-embeddings": _not("voices stay on this machine", LEAVE, switch=True),
     # files and messages
     "--no-resume": Foreign(
         "it is True or False", "--overwrite", {TRUE: ("--overwrite",), FALSE: ()}, switch=True

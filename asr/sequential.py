@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from asr.audio import Input, open_audio
+from asr.audio import Input
 from asr.call import Call, Job, Ticket, internal
 from asr.errors import ForescribeError
 from asr.guards import Judgement
@@ -48,7 +48,7 @@ class SequentialCall(Call):
         for source in sources:
             job: Job | None = None
             try:
-                with open_audio(source) as recording:
+                with self.open(source) as recording:
                     job = Job(source, recording, time.perf_counter())
                     self.jobs.append(job)
                     self.t.watch.start()

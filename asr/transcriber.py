@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from importlib.metadata import version
 
-from asr.audio import Input
+from asr.audio import Input, Open, open_audio
 from asr.call import Call
 from asr.features import LogMel
 from asr.loading import Whisper, load
@@ -114,16 +114,22 @@ class Transcriber:
     # -- a call -----------------------------------------------------------------------------------
 
     def transcribe(
-        self, sources: Iterable[Input], options: Options | None = None, hook: Hook | None = None
+        self,
+        sources: Iterable[Input],
+        options: Options | None = None,
+        hook: Hook | None = None,
+        *,
+        open: Open = open_audio,
     ) -> Iterator[Outcome]:
-        """Outcomes as they end, which need not be the order of `sources`.
+        """Outcomes as they end, which need not be the order of `sources`. `open` opens them, for
+        whoever wants to hear them too.
 
         Raises UsageError, at once, for options that this model cannot serve; what is wrong with a
         recording is in its outcome.
         """
         options = options or Options()
         kind = SequentialCall if options.long_form == "sequential" else Call
-        return kind(self, options, hook).run(sources)
+        return kind(self, options, hook, open).run(sources)
 
     def settings(self, options: Options) -> dict[str, Json]:
         """What explains a result: models, options, versions."""

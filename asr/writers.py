@@ -1,4 +1,4 @@
-"""Transcripts as files: txt, srt, vtt, tsv, json.
+"""Transcripts as files: txt, srt, vtt, tsv, json, rttm.
 
 Each format is a pure function Transcript -> str, so writing another format never decodes again.
 UTF-8 without BOM, "\\n" line ends. `write` puts files in place whole or not at all. Knows nothing
@@ -21,6 +21,7 @@ from types import MappingProxyType
 
 from asr.errors import OutputError, UsageError
 from asr.lines import PLAIN, Block, LineRules, blocks
+from asr.rttm import rttm
 from asr.transcript import SAMPLE_RATE, Segment, Transcript
 
 Render = Callable[[Transcript], str]
@@ -189,6 +190,9 @@ def json_(transcript: Transcript) -> str:
     return json.dumps(transcript.to_dict(), ensure_ascii=False, allow_nan=False) + "\n"
 
 
+OF_SPEAKERS = frozenset({"rttm"})
+"""Formats that say nothing of a transcript without speakers: written when named, not by "all"."""
+
 FORMATS: Mapping[str, Format] = MappingProxyType(
     {
         format_.name: format_
@@ -198,6 +202,7 @@ FORMATS: Mapping[str, Format] = MappingProxyType(
             Format("vtt", vtt),
             Format("tsv", tsv),
             Format("json", json_),
+            Format("rttm", rttm),
         )
     }
 )
@@ -211,7 +216,8 @@ def formats(names: str | Iterable[str], rules: LineRules = PLAIN) -> tuple[Forma
     """
     wanted = names.split(",") if isinstance(names, str) else list(names)
     wanted = [name.strip().lower() for name in wanted]
-    expanded = [known for name in wanted for known in (FORMATS if name == "all" else [name])]
+    every = [name for name in FORMATS if name not in OF_SPEAKERS]
+    expanded = [known for name in wanted for known in (every if name == "all" else [name])]
     unknown = [name for name in expanded if name not in FORMATS]
     if unknown or not expanded:
         culprit = f"unknown output format {unknown[0]!r}" if unknown else "no output format"
@@ -304,6 +310,7 @@ def _escaped(text: str) -> str:
 
 __all__ = [
     "FORMATS",
+    "OF_SPEAKERS",
     "TEMPORARY",
     "Cue",
     "Format",

@@ -16,7 +16,7 @@ import json
 import resource
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -195,7 +195,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.data is None and {"mixtures", "ami"} & set(given.sets):
         parser.error("mixtures and ami need --data")
     diarizer = load(given.diarizer, device=given.device)
-    makers = {
+    makers: dict[str, Callable[[], Iterator[Case]]] = {
         "samples": lambda: samples(ROOT / "samples"),
         "telephone": telephone,
         "mixtures": lambda: mixed(given.data, given.group, given.count),

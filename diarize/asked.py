@@ -15,8 +15,9 @@ from diarize.diarizer import Bounds
 from diarize.known import Known, KnownSpeakers
 
 if TYPE_CHECKING:
+    from asr.batch import Transcribes as Runs
     from diarize.diarizer import Diarizer
-    from diarize.transcribing import Transcribes, WithSpeakers
+    from diarize.transcribing import Transcribes
 
 MIX, SPLIT = "mix", "split"
 
@@ -66,9 +67,7 @@ class Asked:
             }
         return told
 
-    def load(
-        self, *, device: str = "auto", network: bool = True
-    ) -> Callable[[Transcribes], Transcribes | WithSpeakers]:
+    def load(self, *, device: str = "auto", network: bool = True) -> Callable[[Transcribes], Runs]:
         """What puts speakers on a transcriber's words; a transcriber itself where nobody asked.
         Raises what `engines.load` raises."""
         if self.channels == SPLIT:

@@ -22,7 +22,8 @@ from diarize.turns import Turns
 from diarize.upstream import Annotation, SpeakerDiarization
 
 SHORTEST = SAMPLE_RATE // 20
-"""Samples. Less than 50 ms holds no voice, and some networks no frame."""
+"""Samples. Less than 50 ms holds no voice, and some networks no frame; a turn of that length is an
+error at another one's border."""
 
 SHARES: Mapping[str, tuple[float, float]] = MappingProxyType(
     {"segmentation": (0.0, 0.5), "embeddings": (0.5, 0.99)}
@@ -128,7 +129,7 @@ def _turns(annotation: Annotation) -> Turns:
         (max(0, samples_at(segment.start)), samples_at(segment.end), str(label))
         for segment, _, label in annotation.itertracks(yield_label=True)
     )
-    return Turns.of(span for span in spans if span[0] < span[1])
+    return Turns.of(span for span in spans if span[1] - span[0] >= SHORTEST)
 
 
 def _voices(annotation: Annotation, vectors: Any, exclusive: Turns) -> tuple[Voice, ...]:

@@ -11,13 +11,13 @@ transcriber said, with speakers. Has the transcriber's `transcribe`, so that it 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from asr.audio import Input, Recording, open_audio
+from asr.audio import Input, Open, Recording, open_audio
 from asr.errors import AudioError, ForescribeError
 from asr.options import Options
 from asr.outcome import Hook, Outcome
@@ -27,8 +27,6 @@ from diarize.attribute import attributed
 from diarize.beside import Beside, Listening
 from diarize.diarizer import Bounds, Diarization, Diarizer
 from diarize.known import Known, Match, named
-
-Open = Callable[[Input], Recording]
 
 
 class Transcribes(Protocol):

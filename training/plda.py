@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -139,7 +140,7 @@ def main() -> None:
     # A stored voice is only comparable under the same mean.
     name = f"ge2e-{hashlib.sha256(mean.astype(np.float16).tobytes()).hexdigest()[:8]}"
     save(tensors, name, told["sha256"])
-    result = {
+    result: dict[str, Any] = {
         "windows": len(y),
         "speakers": {
             "training": len(groups.training),

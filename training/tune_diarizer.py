@@ -35,21 +35,19 @@ from training.speakers import clips, speaker_of
 class Remembering(EmbeddedDiarization):
     """Hears each recording once."""
 
-    heard: dict[str, Any]
+    known: dict[str, Any]
 
     def get_segmentations(self, file: Any, hook: Any = None) -> Any:
         key = f"speech {file['waveform'].data_ptr()}"
-        if key not in self.heard:
-            self.heard[key] = super().get_segmentations(file, hook)
-        return self.heard[key]
+        if key not in self.known:
+            self.known[key] = super().get_segmentations(file, hook)
+        return self.known[key]
 
-    def get_embeddings(
-        self, file: Any, binary_segmentations: Any, exclude_overlap: bool = False, hook: Any = None
-    ) -> Any:
+    def heard(self, file: Any, spoken: Any, hook: Any) -> Any:
         key = f"voices {file['waveform'].data_ptr()} {self.segmentation.threshold}"
-        if key not in self.heard:
-            self.heard[key] = super().get_embeddings(file, binary_segmentations)
-        return self.heard[key].copy()
+        if key not in self.known:
+            self.known[key] = super().heard(file, spoken, hook)
+        return self.known[key]
 
 
 @dataclass(frozen=True)
@@ -115,7 +113,7 @@ def main() -> None:
     given = parser.parse_args()
     diarizer = build(FOLDER)
     diarizer.pipeline.__class__ = Remembering
-    diarizer.pipeline.heard = {}
+    diarizer.pipeline.known = {}
     assert isinstance(diarizer.pipeline._embedding.model_.encoder, SpeakerEncoder)
     recordings = list(kinds(given.data, "tuning"))
     rows = []
@@ -134,14 +132,16 @@ def main() -> None:
         tuned(diarizer, tuning, Doubt(least, alike))
         errors = [judged(diarizer, kind) for kind in recordings]
         told = "  ".join(
-            f"{kind.name} {100 * e.der:.1f} ({100 * e.confusion:.1f}) {100 * e.right:.0f} %"
+            f"{kind.name} {100 * e.der:.1f} = {100 * e.missed_s / e.speech_s:.1f} missed + "
+            f"{100 * e.false_s / e.speech_s:.1f} false + {100 * e.confusion:.1f}, "
+            f"{100 * e.right:.0f} % counted"
             for kind, e in zip(recordings, errors, strict=True)
         )
         rows.append(
             (cost(errors), f"{tuning.parameters()} lda {lda} {Doubt(least, alike)}: {told}")
         )
         print(f"{rows[-1][0]:.4f}  {rows[-1][1]}", flush=True)
-    print("best:", *(f"{price:.4f}  {told}" for price, told in sorted(rows)[:5]), sep="\n")
+    print("best:", *(f"{price:.4f}  {row}" for price, row in sorted(rows)[:5]), sep="\n")
 
 
 if __name__ == "__main__":
