@@ -46,7 +46,7 @@ class Parameters(BaseModel):
         if self.chunk_length_s != 30:
             found.append("chunk_length_s: audio is cut in its pauses, into at most 30 s")
         if any((self.num_speakers, self.min_speakers, self.max_speakers)):
-            found.append("this server does not tell speakers apart")
+            found.append("number of speakers: this route does not tell speakers apart")
         return found
 
 

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from asr.submission import Token
 
 UNKNOWN = "unknown"
-"""The language of a recording in which nobody was heard; the contract wants a text."""
+"""The language of a recording in which nobody was heard, the speaker of words that nobody seems to have
+said; the contract wants a text."""
 
 STEPS_PER_S = 50
 """Positions that Whisper's encoder makes of a second: what usage counts as audio tokens."""
@@ -35,12 +36,14 @@ def answer(
     tokens: Sequence[Token] | None = None,
     granularities: Iterable[str] | None = None,
 ) -> Response:
-    """In `json`, `verbose_json`, `text`, `srt` or `vtt`. `tokens` are given where their chances were
-    asked for; `granularities` None means segments."""
+    """In any of the contract's formats; `diarized_json` wants speakers in the transcript. `tokens` are
+    given where their chances were asked for; `granularities` None means segments."""
     if form == "text":
         return PlainTextResponse(f"{transcript.text}\n")
     if form in FILES:
         return PlainTextResponse(FILES[form](transcript))
+    if form == "diarized_json":
+        return JSONResponse(diarized(transcript))
     if form == "json":
         return JSONResponse(short(transcript, tokens))
     return JSONResponse(verbose(transcript, set(granularities or ("segment",))))
@@ -80,6 +83,33 @@ def verbose(transcript: Transcript, granularities: set[str]) -> dict[str, Json]:
         "warnings": whole["warnings"],
         "coverage": whole["coverage"],
     }
+
+
+def diarized(transcript: Transcript) -> dict[str, Json]:
+    """`diarized_json`. `text` is the text alone, without names: the schema's word, not its example's."""
+    body: dict[str, Json] = {
+        "task": "transcribe",
+        "duration": transcript.duration,
+        "text": transcript.text,
+        "segments": list[Json](spoken(transcript)),
+        "usage": duration_usage(transcript),
+    }
+    return {**body, **_warnings(transcript)}
+
+
+def spoken(transcript: Transcript) -> list[dict[str, Json]]:
+    """The segments with their speakers; nobody's is UNKNOWN."""
+    return [
+        {
+            "type": "transcript.text.segment",
+            "id": f"seg_{number:03}",
+            "start": segment.start,
+            "end": segment.end,
+            "text": segment.text,
+            "speaker": segment.speaker or UNKNOWN,
+        }
+        for number, segment in enumerate(transcript.segments, start=1)
+    ]
 
 
 def languages(transcript: Transcript) -> list[Json]:

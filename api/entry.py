@@ -8,10 +8,10 @@ A rejected key or a full queue costs no byte of the body. Knows nothing of what 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fastapi import Request
 from starlette.requests import ClientDisconnect
@@ -25,7 +25,10 @@ from api.uploads import Upload, measure, receive
 
 if TYPE_CHECKING:
     from asr.options import Options
-    from asr.submission import Part
+    from asr.submission import Part, Tap
+
+
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
@@ -37,13 +40,13 @@ class Entry:
     settings: Settings
     serving: Serving
 
-    async def follow(self, options: Options) -> Following:
-        """Queues it. Raises ApiError where the file is no audio, too long, or too much beside what
-        is queued."""
+    async def follow(self, options: Options, tap: Tap | None = None) -> Following:
+        """Queues it; with a `tap`, the place is the caller's to give back. Raises ApiError where the
+        file is no audio, too long, or too much beside what is queued."""
         async with self.serving.measuring:
             audio_s = await measure(self.upload.file, self.settings.max_audio_s)
         self.place.hold(audio_s)
-        return self.serving.follow(Task(self.upload.file, audio_s, options, self.place))
+        return self.serving.follow(Task(self.upload.file, audio_s, options, self.place, tap))
 
 
 @asynccontextmanager
@@ -68,17 +71,23 @@ async def parts(request: Request, following: Following) -> list[Part]:
 
     Raises ApiError where it fails, ClientDisconnect where nobody waits any more.
     """
-    work = asyncio.ensure_future(_all(following))
-    gone = asyncio.ensure_future(_gone(request))
     try:
-        await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not work.done():
-            raise ClientDisconnect
-        return work.result()
+        return await attended(request, _all(following))
     finally:
-        work.cancel()
-        gone.cancel()
         following.cancel()
+
+
+async def attended(request: Request, work: Coroutine[Any, Any, Made]) -> Made:
+    """What the work makes, as long as the client waits for it: else ClientDisconnect."""
+    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_gone(request))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientDisconnect
+        return task.result()
+    finally:
+        task.cancel()
+        gone.cancel()
 
 
 async def _all(following: Following) -> list[Part]:

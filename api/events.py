@@ -11,8 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING
+
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from api import answers
 from api.errors import ApiError
@@ -26,6 +29,12 @@ PING_S = 15.0
 """Proxies cut a connection on which nothing is said for a minute."""
 
 PING = b": ping\n\n"
+
+
+NO_BUFFER = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+"""Or a proxy may keep events until there are enough of them."""
+
+Told = Callable[[Transcript], Awaitable[Transcript]]
 
 
 class Deltas:
@@ -46,13 +55,32 @@ class Deltas:
         return kept
 
 
-async def events(following: Following, *, logprobs: bool) -> AsyncIterator[bytes]:
-    """The body of the answer. What is under way is cancelled when the client leaves."""
+class EventStream(StreamingResponse):
+    """The answer that events make. `over` is called when it ends or the client leaves, even if not one
+    event was asked for."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, body: AsyncIterator[bytes], over: Callable[[], None]) -> None:
+        super().__init__(body, headers=NO_BUFFER)
+        self.over = over
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self.over()
+
+
+async def events(
+    following: Following, *, logprobs: bool, told: Told | None = None
+) -> AsyncIterator[bytes]:
+    """The body of the answer. `told` finds the speakers, once all is decoded."""
     deltas, sent = Deltas(), list[Json]()
     try:
         while (part := await _next(following)) is not None:
             if isinstance(part, bytes):
-                yield PING
+                yield part
                 continue
             found = answers.logprobs(part.tokens)
             sent += found
@@ -62,12 +90,18 @@ async def events(following: Following, *, logprobs: bool) -> AsyncIterator[bytes
             if delta["delta"] or found:
                 yield data({"type": "transcript.text.delta", **delta})
         assert following.outcome is not None and following.outcome.transcript is not None
-        yield data(_done(following.outcome.transcript, sent if logprobs else None))
+        transcript = following.outcome.transcript
+        if told is not None:
+            finding = asyncio.ensure_future(told(transcript))
+            while not (await asyncio.wait({finding}, timeout=PING_S))[0]:
+                yield PING
+            transcript = finding.result()
+            for segment in answers.spoken(transcript):
+                yield data(segment)
+        yield data(_done(transcript, sent if logprobs else None))
         yield b"data: [DONE]\n\n"
     except ApiError as error:
         yield b"event: error\n" + data(error.body())
-    finally:
-        following.cancel()
 
 
 async def _next(following: Following) -> Part | bytes | None:

@@ -23,22 +23,25 @@ from api.metrics import Metrics
 if TYPE_CHECKING:
     from asr.options import Options
     from asr.outcome import Outcome
-    from asr.submission import Part
+    from asr.submission import Part, Tap
 
 
 @dataclass(frozen=True)
 class Task:
-    """An upload that is to be transcribed. `file` and `place` are given back when the engine is
-    done with them, whatever becomes of it."""
+    """An upload that is to be transcribed. `file` is closed when the engine is done with it, whatever
+    becomes of it, and the place given back, unless there is a `tap`: whoever listens there has more to
+    do, and gives it back."""
 
     file: BinaryIO
     audio_s: float
     options: Options
     place: Place
+    tap: Tap | None = None
 
     def release(self) -> None:
         self.file.close()
-        self.place.leave()
+        if self.tap is None:
+            self.place.leave()
 
 
 class Following:

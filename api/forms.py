@@ -67,6 +67,10 @@ class TranscriptionForm(BaseModel):
     known_speaker_names: Annotated[tuple[str, ...], Field(max_length=4)] = ()
     known_speaker_references: Annotated[tuple[str, ...], Field(max_length=4)] = ()
 
+    @property
+    def diarized(self) -> bool:
+        return self.response_format == "diarized_json"
+
 
 ARRAYS = frozenset(
     {

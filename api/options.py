@@ -24,7 +24,7 @@ def transcription(form: TranscriptionForm, serving: Serving, settings: Settings)
         language=_language(form, serving, settings),
         initial_prompt=", ".join(part for part in (form.prompt, *form.keywords) if part) or None,
         windows=_windows(form.chunking_strategy),
-        words="word" in (form.timestamp_granularities or ()),
+        words=form.diarized or "word" in (form.timestamp_granularities or ()),
         guards=guards(form.temperature),
     )
 
@@ -43,18 +43,16 @@ def guards(temperature: float) -> Guards:
 
 
 def _check(form: TranscriptionForm) -> None:
-    """Combinations that the contract excludes, and what is not built yet."""
-    if form.response_format == "diarized_json":
-        raise _no("response_format", "this server does not tell speakers apart")
+    """Combinations that the contract excludes."""
     for param in ("known_speaker_names", "known_speaker_references"):
-        if getattr(form, param):
-            raise _no(param, "this server does not tell speakers apart")
+        if getattr(form, param) and not form.diarized:
+            raise _no(param, "needs response_format=diarized_json")
     if form.timestamp_granularities and form.response_format != "verbose_json":
         raise _no("timestamp_granularities", "needs response_format=verbose_json")
     if form.include and form.response_format != "json":
         raise _no("include", "logprobs come with response_format=json only")
-    if form.stream and form.response_format not in ("json", "text"):
-        raise _no("stream", "events carry text: take response_format json or text")
+    if form.stream and form.response_format not in ("json", "text", "diarized_json"):
+        raise _no("stream", "events carry text: take response_format json, text or diarized_json")
     if form.languages is not None and (form.language or len(form.languages) > 1):
         raise _no("languages", "give one language, or none to have it detected")
 

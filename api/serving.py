@@ -23,11 +23,13 @@ from api.errors import ApiError
 from api.following import Following, Task
 from api.metrics import Metrics
 from api.settings import Settings
+from api.speakers import Speakers
 from asr.errors import ForescribeError, UsageError
 
 if TYPE_CHECKING:
     from asr.session import Session
     from asr.transcriber import Transcriber
+    from diarize.diarizer import Diarizer
 
 State = Literal["loading", "ready", "draining", "stopped", "broken"]
 
@@ -40,8 +42,14 @@ NAME = "file"
 class Serving:
     """One transcriber, one session, one thread. `load` takes as long as it takes."""
 
-    def __init__(self, settings: Settings, load: Callable[[], Transcriber]) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        load: Callable[[], Transcriber],
+        load_diarizer: Callable[[], Diarizer],
+    ) -> None:
         self.settings, self._load = settings, load
+        self.speakers = Speakers(load_diarizer)
         self.admission = Admission(settings)
         self.measuring = asyncio.Semaphore(
             settings.readers
@@ -70,7 +78,13 @@ class Serving:
                 network=not settings.local_files_only,
             )
 
-        return cls(settings, load)
+        def load_diarizer() -> Diarizer:
+            from diarize import engines
+
+            network = not settings.local_files_only
+            return engines.load(settings.diarizer, device=settings.device, network=network)
+
+        return cls(settings, load, load_diarizer)
 
     @property
     def transcriber(self) -> Transcriber:
@@ -123,7 +137,7 @@ class Serving:
         following = Following(task, self.settings.timeout_s, self.metrics)
         try:
             session = self._ready()
-            submission = session.submit(task.file, task.options, following, name=NAME)
+            submission = session.submit(task.file, task.options, following, name=NAME, tap=task.tap)
         except ForescribeError as error:
             task.release()
             raise ApiError.of(error, param="prompt") from error

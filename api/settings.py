@@ -28,8 +28,13 @@ from api.keys import Keyring
 from asr.errors import UsageError
 
 PREFIX = "FORESCRIBE_"
-TESTS = "FORESCRIBE_TEST_"
-"""Settings of the test suite, nothing to the service."""
+OTHERS = (
+    "FORESCRIBE_TEST_",
+    "FORESCRIBE_SPEAKERS",
+    "FORESCRIBE_COMMUNITY_1",
+    "FORESCRIBE_TRUST_CHECKPOINTS",
+)
+"""Beginnings of variables that the test suite and `diarize` read: no settings of the service."""
 
 OPENAI_NAMES = (
     "whisper-1",
@@ -64,6 +69,7 @@ class Settings(BaseSettings):
     batch_size: int = Field(8, ge=1, le=1024)
     gamma: int | None = Field(None, ge=0, le=64)
     local_files_only: bool = False
+    diarizer: str = "auto"  # loaded when speakers are first asked for
     aliases: tuple[str, ...] = OPENAI_NAMES  # further names of the model
 
     # Who may use it: name -> SHA-256 of the key, see `forescribe key`.
@@ -129,7 +135,7 @@ def load(file: str | Path | None = None, **given: Any) -> Settings:
 def _refuse_unknown(environment: Mapping[str, str]) -> None:
     known = {PREFIX + name.upper() for name in Settings.model_fields}
     for name in environment:
-        if name.startswith(PREFIX) and name not in known and not name.startswith(TESTS):
+        if name.startswith(PREFIX) and name not in known and not name.startswith(OTHERS):
             raise UsageError(f"{name} is no setting; known: {', '.join(sorted(known))}")
 
 

@@ -33,7 +33,7 @@ from asr.call import Job, internal
 from asr.errors import CapacityError, ForescribeError
 from asr.options import Options
 from asr.outcome import Outcome
-from asr.submission import Listener, Submission
+from asr.submission import Listener, Submission, Tap
 from asr.transcript import seconds
 from asr.vad import SileroDetector
 from asr.windows import Window
@@ -120,12 +120,19 @@ class Session:
     # -- from any thread --------------------------------------------------------------------------
 
     def submit(
-        self, source: Input, options: Options, listener: Listener, *, name: str | None = None
+        self,
+        source: Input,
+        options: Options,
+        listener: Listener,
+        *,
+        name: str | None = None,
+        tap: Tap | None = None,
     ) -> Submission:
-        """Queues a recording. Raises UsageError for options that the model cannot serve,
-        CapacityError once the session is closed; all else is in the outcome."""
+        """Queues a recording; `tap` hears its samples too, on a reader's thread. Raises UsageError for
+        options that the model cannot serve, CapacityError once the session is closed; all else is in
+        the outcome."""
         submission = Submission(
-            self.t, source, options, listener, arrived_s=self.clock(), name=name
+            self.t, source, options, listener, arrived_s=self.clock(), name=name, tap=tap
         )
         with self._changed:
             if self._closed:

@@ -8,13 +8,13 @@ looks at what was added. Knows nothing of other recordings; `asr.session` shares
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import islice
 from typing import TYPE_CHECKING, Protocol
 
-from asr.audio import Input, Recording, open_audio
+from asr.audio import Input, Recording, Samples, open_audio
 from asr.call import CONFIDENT, Call, Job, Ticket
 from asr.errors import UsageError
 from asr.guards import Judgement
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from asr.transcriber import Transcriber
+
+
+Tap = Callable[[Samples], None]
 
 
 @dataclass(frozen=True)
@@ -66,8 +69,9 @@ class Listener(Protocol):
 class Submission(Call):
     """One recording on its way through a session.
 
-    `name` is what messages call it. The first of the guards' temperatures is the first that is
-    tried. Raises UsageError for options that the model cannot serve.
+    `name` is what messages call it. `tap` hears its samples too, on a reader's thread. The first of the
+    guards' temperatures is the first that is tried. Raises UsageError for options that the model
+    cannot serve.
     """
 
     def __init__(
@@ -79,11 +83,12 @@ class Submission(Call):
         *,
         arrived_s: float = 0.0,
         name: str | None = None,
+        tap: Tap | None = None,
     ) -> None:
         if options.long_form == "sequential":
             raise UsageError("a session decodes windows in parallel; sequential is a call's")
         super().__init__(transcriber, options, None)
-        self.source, self.listener, self.name = source, listener, name
+        self.source, self.listener, self.name, self.tap = source, listener, name, tap
         self.arrived_s = arrived_s
         self.job: Job | None = None
         self.outcome: Outcome | None = None
@@ -98,6 +103,7 @@ class Submission(Call):
     def read(self) -> Generator[Window, None, None]:
         """The windows with speech, in order. Raises what `open_audio` and the decoder raise."""
         with open_audio(self.source, name=self.name) as recording:
+            recording.tap = self.tap
             self.job = Job(self.source, recording, time.perf_counter())
             yield from self._spoken(self.job)
 

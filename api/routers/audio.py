@@ -6,25 +6,24 @@ anybody looks at the key. All that can fail early does so before the answer begi
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Any
 
 from fastapi import APIRouter, Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
 from api import options
 from api.answers import answer
 from api.dependencies import Caller, Configured, Served
-from api.entry import admitted, parts
-from api.events import events
+from api.entry import Entry, admitted, attended, parts
+from api.events import EventStream, events
 from api.following import Following
 from api.forms import TranscriptionForm, TranslationForm, parse
 from api.routers.models import known
+from asr.options import Options
 from asr.transcript import Transcript
 
 router = APIRouter(prefix="/v1/audio", tags=["audio"])
-
-NO_BUFFER = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-"""Or a proxy may keep events until there are enough of them."""
 
 
 def _described(form: type[TranscriptionForm] | type[TranslationForm]) -> dict[str, Any]:
@@ -43,11 +42,13 @@ async def transcriptions(
     async with admitted(request, settings, serving, caller) as entry:
         form = parse(TranscriptionForm, entry.upload.fields)
         known(form.model, settings)
-        following = await entry.follow(options.transcription(form, serving, settings))
+        chosen = options.transcription(form, serving, settings)
+        if form.diarized:
+            return await _diarized(request, entry, form, chosen)
+        following = await entry.follow(chosen)
     logprobs = "logprobs" in form.include
     if form.stream:
-        body = events(following, logprobs=logprobs)
-        return StreamingResponse(body, media_type="text/event-stream", headers=NO_BUFFER)
+        return EventStream(events(following, logprobs=logprobs), following.cancel)
     heard = await parts(request, following)
     return answer(
         form.response_format,
@@ -55,6 +56,28 @@ async def transcriptions(
         tokens=[token for part in heard for token in part.tokens] if logprobs else None,
         granularities=form.timestamp_granularities,
     )
+
+
+async def _diarized(
+    request: Request, entry: Entry, form: TranscriptionForm, chosen: Options
+) -> Response:
+    """`diarized_json`: the recording is decoded once, and heard by the diarizer as well. Its place is
+    given back when both are done."""
+    speakers = entry.serving.speakers
+    names = await speakers.known(form.known_speaker_names, form.known_speaker_references)
+    hearing = await speakers.hear(names)
+
+    with ExitStack() as over:
+        over.callback(entry.place.leave)
+        over.callback(hearing.close)
+        following = await entry.follow(chosen, hearing.hear)
+        over.callback(following.cancel)
+        if form.stream:
+            body = events(following, logprobs=False, told=hearing.told)
+            return EventStream(body, over.pop_all().close)
+        await parts(request, following)
+        transcript = await attended(request, hearing.told(_transcript(following)))
+    return answer(form.response_format, transcript)
 
 
 @router.post("/translations", openapi_extra=_described(TranslationForm))

@@ -28,8 +28,6 @@ def test_an_event_is_one_line_whatever_is_in_it() -> None:
 class Failing:
     """A following whose recording fails after a long time."""
 
-    cancelled = False
-
     def __init__(self) -> None:
         self.calls = 0
 
@@ -39,9 +37,6 @@ class Failing:
             await asyncio.sleep(3600)
         raise ApiError("overloaded", "no memory")
 
-    def cancel(self) -> None:
-        self.cancelled = True
-
 
 async def _collect(following) -> list[bytes]:
     return [event async for event in events(following, logprobs=False)]
@@ -49,10 +44,8 @@ async def _collect(following) -> list[bytes]:
 
 def test_a_failure_on_the_way_is_an_event_of_its_own_and_the_last(monkeypatch) -> None:
     monkeypatch.setattr(events_, "PING_S", 0.01)
-    following = Failing()
-    ping, error = asyncio.run(_collect(following))
+    ping, error = asyncio.run(_collect(Failing()))
     assert ping == PING
     name, body = error.decode().splitlines()[:2]
     assert name == "event: error"
     assert json.loads(body.removeprefix("data: "))["error"]["code"] == "overloaded"
-    assert following.cancelled

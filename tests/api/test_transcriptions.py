@@ -182,7 +182,6 @@ def test_a_translation_is_english_whatever_was_said(service) -> None:
         ({"language": "tlh"}, 400, "invalid_value", "language"),
         ({"languages": '["de"]'}, 400, "invalid_value", "languages"),
         ({"prompt": "<|endoftext|>"}, 400, "invalid_value", "prompt"),
-        ({"response_format": "diarized_json"}, 400, "invalid_value", "response_format"),
         ({"response_format": "srt", "stream": "1"}, 400, "invalid_value", "stream"),
         ({"include": "logprobs", "response_format": "text"}, 400, "invalid_value", "include"),
         ({"timestamp_granularities": "word"}, 400, "invalid_value", "timestamp_granularities"),

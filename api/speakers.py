@@ -1,0 +1,157 @@
+"""Speakers: the serving's diarizer, and one recording heard by it beside the transcription.
+
+    hearing = speakers.hear(known)
+    ... the samples go to hearing.hear, on whatever thread reads them ...
+    transcript = await hearing.told(transcript)
+    hearing.close()                                    # in any case
+
+The diarizer is loaded when it is first asked for, and hears one recording's samples at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from string import ascii_uppercase
+from typing import TYPE_CHECKING
+
+from api.errors import ApiError
+from asr.errors import ForescribeError
+from asr.transcript import SAMPLE_RATE, Transcript
+
+if TYPE_CHECKING:
+    from diarize.diarizer import Bounds, Diarization, Diarizer, Engine, Hook, Samples
+    from diarize.known import Known
+
+log = logging.getLogger("forescribe.api")
+
+REFERENCE_S = (2.0, 10.0)
+"""How long a known speaker's sample may be (contract)."""
+
+SLACK_S = 0.1
+"""Of a codec's delay."""
+
+
+class Speakers:
+    """A Diarizer, as others know it, whose calls wait for each other."""
+
+    def __init__(self, load: Callable[[], Diarizer]) -> None:
+        self._load = load
+        self._diarizer: Diarizer | None = None
+        self._one = threading.RLock()
+
+    @property
+    def engine(self) -> Engine:
+        return self._loaded().engine
+
+    def diarize(
+        self, samples: Samples, bounds: Bounds | None = None, hook: Hook | None = None
+    ) -> Diarization:
+        from diarize.diarizer import unheard
+
+        with self._one:
+            return self._loaded().diarize(samples, bounds, hook or unheard)
+
+    def _loaded(self) -> Diarizer:
+        with self._one:
+            if self._diarizer is None:
+                self._diarizer = self._load()
+            return self._diarizer
+
+    async def known(self, names: Sequence[str], references: Sequence[str]) -> list[Known]:
+        """The voices of people, from data URLs. Raises ApiError with the field that is wrong."""
+        if len(names) != len(references):
+            text = f"{len(names)} names and {len(references)} references do not pair"
+            raise ApiError("invalid_value", text, param="known_speaker_references")
+        return await asyncio.to_thread(
+            lambda: [self._known(*pair) for pair in zip(names, references, strict=True)]
+        )
+
+    def _known(self, name: str, reference: str) -> Known:
+        from asr.audio import read_audio
+        from diarize.enrol import voice_of
+        from diarize.known import Known
+
+        try:
+            samples = read_audio(_decoded(reference))
+            shortest, longest = REFERENCE_S
+            if not shortest - SLACK_S <= len(samples) / SAMPLE_RATE <= longest + SLACK_S:
+                raise ApiError("invalid_value", f"a reference has {shortest:g} to {longest:g} s")
+            voice = voice_of(self, samples, name)
+        except (ApiError, ForescribeError) as error:
+            text = f"the reference of {name!r}: {error}"
+            raise ApiError("invalid_value", text, param="known_speaker_references") from error
+        assert voice.vector is not None and self.engine.encoder is not None  # voice_of saw to it
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        return Known(name, self.engine.encoder, voice.vector, voice.samples, clips=1, added=now)
+
+    async def hear(self, known: Sequence[Known]) -> Hearing:
+        """Ready for a recording. Raises ApiError where the diarizer cannot be loaded."""
+        try:
+            await asyncio.to_thread(self._loaded)
+        except ForescribeError as error:
+            log.error("the diarizer cannot be loaded: %s", error)
+            raise ApiError("internal_error", "this server cannot tell speakers apart") from error
+        return Hearing(self, known)
+
+
+class Hearing:
+    """One recording on its way to the diarizer."""
+
+    def __init__(self, speakers: Speakers, known: Sequence[Known]) -> None:
+        from diarize.beside import Beside
+
+        self._known = known
+        self._beside = Beside(speakers)
+        self._listening = self._beside.listen()
+        self.hear = self._listening.hear
+
+    async def told(self, transcript: Transcript) -> Transcript:
+        """With a speaker on every segment: a known name, else A, B, ... by first appearance. Raises
+        ApiError where the diarizer fails."""
+        from diarize.transcribing import with_speakers
+
+        try:
+            diarization = await asyncio.wrap_future(self._listening.finish())
+        except ForescribeError as error:
+            raise ApiError.of(error) from error
+        return _lettered(with_speakers(transcript, diarization, self._known), self._known)
+
+    def close(self) -> None:
+        """What has not begun is dropped; the block at hand is not waited for."""
+        self._listening.drop()
+        threading.Thread(target=self._beside.close, daemon=True).start()
+
+
+def _lettered(transcript: Transcript, known: Sequence[Known]) -> Transcript:
+    taken = {one.name for one in known}
+    found = [s.speaker for s in transcript.segments if s.speaker and s.speaker not in taken]
+    letters = {speaker: _letter(i) for i, speaker in enumerate(dict.fromkeys(found))}
+    segments = (
+        replace(s, speaker=letters.get(s.speaker, s.speaker) if s.speaker else None)
+        for s in transcript.segments
+    )
+    return replace(transcript, segments=tuple(segments))
+
+
+def _letter(number: int) -> str:
+    """A to Z, then A1, B1, ..."""
+    turn, place = divmod(number, len(ascii_uppercase))
+    return ascii_uppercase[place] + (str(turn) if turn else "")
+
+
+def _decoded(reference: str) -> bytes:
+    """Raises ApiError for what is no data URL with base64."""
+    head, comma, body = reference.partition(",")
+    if not (comma and head.startswith("data:") and head.endswith(";base64")):
+        raise ApiError("invalid_value", "not a data URL with base64")
+    try:
+        return base64.b64decode(body, validate=True)
+    except binascii.Error as error:
+        raise ApiError("invalid_value", "no base64") from error
