@@ -57,7 +57,7 @@ def test_a_server_that_is_told_to_stop_stops() -> None:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     options = ["serve", "--model", "demo", "--port", str(port)]
-    command = [sys.executable, "-c", "from api import cli; cli.cli.app()", *options]
+    command = [sys.executable, "-m", "api.cli", *options]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("FORESCRIBE_")}
     with subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE) as running:
         try:
