@@ -7,7 +7,7 @@ form. Knows nothing of words.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,7 +51,7 @@ def within(found: Sequence[Pause], length: int) -> tuple[Pause, ...]:
     return tuple(Pause(p.start, min(p.end, length)) for p in found if p.start < length)
 
 
-def _quiet(decibels: NDArray[np.float32]) -> NDArray[np.bool_]:
+def _quiet(decibels: NDArray[np.floating[Any]]) -> NDArray[np.bool_]:
     if not len(decibels):
         return np.zeros(0, np.bool_)
     low, high = np.percentile(decibels, (5, 95))
