@@ -42,7 +42,7 @@ class Flite:
 
     def call(self, name: str, result: Any, *arguments: Any) -> Any:
         """A C function; strings and floats by their kind, everything else is an address."""
-        kinds = {bytes: c_char_p, float: c_float}
+        kinds: dict[type, Any] = {bytes: c_char_p, float: c_float}
         function = self.library[name]
         function.restype = result
         function.argtypes = [kinds.get(type(a), c_void_p) for a in arguments]
