@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from asr.audio import read_audio
 from asr.transcript import Word, samples_at
-from benchmarks.mixtures import mixtures
+from benchmarks.mixtures import mixtures, usable
 from benchmarks.provenance import ROOT, record
 from benchmarks.table import layout
 from benchmarks.turn_errors import Errors, attributed_errors, turn_errors, wrong_words
@@ -99,6 +99,7 @@ def mixed(data: Path, group: str, count: int) -> Iterator[Case]:
     paths = {speaker_of(path): path for path in clips(data / "speakers")}
     chosen = sorted(getattr(split(sorted(paths)), group))
     voices = {str(speaker): read_audio(paths[speaker]) for speaker in chosen}
+    voices = {who: clip for who, clip in voices.items() if usable(clip)}
     for mixture in mixtures(voices, count=count):
         yield Case(mixture.name, mixture.samples, mixture.turns)
 

@@ -27,6 +27,11 @@ BRIDGE = round(0.3 * RATE)
 Samples = NDArray[np.float32]
 
 
+LEAST_CONTRAST_DB = 25.0
+"""Between a clip's quiet frames and its loud ones; with less, noise or speech without pauses, level
+does not say where speech is."""
+
+
 @dataclass(frozen=True, eq=False)
 class Mixture:
     """A recording whose turns are known."""
@@ -36,13 +41,25 @@ class Mixture:
     turns: Turns
 
 
+def usable(clip: Samples) -> bool:
+    """Whether a clip's level tells its speech from its pauses."""
+    quiet, loud = np.percentile(_levels(clip), [QUIET, LOUD])
+    return bool(loud - quiet >= LEAST_CONTRAST_DB)
+
+
 def speech(clip: Samples) -> Turns:
     """Where a clean clip of one voice is loud enough to be speech."""
-    frames = clip[: len(clip) // FRAME * FRAME].reshape(-1, FRAME)
-    level = 10 * np.log10(np.square(frames, dtype=np.float64).mean(1) + 1e-12)
+    level = _levels(clip)
     quiet, loud = np.percentile(level, [QUIET, LOUD])
     spoken = np.flatnonzero(level > quiet + PART * (loud - quiet))
     return Turns.of((f * FRAME, (f + 1) * FRAME, "one") for f in spoken.tolist()).joined(BRIDGE)
+
+
+def _levels(clip: Samples) -> NDArray[np.float64]:
+    """dB of frames of 10 ms."""
+    frames = clip[: len(clip) // FRAME * FRAME].reshape(-1, FRAME)
+    level: NDArray[np.float64] = 10 * np.log10(np.square(frames, dtype=np.float64).mean(1) + 1e-12)
+    return level
 
 
 def mix(

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from asr.audio import read_audio
-from benchmarks.mixtures import Mixture, mix, mixtures
+from benchmarks.mixtures import Mixture, mix, mixtures, usable
 from benchmarks.turn_errors import Errors, turn_errors
 from diarize.clustering import Doubt, DoubtfulVBx
 from diarize.embedded import EmbeddedDiarization, Tuning, build
@@ -62,6 +62,7 @@ def kinds(data: Path, group: str) -> Iterator[Kind]:
     paths = {speaker_of(path): path for path in clips(data / "speakers")}
     chosen = sorted(getattr(split(sorted(paths)), group))
     voices = {str(speaker): read_audio(paths[speaker]) for speaker in chosen}
+    voices = {who: clip for who, clip in voices.items() if usable(clip)}
     yield Kind("conversations", mixtures(voices, count=8, seed=1))
     rng = np.random.default_rng(2)
     calls = []
