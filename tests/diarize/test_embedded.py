@@ -143,10 +143,12 @@ def test_a_window_has_the_same_vector_whatever_is_heard_with_it(
     for n in (0, 7, 40):
         part = conversation[starts[n] : starts[n] + WINDOW_SAMPLES]
         (alone,) = encoder.windows(part, np.array([0]))
-        assert float(alone[0] @ together[n]) > 0.99
-    louder = np.concatenate(list(encoder.windows(conversation * np.float32(0.02), starts)))
-    spoken = np.einsum("nd,nd->n", louder, together)
-    assert np.median(spoken) > 0.9  # raised to one level
+        assert float(alone[0] @ together[n]) > 0.98  # it may begin 5 ms off
+    quiet, quieter = (
+        np.concatenate(list(encoder.windows(conversation * np.float32(gain), starts)))
+        for gain in (0.02, 0.005)
+    )
+    assert np.median(np.einsum("nd,nd->n", quiet, quieter)) > 0.99  # raised to one level
 
 
 def test_a_folder_without_the_encoder_is_named(tmp_path: Path) -> None:
