@@ -20,7 +20,7 @@ from asr.errors import AudioError, UsageError
 
 STDIN = "-"
 LIST = ".jsonl"
-RESULTS = frozenset({".txt", ".srt", ".vtt", ".tsv", ".json", LIST})
+RESULTS = frozenset({".txt", ".srt", ".vtt", ".tsv", ".json", ".rttm", LIST})
 
 NAMES = frozenset(
     "wav wave w64 rf64 aif aiff aifc au snd caf flac mp3 mp2 m4a m4b m4v aac ogg oga opus spx "

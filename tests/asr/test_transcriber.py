@@ -231,19 +231,19 @@ class Breaking:
     ids=["expected", "unexpected"],
 )
 def test_a_recording_that_fails_halfway_disturbs_no_other(
-    whisper, recordings, alone, monkeypatch, batch, error, code
+    whisper, recordings, alone, batch, error, code
 ) -> None:
     reader, seen = Breaking(error), []
 
     def opened(source):
         return Recording(reader, name="bad.wav") if source == "bad.wav" else open_audio(source)
 
-    monkeypatch.setattr(asr.transcriber, "open_audio", opened)
     one = transcriber(whisper, batch)
     options = replace(GERMAN, vad=False)
     expected = {o.source: essence(o) for o in one.transcribe(recordings[:2], options)}
     sources = [recordings[0], "bad.wav", recordings[1]]
-    found = {o.source: o for o in one.transcribe(sources, options, lambda p: seen.append(p.source))}
+    outcomes = one.transcribe(sources, options, lambda p: seen.append(p.source), open=opened)
+    found = {o.source: o for o in outcomes}
     assert found["bad.wav"].error.code == code
     assert found["bad.wav"].name in str(found["bad.wav"].error)
     assert reader.closed
