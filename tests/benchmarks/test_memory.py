@@ -46,7 +46,9 @@ def test_an_hour_takes_no_more_than_ten_minutes(tmp_path, capsys):
     pair = folders.write(tmp_path / "pair", max_target_positions=24)
     arguments = ["--model", str(pair), "--audio", str(MEMO), "--minutes", "10", "60"]
     record = tmp_path / "out.json"
-    more = ["--json", str(record), "--bound", "100", "--with", "--language", "en"]
+    # Two windows at a time: the minute of speech in the short one has to fill the batch too.
+    options = ["--with", "--language", "en", "--batch-size", "2"]
+    more = ["--json", str(record), "--bound", "100", *options]
     assert memory.main([*arguments, *more]) == 0
     assert "bound 100 MB" in capsys.readouterr().out
     rows = json.loads(record.read_text())["rows"]

@@ -36,7 +36,7 @@ def test_music_has_pitch_and_noise_has_none(kind, pitch):
     power = np.abs(np.fft.rfft(audio * np.hanning(COUNT))) ** 2
     power = power[100 * 20 : 4000 * 20]  # 100 to 4000 Hz
     peaks = np.sort(power)[-len(power) // 100 :].sum() / power.sum()
-    assert (peaks > 0.5) is pitch
+    assert bool(peaks > 0.5) is pitch
 
 
 def test_words_are_counted_per_hour_and_way():
