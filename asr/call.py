@@ -121,23 +121,32 @@ class Call:
     def run(self, sources: Iterable[Input]) -> Iterator[Outcome]:
         try:
             for result in self.t.engine.run(self._requests(sources)):
-                ticket: Ticket = result.request.tag
-                if ticket not in self.tickets:
-                    continue  # dropped, or left by a call that was broken off
-                judgement, reason = self._judge(result)
-                if judgement is Judgement.RETRY and self._again(result):
+                decoded = self._take(result)
+                if decoded is None:
                     continue
-                self.tickets.remove(ticket)
-                decoded = self._decoded(ticket, result, judgement, reason)
-                ticket.job.done.append(decoded)
-                if self.options.words:
-                    self._time(ticket, decoded, result.request.memory)
-                self._follow(ticket.job, decoded)
-                self._report(ticket.job, decoded)
+                job: Job = result.request.tag.job
+                self._follow(job, decoded)
+                self._report(job, decoded)
                 yield from self._ended()
             yield from self._ended()
         finally:  # the caller may leave at any outcome
             self._drop(self.tickets)
+
+    def _take(self, result: Result) -> Decoded | None:
+        """What became of a window; None where it goes back into the engine at another temperature, was
+        dropped, or was left by a call that was broken off."""
+        ticket: Ticket = result.request.tag
+        if ticket not in self.tickets:
+            return None
+        judgement, reason = self._judge(result)
+        if judgement is Judgement.RETRY and self._again(result):
+            return None
+        self.tickets.remove(ticket)
+        decoded = self._decoded(ticket, result, judgement, reason)
+        ticket.job.done.append(decoded)
+        if self.options.words:
+            self._time(ticket, decoded, result.request.memory)
+        return decoded
 
     def _drop(self, tickets: Iterable[Ticket]) -> None:
         """Takes windows out of the engine; their rows are free at once."""
@@ -181,14 +190,16 @@ class Call:
     def _again(self, result: Result) -> bool:
         """Queues a window at the next temperature, behind what waits; False after the last one."""
         assert self.options.guards is not None
-        request: Request = result.request
-        temperature = self.options.guards.next_temperature(request.temperature)
+        temperature = self.options.guards.next_temperature(result.request.temperature)
         if temperature is None:
             return False
+        self.t.engine.submit(self._sampled(result.request, temperature))
+        return True
+
+    def _sampled(self, request: Request, temperature: float) -> Request:
         # The seed is the window's place and the attempt: the same on every machine and in any batch.
         seed = request.tag.start * 1000 + round(100 * temperature)
-        self.t.engine.submit(replace(request, temperature=temperature, seed=seed))
-        return True
+        return replace(request, temperature=temperature, seed=seed)
 
     def _time(self, ticket: Ticket, decoded: Decoded, memory: Memory) -> None:
         """Times a window's words, together with others of the batch."""
@@ -342,18 +353,17 @@ class Call:
         return self.options.gamma
 
     def _languages(self, jobs: list[Job], memories: list[Memory]) -> list[str]:
-        """Each window's language; a recording's is that of its first window with speech."""
+        """Each window's language."""
         if self.language is not None:
             return [self.language] * len(jobs)
-        chosen = []
         heard = self.t.whisper.detect_language(memories)
-        for job, (language, chance) in zip(jobs, heard, strict=True):
-            if job.language is None:
-                job.language, job.language_probability = language, chance
-            if language != job.language and chance < CONFIDENT:
-                language = job.language
-            chosen.append(language)
-        return chosen
+        return [self._spoken_in(job, *one) for job, one in zip(jobs, heard, strict=True)]
+
+    def _spoken_in(self, job: Job, language: str, chance: float) -> str:
+        """A recording's language is that of its first window with speech, unless another is sure."""
+        if job.language is None:
+            job.language, job.language_probability = language, chance
+        return job.language if chance < CONFIDENT else language
 
     # -- transcripts out --------------------------------------------------------------------------
 

@@ -15,9 +15,8 @@ from itertools import islice
 from typing import TYPE_CHECKING, Protocol
 
 from asr.audio import Input, Recording, Samples, open_audio
-from asr.call import CONFIDENT, Call, Job, Ticket
+from asr.call import Call, Job, Ticket
 from asr.errors import UsageError
-from asr.guards import Judgement
 from asr.loading import Memory
 from asr.options import Options
 from asr.outcome import Decoded, Outcome
@@ -125,39 +124,23 @@ class Submission(Call):
         """The request of a window, from its features `[M, F]` and the language heard in it, if that
         was wanted."""
         assert self.job is not None
-        language = self.language or self._spoken_in(heard)
+        language = self.language
+        if language is None:
+            assert heard is not None
+            language = self._spoken_in(self.job, *heard)
         quiet = self._pauses(features, window.length)
         ticket = Ticket(self.job, window.index, window.start, window.end, language, quiet)
         request = self._request(ticket, memory, self.previous)
         guards = self.options.guards
         first = guards.temperatures[0] if guards is not None else 0.0
-        if not first:
-            return request
-        return replace(request, temperature=first, seed=window.start * 1000 + round(100 * first))
-
-    def _spoken_in(self, heard: tuple[str, float] | None) -> str:
-        """A recording's language is that of its first window with speech, unless another is sure."""
-        assert heard is not None and self.job is not None
-        language, chance = heard
-        if self.job.language is None:
-            self.job.language, self.job.language_probability = heard
-        return self.job.language if chance < CONFIDENT else language
+        return self._sampled(request, first) if first else request
 
     def take(self, result: Result) -> None:
         """A window has ended; it may go back into the engine at another temperature."""
-        ticket: Ticket = result.request.tag
-        if ticket not in self.tickets:
-            return  # dropped
-        judgement, reason = self._judge(result)
-        if judgement is Judgement.RETRY and self._again(result):
-            return
-        self.tickets.remove(ticket)
-        decoded = self._decoded(ticket, result, judgement, reason)
-        ticket.job.done.append(decoded)
-        self._over[decoded.index] = decoded
-        if self.options.words:
-            self._time(ticket, decoded, result.request.memory)
-        self.look()
+        decoded = self._take(result)
+        if decoded is not None:
+            self._over[decoded.index] = decoded
+            self.look()
 
     def look(self) -> None:
         """Says what has come to be in order, and makes the outcome if all of it has."""

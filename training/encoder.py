@@ -1,7 +1,7 @@
 """The speaker encoder of diarize/, from the file that Resemblyzer ships.
 
-    uv pip install --no-deps --target training/work/resemblyzer resemblyzer==0.1.4
-    python -m training.encoder training/work/resemblyzer/resemblyzer/pretrained.pt
+    uv pip install --no-deps --target training/made/resemblyzer resemblyzer==0.1.4
+    python -m training.encoder training/made/resemblyzer/resemblyzer/pretrained.pt
 
 Without `--no-deps` the package pulls webrtcvad, which needs a C compiler. Nothing of it is imported:
 its checkpoint is read as tensors only. What is written has no mean yet: training.plda adds it.

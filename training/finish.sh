@@ -6,13 +6,13 @@ set -e
 until=$1
 python=${PYTHON:-python}
 export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive
-rm -f training/work/run/meeting-point-draft
+rm -f training/made/run/meeting-point-draft
 for rank in 0 1; do
     "$python" -m training.distill --until "$until" --team 2 --rank $rank &
 done
 wait
-cp training/work/run/log.jsonl bundled/demo/training-log.jsonl
-cp training/work/run/draft-log.jsonl bundled/demo-draft/training-log.jsonl
+cp training/made/run/log.jsonl bundled/demo/training-log.jsonl
+cp training/made/run/draft-log.jsonl bundled/demo-draft/training-log.jsonl
 OMP_NUM_THREADS=2 "$python" -m training.evaluate --per-voice "${PER_VOICE:-14}"
 "$python" -m training.card
 OMP_NUM_THREADS=2 "$python" -m training.heads

@@ -1,6 +1,6 @@
 """The vocabulary: byte-level BPE pieces trained on our text, then Whisper's special tokens in order.
 
-    python -m training.pieces            # writes training/work/tokenizer/
+    python -m training.pieces            # writes training/made/tokenizer/
 
 Also the layout of ids, which Whisper's own code derives from the order alone.
 """
@@ -18,7 +18,7 @@ from transformers.models.whisper.tokenization_whisper import LANGUAGES
 from training import fortunes, meeting, words
 from training.split import held_out, read_lines
 
-FOLDER = Path(__file__).parent / "work" / "tokenizer"
+FOLDER = Path(__file__).parent / "made" / "tokenizer"
 PIECES = 1200
 CODES = tuple(list(LANGUAGES)[:99])  # Whisper large-v2's 99 languages, in its order
 SPECIALS = (

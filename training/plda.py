@@ -3,7 +3,7 @@
     python -m training.speakers ../shared/data/speakers
     python -m training.plda
 
-Reads training/work/speakers/*.npz, learns from the training speakers only, and writes the encoder's
+Reads training/made/speakers/*.npz, learns from the training speakers only, and writes the encoder's
 mean, xvec_transform.npz, plda.npz and evaluation.json in bundled/speakers/. Format and features are
 those of pyannote.audio (VBx, Landini et al. 2022): whitened, length-normalised, within-class
 covariance I, between-class diagonal.

@@ -3,7 +3,7 @@
     python -m training.speakers ../shared/data/speakers
 
 Reads one clip per speaker (the number before the first dash of its name) and writes
-training/work/speakers/<channel>.npz: `vectors [N, 256]` as the encoder publishes them, `speakers [N]`.
+training/made/speakers/<channel>.npz: `vectors [N, 256]` as the encoder publishes them, `speakers [N]`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from training.channels import CHANNELS
 from training.encoder import FOLDER
 
 RATE = 16_000
-WORK = Path(__file__).parent / "work" / "speakers"
+WORK = Path(__file__).parent / "made" / "speakers"
 START, STEP = RATE // 2, round(0.8 * RATE)
 MOST, LEAST = 24, 4
 """Windows per clip, and what a clip must have to count."""

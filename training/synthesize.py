@@ -22,7 +22,7 @@ from training.split import held_out, read_lines
 from training.spoken import spoken
 from training.voices import RATE, speak, training_voice
 
-CLIPS = Path(__file__).parent / "work" / "clips"
+CLIPS = Path(__file__).parent / "made" / "clips"
 PER_SHARD = 400
 LONGEST = 14 * RATE
 

@@ -104,6 +104,12 @@ def write_distilled(folder: Path, target: Path, *, seed: int = 1) -> Path:
     return folder
 
 
+def write_pair(folder: Path) -> tuple[Path, Path]:
+    """A target and its draft."""
+    target = write(folder / "target")
+    return target, write_distilled(folder / "draft", target)
+
+
 def _save(folder: Path, model: torch.nn.Module, tokens: WhisperTokenizer) -> Path:
     model.save_pretrained(folder)
     tokens.save_pretrained(folder)

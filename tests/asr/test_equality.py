@@ -6,35 +6,27 @@ unfinished segment it seeks back and decodes the rest again, which is long-form,
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
-import soundfile
 import torch
 from transformers import WhisperForConditionalGeneration
 
 from asr.audio import read_audio
 from asr.transcriber import Options, Transcriber
 from tests.asr import folders
+from tests.asr.recordings import write
 
 SECONDS = (30, 17, 4)
 
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):
-    root = tmp_path_factory.mktemp("pair")
-    target = folders.write(root / "target")
-    return target, folders.write_distilled(root / "draft", target)
+    return folders.write_pair(tmp_path_factory.mktemp("pair"))
 
 
 @pytest.fixture(scope="module")
 def recordings(tmp_path_factory):
-    root, rng, paths = tmp_path_factory.mktemp("noise"), np.random.default_rng(1), []
-    for s in SECONDS:
-        paths.append(root / f"{s}.wav")
-        tone = np.sin(np.arange(16000 * s) * rng.uniform(0.02, 0.3)) * rng.uniform(0.05, 0.5)
-        noise = rng.standard_normal(16000 * s) * 0.1
-        soundfile.write(paths[-1], (tone + noise).astype(np.float32), 16000, subtype="FLOAT")
-    return paths
+    folder = tmp_path_factory.mktemp("noise")
+    return write(folder, SECONDS, seed=1, noise=(0.1, 0.1))
 
 
 def first_pass(model, features, prompt_length: int, **options) -> list[int]:
