@@ -134,6 +134,11 @@ class Session:
         submission = Submission(
             self.t, source, options, listener, arrived_s=self.clock(), name=name, tap=tap
         )
+        return self.enter(submission)
+
+    def enter(self, submission: Submission) -> Submission:
+        """Queues a submission that somebody else has made, of this session's transcriber. Raises
+        CapacityError once the session is closed."""
         with self._changed:
             if self._closed:
                 raise CapacityError("the session is closed")
