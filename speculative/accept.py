@@ -11,12 +11,22 @@ import torch
 from torch import Tensor
 
 from speculative.noise import Stream, uniform
+from speculative.sampling import bound
 from speculative.types import Draft, Guarantee, Law, Rows, Verdict
 
 
 def one_hot(tokens: Tensor, vocab: int, dtype: torch.dtype) -> Tensor:
     """`[..., V]` with all mass on `tokens [...]`. torch's own looks at the values, which is a sync."""
     return (tokens[..., None] == torch.arange(vocab, device=tokens.device)).to(dtype)
+
+
+def law(rows: Rows, logits: Tensor) -> Tensor:
+    """Probabilities `[B, N, V]` that rows sample from, of processed `logits`: temperature, then bounds."""
+    if not rows.mode.bounded:
+        return policy(logits, rows.temperature)
+    t = rows.temperature[:, None, None]
+    warm = bound(rows, logits / t.clamp_min(1e-6))
+    return torch.where(t > 0, warm.softmax(-1), policy(logits, torch.zeros_like(rows.temperature)))
 
 
 def policy(logits: Tensor, temperature: Tensor) -> Tensor:
@@ -99,7 +109,7 @@ class _Sampling:
         slots = rows.lengths[:, None] + torch.arange(logits.shape[1], device=logits.device)
         return self.judge(
             draft,
-            policy(logits, rows.temperature),
+            law(rows, logits),
             uniform(rows.seed[:, None], slots[:, :-1], Stream.ACCEPT),
             uniform(rows.seed[:, None], slots, Stream.EXTRA),
         )

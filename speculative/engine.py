@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,6 +21,7 @@ from speculative.accept import GreedyMatch, TokenRejection
 from speculative.device import Device, choose
 from speculative.drafters.model import ModelDrafter
 from speculative.round import Parts, play
+from speculative.sampling import enter
 from speculative.schedule import Fixed
 from speculative.stats import Counters, Stats
 from speculative.types import (
@@ -28,8 +29,11 @@ from speculative.types import (
     Finish,
     Guarantee,
     Law,
+    Mode,
     Model,
+    Partial,
     Processor,
+    Ranked,
     Request,
     Result,
     Rows,
@@ -61,7 +65,9 @@ class Engine:
     """Continuous batching of speculative decoding over `batch` rows.
 
     `schedule` gives gamma; 0, or no drafter, is plain decoding. `rule=None` takes greedy match while
-    all rows are at temperature 0 and token rejection otherwise; together they are exact. Raises
+    all rows are at temperature 0 and token rejection otherwise; together they are exact. `ranks` is
+    the most likely tokens that a request may ask for at each position; `modes` are those that rounds
+    are captured for, where the device captures: the first that covers the rows is played. Raises
     `ValueError` for parts that do not fit: another vocabulary, a law the rule cannot verify, a draft
     length without a drafter.
     """
@@ -78,6 +84,8 @@ class Engine:
         processors: Iterable[Processor] = (),
         device: Device | None = None,
         max_tokens: int | None = None,
+        ranks: int = 0,
+        modes: Sequence[Mode] = (Mode(), Mode(sampling=True)),
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         if batch < 1:
@@ -96,18 +104,19 @@ class Engine:
         self.max_tokens = min(max_tokens or target.max_positions, target.max_positions)
         self._rule = rule
         self._processors = tuple(processors)
+        self._modes = tuple(modes)
         place = self.device.torch
         self._eos = torch.tensor(sorted(set(eos)), dtype=torch.int64, device=place)
         # A round writes drafts up to max_gamma slots behind the last token a row can hold.
         slots = self.max_tokens + self.max_gamma + 1
-        self.rows = Rows.empty(batch, slots, place)
+        self.rows = Rows.empty(batch, slots, place, ranks)
         self._counters = Counters.zeros(self.max_gamma, place)
         target.allocate(batch, slots)
         if drafter is not None:
             drafter.allocate(batch, slots, place)
         self._tenants: list[_Tenant | None] = [None] * batch
         self._waiting: deque[Request] = deque()
-        self._graphs: dict[tuple[int, bool, int], Callable[[], None]] = {}
+        self._graphs: dict[tuple[int, Mode, int], Callable[[], None]] = {}
         self._longest = 1  # no row is longer; exact after each look
         self._watch = self.device.stopwatch()
         self._rounds = self._target_forwards = self._draft_forwards = 0
@@ -142,6 +151,9 @@ class Engine:
             )
         if request.probe is not None and request.probe.slot >= len(request.prompt):
             raise ValueError(f"probe slot {request.probe.slot} is behind the prompt")
+        most = self.rows.ranked.shape[2]
+        if request.ranks > most:
+            raise ValueError(f"{request.ranks} ranked tokens; this engine keeps {most}")
         guarantee = self._guarantee(request)
         if guarantee is Guarantee.GREEDY_ONLY:
             raise ValueError(
@@ -174,6 +186,24 @@ class Engine:
                     self.submit(request)
             yield from self.step()
 
+    def peek(self) -> list[Partial]:
+        """What unfinished rows have written, as of the host's last look; nothing between two looks."""
+        if self._since_look:
+            return []
+        state, partials = self.rows, []
+        for row, tenant in enumerate(self._tenants):
+            if tenant is not None and not tenant.cancelled:
+                span = slice(len(tenant.request.prompt), int(state.lengths[row]))
+                partials.append(
+                    Partial(
+                        request=tenant.request,
+                        tokens=tuple(state.tokens[row, span].tolist()),
+                        logprobs=tuple(state.logprobs[row, span].tolist()),
+                        ranked=self._ranked(row, span, tenant.request),
+                    )
+                )
+        return partials
+
     # -- one step ---------------------------------------------------------------------------------
 
     @torch.inference_mode()
@@ -184,31 +214,37 @@ class Engine:
         busy = [t for t in self._tenants if t is not None]
         if not busy:
             return []
-        self._play(sampling=any(t.request.temperature > 0 for t in busy))
+        self._play(self._mode([t.request for t in busy]))
         self._since_look += 1
         if self._since_look < self.device.rounds_per_look and not self._waiting:
             return []
         return self._retire()
 
     def warm_up(self) -> None:
-        """Plays every (gamma, rule) once on free rows, so that captured graphs exist before work does."""
+        """Plays every (gamma, mode) once on free rows, so that captured graphs exist before work does."""
         if not self.idle:
             raise RuntimeError("warm_up() needs an idle engine: capturing plays rounds")
         rounds, before = self._rounds, (self._target_forwards, self._draft_forwards)
         with torch.inference_mode():
             for gamma in self.schedule.buckets:
-                for sampling in (False, True):
+                for mode in self._modes:
                     for reach in self._reaches():
-                        self._round(gamma, sampling, reach)()
+                        self._round(gamma, mode, reach)()
             if self._drafting and 0 in self.schedule.buckets:
                 self._unread = 1
                 self._catch_up()
         self._rounds, (self._target_forwards, self._draft_forwards) = rounds, before
         self.device.synchronize()
 
-    def _play(self, *, sampling: bool) -> None:
+    def _mode(self, requests: list[Request]) -> Mode:
+        need = Mode.of(requests)
+        if not self.device.static_shapes:
+            return need
+        return next((mode for mode in self._modes if mode.covers(need)), need)
+
+    def _play(self, mode: Mode) -> None:
         if self._since_look == 0:
-            self._gamma = self.schedule.choose(sampling=sampling)
+            self._gamma = self.schedule.choose(sampling=mode.sampling)
             if self._gamma:
                 self._catch_up()
             self._look_began = self._clock()
@@ -217,7 +253,7 @@ class Engine:
         self._unread += gamma == 0
         self._longest = min(self._longest + gamma + 1, self.rows.dump)
         reach = next(r for r in self._reaches() if r >= self._longest)
-        self._round(gamma, sampling, reach)()
+        self._round(gamma, mode, reach)()
         self.device.mark_step()
         self._rounds += 1
         self._target_forwards += 1
@@ -244,25 +280,25 @@ class Engine:
         slots = self.rows.dump
         return [*(r for r in REACH_BUCKETS if r < slots), slots]
 
-    def _round(self, gamma: int, sampling: bool, reach: int) -> Callable[[], None]:
+    def _round(self, gamma: int, mode: Mode, reach: int) -> Callable[[], None]:
         """The round for one static shape, captured where the device captures."""
-        key = gamma, sampling, reach
+        key = gamma, mode, reach
         if key not in self._graphs:
             parts = Parts(
                 self.target,
                 self.drafter,
-                self._pick_rule(sampling),
+                self._pick_rule(mode.sampling),
                 self._processors,
                 self._eos,
             )
 
             def eager() -> None:
-                self.rows.sampling, self.rows.reach = sampling, reach
+                self.rows.mode, self.rows.reach = mode, reach
                 self._watch.start()
                 play(self.rows, parts, gamma, self._counters, self._watch.mark)
 
             def captured() -> None:
-                self.rows.sampling, self.rows.reach = sampling, reach
+                self.rows.mode, self.rows.reach = mode, reach
                 play(self.rows, parts, gamma, self._counters)
 
             graphed = self.device.graph(captured)
@@ -324,8 +360,7 @@ class Engine:
         put(state.begin, lengths)
         put(state.limits, limits)
         put(state.active, [a < b for a, b in zip(lengths, limits, strict=True)])
-        put(state.temperature, [r.temperature for r in requests])
-        put(state.seed, [r.seed for r in requests])
+        enter(state, index, requests)
         put(state.gamma, [self.max_gamma if r.gamma is None else r.gamma for r in requests])
         for counter in (state.rounds, state.drafted, state.accepted):
             counter[index] = 0
@@ -376,8 +411,17 @@ class Engine:
             drafted=int(state.drafted[row]),
             accepted=int(state.accepted[row]),
             probe=tenant.probe,
+            ranked=self._ranked(row, span, request),
             guarantee=self._guarantee(request),
         )
+
+    def _ranked(self, row: int, span: slice, request: Request) -> Ranked:
+        if not request.ranks:
+            return ()
+        state, kept = self.rows, slice(request.ranks)
+        tokens: list[list[int]] = state.ranked[row, span, kept].tolist()
+        logprobs: list[list[float]] = state.ranked_logprobs[row, span, kept].tolist()
+        return tuple(tuple(zip(*pair, strict=True)) for pair in zip(tokens, logprobs, strict=True))
 
     # -- rules and statistics ---------------------------------------------------------------------
 

@@ -5,5 +5,13 @@ class SpeculativeError(ValueError):
     """The base: a request that the core cannot serve."""
 
 
+class RequestError(SpeculativeError):
+    """One request: an impossible number, or more than the model can hold."""
+
+
+class LoadError(SpeculativeError):
+    """The weights: not found, no language model, or a draft that does not fit its target."""
+
+
 class DeviceError(SpeculativeError):
     """The device or dtype asked for is unknown, or not on this machine."""

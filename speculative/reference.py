@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-from speculative.accept import draw, policy
+from speculative.accept import draw, law
 from speculative.noise import Stream, uniform
-from speculative.types import Prefix, Processor, Request
+from speculative.sampling import enter, penalise
+from speculative.types import Mode, Prefix, Processor, Request, Rows
 
 Forward = Callable[[Tensor], Tensor]  # token ids [L] -> logits [L, V] of the whole prefix
 
@@ -32,14 +33,18 @@ def decode(
     begin, limit = len(tokens), max_tokens
     if request.max_new_tokens is not None:
         limit = min(limit, begin + request.max_new_tokens)
-    temperature = torch.tensor([request.temperature])
+    row = Rows.empty(1, limit, torch.device("cpu"))
+    row.mode = Mode.of([request])
+    enter(row, torch.tensor([0]), [request])
     while len(tokens) < limit:
         prefix = torch.tensor(tokens)
         logits = forward(prefix)[-1][None, None].float()  # [1, 1, V]
         view = Prefix(prefix[None], torch.tensor([[len(tokens) - 1]]), torch.tensor([begin]))
         for processor in processors:
             logits = processor(logits, view)
-        probabilities = policy(logits, temperature)[0, 0]
+        if row.mode.penalised:
+            logits = penalise(row, logits, view)
+        probabilities = law(row, logits)[0, 0]
         u = uniform(torch.tensor(request.seed), torch.tensor(len(tokens)), Stream.EXTRA)
         tokens.append(int(draw(probabilities, u)))
         if tokens[-1] in ends:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from speculative.sampling import penalise
 from speculative.stats import Counters
 from speculative.types import (
     Draft,
@@ -81,7 +82,7 @@ def score(rows: Rows, parts: Parts, draft: Draft) -> tuple[Scores, Tensor]:
     start = rows.lengths - 1
     scores = parts.target.score(tokens, start, reach=rows.reach, topology=draft.topology)
     logits = scores.logits
-    if not parts.processors:
+    if not (parts.processors or rows.mode.penalised):
         return scores, logits
     if draft.topology is None:
         prefix = _chain_prefix(rows, tokens, start)
@@ -91,6 +92,8 @@ def score(rows: Rows, parts: Parts, draft: Draft) -> tuple[Scores, Tensor]:
         logits = logits.flatten(0, 1)[:, None]
     for processor in parts.processors:
         logits = processor(logits, prefix)
+    if rows.mode.penalised:
+        logits = penalise(rows, logits, prefix)
     return scores, logits.reshape_as(scores.logits)
 
 
@@ -134,7 +137,13 @@ def commit(
     chosen = logits.gather(-1, verdict.tokens[..., None])[..., 0]
     slot = torch.where(column < count[:, None], rows.lengths[:, None] + column, rows.dump)
     rows.tokens.scatter_(1, slot, verdict.tokens)
-    rows.logprobs.scatter_(1, slot, chosen - logits.logsumexp(-1))
+    whole = logits.logsumexp(-1)
+    rows.logprobs.scatter_(1, slot, chosen - whole)
+    if rows.mode.ranked:
+        best = logits.topk(rows.ranked.shape[2])
+        index = slot[..., None].expand_as(best.indices)
+        rows.ranked.scatter_(1, index, best.indices)
+        rows.ranked_logprobs.scatter_(1, index, best.values - whole[..., None])
     rows.sources.scatter_(1, slot, _sources(draft, verdict, column).to(rows.sources.dtype))
 
     rows.rounds += rows.active

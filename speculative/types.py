@@ -12,13 +12,15 @@ Nothing here knows audio, text, files or HTTP: it is token ids and tensors.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum, IntEnum
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+
+from speculative.errors import RequestError
 
 
 class Guarantee(Enum):
@@ -123,6 +125,68 @@ class Processor(Protocol):
     def __call__(self, logits: Tensor, prefix: Prefix) -> Tensor: ...
 
 
+@dataclass(frozen=True)
+class Sampling:
+    """How a row's next token is chosen, besides its temperature. The defaults change nothing.
+
+    Penalties change logits at every temperature; bounds cut what is sampled from, in the order of
+    transformers: temperature, top-k, top-p, min-p. Raises `RequestError` for impossible numbers.
+    """
+
+    top_k: int = 0  # the most likely so many tokens; 0: all
+    top_p: float = 1.0  # the fewest tokens that hold so much of the probability
+    min_p: float = 0.0  # tokens at least so likely, as a share of the likeliest one
+    repetition: float = 1.0  # above 1: tokens of prompt and text are less likely
+    presence: float = 0.0  # taken from the logits of tokens that the text has
+    frequency: float = 0.0  # likewise, for each time that it has them
+
+    def __post_init__(self) -> None:
+        wrong = (
+            (self.top_k < 0, "top_k", "0 (all) or more"),
+            (not 0 < self.top_p <= 1, "top_p", "above 0, up to 1"),
+            (not 0 <= self.min_p <= 1, "min_p", "from 0 to 1"),
+            (not 0 < self.repetition < float("inf"), "repetition", "above 0"),
+            (not abs(self.presence) < float("inf"), "presence", "a finite number"),
+            (not abs(self.frequency) < float("inf"), "frequency", "a finite number"),
+        )
+        for is_wrong, name, must in wrong:
+            if is_wrong:
+                raise RequestError(f"{name} is {getattr(self, name)}; it must be {must}")
+
+    @property
+    def bounded(self) -> bool:
+        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
+
+    @property
+    def penalised(self) -> bool:
+        return (self.repetition, self.presence, self.frequency) != (1.0, 0.0, 0.0)
+
+
+@dataclass(frozen=True)
+class Mode:
+    """What a round can do. Static, so a part of its shape: what no row asks for costs nothing."""
+
+    sampling: bool = False  # a row is above temperature 0: drafts are drawn, and carry their law
+    bounded: bool = False  # a sampled row has top-k, top-p or min-p
+    penalised: bool = False  # a row has penalties
+    ranked: bool = False  # a row wants the likeliest tokens of each position
+
+    def covers(self, other: Mode) -> bool:
+        """Whether rounds of this mode do all that those of the other do."""
+        return all(getattr(self, f.name) >= getattr(other, f.name) for f in fields(self))
+
+    @staticmethod
+    def of(requests: Iterable[Request]) -> Mode:
+        """What these requests need, and no more."""
+        work = list(requests)
+        return Mode(
+            sampling=any(r.temperature > 0 for r in work),
+            bounded=any(r.temperature > 0 and r.sampling.bounded for r in work),
+            penalised=any(r.sampling.penalised for r in work),
+            ranked=any(r.ranks > 0 for r in work),
+        )
+
+
 @dataclass
 class Rows:
     """The state of all rows on the device. Shapes never change; finished rows stay and are masked.
@@ -138,19 +202,28 @@ class Rows:
     active: Tensor  # [B] bool
     temperature: Tensor  # [B] float32, 0 is greedy
     seed: Tensor  # [B] int64, randomness is keyed by (seed, slot)
+    top_k: Tensor  # [B] int64, the fields of `Sampling` from here on
+    top_p: Tensor  # [B] float32
+    min_p: Tensor  # [B] float32
+    repetition: Tensor  # [B] float32
+    presence: Tensor  # [B] float32
+    frequency: Tensor  # [B] float32
     gamma: Tensor  # [B] int64, most drafts the row wants: 0 is plain decoding for this row alone
     logprobs: Tensor  # [B, T] float32, of each emitted token under the processed logits
     sources: Tensor  # [B, T] int8, `Source`
+    ranked: Tensor  # [B, T, R] int64, the likeliest tokens at each emitted one; R may be 0
+    ranked_logprobs: Tensor  # [B, T, R] float32
     rounds: Tensor  # [B] int64, rounds this row took part in
     drafted: Tensor  # [B] int64
     accepted: Tensor  # [B] int64
     # Static, so a part of the round's shape:
     reach: int  # no slot from here on is read
-    sampling: bool  # a row is above temperature 0: drafts are drawn, and carry their law
+    mode: Mode
 
     @staticmethod
-    def empty(batch: int, slots: int, device: torch.device) -> Rows:
-        """Rows that are all free, with room for `slots` tokens and one dump slot behind them."""
+    def empty(batch: int, slots: int, device: torch.device, ranks: int = 0) -> Rows:
+        """Rows that are all free, with room for `slots` tokens and one dump slot behind them; `ranks`
+        of the likeliest tokens are kept for each."""
 
         def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
@@ -163,14 +236,22 @@ class Rows:
             active=zeros(batch, dtype=torch.bool),
             temperature=zeros(batch, dtype=torch.float32),
             seed=zeros(batch),
+            top_k=zeros(batch),
+            top_p=torch.ones(batch, device=device),
+            min_p=zeros(batch, dtype=torch.float32),
+            repetition=torch.ones(batch, device=device),
+            presence=zeros(batch, dtype=torch.float32),
+            frequency=zeros(batch, dtype=torch.float32),
             gamma=zeros(batch),
             logprobs=zeros(batch, slots + 1, dtype=torch.float32),
             sources=zeros(batch, slots + 1, dtype=torch.int8),
+            ranked=zeros(batch, slots + 1, ranks),
+            ranked_logprobs=zeros(batch, slots + 1, ranks, dtype=torch.float32),
             rounds=zeros(batch),
             drafted=zeros(batch),
             accepted=zeros(batch),
             reach=slots,
-            sampling=False,
+            mode=Mode(),
         )
 
     @property
@@ -210,6 +291,8 @@ class Request:
     memory: Any = None  # what the models condition on besides tokens; passed through untouched
     max_new_tokens: int | None = None  # None: up to the model's last position
     temperature: float = 0.0
+    sampling: Sampling = Sampling()
+    ranks: int = 0  # how many of the likeliest tokens are reported at each position
     seed: int = 0
     gamma: int | None = None  # at most so many drafts per round; None: as the schedule says
     hint: tuple[int, ...] = ()  # text that the answer may repeat: a lookup drafter searches it too
@@ -218,13 +301,27 @@ class Request:
 
     def __post_init__(self) -> None:
         if not self.prompt:
-            raise ValueError("a request needs at least one prompt token")
-        if self.temperature < 0:
-            raise ValueError(f"temperature is {self.temperature}; it must be 0 or more")
-        if self.max_new_tokens is not None and self.max_new_tokens < 0:
-            raise ValueError(f"max_new_tokens is {self.max_new_tokens}; it must be 0 or more")
-        if self.gamma is not None and self.gamma < 0:
-            raise ValueError(f"gamma is {self.gamma}; it must be 0 or more")
+            raise RequestError("a request needs at least one prompt token")
+        if not 0 <= self.temperature < float("inf"):
+            raise RequestError(f"temperature is {self.temperature}; it must be 0 or more")
+        for name in ("max_new_tokens", "gamma", "ranks"):
+            value = getattr(self, name)
+            if value is not None and value < 0:
+                raise RequestError(f"{name} is {value}; it must be 0 or more")
+
+
+Ranked = tuple[tuple[tuple[int, float], ...], ...]
+"""For each token of a text the likeliest ones there, with their log-probabilities."""
+
+
+@dataclass(frozen=True)
+class Partial:
+    """A sequence that is being decoded. What it has is final."""
+
+    request: Request
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    ranked: Ranked
 
 
 class Finish(Enum):
@@ -246,6 +343,7 @@ class Result:
     drafted: int
     accepted: int
     probe: tuple[float, ...] = ()
+    ranked: Ranked = ()
     guarantee: Guarantee = field(default=Guarantee.EXACT)
 
     def __post_init__(self) -> None:
@@ -266,7 +364,8 @@ class Model(Protocol):
         """Takes memory for `batch` rows of `slots` token slots, zeroed."""
 
     def prefill(self, rows: Tensor, tokens: Tensor, memory: Sequence[Any]) -> Tensor:
-        """Writes the prompts `tokens [K, P]` (right-padded) into `rows [K]`; logits `[K, P, V]`."""
+        """Writes the prompts `tokens [K, P]` (right-padded) into `rows [K]`; logits `[K, P, V]`, or
+        `[K, 0, V]` of a family that is never probed: a long prompt's take more memory than the model."""
 
     def score(
         self, tokens: Tensor, start: Tensor, *, reach: int, topology: Topology | None = None

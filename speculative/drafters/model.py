@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from speculative.accept import draw, policy
+from speculative.accept import draw, law
 from speculative.noise import Stream, uniform
+from speculative.sampling import penalise
 from speculative.types import (
     Draft,
     Law,
@@ -27,7 +28,8 @@ class ModelDrafter:
 
     `processors` are applied to the draft's logits too. They cannot change the output, only the
     acceptance, and each costs its passes per drafted token. In greedy rounds the drafts are the
-    draft's argmax; in sampled ones they follow the row's temperature and carry their probabilities.
+    draft's argmax; in sampled ones they follow the row's temperature and bounds, and carry their
+    probabilities. A row's penalties shape them as they shape the target.
     """
 
     def __init__(self, model: Model, processors: Sequence[Processor] = ()) -> None:
@@ -63,9 +65,9 @@ class ModelDrafter:
         tokens, probs = [], []
         for depth in range(gamma):
             slot = lengths + depth  # of the token drafted now
-            logits = self._process(logits, known, slot - 1, rows.begin)  # [B, 1, V]
-            if rows.sampling:
-                q = policy(logits, rows.temperature)[:, 0]
+            logits = self._process(logits, rows, known, slot - 1)  # [B, 1, V]
+            if rows.mode.sampling:
+                q = law(rows, logits)[:, 0]
                 token = draw(q, uniform(rows.seed, slot, Stream.DRAFT))
                 probs.append(q)
             else:
@@ -80,10 +82,11 @@ class ModelDrafter:
             probs=torch.stack(probs, dim=1) if probs else None,
         )
 
-    def _process(self, logits: Tensor, known: Tensor, last: Tensor, begin: Tensor) -> Tensor:
+    def _process(self, logits: Tensor, rows: Rows, known: Tensor, last: Tensor) -> Tensor:
+        prefix = Prefix(known, last[:, None], rows.begin)
         for processor in self.processors:
-            logits = processor(logits, Prefix(known, last[:, None], begin))
-        return logits
+            logits = processor(logits, prefix)
+        return penalise(rows, logits, prefix) if rows.mode.penalised else logits
 
     def observe(self, rows: Rows, draft: Draft, scores: Scores, verdict: Verdict) -> None:
         """Nothing to learn: rejected drafts are written over by the next round."""

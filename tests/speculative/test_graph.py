@@ -10,13 +10,13 @@ from asr.rules import whisper_rules
 from speculative import Engine, Fixed, ModelDrafter, NgramDrafter, Request
 from speculative.models.whisper import WhisperDecoder
 from speculative.round import Parts, play
-from speculative.types import Rows
+from speculative.types import Mode, Rows, Sampling
 from tests.speculative.whispers import EOS, SOT, memory, whisper
 
 GAMMA, BATCH = 4, 3
 
 
-def ragged_engine(drafter: str, sampling: bool) -> Engine:
+def ragged_engine(drafter: str, kind: str) -> Engine:
     target = whisper()
     made = {
         "model": lambda: ModelDrafter(WhisperDecoder(whisper(layers=1, seed=1))),
@@ -29,13 +29,17 @@ def ragged_engine(drafter: str, sampling: bool) -> Engine:
         eos=(EOS,),
         schedule=Fixed(GAMMA),
         processors=whisper_rules(target.generation_config, target.config),
+        ranks=2,
     )
+    shaped = Sampling(top_k=9, top_p=0.9, min_p=0.01, repetition=1.2, presence=0.1, frequency=0.1)
     for n in range(BATCH):
         engine.submit(
             Request(
                 prompt=(SOT, 7 + n, *range(8, 8 + 3 * n)),
                 memory=memory(n),
-                temperature=0.9 if sampling else 0.0,
+                temperature=0.0 if kind == "greedy" else 0.9,
+                sampling=shaped if kind == "shaped" else Sampling(),
+                ranks=2 if kind == "shaped" else 0,
                 seed=n,
                 tag=n,
                 max_new_tokens=8 + 6 * n,
@@ -46,22 +50,22 @@ def ragged_engine(drafter: str, sampling: bool) -> Engine:
     return engine
 
 
-def rounds(engine: Engine, sampling: bool):
+def rounds(engine: Engine):
     """A closure that plays one round, and the rows it changes."""
-    engine.rows.sampling = sampling
+    engine.rows.mode = Mode.of(t.request for t in engine._tenants)
     parts = Parts(
         engine.target,
         engine.drafter,
-        engine._pick_rule(sampling),
+        engine._pick_rule(engine.rows.mode.sampling),
         engine._processors,
         engine._eos,
     )
     return lambda: play(engine.rows, parts, GAMMA, engine._counters)
 
 
-@pytest.mark.parametrize("sampling", [False, True], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("kind", ["greedy", "sampled", "shaped"])
 @pytest.mark.parametrize("drafter", ["model", "ngram"])
-def test_one_full_graph_serves_every_ragged_round(drafter, sampling):
+def test_one_full_graph_serves_every_ragged_round(drafter, kind):
     graphs = []
 
     def backend(graph, example_inputs):
@@ -69,8 +73,8 @@ def test_one_full_graph_serves_every_ragged_round(drafter, sampling):
         return graph.forward
 
     torch._dynamo.reset()
-    engine, plain = ragged_engine(drafter, sampling), ragged_engine(drafter, sampling)
-    step, expected = rounds(engine, sampling), rounds(plain, sampling)
+    engine, plain = ragged_engine(drafter, kind), ragged_engine(drafter, kind)
+    step, expected = rounds(engine), rounds(plain)
     compiled = torch.compile(step, backend=backend, fullgraph=True, dynamic=False)
     lengths = set()
     with torch.no_grad():
@@ -80,7 +84,7 @@ def test_one_full_graph_serves_every_ragged_round(drafter, sampling):
             lengths.add(tuple(engine.rows.lengths.tolist()))
             state = plain.rows.tensors()
             for name, tensor in engine.rows.tensors().items():
-                left, right = (t[:, :-1] if t.dim() == 2 else t for t in (tensor, state[name]))
+                left, right = (t[:, :-1] if t.dim() > 1 else t for t in (tensor, state[name]))
                 assert torch.allclose(left.double(), right.double(), atol=1e-4), name
     assert len(lengths) > 3  # the states really were ragged and moving
     assert not engine.rows.active.all()  # and some rows ended on the way
@@ -122,11 +126,11 @@ class Watch(TorchDispatchMode):
         return result
 
 
-@pytest.mark.parametrize("sampling", [False, True], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("kind", ["greedy", "sampled", "shaped"])
 @pytest.mark.parametrize("drafter", ["model", "ngram"])
-def test_no_operator_of_a_round_syncs_or_changes_shape(drafter, sampling):
-    engine = ragged_engine(drafter, sampling)
-    step, traces = rounds(engine, sampling), []
+def test_no_operator_of_a_round_syncs_or_changes_shape(drafter, kind):
+    engine = ragged_engine(drafter, kind)
+    step, traces = rounds(engine), []
     for _ in range(5):
         with torch.no_grad(), Watch() as watch:
             step()
@@ -144,11 +148,11 @@ def test_the_watch_sees_a_sync_and_a_mask():
 
 
 def test_free_rows_do_not_move():
-    engine = ragged_engine("model", False)
+    engine = ragged_engine("model", "greedy")
     free = Rows.empty(BATCH, engine.rows.dump, torch.device("cpu"))
     engine.rows = free
     before = {k: v.clone() for k, v in free.tensors().items()}
-    rounds(engine, False)()
+    rounds(engine)()
     for name, tensor in free.tensors().items():
-        left, right = (t[:, :-1] if t.dim() == 2 else t for t in (tensor, before[name]))
+        left, right = (t[:, :-1] if t.dim() > 1 else t for t in (tensor, before[name]))
         assert torch.equal(left, right), name
