@@ -21,6 +21,7 @@ from asr.presets import Pair
 from asr.tokens import SpecialTokens
 from asr.weights import Role, check_pair, locate
 from speculative.device import Device
+from speculative.models.attention import use_products
 from speculative.models.whisper import encoder_of, same_encoder
 
 _FEATURES = ("preprocessor_config.json", "processor_config.json")  # one of them
@@ -136,6 +137,8 @@ def _model(folder: Path, role: Role, device: Device) -> Any:
         raise ModelError(
             f"--{role} {folder} cannot be loaded as a Whisper model: {error}"
         ) from error
+    if device.products:
+        use_products(model)
     return model.eval().to(device.torch)
 
 

@@ -47,6 +47,11 @@ class Device:
         return self.kind in ("cuda", "hpu")
 
     @property
+    def products(self) -> bool:
+        """Whether attention of few queries is faster as products of matrices (models.attention)."""
+        return self.kind == "cpu"
+
+    @property
     def rounds_per_look(self) -> int:
         """Rounds between two looks of the host at `active`: a look stalls an asynchronous device."""
         return {"cpu": 1, "mps": 2, "cuda": 2, "hpu": 4}[self.kind]
