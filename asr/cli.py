@@ -237,6 +237,7 @@ def transcribe(
     min_speakers: speaking.MinSpeakers = None,
     max_speakers: speaking.MaxSpeakers = None,
     known: speaking.KnownFlag = False,
+    link_speakers: speaking.LinkSpeakers = False,
     channels: Annotated[
         str,
         typer.Option(
@@ -292,7 +293,7 @@ def transcribe(
 
     drafts = _gamma(gamma)
     bounds = Bounds(num_speakers, min_speakers, max_speakers)
-    asked = Asked(diarizer if diarize else None, bounds, known, channels)
+    asked = Asked(diarizer if diarize else None, bounds, known, channels, link_speakers)
     output_format = _formats(output_format, speakers=asked.speakers)
     if json and output_dir == STDOUT:
         raise UsageError("--json and `-o -` both write to stdout; choose one of them")
@@ -365,7 +366,9 @@ def transcribe(
             )
 
         with stop.interruptible():
-            over = asked.load(device=device, network=not local_files_only)
+            over = asked.load(
+                device=device, network=not local_files_only, folder=destination.folder
+            )
         make = Maker(load)
         interrupted = not _finished(
             batch, lambda size: over(make(size)), options, batch_size, console
@@ -471,6 +474,7 @@ _NO_WORD = frozenset(
     "min_speakers",
     "max_speakers",
     "known",
+    "link_speakers",
     "channels",
 }
 

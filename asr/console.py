@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -151,7 +152,13 @@ def named(files: Sequence[Path]) -> str:
 
 
 def _speed(transcript: Transcript) -> str:
+    """How long it is, and what was found in it."""
     text = f"{transcript.duration:.1f} s of audio"
-    if not transcript.segments:
-        text += ", no speech"
-    return text
+    spoken = Counter[str]()  # seconds
+    for turn in transcript.turns:
+        spoken[turn.speaker] += turn.end - turn.start
+    if spoken:
+        people = f"{len(spoken)} speaker{'s' * (len(spoken) > 1)}"
+        each = ", ".join(f"{name} {said:.1f} s" for name, said in spoken.items())
+        return f"{text}, {people}: {each}"
+    return text if transcript.segments else f"{text}, no speech"

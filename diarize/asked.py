@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from asr.errors import UsageError
@@ -17,6 +18,7 @@ from diarize.known import Known, KnownSpeakers
 if TYPE_CHECKING:
     from asr.batch import Transcribes as Runs
     from diarize.diarizer import Diarizer
+    from diarize.people import People
     from diarize.transcribing import Transcribes
 
 MIX, SPLIT = "mix", "split"
@@ -25,7 +27,8 @@ MIX, SPLIT = "mix", "split"
 @dataclass(frozen=True)
 class Asked:
     """`diarizer` names the engine; None asks for no voices. `channels` is `mix` or `split`, where each
-    channel is a speaker. `known` uses the voices that were enrolled.
+    channel is a speaker. `known` uses the voices that were enrolled, `link` gives one person one label
+    in all recordings.
 
     Raises UsageError for what contradicts itself, and for `known` where nobody is.
     """
@@ -34,6 +37,7 @@ class Asked:
     bounds: Bounds = field(default_factory=Bounds)
     known: bool = False
     channels: str = MIX
+    link: bool = False
 
     def __post_init__(self) -> None:
         if self.channels not in (MIX, SPLIT):
@@ -42,8 +46,8 @@ class Asked:
             raise UsageError(
                 "--channels split: each channel is a speaker already; leave out --diarize"
             )
-        if self.diarizer is None and (self.known or self.bounds != Bounds()):
-            raise UsageError("a number of speakers, and --known, need --diarize")
+        if self.diarizer is None and (self.known or self.link or self.bounds != Bounds()):
+            raise UsageError("a number of speakers, --known and --link-speakers need --diarize")
         if self.known and not KnownSpeakers().list():
             raise UsageError("--known: nobody is; enrol somebody with `forescribe speakers add`")
 
@@ -63,31 +67,51 @@ class Asked:
             told |= {
                 "diarizer": str(resolve(self.diarizer, network=network)),
                 "speakers": [bounds.exactly, bounds.at_least, bounds.at_most],
-                "known": [[k.name, k.encoder, k.samples] for k in self.people()],
+                "known": [[k.name, k.encoder, k.samples] for k in self.known_people()],
             }
+            if self.link:  # else older results keep their fingerprints
+                told["link"] = True
         return told
 
-    def load(self, *, device: str = "auto", network: bool = True) -> Callable[[Transcribes], Runs]:
-        """What puts speakers on a transcriber's words; a transcriber itself where nobody asked.
-        Raises what `engines.load` raises."""
+    def load(
+        self, *, device: str = "auto", network: bool = True, folder: Path | None = None
+    ) -> Callable[[Transcribes], Runs]:
+        """What puts speakers on a transcriber's words; a transcriber itself where nobody asked. `folder`
+        is that of the results. Raises what `engine` and `people` raise."""
         if self.channels == SPLIT:
             from diarize.sides import SplitChannels
 
             return SplitChannels
         if self.diarizer is None:
             return lambda transcriber: transcriber
-        engine, people, bounds = self.engine(device, network), self.people(), self.bounds
+        engine, bounds = self.engine(device, network), self.bounds
+        known, people = self.known_people(), self.people(folder)
         from diarize.transcribing import WithSpeakers
 
-        return lambda transcriber: WithSpeakers(transcriber, engine, bounds, people)
+        return lambda transcriber: WithSpeakers(transcriber, engine, bounds, known, people)
 
     def engine(self, device: str, network: bool) -> Diarizer:
-        """The diarizer, ready to work."""
+        """The diarizer, ready to work. Raises what `engines.load` raises, and UsageError where voices
+        are to be linked and it keeps none."""
         from diarize.engines import load
 
         assert self.diarizer is not None
-        return load(self.diarizer, device=device, network=network)
+        found = load(self.diarizer, device=device, network=network)
+        if self.link and found.engine.encoder is None:
+            raise UsageError(
+                f"--link-speakers: the engine {found.engine.name} keeps no voices; take another "
+                "--diarizer"
+            )
+        return found
 
-    def people(self) -> Sequence[Known]:
+    def people(self, folder: Path | None) -> People | None:
+        """Who was heard before, by the folder of the results; None where nobody is to be linked."""
+        if not self.link:
+            return None
+        from diarize.people import People
+
+        return People(folder)
+
+    def known_people(self) -> Sequence[Known]:
         """Whose names may be used."""
         return KnownSpeakers().list() if self.known else ()

@@ -40,6 +40,15 @@ KnownFlag = Annotated[
     ),
 ]
 
+LinkSpeakers = Annotated[
+    bool,
+    typer.Option(
+        "--link-speakers/--no-link-speakers",
+        help="The same label for the same person in all recordings; keeps their voices in "
+        "speakers.jsonl in the output folder.",
+    ),
+]
+
 
 def diarize(
     audio: Annotated[
@@ -67,6 +76,7 @@ def diarize(
     min_speakers: MinSpeakers = None,
     max_speakers: MaxSpeakers = None,
     known: KnownFlag = False,
+    link_speakers: LinkSpeakers = False,
     device: Annotated[
         str, typer.Option("--device", metavar="NAME", help="auto, cuda, cuda:N or cpu.")
     ] = "auto",
@@ -95,7 +105,9 @@ def diarize(
     from diarize.asked import Asked
     from diarize.diarizer import Bounds
 
-    asked = Asked(diarizer, Bounds(num_speakers, min_speakers, max_speakers), known)
+    asked = Asked(
+        diarizer, Bounds(num_speakers, min_speakers, max_speakers), known, link=link_speakers
+    )
     sources = discover(audio, recursive=recursive)
     destination = Destination.of(sources, output_dir, output_format)
     console = Console(quiet=quiet or json, verbose=False, json=json)
@@ -117,7 +129,9 @@ def diarize(
             from diarize.only import OnlySpeakers
 
             engine = asked.engine(device, network=not local_files_only)
-            speakers = OnlySpeakers(engine, asked.bounds, asked.people())
+            speakers = OnlySpeakers(
+                engine, asked.bounds, asked.known_people(), asked.people(destination.folder)
+            )
         interrupted = False
         try:
             with console.progress(batch.todo) as hook:

@@ -11,8 +11,7 @@ from string import ascii_uppercase
 
 from asr.transcript import Json, Transcript
 from diarize.diarizer import Diarization
-
-ANONYMOUS = "SPEAKER_"
+from diarize.turns import ANONYMOUS
 
 UNKNOWN = "unknown"
 """The contract wants a string where nobody can be told."""

@@ -134,12 +134,16 @@ def default_folder() -> Path:
 
 
 def matches(
-    voices: Sequence[Voice], known: Sequence[Known], encoder: str | None, likeness: Likeness
+    voices: Sequence[Voice],
+    known: Sequence[Known],
+    encoder: str | None,
+    likeness: Likeness,
+    margin: float = MARGIN,
 ) -> list[Match]:
     """Who of the known is who, one to one, the likest first: the greatest sum of likeness would give
     somebody a second choice so that another one gets a name too.
 
-    Sure from `likeness.same` on, with a margin to every other known person; a suggestion from
+    Sure from `likeness.same` on, with `margin` to every other known person; a suggestion from
     `likeness.maybe` on; below that nobody. Known voices of other encoders do not count.
     """
     heard = [(v.speaker, v.vector) for v in voices if v.vector is not None]
@@ -159,7 +163,7 @@ def matches(
             continue
         free[row], free[:, column] = False, False
         others = np.delete(cosines[row], column)
-        clear = not len(others) or score - float(others.max()) >= MARGIN
+        clear = not len(others) or score - float(others.max()) >= margin
         sure = score >= likeness.same and clear
         found.append(Match(heard[row][0], usable[column].name, score, sure))
     return found

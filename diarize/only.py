@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 
 from asr.audio import Input, open_audio
 from asr.errors import AudioError, ForescribeError
@@ -17,17 +16,24 @@ from asr.transcript import Coverage, Span, Transcript, samples_at
 from diarize.blocks import diarize_blocks, in_blocks
 from diarize.diarizer import Bounds, Diarizer
 from diarize.known import Known
+from diarize.people import People
 from diarize.transcribing import with_speakers
 from speculative.stats import Stats
 
 
 class OnlySpeakers:
-    """`known` are speakers to be called by their names where they are surely recognised."""
+    """`known` are speakers to be called by their names where they are surely recognised; with `people`
+    the others have one label in all recordings."""
 
     def __init__(
-        self, diarizer: Diarizer, bounds: Bounds | None = None, known: Sequence[Known] = ()
+        self,
+        diarizer: Diarizer,
+        bounds: Bounds | None = None,
+        known: Sequence[Known] = (),
+        people: People | None = None,
     ) -> None:
-        self.diarizer, self.bounds, self.known = diarizer, bounds or Bounds(), tuple(known)
+        self.diarizer, self.bounds = diarizer, bounds or Bounds()
+        self.known, self.people = tuple(known), people
 
     def transcribe(
         self, sources: Iterable[Input], options: Options | None = None, hook: Hook | None = None
@@ -73,4 +79,4 @@ class OnlySpeakers:
                 coverage=Coverage((heard,) if heard else ()),
                 warnings=recording.warnings,
             )
-        return with_speakers(empty, found, self.known, recording=Path(Outcome(source).name).stem)
+        return with_speakers(empty, found, self.known, self.people, source=Outcome(source).name)

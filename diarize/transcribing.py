@@ -27,6 +27,7 @@ from diarize.attribute import attributed
 from diarize.beside import Beside, Listening
 from diarize.diarizer import Bounds, Diarization, Diarizer
 from diarize.known import Known, Match, named
+from diarize.people import People
 
 
 class Transcribes(Protocol):
@@ -53,7 +54,8 @@ class _Waiting:
 
 
 class WithSpeakers:
-    """`known` are speakers to be called by their names where they are surely recognised."""
+    """`known` are speakers to be called by their names where they are surely recognised; with `people`
+    the others have one label in all recordings."""
 
     def __init__(
         self,
@@ -61,9 +63,10 @@ class WithSpeakers:
         diarizer: Diarizer,
         bounds: Bounds | None = None,
         known: Sequence[Known] = (),
+        people: People | None = None,
     ) -> None:
         self.transcriber, self.diarizer = transcriber, diarizer
-        self.bounds, self.known = bounds or Bounds(), tuple(known)
+        self.bounds, self.known, self.people = bounds or Bounds(), tuple(known), people
 
     def transcribe(
         self, sources: Iterable[Input], options: Options | None = None, hook: Hook | None = None
@@ -104,8 +107,15 @@ class WithSpeakers:
 
     def _finished(self, waiting: _Waiting) -> Outcome:
         outcome = waiting.outcome
+        assert outcome.transcript is not None
         try:
-            diarization = waiting.turns.result()
+            transcript = with_speakers(
+                outcome.transcript,
+                waiting.turns.result(),
+                self.known,
+                self.people,
+                source=outcome.name,
+            )
         except ForescribeError as error:
             return replace(outcome, transcript=None, error=error)
         except Exception as cause:  # a fault of ours, or of the engine: the others go on
@@ -113,10 +123,6 @@ class WithSpeakers:
             failure = AudioError(text, code="internal_error")
             failure.__cause__ = cause
             return replace(outcome, transcript=None, error=failure)
-        assert outcome.transcript is not None
-        transcript = with_speakers(
-            outcome.transcript, diarization, self.known, recording=Path(outcome.name).stem
-        )
         return replace(outcome, transcript=transcript, wall_s=time.perf_counter() - waiting.started)
 
 
@@ -124,17 +130,25 @@ def with_speakers(
     transcript: Transcript,
     diarization: Diarization,
     known: Sequence[Known] = (),
+    people: People | None = None,
     *,
-    recording: str = RECORDING,
+    source: str = RECORDING,
 ) -> Transcript:
-    """The transcript with the diarization's speakers on every word, and what explains them."""
+    """The transcript with the diarization's speakers on every word, and what explains them. `source`
+    is the recording's path. Raises OutputError where `people` cannot be stored."""
     diarization, found = named(diarization, known)
+    again = list[Match]()
+    if people is not None:
+        diarization, again = people.introduced(source, diarization)
     spoken = attributed(transcript, diarization.regular, diarization.exclusive)
     told: dict[str, Json] = {**diarization.engine.to_dict(), "matches": [_match(m) for m in found]}
+    if people is not None:
+        told["links"] = [_match(m) for m in again]
+    doubts = [*map(_suggestion, _unsure(found)), *map(_link, _unsure(again))]
     return replace(
         spoken,
-        warnings=(*spoken.warnings, *diarization.warnings, *map(_suggestion, _unsure(found))),
-        settings={**spoken.settings, "diarization": told, RECORDING: recording},
+        warnings=(*spoken.warnings, *diarization.warnings, *doubts),
+        settings={**spoken.settings, "diarization": told, RECORDING: Path(source).stem},
     )
 
 
@@ -150,3 +164,11 @@ def _unsure(found: Iterable[Match]) -> list[Match]:
 def _suggestion(match: Match) -> Notice:
     text = f"{match.speaker} may be {match.name} (likeness {match.score:.2f}); not named so"
     return Notice("speaker_suggestion", text)
+
+
+def _link(match: Match) -> Notice:
+    text = (
+        f"{match.speaker} may be {match.name} of another recording (likeness {match.score:.2f}); "
+        "not linked"
+    )
+    return Notice("speaker_link", text)

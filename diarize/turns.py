@@ -12,6 +12,9 @@ from itertools import pairwise
 from asr.errors import UsageError
 from asr.transcript import Turn, samples_at
 
+ANONYMOUS = "SPEAKER_"
+"""How a speaker without a name is called, with a number behind it."""
+
 
 @dataclass(frozen=True)
 class Turns:
@@ -93,7 +96,7 @@ class Turns:
         return Turns.of(found).joined()
 
 
-def appearance(turns: Turns, prefix: str = "SPEAKER_") -> dict[str, str]:
+def appearance(turns: Turns, prefix: str = ANONYMOUS) -> dict[str, str]:
     """New names by first appearance: SPEAKER_00, SPEAKER_01, …"""
     return {speaker: f"{prefix}{n:02d}" for n, speaker in enumerate(turns.speakers)}
 
@@ -119,4 +122,4 @@ def read_rttm(text: str) -> dict[str, Turns]:
     return {name: Turns.of(turns) for name, turns in found.items()}
 
 
-__all__ = ["Turn", "Turns", "appearance", "read_rttm"]
+__all__ = ["ANONYMOUS", "Turn", "Turns", "appearance", "read_rttm"]

@@ -8,13 +8,15 @@ import pytest
 import soundfile
 from typer.testing import CliRunner, Result
 
+from asr.cli import app
 from asr.errors import UsageError
 from diarize import engines
 from diarize.asked import Asked
 from diarize.cli import speakers
-from diarize.diarizer import Bounds
+from diarize.diarizer import Bounds, Engine
 from diarize.sides import SplitChannels
 from diarize.transcribing import WithSpeakers
+from diarize.turns import read_rttm
 from tests.diarize.engines import RATE, LevelDiarizer, sound
 from tests.diarize.test_transcribing import Typist
 
@@ -59,6 +61,8 @@ def test_what_contradicts_itself_is_refused_before_anything_is_loaded() -> None:
         Asked("auto", known=True)
     with pytest.raises(UsageError, match="need --diarize"):
         Asked(None, Bounds(exactly=2))
+    with pytest.raises(UsageError, match="--link-speakers need --diarize"):
+        Asked(None, link=True)
     with pytest.raises(UsageError, match="stereo is neither mix nor split"):
         Asked(None, channels="stereo")
     with pytest.raises(UsageError, match="already"):
@@ -79,3 +83,47 @@ def test_a_transcriber_is_left_alone_where_nobody_asked() -> None:
     assert Asked().load()(transcriber) is transcriber
     assert isinstance(Asked("auto").load(device="cpu")(transcriber), WithSpeakers)
     assert isinstance(Asked(channels="split").load()(transcriber), SplitChannels)
+
+
+def diarized(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["diarize", *arguments], catch_exceptions=False)
+
+
+def test_one_person_has_one_label_in_all_recordings(tmp_path: Path) -> None:
+    talk = sound((4, 0.5), (4, 0.1))
+    soundfile.write(tmp_path / "a.wav", talk, RATE)
+    soundfile.write(tmp_path / "b.wav", talk[::-1][: 7 * RATE], RATE)
+    names = [str(tmp_path / "a.wav"), str(tmp_path / "b.wav")]
+
+    def first(folder: str, *more: str) -> list[str]:
+        """Who begins each recording."""
+        out = tmp_path / folder
+        assert diarized(*names, "-o", str(out), *more).exit_code == 0
+        found = [read_rttm((out / f"{name}.rttm").read_text())[name] for name in "ab"]
+        return [turns.speakers[0] for turns in found]
+
+    assert first("apart") == ["SPEAKER_00", "SPEAKER_00"]
+    assert first("linked", "--link-speakers") == ["SPEAKER_00", "SPEAKER_01"]
+    assert not (tmp_path / "apart" / "speakers.jsonl").exists()
+    told = (tmp_path / "linked" / "speakers.jsonl").read_text()
+    assert first("linked", "--link-speakers") == ["SPEAKER_00", "SPEAKER_01"]  # all done already
+    assert (tmp_path / "linked" / "speakers.jsonl").read_text() == told
+
+
+def test_an_engine_without_voices_cannot_link(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Deaf(LevelDiarizer):
+        engine = Engine("deaf")
+
+    monkeypatch.setattr(engines, "load", lambda name, **options: Deaf())
+    with pytest.raises(UsageError, match="the engine deaf keeps no voices"):
+        diarized(clip(tmp_path, "a.wav", 0.5), "-o", str(tmp_path), "--link-speakers")
+
+
+def test_a_line_says_who_was_heard_and_for_how_long_or_that_nobody_was(tmp_path: Path) -> None:
+    talk = str(tmp_path / "talk.wav")
+    soundfile.write(talk, sound((2, 0.5), (1, 0), (3, 0.1)), RATE)
+    said = diarized(talk, clip(tmp_path, "still.wav", 0, 1), "-o", str(tmp_path)).stderr
+    assert "talk.wav: 6.0 s of audio, 2 speakers: SPEAKER_00 2.0 s, SPEAKER_01 3.0 s -> " in said
+    assert "still.wav: 1.0 s of audio, no speech -> " in said
