@@ -3,7 +3,7 @@
     python -m training.train --until 13:55
 
 The draft is distilled meanwhile: it learns from the target's distribution on every batch, and its
-gradient ends at the encoder's output.
+gradient goes on into the encoder, which so learns to say what one layer can read.
 
 The learning rate and the kind of windows follow the wall clock between the start and `--until`, so
 a run ends in time whatever else the machine does. A checkpoint is written every three minutes by
@@ -49,7 +49,7 @@ def losses(model: Speech, batch: Batch, guided: bool) -> tuple[Tensor, Tensor, T
         known = batch.labels != IGNORE  # [B, L]
         places = batch.places if guided else None
         logits, guide = model.decode(batch.tokens, states, known, places)
-        guess, second = model.guess(batch.tokens, states.detach(), known, places)
+        guess, second = model.guess(batch.tokens, states, known, places)
     ctc = ctc_loss(
         scores.float().log_softmax(-1).transpose(0, 1),
         batch.characters,
