@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from asr import writers
-from asr.transcript import Json, Segment, Transcript
+from asr.transcript import Json, Segment, Transcript, Word
 
 if TYPE_CHECKING:
     from asr.submission import Token
@@ -25,6 +25,18 @@ said; the contract wants a text."""
 
 STEPS_PER_S = 50
 """Positions that Whisper's encoder makes of a second: what usage counts as audio tokens."""
+
+SPECULATION = (
+    "rounds",
+    "drafted",
+    "accepted",
+    "acceptance_rate",
+    "mean_acceptance_length",
+    "written",
+    "judged_at_depth",
+    "accepted_at_depth",
+)
+"""Of a transcript's figures, those of `verbose_json`."""
 
 FILES: Mapping[str, writers.Render] = MappingProxyType({"srt": writers.srt, "vtt": writers.vtt})
 
@@ -69,9 +81,7 @@ def verbose(transcript: Transcript, granularities: set[str]) -> dict[str, Json]:
     }
     if "word" in granularities:
         body["words"] = [
-            {"word": word.text.strip(), "start": word.start, "end": word.end}
-            for segment in transcript.segments
-            for word in segment.words or ()
+            _word(word) for segment in transcript.segments for word in segment.words or ()
         ]
     if "segment" in granularities:
         body["segments"] = [_segment(segment) for segment in transcript.segments]
@@ -82,6 +92,9 @@ def verbose(transcript: Transcript, granularities: set[str]) -> dict[str, Json]:
         "language_probability": whole["language_probability"],
         "warnings": whole["warnings"],
         "coverage": whole["coverage"],
+        "speculation": {
+            key: transcript.stats[key] for key in SPECULATION if key in transcript.stats
+        },
     }
 
 
@@ -144,6 +157,12 @@ def language_name(code: str | None) -> str:
     from transformers.models.whisper.tokenization_whisper import LANGUAGES
 
     return UNKNOWN if code is None else str(LANGUAGES.get(code, code))
+
+
+def _word(word: Word) -> dict[str, Json]:
+    """The contract's three keys, and who wrote its tokens."""
+    data: dict[str, Json] = {"word": word.text.strip(), "start": word.start, "end": word.end}
+    return data if word.sources is None else {**data, "sources": list[Json](word.sources)}
 
 
 def _segment(segment: Segment) -> dict[str, Json]:

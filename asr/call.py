@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from asr import writing
 from asr.audio import Input, Open, Recording, open_audio
 from asr.errors import AudioError, ForescribeError, UsageError
 from asr.guards import Judgement
@@ -23,7 +24,17 @@ from asr.pauses import Pause, pauses, within
 from asr.segments import Stretch, compression_ratio, mean_logprob, stretches
 from asr.timing import Utterance, token_times
 from asr.tokens import AUTO, language_code
-from asr.transcript import Coverage, Json, Notice, Segment, Span, Transcript, Word, seconds
+from asr.transcript import (
+    Coverage,
+    Json,
+    Notice,
+    Segment,
+    Span,
+    Transcript,
+    Word,
+    Writer,
+    seconds,
+)
 from asr.vad import Detector, SileroDetector
 from asr.windows import Window, cut
 from asr.words import words
@@ -223,8 +234,9 @@ class Call:
         for (ticket, decoded, segments), timed in zip(work, times, strict=True):
             texts = [(part.tokens, text) for part, text in segments]
             quiet = within(ticket.pauses, decoded.length)  # it may have been heard further
+            written = self._written(decoded, segments)
             ticket.job.words[decoded.index] = words(
-                tokenizer, decoded.language, texts, timed, quiet, decoded.start
+                tokenizer, decoded.language, texts, timed, quiet, decoded.start, written
             )
 
     def _utterance(self, decoded: Decoded, segments: list[tuple[Stretch, str]]) -> Utterance:
@@ -232,6 +244,14 @@ class Call:
         prompt = self.special.prompt(decoded.language, self.options.task, timestamps=False)
         tokens = tuple(token for part, _ in segments for token in part.tokens)
         return Utterance(decoded.memory, prompt, tokens, decoded.length)
+
+    def _written(self, decoded: Decoded, segments: list[tuple[Stretch, str]]) -> list[Writer]:
+        """Who wrote the segments' tokens. Of a sequential window only the first tokens count."""
+        pairs = zip(decoded.tokens, decoded.result.sources, strict=False)
+        found = [writing.writer(source) for token, source in pairs if token < self.special.end]
+        return [
+            who for part, _ in segments for who in found[part.first : part.first + len(part.tokens)]
+        ]
 
     def _ended(self) -> Iterator[Outcome]:
         while self.failed:
@@ -468,6 +488,7 @@ def _stats(done: list[Decoded], wall: float) -> dict[str, Json]:
         "accepted": accepted,
         "acceptance_rate": accepted / drafted if drafted else None,
         "mean_acceptance_length": 1 + accepted / rounds if rounds else None,
+        **writing.stats([r.sources for r in results]),
         "guarantees": guarantees,
         "wall_s": wall,
     }

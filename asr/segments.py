@@ -16,11 +16,13 @@ from asr.tokens import SpecialTokens
 
 @dataclass(frozen=True)
 class Stretch:
-    """Text tokens with their place in the window, in samples from its start."""
+    """Text tokens with their place in the window, in samples from its start. `first` counts the text
+    tokens of the window before them."""
 
     start: int
     end: int
     tokens: tuple[int, ...]
+    first: int = 0
 
 
 def stretches(tokens: Sequence[int], special: SpecialTokens, length: int) -> list[Stretch]:
@@ -30,13 +32,14 @@ def stretches(tokens: Sequence[int], special: SpecialTokens, length: int) -> lis
     before the one that was last written counts as that one, so stretches never overlap.
     """
     found: list[Stretch] = []
-    start, text = 0, list[int]()
+    start, text, first = 0, list[int](), 0
 
     def close(end: int) -> None:
-        nonlocal text
+        nonlocal text, first
         if text:
             begin = min(start, length)
-            found.append(Stretch(begin, min(end, length), tuple(text)))
+            found.append(Stretch(begin, min(end, length), tuple(text), first))
+        first += len(text)
         text = []
 
     for token in tokens:

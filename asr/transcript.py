@@ -21,6 +21,10 @@ SAMPLES_PER_SEEK = 160
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 State = Literal["decoded", "silent", "failed"]
 STATES: tuple[State, ...] = ("decoded", "silent", "failed")
+Writer = Literal["accepted", "correction", "bonus", "plain"]
+WRITERS: tuple[Writer, ...] = ("accepted", "correction", "bonus", "plain")
+"""Who wrote a token: drafted and kept by the target; the target's own after a rejection, after full
+acceptance, or in a round without drafts."""
 
 
 def seconds(samples: int) -> float:
@@ -48,8 +52,9 @@ class Word:
 
     `probability` is None where it was not measured, `speaker` where nobody is known.
     `speaker_confidence` is the share of the evidence that speaks for this speaker, 0 to 1, and
-    `overlap` whether somebody else speaks at the same time; None where nobody looked.
-    Raises ValueError unless 0 <= start_sample <= end_sample.
+    `overlap` whether somebody else speaks at the same time; None where nobody looked. `sources` says
+    of each of its tokens who wrote it, None where that is not known.
+    Raises ValueError unless 0 <= start_sample <= end_sample, and for a source that is none.
     """
 
     text: str
@@ -59,9 +64,13 @@ class Word:
     speaker: str | None = None
     speaker_confidence: float | None = None
     overlap: bool | None = None
+    sources: tuple[Writer, ...] | None = None
 
     def __post_init__(self) -> None:
         _check_order(self.start_sample, self.end_sample, f"word {self.text!r}")
+        unknown = set(self.sources or ()) - set(WRITERS)
+        if unknown:
+            raise ValueError(f"unknown source {unknown.pop()!r}; known: {', '.join(WRITERS)}")
 
     @property
     def start(self) -> float:
@@ -334,6 +343,8 @@ def _word_to_dict(word: Word, diarized: bool) -> dict[str, Json]:
         "end": word.end,
         "probability": _finite(word.probability),
     }
+    if word.sources is not None:
+        data["sources"] = list[Json](word.sources)
     if diarized:
         data["speaker"] = word.speaker
         data["speaker_confidence"] = _finite(word.speaker_confidence)
@@ -395,7 +406,13 @@ def _word_from_dict(record: _Fields) -> Word:
         speaker=record.optional_text("speaker"),
         speaker_confidence=record.optional_number("speaker_confidence"),
         overlap=record.optional_flag("overlap"),
+        sources=_writers(record) if "sources" in record.data else None,
     )
+
+
+def _writers(record: _Fields) -> tuple[Writer, ...]:
+    # Word refuses what is none.
+    return tuple(cast(Writer, str(item)) for item in record.items("sources"))
 
 
 def _span_from_dict(record: _Fields) -> Span:
@@ -454,8 +471,11 @@ class _Fields:
             raise TypeError(f"{key!r} is {type(value).__name__} in a transcript")
         return value
 
+    def items(self, key: str) -> list[Json]:
+        return cast(list[Json], self._get(key, list))
+
     def integers(self, key: str) -> list[int]:
-        return [int(cast(int, item)) for item in cast(list[Json], self._get(key, list))]
+        return [int(cast(int, item)) for item in self.items(key)]
 
     def record(self, key: str) -> _Fields:
         return _Fields(cast(dict[str, Json], self._get(key, dict)))

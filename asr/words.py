@@ -17,7 +17,7 @@ import numpy as np
 
 from asr.pauses import Pause
 from asr.timing import TokenTimes
-from asr.transcript import SAMPLE_RATE, Word
+from asr.transcript import SAMPLE_RATE, Word, Writer
 
 SPACELESS = {"zh", "ja", "th", "lo", "my", "yue"}
 
@@ -48,6 +48,7 @@ class Timed:
     start: int
     end: int
     probability: float
+    sources: tuple[Writer, ...] | None = None
 
     def __post_init__(self) -> None:
         assert 0 <= self.start <= self.end
@@ -69,12 +70,14 @@ def words(
     times: TokenTimes,
     pauses: Sequence[Pause],
     offset: int,
+    written: Sequence[Writer] | None = None,
 ) -> list[tuple[Word, ...]]:
     """The words of a window's segments, in samples of the recording, which the window enters at
     `offset`.
 
-    `segments` are tokens with their text, in order; all their tokens joined are the timed ones. Words
-    joined are the segment's text, and each lies in its window.
+    `segments` are tokens with their text, in order; all their tokens joined are the timed ones, and
+    those that `written` says the writers of. Words joined are the segment's text, and each lies in its
+    window.
     """
     at, found, counts = 0, list[Timed](), list[int]()
     for tokens, whole in segments:
@@ -82,13 +85,20 @@ def words(
         if "".join(span.text for span in spans) != whole:
             spans = [Span.of([(whole, len(tokens))])]  # broken characters: no border is certain
         for span in spans:
-            found.append(_timed(span, times, at))
+            sources = None if written is None else tuple(written[at : at + span.count])
+            found.append(_timed(span, times, at, sources))
             at += span.count
         counts.append(len(spans))
     settled = iter(_shortened(_settled(found, pauses)))
     return [
         tuple(
-            Word(word.text, offset + word.start, offset + word.end, word.probability)
+            Word(
+                word.text,
+                offset + word.start,
+                offset + word.end,
+                word.probability,
+                sources=word.sources,
+            )
             for word in islice(settled, count)
         )
         for count in counts
@@ -172,11 +182,13 @@ def _silent(text: str) -> bool:
     return SILENT.issuperset(text.strip())
 
 
-def _timed(span: Span, times: TokenTimes, at: int) -> Timed:
+def _timed(
+    span: Span, times: TokenTimes, at: int, sources: tuple[Writer, ...] | None = None
+) -> Timed:
     first, last = at + span.first, at + span.last
     start, end = times.boundaries[first], times.boundaries[last]
     chance = float(np.mean(times.probabilities[first:last]))
-    return Timed(span.text, start, max(start, end), chance)
+    return Timed(span.text, start, max(start, end), chance, sources)
 
 
 # -- pauses -------------------------------------------------------------------------------------------
