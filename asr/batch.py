@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from asr import fingerprint
-from asr.errors import CapacityError, ForescribeError, OutputError
+from asr.errors import CapacityError, ForescribeError, OutputError, out_of_memory
 from asr.fingerprint import Fingerprint
 from asr.inputs import Source
 from asr.interrupts import Stop
@@ -312,19 +312,3 @@ def _in_order(outcomes: Iterator[Outcome], names: Iterable[str]) -> Iterator[Out
         early[outcome.name] = outcome
         while waiting and waiting[0] in early:
             yield early.pop(waiting.popleft())
-
-
-PHRASES = ("out of memory", "not enough memory", "can't allocate memory", "allocation failed for")
-"""Of torch on mps and cpu and of Gaudi's bridge, which have no class for it."""
-
-
-def out_of_memory(error: BaseException) -> bool:
-    """Whether a device or the machine had no room; by name, since torch is not imported here."""
-    kinds = {kind.__name__ for kind in type(error).__mro__}
-    if kinds & {"OutOfMemoryError", "MemoryError"}:
-        return True
-    text = str(error).lower()
-    return isinstance(error, RuntimeError) and any(phrase in text for phrase in PHRASES)
-
-
-__all__ = ["Batch", "Ended", "Make", "Transcribes", "out_of_memory"]

@@ -89,3 +89,16 @@ class CapacityError(ForescribeError):
     """The machine cannot do it now; a smaller request, or the same one later, may pass."""
 
     default_code = "overloaded"
+
+
+_NO_ROOM = ("out of memory", "not enough memory", "can't allocate memory", "allocation failed for")
+"""Of torch on mps and cpu and of Gaudi's bridge, which have no class for it."""
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether a device or the machine had no room; by name, since torch is not imported here."""
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    if kinds & {"OutOfMemoryError", "MemoryError"}:
+        return True
+    text = str(error).lower()
+    return isinstance(error, RuntimeError) and any(phrase in text for phrase in _NO_ROOM)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from asr.errors import ModelError
+from asr.errors import CapacityError, ModelError, out_of_memory
 from asr.presets import Pair
 from asr.tokens import SpecialTokens
 from asr.weights import Role, check_pair, locate
@@ -139,7 +139,15 @@ def _model(folder: Path, role: Role, device: Device) -> Any:
         ) from error
     if device.products:
         use_products(model)
-    return model.eval().to(device.torch)
+    try:
+        return model.eval().to(device.torch)
+    except RuntimeError as error:
+        if not out_of_memory(error):
+            raise
+        raise CapacityError(
+            f"{device.name} has no room for the weights of --{role} {folder}: free some, or take a "
+            "smaller model or --dtype float16"
+        ) from error
 
 
 def _check_complete(report: Mapping[str, Any]) -> None:

@@ -26,11 +26,9 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING
 
-import torch
-
 from asr.audio import Input
 from asr.call import Job, internal
-from asr.errors import CapacityError, ForescribeError
+from asr.errors import CapacityError, ForescribeError, out_of_memory
 from asr.options import Options
 from asr.outcome import Outcome
 from asr.submission import Listener, Submission, Tap
@@ -361,6 +359,6 @@ def _fault(error: Exception) -> ForescribeError:
     """What a fault on the engine's thread is to those whose work it ends."""
     if isinstance(error, ForescribeError):
         return error
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+    if out_of_memory(error):
         return CapacityError("the device is out of memory")
     return internal("<session>", error)

@@ -16,8 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asr import fingerprint
-from asr.batch import out_of_memory
-from asr.errors import AudioError, OutputError
+from asr.errors import AudioError, OutputError, out_of_memory
 from asr.inputs import Source
 from asr.manifest import NAME
 from tests.asr.typists import Outcome, Typist, batch, run, text_of, write_wav

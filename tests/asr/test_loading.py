@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import WhisperForCausalLM
 from transformers.utils import logging
 
-from asr.errors import ModelError
+from asr.errors import CapacityError, ModelError
 from asr.loading import Memory, Whisper, load
 from asr.presets import Pair
 from speculative.device import choose
@@ -204,3 +204,15 @@ def test_a_spoilt_folder_is_refused_in_one_line(copy, how, capfd) -> None:
 def test_a_spoilt_draft_is_named_as_the_draft(target, copy) -> None:
     spoil(copy, "truncated weights")
     assert refusal(Pair(target, copy)).startswith(f"--draft {copy}")
+
+
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("not enough memory: 9 GB")]
+)
+def test_a_device_without_room_is_said_in_one_line(target, monkeypatch, error) -> None:
+    def full(*_, **__):
+        raise error
+
+    monkeypatch.setattr(torch.nn.Module, "to", full)
+    with pytest.raises(CapacityError, match=r"cpu has no room .* --model .*target"):
+        load(Pair(target), CPU)
