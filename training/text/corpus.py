@@ -1,0 +1,120 @@
+"""What the text pair reads: questions with answers, and plain sentences.
+
+Definitions and examples are WordNet's (Debian's `wordnet-base`), for words that an ordinary list
+knows; minutes are generated; the plain sentences were written for this project. One document in
+forty is held out, by a hash of its question (`training.split`), so a held-out word was never defined.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from training.split import held_out, read_lines
+from training.text.minutes import minutes, request
+
+WORDNET = Path("/usr/share/wordnet")
+WORDS = Path("/usr/share/dict/american-english-small")
+KINDS = {"noun": "n", "verb": "v", "adj": "a", "adv": "r"}
+LONGEST = 14  # words of a gloss or an example
+ORDINARY = ("ordinary.txt", "ordinary_news.txt", "ordinary_talk.txt", "ordinary_wide.txt")
+MINUTES = 2500
+SEED = 20
+
+
+@dataclass(frozen=True)
+class Document:
+    """A question with its answer; a plain text has no question."""
+
+    kind: str
+    answer: str
+    question: str | None = None
+
+    @property
+    def held_out(self) -> bool:
+        return held_out(self.topic)
+
+    @property
+    def topic(self) -> str:
+        """What decides on which side it falls: one word's definition and example stay together."""
+        if self.question is None:
+            return self.answer
+        quoted = re.search(r'"([a-z]+)"', self.question)
+        return quoted[1] if quoted else self.question
+
+
+@dataclass(frozen=True)
+class Sense:
+    """The most frequent sense of a word: its gloss, an example or None, and how often it was seen."""
+
+    word: str
+    kind: str
+    gloss: str
+    example: str | None
+    uses: int
+
+
+def senses() -> list[Sense]:
+    """Of every plain word in both WordNet and the word list, in order of use."""
+    plain = set(WORDS.read_text("utf-8").split())
+    found: dict[str, Sense] = {}
+    for kind in KINDS:
+        glosses = _glosses(kind)
+        for line in _entries(WORDNET / f"index.{kind}"):
+            fields = line.split()
+            word, pointers = fields[0], int(fields[3])
+            if word not in plain or not re.fullmatch(r"[a-z]{2,12}", word):
+                continue
+            uses = int(fields[5 + pointers])  # tagged senses
+            gloss, example = _parts(glosses[fields[6 + pointers]], word)
+            sense = Sense(word, kind, gloss, example, uses)
+            if gloss and (word not in found or uses > found[word].uses):
+                found[word] = sense
+    return sorted(found.values(), key=lambda s: (-s.uses, s.word))
+
+
+def _entries(path: Path) -> list[str]:
+    lines = path.read_text("utf-8", errors="replace").splitlines()
+    return [line for line in lines if not line.startswith(" ")]
+
+
+def _glosses(kind: str) -> dict[str, str]:
+    """By offset, as index files name them."""
+    lines = _entries(WORDNET / f"data.{kind}")
+    return {line[:8]: line.partition("| ")[2].strip() for line in lines}
+
+
+def _parts(text: str, word: str) -> tuple[str, str | None]:
+    """The first clause of a gloss as a sentence, or "" where it is none; an example with the word."""
+    gloss = re.sub(r"\([^)]*\)", "", text.split('"')[0]).split(";")[0]
+    gloss = re.sub(r"\s+", " ", gloss).strip(" ,:")
+    if not re.fullmatch(r"[a-zA-Z ,'\-]+", gloss) or not 2 <= len(gloss.split()) <= LONGEST:
+        return "", None
+    for example in re.findall(r'"([^"]+)"', text):
+        if 4 <= len(example.split()) <= LONGEST and word in example.split():
+            if re.fullmatch(r"[a-zA-Z ,'\-]+", example):
+                return _sentence(gloss), _sentence(example)
+    return _sentence(gloss), None
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:] + "."
+
+
+def documents(seed: int = SEED) -> list[Document]:
+    """Everything, held out or not, in a fixed order."""
+    rng = random.Random(seed)
+    found = []
+    for sense in senses():
+        ask = rng.choice(('Define "{}".', 'What does "{}" mean?'))
+        found.append(Document("definition", sense.gloss, ask.format(sense.word)))
+        if sense.example:
+            found.append(Document("example", sense.example, f'Use "{sense.word}" in a sentence.'))
+    for _ in range(MINUTES):
+        question, team, date = request(rng)
+        found.append(Document("minutes", minutes(rng, team, date), question))
+    for name in ORDINARY:
+        found += [Document("plain", line) for line in read_lines(name)]
+    return found

@@ -1,0 +1,87 @@
+"""Target and draft: Llama's architecture, unmodified transformers classes.
+
+The target is deep and thin on purpose: at this size a step costs what its layers' calls cost, so
+sixteen layers against one give a cheap draft step, and width would not. Most of its training sees
+four layers, at a third of the price; then it grows.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, kl_div
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from training.text.packing import Pack
+from training.text.tokenizer import SIGNS, SIZE
+
+POSITIONS = 512
+FEW, LAYERS = 4, 16
+"""Of the target: at the start of its training and at the end."""
+
+
+def _configuration(layers: int, width: int, inner: int, heads: int) -> LlamaConfig:
+    begin, end = SIGNS.index("<|begin|>"), SIGNS.index("<|end|>")
+    return LlamaConfig(
+        vocab_size=SIZE,
+        hidden_size=width,
+        intermediate_size=inner,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        max_position_embeddings=POSITIONS,
+        tie_word_embeddings=True,
+        bos_token_id=begin,
+        eos_token_id=end,
+        pad_token_id=end,
+    )
+
+
+def target(layers: int) -> LlamaForCausalLM:
+    return LlamaForCausalLM(_configuration(layers, width=128, inner=352, heads=4))
+
+
+def draft() -> LlamaForCausalLM:
+    return LlamaForCausalLM(_configuration(layers=1, width=128, inner=768, heads=4))
+
+
+def grown(model: LlamaForCausalLM, layers: int) -> LlamaForCausalLM:
+    """The same function with more layers: those between the old ones add nothing yet.
+
+    A layer whose two output matrices are zero passes its input on; their gradients are not zero, so
+    it learns from the first step. `layers` is a multiple of the model's.
+    """
+    old = model.model.layers
+    every = layers // len(old)
+    made = target(layers)
+    made.model.embed_tokens.load_state_dict(model.model.embed_tokens.state_dict())
+    made.model.norm.load_state_dict(model.model.norm.state_dict())
+    for place, layer in enumerate(made.model.layers):
+        if place % every == 0:
+            layer.load_state_dict(old[place // every].state_dict())
+        else:
+            nn.init.zeros_(layer.self_attn.o_proj.weight)
+            nn.init.zeros_(layer.mlp.down_proj.weight)
+    return made
+
+
+def logits(model: LlamaForCausalLM, pack: Pack) -> Tensor:
+    """Of the positions that have a next token `[K, V]`, float32."""
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        states = model.model(
+            input_ids=pack.tokens,
+            position_ids=pack.positions,
+            attention_mask=pack.mask,
+            use_cache=False,
+        ).last_hidden_state
+        return model.lm_head(states[pack.known]).float()
+
+
+def distillation(wanted: Tensor, guess: Tensor) -> Tensor:
+    """KL from the target's distribution, and cross-entropy on the target's choice: per token.
+
+    The first counts at temperature 1, the second at 0.
+    """
+    log_q = guess.log_softmax(-1)
+    divergence = kl_div(log_q, wanted.log_softmax(-1), log_target=True, reduction="batchmean")
+    return divergence + 0.5 * cross_entropy(guess, wanted.argmax(-1))

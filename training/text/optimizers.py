@@ -1,0 +1,42 @@
+"""Muon for the matrices within layers, AdamW for the rest: about half the steps of AdamW alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+
+class Optimizers:
+    """Both optimizers over the models' parameters, stepped as one."""
+
+    def __init__(self, *models: nn.Module, peak: float) -> None:
+        matrices, others = [], []
+        for name, weight in (named for m in models for named in m.named_parameters()):
+            (matrices if weight.ndim == 2 and "embed" not in name else others).append(weight)
+        self.peak = peak
+        self.both: tuple[torch.optim.Optimizer, ...] = (
+            torch.optim.Muon(matrices, lr=peak, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"),
+            torch.optim.AdamW(others, lr=peak, betas=(0.9, 0.95), weight_decay=0.0, fused=True),
+        )
+
+    def step(self, share: float) -> None:
+        """One step at `share` of the peak rate; gradients are dropped after it."""
+        for optimizer in self.both:
+            for group in optimizer.param_groups:
+                group["lr"] = self.peak * share
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+    def state(self) -> list[dict[str, Any]]:
+        return [optimizer.state_dict() for optimizer in self.both]
+
+    def load(self, states: list[dict[str, Any]]) -> None:
+        for optimizer, state in zip(self.both, states, strict=True):
+            optimizer.load_state_dict(state)
+
+
+def rate(progress: float, step: int, *, fall_from: float, warm: int = 20) -> float:
+    """Share of the peak rate: rises for `warm` steps, falls linearly to zero from `fall_from` on."""
+    return min(1.0, (step + 1) / warm, (1 - progress) / (1 - fall_from))
