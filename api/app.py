@@ -19,9 +19,10 @@ from api.dependencies import caller
 from api.errors import ApiError
 from api.keys import Keyring
 from api.requestid import RequestId
-from api.routers import audio, endpoints, health, metrics, models
+from api.routers import audio, endpoints, health, metrics, models, text
 from api.serving import Serving
 from api.settings import Settings
+from api.text.serving import TextServing
 from asr.errors import ForescribeError
 
 _CODES = {404: "not_found", 405: "method_not_allowed"}
@@ -30,18 +31,22 @@ _CODES = {404: "not_found", 405: "method_not_allowed"}
 def create_app(settings: Settings, serving: Serving | None = None) -> FastAPI:
     """The service. Loading begins when the application starts and goes on beside it."""
     engine = serving or Serving.of(settings)
+    texting = TextServing.of(settings)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         engine.start()
+        texting.start()
         try:
             yield
         finally:
-            await engine.stop()
+            await engine.stop()  # which waits for all that is inside, texts too
+            await texting.stop()
 
     app = FastAPI(title="forescribe", lifespan=lifespan, redoc_url=None)
     app.state.settings, app.state.serving = settings, engine
     app.state.keyring = Keyring(settings.api_keys)
+    app.state.texting = texting
     app.add_middleware(RequestId, metrics=engine.metrics)
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(ForescribeError, _package_error)
@@ -51,7 +56,7 @@ def create_app(settings: Settings, serving: Serving | None = None) -> FastAPI:
     app.include_router(health.router)
     app.include_router(endpoints.public)
     private = APIRouter(dependencies=[Depends(caller)])  # no route here can forget the key
-    for module in (audio, models, endpoints, metrics):
+    for module in (audio, models, text, endpoints, metrics):
         private.include_router(module.router)
     app.include_router(private)
     return app

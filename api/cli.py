@@ -11,10 +11,13 @@ from typing import Annotated
 
 import typer
 
+from api.text.command import generate
 from asr import cli
 from asr.errors import UsageError
 
 main = cli.main
+
+cli.app.command()(generate)
 
 
 @cli.app.command()

@@ -69,6 +69,8 @@ class Settings(BaseSettings):
     batch_size: int = Field(8, ge=1, le=1024)
     gamma: int | None = Field(None, ge=0, le=64)
     local_files_only: bool = False
+    text_model: str | None = None  # as for `forescribe generate`; None writes no text
+    text_draft: str | None = None
     diarizer: str = "auto"  # loaded when speakers are first asked for
     aliases: tuple[str, ...] = OPENAI_NAMES  # further names of the model
 

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from speculative.engine import Engine
     from speculative.schedule import Fixed, Goodput
     from speculative.stats import Stats
-    from speculative.types import Guarantee, Probe, Request, Result, Source
+    from speculative.text import TextGenerator
+    from speculative.types import Guarantee, Probe, Request, Result, Sampling, Source
 
 _HOMES = {
     "Device": "device",
@@ -31,8 +32,10 @@ _HOMES = {
     "Probe": "types",
     "Request": "types",
     "Result": "types",
+    "Sampling": "types",
     "Source": "types",
     "Stats": "stats",
+    "TextGenerator": "text",
     "TokenRejection": "accept",
     "choose": "device",
 }
@@ -49,8 +52,10 @@ __all__ = [
     "Probe",
     "Request",
     "Result",
+    "Sampling",
     "Source",
     "Stats",
+    "TextGenerator",
     "TokenRejection",
     "choose",
 ]

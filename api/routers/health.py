@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from fastapi.responses import PlainTextResponse
 
 from api.dependencies import Served
@@ -18,8 +18,11 @@ async def health() -> str:
 
 
 @router.get("/ready", response_class=PlainTextResponse)
-async def ready(serving: Served) -> str:
+async def ready(request: Request, serving: Served) -> str:
     """503 until the model is loaded and every shape warm, and again from the first sign of an end."""
     if serving.state != "ready":
         raise ApiError("not_ready", f"the server is {serving.state}")
+    texting = request.app.state.texting
+    if texting.state not in ("off", "ready"):
+        raise ApiError("not_ready", f"the text model is {texting.state}")
     return "OK"

@@ -1,4 +1,5 @@
-"""`/v1/models`: the one that is loaded, under its own name and those that clients send."""
+"""`/v1/models`: the one that is loaded, under its own name and those that clients send; the text
+model, if there is one."""
 
 from __future__ import annotations
 
@@ -28,12 +29,13 @@ class Models(BaseModel):
 
 @router.get("")
 async def models(settings: Configured) -> Models:
-    return Models(data=[Model(id=name) for name in names(settings)])
+    texts = [] if settings.text_model is None else [settings.text_model]
+    return Models(data=[Model(id=name) for name in [*names(settings), *texts]])
 
 
 @router.get("/{name:path}")
 async def model(name: str, settings: Configured) -> Model:
-    return Model(id=known(name, settings))
+    return Model(id=name if name == settings.text_model else known(name, settings))
 
 
 def names(settings: Settings) -> list[str]:

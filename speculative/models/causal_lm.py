@@ -7,13 +7,15 @@ saves no memory here, strips hold all positions; it is exact, which is what coun
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from transformers.cache_utils import Cache, DynamicCache
 
-from speculative.cache import SlotCache, window_mask
+from speculative.cache import SlotCache, chain_mask, window_mask
 from speculative.models.slots import SlotModel
 from speculative.types import Scores
 
@@ -24,11 +26,13 @@ class CausalDecoder(SlotModel):
     """A transformers causal LM, e.g. of `AutoModelForCausalLM.from_pretrained`.
 
     `positions` bounds the rows (strips are allocated for it): None takes the model's own limit.
+    `vocab` is the target's number of tokens where this model is a draft: one vocabulary is padded to
+    different sizes in models of one family, and what only one of them has room for is never proposed.
     Raises ValueError, with the model's type, for layers whose memory is no plain keys and values
     (recurrent, compressed, of different shapes), and for more positions than the model has.
     """
 
-    def __init__(self, model: Any, positions: int | None = None) -> None:
+    def __init__(self, model: Any, positions: int | None = None, vocab: int | None = None) -> None:
         config = model.config.get_text_config()
         kinds = set(getattr(config, "layer_types", None) or ())
         if kinds - {FULL, SLIDING}:
@@ -45,9 +49,10 @@ class CausalDecoder(SlotModel):
         super().__init__(
             device=model.device,
             dtype=model.dtype,
-            vocab_size=config.vocab_size,
+            vocab_size=vocab or config.vocab_size,
             positions=positions or limit,
         )
+        self.room = config.vocab_size - self.vocab_size  # for tokens that the other does not have
         self.layers, self.heads, self.head_dim = _shape(model, config.model_type)
 
     def new_cache(self, batch: int, slots: int) -> SlotCache:
@@ -61,17 +66,33 @@ class CausalDecoder(SlotModel):
             device=self.device,
         )
 
+    @torch.inference_mode()
+    def prefill(self, rows: Tensor, tokens: Tensor, memory: Sequence[Any]) -> Tensor:
+        """Without the head, whose logits nobody reads: `[K, 0, V]`."""
+        slots = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
+        mask = chain_mask(slots, tokens.shape[1], self.dtype)
+        cache = self._allocated().prefill(rows)
+        self._run(self.model.base_model, tokens, self._positions_at(slots), mask, cache)
+        return torch.empty((len(tokens), 0, self.vocab_size), device=self.device)
+
     def forward(
         self, tokens: Tensor, positions: Tensor, mask: Tensor, cache: Cache, memory: Tensor | None
     ) -> Scores:
-        logits = self.model(
+        logits = self._run(self.model, tokens, positions, mask, cache).logits.float()
+        if self.room < 0:
+            logits = pad(logits, (0, -self.room), value=float("-inf"))
+        return Scores(logits[..., : self.vocab_size])
+
+    def _run(self, part: Any, tokens: Tensor, positions: Tensor, mask: Tensor, cache: Cache) -> Any:
+        if self.room < 0:  # a token without an embedding is read as another: drafts are guesses
+            tokens = tokens.clamp_max(self.vocab_size + self.room - 1)
+        return part(
             input_ids=tokens,
             position_ids=positions,
             attention_mask=self._masks(mask, positions),
             past_key_values=cache,
             use_cache=True,
-        ).logits
-        return Scores(logits.float())
+        )
 
     def _masks(self, mask: Tensor, positions: Tensor) -> Tensor | dict[str, Tensor]:
         """What each kind of layer reads; `mask [B, 1, N, length]` is that of full attention."""

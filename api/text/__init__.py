@@ -1,0 +1,1 @@
+"""Text models: `forescribe generate` and OpenAI's completions, over `speculative.text`."""

@@ -1,0 +1,146 @@
+"""Loading: the name of a language model to weights on a device, with their vocabulary.
+
+A local folder or a hub id, read by transformers' own loaders. Knows nothing of presets and decoding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from logging import CRITICAL
+from pathlib import Path
+from typing import Any, Literal
+
+from speculative.device import Device
+from speculative.errors import LoadError
+from speculative.vocabulary import Vocabulary
+
+Role = Literal["model", "draft"]
+
+_WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+
+
+@dataclass(frozen=True, eq=False)
+class LanguageModel:
+    """A causal language model of transformers, and the tokens that it reads and writes."""
+
+    name: str  # as the user knows it
+    model: Any
+    vocabulary: Vocabulary
+    ends: frozenset[int]  # tokens that end a text
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens that it has room for: its vocabulary's, padded."""
+        return int(self.model.config.get_text_config().vocab_size)
+
+    @property
+    def positions(self) -> int:
+        return int(self.model.config.get_text_config().max_position_embeddings)
+
+
+def load(
+    name: str | Path, device: Device, *, role: Role = "model", network: bool = True
+) -> LanguageModel:
+    """The language model of a folder or hub id; `network` allows a download.
+
+    Raises LoadError, in one line that names the culprit: not found, no language model, weights that
+    do not fit their configuration, no tokenizer.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    folder = _folder(name, role, network)
+    try:
+        config = AutoConfig.from_pretrained(folder)
+        if config.is_encoder_decoder:
+            raise ValueError(f"{config.model_type} is no causal language model")
+        with quiet():
+            model, report = AutoModelForCausalLM.from_pretrained(
+                folder, dtype=device.dtype, output_loading_info=True, ignore_mismatched_sizes=True
+            )
+        # transformers would fill gaps with random numbers, and the model would babble.
+        wrong = sorted(report["missing_keys"]) or sorted(str(k) for k in report["mismatched_keys"])
+        if wrong:
+            raise ValueError(f"its weights lack {wrong[0]}, or have it in another shape")
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+    except Exception as error:  # safetensors, pickle, configuration: each has errors of its own
+        raise LoadError(
+            f"--{role} {name} cannot be loaded as a language model: {_line(error)}"
+        ) from error
+    model = model.eval().to(device.torch)
+    return LanguageModel(
+        str(name), model, Vocabulary(tokenizer, str(name)), _ends(model, tokenizer)
+    )
+
+
+def check_draft(target: LanguageModel, draft: LanguageModel) -> None:
+    """Refuses a draft that does not write its target's tokens. Raises LoadError with the first that
+    differs."""
+    token = target.vocabulary.difference(draft.vocabulary)
+    if token is not None:
+        raise LoadError(
+            f"{draft.name} cannot draft for {target.name}: they have {token}; take a draft with the "
+            "same tokens, or let it draft through text (--universal)"
+        )
+
+
+def _ends(model: Any, tokenizer: Any) -> frozenset[int]:
+    """What `generate` would end at."""
+    for owner in (model.generation_config, model.config, tokenizer):
+        found = getattr(owner, "eos_token_id", None)
+        if found is not None:
+            return frozenset([found] if isinstance(found, int) else found)
+    return frozenset()
+
+
+def _folder(name: str | Path, role: Role, network: bool) -> Path:
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise LoadError(f"--{role} {name}: the folder holds no config.json of a language model")
+        if not any(True for pattern in _WEIGHTS for _ in folder.glob(pattern)):
+            raise LoadError(f"--{role} {name}: the folder holds no weights")
+        return folder
+    if isinstance(name, Path) or name.count("/") != 1 or name[0] in "./~":
+        raise LoadError(f"--{role} {name} is neither a local folder nor a hub id (owner/name)")
+    return _snapshot(name, role, network)
+
+
+def _snapshot(name: str, role: Role, network: bool) -> Path:
+    """From the hub's cache, or the hub."""
+    from huggingface_hub import snapshot_download
+
+    wanted = ["*.json", "*.txt", "*.jinja", "*.model", "*.safetensors"]
+    for cached in (True, False):
+        try:
+            return Path(snapshot_download(name, allow_patterns=wanted, local_files_only=cached))
+        except Exception as error:  # not cached; no network, no such model, a full disk
+            if not cached or not network:
+                why = "downloads are switched off" if cached else f"got no further: {_line(error)}"
+                raise LoadError(
+                    f"--{role} {name} is not in the model cache and {why}; run `hf download {name}` "
+                    "with a network, or give a local folder"
+                ) from error
+    raise AssertionError("the second try returns or raises")
+
+
+def _line(error: Exception) -> str:
+    """An error's first sentence: libraries append advice about themselves."""
+    return " ".join(str(error).split())[:300] or type(error).__name__
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """No bar per model and no table of what fits: we say it in one line."""
+    from transformers.utils import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity(CRITICAL)
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()

@@ -1,0 +1,257 @@
+"""TextGenerator: prompts to text by speculative decoding, for unmodified language models.
+
+    generator = TextGenerator.load("Qwen/Qwen3-8B", "Qwen/Qwen3-0.6B", gamma=5)
+    for completion in generator.generate(["Once upon a time"], Options(max_tokens=64)):
+        print(completion.text)
+
+All prompts share the engine's rows, and new ones may come at any time: `submit` from the thread that
+calls `step`, which is how a service drives it. Greedy text equals plain decoding, token for token;
+above temperature 0 its distribution does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Final
+
+from speculative.device import Device, choose
+from speculative.drafters.model import ModelDrafter
+from speculative.drafters.ngram import NgramDrafter
+from speculative.engine import Engine
+from speculative.errors import LoadError, RequestError
+from speculative.models.causal_lm import CausalDecoder
+from speculative.models.loading import LanguageModel, check_draft, load
+from speculative.schedule import Fixed, Goodput
+from speculative.stats import Stats
+from speculative.types import Drafter, Finish, Mode, Request, Schedule
+from speculative.vocabulary import Message
+from speculative.writing import Candidate, Completion, Options, Token, Writing
+
+__all__ = ["Candidate", "Completion", "Event", "Options", "TextGenerator", "Token"]
+
+NGRAM: Final = "ngram"
+"""The draft that needs no model: what followed the last words when they occurred before."""
+
+CONTEXT = 4096
+"""Positions that a row has where nobody asks for more: memory is taken for all of them."""
+
+RANKS = 20
+"""Most likely tokens that may be asked for at each position; OpenAI's limit."""
+
+MODES = (Mode(), Mode(sampling=True), Mode(True, True, True, True))
+
+
+@dataclass(frozen=True)
+class Event:
+    """News of a text: what has become final, and with the last of it the whole."""
+
+    number: int  # as `submit` gave it
+    text: str
+    tokens: tuple[Token, ...]
+    completion: Completion | None = None
+
+
+class TextGenerator:
+    """One target with one draft: another model, `"ngram"`, or None for plain decoding.
+
+    `gamma` is the drafts per round, None chooses by measured speed; `context` bounds prompt and text.
+    Raises LoadError for a draft with other tokens, RequestError for a context that the model does not
+    have. One thread at a time.
+    """
+
+    def __init__(
+        self,
+        target: LanguageModel,
+        draft: LanguageModel | str | None = None,
+        *,
+        device: Device,
+        batch: int = 8,
+        gamma: int | None = None,
+        context: int | None = None,
+    ) -> None:
+        if context is not None and not 1 < context <= target.positions:
+            raise RequestError(f"context is {context}; {target.name} has {target.positions}")
+        self.target, self.draft, self.device = target, draft, device
+        self.context = context or min(target.positions, CONTEXT)
+        self.vocabulary = target.vocabulary
+        self.engine = Engine(
+            CausalDecoder(target.model, self.context),
+            self._drafter(),
+            batch=batch,
+            eos=target.ends,
+            schedule=_schedule(gamma if draft is not None else 0),
+            device=device,
+            ranks=min(RANKS, target.vocab_size),
+            modes=MODES,
+        )
+        if device.static_shapes:
+            self.engine.warm_up()
+        self._writings: dict[int, Writing] = {}
+        self._numbers = count()
+
+    @classmethod
+    def load(
+        cls,
+        model: str | Path,
+        draft: str | Path | None = None,
+        *,
+        device: str | None = None,
+        dtype: str | None = None,
+        batch: int = 8,
+        gamma: int | None = None,
+        context: int | None = None,
+        network: bool = True,
+    ) -> TextGenerator:
+        """From folders or hub ids; `draft` may also be `"ngram"`. Raises LoadError and DeviceError."""
+        place = choose(device, dtype)
+        target = load(model, place, network=network)
+        second: LanguageModel | str | None = NGRAM if draft == NGRAM else None
+        if draft is not None and draft != NGRAM:
+            second = load(draft, place, role="draft", network=network)
+        return cls(target, second, device=place, batch=batch, gamma=gamma, context=context)
+
+    def plain(self) -> TextGenerator:
+        """The same target without a draft, on the same weights: what speed and text compare with."""
+        batch = self.engine.batch
+        return TextGenerator(self.target, device=self.device, batch=batch, context=self.context)
+
+    def _drafter(self) -> Drafter | None:
+        if self.draft is None:
+            return None
+        if isinstance(self.draft, str):
+            if self.draft != NGRAM:
+                raise LoadError(f"{self.draft!r} is no draft: a language model, or {NGRAM!r}")
+            return NgramDrafter(hint_slots=1)  # the prompt is searched in any case
+        check_draft(self.target, self.draft)
+        if self.draft.positions < self.context:
+            raise LoadError(
+                f"{self.draft.name} has {self.draft.positions} positions, fewer than the context "
+                f"of {self.context}: give a context that it has"
+            )
+        return ModelDrafter(
+            CausalDecoder(self.draft.model, self.context, vocab=self.target.vocab_size)
+        )
+
+    # -- at any time ------------------------------------------------------------------------------
+
+    def encode(self, prompt: str | Sequence[int] | Sequence[Message]) -> tuple[int, ...]:
+        """Tokens of a text, of a conversation, or as they are. Raises RequestError where there is no
+        room behind them, or where the model has no form for conversations."""
+        if isinstance(prompt, str):
+            ids = self.vocabulary.encode(prompt)
+        else:
+            whole = list(prompt)
+            ids = tuple(item for item in whole if isinstance(item, int))
+            if len(ids) < len(whole):
+                ids = self.vocabulary.chat([item for item in whole if not isinstance(item, int)])
+        wrong = next((i for i in ids if not 0 <= i < self.target.vocab_size), None)
+        if wrong is not None:
+            raise RequestError(f"token {wrong} is none of {self.target.name}'s")
+        if not ids:
+            raise RequestError("the prompt is empty")
+        if len(ids) >= self.context:
+            raise RequestError(
+                f"the prompt has {len(ids)} tokens; with its answer it must fit {self.context}"
+            )
+        return ids
+
+    def submit(
+        self, prompt: str | Sequence[int] | Sequence[Message], options: Options | None = None
+    ) -> int:
+        """Queues a text; the number is its name in events. Raises RequestError."""
+        options = options or Options()
+        ids = self.encode(prompt)
+        if options.logprobs > RANKS:
+            raise RequestError(f"logprobs is {options.logprobs}; at most {RANKS}")
+        number = next(self._numbers)
+        request = Request(
+            prompt=ids,
+            max_new_tokens=options.max_tokens,
+            temperature=options.temperature,
+            sampling=options.sampling,
+            ranks=min(options.logprobs, self.target.vocab_size),
+            seed=options.seed,
+            gamma=options.gamma,
+            tag=number,
+        )
+        self.engine.submit(request)
+        self._writings[number] = Writing(ids, options, self.vocabulary, self.target.ends)
+        return number
+
+    def cancel(self, number: int) -> None:
+        """Its row is free in the next step, and no event of it follows; nothing if it has ended."""
+        if self._writings.pop(number, None) is not None:
+            self.engine.cancel(number)
+
+    @property
+    def idle(self) -> bool:
+        return self.engine.idle
+
+    def step(self) -> list[Event]:
+        """One round of all rows, and what became final by it."""
+        events = []
+        for result in self.engine.step():
+            writing = self._writings.pop(result.request.tag, None)
+            if writing is None:
+                continue  # it was cancelled, or a stop string ended it
+            text, tokens = writing.grow(result.tokens, result.logprobs, result.ranked)
+            rest, more = writing.end()
+            stopped = writing.stopped is not None or result.finish is Finish.STOP
+            completion = writing.completion("stop" if stopped else "length")
+            events.append(Event(result.request.tag, text + rest, tokens + more, completion))
+        for partial in self.engine.peek():
+            number = partial.request.tag
+            writing = self._writings.get(number)
+            if writing is None:
+                continue
+            text, tokens = writing.grow(partial.tokens, partial.logprobs, partial.ranked)
+            if writing.stopped is not None:
+                self.cancel(number)
+                events.append(Event(number, text, tokens, writing.completion("stop")))
+            elif text or tokens:
+                events.append(Event(number, text, tokens))
+        return events
+
+    # -- all at once ------------------------------------------------------------------------------
+
+    def generate(
+        self,
+        prompts: Iterable[str | Sequence[int] | Sequence[Message]],
+        options: Options | None = None,
+    ) -> list[Completion]:
+        """The texts that follow the prompts, in their order."""
+        numbers = [self.submit(prompt, options) for prompt in prompts]
+        wanted = set(numbers)
+        ended: dict[int, Completion] = {}
+        while len(ended) < len(numbers):
+            for event in self.step():
+                if event.completion is not None and event.number in wanted:
+                    ended[event.number] = event.completion
+        return [ended[number] for number in numbers]
+
+    def stream(
+        self, prompt: str | Sequence[int] | Sequence[Message], options: Options | None = None
+    ) -> Iterator[Event]:
+        """One text as it is written; a caller that stops listening cancels it."""
+        number = self.submit(prompt, options)
+        try:
+            while True:
+                for event in self.step():
+                    if event.number == number:
+                        yield event
+                        if event.completion is not None:
+                            return
+        finally:
+            self.cancel(number)
+
+    @property
+    def stats(self) -> Stats:
+        """Everything since it was made."""
+        return self.engine.stats
+
+
+def _schedule(gamma: int | None) -> Schedule:
+    return Goodput() if gamma is None else Fixed(gamma)

@@ -1,0 +1,259 @@
+"""Text on the core: prompts to text, against transformers' own generation of the same folders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from speculative import Sampling, TextGenerator
+from speculative.detokenizer import HELD, Detokenizer
+from speculative.errors import LoadError, RequestError
+from speculative.models.loading import load
+from speculative.stops import Stops
+from speculative.text import Options
+from speculative.vocabulary import Vocabulary
+from speculative.writing import Writing
+from tests.speculative.language_models import MERGES, POSITIONS, TEMPLATE, tokenizer, write
+
+PROMPTS = ["the other", "a", "on and on and on and on again, on and on", "Zürich, 8 o'clock: tea"]
+FAMILIES = ["llama", "qwen2", "gemma", "mistral", "gpt2"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture(scope="module")
+def pair(folder: Path) -> tuple[Path, Path]:
+    target = write(folder / "target")
+    return target, write(folder / "draft", seed=1, near=target)
+
+
+@pytest.fixture(scope="module")
+def generator(pair) -> TextGenerator:
+    """For one test at a time."""
+    return TextGenerator.load(*pair, batch=3, gamma=4, device="cpu")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_ragged_prompts_in_one_batch_equal_generate(family, folder):
+    target = write(folder / f"{family}-target", family=family, seed=2)
+    draft = write(folder / f"{family}-draft", family=family, seed=3, near=target)
+    made = TextGenerator.load(target, draft, batch=3, gamma=4, device="cpu")
+    model, tokens = made.target.model, made.vocabulary.tokenizer
+    options = Options(max_tokens=40)
+    for done, prompt in zip(made.generate(PROMPTS, options), PROMPTS, strict=True):
+        row = tokens(prompt, return_tensors="pt")["input_ids"]
+        whole = model.generate(
+            row, attention_mask=torch.ones_like(row), do_sample=False, max_new_tokens=40
+        )
+        assert done.ids == tuple(whole[0, row.shape[1] :].tolist())
+        assert done.prompt_tokens == row.shape[1]
+        assert done.finish == ("stop" if done.ids[-1] == tokens.eos_token_id else "length")
+    assert made.stats.drafted > 50
+    copied = TextGenerator.load(target, "ngram", batch=2, device="cpu")  # and its length by speed
+    assert [d.ids for d in copied.generate(PROMPTS, options)] == [
+        d.ids for d in made.generate(PROMPTS, options)
+    ]
+
+
+def test_a_stream_is_its_completion_in_pieces(generator):
+    options = Options(max_tokens=30, temperature=1.0, seed=7, logprobs=2)
+    events = list(generator.stream("the other day", options))
+    done = events[-1].completion
+    assert done is not None and all(event.completion is None for event in events[:-1])
+    assert len(events) > 3
+    assert "".join(event.text for event in events) == done.text
+    assert tuple(token for event in events for token in event.tokens) == done.tokens
+    (whole,) = generator.generate(["the other day"], options)
+    assert whole == done
+    assert [token.id for token in done.tokens] == [
+        i for i in done.ids if i not in generator.target.ends
+    ]
+    for token in done.tokens:
+        assert token.logprob <= 0 and len(token.best) == 2
+        assert token.data.decode(errors="replace") == token.text
+
+
+def test_requests_come_at_any_time_and_share_nothing_but_the_rows(generator):
+    options = [Options(max_tokens=8 + 5 * i, temperature=i % 2, seed=i) for i in range(6)]
+    alone = [generator.generate(["tea on"], o)[0] for o in options]
+    numbers, ended = {}, {}
+    for i, each in enumerate(options):
+        numbers[generator.submit("tea on", each)] = i
+        for event in generator.step():
+            ended[event.number] = event.completion
+    while not generator.idle:
+        for event in generator.step():
+            ended[event.number] = event.completion
+    assert [ended[number] for number in numbers] == alone
+
+
+def test_a_cancelled_text_is_never_heard_of_again(generator):
+    first, second = (generator.submit("he", Options(max_tokens=60, seed=i)) for i in range(2))
+    generator.step()
+    generator.cancel(first)
+    generator.cancel(first)  # twice does nothing
+    heard = [event.number for _ in range(80) if not generator.idle for event in generator.step()]
+    assert generator.idle and set(heard) == {second}
+
+
+def test_a_text_stops_in_front_of_a_stop_string_wherever_tokens_end(generator):
+    options = Options(max_tokens=40, temperature=1.0, seed=3)
+    (free,) = generator.generate(["other"], options)
+    text = free.text
+    assert len(text) > 12
+    stop = text[7:10]  # across borders of tokens, most of which are single bytes
+    at = text.find(stop)
+    cut = Options(max_tokens=40, temperature=1.0, seed=3, stop=("never in it", stop))
+    events = list(generator.stream("other", cut))
+    done = events[-1].completion
+    assert done is not None and (done.text, done.finish, done.stop) == (text[:at], "stop", stop)
+    assert "".join(event.text for event in events) == text[:at]
+    assert done.ids == free.ids[: len(done.ids)] and len(done.ids) < len(free.ids)
+    assert "".join(t.text for t in done.tokens).startswith(text[: at - 1])
+
+
+@given(st.lists(st.text(alphabet="abc", max_size=4), max_size=12),
+       st.lists(st.text(alphabet="abc", min_size=1, max_size=4), max_size=3))  # fmt: skip
+def test_stops_cut_at_the_stop_that_is_complete_first(pieces, stops):
+    """However the text is cut into pieces: as letter by letter."""
+    text = "".join(pieces)
+    ends = [
+        (end, start)
+        for end in range(len(text) + 1)
+        for start in range(end)
+        if text[start:end] in stops
+    ]
+    expected = text[: min(ends)[1]] if ends else text
+    made, said, found = Stops(stops), "", None
+    for piece in pieces:
+        more, found = made.push(piece)
+        said += more
+        assert expected.startswith(said)  # nothing is ever taken back
+        if found is not None:
+            break
+    assert (found is not None) == bool(ends)
+    assert said + made.flush() == expected
+
+
+@settings(max_examples=50)
+@given(st.text(max_size=30), st.text(alphabet="her a tö", max_size=12))
+def test_text_is_told_in_whole_characters(text, prompt):
+    vocabulary = Vocabulary(tokenizer(), "tiny")
+    made, said = Detokenizer(vocabulary, vocabulary.bare(prompt)), ""
+    for token in vocabulary.bare(text):
+        said += made.push(token)
+        assert text.startswith(said)
+    assert said + made.flush() == text
+    assert b"".join(map(vocabulary.data, vocabulary.bare(text))) == text.encode()
+
+
+def test_what_is_no_text_is_let_go_at_last():
+    vocabulary = Vocabulary(tokenizer(), "tiny")
+    half = vocabulary.bare("ö")[0]
+    made = Detokenizer(vocabulary, ())
+    said = [made.push(half) for _ in range(2 * HELD)]
+    assert said.count("") == 2 * HELD - 2
+    assert set("".join(said)) == {"\ufffd"}
+
+
+def test_ids_are_taken_one_by_one_so_rounds_decide_nothing():
+    vocabulary = Vocabulary(tokenizer(), "tiny")
+    ids = vocabulary.bare("the other tea")
+    for steps in ([len(ids)], range(1, len(ids) + 1), [3, 4, len(ids)]):
+        writing = Writing((), Options(stop=("her t",)), vocabulary, frozenset())
+        for count in steps:
+            writing.grow(ids[:count], [0.0] * count, ())
+            if writing.stopped:
+                break
+        writing.end()
+        assert (writing.text, writing.stopped) == ("the ot", "her t")
+
+
+def test_conversations_take_the_models_own_form(generator, folder):
+    messages = [{"role": "user", "content": "tea?"}]
+    ids = generator.encode(messages)
+    specials = generator.vocabulary.ids
+    assert ids[0] == specials["<|user|>"] and ids[-1] == specials["<|assistant|>"]
+    assert generator.vocabulary.decode(ids) == "tea?"
+    with pytest.raises(RequestError, match="chat template refuses this: no tool"):
+        generator.encode([{"role": "tool", "content": "7"}])
+    plain = write(folder / "no-template", tokens=tokenizer(chat=False))
+    with pytest.raises(RequestError, match="no-template has no chat template"):
+        TextGenerator.load(plain, device="cpu").encode(messages)
+    assert TEMPLATE  # what the folder was written with
+
+
+def test_a_draft_with_other_tokens_is_refused_by_name(pair, folder):
+    other = write(folder / "other", tokens=tokenizer(MERGES[::-1]))
+    with pytest.raises(LoadError, match="other cannot draft for .*target: they have ids"):
+        TextGenerator.load(pair[0], other, device="cpu")
+
+
+def test_a_family_may_pad_one_vocabulary_to_different_sizes(pair, folder):
+    """As Qwen does: the draft has more room for tokens than its target, or less."""
+    target, _ = pair
+    expected = TextGenerator.load(target, device="cpu").generate(PROMPTS, Options(max_tokens=24))
+    wide = write(folder / "wide", padding=13)
+    made = TextGenerator.load(target, wide, gamma=3, device="cpu")
+    assert [d.ids for d in made.generate(PROMPTS, Options(max_tokens=24))] == [
+        d.ids for d in expected
+    ]
+    padded = TextGenerator.load(wide, target, gamma=3, device="cpu")
+    plain = padded.plain().generate(PROMPTS, Options(max_tokens=24))
+    assert [d.ids for d in padded.generate(PROMPTS, Options(max_tokens=24))] == [
+        d.ids for d in plain
+    ]
+
+
+def test_what_cannot_be_served_is_refused_before_it_is_queued(generator):
+    with pytest.raises(
+        RequestError, match="the prompt has 96 tokens; with its answer it must fit 96"
+    ):
+        generator.submit([5] * POSITIONS)
+    with pytest.raises(RequestError, match="token 9999 is none of"):
+        generator.submit([9999])
+    with pytest.raises(RequestError, match="max_tokens is 0"):
+        Options(max_tokens=0)
+    with pytest.raises(RequestError, match="a stop string is empty"):
+        Options(stop=("",))
+    with pytest.raises(RequestError, match="logprobs is 21; at most 20"):
+        generator.submit("a", Options(logprobs=21))
+    with pytest.raises(RequestError, match="top_p"):
+        Options(sampling=Sampling(top_p=2))
+    assert generator.idle
+    assert generator.encode("") == (generator.vocabulary.ids["<|begin|>"],)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("nowhere", "--model nowhere is neither a local folder nor a hub id"),
+        (
+            "nobody/nothing",
+            "nobody/nothing is not in the model cache and downloads are switched off",
+        ),
+    ],
+)
+def test_models_that_are_not_there_are_refused_in_one_line(name, said):
+    with pytest.raises(LoadError) as caught:
+        TextGenerator.load(name, device="cpu", network=False)
+    assert said in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_folders_that_hold_no_language_model_are_refused(pair, tmp_path):
+    device = TextGenerator.load(pair[0], device="cpu").device
+    with pytest.raises(LoadError, match="holds no config.json"):
+        load(tmp_path, device)
+    (tmp_path / "config.json").write_text('{"model_type": "whisper", "is_encoder_decoder": true}')
+    with pytest.raises(LoadError, match="holds no weights"):
+        load(tmp_path, device)
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    with pytest.raises(LoadError, match="whisper is no causal language model"):
+        load(tmp_path, device)
