@@ -1,0 +1,273 @@
+"""Pictures for the walkthrough: what is not instructive stays out of its cells.
+
+Colours are Okabe and Ito's, which colour-blind readers can tell apart; nothing is said by colour alone.
+Every function returns its figure. Knows shapes and seconds, nothing of models.
+"""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from matplotlib import pyplot
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator, ScalarFormatter
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from IPython.display import Audio
+
+    from asr.transcript import Transcript, Word
+    from asr.windows import Window
+    from speculative.stats import Stats
+
+RATE = 16_000
+ORANGE, SKY, GREEN, YELLOW = "#E69F00", "#56B4E9", "#009E73", "#F0E442"
+BLUE, VERMILION, PURPLE, GREY = "#0072B2", "#D55E00", "#CC79A7", "#999999"
+WIDE = (9.5, 3.2)
+"""Inches: readable at 100 % in a column of a page."""
+
+
+def style() -> None:
+    """Sizes and colours of all figures of this notebook."""
+    # Progress bars that nobody asked for would want ipywidgets; we show none.
+    warnings.filterwarnings("ignore", message="IProgress not found")
+    pyplot.rcParams.update(
+        {
+            "figure.figsize": WIDE,
+            "figure.dpi": 90,
+            "figure.constrained_layout.use": True,
+            "font.size": 10,
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+            "axes.prop_cycle": pyplot.cycler(color=[BLUE, ORANGE, GREEN, VERMILION, PURPLE]),
+        }
+    )
+
+
+def player(samples: NDArray[np.float32]) -> Audio:
+    """An audio player with the samples in it, as mp3 to keep the notebook small."""
+    import soundfile
+    from IPython.display import Audio
+
+    file = io.BytesIO()
+    soundfile.write(file, samples, RATE, format="MP3")
+    return Audio(data=file.getvalue(), rate=None)
+
+
+# -- what the model hears --------------------------------------------------------------------------
+
+
+def hearing(
+    samples: NDArray[np.float32], speech: NDArray[np.float32], windows: Sequence[Window]
+) -> Figure:
+    """The waveform with its windows, and the probability `speech [frames of 32 ms]` below it."""
+    figure, (wave, activity) = pyplot.subplots(
+        2, sharex=True, figsize=(WIDE[0], 3.8), height_ratios=(3, 2)
+    )
+    low, high, times = _envelope(samples)
+    wave.fill_between(times, low, high, color=BLUE, linewidth=0)
+    wave.set_ylabel("amplitude\n(full scale = 1)")
+    activity.plot(np.arange(len(speech)) * 0.032, speech, color=BLUE, linewidth=1)
+    activity.set(xlabel="time (s)", ylabel="probability\nof speech", ylim=(0, 1.05))
+    for window in windows:
+        start, end = window.start / RATE, window.end / RATE
+        for axes in (wave, activity):
+            axes.axvline(end, color="black", linewidth=0.8, linestyle="--")
+            if not window.speech:
+                axes.axvspan(start, end, facecolor="none", edgecolor=GREY, hatch="//", linewidth=0)
+        label = f"window {window.index}" if window.speech else "silence, left out"
+        # Above the picture: over the waveform it would not be readable.
+        place = wave.get_xaxis_transform()
+        wave.text((start + end) / 2, 1.02, label, transform=place, ha="center", va="bottom")
+    wave.set_xlim(0, len(samples) / RATE)
+    return figure
+
+
+def _envelope(
+    samples: NDArray[np.float32], points: int = 1500
+) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float64]]:
+    """Lowest and highest sample of each of `points` stretches, and their times in seconds."""
+    edges = np.linspace(0, len(samples), min(points, len(samples)) + 1).astype(int)
+    parts = edges[:-1]
+    low, high = np.minimum.reduceat(samples, parts), np.maximum.reduceat(samples, parts)
+    return low, high, (edges[:-1] + edges[1:]) / 2 / RATE
+
+
+def log_mel(mel: NDArray[np.float32], sound_s: float) -> Figure:
+    """Features `[bands, frames]` of one window; behind `sound_s` it is padding."""
+    import librosa
+
+    figure, axes = pyplot.subplots()
+    bands, frames = mel.shape
+    image = axes.imshow(
+        mel, origin="lower", aspect="auto", extent=(0, frames / 100, 0, bands), cmap="cividis"
+    )
+    ticks = np.arange(0, bands, 20)
+    hertz = librosa.mel_frequencies(n_mels=bands, fmin=0, fmax=RATE / 2)
+    axes.set_yticks(ticks, [f"{hertz[t]:,.0f}" for t in ticks])
+    axes.set(xlabel="time (s)", ylabel=f"frequency (Hz), {bands} mel bands")
+    if sound_s < frames / 100:
+        axes.axvline(sound_s, color="white", linestyle="--", linewidth=1)
+        axes.text(sound_s, bands * 0.97, " padding", color="white", va="top")
+    figure.colorbar(image, label="log10 power,\nshifted and scaled", pad=0.01)
+    return figure
+
+
+# -- rounds ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Round:
+    """One round of one row: the drafted tokens as text, how many were kept, and the target's own."""
+
+    drafts: tuple[str, ...]
+    kept: int
+    extra: str
+
+    @property
+    def kinds(self) -> list[tuple[str, str]]:
+        """Every token with what became of it, in the order of the picture."""
+        drafts = [
+            (t, "accepted" if i < self.kept else "rejected") for i, t in enumerate(self.drafts)
+        ]
+        full = self.kept == len(self.drafts)
+        return [*drafts, (self.extra, "bonus" if full else "correction")]
+
+
+LOOKS: Mapping[str, tuple[str, str, str]] = {
+    # kind: background, edge, what stands before it (for readers who see no colours)
+    "accepted": ("#BFE6D9", GREEN, ""),
+    "rejected": ("#F4CDB0", VERMILION, "×"),
+    "correction": ("#FBE3AE", ORANGE, "→"),
+    "bonus": ("#CBE6F7", BLUE, "+"),
+}
+
+
+def rounds(played: Sequence[Round]) -> Figure:
+    """A line of boxes for each round: what was drafted, and what the target wrote behind it."""
+    lines: list[tuple[str, list[tuple[str, str]]]] = [("", [(kind, kind) for kind in LOOKS])]
+    lines += [(f"round {n}", one.kinds) for n, one in enumerate(played, start=1)]
+    figure = pyplot.figure(figsize=(WIDE[0], 0.31 * len(lines) + 0.1), layout="none")
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.set(xlim=(0, WIDE[0]), ylim=(len(lines) - 0.4, -0.6))
+    axes.axis("off")
+    for y, (label, tokens) in enumerate(lines):
+        axes.text(0.75, y, label, ha="right", va="center", fontsize=9)
+        x = 0.95
+        for token, kind in tokens:
+            x = _box(axes, x, y, token, kind)
+    return figure
+
+
+def _box(axes: Axes, x: float, y: float, token: str, kind: str) -> float:
+    """Draws one token and returns where the next one starts, in inches."""
+    face, edge, mark = LOOKS[kind]
+    text = mark + visible(token)
+    box = {"boxstyle": "round,pad=0.25", "facecolor": face, "edgecolor": edge}
+    axes.text(x, y, text, family="monospace", fontsize=9, va="center", bbox=box)
+    return x + 0.0753 * len(text) + 0.12
+
+
+def visible(token: str) -> str:
+    """A token's text where its spaces can be seen."""
+    return token.replace(" ", "·").replace("\n", "\\n") or "''"
+
+
+# -- what it earns ---------------------------------------------------------------------------------
+
+
+def survival(stats: Stats) -> float:
+    """The chance that a draft is kept if all before it were: kept over judged drafts.
+
+    A draft is judged unless one before it in its round was rejected; rows that drafted fewer than
+    others, near their end, are counted too often, by a few. Raises ValueError where nothing was
+    drafted.
+    """
+    drafted, accepted = stats.drafted_at_depth, stats.accepted_at_depth
+    judged = sum(
+        min(d, before) for d, before in zip(drafted, (drafted[:1] + accepted), strict=False)
+    )
+    if not judged:
+        raise ValueError("nothing was drafted, so nothing can be said of what is kept")
+    return sum(accepted) / judged
+
+
+def tokens_per_round(alpha: float, gamma: NDArray[np.float64]) -> NDArray[np.float64]:
+    """(1 - alpha^(gamma + 1)) / (1 - alpha), Leviathan et al. 2023, equation 1; alpha below 1."""
+    grown: NDArray[np.float64] = (1 - alpha ** (gamma + 1)) / (1 - alpha)
+    return grown
+
+
+def acceptance(measured: Mapping[int, Stats]) -> Figure:
+    """Left: drafts kept by depth at the longest gamma. Right: tokens per round by gamma."""
+    longest = measured[max(measured)]
+    alpha = survival(longest)
+    figure, (left, right) = pyplot.subplots(1, 2)
+    depth = np.arange(1, len(longest.acceptance_at_depth) + 1)
+    left.bar(depth, longest.acceptance_at_depth, color=SKY, label="measured")
+    left.plot(depth, alpha**depth, "k--", marker="o", markersize=3, label=f"{alpha:.2f}^depth")
+    left.set(xlabel="depth of the draft (tokens)", ylabel="share that is kept", ylim=(0, 1))
+    gammas = sorted(measured)
+    curve = np.linspace(0, max(gammas), 100)
+    right.plot(curve, tokens_per_round(alpha, curve), "k--", label=f"formula, a = {alpha:.2f}")
+    lengths = [measured[gamma].mean_acceptance_length for gamma in gammas]
+    right.plot(gammas, lengths, "o", color=BLUE, markersize=7, label="measured")
+    right.set(xlabel="gamma (drafted tokens per round)", ylabel="tokens per round", ylim=(0, None))
+    for axes in (left, right):
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.legend(frameon=False)
+    return figure
+
+
+def sweep(speeds: Mapping[int, Mapping[int, float]]) -> Figure:
+    """`speeds[gamma][batch]`, tokens per second: a line for each gamma over the batch size."""
+    figure, axes = pyplot.subplots(figsize=(6, 3.2))
+    looks = zip(((GREY, "o", "--"), (BLUE, "s", "-"), (VERMILION, "^", "-.")), speeds, strict=False)
+    for (colour, marker, line), gamma in looks:
+        batches = sorted(speeds[gamma])
+        label = f"gamma {gamma}" + (" (plain decoding)" if gamma == 0 else "")
+        values = [speeds[gamma][batch] for batch in batches]
+        axes.plot(batches, values, line, color=colour, marker=marker, label=label)
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_locator(FixedLocator(batches))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(ScalarFormatter())
+    axes.set(xlabel="batch (windows decoded together)", ylabel="tokens per second", ylim=(0, None))
+    axes.legend(frameon=False)
+    return figure
+
+
+# -- who said what ---------------------------------------------------------------------------------
+
+
+def timeline(transcript: Transcript, until_s: float = 24, line_s: float = 8) -> Figure:
+    """Words at their times, a lane for each speaker, in lines of `line_s` seconds."""
+    words = [w for s in transcript.segments for w in s.words or () if w.start < until_s]
+    speakers = list(dict.fromkeys(word.speaker for word in words))
+    colours = dict(zip(speakers, (SKY, ORANGE, GREEN, PURPLE, YELLOW) * 9, strict=False))
+    count = max(1, int(np.ceil(until_s / line_s)))
+    figure, lines = pyplot.subplots(count, squeeze=False, figsize=(WIDE[0], 1.05 * count + 0.4))
+    for number, axes in enumerate(lines[:, 0]):
+        start = number * line_s
+        for lane, speaker in enumerate(speakers):
+            own = [w for w in words if w.speaker == speaker and start <= w.start < start + line_s]
+            _lane(axes, own, lane, colours[speaker])
+        axes.set(xlim=(start, start + line_s), ylim=(len(speakers) - 0.45, -0.55))
+        axes.set_yticks(range(len(speakers)), [speaker or "unknown" for speaker in speakers])
+        axes.tick_params(axis="y", length=0)
+    lines[-1, 0].set_xlabel("time (s)")
+    return figure
+
+
+def _lane(axes: Axes, words: Sequence[Word], lane: int, colour: str) -> None:
+    for turn, word in enumerate(words):
+        axes.barh(lane, word.end - word.start, left=word.start, height=0.16, color=colour)
+        # Neighbours stand above and below the bar in turn, so that short words do not touch.
+        side, align = (-0.12, "bottom") if turn % 2 == 0 else (0.12, "top")
+        axes.text(word.start, lane + side, word.text.strip(), fontsize=8, va=align, clip_on=True)

@@ -1,0 +1,222 @@
+"""Every command in the documentation can be typed: options exist, programs and routes are there.
+
+Commands on samples with the bundled pair are run, on the first seconds of each; what needs weights, a
+server or a GPU is parsed.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import re
+import shutil
+import sys
+import tomllib
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import soundfile
+
+from asr.errors import ForescribeError
+from tests.docs.commands import Command, commands, documented
+from tests.docs.pages import ROOT, Block
+
+EVERY = documented()
+SECONDS = 8
+
+
+# Parsed
+
+
+def cli() -> Any:
+    from typer.main import get_command
+
+    from api.cli import cli as module
+
+    return get_command(module.app)
+
+
+def check_forescribe(command: Command) -> None:
+    """Raises what the command line would say."""
+    from asr.cli import _with_command
+
+    group, name, words = cli(), "forescribe", _with_command(list(command.words[1:]))
+    while (children := getattr(group, "commands", None)) is not None:
+        if words and words[0] in ("-h", "--help", "--version"):
+            return
+        name, group, words = f"{name} {words[0]}", children[words[0]], words[1:]
+    group.make_context(name, words)
+
+
+def check_python(command: Command) -> None:
+    """Modules exist and know the options."""
+    if command.words[1] != "-m":
+        return
+    found = importlib.util.find_spec(command.words[2])
+    assert found is not None and found.origin, f"no module {command.words[2]}"
+    if not Path(found.origin).is_relative_to(ROOT) or "site-packages" in found.origin:
+        return
+    source = Path(found.origin).read_text(encoding="utf-8")
+    for word in command.words[3:]:
+        option = word.partition("=")[0]
+        assert not option.startswith("--") or f'"{option}"' in source, f"no option {option}"
+
+
+def check_script(command: Command) -> None:
+    path = ROOT / command.words[0]
+    assert path.is_file() and path.stat().st_mode & 0o100, f"{path.name} cannot be run"
+
+
+def check_curl(command: Command) -> None:
+    """What it asks our service for is a route."""
+    for word in command.words:
+        match = re.match(
+            r"(https?://)?(localhost|127\.0\.0\.1|\$?\w*HOST)(:\d+)?(?P<path>/[^?]*)", word
+        )
+        if match:
+            shapes = [re.sub(r"\{[^}]+\}", "[^/]+", route) for route in routes()]
+            path = match["path"]
+            assert any(re.fullmatch(shape, path) for shape in shapes), f"no route {path}"
+
+
+@cache
+def routes() -> list[str]:
+    from api.app import create_app
+    from api.settings import load
+
+    app = create_app(load())
+    return [*app.openapi()["paths"], *(getattr(route, "path", "") for route in app.routes)]
+
+
+def check_install(command: Command) -> None:
+    """Extras and groups that are asked for exist."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    extras, groups = project["project"]["optional-dependencies"], project["dependency-groups"]
+    for word in command.words:
+        if match := re.search(r"(?:forescribe|\.)\[([\w,]+)\]", word):
+            assert set(match[1].split(",")) <= set(extras)
+    if "--group" in command.words:
+        assert command.words[command.words.index("--group") + 1] in groups
+
+
+CHECKS: dict[str, Callable[[Command], None]] = {
+    "forescribe": check_forescribe,
+    "python": check_python,
+    "python3": check_python,
+    "curl": check_curl,
+    "pip": check_install,
+}
+
+
+def check(command: Command) -> None:
+    from api.settings import OTHERS, PREFIX, Settings
+
+    for name in command.variables:
+        known = {PREFIX + field.upper() for field in Settings.model_fields}
+        ours = name.startswith(PREFIX) and not name.startswith(OTHERS)
+        assert not ours or name in known, f"{name} is no setting"
+    if not command.words:
+        return
+    if command.program.startswith("scripts/"):
+        return check_script(command)
+    near = difflib.get_close_matches(command.program, CHECKS, n=1, cutoff=0.8)
+    assert not near or near == [command.program], f"{command.program}: a misspelt {near}?"
+    CHECKS.get(command.program, lambda command: None)(command)
+
+
+@pytest.mark.parametrize("command", EVERY, ids=str)
+def test_a_command_can_be_typed(command: Command) -> None:
+    check(command)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "forescribe transcribe a.wav --no-such-option",
+        "forescribe a.wav --batch-size none",
+        "forescribe a.wav --beam_size 5",
+        "forscribe a.wav",
+        "python -m benchmarks.none",
+        "python -m benchmarks.transcribe --no-such-option",
+        "scripts/none",
+        "curl localhost:8000/v1/none",
+        "FORESCRIBE_NONE=1 forescribe serve",
+        "pip install 'forescribe[none]'",
+    ],
+)
+def test_a_command_that_cannot_be_typed_is_seen(line: str) -> None:
+    (command,) = commands(Block("here", 1, "bash", line))
+    with pytest.raises((AssertionError, ForescribeError, ModuleNotFoundError, Exception)) as caught:
+        check(command)
+    assert not isinstance(caught.value, (AttributeError, TypeError, NameError))
+
+
+def test_shell_lines_become_commands() -> None:
+    text = "A=1 scripts/setup && forescribe a.wav \\\n -f txt > b # why\ncurl x | python -m json.tool\n"
+    found = list(commands(Block("here", 1, "bash", text)))
+    assert [c.words for c in found] == [
+        ("scripts/setup",),
+        ("forescribe", "a.wav", "-f", "txt"),
+        ("curl", "x"),
+        ("python", "-m", "json.tool"),
+    ]
+    assert found[0].variables == ("A",)
+
+
+# Run
+
+
+def runnable(command: Command) -> bool:
+    """Needs nothing but the repository, and ends by itself."""
+    words = command.words
+    if command.program != "forescribe" or "serve" in words or not (set(words) & SELF_CONTAINED):
+        return False
+    return all((ROOT / word).exists() for word in words if word.startswith("samples"))
+
+
+SELF_CONTAINED = {"demo", "embedded", "models", "key"}
+LINES = sorted({c.words[1:]: c for c in EVERY if runnable(c)}.values(), key=str)
+
+
+@pytest.fixture(scope="module")
+def samples(tmp_path_factory) -> Path:
+    """The samples, cut short: that a command works does not take a minute of speech."""
+    folder = tmp_path_factory.mktemp("samples")
+    for path in (ROOT / "samples").iterdir():
+        if path.suffix != ".flac":
+            shutil.copy(path, folder)
+            continue
+        sound, rate = soundfile.read(path, stop=SECONDS * 16_000)
+        soundfile.write(folder / path.name, sound, rate)
+    return folder
+
+
+@pytest.mark.parametrize("command", LINES, ids=str)
+def test_a_command_on_the_samples_works(command: Command, samples, tmp_path, monkeypatch, capfd):
+    from asr import cli as asr_cli
+
+    (tmp_path / "samples").symlink_to(samples)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["forescribe", *command.words[1:]])
+    try:
+        asr_cli.main()
+        status = 0
+    except SystemExit as left:
+        status = int(left.code or 0)
+    out, err = capfd.readouterr()
+    assert status == 0, err
+    assert "Traceback" not in err
+    wanted = [command.words[i + 1] for i, word in enumerate(command.words) if word == "-o"]
+    if wanted and wanted != ["-"] and "--dry-run" not in command.words:
+        assert any(tmp_path.joinpath(wanted[0]).iterdir()), "it wrote nothing"
+    else:
+        assert out.strip(), "it said nothing"
+
+
+def test_the_readmes_main_command_is_among_those_that_run() -> None:
+    main = ("transcribe", "samples/memo.flac", "--model", "demo", "-o", "out")
+    assert main in {command.words[1:] for command in LINES}
+    assert len(LINES) > 8

@@ -1,0 +1,78 @@
+"""Python, TOML and JSON in the documentation: what needs no server is run, the rest is read."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import json
+import tomllib
+from typing import Any
+
+import pytest
+
+from api.settings import Settings
+from tests.docs.pages import ROOT, Block, blocks
+
+RUN = {"README.md", "docs/quickstart.md", "docs/drafters.md", "docs/exactness.md"}
+"""Pages whose Python is run, from top to bottom; on others it is compiled and its imports are tried."""
+
+
+def python() -> list[Block]:
+    return blocks("python", "py")
+
+
+def imports(tree: ast.Module) -> list[tuple[str, str | None]]:
+    """Modules, with the name that is taken from them."""
+    found: list[tuple[str, str | None]] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found += [(alias.name, None) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            found += [(node.module or "", alias.name) for alias in node.names]
+    return found
+
+
+def missing(block: Block) -> list[str]:
+    """What it imports from our packages that is not there."""
+    packages = {path.name for path in ROOT.iterdir() if (path / "__init__.py").exists()}
+    wrong = []
+    for module, name in imports(ast.parse(block.text)):
+        if module.split(".")[0] not in packages:
+            continue
+        try:
+            loaded = importlib.import_module(module)
+        except ModuleNotFoundError:
+            wrong.append(module)
+            continue
+        if name is not None and not hasattr(loaded, name):
+            wrong.append(f"{module}.{name}")
+    return wrong
+
+
+@pytest.mark.parametrize("block", python(), ids=lambda block: block.name)
+def test_what_a_snippet_imports_is_there(block: Block) -> None:
+    assert missing(block) == []
+
+
+@pytest.mark.parametrize("page", sorted(RUN & {b.page for b in python()}))
+def test_the_snippets_of_a_page_run(page: str, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(ROOT)
+    names: dict[str, Any] = {}
+    for block in (b for b in python() if b.page == page):
+        exec(compile(block.text, block.name, "exec"), names)
+    assert capsys.readouterr().out.strip(), "it prints something to see"
+
+
+@pytest.mark.parametrize("block", blocks("toml"), ids=lambda block: block.name)
+def test_settings_in_the_documentation_exist(block: Block) -> None:
+    assert set(tomllib.loads(block.text)) <= set(Settings.model_fields) | {"project"}
+
+
+@pytest.mark.parametrize("block", blocks("json"), ids=lambda block: block.name)
+def test_json_can_be_read(block: Block) -> None:
+    json.loads(block.text)
+
+
+def test_a_name_that_is_gone_is_seen() -> None:
+    text = "from asr.transcriber import Transcriber, Gone\nimport asr.gone\nimport numpy.none\n"
+    assert missing(Block("here", 1, "python", text)) == ["asr.transcriber.Gone", "asr.gone"]
