@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, Literal
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -18,6 +19,12 @@ from api.errors import ApiError
 from asr.guards import Guards
 from asr.options import Options
 from asr.transcript import Json, Transcript
+
+if TYPE_CHECKING:
+    from diarize.diarizer import Bounds
+
+NOBODY = "UNKNOWN"
+"""Who said the words that no speaker's turn holds: they have an entry too."""
 
 
 class Parameters(BaseModel):
@@ -35,19 +42,25 @@ class Parameters(BaseModel):
     min_speakers: int | None = None
     max_speakers: int | None = None
 
-    def options(self) -> Options:
-        return Options(language=self.language, task=self.task, guards=Guards())
+    def options(self, *, diarizing: bool) -> Options:
+        return Options(language=self.language, task=self.task, words=diarizing, guards=Guards())
 
-    def warnings(self, *, drafting: bool) -> list[str]:
+    def warnings(self, *, drafting: bool, diarizing: bool) -> list[str]:
         """What was asked for and has no effect."""
         found = []
         if self.assisted and not drafting:
             found.append("assisted: there is no assistant model, so decoding is plain")
         if self.chunk_length_s != 30:
             found.append("chunk_length_s: audio is cut in its pauses, into at most 30 s")
-        if any((self.num_speakers, self.min_speakers, self.max_speakers)):
-            found.append("number of speakers: this route does not tell speakers apart")
+        if any((self.num_speakers, self.min_speakers, self.max_speakers)) and not diarizing:
+            found.append("number of speakers: this server does not tell speakers apart")
         return found
+
+    def bounds(self) -> Bounds:
+        """Raises UsageError for numbers of speakers that contradict each other."""
+        from diarize.diarizer import Bounds
+
+        return Bounds(self.num_speakers, self.min_speakers, self.max_speakers)
 
 
 def parameters(given: str | Mapping[str, Any] | None) -> tuple[Parameters, list[str]]:
@@ -70,12 +83,36 @@ def parameters(given: str | Mapping[str, Any] | None) -> tuple[Parameters, list[
     return made, [f"{name}: unknown parameter, ignored" for name in unknown]
 
 
-def answer(transcript: Transcript, warnings: list[str]) -> dict[str, Json]:
-    """The contract's three keys, and `warnings` where there are any."""
-    spoken: list[Json] = [
+def answer(
+    transcript: Transcript, spoken: Transcript | None, warnings: list[str]
+) -> dict[str, Json]:
+    """The contract's three keys, and `warnings` where there are any. `spoken` is the transcript with
+    speakers, None where nobody tells them apart: then there are none."""
+    chunks: list[Json] = [
         {"timestamp": [segment.start, segment.end], "text": segment.text}
         for segment in transcript.segments
     ]
-    said = [*warnings, *(notice.message for notice in transcript.warnings)]
-    body: dict[str, Json] = {"speakers": [], "chunks": spoken, "text": transcript.text}
+    said = [*warnings, *(notice.message for notice in (spoken or transcript).warnings)]
+    speakers = list[Json](turns(spoken)) if spoken is not None else []
+    body: dict[str, Json] = {"speakers": speakers, "chunks": chunks, "text": transcript.text}
     return {**body, "warnings": list[Json](said)} if said else body
+
+
+def turns(transcript: Transcript) -> list[dict[str, Json]]:
+    """Who said what: an entry for each stretch of one speaker, in which every word is."""
+    found: list[dict[str, Json]] = []
+    for speaker, run in groupby(transcript.segments, key=lambda segment: segment.speaker):
+        said = list(run)
+        found.append(
+            {
+                "speaker": speaker or NOBODY,
+                "timestamp": [said[0].start, said[-1].end],
+                "text": "".join(segment.text for segment in said),
+            }
+        )
+    return found
+
+
+def speaker(number: int) -> str:
+    """The n-th to appear, as the contract calls it."""
+    return f"SPEAKER_{number:02}"

@@ -1,8 +1,10 @@
 """Entry: the way in for every route that takes audio, in the one order that is safe.
 
-    key -> ready? -> room for one more? -> body, limited while it streams -> decoded length -> queue
+    key -> ready? -> room for one more? -> body, limited while it streams -> decoded, apart -> queue
 
-A rejected key or a full queue costs no byte of the body. Knows nothing of what the form's fields mean.
+A rejected key or a full queue costs no byte of the body. What an upload holds is decoded once, in a
+process of its own, before anything else is done with it: that it is no audio, or too long, is known
+before the first byte of an answer. Knows nothing of what the form's fields mean.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from api.dependencies import ANYBODY
 from api.following import Following, Task
 from api.serving import Serving
 from api.settings import Settings
-from api.uploads import Upload, measure, receive
+from api.uploads import Upload, receive
 
 if TYPE_CHECKING:
     from asr.options import Options
@@ -43,10 +45,14 @@ class Entry:
     async def follow(self, options: Options, tap: Tap | None = None) -> Following:
         """Queues it; with a `tap`, the place is the caller's to give back. Raises ApiError where the
         file is no audio, too long, or too much beside what is queued."""
-        async with self.serving.measuring:
-            audio_s = await measure(self.upload.file, self.settings.max_audio_s)
-        self.place.hold(audio_s)
-        return self.serving.follow(Task(self.upload.file, audio_s, options, self.place, tap))
+        spool = await self.serving.decoded(self.upload.file)
+        self.upload.file.close()  # the samples are all that is wanted of it
+        try:
+            self.place.hold(spool.duration_s)
+        except BaseException:
+            spool.close()
+            raise
+        return self.serving.follow(Task(spool, options, self.place, tap))
 
 
 @asynccontextmanager

@@ -14,7 +14,7 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
 from api.admission import Place
 from api.errors import ApiError
@@ -23,23 +23,23 @@ from api.metrics import Metrics
 if TYPE_CHECKING:
     from asr.options import Options
     from asr.outcome import Outcome
+    from asr.spool import Spool
     from asr.submission import Part, Tap
 
 
 @dataclass(frozen=True)
 class Task:
-    """An upload that is to be transcribed. `file` is closed when the engine is done with it, whatever
+    """An upload that is to be transcribed. The spool is closed when the engine is done with it, whatever
     becomes of it, and the place given back, unless there is a `tap`: whoever listens there has more to
     do, and gives it back."""
 
-    file: BinaryIO
-    audio_s: float
+    spool: Spool
     options: Options
     place: Place
     tap: Tap | None = None
 
     def release(self) -> None:
-        self.file.close()
+        self.spool.close()
         if self.tap is None:
             self.place.leave()
 
@@ -69,7 +69,7 @@ class Following:
         try:
             if outcome is not None:
                 self.metrics.ended(outcome)
-                self.task.place.admission.paced(self.task.audio_s, outcome.wall_s)
+                self.task.place.admission.paced(self.task.spool.duration_s, outcome.wall_s)
         finally:
             self.task.release()
             self._tell(None)

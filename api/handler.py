@@ -3,9 +3,11 @@
     handler = EndpointHandler()
     handler({"inputs": "<base64 audio>", "parameters": {"language": "en"}})
 
-The environment names the models, as the ancestor did: ASR_MODEL, ASSISTANT_MODEL, HF_TOKEN (read by
-the hub's own client). Calls may overlap: they share the engine's slots. The module imports api, so the
-repository's handler.py is one line: `from api.handler import EndpointHandler`.
+The environment names the models, as the ancestor did: ASR_MODEL, ASSISTANT_MODEL, DIARIZATION_MODEL
+(one of `forescribe diarize --diarizer`; without it there are no speakers) and HF_TOKEN (read by the
+hub's own client). Audio is decoded in a process of its own. Calls may overlap: they share the engine's
+slots. The module imports api, so the repository's handler.py is one line: `from api.handler import
+EndpointHandler`.
 """
 
 from __future__ import annotations
@@ -15,16 +17,24 @@ import binascii
 import os
 import threading
 from collections.abc import Mapping
-from typing import Any
+from contextlib import ExitStack, closing
+from typing import TYPE_CHECKING, Any
 
 from api import ancestor
 from api.errors import ApiError
+from api.speakers import Speakers
+from asr.apart import Decoders
 from asr.errors import ForescribeError
 from asr.outcome import Outcome
 from asr.session import Session
+from asr.spool import Spool
 from asr.submission import Part
 from asr.transcriber import Transcriber
-from asr.transcript import Json
+from asr.transcript import Json, Transcript
+from asr.zygote import Bounds
+
+if TYPE_CHECKING:
+    from diarize.diarizer import Diarizer
 
 
 class EndpointHandler:
@@ -36,7 +46,11 @@ class EndpointHandler:
 
     def __init__(self, path: str = "") -> None:
         model = os.environ.get("ASR_MODEL") or path or None
+        self.decoders = Decoders()
+        self.decoders.start()  # beside the weights
         self.session = Session(Transcriber.load(model, os.environ.get("ASSISTANT_MODEL") or None))
+        diarizer = os.environ.get("DIARIZATION_MODEL")
+        self.speakers = Speakers(lambda: _diarizer(diarizer), self.decoders) if diarizer else None
         self._thread = threading.Thread(target=self.session.run, name="engine", daemon=True)
         self._thread.start()
 
@@ -45,26 +59,42 @@ class EndpointHandler:
         is `{"detail": ...}`: this interface has no status."""
         try:
             parameters, warnings = ancestor.parameters(data.get("parameters"))
-            waiting = _Waiting()
             audio = _audio(data.get("inputs"))
-            self.session.submit(audio, parameters.options(), waiting, name="inputs")
-            outcome = waiting.outcome()
-            if outcome.error is not None:
-                raise outcome.error
+            with closing(self.decoders.decode(audio, Bounds(), name="inputs")) as spool:
+                transcript, spoken = self._transcribed(spool, parameters)
         except ForescribeError as error:
             return {"detail": ApiError.of(error).message}
         except ApiError as error:
             return {"detail": error.message}
-        assert outcome.transcript is not None
         drafting = self.session.t.whisper.draft is not None
-        return ancestor.answer(
-            outcome.transcript, warnings + parameters.warnings(drafting=drafting)
-        )
+        warnings += parameters.warnings(drafting=drafting, diarizing=self.speakers is not None)
+        return ancestor.answer(transcript, spoken, warnings)
+
+    def _transcribed(
+        self, spool: Spool, parameters: ancestor.Parameters
+    ) -> tuple[Transcript, Transcript | None]:
+        """The transcript, and the same with speakers. Raises ForescribeError, ApiError."""
+        waiting, diarizing = _Waiting(), self.speakers is not None
+        with ExitStack() as over:
+            hearing = self.speakers.heard(bounds=parameters.bounds()) if self.speakers else None
+            if hearing is not None:
+                over.callback(hearing.close)
+            tap = hearing.hear if hearing is not None else None
+            options = parameters.options(diarizing=diarizing)
+            self.session.submit(spool, options, waiting, name="inputs", tap=tap)
+            outcome = waiting.outcome()
+            if outcome.error is not None:
+                raise outcome.error
+            assert outcome.transcript is not None
+            if hearing is None:
+                return outcome.transcript, None
+            return outcome.transcript, hearing.answer(outcome.transcript, ancestor.speaker)
 
     def close(self) -> None:
-        """Ends the thread. An endpoint never does."""
+        """Ends the thread and the decoders. An endpoint never does."""
         self.session.close()
         self._thread.join()
+        self.decoders.close()
 
 
 class _Waiting:
@@ -85,6 +115,12 @@ class _Waiting:
         self._done.wait()
         assert self._outcome is not None  # nobody cancels here
         return self._outcome
+
+
+def _diarizer(name: str) -> Diarizer:
+    from diarize import engines
+
+    return engines.load(name)
 
 
 def _audio(inputs: object) -> bytes:

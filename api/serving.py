@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, BinaryIO, Literal
 
 from api.admission import Admission
 from api.errors import ApiError
@@ -24,10 +26,13 @@ from api.following import Following, Task
 from api.metrics import Metrics
 from api.settings import Settings
 from api.speakers import Speakers
+from asr.apart import Decoders
 from asr.errors import ForescribeError, UsageError
+from asr.zygote import Bounds
 
 if TYPE_CHECKING:
     from asr.session import Session
+    from asr.spool import Spool
     from asr.transcriber import Transcriber
     from diarize.diarizer import Diarizer
 
@@ -47,13 +52,12 @@ class Serving:
         settings: Settings,
         load: Callable[[], Transcriber],
         load_diarizer: Callable[[], Diarizer],
+        decoders: Decoders | None = None,
     ) -> None:
         self.settings, self._load = settings, load
-        self.speakers = Speakers(load_diarizer)
         self.admission = Admission(settings)
-        self.measuring = asyncio.Semaphore(
-            settings.readers
-        )  # uploads decoded at a time, for length
+        self.decoders = decoders or Decoders(settings.readers)
+        self.speakers = Speakers(load_diarizer, self.decoders)
         self.metrics = _watched(self)
         self.state: State = "loading"
         self.session: Session | None = None
@@ -92,6 +96,7 @@ class Serving:
         return self._ready().t
 
     def start(self) -> None:
+        self.decoders.start()
         self._thread.start()
 
     def drain(self) -> None:
@@ -112,6 +117,7 @@ class Serving:
         self._close()
         if self.session is not None:  # what is still loading is not waited for
             await asyncio.to_thread(self._thread.join)
+        await asyncio.to_thread(self.decoders.close)
         self.state = "stopped"
 
     def _close(self) -> None:
@@ -131,13 +137,34 @@ class Serving:
 
     # -- from the event loop ----------------------------------------------------------------------
 
+    async def decoded(self, file: BinaryIO) -> Spool:
+        """The samples of an upload, which are the caller's to close. Raises ApiError for what is no
+        audio, too long, or takes its decoder too long."""
+        limits = self.settings
+        bounds = Bounds(
+            max_s=limits.max_audio_s,
+            wall_s=limits.decode_timeout_s,
+            cpu_s=math.ceil(limits.decode_timeout_s),
+            memory_bytes=limits.decode_memory_bytes,
+        )
+        made = self.decoders.submit(file, bounds, name=NAME)
+        try:
+            return await asyncio.wrap_future(made)
+        except asyncio.CancelledError:
+            made.add_done_callback(_discarded)
+            raise
+        except ForescribeError as error:
+            raise ApiError.of(error, param="file") from error
+
     def follow(self, task: Task) -> Following:
         """Queues an upload. Raises ApiError where its options cannot be served or nothing may come
         in; it is released then."""
         following = Following(task, self.settings.timeout_s, self.metrics)
         try:
             session = self._ready()
-            submission = session.submit(task.file, task.options, following, name=NAME, tap=task.tap)
+            submission = session.submit(
+                task.spool, task.options, following, name=NAME, tap=task.tap
+            )
         except ForescribeError as error:
             task.release()
             raise ApiError.of(error, param="prompt") from error
@@ -166,6 +193,12 @@ class Serving:
         except Exception:
             self.state = "broken"
             log.exception("the engine cannot go on")
+
+
+def _discarded(made: Future[Spool]) -> None:
+    """Whoever wanted the samples has left."""
+    if not made.cancelled() and made.exception() is None:
+        made.result().close()
 
 
 def _watched(serving: Serving) -> Metrics:

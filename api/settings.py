@@ -46,6 +46,9 @@ OPENAI_NAMES = (
 )
 """Names that unmodified clients send; here they all mean the model that is loaded."""
 
+NONE = "none"
+"""A diarizer that there is not."""
+
 Count = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0)]
 
@@ -71,7 +74,7 @@ class Settings(BaseSettings):
     local_files_only: bool = False
     text_model: str | None = None  # as for `forescribe generate`; None writes no text
     text_draft: str | None = None
-    diarizer: str = "auto"  # loaded when speakers are first asked for
+    diarizer: str = "auto"  # loaded when speakers are first asked for; `none` has no speakers
     aliases: tuple[str, ...] = OPENAI_NAMES  # further names of the model
 
     # Who may use it: name -> SHA-256 of the key, see `forescribe key`.
@@ -84,8 +87,32 @@ class Settings(BaseSettings):
     max_requests_per_key: Count = 16
     max_queued_audio_s: Seconds = 12 * 3600.0
     timeout_s: Seconds = 3600.0  # for one request, once its upload is here
+    decode_timeout_s: Seconds = 600.0  # for the decoder of one upload
+    decode_memory_bytes: Count = 1 << 30  # for the same, beyond what it has loaded
     drain_s: float = Field(30.0, ge=0)  # for what is under way, when told to stop
-    readers: Count = 2  # threads that decode audio ahead of the model
+    readers: Count = 2  # uploads decoded at a time, and threads that cut them into windows
+
+    # Jobs: where they are kept, how many, how long.
+    jobs: bool = True
+    data_dir: Path | None = None  # None: forescribe under XDG_DATA_HOME, or ~/.local/share
+    database_url: str | None = Field(None, repr=False)  # None: SQLite there; postgresql://...
+    job_concurrency: Count = 4  # under way at a time; their windows share the model's slots
+    max_queued_jobs_s: Seconds = 500 * 3600.0  # of audio
+    max_jobs_per_key: Count = 1000  # open ones
+    min_free_bytes: int = Field(512 << 20, ge=0)  # with less on the disk nothing comes in
+    audio_retention_s: Seconds = 24 * 3600.0  # from a job's success
+    result_retention_s: Seconds = 30 * 24 * 3600.0  # from its end; then it is gone
+    upload_retention_s: Seconds = 24 * 3600.0  # of an upload that nobody goes on with
+    idempotency_retention_s: Seconds = 7 * 24 * 3600.0
+    webhook_secret: str | None = Field(None, repr=False)  # whsec_..., where a job brings none
+    webhook_networks: tuple[str, ...] = ()  # in the house, that callbacks may go to all the same
+
+    @field_validator("webhook_networks")
+    @classmethod
+    def _networks(cls, texts: tuple[str, ...]) -> tuple[str, ...]:
+        for text in texts:
+            ipaddress.ip_network(text)
+        return texts
 
     @field_validator("api_keys")
     @classmethod
@@ -108,6 +135,14 @@ class Settings(BaseSettings):
         from asr.presets import DEFAULT
 
         return self.model or DEFAULT
+
+    @property
+    def data_folder(self) -> Path:
+        """Where jobs are kept."""
+        if self.data_dir is not None:
+            return self.data_dir
+        home = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
+        return Path(home) / "forescribe"
 
     @classmethod
     def settings_customise_sources(

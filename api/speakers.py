@@ -1,8 +1,8 @@
 """Speakers: the serving's diarizer, and one recording heard by it beside the transcription.
 
-    hearing = speakers.hear(known)
+    hearing = await speakers.hear(known)
     ... the samples go to hearing.hear, on whatever thread reads them ...
-    transcript = await hearing.told(transcript)
+    transcript = await hearing.told(transcript, letter)
     hearing.close()                                    # in any case
 
 The diarizer is loaded when it is first asked for, and hears one recording's samples at a time.
@@ -16,14 +16,17 @@ import binascii
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime
 from string import ascii_uppercase
 from typing import TYPE_CHECKING
 
 from api.errors import ApiError
+from asr.apart import Decoders
 from asr.errors import ForescribeError
 from asr.transcript import SAMPLE_RATE, Transcript
+from asr.zygote import Bounds as Limits
 
 if TYPE_CHECKING:
     from diarize.diarizer import Bounds, Diarization, Diarizer, Engine, Hook, Samples
@@ -38,11 +41,15 @@ SLACK_S = 0.1
 """Of a codec's delay."""
 
 
+Called = Callable[[int], str]
+"""What the n-th speaker to appear is called, from 0."""
+
+
 class Speakers:
     """A Diarizer, as others know it, whose calls wait for each other."""
 
-    def __init__(self, load: Callable[[], Diarizer]) -> None:
-        self._load = load
+    def __init__(self, load: Callable[[], Diarizer], decoders: Decoders) -> None:
+        self._load, self._decoders = load, decoders
         self._diarizer: Diarizer | None = None
         self._one = threading.RLock()
 
@@ -79,8 +86,10 @@ class Speakers:
         from diarize.known import Known
 
         try:
-            samples = read_audio(_decoded(reference))
             shortest, longest = REFERENCE_S
+            limits = Limits(max_s=10 * longest, wall_s=60, cpu_s=60)
+            with closing(self._decoders.decode(_decoded(reference), limits, name=name)) as spool:
+                samples = read_audio(spool)
             if not shortest - SLACK_S <= len(samples) / SAMPLE_RATE <= longest + SLACK_S:
                 raise ApiError("invalid_value", f"a reference has {shortest:g} to {longest:g} s")
             voice = voice_of(self, samples, name)
@@ -91,37 +100,53 @@ class Speakers:
         now = datetime.now(UTC).isoformat(timespec="seconds")
         return Known(name, self.engine.encoder, voice.vector, voice.samples, clips=1, added=now)
 
-    async def hear(self, known: Sequence[Known]) -> Hearing:
-        """Ready for a recording. Raises ApiError where the diarizer cannot be loaded."""
+    async def hear(self, known: Sequence[Known] = (), bounds: Bounds | None = None) -> Hearing:
+        """Ready for a recording, with so many speakers. Raises ApiError where the diarizer cannot be
+        loaded."""
+        return await asyncio.to_thread(self.heard, known, bounds)
+
+    def heard(self, known: Sequence[Known] = (), bounds: Bounds | None = None) -> Hearing:
+        """The same; waits for the diarizer."""
         try:
-            await asyncio.to_thread(self._loaded)
+            self._loaded()
         except ForescribeError as error:
             log.error("the diarizer cannot be loaded: %s", error)
             raise ApiError("internal_error", "this server cannot tell speakers apart") from error
-        return Hearing(self, known)
+        return Hearing(self, known, bounds)
 
 
 class Hearing:
     """One recording on its way to the diarizer."""
 
-    def __init__(self, speakers: Speakers, known: Sequence[Known]) -> None:
+    def __init__(
+        self, speakers: Speakers, known: Sequence[Known] = (), bounds: Bounds | None = None
+    ) -> None:
         from diarize.beside import Beside
 
         self._known = known
-        self._beside = Beside(speakers)
+        self._beside = Beside(speakers, bounds)
         self._listening = self._beside.listen()
         self.hear = self._listening.hear
 
-    async def told(self, transcript: Transcript) -> Transcript:
-        """With a speaker on every segment: a known name, else A, B, ... by first appearance. Raises
-        ApiError where the diarizer fails."""
-        from diarize.transcribing import with_speakers
-
+    async def told(self, transcript: Transcript, called: Called | None = None) -> Transcript:
+        """With a speaker on every segment: a known name, else what the n-th to appear is `called`,
+        A, B, ... Raises ApiError where the diarizer fails."""
+        made = asyncio.wrap_future(self._listening.finish())
         try:
-            diarization = await asyncio.wrap_future(self._listening.finish())
+            return self._attributed(transcript, await made, called or letter)
         except ForescribeError as error:
             raise ApiError.of(error) from error
-        return _lettered(with_speakers(transcript, diarization, self._known), self._known)
+
+    def answer(self, transcript: Transcript, called: Called) -> Transcript:
+        """The same; waits for it. Raises ForescribeError."""
+        return self._attributed(transcript, self._listening.finish().result(), called)
+
+    def _attributed(
+        self, transcript: Transcript, diarization: Diarization, called: Called
+    ) -> Transcript:
+        from diarize.transcribing import with_speakers
+
+        return _renamed(with_speakers(transcript, diarization, self._known), self._known, called)
 
     def close(self) -> None:
         """What has not begun is dropped; the block at hand is not waited for."""
@@ -129,18 +154,18 @@ class Hearing:
         threading.Thread(target=self._beside.close, daemon=True).start()
 
 
-def _lettered(transcript: Transcript, known: Sequence[Known]) -> Transcript:
+def _renamed(transcript: Transcript, known: Sequence[Known], called: Called) -> Transcript:
     taken = {one.name for one in known}
     found = [s.speaker for s in transcript.segments if s.speaker and s.speaker not in taken]
-    letters = {speaker: _letter(i) for i, speaker in enumerate(dict.fromkeys(found))}
+    names = {speaker: called(i) for i, speaker in enumerate(dict.fromkeys(found))}
     segments = (
-        replace(s, speaker=letters.get(s.speaker, s.speaker) if s.speaker else None)
+        replace(s, speaker=names.get(s.speaker, s.speaker) if s.speaker else None)
         for s in transcript.segments
     )
     return replace(transcript, segments=tuple(segments))
 
 
-def _letter(number: int) -> str:
+def letter(number: int) -> str:
     """A to Z, then A1, B1, ..."""
     turn, place = divmod(number, len(ascii_uppercase))
     return ascii_uppercase[place] + (str(turn) if turn else "")

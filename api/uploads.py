@@ -1,27 +1,23 @@
 """Uploads: a multipart body to its fields and one file on disk, limits enforced while it streams.
 
 The file has no name, so nothing can be guessed and nothing is left behind when a process dies; the
-client's name for it is not used at all. What it holds is decoded once before anything else is done
-with it: that it is no audio, or too long, is known before the first byte of an answer. Knows nothing
-of what the fields mean.
+client's name for it is not used at all. Knows nothing of what the fields mean.
 """
 
 from __future__ import annotations
 
-import asyncio
 import errno
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import BinaryIO
 
-from starlette.datastructures import UploadFile
+from starlette.datastructures import FormData, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
 from api.errors import ApiError
 from api.settings import Settings
-from asr.errors import ForescribeError
 
 FIELDS = 64
 FIELD_BYTES = 16 << 20
@@ -44,6 +40,41 @@ async def receive(request: Request, settings: Settings) -> AsyncIterator[Upload]
     Raises ApiError: `unsupported_media_type`, `file_too_large`, `missing_file`, `storage_full`,
     `invalid_value`.
     """
+    form = await _parsed(request, settings)
+    try:
+        yield _upload(form.multi_items())
+    except BaseException:
+        await form.close()
+        raise
+
+
+@dataclass(frozen=True)
+class Received:
+    """A form whose file may be missing. `name` is the client's name for it: a label, never a path."""
+
+    fields: tuple[tuple[str, str], ...]
+    file: BinaryIO | None
+    name: str | None
+
+
+@asynccontextmanager
+async def receive_form(request: Request, settings: Settings) -> AsyncIterator[Received]:
+    """The request's form; its file is closed with the block. Raises as `receive` does, but for
+    `missing_file`."""
+    form = await _parsed(request, settings)
+    try:
+        items = form.multi_items()
+        name = next((v.filename for _, v in items if not isinstance(v, str)), None)
+        if any(not isinstance(value, str) for _, value in items):
+            upload = _upload(items)
+            yield Received(upload.fields, upload.file, name or None)
+        else:
+            yield Received(tuple((n, v) for n, v in items if isinstance(v, str)), None, None)
+    finally:
+        await form.close()
+
+
+async def _parsed(request: Request, settings: Settings) -> FormData:
     if not request.headers.get("content-type", "").startswith("multipart/form-data"):
         raise ApiError("unsupported_media_type", "send the form as multipart/form-data")
     parser = _Form(
@@ -54,17 +85,12 @@ async def receive(request: Request, settings: Settings) -> AsyncIterator[Upload]
         max_part_size=FIELD_BYTES,
     )
     try:
-        form = await parser.parse()
+        return await parser.parse()
     except MultiPartException as error:
         raise ApiError("invalid_value", f"the form cannot be read: {error.message}") from error
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise ApiError("storage_full", "the server has no room for the upload") from error
-        raise
-    try:
-        yield _upload(form.multi_items())
-    except BaseException:
-        await form.close()
         raise
 
 
@@ -104,23 +130,3 @@ async def _limited(request: Request, most: int) -> AsyncGenerator[bytes, None]:
         if size > most:
             raise ApiError("file_too_large", text, param="file")
         yield chunk
-
-
-async def measure(file: BinaryIO, max_s: float) -> float:
-    """The seconds that a file holds, by decoding it: headers lie.
-
-    Raises ApiError: `empty_file`, `invalid_audio`, `no_audio_stream`, `audio_too_long`.
-    """
-    try:
-        return await asyncio.to_thread(_seconds, file, max_s)
-    except ForescribeError as error:
-        raise ApiError.of(error, param="file") from error
-
-
-def _seconds(file: BinaryIO, max_s: float) -> float:
-    from asr.audio import open_audio
-
-    with open_audio(file, max_s=max_s, name="file") as recording:
-        for _ in recording.blocks():
-            pass
-        return recording.duration_s

@@ -27,13 +27,14 @@ from typing import BinaryIO, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from asr.containers import Pcm, Reader, open_container
+from asr.containers import DEMUXERS, Pcm, Reader, open_container
 from asr.errors import AudioError
 from asr.resample import Resampler, resampler
+from asr.spool import Spool
 from asr.transcript import SAMPLE_RATE, Notice, seconds
 
 Samples = NDArray[np.float32]
-Input = str | os.PathLike[str] | bytes | BinaryIO
+Input = str | os.PathLike[str] | bytes | BinaryIO | Spool
 
 LOUDEST = 1e6
 """Beyond this a sample is damage, not sound: its square would overflow in the spectrum and spoil
@@ -171,21 +172,28 @@ class Recording:
 
 
 def open_audio(
-    source: Input, *, block_s: float = 30.0, max_s: float | None = None, name: str | None = None
+    source: Input,
+    *,
+    block_s: float = 30.0,
+    max_s: float | None = None,
+    name: str | None = None,
+    demuxers: str = DEMUXERS,
 ) -> Recording:
-    """Open a recording: a path, "-" for standard input, the bytes of a file, or a binary file
-    object.
+    """Open a recording: a path, "-" for standard input, the bytes of a file, a binary file object, or
+    a spool of what was decoded before.
 
     What it holds decides how it is read, not its name. `max_s` limits the decoded length, `name` is
-    for messages. Raises AudioError: `missing_file`, `unreadable_file`, `empty_file`,
-    `invalid_audio`, `no_audio_stream`.
+    for messages, `demuxers` are what libav may open. Raises AudioError: `missing_file`,
+    `unreadable_file`, `empty_file`, `invalid_audio`, `no_audio_stream`.
     """
     name = name or _name(source)
+    if isinstance(source, Spool):
+        return Recording(source.reader(), name=name, block_s=block_s, max_s=max_s)
     file, owned = _binary_file(source, name)
     try:
         if not file.read(1):
             raise AudioError(f"{name}: the file is empty (0 bytes)", code="empty_file")
-        reader = open_container(file, name)
+        reader = open_container(file, name, demuxers)
         try:
             recording = Recording(reader, name=name, block_s=block_s, max_s=max_s)
         except BaseException:
@@ -265,7 +273,9 @@ def _name(source: Input) -> str:
     return "<bytes>" if isinstance(source, bytes) else str(getattr(source, "name", "<file>"))
 
 
-def _binary_file(source: Input, name: str) -> tuple[BinaryIO, bool]:
+def _binary_file(
+    source: str | os.PathLike[str] | bytes | BinaryIO, name: str
+) -> tuple[BinaryIO, bool]:
     """A seekable file and whether it is ours to close. What cannot seek goes to disk first: an mp4
     needs its end."""
     if isinstance(source, bytes):

@@ -55,6 +55,10 @@ SIZED = TIMED | {"flac", "wav", "ogg", "avi"}
 """Containers whose duration is a fact. A raw stream's (aac, ac3, mp3 without Xing) is a guess from
 its bit rate."""
 
+MAX_CHANNELS = 64
+MAX_RATE = 768_000
+"""Beyond what any recorder writes: a few bytes of a header could ask for gigabytes a second."""
+
 READ_FRAMES = 1 << 16
 MIN_GAP_S = 0.1
 MAX_GAP_S = 600.0
@@ -88,15 +92,22 @@ class Reader(Protocol):
         """Give back what was opened; the file itself belongs to the caller."""
 
 
-def open_container(file: BinaryIO, name: str) -> Reader:
-    """The reader for a seekable binary file. `name` is for messages.
+def open_container(file: BinaryIO, name: str, demuxers: str = DEMUXERS) -> Reader:
+    """The reader for a seekable binary file. `name` is for messages, `demuxers` what PyAV may open.
 
     Raises AudioError: `invalid_audio`, `no_audio_stream`.
     """
-    return _open_uncompressed(file) or _AvReader(file, name)
+    return _open_uncompressed(file, name) or _AvReader(file, name, demuxers)
 
 
-def _open_uncompressed(file: BinaryIO) -> Reader | None:
+def _check(name: str, channels: int, rate: int) -> None:
+    """Raises AudioError for what a header says of its sound and nobody can have recorded."""
+    if channels > MAX_CHANNELS or rate > MAX_RATE:
+        most = f"{MAX_CHANNELS} channels and {MAX_RATE} Hz"
+        raise AudioError(f"{name}: {channels} channels at {rate} Hz; at most {most} are read")
+
+
+def _open_uncompressed(file: BinaryIO, name: str) -> Reader | None:
     import soundfile
 
     file.seek(0)
@@ -111,6 +122,7 @@ def _open_uncompressed(file: BinaryIO) -> Reader | None:
         return None
     # A header that says "no samples" may come from a pipe; PyAV reads on to the end of the file.
     if sound.format in UNCOMPRESSED and sound.frames:
+        _check(name, sound.channels, sound.samplerate)
         return _SoundFileReader(sound, _wav_declared_s(file))
     sound.close()
     file.seek(0)
@@ -139,7 +151,7 @@ class _SoundFileReader:
 
 
 class _AvReader:
-    def __init__(self, file: BinaryIO, name: str) -> None:
+    def __init__(self, file: BinaryIO, name: str, demuxers: str) -> None:
         import av
 
         # libav prints to stderr by itself, over the caller's progress bar; what matters comes back
@@ -150,7 +162,7 @@ class _AvReader:
                 file,
                 mode="r",
                 metadata_errors="replace",
-                container_options={"format_whitelist": DEMUXERS, "protocol_whitelist": "file"},
+                container_options={"format_whitelist": demuxers, "protocol_whitelist": "file"},
                 io_open=_refuse_to_open,
             )
         except (av.FFmpegError, ValueError) as error:
@@ -176,7 +188,9 @@ class _AvReader:
                 f"{len(streams)} audio streams; only the default one (number {best.index}) is used"
             )
             self.notices.append(Notice("several_audio_streams", message))
-        return next(stream for stream in streams if stream.index == best.index)
+        stream = next(stream for stream in streams if stream.index == best.index)
+        _check(name, stream.channels, stream.sample_rate)
+        return stream
 
     def _declared_s(self, file: BinaryIO) -> float | None:
         names = set(self.container.format.name.split(","))

@@ -5,6 +5,7 @@ Errors are `{"detail": ...}` here, as its clients expect; `api.app` sees to that
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -13,8 +14,9 @@ from starlette.responses import Response
 
 from api import ancestor
 from api.dependencies import Caller, Configured, Served
-from api.entry import admitted, parts
+from api.entry import admitted, attended, parts
 from api.errors import ApiError
+from api.settings import NONE
 
 PATHS = ("/", "/predict")
 
@@ -57,11 +59,21 @@ async def predict(
             raise ApiError("invalid_value", f"unknown field {next(iter(fields))!r}")
         if parameters.language not in (None, "auto"):
             serving.language(parameters.language)
-        following = await entry.follow(parameters.options())
-    await parts(request, following)
-    outcome = following.outcome
-    assert outcome is not None and outcome.transcript is not None  # a failure was raised before
+        diarizing = settings.diarizer != NONE
+        chosen = parameters.options(diarizing=diarizing)
+        hearing = await serving.speakers.hear(bounds=parameters.bounds()) if diarizing else None
+        with ExitStack() as over:
+            if hearing is not None:
+                over.callback(entry.place.leave)
+                over.callback(hearing.close)
+            following = await entry.follow(chosen, hearing.hear if hearing is not None else None)
+            over.callback(following.cancel)
+            await parts(request, following)
+            outcome = following.outcome
+            assert outcome is not None and outcome.transcript is not None  # else it was raised
+            transcript, spoken = outcome.transcript, None
+            if hearing is not None:
+                spoken = await attended(request, hearing.told(transcript, ancestor.speaker))
     drafting = serving.transcriber.whisper.draft is not None
-    return JSONResponse(
-        ancestor.answer(outcome.transcript, warnings + parameters.warnings(drafting=drafting))
-    )
+    warnings += parameters.warnings(drafting=drafting, diarizing=diarizing)
+    return JSONResponse(ancestor.answer(transcript, spoken, warnings))

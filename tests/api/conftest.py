@@ -17,6 +17,7 @@ from fastapi.testclient import TestClient
 from api.app import create_app
 from api.serving import Serving
 from api.settings import Settings
+from asr.apart import Decoders
 from asr.loading import Whisper, load
 from asr.presets import Pair
 from asr.transcriber import Transcriber
@@ -85,8 +86,22 @@ def transcriber(whisper: Whisper) -> Transcriber:
     return Transcriber(whisper, batch=4, gamma=2, detector=EnergyDetector())
 
 
+class _Shared(Decoders):
+    """Services come and go; loading the decoders takes seconds."""
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture(scope="session")
+def decoders() -> Iterator[Decoders]:
+    made = _Shared()
+    yield made
+    Decoders.close(made)
+
+
 @pytest.fixture
-def service(transcriber: Transcriber) -> Iterator[Service]:
+def service(transcriber: Transcriber, decoders: Decoders) -> Iterator[Service]:
     """`service(**settings)` starts one; it is ready when it is handed out."""
     with ExitStack() as running:
 
@@ -94,7 +109,7 @@ def service(transcriber: Transcriber) -> Iterator[Service]:
             load: Callable[[], Transcriber] = lambda: transcriber, **given: Any
         ) -> TestClient:
             settings = Settings(**{"model": "random", "drain_s": 0.0, **given})
-            app = create_app(settings, Serving(settings, load, Halves))
+            app = create_app(settings, Serving(settings, load, Halves, decoders))
             return running.enter_context(TestClient(app, raise_server_exceptions=False))
 
         def ready(**given: Any) -> TestClient:

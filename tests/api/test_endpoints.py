@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import base64
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
+from api.speakers import Speakers
 from asr.vad import EnergyDetector
-from tests.api.conftest import RATE, silence, sound, wav
+from tests.api.conftest import RATE, Halves, silence, sound, wav
 
 
 def post(client, audio: bytes, path: str = "/predict", **parameters):
@@ -21,7 +23,9 @@ def post(client, audio: bytes, path: str = "/predict", **parameters):
 def test_the_answer_has_the_ancestors_keys(service, path) -> None:
     body = post(service(), sound(40, 1), path).json()
     assert set(body) == {"speakers", "chunks", "text"}
-    assert body["speakers"] == []
+    assert [one["speaker"] for one in body["speakers"]] == ["SPEAKER_00", "SPEAKER_01"]
+    assert "".join(one["text"] for one in body["speakers"]).strip() == body["text"]
+    assert 0 <= body["speakers"][0]["timestamp"][0] <= body["speakers"][-1]["timestamp"][1] <= 40
     assert "".join(chunk["text"] for chunk in body["chunks"]).strip() == body["text"] != ""
     for chunk in body["chunks"]:
         start, end = chunk["timestamp"]
@@ -36,11 +40,62 @@ def test_parameters_may_be_left_out_or_text(service) -> None:
 
 
 def test_what_has_no_effect_is_named(service) -> None:
-    body = post(
-        service(), sound(2), num_speakers=2, chunk_length_s=10, beams=4, assisted=True
-    ).json()
-    text = " ".join(body["warnings"])
+    asked = {"num_speakers": 2, "chunk_length_s": 10, "beams": 4, "assisted": True}
+    text = " ".join(post(service(diarizer="none"), sound(2), **asked).json()["warnings"])
     assert all(word in text for word in ("speakers", "chunk_length_s", "beams", "assisted"))
+    assert "number of speakers" not in " ".join(
+        post(service(), sound(2), **asked).json()["warnings"]
+    )
+
+
+def test_so_many_speakers_as_are_asked_for(service) -> None:
+    client, audio = service(), sound(30, 6)
+    for count in (1, 3):
+        body = post(client, audio, num_speakers=count).json()
+        assert len({one["speaker"] for one in body["speakers"]}) == count
+    answer = post(client, audio, min_speakers=3, max_speakers=2)
+    assert answer.status_code == 400 and "at least 3 and at most 2" in answer.json()["detail"]
+
+
+def test_without_a_diarizer_there_are_no_speakers(service) -> None:
+    assert post(service(diarizer="none"), sound(2)).json()["speakers"] == []
+
+
+def test_audio_beyond_82_s_is_not_cut_off(service) -> None:
+    """The one published Whisper service on Gaudi pads to 8192 frames, and drops what is longer."""
+    answer = (
+        service()
+        .post(
+            "/v1/audio/transcriptions",
+            files={"file": sound(100, 7)},
+            data={"model": "random", "language": "de", "response_format": "verbose_json"},
+        )
+        .json()
+    )
+    covered = [(span["start"], span["end"]) for span in answer["coverage"]["spans"]]
+    assert covered[0][0] == 0 and covered[-1][1] == answer["duration"] == 100
+    assert all(end == start for (_, end), (start, _) in zip(covered, covered[1:], strict=False))
+    assert answer["segments"][-1]["end"] > 82
+
+
+def test_a_language_is_its_requests_alone(service) -> None:
+    """There, too, a request's language is written onto the model that all share."""
+    client, names = service(), ["de", "fr", "es", "de"]
+
+    def language(name: str) -> str:
+        data = {"model": "random", "language": name, "response_format": "verbose_json"}
+        return client.post(
+            "/v1/audio/transcriptions", files={"file": sound(2, 8)}, data=data
+        ).json()["language"]
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(language, names)) == ["german", "french", "spanish", "german"]
+    detected = client.post(
+        "/v1/audio/transcriptions",
+        files={"file": sound(2, 8)},
+        data={"model": "random", "response_format": "verbose_json"},
+    )
+    assert detected.json()["language_probability"] is not None
 
 
 def test_no_speech_and_several_channels_are_no_errors(service) -> None:
@@ -74,7 +129,7 @@ def handler(whisper):
     from api.handler import EndpointHandler
 
     patch = pytest.MonkeyPatch()
-    for name in ("ASR_MODEL", "ASSISTANT_MODEL"):
+    for name in ("ASR_MODEL", "ASSISTANT_MODEL", "DIARIZATION_MODEL"):
         patch.delenv(name, raising=False)
     made = EndpointHandler(str(whisper.pair.target))
     made.session.t.detector = EnergyDetector()  # as the service beside it
@@ -87,7 +142,16 @@ def test_a_handler_answers_base64_as_the_route_answers_files(handler, service) -
     audio = sound(3, 3)
     asked = {"inputs": base64.b64encode(audio).decode(), "parameters": {"language": "de"}}
     made = handler(asked)
-    assert made == post(service(), audio).json() == handler({**asked, "inputs": audio})
+    plain = post(service(diarizer="none"), audio).json()
+    assert made == plain == handler({**asked, "inputs": audio})
+
+
+def test_a_handler_with_a_diarizer_has_the_routes_speakers(handler, service, monkeypatch) -> None:
+    monkeypatch.setattr(handler, "speakers", Speakers(Halves, handler.decoders))
+    audio = sound(20, 4)
+    asked = {"inputs": audio, "parameters": {"language": "de", "num_speakers": 2}}
+    made = handler(asked)
+    assert made == post(service(), audio, num_speakers=2).json() and made["speakers"]
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from api.following import Task
 from api.keys import digest, new_key
 from asr.guards import Guards
 from asr.options import Options
+from asr.spool import Spool
 from tests.api import raw
 from tests.api.conftest import sound, until
 
@@ -192,7 +193,7 @@ def test_what_cannot_be_queued_is_released(service) -> None:
     async def follow(options: Options) -> None:
         file, place = File(), serving.admission.enter("", keyed=False)
         with pytest.raises(ApiError):
-            serving.follow(Task(file, 1.0, options, place))
+            serving.follow(Task(Spool("file", file, 16_000), options, place))
         assert file.closed and serving.admission.requests == 0
 
     client.portal.call(follow, Options(language="tlh", guards=Guards()))

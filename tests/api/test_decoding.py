@@ -1,0 +1,248 @@
+"""Decoding apart: the samples are those of the command; whatever a file does, it does to a child."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import struct
+import subprocess
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import pytest
+import soundfile
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from asr.apart import TRIES, Decoders
+from asr.audio import open_audio, read_audio
+from asr.errors import AudioError, ForescribeError
+from asr.zygote import FILES, Bounds
+from tests.api.conftest import SAMPLE, sound, until, wav
+
+BOUNDS = Bounds(max_s=120)
+PATIENCE = 300.0
+
+
+def decoded(decoders: Decoders, source: bytes, bounds: Bounds = BOUNDS) -> np.ndarray:
+    with closing(decoders.decode(source, bounds, name="file")) as spool:
+        return read_audio(spool)
+
+
+def refused(
+    decoders: Decoders, source: bytes | BinaryIO, bounds: Bounds = BOUNDS
+) -> ForescribeError:
+    with pytest.raises(ForescribeError) as caught:
+        decoders.decode(source, bounds, name="file").close()
+    return caught.value
+
+
+def children(decoders: Decoders) -> list[int]:
+    """Processes that the zygote has forked and that still run."""
+    parent = decoders._process.pid
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdecimal():
+            try:
+                after = (folder / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            if int(after[1]) == parent and after[0] != "Z":
+                found.append(int(folder.name))
+    return found
+
+
+@contextmanager
+def endless() -> Iterator[BinaryIO]:
+    """A recording that never comes: its decoder waits for it."""
+    ours, theirs = os.pipe()
+    try:
+        with open(ours, "rb") as source:
+            yield source
+    finally:
+        os.close(theirs)
+
+
+# -- what comes out --------------------------------------------------------------------------------
+
+
+def test_the_samples_are_those_of_the_command(decoders) -> None:
+    for source in (SAMPLE.read_bytes(), sound(3, rate=8000), sound(2, rate=44_100)):
+        assert np.array_equal(decoded(decoders, source), read_audio(source))
+
+
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(count=st.integers(1, 50_000), rate=st.sampled_from([8000, 16_000, 48_000]))
+def test_of_any_length(decoders, count, rate) -> None:
+    samples = np.sin(np.arange(count) * 0.05)
+    source = wav(samples, rate)
+    assert np.array_equal(decoded(decoders, source), read_audio(source))
+
+
+def test_what_was_wrong_with_a_recording_is_told_once(decoders) -> None:
+    cut, tiny = sound(4)[:-64_000], sound(0.05)
+    for source in (cut, tiny, sound(1)):
+        with (
+            closing(decoders.decode(source, BOUNDS, name="file")) as spool,
+            open_audio(spool) as apart,
+            open_audio(source, name="file") as here,
+        ):
+            for recording in (apart, here):
+                assert list(recording.blocks()) is not None
+            assert apart.warnings == here.warnings
+
+
+# -- what is refused -------------------------------------------------------------------------------
+
+
+def test_a_bomb_is_stopped_by_its_samples(decoders) -> None:
+    """Twenty minutes of silence in a few kilobytes, with a limit of five seconds."""
+    file = io.BytesIO()
+    soundfile.write(file, np.zeros(20 * 60 * 16_000, np.int16), 16_000, format="FLAC")
+    assert len(file.getvalue()) < 200_000
+    assert refused(decoders, file.getvalue(), Bounds(max_s=5)).code == "audio_too_long"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "#EXTM3U\n#EXT-X-TARGETDURATION:9\n#EXTINF:9,\n{path}\n#EXT-X-ENDLIST\n",
+        "ffconcat version 1.0\nfile '{path}'\n",
+        "[playlist]\nFile1={path}\nNumberOfEntries=1\nVersion=2\n",
+        '<?xml version="1.0"?><MPD xmlns="urn:mpeg:dash:schema:mpd:2011"><Period><BaseURL>{path}'
+        "</BaseURL></Period></MPD>",
+    ],
+)
+def test_a_playlist_opens_nothing(decoders, text) -> None:
+    error = refused(decoders, text.format(path=SAMPLE).encode())
+    assert error.code == "invalid_audio"
+    assert str(SAMPLE) not in error.message
+
+
+def test_a_transport_stream_is_for_the_command_only(decoders, tmp_path) -> None:
+    import av
+
+    path = tmp_path / "a.ts"
+    with av.open(str(path), "w", format="mpegts") as container:
+        stream = container.add_stream("mp2", rate=16_000, layout="mono")
+        for start in range(0, 32_000, 1152):
+            frame = av.AudioFrame.from_ndarray(
+                np.zeros((1, 1152), np.int16), format="s16", layout="mono"
+            )
+            frame.sample_rate, frame.pts = 16_000, start
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode(None))
+    assert len(read_audio(path)) > 16_000
+    assert refused(decoders, path.read_bytes()).code == "invalid_audio"
+
+
+@pytest.mark.parametrize(("channels", "rate"), [(1000, 16_000), (1, 4_000_000)])
+def test_channels_and_rates_that_nobody_records(decoders, channels, rate) -> None:
+    body = b"\0" * 4000
+    layout = struct.pack("<HHIIHH", 1, channels, rate, rate * channels * 2, channels * 2, 16)
+    head = b"RIFF" + struct.pack("<I", 36 + len(body)) + b"WAVEfmt " + struct.pack("<I", 16)
+    source = head + layout + b"data" + struct.pack("<I", len(body)) + body
+    error = refused(decoders, source)
+    assert error.code == "invalid_audio" and str(channels) in error.message
+    with pytest.raises(AudioError, match="channels at"):
+        read_audio(source)
+
+
+def test_what_takes_too_much_memory(decoders) -> None:
+    assert (
+        refused(decoders, SAMPLE.read_bytes(), Bounds(memory_bytes=1 << 16)).code == "invalid_audio"
+    )
+    assert len(decoded(decoders, sound(1))) == 16_000
+
+
+def test_what_takes_too_long(decoders) -> None:
+    with endless() as source:
+        error = refused(decoders, source, Bounds(wall_s=0.3))
+    assert error.code == "invalid_audio" and "within 0.3 s" in error.message
+    assert not children(decoders)
+
+
+# -- what dies -------------------------------------------------------------------------------------
+
+
+def test_a_decoder_that_crashes_is_an_error_after_a_few_tries(decoders) -> None:
+    killed: list[int] = []
+    with endless() as source, ThreadPoolExecutor(1) as pool:
+        made = pool.submit(refused, decoders, source)
+        for _ in range(TRIES):
+            until(lambda: set(children(decoders)) - set(killed), PATIENCE)
+            (pid,) = set(children(decoders)) - set(killed)
+            killed.append(pid)
+            os.kill(pid, signal.SIGSEGV)
+        error = made.result(PATIENCE)
+    assert error.code == "invalid_audio" and f"{-signal.SIGSEGV}" in error.message
+    assert not children(decoders)
+    assert len(decoded(decoders, sound(1))) == 16_000  # the others go on
+
+
+def test_a_child_has_nothing_but_its_recording(decoders) -> None:
+    """Seen from outside while it works: its session, its limits, what it has open."""
+    with endless() as source, ThreadPoolExecutor(1) as pool:
+        made = pool.submit(refused, decoders, source, Bounds(wall_s=PATIENCE, cpu_s=7))
+        until(lambda: children(decoders), PATIENCE)
+        (pid,) = children(decoders)
+        until(lambda: _limit(pid, "Max core file size") == "0", PATIENCE)
+        assert os.getsid(pid) == pid
+        assert _limit(pid, "Max cpu time") == "7"
+        assert _limit(pid, "Max open files") == str(FILES)
+        assert _limit(pid, "Max file size") != "unlimited" != _limit(pid, "Max address space")
+        opened = [os.readlink(f) for f in Path(f"/proc/{pid}/fd").iterdir()]
+        assert sum(name.startswith("socket:") for name in opened) == 0
+        os.kill(pid, signal.SIGKILL)
+        until(lambda: set(children(decoders)) - {pid}, PATIENCE)
+        (again,) = set(children(decoders)) - {pid}
+        os.kill(again, signal.SIGKILL)
+        assert made.result(PATIENCE).code == "invalid_audio"
+
+
+def _limit(pid: int, name: str) -> str:
+    for line in Path(f"/proc/{pid}/limits").read_text().splitlines():
+        if line.startswith(name):
+            return line.removeprefix(name).split()[0]
+    raise AssertionError(name)
+
+
+def test_a_zygote_that_was_killed_is_started_again_and_its_end_ends_its_children() -> None:
+    own = Decoders()
+    try:
+        assert len(decoded(own, sound(1))) == 16_000
+        own._process.kill()
+        own._process.wait()
+        assert len(decoded(own, sound(1))) == 16_000
+        with endless() as source, ThreadPoolExecutor(1) as pool:
+            made = pool.submit(refused, own, source)
+            until(lambda: children(own), PATIENCE)
+            (pid,) = children(own)
+            closing_ = threading.Thread(target=own.close)
+            closing_.start()
+            until(lambda: not Path(f"/proc/{pid}").exists() or _dead(pid), PATIENCE)
+            assert made.result(PATIENCE).code == "overloaded"
+            closing_.join()
+    finally:
+        own.close()
+
+
+def _dead(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def test_the_command_needs_no_child() -> None:
+    """Imports of the way in for files do not bring the other process along."""
+    code = (
+        "import sys, asr.audio; sys.exit('asr.apart' in sys.modules or 'asr.zygote' in sys.modules)"
+    )
+    assert subprocess.run([os.sys.executable, "-c", code], check=False).returncode == 0
