@@ -1,0 +1,61 @@
+# forescribe on NVIDIA GPUs, or on processors only.
+#
+#   docker build -t forescribe .
+#   docker run --gpus all --init -p 127.0.0.1:8000:8000 -v forescribe-models:/models \
+#       -v "$PWD/forescribe.toml:/etc/forescribe/forescribe.toml:ro" forescribe \
+#       --settings /etc/forescribe/forescribe.toml
+#
+# torch's wheels bring CUDA's libraries, so the base is plain Python; the host gives the driver through
+# NVIDIA's container toolkit. See docs/endpoints.md.
+
+FROM python:3.12-slim-bookworm AS build
+WORKDIR /build
+RUN python -m venv /opt/forescribe
+ENV PATH=/opt/forescribe/bin:$PATH PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+
+# What it stands on is a layer of its own: gigabytes that change with pyproject.toml only.
+COPY pyproject.toml constraints.txt ./
+COPY scripts/wanted.py scripts/
+RUN python scripts/wanted.py serve diarize > wanted.txt \
+    && pip install --requirement wanted.txt --constraint constraints.txt
+
+COPY README.md LICENSE ./
+COPY speculative speculative
+COPY asr asr
+COPY diarize diarize
+COPY api api
+COPY bundled bundled
+RUN pip install --no-deps .
+
+# Weights in the image, where it is to start without a network: --build-arg MODELS="openai/whisper-large-v3
+# distil-whisper/distil-large-v3.5". Without it they are downloaded at the first start, into /models.
+ARG MODELS=""
+ENV HF_HOME=/models
+RUN mkdir -p /models \
+    && for model in $MODELS; do hf download "$model" || exit 1; done
+
+FROM python:3.12-slim-bookworm
+RUN useradd --uid 10001 --create-home --shell /usr/sbin/nologin forescribe \
+    && mkdir -p /data /scratch \
+    && chown 10001:10001 /data /scratch
+COPY --from=build /opt/forescribe /opt/forescribe
+COPY --from=build --chown=10001:10001 /models /models
+
+ENV PATH=/opt/forescribe/bin:$PATH \
+    PYTHONUNBUFFERED=1 \
+    HF_HOME=/models \
+    TMPDIR=/scratch \
+    NVIDIA_VISIBLE_DEVICES=all \
+    NVIDIA_DRIVER_CAPABILITIES=compute,utility \
+    FORESCRIBE_HOST=0.0.0.0 \
+    FORESCRIBE_DATA_DIR=/data
+
+USER 10001:10001
+WORKDIR /home/forescribe
+VOLUME ["/models", "/data", "/scratch"]
+EXPOSE 8000
+STOPSIGNAL SIGTERM
+# Ready, not only alive: a container whose engine is broken should be noticed. Loading may take minutes.
+HEALTHCHECK --interval=30s --timeout=5s --start-period=15m --retries=3 \
+    CMD ["python", "-c", "import urllib.request as u; u.urlopen('http://127.0.0.1:8000/ready', timeout=4)"]
+ENTRYPOINT ["forescribe", "serve"]
