@@ -6,8 +6,10 @@ app = create_app(settings, serving)         # with an engine of the caller's own
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
 
 from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -25,11 +27,17 @@ from api.settings import Settings
 from api.text.serving import TextServing
 from asr.errors import ForescribeError
 
+if TYPE_CHECKING:
+    from api.jobs.service import Jobs
+
 _CODES = {404: "not_found", 405: "method_not_allowed"}
 
 
-def create_app(settings: Settings, serving: Serving | None = None) -> FastAPI:
-    """The service. Loading begins when the application starts and goes on beside it."""
+def create_app(
+    settings: Settings, serving: Serving | None = None, jobs: Jobs | None = None
+) -> FastAPI:
+    """The service. Loading begins when the application starts and goes on beside it. Without `jobs`
+    their routes are not there."""
     engine = serving or Serving.of(settings)
     texting = TextServing.of(settings)
 
@@ -38,13 +46,17 @@ def create_app(settings: Settings, serving: Serving | None = None) -> FastAPI:
         engine.start()
         texting.start()
         try:
+            if jobs is not None:
+                await asyncio.to_thread(jobs.start)
             yield
         finally:
+            if jobs is not None:
+                await asyncio.to_thread(jobs.stop)
             await engine.stop()  # which waits for all that is inside, texts too
             await texting.stop()
 
     app = FastAPI(title="forescribe", lifespan=lifespan, redoc_url=None)
-    app.state.settings, app.state.serving = settings, engine
+    app.state.settings, app.state.serving, app.state.jobs = settings, engine, jobs
     app.state.keyring = Keyring(settings.api_keys)
     app.state.texting = texting
     app.add_middleware(RequestId, metrics=engine.metrics)
@@ -58,6 +70,12 @@ def create_app(settings: Settings, serving: Serving | None = None) -> FastAPI:
     private = APIRouter(dependencies=[Depends(caller)])  # no route here can forget the key
     for module in (audio, models, text, endpoints, metrics):
         private.include_router(module.router)
+    if jobs is not None:
+        from api.routers import jobs as job_routes
+        from api.routers import uploads as upload_routes
+
+        private.include_router(job_routes.router)
+        private.include_router(upload_routes.router)
     app.include_router(private)
     return app
 

@@ -36,6 +36,12 @@ STATUS: Mapping[str, int] = MappingProxyType(
         # the service's own
         "invalid_api_key": 401,
         "not_found": 404,
+        "job_not_found": 404,
+        "in_progress": 409,  # a result before the end, a key whose first request is still coming in
+        "conflict": 409,
+        "idempotency_key_reused": 422,
+        "locked": 423,
+        "unsupported_version": 412,
         "method_not_allowed": 405,
         "rate_limited": 429,
         "not_ready": 503,

@@ -9,12 +9,17 @@ import logging
 import math
 import sys
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import uvicorn
 
 from api.app import create_app
 from api.serving import Serving
 from api.settings import Settings
+from asr.errors import UsageError
+
+if TYPE_CHECKING:
+    from api.jobs.service import Jobs
 
 GRACE_S = 5
 """For the last answers, once nothing is decoded any more."""
@@ -39,7 +44,7 @@ def run(settings: Settings) -> None:
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(message)s")
     serving = Serving.of(settings)
     config = uvicorn.Config(
-        create_app(settings, serving),
+        create_app(settings, serving, _jobs(settings, serving)),
         host=settings.host,
         port=settings.port,
         access_log=False,  # it writes paths and addresses; ours has neither
@@ -48,3 +53,16 @@ def run(settings: Settings) -> None:
         timeout_graceful_shutdown=math.ceil(settings.drain_s) + GRACE_S,
     )
     Server(config, serving).run()
+
+
+def _jobs(settings: Settings, serving: Serving) -> Jobs | None:
+    """Durable jobs, unless they are switched off. Raises UsageError where they cannot be kept."""
+    if not settings.jobs:
+        return None
+    try:
+        from api.jobs.service import Jobs
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            f"jobs need {error.name}: pip install 'forescribe[serve]', or set jobs = false"
+        ) from error
+    return Jobs.of(settings, serving)

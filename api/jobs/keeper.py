@@ -1,0 +1,127 @@
+"""The keeper: looks again and again whether all is where it should be, and what has become too old.
+
+Work whose process is gone is queued again; so is work that its process has lost; a job whose work has
+ended without it has failed. Compares no clocks of two machines: an executor is dead when its beat has
+not changed over this keeper's own time, and a keeper that was itself suspended looks again before it judges.
+A false alarm costs one group that is done twice.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from api.errors import ApiError
+from api.jobs.engine import JobEngine, Pending
+from api.jobs.metrics import JobMetrics
+from api.jobs.records import run_of
+from api.jobs.steps import Steps
+from api.jobs.store import Store
+
+log = logging.getLogger("forescribe.api")
+
+PATIENCE_S = 10.0
+"""Without a beat."""
+
+STUCK_S = 60.0
+"""Begun by a process that lives and knows nothing of it."""
+
+MOST_CRASHES = 5
+"""Processes that a job may take down before it gets on again; then it has failed."""
+
+
+class Keeper:
+    """`alone` says that no other process can have this database: then what is not ours is nobody's."""
+
+    def __init__(
+        self,
+        store: Store,
+        engine: JobEngine,
+        steps: Steps,
+        metrics: JobMetrics,
+        *,
+        alone: bool,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.store, self.engine, self.steps, self.metrics = store, engine, steps, metrics
+        self.alone, self.clock = alone, clock
+        self._beats: dict[str, tuple[int, float]] = {}  # executor: its beat, since when
+        self._lost: dict[str, float] = {}  # work that its living process does not know: since when
+        self._looked: float | None = None
+
+    def tick(self) -> None:
+        """One look."""
+        mine = self.engine.running()
+        self.store.beat(self.engine.executor, mine)
+        alive = self._alive()
+        for work in self.engine.pending():
+            if alive is None or work.owner in alive:
+                knows = (
+                    mine if work.owner == self.engine.executor else (alive or {}).get(work.owner)
+                )
+                self._watch(work, knows is not None and work.id not in knows)
+            else:
+                self.metrics.resumed()
+                self._again(work)
+        self._leave(mine)
+        self._fail_broken()
+
+    def _alive(self) -> dict[str | None, frozenset[str]] | None:
+        """Executors that beat, with their work; None where this look cannot tell."""
+        now, before = self.clock(), self._looked
+        self._looked = now
+        if self.alone:
+            return {self.engine.executor: self.engine.running()}
+        suspended = before is None or now - before > PATIENCE_S
+        workers = self.store.workers()
+        for executor, (beat, _) in workers.items():
+            if suspended or self._beats.get(executor, (None, 0.0))[0] != beat:
+                self._beats[executor] = beat, now
+        if suspended:
+            return None
+        living = {
+            executor: work
+            for executor, (_, work) in workers.items()
+            if now - self._beats[executor][1] < PATIENCE_S
+        }
+        for executor in workers.keys() - living.keys():
+            self.store.bury(executor)
+        return dict(living)
+
+    def _watch(self, work: Pending, lost: bool) -> None:
+        if not lost:
+            self._lost.pop(work.id, None)
+            return
+        since = self._lost.setdefault(work.id, self.clock())
+        if self.clock() - since >= STUCK_S:
+            del self._lost[work.id]
+            self.metrics.stuck()
+            self._again(work)
+
+    def _again(self, work: Pending) -> None:
+        job = self.store.job(work.id.split(":")[0])
+        if job is not None and work.id == run_of(job.id, job.run, job.kind).id and not job.ended:
+            crashes = self.store.crashed(job.id)
+            if crashes > MOST_CRASHES:
+                text = f"the job was cut short {crashes} times without getting on"
+                self.steps.fail(job.id, job.run, ApiError("internal_error", text))
+                self.engine.cancel(work.id)
+                return
+        self.engine.resume(work.id)
+
+    def _leave(self, mine: frozenset[str]) -> None:
+        """Jobs that somebody else has cancelled or begun anew free their rows."""
+        for id in mine:
+            job_id, run = id.split(":")[:2]
+            job = self.store.job(job_id)
+            if job is None or job.ended or job.run != int(run):
+                self.steps.leave(job_id)
+
+    def _fail_broken(self) -> None:
+        """A disk that was full, or a fault of the engine: the work has ended, the job has not."""
+        runs = {run_of(job.id, job.run, job.kind).id: job for job in self.store.open_jobs()}
+        for id in self.engine.broken(list(runs)):
+            job = runs[id]
+            text = "the job could not go on; retry it when the server is well"
+            self.steps.fail(job.id, job.run, ApiError("internal_error", text))

@@ -1,0 +1,380 @@
+"""The steps of the plays: what is done between two records of the engine.
+
+    steps("group", job, run, 3)          # the group's hash; None where the run is over
+
+Each can be done twice: what it makes is kept by its hash, and the row says what is there already. A fault
+that may pass is tried again here; what stays is the job's, as a code. An answer is never text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from api.errors import ApiError
+from api.jobs.blobs import storing
+from api.jobs.engine import JobEngine, Stopping
+from api.jobs.lane import Lane
+from api.jobs.metrics import JobMetrics
+from api.jobs.records import Job, callback_of
+from api.jobs.request import JobForm, transcription
+from api.jobs.store import Store, Tx
+from api.jobs.webhooks import Webhooks
+from api.serving import NAME, Serving
+from api.settings import Settings
+from asr.errors import AudioError, ForescribeError
+from asr.transcript import Transcript
+
+if TYPE_CHECKING:
+    from asr.planned import Group, Plan
+    from asr.session import Session
+    from asr.spool import Spool
+    from diarize.known import Known
+
+log = logging.getLogger("forescribe.api")
+
+PAUSES_S: Sequence[float] = (0.5, 1.0, 2.0)
+"""Between tries of a step whose fault may pass."""
+
+PASSING = frozenset({"internal_error", "overloaded", "unwritable_output"})
+POLL_S = 0.1
+LET_GO_S = 10.0
+"""For the engine's round, and the reader's block, that a recording is left in."""
+
+
+class Over(BaseException):
+    """The run is not the job's any more: cancelled, deleted, begun anew. Nothing of it counts."""
+
+
+class Steps:
+    """The steps, and the lanes of the jobs that this process is doing."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        serving: Serving,
+        store: Store,
+        engine: JobEngine,
+        webhooks: Webhooks,
+        metrics: JobMetrics,
+    ) -> None:
+        self.settings, self.serving, self.metrics = settings, serving, metrics
+        self.store, self.engine, self.webhooks = store, engine, webhooks
+        self.stopping = threading.Event()
+        self._lock = threading.Lock()
+        self._lanes: dict[str, Lane] = {}
+        self._spools: dict[str, Spool] = {}
+        self._left: set[str] = set()  # jobs whose diarization is to end
+
+    def __call__(self, step: str, job: str, run: int, *args: int) -> Any:
+        """The step's answer; None where the run is over. Raises Stopping."""
+        if step == "deliver":
+            return self._deliver(job, run, *args)
+        for pause_s in (*PAUSES_S, None):
+            try:
+                return getattr(self, f"_{step}")(job, run, *args)
+            except Over:
+                self._release(job)
+                return None
+            except Stopping:
+                self._release(job)
+                raise
+            except ForescribeError as error:
+                told, passing = ApiError.of(error), error.code in PASSING
+            except ApiError as error:
+                told, passing = error, error.code in PASSING
+            except Exception as error:
+                log.exception("a job's step has failed")  # our fault; the others go on
+                told, passing = ApiError("internal_error", "the server failed"), True
+                told.__cause__ = error
+            if self.stopping.is_set() or self.serving.state in ("draining", "stopped", "broken"):
+                raise Stopping
+            self._release(job)
+            if not passing or pause_s is None:
+                break
+            if self.stopping.wait(pause_s):
+                raise Stopping
+        return self.fail(job, run, told)
+
+    def stop(self) -> None:
+        """Who waits in a step leaves it, without an answer."""
+        self.stopping.set()
+        with self._lock:
+            lanes = list(self._lanes.values())
+        for lane in lanes:
+            lane.leave(Stopping())
+
+    def leave(self, job: str) -> None:
+        """The job's rows in the engine are free before its next round."""
+        with self._lock:
+            self._left.add(job)
+            lane = self._lanes.get(job)
+        if lane is not None:
+            lane.leave(Over())
+
+    # -- transcription ----------------------------------------------------------------------------
+
+    def _prepare(self, job: str, run: int) -> int:
+        """How many groups there are; the plan is kept."""
+        with self.store.writing() as tx:
+            if self.store.begin(tx, job, run) is None:
+                raise Over
+        with self._lock:
+            self._left.discard(job)
+        name = self.store.ref(job, "plan")
+        if name is not None:
+            return len(self._plan(name).groups)
+        plan = self._planned(job)
+        self._keep(job, run, "plan", plan.to_dict())
+        return len(plan.groups)
+
+    def _planned(self, job: str) -> Plan:
+        from asr.audio import open_audio
+        from asr.planned import plan_of
+
+        session, form = self._session(), self._form(job)
+        options = transcription(form, self.serving, self.settings)
+        with open_audio(self._spool(job), name=NAME) as recording:
+            return plan_of(recording, session.t.detector, options.windows)
+
+    def _group(self, job: str, run: int, k: int) -> str:
+        """The hash of group `k`."""
+        self._check(job, run)
+        name = self.store.ref(job, "group", k)
+        if name is not None:
+            return name
+        group = self._lane(job).group(k)
+        plan = self._plan(self._ref(job, "plan"))
+        text = json.dumps(group.to_dict()).encode()
+        with self.store.blobs.keeping():
+            name = self.store.blobs.put(text)
+            with self.store.writing() as tx:
+                if self.store.mine(tx, job, run) is None:
+                    raise Over
+                self.store.refer(tx, job, "group", name, k)
+                self.store.progress(tx, job, plan.until_s(k))
+                self._log_group(tx, job, group, name)
+        return name
+
+    def _log_group(self, tx: Tx, job: str, group: Group, name: str) -> None:
+        last = self.store.last_segment(tx, job) if group.k else None
+        first = 0 if last is None else last["first"] + last["count"]
+        told = {"k": group.k, "first": first, "count": len(group.segments), "blob": name}
+        self.store.log(tx, job, "segment", told)
+
+    def _assemble(self, job: str, run: int) -> str:
+        """The hash of the transcript without speakers."""
+        self._check(job, run)
+        name = self.store.ref(job, "spoken")
+        if name is not None:
+            return name
+        outcome = self._lane(job).outcome()
+        assert outcome.transcript is not None
+        name = self._keep(job, run, "spoken", outcome.transcript.to_dict())
+        self.serving.metrics.ended(outcome)
+        return name
+
+    def _lane(self, job: str) -> Lane:
+        """The job's lane; opened behind the groups that are there, if this process has none."""
+        from asr.planned import Planned
+
+        with self._lock:
+            lane = self._lanes.get(job)
+        if lane is not None:
+            return lane
+        session, lane = self._session(), Lane()
+        made = Planned(
+            session.t,
+            self._spool(job),
+            transcription(self._form(job), self.serving, self.settings),
+            lane,
+            plan=self._plan(self._ref(job, "plan")),
+            kept=self._groups(job),
+            grouped=lane.grouped,
+            arrived_s=session.clock(),
+            name=NAME,
+        )
+        with self._lock:
+            self._lanes[job] = lane
+        lane.enter(session, made)
+        if self.stopping.is_set():
+            raise Stopping
+        if job in self._left:  # while there was nothing to leave
+            raise Over
+        return lane
+
+    def _spool(self, job: str) -> Spool:
+        """The job's samples, decoded apart, for as long as this process works on it."""
+        with self._lock:
+            spool = self._spools.get(job)
+        if spool is None:
+            self._session()  # a decoder beside a model that is still loading would slow both
+            with self._audio(job).open("rb") as file:
+                spool = asyncio.run(self.serving.decoded(file))
+            with self._lock:
+                self._spools[job] = spool
+        return spool
+
+    def _release(self, job: str) -> None:
+        """Nobody works on the job any more: its rows in the engine are free, its samples gone."""
+        with self._lock:
+            lane, spool = self._lanes.pop(job, None), self._spools.pop(job, None)
+        if lane is not None:
+            lane.leave(Over())
+            lane.wait(LET_GO_S)
+        if spool is not None:
+            spool.close()
+
+    # -- speakers ---------------------------------------------------------------------------------
+
+    def _diarize(self, job: str, run: int) -> str:
+        """The hash of the result: with speakers, where they were asked for."""
+        with self.store.writing() as tx:
+            row = self.store.begin(tx, job, run)
+        if row is None:
+            raise Over
+        with self._lock:
+            self._left.discard(job)
+        form, spoken = self._form(job), self._ref(job, "spoken")
+        if row.kind == "transcribe" and not form.speakers:
+            return self._keep_ref(job, run, "result", spoken)
+        count = cast(int | None, row.options.get("num_speakers"))
+        transcript = Transcript.from_dict(json.loads(self.store.blobs.read(spoken)))
+        told, before = self._told(job, transcript, form, count), self.store.ref(job, "result")
+        name = self._keep(job, run, "result", told.to_dict())
+        if before not in (None, name):
+            self.store.collect([before])
+        return name
+
+    def _told(
+        self, job: str, transcript: Transcript, form: JobForm, count: int | None
+    ) -> Transcript:
+        from asr.audio import open_audio
+        from diarize.blocks import diarize_blocks, in_blocks
+        from diarize.diarizer import Bounds
+        from diarize.transcribing import with_speakers
+
+        def going_on(step: str, done: float) -> None:
+            if self.stopping.is_set():
+                raise Stopping
+            if job in self._left:
+                raise Over
+
+        with open_audio(self._spool(job), name=NAME) as recording:
+            found = diarize_blocks(
+                self.serving.speakers,
+                in_blocks(recording.blocks()),
+                Bounds(exactly=count),
+                going_on,
+                sample_count=transcript.sample_count,
+            )
+        return with_speakers(transcript, found, self._known(form))
+
+    def _known(self, form: JobForm) -> Sequence[Known]:
+        if not form.known_speaker_names:
+            return ()
+        names, references = form.known_speaker_names, form.known_speaker_references
+        return asyncio.run(self.serving.speakers.known(names, references))
+
+    # -- ends -------------------------------------------------------------------------------------
+
+    def _finish(self, job: str, run: int) -> bool:
+        with self.store.writing() as tx:
+            row = self.store.mine(tx, job, run)
+            if row is None:
+                raise Over
+            self.store.progress(tx, job, row.total_s)
+            self.end(tx, row, "succeeded")
+        self._release(job)
+        return True
+
+    def fail(self, job: str, run: int, error: ApiError) -> None:
+        """The job has failed; one that had a transcript before keeps it."""
+        with self.store.writing() as tx:
+            row = self.store.mine(tx, job, run)
+            if row is not None:
+                state = "succeeded" if row.kind == "diarize" else "failed"
+                self.end(tx, row, state, (error.code, error.message))
+
+    def end(self, tx: Tx, job: Job, state: Any, error: tuple[str, str] | None = None) -> Job:
+        """The end of a job, and the first try of its callback, or neither."""
+        ended = self.store.end(tx, job.id, state, error)
+        self.metrics.ended(state)
+        if ended.hook is not None:
+            self.engine.enqueue(tx, callback_of(job.id, job.run, 0))
+        return ended
+
+    def _deliver(self, job: str, run: int, number: int) -> str:
+        """One try of a callback; the next one is queued where it fails."""
+        row = self.store.job(job)
+        if row is None or row.run != run or row.hook is None or row.hook.state != "pending":
+            return "over"
+        answer = self.webhooks.deliver(row)
+        wait_s = self.webhooks.wait_s(number + 1) if answer == "failed" else None
+        self.metrics.called_back(answer)
+        with self.store.writing() as tx:
+            if wait_s is None:
+                self.store.hook(tx, job, answer, number + 1)
+            else:
+                self.store.hook(tx, job, "pending", number + 1)
+                self.engine.enqueue(tx, callback_of(job, run, number + 1, wait_s))
+        return answer
+
+    # -- what is there ----------------------------------------------------------------------------
+
+    def _session(self) -> Session:
+        """Waits while the model is loading. Raises Stopping where it will not be there."""
+        while self.serving.state == "loading":
+            if self.stopping.wait(POLL_S):
+                raise Stopping
+        if self.serving.state != "ready" or self.serving.session is None:
+            raise Stopping
+        return self.serving.session
+
+    def _check(self, job: str, run: int) -> None:
+        row = self.store.job(job)
+        if row is None or row.run != run or row.ended:
+            raise Over
+
+    def _form(self, job: str) -> JobForm:
+        return JobForm.model_validate_json(self.store.blobs.read(self._ref(job, "form")))
+
+    def _audio(self, job: str) -> Path:
+        name = self.store.ref(job, "audio")
+        if name is None:
+            raise AudioError("the job's audio is not kept any more", code="missing_file")
+        return self.store.blobs.path(name)
+
+    def _plan(self, name: str) -> Plan:
+        from asr.planned import Plan
+
+        return Plan.from_dict(json.loads(self.store.blobs.read(name)))
+
+    def _groups(self, job: str) -> list[Group]:
+        from asr.planned import Group
+
+        names = self.store.refs(job, "group")
+        return [Group.from_dict(json.loads(self.store.blobs.read(name))) for name in names]
+
+    def _ref(self, job: str, role: str) -> str:
+        name = self.store.ref(job, role)
+        if name is None:
+            raise Over  # it has been erased
+        return name
+
+    def _keep(self, job: str, run: int, role: str, data: Mapping[str, Any]) -> str:
+        with self.store.blobs.keeping(), storing():
+            name = self.store.blobs.put(json.dumps(data).encode())
+            return self._keep_ref(job, run, role, name)
+
+    def _keep_ref(self, job: str, run: int, role: str, name: str) -> str:
+        with self.store.writing() as tx:
+            if self.store.mine(tx, job, run) is None:
+                raise Over
+            self.store.refer(tx, job, role, name)
+        return name

@@ -1,0 +1,144 @@
+"""`/v1/uploads`: resumable uploads by tus 1.0 (core, creation, termination; https://tus.io).
+
+    POST   /v1/uploads        Upload-Length: 1048576           -> 201, Location
+    HEAD   /v1/uploads/{id}                                    -> Upload-Offset
+    PATCH  /v1/uploads/{id}   Upload-Offset: 0, the bytes      -> 204, Upload-Offset
+    DELETE /v1/uploads/{id}                                    -> 204
+
+A finished upload becomes a job by `upload_id` in `POST /v1/jobs`. A `Repr-Digest: sha-256=:...:` (RFC 9530)
+with the last piece is compared with what arrived.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+
+from fastapi import APIRouter, Request
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+
+from api.dependencies import Caller
+from api.errors import ApiError
+from api.jobs.dependencies import Jobbing
+from api.tus import Upload
+
+VERSION = "1.0.0"
+TUS = {"Tus-Resumable": VERSION, "Cache-Control": "no-store"}
+BODY = "application/offset+octet-stream"
+
+router = APIRouter(prefix="/v1/uploads", tags=["jobs"])
+
+
+@router.options("", status_code=204)
+async def abilities(jobs: Jobbing) -> Response:
+    told = {
+        "Tus-Version": VERSION,
+        "Tus-Extension": "creation,termination",
+        "Tus-Max-Size": str(jobs.uploads.max_bytes),
+    }
+    return Response(status_code=204, headers={**TUS, **told})
+
+
+@router.post("", status_code=201)
+async def create(request: Request, jobs: Jobbing, caller: Caller) -> Response:
+    _check_version(request)
+    if request.headers.get("upload-defer-length"):
+        raise ApiError(
+            "invalid_value", "Upload-Length is needed at the start", param="Upload-Length"
+        )
+    length = _number(request, "Upload-Length")
+    label = _metadata(request.headers.get("upload-metadata", "")).get("filename")
+    if label is not None:
+        label = label[:255]
+    await asyncio.to_thread(jobs.check, caller, keyed=False)
+    upload = await asyncio.to_thread(jobs.uploads.create, caller, length, label)
+    location = {"Location": f"/v1/uploads/{upload.id}", "Upload-Offset": "0"}
+    return Response(status_code=201, headers={**TUS, **location})
+
+
+@router.head("/{id}")
+async def where(id: str, request: Request, jobs: Jobbing, caller: Caller) -> Response:
+    _check_version(request)
+    upload = await asyncio.to_thread(jobs.uploads.get, id, caller)
+    return Response(status_code=200, headers=_told(upload))
+
+
+@router.patch("/{id}", status_code=204)
+async def go_on(id: str, request: Request, jobs: Jobbing, caller: Caller) -> Response:
+    """What arrived before a client leaves is kept."""
+    _check_version(request)
+    if request.headers.get("content-type") != BODY:
+        raise ApiError("unsupported_media_type", f"send the bytes as {BODY}")
+    offset, digest = _number(request, "Upload-Offset"), _digest(request)
+    with jobs.uploads.appending(id, caller, offset) as part:
+        declared = request.headers.get("content-length", "")
+        if declared.isdecimal() and offset + int(declared) > part.length:
+            raise ApiError(
+                "file_too_large", f"the body goes beyond the {part.length} bytes declared"
+            )
+        try:
+            async for piece in request.stream():
+                await asyncio.to_thread(part.write, piece)
+        except ClientDisconnect:
+            await asyncio.to_thread(part.sync)
+            raise
+        await asyncio.to_thread(part.sync)
+    upload = await asyncio.to_thread(jobs.uploads.get, id, caller)
+    if digest is not None and upload.complete:
+        if await asyncio.to_thread(jobs.uploads.digest, id, caller) != digest:
+            await asyncio.to_thread(jobs.uploads.delete, id, caller)
+            text = "what arrived is not what Repr-Digest says; the upload is dropped, begin anew"
+            raise ApiError("invalid_value", text, param="Repr-Digest")
+    return Response(status_code=204, headers=_told(upload))
+
+
+@router.delete("/{id}", status_code=204)
+async def drop(id: str, request: Request, jobs: Jobbing, caller: Caller) -> Response:
+    _check_version(request)
+    await asyncio.to_thread(jobs.uploads.delete, id, caller)
+    return Response(status_code=204, headers=TUS)
+
+
+def _told(upload: Upload) -> dict[str, str]:
+    return {**TUS, "Upload-Offset": str(upload.offset), "Upload-Length": str(upload.length)}
+
+
+def _check_version(request: Request) -> None:
+    given = request.headers.get("tus-resumable", VERSION)  # curl by hand need not say it
+    if given != VERSION:
+        text = f"tus {given} is not spoken here; this is {VERSION}"
+        raise ApiError("unsupported_version", text, param="Tus-Resumable")
+
+
+def _number(request: Request, name: str) -> int:
+    text = request.headers.get(name, "")
+    if not (text.isascii() and text.isdecimal() and len(text) < 19):
+        raise ApiError("invalid_value", f"{name}: give a number of bytes", param=name)
+    return int(text)
+
+
+def _metadata(text: str) -> dict[str, str]:
+    """tus: `name base64, name base64`. What cannot be read is not there."""
+    found = {}
+    for pair in text.split(","):
+        name, _, value = pair.strip().partition(" ")
+        try:
+            found[name] = base64.b64decode(value, validate=True).decode()
+        except (binascii.Error, UnicodeDecodeError):
+            continue
+    return found
+
+
+def _digest(request: Request) -> bytes | None:
+    """The SHA-256 of the whole that a client expects."""
+    for part in request.headers.get("repr-digest", "").split(","):
+        name, _, value = part.strip().partition("=")
+        if name.lower() == "sha-256":
+            try:
+                return base64.b64decode(value.strip(":"), validate=True)
+            except binascii.Error as error:
+                text = "Repr-Digest: not sha-256=:<base64>:"
+                raise ApiError("invalid_value", text, param="Repr-Digest") from error
+    return None
