@@ -81,6 +81,8 @@ def hearing(
             axes.axvline(end, color="black", linewidth=0.8, linestyle="--")
             if not window.speech:
                 axes.axvspan(start, end, facecolor="none", edgecolor=GREY, hatch="//", linewidth=0)
+        if window.length < 0.1 * len(samples):
+            continue  # there is no room for its name
         label = f"window {window.index}" if window.speech else "silence, left out"
         # Above the picture: over the waveform it would not be readable.
         place = wave.get_xaxis_transform()
@@ -108,9 +110,9 @@ def log_mel(mel: NDArray[np.float32], sound_s: float) -> Figure:
     image = axes.imshow(
         mel, origin="lower", aspect="auto", extent=(0, frames / 100, 0, bands), cmap="cividis"
     )
-    ticks = np.arange(0, bands, 20)
-    hertz = librosa.mel_frequencies(n_mels=bands, fmin=0, fmax=RATE / 2)
-    axes.set_yticks(ticks, [f"{hertz[t]:,.0f}" for t in ticks])
+    hertz = (0, 500, 1000, 2000, 4000, 8000)
+    centres = librosa.mel_frequencies(n_mels=bands, fmin=0, fmax=RATE / 2)
+    axes.set_yticks(np.interp(hertz, centres, np.arange(bands) + 0.5), [f"{h:,}" for h in hertz])
     axes.set(xlabel="time (s)", ylabel=f"frequency (Hz), {bands} mel bands")
     if sound_s < frames / 100:
         axes.axvline(sound_s, color="white", linestyle="--", linewidth=1)
@@ -153,25 +155,28 @@ def rounds(played: Sequence[Round]) -> Figure:
     """A line of boxes for each round: what was drafted, and what the target wrote behind it."""
     lines: list[tuple[str, list[tuple[str, str]]]] = [("", [(kind, kind) for kind in LOOKS])]
     lines += [(f"round {n}", one.kinds) for n, one in enumerate(played, start=1)]
-    figure = pyplot.figure(figsize=(WIDE[0], 0.31 * len(lines) + 0.1), layout="none")
+    # No layout engine: text has no axis to make room for. All positions are inches.
+    longest = max(sum(_width(*token) for token in tokens) for _, tokens in lines)
+    size = (0.95 + longest, 0.33 * len(lines) + 0.1)
+    figure = pyplot.figure(figsize=size, layout="none")
     axes = figure.add_axes((0, 0, 1, 1))
-    axes.set(xlim=(0, WIDE[0]), ylim=(len(lines) - 0.4, -0.6))
+    axes.set(xlim=(0, size[0]), ylim=(len(lines) - 0.4, -0.6))
     axes.axis("off")
     for y, (label, tokens) in enumerate(lines):
-        axes.text(0.75, y, label, ha="right", va="center", fontsize=9)
+        axes.text(0.8, y, label, ha="right", va="center")
         x = 0.95
         for token, kind in tokens:
-            x = _box(axes, x, y, token, kind)
+            face, edge, mark = LOOKS[kind]
+            box = {"boxstyle": "round,pad=0.25", "facecolor": face, "edgecolor": edge}
+            text = mark + visible(token)
+            axes.text(x, y, text, family="monospace", fontsize=10, va="center", bbox=box)
+            x += _width(token, kind)
     return figure
 
 
-def _box(axes: Axes, x: float, y: float, token: str, kind: str) -> float:
-    """Draws one token and returns where the next one starts, in inches."""
-    face, edge, mark = LOOKS[kind]
-    text = mark + visible(token)
-    box = {"boxstyle": "round,pad=0.25", "facecolor": face, "edgecolor": edge}
-    axes.text(x, y, text, family="monospace", fontsize=9, va="center", bbox=box)
-    return x + 0.0753 * len(text) + 0.12
+def _width(token: str, kind: str) -> float:
+    """Inches from the start of a token's box to the next one's."""
+    return 0.09 * len(LOOKS[kind][2] + visible(token)) + 0.14
 
 
 def visible(token: str) -> str:

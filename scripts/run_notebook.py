@@ -19,6 +19,7 @@ from typing import Any
 import nbformat
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
+from traitlets.config import Config
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOK = ROOT / "notebooks" / "walkthrough.ipynb"
@@ -48,11 +49,13 @@ def run(notebook: Any) -> None:
             cell.outputs, cell.execution_count = [], None
     NotebookClient(
         notebook,
-        timeout=900,
+        timeout=1800,  # for one cell, on a machine that does much else
+        startup_timeout=600,
         kernel_name="python3",
         record_timing=False,
         coalesce_streams=True,
         resources={"metadata": {"path": str(NOTEBOOK.parent)}},
+        config=Config({"KernelManager": {"transport": "ipc"}}),  # nobody else can listen
     ).execute()
     # The version of whoever ran it last is no content.
     notebook.metadata.language_info = {"name": "python"}
