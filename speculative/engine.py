@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -50,6 +51,9 @@ bucket is a shape of its own."""
 CATCH_UP = 32
 """Tokens of a row that a drafter reads at once of those written without it: one shape, and its logits
 take no more memory than a few rounds'."""
+
+
+_NOTHING: Mapping[Hashable, int] = MappingProxyType({})
 
 
 @dataclass
@@ -186,17 +190,23 @@ class Engine:
                     self.submit(request)
             yield from self.step()
 
-    def peek(self) -> list[Partial]:
-        """What unfinished rows have written, as of the host's last look; nothing between two looks."""
+    def peek(self, known: Mapping[Hashable, int] = _NOTHING) -> list[Partial]:
+        """What unfinished rows have written, as of the host's last look; nothing between two looks.
+
+        `known` says how many tokens of a text, by tag, need not be told again.
+        """
         if self._since_look:
             return []
         state, partials = self.rows, []
+        lengths: list[int] = state.lengths.tolist()
         for row, tenant in enumerate(self._tenants):
             if tenant is not None and not tenant.cancelled:
-                span = slice(len(tenant.request.prompt), int(state.lengths[row]))
+                begin = known.get(tenant.request.tag, 0)
+                span = slice(len(tenant.request.prompt) + begin, lengths[row])
                 partials.append(
                     Partial(
                         request=tenant.request,
+                        begin=begin,
                         tokens=tuple(state.tokens[row, span].tolist()),
                         logprobs=tuple(state.logprobs[row, span].tolist()),
                         ranked=self._ranked(row, span, tenant.request),

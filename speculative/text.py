@@ -20,6 +20,7 @@ from typing import Final
 from speculative.device import Device, choose
 from speculative.drafters.model import ModelDrafter
 from speculative.drafters.ngram import NgramDrafter
+from speculative.drafters.universal import UniversalDrafter
 from speculative.engine import Engine
 from speculative.errors import LoadError, RequestError
 from speculative.models.causal_lm import CausalDecoder
@@ -55,7 +56,8 @@ class Event:
 
 
 class TextGenerator:
-    """One target with one draft: another model, `"ngram"`, or None for plain decoding.
+    """One target with one draft: another model, `"ngram"`, or None for plain decoding. `universal` lets
+    a model with other tokens draft through text, on processors.
 
     `gamma` is the drafts per round, None chooses by measured speed; `context` bounds prompt and text.
     Raises LoadError for a draft with other tokens, RequestError for a context that the model does not
@@ -71,6 +73,7 @@ class TextGenerator:
         batch: int = 8,
         gamma: int | None = None,
         context: int | None = None,
+        universal: bool = False,
     ) -> None:
         if context is not None and not 1 < context <= target.positions:
             raise RequestError(f"context is {context}; {target.name} has {target.positions}")
@@ -79,7 +82,7 @@ class TextGenerator:
         self.vocabulary = target.vocabulary
         self.engine = Engine(
             CausalDecoder(target.model, self.context),
-            self._drafter(),
+            self._drafter(universal),
             batch=batch,
             eos=target.ends,
             schedule=_schedule(gamma if draft is not None else 0),
@@ -103,6 +106,7 @@ class TextGenerator:
         batch: int = 8,
         gamma: int | None = None,
         context: int | None = None,
+        universal: bool = False,
         network: bool = True,
     ) -> TextGenerator:
         """From folders or hub ids; `draft` may also be `"ngram"`. Raises LoadError and DeviceError."""
@@ -111,20 +115,30 @@ class TextGenerator:
         second: LanguageModel | str | None = NGRAM if draft == NGRAM else None
         if draft is not None and draft != NGRAM:
             second = load(draft, place, role="draft", network=network)
-        return cls(target, second, device=place, batch=batch, gamma=gamma, context=context)
+        return cls(
+            target,
+            second,
+            device=place,
+            batch=batch,
+            gamma=gamma,
+            context=context,
+            universal=universal,
+        )
 
     def plain(self) -> TextGenerator:
         """The same target without a draft, on the same weights: what speed and text compare with."""
         batch = self.engine.batch
         return TextGenerator(self.target, device=self.device, batch=batch, context=self.context)
 
-    def _drafter(self) -> Drafter | None:
+    def _drafter(self, universal: bool) -> Drafter | None:
         if self.draft is None:
             return None
         if isinstance(self.draft, str):
             if self.draft != NGRAM:
                 raise LoadError(f"{self.draft!r} is no draft: a language model, or {NGRAM!r}")
             return NgramDrafter(hint_slots=1)  # the prompt is searched in any case
+        if universal and self.target.vocabulary.difference(self.draft.vocabulary):
+            return self._universal(self.draft)
         check_draft(self.target, self.draft)
         if self.draft.positions < self.context:
             raise LoadError(
@@ -133,6 +147,20 @@ class TextGenerator:
             )
         return ModelDrafter(
             CausalDecoder(self.draft.model, self.context, vocab=self.target.vocab_size)
+        )
+
+    def _universal(self, draft: LanguageModel) -> Drafter:
+        if self.device.static_shapes:
+            raise LoadError(
+                f"{draft.name} has other tokens than {self.target.name}: drafting through text works on "
+                f"processors, not on {self.device.kind}, whose rounds are graphs"
+            )
+        return UniversalDrafter(
+            CausalDecoder(draft.model),
+            draft.vocabulary,
+            draft.ends,
+            self.vocabulary,
+            min(self.target.ends, default=None),
         )
 
     # -- at any time ------------------------------------------------------------------------------
@@ -188,7 +216,8 @@ class TextGenerator:
 
     @property
     def idle(self) -> bool:
-        return self.engine.idle
+        """Whether no text is under way."""
+        return not self._writings
 
     def step(self) -> list[Event]:
         """One round of all rows, and what became final by it."""
@@ -202,12 +231,15 @@ class TextGenerator:
             stopped = writing.stopped is not None or result.finish is Finish.STOP
             completion = writing.completion("stop" if stopped else "length")
             events.append(Event(result.request.tag, text + rest, tokens + more, completion))
-        for partial in self.engine.peek():
+        known = {number: len(writing.ids) for number, writing in self._writings.items()}
+        for partial in self.engine.peek(known):
             number = partial.request.tag
             writing = self._writings.get(number)
             if writing is None:
                 continue
-            text, tokens = writing.grow(partial.tokens, partial.logprobs, partial.ranked)
+            text, tokens = writing.grow(
+                partial.tokens, partial.logprobs, partial.ranked, partial.begin
+            )
             if writing.stopped is not None:
                 self.cancel(number)
                 events.append(Event(number, text, tokens, writing.completion("stop")))

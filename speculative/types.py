@@ -316,9 +316,10 @@ Ranked = tuple[tuple[tuple[int, float], ...], ...]
 
 @dataclass(frozen=True)
 class Partial:
-    """A sequence that is being decoded. What it has is final."""
+    """What is new of a sequence that is being decoded, from token `begin` of its text on. It is final."""
 
     request: Request
+    begin: int
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
     ranked: Ranked

@@ -90,18 +90,22 @@ class Vocabulary:
         )
         return text
 
+    def text(self, token: int) -> str:
+        """How a token is shown; a special one, which is no text, by its name."""
+        if token in self.specials:
+            return str(self.tokenizer.convert_ids_to_tokens(token))
+        return self.data(token).decode(errors="replace")
+
     def data(self, token: int) -> bytes:
-        """What the token stands for, which need not be whole characters."""
+        """What the token stands for in a text, which need not be whole characters."""
         if token not in self._data:
             self._data[token] = self._bytes(token)
         return self._data[token]
 
     def _bytes(self, token: int) -> bytes:
         text = self.tokenizer.convert_ids_to_tokens(token)
-        if text is None:  # room in the model without a token
+        if text is None or token in self.specials:  # None: room in the model without a token
             return b""
-        if token in self.specials:
-            return str(text).encode()
         if self._byte_level and all(letter in _LETTERS for letter in text):
             return bytes(_LETTERS[letter] for letter in text)
         byte = _BYTE.fullmatch(text)

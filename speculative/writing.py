@@ -39,7 +39,8 @@ class Options:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A token that might stand at a position. `data` need not be whole characters."""
+    """A token that might stand at a position. `data` is what it adds to the text, which need not be
+    whole characters; special tokens add nothing, and are shown by their names."""
 
     id: int
     text: str
@@ -90,11 +91,12 @@ class Writing:
         self._waiting: list[tuple[int, Token]] = []  # with the place in the text that it begins at
 
     def grow(
-        self, ids: Sequence[int], logprobs: Sequence[float], ranked: Ranked
+        self, ids: Sequence[int], logprobs: Sequence[float], ranked: Ranked, begin: int = 0
     ) -> tuple[str, tuple[Token, ...]]:
-        """Takes what is new in `ids`, all that the row has. Text and tokens that became final."""
+        """Takes what is new in `ids`, which the text has from token `begin` on. Text and tokens that
+        became final."""
         before, known = self.text, len(self.tokens)
-        for i in range(len(self.ids), len(ids)):
+        for i in range(len(self.ids) - begin, len(ids)):
             self.ids.append(ids[i])
             if ids[i] in self.ends:
                 break
@@ -135,14 +137,11 @@ class Writing:
             self.tokens.append(self._waiting.pop(0)[1])
 
     def _token(self, token: int, logprob: float, best: Sequence[tuple[int, float]]) -> Token:
-        data = self.vocabulary.data
+        text, data = self.vocabulary.text, self.vocabulary.data
         return Token(
             id=token,
-            text=data(token).decode(errors="replace"),
+            text=text(token),
             data=data(token),
             logprob=logprob,
-            best=tuple(
-                Candidate(id, data(id).decode(errors="replace"), data(id), each)
-                for id, each in best
-            ),
+            best=tuple(Candidate(id, text(id), data(id), each) for id, each in best),
         )

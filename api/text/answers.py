@@ -86,7 +86,7 @@ class TextShape(_Head):
         offsets, at = [], self._offsets.get(index, 0)
         for token in tokens:
             offsets.append(at)
-            at += len(token.text)
+            at += len(token.data.decode(errors="replace"))
         self._offsets[index] = at
         return {
             "tokens": [token.text for token in tokens],

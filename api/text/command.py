@@ -97,6 +97,9 @@ def generate(
     batch_size: Annotated[
         int, typer.Option("--batch-size", metavar="N", min=1, max=1024, help="Texts at a time.")
     ] = 8,
+    universal: Annotated[
+        bool, typer.Option("--universal", help="A draft with other tokens drafts through text.")
+    ] = False,
     context: Annotated[
         int | None,
         typer.Option(
@@ -156,6 +159,7 @@ def generate(
         batch=min(batch_size, len(texts)),
         gamma=drafts,
         context=context,
+        universal=universal,
         network=not local_files_only,
     )
     asked: list[Any] = [_conversation(text, system) for text in texts] if chat else list(texts)

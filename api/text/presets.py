@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from asr.errors import ModelError
+
 DEFAULT = "demo-text"
 NO_DRAFT = "none"
 NGRAM = "ngram"
@@ -49,14 +51,15 @@ PRESETS: Mapping[str, Preset] = {
 def resolve(model: str | None, draft: str | None) -> Pair:
     """The pair that a user means: presets, hub ids or local folders; None for a model is the bundled
     one, for a draft the model's own. A model that no preset knows drafts from its own text ("ngram").
+    Raises ModelError where a name can be none of the three.
     """
     preset = PRESETS.get(model or DEFAULT)
-    target = _place(preset, preset.target) if preset else _name(model or DEFAULT)
+    target = _place(preset, preset.target) if preset else _name(model or DEFAULT, "model")
     if draft == NO_DRAFT:
         return Pair(target, None)
     if draft is not None and draft != NGRAM:
         other = PRESETS.get(draft)
-        return Pair(target, _place(other, other.draft) if other else _name(draft))
+        return Pair(target, _place(other, other.draft) if other else _name(draft, "draft"))
     if draft == NGRAM or preset is None:
         return Pair(target, NGRAM)
     return Pair(target, _place(preset, preset.draft))
@@ -70,6 +73,13 @@ def _place(preset: Preset, name: str) -> str | Path:
     return Path(bundled.__path__[0]) / name
 
 
-def _name(name: str) -> str | Path:
+def _name(name: str, role: str) -> str | Path:
     folder = Path(name).expanduser()
-    return folder if folder.is_dir() else name
+    if folder.is_dir():
+        return folder
+    if "/" not in name:
+        raise ModelError(
+            f"--{role} {name} is neither a local folder, nor a hub id (owner/name), "
+            f"nor a preset: {', '.join(PRESETS)}"
+        )
+    return name

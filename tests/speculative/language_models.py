@@ -24,10 +24,14 @@ TEMPLATE = (
 
 
 def tokenizer(
-    merges: Sequence[tuple[str, str]] = MERGES, *, chat: bool = True
+    merges: Sequence[tuple[str, str]] = MERGES,
+    *,
+    letters: str | None = None,
+    chat: bool = True,
 ) -> PreTrainedTokenizerFast:
-    """Byte-level BPE, as GPT-2 and all that follow it."""
-    tokens = sorted(pre_tokenizers.ByteLevel.alphabet()) + [a + b for a, b in merges]
+    """Byte-level BPE, as GPT-2 and all that follow it; over some `letters` alone, what a random model
+    writes is text."""
+    tokens = sorted(letters or pre_tokenizers.ByteLevel.alphabet()) + [a + b for a, b in merges]
     inner = Tokenizer(models.BPE({t: i for i, t in enumerate(tokens)}, list(merges)))
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.decoder = decoders.ByteLevel()

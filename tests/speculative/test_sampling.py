@@ -261,7 +261,7 @@ def test_impossible_numbers_are_refused_by_name(wrong):
 
 def test_a_peek_is_the_beginning_of_the_result():
     work = [Request((n + 1, 4), temperature=0.9, seed=n, tag=n, ranks=1) for n in range(3)]
-    made = engine("near", 2, 3, ranks=1)
+    made = engine("near", 2, 3, eos=(), ranks=1)
     for request in work:
         made.submit(request)
     seen: dict[int, list] = {n: [] for n in range(3)}
@@ -277,3 +277,15 @@ def test_a_peek_is_the_beginning_of_the_result():
             assert partial.tokens == results[tag].tokens[:count]
             assert partial.logprobs == results[tag].logprobs[:count]
             assert partial.ranked == results[tag].ranked[:count]
+
+
+def test_a_peek_tells_what_is_new():
+    made = engine("none", 1, 0, eos=())
+    made.submit(Request((1, 4), tag="a", max_new_tokens=20))
+    told: list[int] = []
+    while not made.idle:
+        (result,) = made.step() or [None]
+        for partial in made.peek({"a": len(told)}):
+            assert partial.begin == len(told) and len(partial.tokens) == 1
+            told += partial.tokens
+    assert len(told) > 3 and tuple(told) == result.tokens[:-1]

@@ -1,0 +1,229 @@
+"""OpenAI's own client against the completions routes of a running server, with a tiny random model."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+import uvicorn
+
+from api.app import create_app
+from api.keys import digest, new_key
+from api.serving import Serving
+from api.settings import Settings
+from tests.api.conftest import until
+from tests.speculative.language_models import write
+
+KEY = new_key()
+ASKED = {"max_tokens": 24, "seed": 5, "temperature": 1.0}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    return write(tmp_path_factory.mktemp("text") / "target")
+
+
+def app_of(settings: Settings, never: threading.Event):
+    """Without speech, which takes its time to load."""
+
+    def load():
+        never.wait()
+        raise RuntimeError("the test is over")
+
+    return create_app(settings, Serving(settings, load, load))
+
+
+@pytest.fixture(scope="module")
+def server(model) -> Iterator[tuple[str, object]]:
+    draft = write(model.parent / "draft", seed=1, near=model)
+    settings = Settings(
+        text_model=str(model),
+        text_draft=str(draft),
+        api_keys={"sdk": digest(KEY)},
+        device="cpu",
+        batch_size=3,
+        gamma=3,
+        drain_s=0,
+    )
+    over = threading.Event()
+    app = app_of(settings, over)
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        running = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="on"))
+        thread = threading.Thread(target=running.run, args=([listening],))
+        thread.start()
+        until(lambda: app.state.texting.state != "loading", 240)
+        assert app.state.texting.state == "ready"
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}", app.state.texting
+        running.should_exit = True
+        thread.join(60)
+        over.set()
+    assert not thread.is_alive()
+    assert app.state.texting.state == "stopped"
+
+
+@pytest.fixture
+def client(server) -> Iterator[openai.OpenAI]:
+    url = f"{server[0]}/v1"
+    with openai.OpenAI(base_url=url, api_key=KEY, max_retries=0, timeout=300) as client:
+        yield client
+
+
+def test_a_completion_and_its_stream_say_the_same(client, server, model) -> None:
+    name = str(model)
+    whole = client.completions.create(model=name, prompt="the other", logprobs=2, **ASKED)
+    (choice,) = whole.choices
+    assert (whole.object, choice.index) == ("text_completion", 0)
+    assert choice.finish_reason in ("stop", "length")
+    assert 0 < whole.usage.completion_tokens <= 24
+    assert whole.usage.total_tokens == whole.usage.prompt_tokens + whole.usage.completion_tokens
+    said = choice.logprobs
+    assert len(said.tokens) == len(said.token_logprobs) == len(said.top_logprobs)
+    assert said.text_offset[0] == 0 and len(said.tokens) > 3
+    for token, logprob, best in zip(
+        said.tokens, said.token_logprobs, said.top_logprobs, strict=True
+    ):
+        assert logprob == best[token] <= 0
+
+    with client.completions.create(
+        model=name, prompt="the other", logprobs=2, stream=True,
+        stream_options={"include_usage": True}, **ASKED,
+    ) as stream:  # fmt: skip
+        *chunks, last = list(stream)
+    assert last.choices == [] and last.usage == whole.usage
+    assert len({chunk.id for chunk in (*chunks, last)}) == 1
+    assert all(chunk.usage is None for chunk in chunks) and len(chunks) > 3
+    assert "".join(chunk.choices[0].text for chunk in chunks) == choice.text
+    assert [c.choices[0].finish_reason for c in chunks][-1] == choice.finish_reason
+    told = [t for c in chunks if c.choices[0].logprobs for t in c.choices[0].logprobs.tokens]
+    assert told == said.tokens
+
+
+def test_a_conversation_and_its_stream_say_the_same(client, model) -> None:
+    asked = {
+        "model": str(model),
+        "messages": [
+            {"role": "developer", "content": "Be brief."},
+            {"role": "user", "content": [{"type": "text", "text": "tea?"}]},
+        ],
+        "max_completion_tokens": 20,
+        "seed": 2,
+        "logprobs": True,
+        "top_logprobs": 2,
+    }
+    whole = client.chat.completions.create(**asked)
+    (choice,) = whole.choices
+    assert (whole.object, choice.message.role) == ("chat.completion", "assistant")
+    assert all(len(token.top_logprobs) == 2 for token in choice.logprobs.content)
+    data = b"".join(bytes(token.bytes) for token in choice.logprobs.content)
+    assert data.decode(errors="replace").startswith(choice.message.content[:3])
+    with client.chat.completions.create(**asked, stream=True) as stream:
+        first, *chunks = list(stream)
+    assert first.object == "chat.completion.chunk"
+    assert (first.choices[0].delta.role, first.choices[0].delta.content) == ("assistant", "")
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+    assert text == choice.message.content
+    assert chunks[-1].choices[0].finish_reason == choice.finish_reason
+    assert chunks[-1].choices[0].delta.content is None
+
+
+def test_several_prompts_and_texts_keep_their_places(client, model) -> None:
+    asked = {**ASKED, "max_tokens": 6, "model": str(model)}
+    both = client.completions.create(prompt=["he", "on"], n=2, **asked)
+    assert [choice.index for choice in both.choices] == [0, 1, 2, 3]
+    for place, prompt in ((0, "he"), (2, "on")):  # the first of each has the seed itself
+        alone = client.completions.create(prompt=prompt, **asked)
+        assert both.choices[place].text == alone.choices[0].text
+    assert both.usage.prompt_tokens < both.usage.completion_tokens <= 24
+    stop = both.choices[0].text[2:4]
+    cut = client.completions.create(prompt="he", stop=[stop], **asked)
+    assert cut.choices[0].text == both.choices[0].text[: both.choices[0].text.find(stop)]
+    assert cut.choices[0].finish_reason == "stop"
+    extra = {"top_k": 1, "gamma": 0}
+    greedy = client.completions.create(prompt="he", extra_body=extra, **asked)
+    cold = client.completions.create(prompt="he", **{**asked, "temperature": 0})
+    assert greedy.choices[0].text == cold.choices[0].text
+
+
+@pytest.mark.parametrize(
+    ("changed", "param", "said"),
+    [
+        ({"max_tokens": 0}, "max_tokens", "greater than or equal to 1"),
+        ({"temperature": 3}, "temperature", "less than or equal to 2"),
+        ({"logit_bias": {"5": 1}}, "logit_bias", "not served here"),
+        ({"stop": [""]}, "stop", "at least 1"),
+        ({"prompt": [99999]}, "prompt", "token 99999 is none of"),
+        ({"prompt": "a" * 500}, "prompt", "it must fit 96"),
+        ({"n": 100, "prompt": ["a", "b"]}, "n", "more than 128 texts"),
+    ],
+)
+def test_what_cannot_be_served_is_a_bad_request_that_names_it(client, model, changed, param, said):
+    known = {"model": str(model), "prompt": "a"} | changed
+    extra = {k: known.pop(k) for k in list(known) if k == "logit_bias"}
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.completions.create(**known, extra_body=extra)
+    assert (caught.value.code, caught.value.param) == ("invalid_value", param)
+    assert said in caught.value.message
+
+
+def test_other_errors_have_openais_body_too(client, server) -> None:
+    with pytest.raises(openai.NotFoundError) as caught:
+        client.chat.completions.create(model="gpt-9", messages=[{"role": "user", "content": "a"}])
+    assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
+    url = f"{server[0]}/v1/completions"
+    keyed = {"Authorization": f"Bearer {KEY}"}
+    assert httpx.post(url, json={}).status_code == 401
+    for body in (b"[1]", b"{", b'{"model": "x"}'):
+        answer = httpx.post(url, content=body, headers=keyed)
+        assert answer.status_code in (400, 404) and "error" in answer.json()
+
+
+def test_many_at_once_and_a_client_that_leaves(server, model) -> None:
+    """More texts than rows; one stream is left in the middle, and its row is free again."""
+    url, texting = server
+    name = str(model)
+
+    async def run() -> list[str]:
+        async with openai.AsyncOpenAI(
+            base_url=f"{url}/v1", api_key=KEY, max_retries=0, timeout=300
+        ) as client:
+            left = await client.completions.create(
+                model=name, prompt="on", max_tokens=80, stream=True, seed=1, n=3
+            )
+            await anext(left.__aiter__())
+            await left.close()
+            made = await asyncio.gather(
+                *(client.completions.create(model=name, prompt="the", **ASKED) for _ in range(5))
+            )
+            return [one.choices[0].text for one in made]
+
+    texts = asyncio.run(run())
+    assert len(set(texts)) == 1 and len(texts) == 5
+    until(lambda: texting.generator.idle and not texting._owners, 60)
+
+
+def test_the_models_are_listed(client, model) -> None:
+    assert str(model) in {each.id for each in client.models.list()}
+    assert client.models.retrieve(str(model)).id == str(model)
+
+
+def test_without_a_text_model_the_routes_say_so() -> None:
+    over = threading.Event()
+
+    async def run() -> httpx.Response:
+        app = app_of(Settings(drain_s=0), over)
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
+            return await client.post("/v1/completions", content=json.dumps({"model": "gpt-2"}))
+
+    answer = asyncio.run(run())
+    assert answer.status_code == 404
+    assert answer.json()["error"]["code"] == "model_not_found"
+    assert "text_model" in answer.json()["error"]["message"]
