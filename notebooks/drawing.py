@@ -260,10 +260,10 @@ def timeline(transcript: Transcript, until_s: float = 24, line_s: float = 8) -> 
     figure, lines = pyplot.subplots(count, squeeze=False, figsize=(WIDE[0], 1.05 * count + 0.4))
     for number, axes in enumerate(lines[:, 0]):
         start = number * line_s
+        axes.set(xlim=(start, start + line_s), ylim=(len(speakers) - 0.45, -0.55))
         for lane, speaker in enumerate(speakers):
             own = [w for w in words if w.speaker == speaker and start <= w.start < start + line_s]
             _lane(axes, own, lane, colours[speaker])
-        axes.set(xlim=(start, start + line_s), ylim=(len(speakers) - 0.45, -0.55))
         axes.set_yticks(range(len(speakers)), [speaker or "unknown" for speaker in speakers])
         axes.tick_params(axis="y", length=0)
     lines[-1, 0].set_xlabel("time (s)")
@@ -271,8 +271,12 @@ def timeline(transcript: Transcript, until_s: float = 24, line_s: float = 8) -> 
 
 
 def _lane(axes: Axes, words: Sequence[Word], lane: int, colour: str) -> None:
+    end = axes.get_xlim()[1]
     for turn, word in enumerate(words):
         axes.barh(lane, word.end - word.start, left=word.start, height=0.16, color=colour)
         # Neighbours stand above and below the bar in turn, so that short words do not touch.
         side, align = (-0.12, "bottom") if turn % 2 == 0 else (0.12, "top")
-        axes.text(word.start, lane + side, word.text.strip(), fontsize=8, va=align, clip_on=True)
+        text = word.text.strip()
+        last = word.start + 0.08 * len(text) > end  # it would run out of the picture
+        place, towards = (end, "right") if last else (word.start, "left")
+        axes.text(place, lane + side, text, fontsize=8, va=align, ha=towards)
