@@ -73,7 +73,7 @@ class Settings(BaseSettings):
     gamma: int | None = Field(None, ge=0, le=64)
     local_files_only: bool = False
     text_model: str | None = None  # as for `forescribe generate`; None writes no text
-    text_draft: str | None = None
+    text_draft: str | None = None  # likewise; `ngram` copies from the text, `none` has no drafts
     diarizer: str = "auto"  # loaded when speakers are first asked for; `none` has no speakers
     aliases: tuple[str, ...] = OPENAI_NAMES  # further names of the model
 
