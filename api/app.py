@@ -21,7 +21,7 @@ from api.dependencies import caller
 from api.errors import ApiError
 from api.keys import Keyring
 from api.requestid import RequestId
-from api.routers import audio, endpoints, health, metrics, models, text
+from api.routers import audio, endpoints, health, metrics, models, page, text
 from api.serving import Serving
 from api.settings import Settings
 from api.text.serving import TextServing
@@ -66,7 +66,7 @@ def create_app(
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(ClientDisconnect, _gone)
     app.include_router(health.router)
-    app.include_router(endpoints.public)
+    app.include_router(page.router)
     private = APIRouter(dependencies=[Depends(caller)])  # no route here can forget the key
     for module in (audio, models, text, endpoints, metrics):
         private.include_router(module.router)

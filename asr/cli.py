@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from asr.console import Console
     from asr.options import Options
     from asr.presets import Pair
+    from asr.report import Reports
     from asr.transcriber import Transcriber
     from diarize.asked import Asked
 
@@ -267,6 +268,13 @@ def transcribe(
     threads: Annotated[
         int, typer.Option(metavar="N", min=0, help="Of the processor; 0 is torch's choice.")
     ] = 0,
+    report: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PATH",
+            help="A page to read, hear and pass on: FILE.html for one recording, a folder for several.",
+        ),
+    ] = None,
     local_files_only: Offline = False,
     verbose: Annotated[
         bool,
@@ -288,6 +296,7 @@ def transcribe(
     from asr.maker import Maker
     from asr.outputs import STDOUT, Destination
     from asr.presets import resolve
+    from asr.report import Reports
     from diarize.asked import Asked
     from diarize.diarizer import Bounds
 
@@ -314,7 +323,10 @@ def transcribe(
     sources = discover(audio, recursive=recursive)
     destination = Destination.of(sources, output_dir, output_format, rules=rules, make=not dry_run)
     console = Console(quiet=quiet or json, verbose=verbose, json=json)
-    if word_timestamps and rules.plain and "json" not in destination.names:
+    reports = None if report is None else Reports.of(report, destination.stems)
+    if reports and word_timestamps is None:
+        ctx.params["word_timestamps"] = word_timestamps = True  # a result with them is another one
+    if not reports and word_timestamps and rules.plain and "json" not in destination.names:
         console.notice("--word-timestamps: only json holds the times of words; add it to -f")
     pair = resolve(model, draft)
     with Stop() as stop:
@@ -331,8 +343,13 @@ def transcribe(
         if dry_run:
             return _list(batch, json)
         console.skipped(list(batch.skipped()), len(sources))
+        for ended in batch.skipped():
+            if reports is not None and not reports.skipped(ended):
+                console.notice(
+                    f"{ended.record.path}: no report without its JSON; --overwrite -f json"
+                )
         if not batch.todo:
-            return
+            return _reported(reports, console)
         console.status("loading the model")
         with stop.interruptible():
             from asr.transcriber import Options, Transcriber
@@ -371,9 +388,10 @@ def transcribe(
             )
         make = Maker(load)
         interrupted = not _finished(
-            batch, lambda size: over(make(size)), options, batch_size, console
+            batch, lambda size: over(make(size)), options, batch_size, console, reports
         )
         console.summary(make.stats())
+        _reported(reports, console)
     if interrupted:
         raise typer.Exit(INTERRUPTED)
     if console.failed:
@@ -465,7 +483,7 @@ def main() -> None:
 # reason to do a folder again.
 _NO_WORD = frozenset(
     "audio recursive output_dir output_format overwrite dry_run fail_fast model draft gamma batch_size "
-    "device threads local_files_only verbose quiet json".split()
+    "device threads report local_files_only verbose quiet json".split()
 ) | {
     # These have settings of their own, see `diarize.asked`.
     "diarize",
@@ -496,15 +514,30 @@ def _settings(ctx: typer.Context, pair: Pair, asked: Asked, *, network: bool) ->
     return fingerprint.settings({**said, **speakers, "model": model})
 
 
-def _finished(batch: Batch, make: Make, options: Options, size: int, console: Console) -> bool:
+def _finished(
+    batch: Batch,
+    make: Make,
+    options: Options,
+    size: int,
+    console: Console,
+    reports: Reports | None,
+) -> bool:
     """Runs it and says what ends; False where it was interrupted."""
     try:
         with console.progress(batch.todo) as hook:
             for ended in batch.run(make, options, size=size, hook=hook):
                 console.ended(ended)
+                if reports:
+                    reports.add(ended)
     except KeyboardInterrupt:
         return False
     return True
+
+
+def _reported(reports: Reports | None, console: Console) -> None:
+    """Says where the report is. Raises OutputError where it could not be written."""
+    for path in reports.close() if reports else ():
+        console.status(f"report: {path}")
 
 
 def _formats(names: str, *, speakers: bool) -> str:

@@ -250,7 +250,7 @@ def write(
     folder = Path(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        return [_replace(folder / f"{stem}.{extension}", text) for extension, text in rendered]
+        return [put(folder / f"{stem}.{extension}", text) for extension, text in rendered]
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         raise OutputError(
@@ -260,7 +260,8 @@ def write(
         ) from error
 
 
-def _replace(path: Path, text: str) -> Path:
+def put(path: Path, text: str) -> Path:
+    """Writes a file whole or not at all. Raises OSError."""
     # Not tempfile: its files are private to the user (mode 0600), and the rename would keep that.
     temporary = path.with_name(TEMPORARY.format(secrets.token_hex(8)))
     try:
@@ -318,6 +319,7 @@ __all__ = [
     "formats",
     "json_",
     "milliseconds",
+    "put",
     "srt",
     "tsv",
     "txt",

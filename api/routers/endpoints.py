@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, PlainTextResponse
+from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
 from api import ancestor
@@ -20,7 +20,6 @@ from api.settings import NONE
 
 PATHS = ("/", "/predict")
 
-public = APIRouter(tags=["endpoints"])
 router = APIRouter(tags=["endpoints"])
 
 FORM: dict[str, Any] = {
@@ -40,11 +39,6 @@ FORM: dict[str, Any] = {
         },
     }
 }
-
-
-@public.get("/", response_class=PlainTextResponse)
-async def alive() -> str:
-    return "OK"
 
 
 @router.post("/", openapi_extra=FORM)

@@ -1,0 +1,63 @@
+// What is asked for with each recording. Kept in this browser, so that it need not be said twice.
+
+const SHELF = "forescribe.settings";
+const CODES =
+  "af am ar as az ba be bg bn bo br bs ca cs cy da de el en es et eu fa fi fo fr gl gu ha haw he hi hr ht hu hy id is it ja " +
+  "jw ka kk km kn ko la lb ln lo lt lv mg mi mk ml mn mr ms mt my ne nl nn no oc pa pl ps pt ro ru sa sd si sk sl sn so sq sr " +
+  "su sv sw ta te tg th tk tl tr tt uk ur uz vi yi yo yue zh";
+
+const element = (id) => document.getElementById(id);
+
+export class Settings {
+  constructor() {
+    const names = new Intl.DisplayNames(["en"], { type: "language" });
+    // Whisper's code for Javanese is an old one.
+    const languages = CODES.split(" ").map((code) => [code, names.of(code === "jw" ? "jv" : code)]);
+    languages.sort(([, a], [, b]) => a.localeCompare(b));
+    element("language").append(new Option("detect", ""), ...languages.map(([code, name]) => new Option(name, code)));
+    this.#restore();
+    element("settings").addEventListener("input", () => this.#changed());
+    this.#changed();
+  }
+
+  // What the server cannot do without jobs, or always does with them.
+  limit(remembered) {
+    element("words").closest("label").hidden = remembered;
+    element("speakers").closest("label").hidden = !remembered;
+  }
+
+  get() {
+    return {
+      language: element("language").value,
+      task: element("task").value,
+      diarize: element("diarize").checked,
+      speakers: element("speakers").value,
+      words: element("words").checked,
+    };
+  }
+
+  #restore() {
+    try {
+      const kept = JSON.parse(localStorage.getItem(SHELF)) || {};
+      for (const name of ["language", "task", "speakers"]) if (name in kept) element(name).value = kept[name];
+      for (const name of ["diarize", "words"]) if (name in kept) element(name).checked = kept[name];
+    } catch {
+      // nothing kept, or nothing that we wrote
+    }
+  }
+
+  #changed() {
+    const now = this.get();
+    element("speakers").disabled = !now.diarize;
+    try {
+      localStorage.setItem(SHELF, JSON.stringify(now));
+    } catch {
+      // it holds for this page
+    }
+    const language = element("language").selectedOptions[0];
+    const told = [language.value ? language.text : "any language"];
+    if (now.task === "translate") told.push("into English");
+    if (now.diarize) told.push("speakers");
+    element("chosen").textContent = told.join(", ");
+  }
+}

@@ -1,0 +1,117 @@
+// A transcript as the page shows it, from any JSON that has one: forescribe's own, verbose_json, and
+// diarized_json beside either.
+//
+//   {duration, language, segments, words, speakers, spans, warnings, figures, settings}
+//
+// A word is {text, lead, start, end, sources, segment, first, last}: `lead` is the white space before it,
+// and `first` to `last` are the words that are lit while it is played: itself, or its whole segment
+// where words have no times.
+
+const SPACELESS = /^(zh|ja|th|lo|my|yue|chinese|japanese|thai|lao|myanmar|cantonese)$/;
+
+export function modelOf(data, diarized = null) {
+  const told = diarized ? diarized.segments : data.segments || [];
+  const segments = told.map((segment) => ({
+    start: segment.start,
+    end: segment.end,
+    text: segment.text,
+    speaker: segment.speaker ?? null,
+    words: segment.words || null,
+  }));
+  if (segments.every((segment) => segment.words === null)) {
+    const flat = data.words || (data.segments || []).flatMap((segment) => segment.words || []);
+    deal(segments, flat);
+  }
+  const words = [];
+  const spaced = !SPACELESS.test(data.language || "");
+  segments.forEach((segment, index) => spell(segment, index, words, spaced));
+  return {
+    duration: data.duration ?? Math.max(0, ...segments.map((segment) => segment.end)),
+    language: data.language || null,
+    segments,
+    words,
+    speakers: [...new Set(segments.map((segment) => segment.speaker).filter(Boolean))],
+    spans: data.coverage?.spans || [],
+    warnings: data.warnings || [],
+    figures: data.speculation || data.stats || {},
+    settings: data.settings || {},
+  };
+}
+
+// Gives the words of a flat list to the segments that they are in, by their text: times may touch.
+function deal(segments, flat) {
+  let next = 0;
+  for (const segment of segments) {
+    let at = 0;
+    const own = [];
+    while (next < flat.length) {
+      const text = flat[next].word.trim();
+      const found = segment.text.indexOf(text, at);
+      if (found < 0 || segment.text.slice(at, found).trim()) break;
+      at = found + text.length;
+      own.push(flat[next++]);
+    }
+    segment.words = own.length && !segment.text.slice(at).trim() ? own : null;
+    if (segment.words === null) next -= own.length;
+  }
+}
+
+function spell(segment, index, words, spaced) {
+  const first = words.length;
+  const opening = spaced && first ? " " : ""; // where a segment is written without its space
+  let at = 0;
+  if (segment.words) {
+    for (const word of segment.words) {
+      const text = word.word.trim();
+      const found = Math.max(at, segment.text.indexOf(text, at));
+      const n = words.length;
+      const lead = segment.text.slice(at, found) || (n === first ? opening : "");
+      at = found + text.length;
+      const sources = word.sources || [];
+      words.push({ text, lead, start: word.start, end: word.end, sources, segment: index, first: n, last: n });
+    }
+    return;
+  }
+  const { start, end } = segment;
+  for (const [, space, text] of segment.text.matchAll(/(\s*)(\S+)/g)) {
+    const lead = space || opening;
+    words.push({ text, lead, start, end, sources: [], segment: index, first, last: first });
+  }
+  for (let n = first; n < words.length; n++) words[n].last = words.length - 1;
+}
+
+// The last place in a rising list whose value is at most `value`; -1 where all are above it.
+export function lastUpTo(rising, value) {
+  let [low, high] = [0, rising.length];
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (rising[middle] <= value) low = middle + 1;
+    else high = middle;
+  }
+  return low - 1;
+}
+
+// Segments of one speaker, together as long as they are one thought: [[segment index, ...], ...].
+export function paragraphsOf(model, longest = 60, pause = 2) {
+  const counts = new Map();
+  for (const word of model.words) counts.set(word.segment, (counts.get(word.segment) || 0) + 1);
+  const found = [];
+  let size = 0;
+  model.segments.forEach((segment, index) => {
+    const before = model.segments[index - 1];
+    const fresh =
+      !before || before.speaker !== segment.speaker || segment.start - before.end > pause || size >= longest;
+    if (fresh) {
+      found.push([]);
+      size = 0;
+    }
+    found.at(-1).push(index);
+    size += counts.get(index) || 0;
+  });
+  return found;
+}
+
+// Who wrote a word, for which one colour must do: the target where it had to step in.
+export function writerOf(word) {
+  return ["correction", "bonus", "plain", "accepted"].find((who) => word.sources.includes(who)) || null;
+}

@@ -1,0 +1,115 @@
+// The recording: play, seek, speed. The audio element does the work; its own controls look different in
+// every browser and know no length of a recording that was made in one.
+import { clock } from "./clock.js";
+import { h } from "./dom.js";
+
+const STEP_S = 5;
+
+// `src` null: there is nothing to play, `note` says why. Whoever wants to hear where it is sets
+// `ontime(seconds, playing)`.
+export class Player {
+  constructor(duration, { src = null, note = "" }) {
+    this.duration = duration;
+    this.ontime = () => {};
+    this.pending = null;
+    this.audio = h("audio", { preload: "metadata" });
+    this.button = h("button", { type: "button", class: "play", "aria-label": "Play", onclick: () => this.toggle() });
+    this.range = h("input", {
+      type: "range", min: 0, max: Math.max(duration, 0.1), step: 0.1, value: 0, "aria-label": "Position",
+      oninput: () => this.seek(Number(this.range.value), false),
+    });
+    this.place = h("span", { class: "place" });
+    const speeds = ["0.75", "1", "1.25", "1.5", "2"].map((speed) =>
+      h("option", { value: speed, selected: speed === "1" }, `${speed}×`),
+    );
+    this.speed = h(
+      "select",
+      { "aria-label": "Speed", onchange: () => (this.audio.playbackRate = Number(this.speed.value)) },
+      speeds,
+    );
+    this.note = h("p", { class: "note", role: "status" }, note);
+    this.note.hidden = !note;
+    this.root = h(
+      "section",
+      { class: "player", "aria-label": "Player" },
+      h("div", { class: "controls" }, this.button, this.range, this.place, this.speed),
+      this.note,
+    );
+    for (const name of ["play", "pause", "ended"]) this.audio.addEventListener(name, () => this.#turned());
+    this.audio.addEventListener("timeupdate", () => this.#moved());
+    this.audio.addEventListener("loadedmetadata", () => this.#begin());
+    this.audio.addEventListener("error", () => this.#refuse());
+    this.load(src, note);
+    this.#moved();
+  }
+
+  load(src, note = "") {
+    for (const part of [this.button, this.range, this.speed]) part.disabled = !src;
+    this.say(note);
+    if (src) this.audio.src = src;
+  }
+
+  say(note) {
+    this.note.textContent = note;
+    this.note.hidden = !note;
+  }
+
+  toggle() {
+    if (this.audio.paused) this.#play();
+    else this.audio.pause();
+  }
+
+  seek(seconds, play = true) {
+    if (this.button.disabled) return;
+    if (this.audio.readyState > 0) this.audio.currentTime = seconds;
+    else this.pending = seconds;
+    if (play) this.#play();
+    this.#moved();
+  }
+
+  step(direction) {
+    this.seek(Math.min(Math.max(this.audio.currentTime + direction * STEP_S, 0), this.duration), false);
+  }
+
+  stop() {
+    this.audio.pause();
+    this.audio.removeAttribute("src");
+    this.audio.load();
+  }
+
+  #play() {
+    if (!this.button.disabled) this.audio.play().catch((error) => error.name === "AbortError" || this.#refuse());
+  }
+
+  #begin() {
+    if (this.pending !== null) this.audio.currentTime = this.pending;
+    this.pending = null;
+  }
+
+  #refuse() {
+    if (!this.audio.getAttribute("src")) return;
+    for (const part of [this.button, this.range, this.speed]) part.disabled = true;
+    this.say("This browser cannot play the recording.");
+  }
+
+  #turned() {
+    const playing = !this.audio.paused;
+    this.button.setAttribute("aria-label", playing ? "Pause" : "Play");
+    this.button.classList.toggle("playing", playing);
+    if (playing) requestAnimationFrame(() => this.#frame());
+  }
+
+  #frame() {
+    if (this.audio.paused) return;
+    this.#moved();
+    requestAnimationFrame(() => this.#frame());
+  }
+
+  #moved() {
+    const at = this.audio.currentTime;
+    this.range.value = at;
+    this.range.setAttribute("aria-valuetext", `${clock(at)} of ${clock(this.duration)}`);
+    this.place.textContent = `${clock(at)} / ${clock(this.duration)}`;
+    this.ontime(at, !this.audio.paused);
+  }
+}

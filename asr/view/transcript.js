@@ -1,0 +1,154 @@
+// The transcript's text: paragraphs by speaker, words that can be heard, searched and coloured.
+import { clock } from "./clock.js";
+import { calmly, h } from "./dom.js";
+import { lastUpTo, paragraphsOf, writerOf } from "./model.js";
+
+// `seek(seconds)` plays from there, `toggle()` plays or pauses.
+export class Transcript {
+  constructor(model, names, { seek, toggle }) {
+    this.model = model;
+    this.names = names;
+    this.spans = model.words.map((word, n) => {
+      const writer = writerOf(word);
+      return h("span", { class: writer ? `w by-${writer}` : "w", "data-n": n, tabindex: "-1" }, word.text);
+    });
+    this.starts = model.words.map((word) => word.start);
+    this.members = model.segments.map(() => []); // of each segment its words
+    for (const [n, word] of model.words.entries()) this.members[word.segment].push(n);
+    this.lit = [];
+    this.hits = [];
+    this.now = -1;
+    this.cursor = -1;
+    this.root = h(
+      "section",
+      {
+        class: model.speakers.length ? "transcript" : "transcript solo",
+        tabindex: "0",
+        "aria-label": "Transcript. Arrow keys go from word to word, Enter plays the word, Space pauses.",
+        onclick: (event) => this.#clicked(event, seek),
+        onkeydown: (event) => this.#pressed(event, seek, toggle),
+      },
+      paragraphsOf(model).map((indices) => this.#paragraph(indices, seek)),
+    );
+    if (!model.words.length) this.root.append(h("p", { class: "quiet" }, "Nobody speaks in this recording."));
+    names.listeners.push(() => this.#named());
+  }
+
+  // Lights the word that is said at a time, and keeps it in view as long as the reader stays with it.
+  at(seconds, follow) {
+    const n = this.#wordAt(seconds);
+    if (n === this.now) return;
+    const stayed = this.now >= 0 && visible(this.spans[this.now]);
+    for (const span of this.lit) span.classList.remove("now");
+    const word = this.model.words[n];
+    this.lit = word ? this.spans.slice(word.first, word.last + 1) : [];
+    for (const span of this.lit) span.classList.add("now");
+    this.now = n;
+    if (follow && stayed && n >= 0 && !visible(this.spans[n])) this.#show(n);
+  }
+
+  // Marks every place that holds the text; returns how many there are.
+  find(text) {
+    for (const span of this.spans) span.classList.remove("hit", "found");
+    this.hits = [];
+    const wanted = plain(text).trim().replace(/\s+/g, " ");
+    if (!wanted) return 0;
+    let whole = "";
+    const starts = [];
+    for (const word of this.model.words) {
+      whole += whole && word.lead ? " " : "";
+      starts.push(whole.length);
+      whole += plain(word.text);
+    }
+    for (let at = whole.indexOf(wanted); at >= 0; at = whole.indexOf(wanted, at + wanted.length)) {
+      const first = lastUpTo(starts, at);
+      const last = lastUpTo(starts, at + wanted.length - 1);
+      this.hits.push([first, last]);
+      for (let n = first; n <= last; n++) this.spans[n].classList.add("hit");
+    }
+    return this.hits.length;
+  }
+
+  // Shows one of the places, by number.
+  goTo(number) {
+    for (const span of this.spans) span.classList.remove("found");
+    const [first, last] = this.hits[number];
+    for (let n = first; n <= last; n++) this.spans[n].classList.add("found");
+    this.#show(first);
+  }
+
+  #paragraph(indices, seek) {
+    const segments = indices.map((index) => this.model.segments[index]);
+    const { start, speaker } = segments[0];
+    const text = h("p", { dir: "auto" });
+    for (const n of indices.flatMap((index) => this.members[index])) {
+      if (text.hasChildNodes()) text.append(this.model.words[n].lead);
+      text.append(this.spans[n]);
+    }
+    const colour = speaker ? ` speaker-${this.names.colour(speaker)}` : "";
+    const time = h(
+      "button",
+      { type: "button", class: "time", "aria-label": `Play from ${clock(start)}`, onclick: () => seek(start) },
+      clock(start),
+    );
+    const who = this.model.speakers.length
+      ? h(
+          "h3",
+          { class: "who" },
+          h("span", { class: "letter", "aria-hidden": "true" }, this.names.letter(speaker)),
+          h("span", { class: "name", "data-label": speaker || "" }, this.names.shown(speaker)),
+        )
+      : null;
+    return h("div", { class: `paragraph${colour}` }, h("div", { class: "head" }, who, time), text);
+  }
+
+  #named() {
+    for (const name of this.root.querySelectorAll(".name")) {
+      name.textContent = this.names.shown(name.dataset.label);
+    }
+  }
+
+  #clicked(event, seek) {
+    const word = event.target.closest(".w");
+    if (!word || String(getSelection())) return;
+    this.cursor = Number(word.dataset.n);
+    seek(this.model.words[this.cursor].start);
+  }
+
+  #pressed(event, seek, toggle) {
+    if (event.target.closest("button")) return;
+    const last = this.spans.length - 1;
+    const here = this.cursor < 0 ? Math.max(this.now, 0) - 1 : this.cursor;
+    const to = { ArrowRight: here + 1, ArrowLeft: here - 1, Home: 0, End: last }[event.key];
+    if (to !== undefined && last >= 0) {
+      this.cursor = Math.min(Math.max(to, 0), last);
+      this.spans[this.cursor].focus();
+    } else if (event.key === "Enter" && this.cursor >= 0) {
+      seek(this.model.words[this.cursor].start);
+    } else if (event.key === " ") {
+      toggle();
+    } else {
+      return;
+    }
+    event.preventDefault();
+  }
+
+  #wordAt(seconds) {
+    const n = lastUpTo(this.starts, seconds);
+    const word = this.model.words[n];
+    return word && seconds < Math.max(word.end, word.start + 0.1) ? n : -1;
+  }
+
+  #show(n) {
+    this.spans[n].scrollIntoView({ block: "center", behavior: calmly() });
+  }
+}
+
+function visible(node) {
+  const { top, bottom } = node.getBoundingClientRect();
+  return bottom > 0 && top < innerHeight;
+}
+
+function plain(text) {
+  return text.toLocaleLowerCase().normalize("NFKD").replace(/\p{M}/gu, "");
+}
