@@ -1,0 +1,126 @@
+"""Writes bundled/text/README.md from the measured numbers, so that no figure is typed by hand.
+
+    python -m training.text.card
+
+Reads evaluation.json and the logs beside the weights and fills card.md.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from training.text import model as pair
+from training.text.corpus import documents
+from training.text.export import BUNDLED, DRAFT, TARGET
+from training.text.tokenizer import load, text_of
+from training.text.train import GROW_AT
+
+TEMPLATE = Path(__file__).parent / "card.md"
+AIM = 0.8
+SHOWN = (1, 2, 4, 6, 8)
+KINDS = {
+    "definition": "definitions",
+    "example": "examples",
+    "minutes": "minutes",
+    "plain": "plain sentences",
+}
+
+
+def acceptance_table(record: dict[str, Any]) -> str:
+    """One row per temperature; per gamma what was kept and the mean length."""
+    heads = [f"gamma {g}: kept, length" for g in SHOWN]
+    lines = [f"| temperature | alpha | {' | '.join(heads)} |", "|---|---|" + "---|" * len(SHOWN)]
+    for temperature, rows in record["acceptance"].items():
+        found = {row["gamma"]: row for row in rows}
+        cells = [
+            f"{found[g]['acceptance_rate']:.3f}, {found[g]['mean_acceptance_length']:.2f}"
+            for g in SHOWN
+        ]
+        lines.append(f"| {temperature} | {found[4]['alpha']:.3f} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def kinds_table(record: dict[str, Any]) -> str:
+    lines = [f"| temperature | {' | '.join(KINDS.values())} |", "|---|" + "---|" * len(KINDS)]
+    for temperature, rows in record["acceptance"].items():
+        kept = next(row["by_kind"] for row in rows if row["gamma"] == 4)
+        lines.append(f"| {temperature} | {' | '.join(f'{kept[k]:.3f}' for k in KINDS)} |")
+    return "\n".join(lines)
+
+
+def losses_table(record: dict[str, Any]) -> str:
+    lines = [f"| | {' | '.join(KINDS.values())} |", "|---|" + "---|" * len(KINDS)]
+    for name in ("target", "draft"):
+        cells = [f"{record['loss'][kind][name]:.2f}" for kind in KINDS]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def written(record: dict[str, Any]) -> str:
+    """Prompts and answers, signs taken out."""
+    parts = []
+    for _, prompt, answer in record["written"]:
+        for sign in ("<|begin|>", "<|user|>", "<|end|>", "<|assistant|>"):
+            prompt = prompt.replace(sign, "")
+        parts.append(f"> **{prompt}**\n>\n> " + answer.strip().replace("\n", "  \n> "))
+    return "\n\n".join(parts)
+
+
+def tokens_by_kind() -> Counter[str]:
+    """Of the training side, one pass."""
+    known = [d for d in documents() if not d.held_out]
+    ids = load()([text_of(d) for d in known], add_special_tokens=False)["input_ids"]
+    counts: Counter[str] = Counter()
+    for document, row in zip(known, ids, strict=True):
+        counts[document.kind] += len(row)
+    return counts
+
+
+def log_lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+
+
+def main() -> None:
+    folder = BUNDLED / TARGET
+    record = json.loads((folder / "evaluation.json").read_text("utf-8"))
+    log = log_lines(folder / "training-log.jsonl")
+    draft = log_lines(BUNDLED / DRAFT / "training-log.jsonl")[-1]
+    notes = [line for line in log if "cpu_seconds" in line]
+    kept = next(r for r in record["acceptance"]["0.0"] if r["gamma"] == 4)["acceptance_rate"]
+    counts = tokens_by_kind()
+    sizes = [f.stat().st_size for n in (TARGET, DRAFT) for f in (BUNDLED / n).iterdir()]
+    text = Template(TEMPLATE.read_text("utf-8")).substitute(
+        layers=pair.LAYERS,
+        few=pair.FEW,
+        grow=round(100 * GROW_AT),
+        target_size=f"{record['parameters']['target'] / 1e6:.1f}",
+        draft_size=f"{record['parameters']['draft'] / 1e6:.1f}",
+        prompts=sum(record["prompts"].values()),
+        by_kind=", ".join(f"{n} {KINDS[kind]}" for kind, n in record["prompts"].items()),
+        equal="yes, all" if record["equal"] else "NO",
+        acceptance=acceptance_table(record),
+        verdict=f"{kept:.3f}, {'met' if kept >= AIM else 'missed'}",
+        kinds=kinds_table(record),
+        losses=losses_table(record),
+        different=f"{100 * record['different_answers']:.0f} %",
+        written=written(record),
+        minutes=round(log[-1]["minutes"]),
+        processor=f"{notes[-1]['cpu_seconds'] / 60:.0f} minutes",
+        seen=f"{sum(line['tokens'] for line in notes) / 1e6:.1f}",
+        steps=log[-1]["step"],
+        draft_minutes=round(draft["minutes"]),
+        texts=draft["texts"],
+        wordnet=round((counts["definition"] + counts["example"]) / 1000),
+        minute_tokens=round(counts["minutes"] / 1000),
+        plain=round(counts["plain"] / 1000),
+        megabytes=f"{sum(sizes) / 1e6:.0f}",
+    )
+    (folder / "README.md").write_text(text, "utf-8")
+
+
+if __name__ == "__main__":
+    main()

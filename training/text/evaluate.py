@@ -1,0 +1,209 @@
+"""What the text pair does on held-out prompts: loss, acceptance, equality, and what it writes.
+
+    python -m training.text.evaluate               # writes bundled/text/evaluation.json
+
+Through `speculative.Engine`, as it will be used, in float32: for every draft length and temperature
+the drafts that were kept, and at temperature 0 whether all tokens are those of gamma 0. No times:
+see benchmarks/when_it_pays.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.functional import cross_entropy
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from speculative import Engine, ModelDrafter, Request, Result, Stats
+from speculative.models.causal_lm import CausalDecoder
+from speculative.types import Schedule
+from training.text.corpus import Document, documents
+from training.text.export import BUNDLED, DRAFT, TARGET
+from training.text.tokenizer import prompt_of, text_of
+
+COUNTS = {"definition": 24, "example": 8, "minutes": 8, "plain": 8}
+GAMMAS = tuple(range(1, 9))
+TEMPERATURES = (0.0, 0.5, 1.0)
+LONGEST = 160  # new tokens
+BATCH = 8
+EXAMPLES = 2  # of every kind
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Both models, and the tokenizer that they share."""
+
+    target: Any
+    draft: Any
+    tokenizer: Any
+
+    @staticmethod
+    def load(folder: Path = BUNDLED) -> Pair:
+        target, draft = (
+            AutoModelForCausalLM.from_pretrained(folder / name).eval() for name in (TARGET, DRAFT)
+        )
+        return Pair(target, draft, AutoTokenizer.from_pretrained(folder / TARGET))
+
+    def engine(self, schedule: Schedule, batch: int = BATCH) -> Engine:
+        """With the draft, unless the schedule never drafts."""
+        return Engine(
+            CausalDecoder(self.target),
+            ModelDrafter(CausalDecoder(self.draft)) if any(schedule.buckets) else None,
+            batch=batch,
+            eos=[self.tokenizer.eos_token_id],
+            schedule=schedule,
+        )
+
+    def requests(self, chosen: Sequence[Document], temperature: float) -> list[Request]:
+        """One per document, its place as tag and seed."""
+        ids = self.tokenizer([prompt_of(d) for d in chosen], add_special_tokens=False)["input_ids"]
+        return [
+            Request(tuple(p), max_new_tokens=LONGEST, temperature=temperature, seed=i, tag=i)
+            for i, p in enumerate(ids)
+        ]
+
+
+def prompts() -> list[Document]:
+    """Held-out documents to answer, of each kind as many as `COUNTS` says."""
+    held_out = [d for d in documents() if d.held_out]
+    return [
+        document
+        for kind, count in COUNTS.items()
+        for document in [d for d in held_out if d.kind == kind][:count]
+    ]
+
+
+@dataclass
+class Counted:
+    """One draft length always, as `Fixed`; counts the drafts that were judged, which `Stats` does not."""
+
+    gamma: int
+    trials: int = 0
+    accepted: int = 0
+
+    @property
+    def buckets(self) -> tuple[int, ...]:
+        return (self.gamma,)
+
+    @property
+    def alpha(self) -> float:
+        """The chance that a draft is kept, given that those before it were."""
+        return self.accepted / self.trials if self.trials else 0.0
+
+    def choose(self, *, sampling: bool) -> int:
+        return self.gamma
+
+    def learn(self, gamma: int, rounds: int, trials: int, accepted: int, seconds: float) -> None:
+        self.trials += trials
+        self.accepted += accepted
+
+
+@dataclass(frozen=True)
+class Run:
+    """Results in the order of the documents."""
+
+    results: list[Result]
+    stats: Stats
+    alpha: float
+
+
+def run(pair: Pair, chosen: Sequence[Document], gamma: int, temperature: float) -> Run:
+    schedule = Counted(gamma)
+    engine = pair.engine(schedule)
+    found = {r.request.tag: r for r in engine.run(pair.requests(chosen, temperature))}
+    return Run([found[i] for i in range(len(chosen))], engine.stats, schedule.alpha)
+
+
+def by_kind(chosen: Sequence[Document], results: Sequence[Result]) -> dict[str, float]:
+    """Accepted / drafted for each kind of prompt."""
+    return {
+        kind: round(_share(r for d, r in zip(chosen, results, strict=True) if d.kind == kind), 4)
+        for kind in COUNTS
+    }
+
+
+def _share(results: Iterable[Result]) -> float:
+    found = list(results)
+    return sum(r.accepted for r in found) / max(1, sum(r.drafted for r in found))
+
+
+@torch.inference_mode()
+def losses(pair: Pair, kind: str) -> dict[str, float]:
+    """Nats per token of both models on the answers of up to 100 held-out documents of a kind."""
+    sums, count = {"target": 0.0, "draft": 0.0}, 0
+    for document in [d for d in documents() if d.held_out and d.kind == kind][:100]:
+        whole = pair.tokenizer(text_of(document), add_special_tokens=False)["input_ids"]
+        begin = 1
+        if document.question is not None:
+            begin = len(pair.tokenizer(prompt_of(document), add_special_tokens=False)["input_ids"])
+        row = torch.tensor([whole])
+        count += len(whole) - begin
+        for name, model in (("target", pair.target), ("draft", pair.draft)):
+            logits = model(row).logits[0, begin - 1 : -1]
+            sums[name] += float(cross_entropy(logits, row[0, begin:], reduction="sum"))
+    return {name: round(total / count, 4) for name, total in sums.items()}
+
+
+def sizes(pair: Pair) -> dict[str, int]:
+    return {
+        name: sum(p.numel() for p in model.parameters())
+        for name, model in (("target", pair.target), ("draft", pair.draft))
+    }
+
+
+def evaluate(pair: Pair, gammas: Sequence[int] = GAMMAS) -> dict[str, Any]:
+    chosen = prompts()
+    record: dict[str, Any] = {
+        "prompts": COUNTS,
+        "parameters": sizes(pair),
+        "loss": {kind: losses(pair, kind) for kind in COUNTS},
+        "acceptance": {},
+    }
+    plain = run(pair, chosen, 0, 0.0).results
+    record["equal"] = True
+    for temperature in TEMPERATURES:
+        rows = []
+        for gamma in gammas:
+            made = run(pair, chosen, gamma, temperature)
+            results, stats = made.results, made.stats
+            if temperature == 0:
+                same = all(a.tokens == b.tokens for a, b in zip(results, plain, strict=True))
+                record["equal"] = record["equal"] and same
+            rows.append(
+                {
+                    "gamma": gamma,
+                    "alpha": round(made.alpha, 4),
+                    "acceptance_rate": round(stats.acceptance_rate, 4),
+                    "mean_acceptance_length": round(stats.mean_acceptance_length, 3),
+                    "by_kind": by_kind(chosen, results),
+                    "tokens": stats.emitted,
+                }
+            )
+        record["acceptance"][str(temperature)] = rows
+    record["written"] = [
+        [d.kind, prompt_of(d), pair.tokenizer.decode(r.tokens, skip_special_tokens=True)]
+        for kind in COUNTS
+        for d, r in [x for x in zip(chosen, plain, strict=True) if x[0].kind == kind][:EXAMPLES]
+    ]
+    record["different_answers"] = round(len({r.tokens for r in plain}) / len(plain), 3)
+    return record
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--folder", type=Path, default=BUNDLED, help="where both models are")
+    options = parser.parse_args()
+    pair = Pair.load(options.folder)
+    record = evaluate(pair)
+    path = options.folder / TARGET / "evaluation.json"
+    path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main()
