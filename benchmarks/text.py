@@ -47,7 +47,7 @@ HEAD = (
     "length",
 )
 
-PROMPTS = (
+TEXTS = (
     "The train was late that morning, and",
     "A good map shows three things:",
     "When the rain stopped, the children",
@@ -57,6 +57,18 @@ PROMPTS = (
     "In the year when the bridge was built,",
     "There are two ways to learn a language:",
 )
+
+QUESTIONS = (
+    'Define "harbour".',
+    'Use "quiet" in a sentence.',
+    "Write the minutes of the sales meeting on March 3.",
+    'Define "lantern".',
+    "Write the minutes of the legal meeting on May 12.",
+    'Use "carry" in a sentence.',
+    "Write the minutes of the design meeting on June 9.",
+    'Define "gentle".',
+)
+"""For models that converse; the bundled pair was made for such ones."""
 
 Texts = list[tuple[int, ...]]  # without the token that ends them
 
@@ -229,6 +241,18 @@ def measure(found: Sequence[System], prompts: Sequence[tuple[int, ...]], repeats
     return rows
 
 
+def encoded(target: LanguageModel, options: argparse.Namespace) -> list[tuple[int, ...]]:
+    """The prompts, as conversations where the model is made for them or it was asked for."""
+    words = target.vocabulary
+    chat = words.converses if options.chat is None else options.chat
+    lines: Sequence[str] = QUESTIONS if chat else TEXTS
+    if options.prompts is not None:
+        lines = [x for x in options.prompts.read_text(encoding="utf-8").splitlines() if x.strip()]
+    if chat:
+        return [words.chat([{"role": "user", "content": line}]) for line in lines]
+    return [words.encode(line) for line in lines]
+
+
 def equality(row: Row, reference: Row) -> Equality:
     return compare(reference.texts, row.texts)
 
@@ -280,6 +304,11 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--model", help="preset, hub id in the cache, or folder  [default: demo-text]")
     add("--draft", help="likewise; the model's own by default, none for no draft model")
     add("--prompts", type=Path, metavar="FILE", help="one a line")
+    add(
+        "--chat",
+        action=argparse.BooleanOptionalAction,
+        help="prompts are a user's words  [default: where the model has a chat template]",
+    )
     add("--max-tokens", type=int, default=128)
     add("--batch", nargs="+", type=int, default=[1, 4, 8])
     add("--gamma", nargs="+", type=int, default=[5])
@@ -308,8 +337,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             assert pair.draft is not None
             draft = load(pair.draft, device, role="draft", network=False)
             check_draft(target, draft)
-        lines = options.prompts.read_text(encoding="utf-8").splitlines() if options.prompts else []
-        prompts = [target.vocabulary.encode(line) for line in lines or PROMPTS if line.strip()]
+        prompts = encoded(target, options)
         rows = measure(systems(target, draft, device, options), prompts, options.repeats)
     except (SpeculativeError, OSError) as error:
         print(f"benchmarks.text: {error}", file=sys.stderr)
@@ -323,6 +351,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "dtype": options.dtype,
             "threads": options.threads,
             "prompts": len(prompts),
+            "prompt_tokens": sum(map(len, prompts)),
             "max_tokens": options.max_tokens,
             "rows": [describe(row, rows[0]) for row in rows],
         }

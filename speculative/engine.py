@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -53,7 +54,7 @@ CATCH_UP = 32
 take no more memory than a few rounds'."""
 
 
-_NOTHING: Mapping[Hashable, int] = MappingProxyType({})
+_NOTHING: Mapping[Any, int] = MappingProxyType({})
 
 
 @dataclass
@@ -158,6 +159,9 @@ class Engine:
         most = self.rows.ranked.shape[2]
         if request.ranks > most:
             raise ValueError(f"{request.ranks} ranked tokens; this engine keeps {most}")
+        need = Mode.of([request])
+        if self.device.static_shapes and not any(mode.covers(need) for mode in self._modes):
+            raise ValueError(f"no mode of this engine covers {need}; give it one that does")
         guarantee = self._guarantee(request)
         if guarantee is Guarantee.GREEDY_ONLY:
             raise ValueError(
@@ -190,7 +194,7 @@ class Engine:
                     self.submit(request)
             yield from self.step()
 
-    def peek(self, known: Mapping[Hashable, int] = _NOTHING) -> list[Partial]:
+    def peek(self, known: Mapping[Any, int] = _NOTHING) -> list[Partial]:
         """What unfinished rows have written, as of the host's last look; nothing between two looks.
 
         `known` says how many tokens of a text, by tag, need not be told again.

@@ -11,11 +11,13 @@ above temperature 0 its distribution does.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import Final
+
+import torch
 
 from speculative.device import Device, choose
 from speculative.drafters.model import ModelDrafter
@@ -109,8 +111,14 @@ class TextGenerator:
         universal: bool = False,
         network: bool = True,
     ) -> TextGenerator:
-        """From folders or hub ids; `draft` may also be `"ngram"`. Raises LoadError and DeviceError."""
+        """From folders or hub ids; `draft` may also be `"ngram"`. Raises LoadError and DeviceError.
+
+        Without a `dtype` it is float32 on processors, else bfloat16, which language models are trained
+        in: some overflow in float16.
+        """
         place = choose(device, dtype)
+        if dtype in (None, "auto") and place.kind != "cpu":
+            place = replace(place, dtype=torch.bfloat16)
         target = load(model, place, network=network)
         second: LanguageModel | str | None = NGRAM if draft == NGRAM else None
         if draft is not None and draft != NGRAM:
@@ -171,10 +179,10 @@ class TextGenerator:
         if isinstance(prompt, str):
             ids = self.vocabulary.encode(prompt)
         else:
-            whole = list(prompt)
-            ids = tuple(item for item in whole if isinstance(item, int))
-            if len(ids) < len(whole):
-                ids = self.vocabulary.chat([item for item in whole if not isinstance(item, int)])
+            ids = tuple(item for item in prompt if isinstance(item, int))
+            messages = [item for item in prompt if isinstance(item, Mapping)]
+            if messages:
+                ids = self.vocabulary.chat(messages)
         wrong = next((i for i in ids if not 0 <= i < self.target.vocab_size), None)
         if wrong is not None:
             raise RequestError(f"token {wrong} is none of {self.target.name}'s")

@@ -67,10 +67,15 @@ class Vocabulary:
         """Text alone, with nothing added."""
         return tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
+    @property
+    def converses(self) -> bool:
+        """Whether the model has a form for conversations."""
+        return getattr(self.tokenizer, "chat_template", None) is not None
+
     def chat(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """A conversation in the model's own form, up to where its answer begins. Raises RequestError
         where the model has no form for conversations, or not for this one."""
-        if getattr(self.tokenizer, "chat_template", None) is None:
+        if not self.converses:
             raise RequestError(
                 f"{self.name} has no chat template: it was not made for conversations; give it a "
                 "plain prompt"

@@ -64,21 +64,37 @@ def generate(
             "[default: the preset's, else ngram]",
         ),
     ] = None,
-    max_tokens: Annotated[int, typer.Option("--max-tokens", metavar="N", min=1)] = 256,
+    max_tokens: Annotated[
+        int, typer.Option("--max-tokens", metavar="N", min=1, help="Of one text, at most.")
+    ] = 256,
     temperature: Annotated[
         float, typer.Option(metavar="T", min=0, help="0 is greedy: the likeliest token.")
     ] = 0.0,
-    top_p: Annotated[float, typer.Option("--top-p", metavar="P", help="Above 0, up to 1.")] = 1.0,
-    top_k: Annotated[int, typer.Option("--top-k", metavar="N", min=0, help="0 is all.")] = 0,
+    top_p: Annotated[
+        float, typer.Option("--top-p", metavar="P", help="Cut to so much of the law.")
+    ] = 1.0,
+    top_k: Annotated[
+        int, typer.Option("--top-k", metavar="N", min=0, help="Cut to so many tokens; 0 is all.")
+    ] = 0,
     min_p: Annotated[
         float,
-        typer.Option("--min-p", metavar="P", min=0, max=1, help="As a share of the likeliest."),
+        typer.Option(
+            "--min-p", metavar="P", min=0, max=1, help="Least chance, as a share of the likeliest."
+        ),
     ] = 0.0,
     repetition_penalty: Annotated[
-        float, typer.Option("--repetition-penalty", metavar="X", help="1 is none.")
+        float,
+        typer.Option(
+            "--repetition-penalty", metavar="X", help="For tokens of prompt and text; 1 is none."
+        ),
     ] = 1.0,
-    presence_penalty: Annotated[float, typer.Option("--presence-penalty", metavar="X")] = 0.0,
-    frequency_penalty: Annotated[float, typer.Option("--frequency-penalty", metavar="X")] = 0.0,
+    presence_penalty: Annotated[
+        float,
+        typer.Option("--presence-penalty", metavar="X", help="For tokens that the text has."),
+    ] = 0.0,
+    frequency_penalty: Annotated[
+        float, typer.Option("--frequency-penalty", metavar="X", help="For each time it has them.")
+    ] = 0.0,
     seed: Annotated[int, typer.Option(metavar="N", help="Of what is drawn.")] = 0,
     stop: Annotated[
         list[str] | None,

@@ -82,12 +82,16 @@ class UniversalDrafter:
             self._own_tokens(ids) if on else None for ids, on in zip(committed, active, strict=True)
         ]
         texts = [
-            ids if ids and len(ids) + gamma < self.slots else None for ids in texts
+            ids if ids and len(ids) + gamma <= self.slots else None for ids in texts
         ]  # an empty text has no last token to go on from
         tokens = torch.zeros((rows.batch, gamma), dtype=torch.int64)
         valid = torch.zeros(rows.batch, dtype=torch.int64)
         if any(ids is not None for ids in texts):
-            drafted = self._write([ids or [] for ids in texts], gamma, place)
+            # A row that is left out reads what it has read before, so that its cache stays as it was.
+            room = self.slots - gamma
+            known = [fed[:room] for fed in self.fed]
+            work = [old if ids is None else ids for ids, old in zip(texts, known, strict=True)]
+            drafted = self._write(work, gamma, place)
             for row, ids in enumerate(texts):
                 if ids is None:
                     continue

@@ -55,8 +55,9 @@ def load(
         config = AutoConfig.from_pretrained(folder)
         if config.is_encoder_decoder:
             raise ValueError(f"{config.model_type} is no causal language model")
+        kind: Any = AutoModelForCausalLM
         with quiet():
-            model, report = AutoModelForCausalLM.from_pretrained(
+            model, report = kind.from_pretrained(
                 folder, dtype=device.dtype, output_loading_info=True, ignore_mismatched_sizes=True
             )
         # transformers would fill gaps with random numbers, and the model would babble.

@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from api.cli import cli
+from api.text.presets import NGRAM, Pair, resolve
 from asr.errors import ModelError, UsageError
 from speculative.errors import SpeculativeError
 from tests.speculative.language_models import write
@@ -83,3 +84,17 @@ def test_a_model_that_is_not_there(tmp_path: Path) -> None:
         generate("a", "--model", str(tmp_path / "nothing"), "--local-files-only")
     with pytest.raises(ModelError, match="nor a preset: demo-text, "):
         generate("a", "--model", "nowhere")
+
+
+def test_presets_bring_their_draft_and_other_models_copy_from_their_text(tmp_path: Path) -> None:
+    own = resolve(None, None)
+    assert isinstance(own.target, Path) and isinstance(own.draft, Path)
+    assert (own.target.name, own.draft.name) == ("text", "text-draft")
+    assert resolve("demo-text", None) == own
+    assert resolve("qwen3-8b", None) == Pair("Qwen/Qwen3-8B", "Qwen/Qwen3-0.6B")
+    assert resolve(str(tmp_path), None) == Pair(tmp_path, NGRAM)
+    assert resolve("Qwen/Qwen3-8B", "none").draft is None
+    assert resolve("qwen3-8b", "ngram").draft == NGRAM
+    assert resolve("Qwen/Qwen3-32B", "qwen3-8b").draft == "Qwen/Qwen3-0.6B"
+    with pytest.raises(ModelError, match="--draft nowhere is neither"):
+        resolve(None, "nowhere")
