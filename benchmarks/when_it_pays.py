@@ -340,7 +340,7 @@ def _by_length(axes: Axes, points: Sequence[Point]) -> None:
         axes.plot(steps, [price.speed_up(g) for g in steps], line, color=COLOURS[pair], alpha=0.7)
         face = COLOURS[pair] if batch == 1 else "white"
         label = f"{pair}, batch {batch}"
-        axes.plot(gained.keys(), gained.values(), mark, color=COLOURS[pair],
+        axes.plot(list(gained), list(gained.values()), mark, color=COLOURS[pair],
                   markerfacecolor=face, label=label)  # fmt: skip
     axes.axhline(1, color="black", linewidth=0.8)
     axes.set(xlabel="gamma (drafted tokens per round)", ylabel="speed-up over gamma 0")

@@ -29,7 +29,7 @@ ROWS = 4
 
 
 @torch.inference_mode()
-def write(model: LlamaForCausalLM, prompts: list[list[int]], *, sample: bool) -> list[list[int]]:
+def write(model: Any, prompts: list[list[int]], *, sample: bool) -> list[list[int]]:
     """One text per prompt, the prompt included, up to its end sign. Prompts are padded on the left."""
     end = model.config.eos_token_id
     longest = max(map(len, prompts))

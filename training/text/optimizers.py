@@ -12,7 +12,8 @@ class Optimizers:
     """Both optimizers over the models' parameters, stepped as one."""
 
     def __init__(self, *models: nn.Module, peak: float) -> None:
-        matrices, others = [], []
+        matrices: list[nn.Parameter] = []
+        others: list[nn.Parameter] = []
         for name, weight in (named for m in models for named in m.named_parameters()):
             (matrices if weight.ndim == 2 and "embed" not in name else others).append(weight)
         self.peak = peak
