@@ -12,12 +12,12 @@ import asyncio
 import json
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from api.errors import ApiError
-from api.jobs.blobs import storing
 from api.jobs.engine import JobEngine, Stopping
 from api.jobs.lane import Lane
 from api.jobs.metrics import JobMetrics
@@ -150,15 +150,12 @@ class Steps:
             return name
         group = self._lane(job).group(k)
         plan = self._plan(self._ref(job, "plan"))
-        text = json.dumps(group.to_dict()).encode()
-        with self.store.blobs.keeping():
-            name = self.store.blobs.put(text)
-            with self.store.writing() as tx:
-                if self.store.mine(tx, job, run) is None:
-                    raise Over
-                self.store.refer(tx, job, "group", name, k)
-                self.store.progress(tx, job, plan.until_s(k))
-                self._log_group(tx, job, group, name)
+        with self._kept(json.dumps(group.to_dict())) as name, self.store.writing() as tx:
+            if self.store.mine(tx, job, run) is None:
+                raise Over
+            self.store.refer(tx, job, "group", name, k)
+            self.store.progress(tx, job, plan.until_s(k))
+            self._log_group(tx, job, group, name)
         return name
 
     def _log_group(self, tx: Tx, job: str, group: Group, name: str) -> None:
@@ -368,9 +365,22 @@ class Steps:
         return name
 
     def _keep(self, job: str, run: int, role: str, data: Mapping[str, Any]) -> str:
-        with self.store.blobs.keeping(), storing():
-            name = self.store.blobs.put(json.dumps(data).encode())
+        with self._kept(json.dumps(data)) as name:
             return self._keep_ref(job, run, role, name)
+
+    @contextmanager
+    def _kept(self, text: str) -> Iterator[str]:
+        """A blob with this text, to be referred to in the block. If that is left without, nothing of
+        it stays: the run may be over because the job is being erased."""
+        name = None
+        try:
+            with self.store.blobs.keeping():
+                name = self.store.blobs.put(text.encode())
+                yield name
+        except BaseException:
+            if name is not None:
+                self.store.collect([name])
+            raise
 
     def _keep_ref(self, job: str, run: int, role: str, name: str) -> str:
         with self.store.writing() as tx:

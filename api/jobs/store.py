@@ -91,6 +91,9 @@ WORKERS = sa.Table(
 
 Tx = sa.Connection
 
+TRIES = 100
+"""Of emptying SQLite's log, 50 ms apart: every reader holds it up."""
+
 
 def database(url: str) -> sa.Engine:
     """The engine of a database that has its tables. Raises UsageError where it cannot be opened."""
@@ -276,10 +279,15 @@ class Store:
         self.overwrite()
 
     def overwrite(self) -> None:
-        """What SQLite's log still holds of deleted rows goes too."""
-        if self.engine.dialect.name == "sqlite":
-            with self.engine.connect() as tx:
-                tx.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
+        """What SQLite's log still holds of deleted rows goes too, once nobody reads in it."""
+        if self.engine.dialect.name != "sqlite":
+            return
+        with self.engine.connect() as tx:
+            for _ in range(TRIES):
+                busy, *_ = tx.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)").one()
+                if not busy:
+                    return
+                time.sleep(0.05)
 
     def _job(self, tx: Tx, id: str, tenant: str | None = None) -> Job | None:
         query = sa.select(JOBS).where(JOBS.c.id == id)
