@@ -52,13 +52,14 @@ def test_a_key_is_printed_once_and_its_line_lets_it_in(tmp_path) -> None:
 
 
 @pytest.mark.slow
-def test_a_server_that_is_told_to_stop_stops() -> None:
+def test_a_server_that_is_told_to_stop_stops(tmp_path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     options = ["serve", "--model", "demo", "--port", str(port)]
     command = [sys.executable, "-m", "api.cli", *options]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("FORESCRIBE_")}
+    environment["FORESCRIBE_DATA_DIR"] = str(tmp_path)  # jobs are on, and not at home
     with subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE) as running:
         try:
             end = time.monotonic() + 120

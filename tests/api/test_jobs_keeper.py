@@ -1,0 +1,151 @@
+"""The keeper: who is dead, what is lost, and whose clock does not count."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from api.jobs.engine import Pending
+from api.jobs.keeper import MOST_CRASHES, PATIENCE_S, STUCK_S, Keeper
+from api.jobs.metrics import JobMetrics
+from api.jobs.records import New
+from api.jobs.store import Store
+
+
+class Engine:
+    """Says what it is told to say, and keeps what was asked of it."""
+
+    executor = "me"
+
+    def __init__(self) -> None:
+        self.rows: list[Pending] = []
+        self.mine: frozenset[str] = frozenset()
+        self.gone: frozenset[str] = frozenset()
+        self.resumed: list[str] = []
+        self.cancelled: list[str] = []
+
+    def pending(self):
+        return self.rows
+
+    def running(self):
+        return self.mine
+
+    def broken(self, ids):
+        return self.gone & set(ids)
+
+    def resume(self, id):
+        self.resumed.append(id)
+
+    def cancel(self, id):
+        self.cancelled.append(id)
+
+
+@pytest.fixture
+def made(tmp_path):
+    store, engine, now = Store.at(tmp_path), Engine(), [0.0]
+    failed, left = [], []
+    steps = SimpleNamespace(
+        fail=lambda job, run, error: failed.append((job, run, error.code)), leave=left.append
+    )
+    metrics = JobMetrics(CollectorRegistry())
+
+    def keeper(**given) -> Keeper:
+        return Keeper(store, engine, steps, metrics, clock=lambda: now[0], **given)
+
+    with store.writing() as tx:
+        store.insert(tx, New("job", "", None, 60.0, {}, {}))
+    yield SimpleNamespace(
+        store=store, engine=engine, now=now, failed=failed, left=left, keeper=keeper
+    )
+    store.close()
+
+
+def test_alone_what_is_not_ours_is_nobodys(made) -> None:
+    made.engine.rows = [Pending("job:1", "before"), Pending("job:1:webhook:0", "before")]
+    made.keeper(alone=True).tick()
+    assert made.engine.resumed == ["job:1", "job:1:webhook:0"]
+    assert made.store.job("job").crashes == 1
+
+
+def test_work_that_its_living_process_does_not_know_is_queued_again(made) -> None:
+    keeper = made.keeper(alone=True)
+    made.engine.rows = [Pending("job:1", "me")]
+    for now in (0, STUCK_S - 1):
+        made.now[0] = now
+        keeper.tick()
+        assert made.engine.resumed == []
+    made.now[0] = STUCK_S
+    keeper.tick()
+    assert made.engine.resumed == ["job:1"]
+
+
+def test_a_process_is_dead_when_it_does_not_beat_by_our_own_clock(made) -> None:
+    """Its own clock is never read, so one that jumps by an hour reaps nobody."""
+    made.store.beat("other", ["job:1"])
+    made.engine.rows = [Pending("job:1", "other")]
+    keeper = made.keeper(alone=False)
+    for now in range(int(3 * PATIENCE_S)):  # it beats: nobody is reaped
+        made.now[0] = now
+        made.store.beat("other", ["job:1"])
+        keeper.tick()
+    assert made.engine.resumed == []
+    for now in range(int(3 * PATIENCE_S), int(4 * PATIENCE_S) - 1):
+        made.now[0] = now
+        keeper.tick()
+        assert made.engine.resumed == []
+    made.now[0] = 4 * PATIENCE_S
+    keeper.tick()
+    assert made.engine.resumed == ["job:1"] and "other" not in made.store.workers()
+
+
+def test_a_keeper_that_slept_looks_again_before_it_judges(made) -> None:
+    made.store.beat("other", ["job:1"])
+    made.engine.rows = [Pending("job:1", "other")]
+    keeper = made.keeper(alone=False)
+    keeper.tick()
+    made.now[0] = 3600.0  # we were suspended, not the other
+    keeper.tick()
+    assert made.engine.resumed == []
+    made.store.beat("other", ["job:1"])
+    made.now[0] = 3600.0 + PATIENCE_S / 2
+    keeper.tick()
+    assert made.engine.resumed == []
+
+
+def test_a_job_that_takes_processes_down_is_ended(made) -> None:
+    made.engine.rows = [Pending("job:1", "before")]
+    keeper = made.keeper(alone=True)
+    for _ in range(MOST_CRASHES):
+        keeper.tick()
+    assert made.failed == [] and len(made.engine.resumed) == MOST_CRASHES
+    keeper.tick()
+    assert made.failed == [("job", 1, "internal_error")] and made.engine.cancelled == ["job:1"]
+
+
+def test_a_job_that_got_on_is_forgiven(made) -> None:
+    made.engine.rows = [Pending("job:1", "before")]
+    keeper = made.keeper(alone=True)
+    for _ in range(3 * MOST_CRASHES):
+        keeper.tick()
+        with made.store.writing() as tx:
+            made.store.progress(tx, "job", 1.0)
+    assert made.failed == []
+
+
+def test_a_job_whose_work_has_ended_without_it_has_failed(made) -> None:
+    made.engine.gone = frozenset({"job:1"})
+    made.keeper(alone=True).tick()
+    assert made.failed == [("job", 1, "internal_error")]
+
+
+def test_a_job_that_somebody_else_cancelled_is_left(made) -> None:
+    keeper = made.keeper(alone=False)
+    made.engine.mine = frozenset({"job:1"})
+    keeper.tick()
+    assert made.left == []
+    with made.store.writing() as tx:
+        made.store.end(tx, "job", "cancelled")
+    keeper.tick()
+    assert made.left == ["job"]
