@@ -35,7 +35,7 @@ PEAK = 1e-3
 WARM_STEPS = 150
 FALL_FROM = 0.45  # the rate is constant before, then linear to zero
 CTC_WEIGHT = 0.6
-GUIDE_WEIGHT, GUIDE_UNTIL = 0.5, 0.7
+GUIDE_WEIGHT, GUIDE_UNTIL = 0.5, 0.95
 DROPOUT = 0.1  # of the decoders: without it eight passes over the sentences are learnt by heart
 SAVE_EVERY = 180.0
 

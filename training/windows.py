@@ -17,6 +17,7 @@ from training import pieces
 
 RATE = 16_000
 IGNORE = -100
+GRID = 10  # times per second: finer than 0.1 s the ear of so small a model is a guess
 FIRST_TIME = 1.0  # Whisper's rules force the first timestamp to at most this many seconds
 # What the CTC head can write; index 0 is the blank.
 ALPHABET = " abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789'.,?!-:$%"
@@ -171,7 +172,7 @@ def label(
     if times:
         for number, (index, start, end) in enumerate(placed):
             opening = min(start, FIRST_TIME) if number == 0 else start
-            body += [pieces.timestamp(opening), *pool.ids[index], pieces.timestamp(end)]
+            body += [moment(opening), *pool.ids[index], moment(end)]
             places += [start, *_spread(start, end, len(pool.ids[index])), end]
         body = body or [pieces.timestamp(0.0)]
     else:
@@ -185,6 +186,11 @@ def label(
     unknown = [-1.0] * (len(prefix) + len(forced) - 1)
     places = (unknown + places + [-1.0] * len(labels))[: len(labels)]
     return tokens, labels, places
+
+
+def moment(seconds: float) -> int:
+    """The timestamp token of a border: on a grid that target and draft can agree on."""
+    return pieces.timestamp(round(seconds * GRID) / GRID)
 
 
 def _spread(start: float, end: float, count: int) -> list[float]:
