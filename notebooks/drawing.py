@@ -271,12 +271,17 @@ def timeline(transcript: Transcript, until_s: float = 24, line_s: float = 8) -> 
 
 
 def _lane(axes: Axes, words: Sequence[Word], lane: int, colour: str) -> None:
-    end = axes.get_xlim()[1]
-    for turn, word in enumerate(words):
-        axes.barh(lane, word.end - word.start, left=word.start, height=0.16, color=colour)
-        # Neighbours stand above and below the bar in turn, so that short words do not touch.
-        side, align = (-0.12, "bottom") if turn % 2 == 0 else (0.12, "top")
+    start, end = axes.get_xlim()
+    letter = (end - start) / 130  # of 8 points, in seconds
+    free = {"bottom": start, "top": start}  # where the texts above and below the bar end
+    for word in words:
+        length = word.end - word.start
+        axes.barh(lane, length, left=word.start, height=0.16, color=colour, edgecolor="white")
         text = word.text.strip()
-        last = word.start + 0.08 * len(text) > end  # it would run out of the picture
+        # Above or below, where there is room: short words stand close together.
+        side = min(free, key=lambda side: (free[side] > word.start, free[side]))
+        free[side] = word.start + letter * (len(text) + 1)
+        last = free[side] > end  # it would run out of the picture
         place, towards = (end, "right") if last else (word.start, "left")
-        axes.text(place, lane + side, text, fontsize=8, va=align, ha=towards)
+        shift = -0.12 if side == "bottom" else 0.12
+        axes.text(place, lane + shift, text, fontsize=8, va=side, ha=towards)
