@@ -265,16 +265,15 @@ class Fake:
         return app
 
     async def _read(self, request: Request) -> dict[str, Any]:
-        form = await request.form()
         told: dict[str, Any] = {}
-        for name, value in form.multi_items():
-            if not isinstance(value, str):
-                told["bytes"], value = len(await value.read()), value.filename
-            told[name] = (
-                [*told[name], value]
-                if name.endswith("[]") and name in told
-                else ([value] if name.endswith("[]") else value)
-            )
+        async with request.form() as form:
+            for name, value in form.multi_items():
+                if not isinstance(value, str):
+                    told["bytes"], value = len(await value.read()), value.filename or ""
+                if name.endswith("[]"):
+                    told.setdefault(name, []).append(value)
+                else:
+                    told[name] = value
         self.forms.append(told)
         return told
 

@@ -50,7 +50,7 @@ def test_what_has_no_effect_is_named(service) -> None:
 
 def test_so_many_speakers_as_are_asked_for(service) -> None:
     client, audio = service(), sound(30, 6)
-    for count in (1, 3):
+    for count in (1, 2):
         body = post(client, audio, num_speakers=count).json()
         assert len({one["speaker"] for one in body["speakers"]}) == count
     answer = post(client, audio, min_speakers=3, max_speakers=2)
@@ -80,7 +80,7 @@ def test_audio_beyond_82_s_is_not_cut_off(service) -> None:
 
 def test_a_language_is_its_requests_alone(service) -> None:
     """There, too, a request's language is written onto the model that all share."""
-    client, names = service(), ["de", "fr", "es", "de"]
+    client, names = service(), ["de", "en", "fr", "de"]
 
     def language(name: str) -> str:
         data = {"model": "random", "language": name, "response_format": "verbose_json"}
@@ -89,7 +89,7 @@ def test_a_language_is_its_requests_alone(service) -> None:
         ).json()["language"]
 
     with ThreadPoolExecutor(4) as pool:
-        assert list(pool.map(language, names)) == ["german", "french", "spanish", "german"]
+        assert list(pool.map(language, names)) == ["german", "english", "french", "german"]
     detected = client.post(
         "/v1/audio/transcriptions",
         files={"file": sound(2, 8)},

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hmac
+from datetime import UTC, datetime
 
 import pytest
 
 from api import keys
-from api.keys import Keyring, digest, new_key
+from api.keys import Keyring, Rights, digest, new_key
 
 
 def test_a_key_belongs_to_whom_it_was_made_for() -> None:
@@ -21,6 +22,31 @@ def test_a_key_belongs_to_whom_it_was_made_for() -> None:
 def test_keys_are_long_and_none_comes_twice() -> None:
     made = {new_key() for _ in range(100)}
     assert len(made) == 100 and min(map(len, made)) > 40
+
+
+def test_a_key_may_have_two_hashes_while_one_replaces_the_other() -> None:
+    old, new = new_key(), new_key()
+    ring = Keyring({"team": Rights(hashes=(digest(old), digest(new).upper()))})
+    assert ring.owner(old) == ring.owner(new) == "team"
+    assert Rights.model_validate({"hash": digest(old)}) == Rights.model_validate(digest(old))
+    with pytest.raises(ValueError, match="not both"):
+        Rights.model_validate({"hash": digest(old), "hashes": [digest(new)]})
+
+
+@pytest.mark.parametrize(
+    ("expires", "over"),
+    [
+        (None, False),
+        ("2026-06-01", False),  # to the end of that day
+        ("2026-05-31", True),
+        ("2026-06-01T12:00:00Z", True),
+        ("2026-06-01T12:00:01Z", False),
+        ("2026-06-01T13:30:00+02:00", True),
+    ],
+)
+def test_a_key_expires(expires, over) -> None:
+    rights = Rights.model_validate({"hash": "0" * 64, "expires": expires})
+    assert rights.expired(datetime(2026, 6, 1, 12, tzinfo=UTC)) is over
 
 
 def test_every_digest_is_compared_whoever_asks(monkeypatch) -> None:

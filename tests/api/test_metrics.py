@@ -37,6 +37,21 @@ def test_a_transcription_is_counted(service) -> None:
     assert now["forescribe_ready"] == 1
 
 
+def test_the_way_of_a_recording_and_what_was_refused(service) -> None:
+    client = service()
+    client.post(TRANSCRIBE, files={"file": sound(2)}, data=FORM)
+    client.post(TRANSCRIBE, files={"file": b"no audio"}, data=FORM)
+    client.post(TRANSCRIBE, files={"file": sound(1)}, data={**FORM, "model": "other"})
+    now = series(client)
+    counts = {"upload": 3, "decode": 1, "wait": 1, "transcribe": 1}
+    for step, count in counts.items():
+        assert now[f"forescribe_step_seconds_count{{step={step}}}"] == count
+    assert now["forescribe_refusals_total{code=invalid_audio}"] == 1
+    assert now["forescribe_refusals_total{code=model_not_found}"] == 1
+    assert now["forescribe_engine_seconds_total{stage=encode}"] > 0
+    assert 0 <= now["forescribe_slots_busy"] <= 1 and now["forescribe_scratch_free_bytes"] > 0
+
+
 def test_applications_do_not_count_together(service, transcriber) -> None:
     first = service()
     first.post(TRANSCRIBE, files={"file": sound(1)}, data=FORM)
@@ -64,6 +79,9 @@ def test_the_log_has_one_line_for_a_request_and_no_word_of_it(service, caplog) -
     lines = [json.loads(line) for line in caplog.messages if line.startswith('{"event": "request"')]
     (line,) = [line for line in lines if line["route"] == TRANSCRIBE]
     assert line["request_id"] == answer.headers["x-request-id"] and line["status"] == 200
+    (told,) = [json.loads(line) for line in caplog.messages if '"event": "recording"' in line]
+    assert told["request_id"] == line["request_id"] and told["audio_s"] == 2
+    assert {"wait_s", "wall_s", "x_real_time", "acceptance_rate", "fallbacks"} <= set(told)
     text = answer.json()["text"]
     assert text and text not in caplog.text
     assert "private" not in caplog.text and "confidential" not in caplog.text

@@ -209,6 +209,31 @@ def test_many_at_once_and_a_client_that_leaves(server, model) -> None:
     until(lambda: texting.generator.idle and not texting._owners, 60)
 
 
+def test_a_client_that_no_longer_waits_frees_its_rows(server, model) -> None:
+    """128 texts on three rows: whoever stops waiting has most of them never written."""
+    url, texting = server
+    before = texting.generator.stats.emitted
+    body = {"model": str(model), "prompt": "the", "n": 128, "max_tokens": 90, "seed": 1}
+    with pytest.raises(httpx.TimeoutException):
+        httpx.post(
+            f"{url}/v1/completions",
+            json=body,
+            headers={"Authorization": f"Bearer {KEY}"},
+            timeout=httpx.Timeout(0.7, connect=30, write=30),
+        )
+    until(lambda: texting.generator.idle and not texting._owners, 60)
+    assert texting.generator.stats.emitted - before < 64 * 90
+
+
+def test_operators_see_what_was_written(server) -> None:
+    answer = httpx.get(f"{server[0]}/metrics", headers={"Authorization": f"Bearer {KEY}"})
+    lines = dict(
+        line.rsplit(" ", 1) for line in answer.text.splitlines() if not line.startswith("#")
+    )
+    assert float(lines["forescribe_text_ready"]) == 1
+    assert 0 < float(lines["forescribe_text_accepted"]) < float(lines["forescribe_text_tokens"])
+
+
 def test_the_models_are_listed(client, model) -> None:
     assert str(model) in {each.id for each in client.models.list()}
     assert client.models.retrieve(str(model)).id == str(model)

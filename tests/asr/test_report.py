@@ -182,7 +182,7 @@ def test_it_is_read_heard_and_looked_into(shown) -> None:
     assert shown.locator(".facts").inner_text().split("\n")[:2] == ["Length", "8.0 s"]
     shown.locator(".w", has_text="morning").click()
     shown.wait_for_function("document.querySelector('.w.now')")
-    shown.get_by_label("Who wrote it").check()
+    shown.locator(".views").get_by_text("Who wrote it").click()
     figures = shown.get_by_role("region", name="Who wrote it").inner_text()
     assert "66.7 % of 12 drafted tokens accepted" in figures and "4 of 4" in figures
     assert shown.locator(".transcript .by-correction").count() >= 1
