@@ -155,9 +155,7 @@ def _kind(field: Any) -> str:
         "Path": "path",
     }
     name = re.sub(r"\w+", lambda m: words.get(m[0], m[0]), name).replace(" | None", "")
-    name = {"tuple[text, ...]": "list of texts", "dict[text, text]": "table of texts"}.get(
-        name, name
-    )
+    name = re.sub(r"dict\[text, .+\]", "table", name.replace("tuple[text, ...]", "list of texts"))
     signs = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
     bounds = [
         f"{word} {getattr(limit, sign):g}"
