@@ -59,6 +59,7 @@ def create_app(
     app.state.settings, app.state.serving, app.state.jobs = settings, engine, jobs
     app.state.keyring = Keyring(settings.api_keys)
     app.state.texting = texting
+    texting.watched_by(engine.metrics)
     app.add_middleware(RequestId, metrics=engine.metrics)
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(ForescribeError, _package_error)

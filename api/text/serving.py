@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Literal
 
 from api.admission import Place
 from api.errors import ApiError
+from api.metrics import Metrics
 from api.settings import Settings
 from speculative.errors import RequestError
 
@@ -68,6 +69,17 @@ class TextServing:
             )
 
         return cls(settings, load)
+
+    def watched_by(self, metrics: Metrics) -> None:
+        """Figures for operators, read when they are asked for; 0 where it is off."""
+
+        def stat(name: str) -> Callable[[], float]:
+            return lambda: getattr(self.generator.stats, name) if self.generator else 0
+
+        metrics.watch("text_ready", "Whether texts are written.", lambda: self.state == "ready")
+        metrics.watch("text_tokens", "Tokens of texts written so far.", stat("emitted"))
+        metrics.watch("text_drafted", "Tokens that the draft has proposed.", stat("drafted"))
+        metrics.watch("text_accepted", "Drafted tokens that the target kept.", stat("accepted"))
 
     def start(self) -> None:
         if self.state == "loading":
