@@ -68,9 +68,11 @@ def test_a_word_is_held_out_with_its_definition_and_its_example():
 @NEEDS_WORDNET
 def test_definitions_are_sentences_and_examples_hold_their_word():
     found = corpus.documents()
-    kinds = {kind: [d for d in found if d.kind == kind] for kind in ("definition", "example")}
-    assert len(kinds["definition"]) > 10_000
-    for document in kinds["definition"]:
+    kinds = {k: [d for d in found if d.kind == k] for k in ("definition", "example", "glossary")}
+    assert len(kinds["definition"]) == corpus.DEFINED
+    assert len(kinds["glossary"]) > corpus.GLOSSARY
+    assert not any(d.held_out for d in kinds["glossary"])
+    for document in kinds["definition"] + kinds["glossary"]:
         assert re.fullmatch(r"[A-Z][A-Za-z ,'\-]+\.", document.answer), document
     for document in kinds["example"]:
         assert document.topic in document.answer.lower().rstrip(".").split(), document

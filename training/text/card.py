@@ -14,7 +14,7 @@ from string import Template
 from typing import Any
 
 from training.text import model as pair
-from training.text.corpus import documents
+from training.text.corpus import REPEATS, documents
 from training.text.export import BUNDLED, DRAFT, TARGET
 from training.text.tokenizer import load, text_of
 from training.text.train import GROW_AT
@@ -63,7 +63,7 @@ def losses_table(record: dict[str, Any]) -> str:
 def written(record: dict[str, Any]) -> str:
     """Prompts and answers, signs taken out."""
     parts = []
-    for _, prompt, answer in record["written"]:
+    for _, prompt, answer in [*record["glossary"]["written"][:2], *record["written"]]:
         for sign in ("<|begin|>", "<|user|>", "<|end|>", "<|assistant|>"):
             prompt = prompt.replace(sign, "")
         parts.append(f"> **{prompt}**\n>\n> " + answer.strip().replace("\n", "  \n> "))
@@ -80,16 +80,28 @@ def tokens_by_kind() -> Counter[str]:
     return counts
 
 
-def log_lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+def kept_log(path: Path) -> tuple[list[dict[str, Any]], float, int]:
+    """The lines behind the weights, the processor's seconds, and how often the run was resumed.
+
+    After a restart the log goes back to the checkpoint's step: what was written in between is not in
+    the weights, but was paid for.
+    """
+    lines: list[dict[str, Any]] = []
+    seconds, before, resumed = 0.0, 0.0, 0
+    for line in map(json.loads, path.read_text("utf-8").splitlines()):
+        if lines and line["step"] < lines[-1]["step"]:
+            seconds, before, resumed = seconds + before, 0.0, resumed + 1
+            lines = [old for old in lines if old["step"] < line["step"]]
+        before = line.get("cpu_seconds", before)
+        lines.append(line)
+    return lines, seconds + before, resumed
 
 
 def main() -> None:
     folder = BUNDLED / TARGET
     record = json.loads((folder / "evaluation.json").read_text("utf-8"))
-    log = log_lines(folder / "training-log.jsonl")
-    draft = log_lines(BUNDLED / DRAFT / "training-log.jsonl")[-1]
-    notes = [line for line in log if "cpu_seconds" in line]
+    log, processor, resumed = kept_log(folder / "training-log.jsonl")
+    draft = kept_log(BUNDLED / DRAFT / "training-log.jsonl")[0][-1]
     kept = next(r for r in record["acceptance"]["0.0"] if r["gamma"] == 4)["acceptance_rate"]
     counts = tokens_by_kind()
     sizes = [f.stat().st_size for n in (TARGET, DRAFT) for f in (BUNDLED / n).iterdir()]
@@ -109,12 +121,19 @@ def main() -> None:
         different=f"{100 * record['different_answers']:.0f} %",
         written=written(record),
         minutes=round(log[-1]["minutes"]),
-        processor=f"{notes[-1]['cpu_seconds'] / 60:.0f} minutes",
-        seen=f"{sum(line['tokens'] for line in notes) / 1e6:.1f}",
+        processor=f"{processor / 60:.0f} minutes",
+        seen=f"{sum(line.get('tokens', 0) for line in log) / 1e6:.1f}",
+        resumed=f"It was resumed {resumed} time{'s' * (resumed != 1)}, with another mixture of text: "
+        "the scripts carry the last." * bool(resumed),
+        asked=record["glossary"]["asked"],
+        right=record["glossary"]["right"],
+        glossary_kept=", ".join(f"{k:.3f}" for k in record["glossary"]["kept"].values()),
+        glossary_loss=f"{record['glossary']['loss']['target']:.2f}",
         steps=log[-1]["step"],
         draft_minutes=round(draft["minutes"]),
         texts=draft["texts"],
         wordnet=round((counts["definition"] + counts["example"]) / 1000),
+        glossary=round(counts["glossary"] * REPEATS / 2 / 1000),
         minute_tokens=round(counts["minutes"] / 1000),
         plain=round(counts["plain"] / 1000),
         megabytes=f"{sum(sizes) / 1e6:.0f}",

@@ -17,10 +17,14 @@ from training.text.minutes import minutes, request
 
 WORDNET = Path("/usr/share/wordnet")
 WORDS = Path("/usr/share/dict/american-english-small")
+ASK = 'Define "{}".', 'What does "{}" mean?'
 KINDS = {"noun": "n", "verb": "v", "adj": "a", "adv": "r"}
 LONGEST = 14  # words of a gloss or an example
 ORDINARY = ("ordinary.txt", "ordinary_news.txt", "ordinary_talk.txt", "ordinary_wide.txt")
-MINUTES = 2500
+DEFINED = 6000  # most used words that are defined
+GLOSSARY, PLAIN_GLOSS = 600, 8  # most used nouns with a gloss of few words
+REPEATS = 16  # of the glossary in a pass: a fact is learnt by heart after some hundred readings
+MINUTES = 1500
 SEED = 20
 
 
@@ -103,18 +107,30 @@ def _sentence(text: str) -> str:
     return text[:1].upper() + text[1:] + "."
 
 
+def glossary() -> list[Document]:
+    """Definitions to be learnt by heart, in both ways of asking; none is held out."""
+    short = [s for s in senses() if s.kind == "noun" and len(s.gloss.split()) <= PLAIN_GLOSS]
+    return [
+        document
+        for sense in short[:GLOSSARY]
+        for ask in ASK
+        if not (document := Document("glossary", sense.gloss, ask.format(sense.word))).held_out
+    ]
+
+
 def documents(seed: int = SEED) -> list[Document]:
     """Everything, held out or not, in a fixed order."""
     rng = random.Random(seed)
     found = []
-    for sense in senses():
-        ask = rng.choice(('Define "{}".', 'What does "{}" mean?'))
+    for sense in senses()[:DEFINED]:
+        ask = rng.choice(ASK)
         found.append(Document("definition", sense.gloss, ask.format(sense.word)))
         if sense.example:
             found.append(Document("example", sense.example, f'Use "{sense.word}" in a sentence.'))
     for _ in range(MINUTES):
         question, team, date = request(rng)
         found.append(Document("minutes", minutes(rng, team, date), question))
+    found += glossary()
     for name in ORDINARY:
         found += [Document("plain", line) for line in read_lines(name)]
     return found

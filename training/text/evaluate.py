@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from speculative import Engine, ModelDrafter, Request, Result, Stats
 from speculative.models.causal_lm import CausalDecoder
 from speculative.types import Schedule
-from training.text.corpus import Document, documents
+from training.text.corpus import Document, documents, glossary
 from training.text.export import BUNDLED, DRAFT, TARGET
 from training.text.tokenizer import prompt_of, text_of
 
@@ -33,6 +33,7 @@ TEMPERATURES = (0.0, 0.5, 1.0)
 LONGEST = 160  # new tokens
 BATCH = 8
 EXAMPLES = 2  # of every kind
+ASKED = 100  # words of the glossary
 
 
 @dataclass(frozen=True)
@@ -134,10 +135,10 @@ def _share(results: Iterable[Result]) -> float:
 
 
 @torch.inference_mode()
-def losses(pair: Pair, kind: str) -> dict[str, float]:
-    """Nats per token of both models on the answers of up to 100 held-out documents of a kind."""
+def losses(pair: Pair, chosen: Sequence[Document]) -> dict[str, float]:
+    """Nats per token of both models on the answers."""
     sums, count = {"target": 0.0, "draft": 0.0}, 0
-    for document in [d for d in documents() if d.held_out and d.kind == kind][:100]:
+    for document in chosen:
         whole = pair.tokenizer(text_of(document), add_special_tokens=False)["input_ids"]
         begin = 1
         if document.question is not None:
@@ -148,6 +149,27 @@ def losses(pair: Pair, kind: str) -> dict[str, float]:
             logits = model(row).logits[0, begin - 1 : -1]
             sums[name] += float(cross_entropy(logits, row[0, begin:], reduction="sum"))
     return {name: round(total / count, 4) for name, total in sums.items()}
+
+
+def learnt(pair: Pair) -> dict[str, Any]:
+    """Words of the glossary, which are not held out: how many are defined word for word."""
+    words = glossary()
+    chosen = words[:: max(1, len(words) // ASKED)][:ASKED]
+    record: dict[str, Any] = {"asked": len(chosen), "loss": losses(pair, chosen), "kept": {}}
+    for temperature in TEMPERATURES:
+        made = run(pair, chosen, 4, temperature)
+        record["kept"][str(temperature)] = round(made.stats.acceptance_rate, 4)
+        if temperature == 0:
+            said = answers(pair, made.results)
+            record["right"] = sum(a == d.answer for a, d in zip(said, chosen, strict=True))
+            record["written"] = [
+                [d.kind, prompt_of(d), a] for d, a in list(zip(chosen, said, strict=True))[::20]
+            ]
+    return record
+
+
+def answers(pair: Pair, results: Sequence[Result]) -> list[str]:
+    return [pair.tokenizer.decode(r.tokens, skip_special_tokens=True) for r in results]
 
 
 def sizes(pair: Pair) -> dict[str, int]:
@@ -162,7 +184,11 @@ def evaluate(pair: Pair, gammas: Sequence[int] = GAMMAS) -> dict[str, Any]:
     record: dict[str, Any] = {
         "prompts": COUNTS,
         "parameters": sizes(pair),
-        "loss": {kind: losses(pair, kind) for kind in COUNTS},
+        "loss": {
+            kind: losses(pair, [d for d in documents() if d.held_out and d.kind == kind][:100])
+            for kind in COUNTS
+        },
+        "glossary": learnt(pair),
         "acceptance": {},
     }
     plain = run(pair, chosen, 0, 0.0).results
@@ -186,10 +212,11 @@ def evaluate(pair: Pair, gammas: Sequence[int] = GAMMAS) -> dict[str, Any]:
                 }
             )
         record["acceptance"][str(temperature)] = rows
+    said = list(zip(chosen, answers(pair, plain), strict=True))
     record["written"] = [
-        [d.kind, prompt_of(d), pair.tokenizer.decode(r.tokens, skip_special_tokens=True)]
+        [kind, prompt_of(d), text]
         for kind in COUNTS
-        for d, r in [x for x in zip(chosen, plain, strict=True) if x[0].kind == kind][:EXAMPLES]
+        for d, text in [x for x in said if x[0].kind == kind][:EXAMPLES]
     ]
     record["different_answers"] = round(len({r.tokens for r in plain}) / len(plain), 3)
     return record

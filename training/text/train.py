@@ -25,14 +25,14 @@ from transformers import LlamaForCausalLM
 
 from training.text import model as pair
 from training.text import packing
-from training.text.corpus import documents
+from training.text.corpus import REPEATS, documents
 from training.text.distil import distil
 from training.text.optimizers import Optimizers, rate
 from training.text.tokenizer import WORK, load, prompt_of, text_of
 
 ROWS = 6  # of packing.LENGTH tokens per step
 PEAK = 6e-3
-GROW_AT = 0.55  # progress at which the target gets its other layers
+GROW_AT = 0.72  # progress at which the target gets its other layers
 FALL_FROM = 0.5  # progress from which the rate falls
 NOTE_EVERY, SAVE_EVERY = 20, 180.0  # steps, seconds
 HELD_OUT_ROWS = 8
@@ -40,15 +40,21 @@ SOME = 4000  # prompts the target writes from
 
 
 def texts(*, held_out: bool) -> list[list[int]]:
-    """Token ids of the documents on one side, shuffled once."""
-    chosen = [text_of(d) for d in documents() if d.held_out == held_out]
+    """Token ids of the documents on one side as often as a pass has them, shuffled once."""
+    chosen = [
+        text_of(d)
+        for d in documents()
+        if d.held_out == held_out
+        for _ in range(REPEATS // 2 if d.kind == "glossary" else 1)
+    ]
     random.Random(3).shuffle(chosen)
     return list(load()(chosen, add_special_tokens=False)["input_ids"])
 
 
 def prompts() -> list[list[int]]:
     """Token ids of the prompts of `SOME` documents of the training side."""
-    known = [prompt_of(d) for d in documents() if not d.held_out]
+    known = [prompt_of(d) for d in documents() if not d.held_out and d.kind != "minutes"]
+    known += [prompt_of(d) for d in documents() if not d.held_out and d.kind == "minutes"] * 2
     random.Random(4).shuffle(known)
     return list(load()(known[:SOME], add_special_tokens=False)["input_ids"])
 
