@@ -70,7 +70,8 @@ class Engine:
     """Continuous batching of speculative decoding over `batch` rows.
 
     `schedule` gives gamma; 0, or no drafter, is plain decoding. `rule=None` takes greedy match while
-    all rows are at temperature 0 and token rejection otherwise; together they are exact. `ranks` is
+    all rows are at temperature 0 and `sampled` otherwise, which is token rejection where it is None;
+    together they are exact. `ranks` is
     the most likely tokens that a request may ask for at each position; `modes` are those that rounds
     are captured for, where the device captures: the first that covers the rows is played. Raises
     `ValueError` for parts that do not fit: another vocabulary, a law the rule cannot verify, a draft
@@ -86,6 +87,7 @@ class Engine:
         eos: Iterable[int],
         schedule: Schedule | None = None,
         rule: Rule | None = None,
+        sampled: Rule | None = None,
         processors: Iterable[Processor] = (),
         device: Device | None = None,
         max_tokens: int | None = None,
@@ -107,7 +109,7 @@ class Engine:
                 "a draft must use the target's vocabulary"
             )
         self.max_tokens = min(max_tokens or target.max_positions, target.max_positions)
-        self._rule = rule
+        self._rule, self._sampled = rule, sampled or TokenRejection()
         self._processors = tuple(processors)
         self._modes = tuple(modes)
         place = self.device.torch
@@ -343,7 +345,8 @@ class Engine:
             rows, requests = rows + rows[-1:] * padding, requests + requests[-1:] * padding
         length = max(len(r.prompt) for r in requests)
         if self.device.static_shapes:
-            length = min(next(b for b in PROMPT_BUCKETS if b >= length), self.max_tokens)
+            bucket = next((b for b in PROMPT_BUCKETS if b >= length), self.max_tokens)
+            length = min(bucket, self.max_tokens)
         prompts = [[*r.prompt, *[0] * (length - len(r.prompt))] for r in requests]
         tokens = torch.tensor(prompts, dtype=torch.int64, device=place)  # [K, P]
         index = torch.tensor(rows, device=place)
@@ -442,7 +445,7 @@ class Engine:
     def _pick_rule(self, sampling: bool) -> Rule:
         if self._rule is not None:
             return self._rule
-        return TokenRejection() if sampling else GreedyMatch()
+        return self._sampled if sampling else GreedyMatch()
 
     @property
     def _drafting(self) -> bool:

@@ -19,6 +19,7 @@ from typing import Final
 
 import torch
 
+from speculative.accept import BlockVerification
 from speculative.device import Device, choose
 from speculative.drafters.model import ModelDrafter
 from speculative.drafters.ngram import NgramDrafter
@@ -89,6 +90,9 @@ class TextGenerator:
             eos=target.ends,
             schedule=_schedule(gamma if draft is not None else 0),
             device=device,
+            # Never fewer tokens are kept than by token rejection; its price is small beside a vocabulary's
+            # head.
+            sampled=BlockVerification(),
             ranks=min(RANKS, target.vocab_size),
             modes=MODES,
         )

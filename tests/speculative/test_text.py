@@ -81,6 +81,16 @@ def test_a_stream_is_its_completion_in_pieces(generator):
         assert token.data.decode(errors="replace") == token.text or token.text.startswith("<|")
 
 
+def test_sampled_drafts_are_judged_as_a_block(pair):
+    target, _ = pair
+    made = TextGenerator.load(target, target, gamma=4, batch=2, device="cpu")
+    assert made.engine._pick_rule(True).name == "block verification"
+    assert made.engine._pick_rule(False).name == "greedy match"
+    made.generate(PROMPTS, Options(max_tokens=30, temperature=1.0, seed=1))
+    # A draft that is its target: only rounding rejects.
+    assert made.stats.accepted >= made.stats.drafted - 2 > 40
+
+
 def test_requests_come_at_any_time_and_share_nothing_but_the_rows(generator):
     options = [Options(max_tokens=8 + 5 * i, temperature=i % 2, seed=i) for i in range(6)]
     alone = [generator.generate(["tea on"], o)[0].ids for o in options]
