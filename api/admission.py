@@ -4,28 +4,52 @@
     place.hold(seconds)                   # when its audio is known
     place.leave()                         # once, from any thread; twice does nothing
 
-Counts requests, requests of each key, and audio seconds. Knows nothing of audio or HTTP bodies.
+Counts requests, requests of each key, and audio seconds, inside and, for keys with limits of their own,
+in the last minute and hour. Knows nothing of audio or HTTP bodies.
 """
 
 from __future__ import annotations
 
 import math
 import threading
+import time
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from api.errors import ApiError
+from api.keys import Rights
+from api.meter import Meter
 from api.settings import Settings
 
 LONGEST_WAIT_S = 600
 """A client that is told to wait longer had better ask again."""
 
 
+@dataclass(frozen=True)
+class _Meters:
+    """Of one key: what it has asked, and sent, in a minute and an hour."""
+
+    requests: tuple[Meter, ...]
+    audio: tuple[Meter, ...]
+
+    @classmethod
+    def of(cls, rights: Rights) -> _Meters:
+        asked = ((rights.requests_per_minute, 60.0), (rights.requests_per_hour, 3600.0))
+        sent = ((rights.audio_s_per_minute, 60.0), (rights.audio_s_per_hour, 3600.0))
+        return cls(
+            tuple(Meter(most, window_s) for most, window_s in asked if most is not None),
+            tuple(Meter(most, window_s) for most, window_s in sent if most is not None),
+        )
+
+
 class Admission:
     """The counts, and the pace at which audio leaves: that says when to come again."""
 
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
+    def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
+        self.settings, self.clock = settings, clock
         self._lock = threading.Lock()
+        self._meters = {name: _Meters.of(rights) for name, rights in settings.api_keys.items()}
         self._requests: Counter[str] = Counter()
         self._seconds = 0.0
         self._pace = 1.0  # seconds of audio per second, of the last recordings
@@ -46,14 +70,21 @@ class Admission:
         with self._lock:
             if self.requests >= limits.max_requests or self._seconds >= limits.max_queued_audio_s:
                 raise self._full()
-            if keyed and self._requests[caller] >= limits.max_requests_per_key:
-                raise ApiError(
-                    "rate_limited",
-                    f"this key has {limits.max_requests_per_key} requests under way, its most",
-                    retry_after=self._wait_s(),
-                )
+            most = self._most(caller)
+            if keyed and self._requests[caller] >= most:
+                text = f"this key has {most} requests under way, its most"
+                raise ApiError("rate_limited", text, retry_after=self._wait_s())
+            if caller in self._meters:
+                self._count(self._meters[caller].requests, 1, "requests")
             self._requests[caller] += 1
         return Place(self, caller)
+
+    def charge(self, caller: str, seconds: float) -> None:
+        """Counts audio that a key has sent, decoded. Raises `rate_limited` where that is more than it
+        may now, `audio_too_long` where it never may."""
+        with self._lock:
+            if caller in self._meters:
+                self._count(self._meters[caller].audio, seconds, "seconds of audio")
 
     def paced(self, audio_s: float, wall_s: float) -> None:
         """A recording has left: audio of so many seconds, beside others, in so much time."""
@@ -61,6 +92,24 @@ class Admission:
             with self._lock:
                 inside = max(1, self.requests)
                 self._pace += 0.2 * (inside * audio_s / wall_s - self._pace)
+
+    def _most(self, caller: str) -> int:
+        rights = self.settings.api_keys.get(caller)
+        own = rights.max_requests if rights is not None else None
+        return own or self.settings.max_requests_per_key
+
+    def _count(self, meters: tuple[Meter, ...], amount: float, what: str) -> None:
+        """All of them, or none."""
+        now = self.clock()
+        for meter in meters:
+            wait_s = meter.wait_s(amount, now)
+            limit = f"{meter.most:g} {what} in {meter.window_s:g} s, the most of this key"
+            if math.isinf(wait_s):
+                raise ApiError("audio_too_long", f"{amount:g} are more than {limit}", param="file")
+            if wait_s:
+                raise ApiError("rate_limited", limit, retry_after=math.ceil(wait_s))
+        for meter in meters:
+            meter.add(amount, now)
 
     def _full(self) -> ApiError:
         return ApiError("overloaded", "the queue is full", retry_after=self._wait_s())
@@ -79,8 +128,10 @@ class Place:
         self._seconds, self._done_s, self._left = 0.0, 0.0, False
 
     def hold(self, seconds: float) -> None:
-        """Counts its audio. Raises `overloaded` where that is too much beside the others'."""
+        """Counts its audio. Raises `overloaded` where that is too much beside the others', and what
+        `charge` raises."""
         house = self.admission
+        house.charge(self._caller, seconds)
         with house._lock:
             most = house.settings.max_queued_audio_s
             if house._seconds and house._seconds + seconds > most:

@@ -18,6 +18,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 
 from api.dependencies import caller
+from api.described import describe
 from api.errors import ApiError
 from api.keys import Keyring
 from api.requestid import RequestId
@@ -78,11 +79,13 @@ def create_app(
         private.include_router(job_routes.router)
         private.include_router(upload_routes.router)
     app.include_router(private)
+    describe(app)
     return app
 
 
 def _answer(request: Request, error: ApiError) -> Response:
     """OpenAI's body; the ancestor's on its own routes."""
+    request.app.state.serving.metrics.refused(error.code)
     if request.url.path in endpoints.PATHS:
         return JSONResponse({"detail": error.message}, error.status, error.headers())
     return error.response()
@@ -103,7 +106,7 @@ async def _invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     message = f"{first['loc'][-1]}: {first['msg']}"
-    return ApiError("invalid_value", message, param=str(first["loc"][-1])).response()
+    return _answer(request, ApiError("invalid_value", message, param=str(first["loc"][-1])))
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

@@ -46,6 +46,10 @@ def serve(
     batch_size: Annotated[
         int | None, typer.Option(metavar="N", help="Windows decoded together.  [default: 8]")
     ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Processes, one for each GPU from 0 on.  [default: 1]"),
+    ] = None,
     local_files_only: Annotated[
         bool | None,
         typer.Option("--local-files-only/--no-local-files-only", help="Never download weights."),
@@ -76,6 +80,7 @@ def serve(
             device=device,
             dtype=dtype,
             batch_size=batch_size,
+            workers=workers,
             local_files_only=local_files_only,
         )
     )

@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import Annotated
 
 from fastapi import Depends, Request
 
 from api.errors import ApiError
-from api.keys import Keyring
+from api.keys import Keyring, Scope
 from api.serving import Serving
-from api.settings import Settings
+from api.settings import Settings, loopback
 
 ANYBODY = ""
 """The caller's name where no keys are set."""
+
+NEEDS: Mapping[str, Scope | None] = MappingProxyType(
+    {
+        "audio": "audio",
+        "endpoints": "audio",
+        "text": "text",
+        "jobs": "jobs",
+        "operations": "metrics",
+        "models": None,  # any key will do
+    }
+)
+"""What a key needs for a route, by the route's tag."""
 
 
 def settings(request: Request) -> Settings:
@@ -28,18 +43,33 @@ def serving(request: Request) -> Serving:
 
 
 def caller(request: Request) -> str:
-    """The name of the key that the request carries. Raises `invalid_api_key`.
+    """The name of the key that the request carries. Raises `invalid_api_key` where there is none, or
+    none any more, `forbidden` where the key is not for this route.
 
     A dependency, so it runs before the body is read: without a key nobody fills our disk.
     """
     keyring: Keyring = request.app.state.keyring
+    needed = NEEDS[request.scope["route"].tags[0]]
     if not keyring:
+        if needed == "metrics" and not _from_here(request):
+            raise ApiError("forbidden", "metrics are for this machine, or for who has a key")
         return ANYBODY
     scheme, _, key = request.headers.get("authorization", "").partition(" ")
     owner = keyring.owner(key.strip()) if scheme.lower() == "bearer" else None
-    if owner is None:
+    if owner is None or keyring.rights[owner].expired(datetime.now(UTC)):
         raise ApiError("invalid_api_key", "give an API key: `Authorization: Bearer <key>`")
+    if needed is not None and needed not in keyring.rights[owner].scopes:
+        raise ApiError("forbidden", f"this key is not for {needed}")
     return owner
+
+
+def _from_here(request: Request) -> bool:
+    """Whether it comes from this machine, and not through a proxy on it; always, where the service
+    listens to nobody else."""
+    if not request.app.state.settings.open_to_all:
+        return True
+    host = request.client.host if request.client is not None else ""
+    return loopback(host) and not {"forwarded", "x-forwarded-for"} & set(request.headers)
 
 
 Configured = Annotated[Settings, Depends(settings)]

@@ -10,6 +10,7 @@ before the first byte of an answer. Knows nothing of what the form's fields mean
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -45,7 +46,9 @@ class Entry:
     async def follow(self, options: Options, tap: Tap | None = None) -> Following:
         """Queues it; with a `tap`, the place is the caller's to give back. Raises ApiError where the
         file is no audio, too long, or too much beside what is queued."""
+        began = time.perf_counter()
         spool = await self.serving.decoded(self.upload.file)
+        self.serving.metrics.took("decode", time.perf_counter() - began)
         self.upload.file.close()  # the samples are all that is wanted of it
         try:
             self.place.hold(spool.duration_s)
@@ -65,7 +68,9 @@ async def admitted(
     serving.check()
     place = serving.admission.enter(caller, keyed=caller != ANYBODY)
     try:
+        began = time.perf_counter()
         async with receive(request, settings) as upload:
+            serving.metrics.took("upload", time.perf_counter() - began)
             yield Entry(upload, place, settings, serving)
     except BaseException:
         place.leave()

@@ -35,6 +35,7 @@ STATUS: Mapping[str, int] = MappingProxyType(
         "internal_error": 500,
         # the service's own
         "invalid_api_key": 401,
+        "forbidden": 403,
         "not_found": 404,
         "job_not_found": 404,
         "in_progress": 409,  # a result before the end, a key whose first request is still coming in

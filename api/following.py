@@ -11,6 +11,7 @@ finally:
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING
 from api.admission import Place
 from api.errors import ApiError
 from api.metrics import Metrics
+from api.requestid import CURRENT, report
 
 if TYPE_CHECKING:
     from asr.options import Options
@@ -57,6 +59,7 @@ class Following:
         self._end_s = self._loop.time() + timeout_s
         self._heard: asyncio.Queue[Part | None] = asyncio.Queue()  # at most a recording's windows
         self._cancel: Callable[[], None] | None = None
+        self._request_id, self._queued_s = CURRENT.get(), time.perf_counter()
 
     # -- on the engine's thread -------------------------------------------------------------------
 
@@ -68,11 +71,35 @@ class Following:
         self.outcome = outcome
         try:
             if outcome is not None:
-                self.metrics.ended(outcome)
+                self._report(outcome)
                 self.task.place.admission.paced(self.task.spool.duration_s, outcome.wall_s)
         finally:
             self.task.release()
             self._tell(None)
+
+    def _report(self, outcome: Outcome) -> None:
+        """Figures, and a line of the log: nothing of what was said."""
+        self.metrics.ended(outcome)
+        wait_s = max(0.0, time.perf_counter() - self._queued_s - outcome.wall_s)
+        self.metrics.took("wait", wait_s)
+        self.metrics.took("transcribe", outcome.wall_s)
+        facts: dict[str, object] = {"request_id": self._request_id, "wait_s": round(wait_s, 3)}
+        if outcome.error is not None:
+            report("recording", **facts, error=outcome.error.code)
+            return
+        assert outcome.transcript is not None
+        audio_s, stats = outcome.transcript.duration, outcome.transcript.stats
+        report(
+            "recording",
+            **facts,
+            audio_s=round(audio_s, 3),
+            wall_s=round(outcome.wall_s, 3),
+            x_real_time=round(audio_s / outcome.wall_s, 2) if outcome.wall_s > 0 else None,
+            windows=stats["windows"],
+            tokens=stats["tokens"],
+            acceptance_rate=stats["acceptance_rate"],
+            fallbacks=sum(d.result.request.temperature > 0 for d in outcome.decoded),
+        )
 
     def _tell(self, part: Part | None) -> None:
         with suppress(RuntimeError):  # the loop is closed: nobody waits any more

@@ -1,6 +1,14 @@
-"""API keys: several, by name, kept as hashes.
+"""API keys: several, by name, kept as hashes, each with its rights.
 
     forescribe key team        prints a new key once, and the line that lets it in
+
+    [api_keys]
+    team = "<hash>"                                        # everything, with the house's limits
+    [api_keys.press]                                       # or with rights of its own
+    hashes = ["<hash>", "<the next one, while it changes>"]
+    scopes = ["audio"]                                     # audio, text, jobs, metrics
+    expires = 2027-01-31
+    audio_s_per_hour = 36000
 
 A key is 256 random bits, so one SHA-256 is hash enough: there is nothing to guess. Knows nothing of
 HTTP.
@@ -9,28 +17,107 @@ HTTP.
 from __future__ import annotations
 
 import hmac
+import re
 import secrets
 from collections.abc import Mapping
+from datetime import UTC, date, datetime
 from hashlib import sha256
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 PREFIX = "fs-"
 """So that people and scanners recognise a leaked key."""
 
+Scope = Literal["audio", "text", "jobs", "metrics"]
+SCOPES: tuple[Scope, ...] = ("audio", "text", "jobs", "metrics")
+
+Count = Annotated[int, Field(ge=1)]
+Seconds = Annotated[float, Field(gt=0)]
+
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+class Rights(BaseModel):
+    """What the holder of a key may do; None is no limit of its own. In settings a plain hash stands
+    for a key with all scopes and no limits.
+
+    Raises ValueError for what is no SHA-256 in hex, and for two ways of naming hashes.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    hashes: Annotated[tuple[str, ...], Field(min_length=1)]  # several while one replaces another
+    scopes: tuple[Scope, ...] = SCOPES
+    expires: datetime | date | None = None  # a date: the end of that day, UTC
+    max_requests: Count | None = None  # under way at a time
+    requests_per_minute: Count | None = None
+    requests_per_hour: Count | None = None
+    audio_s_per_minute: Seconds | None = None
+    audio_s_per_hour: Seconds | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _plain(cls, given: Any) -> Any:
+        if isinstance(given, str):
+            return {"hashes": (given,)}
+        if isinstance(given, Mapping) and "hash" in given:
+            if "hashes" in given:
+                raise ValueError("give `hash` or `hashes`, not both")
+            return {**{k: v for k, v in given.items() if k != "hash"}, "hashes": (given["hash"],)}
+        return given
+
+    @field_validator("expires", mode="before")
+    @classmethod
+    def _day(cls, given: Any) -> Any:
+        """A day that comes as text, from the environment, is a day all the same."""
+        return date.fromisoformat(given) if isinstance(given, str) and len(given) == 10 else given
+
+    @field_validator("hashes")
+    @classmethod
+    def _digests(cls, hashes: tuple[str, ...]) -> tuple[str, ...]:
+        for value in hashes:
+            if not _DIGEST.fullmatch(value.lower()):
+                raise ValueError("no SHA-256 in hex; make it with `forescribe key`")
+        return tuple(value.lower() for value in hashes)
+
+    def expired(self, now: datetime) -> bool:
+        """At an aware time."""
+        if self.expires is None:
+            return False
+        if not isinstance(self.expires, datetime):
+            return now.astimezone(UTC).date() > self.expires
+        end = self.expires if self.expires.tzinfo else self.expires.replace(tzinfo=UTC)
+        return now >= end
+
 
 class Keyring:
-    """Who a key belongs to. `digests` maps names to SHA-256 in hex. Raises ValueError for what is
-    no SHA-256."""
+    """Who a key belongs to. `keys` maps names to rights, or to plain hashes. Raises ValueError that
+    names the key for what is no right of one."""
 
-    def __init__(self, digests: Mapping[str, str]) -> None:
-        self._digests = {name: _bytes(name, digest) for name, digest in digests.items()}
+    def __init__(self, keys: Mapping[str, Rights | str]) -> None:
+        self.rights = {name: _rights(name, given) for name, given in keys.items()}
+        self._digests = [
+            (bytes.fromhex(value), name)
+            for name, rights in self.rights.items()
+            for value in rights.hashes
+        ]
 
     def __bool__(self) -> bool:
-        return bool(self._digests)
+        return bool(self.rights)
 
     def owner(self, key: str) -> str | None:
-        """The name; None for a key that nobody has. Compares with every digest, in constant time."""
-        presented, owner = sha256(key.encode()).digest(), None
-        for name, digest in self._digests.items():
+        """The name; None for a key that nobody has. Compares with every digest, in constant time, so
+        that the time tells neither whether a key is known nor where it stands."""
+        presented, owner = sha256(key.encode(errors="surrogatepass")).digest(), None
+        for digest, name in self._digests:
             if hmac.compare_digest(digest, presented):
                 owner = name
         return owner
@@ -45,13 +132,10 @@ def digest(key: str) -> str:
     return sha256(key.encode()).hexdigest()
 
 
-def _bytes(name: str, digest: str) -> bytes:
+def _rights(name: str, given: Rights | str) -> Rights:
+    if isinstance(given, Rights):
+        return given
     try:
-        value = bytes.fromhex(digest)
-    except ValueError:
-        value = b""
-    if len(value) != sha256().digest_size:
-        raise ValueError(
-            f"the hash of key {name!r} is no SHA-256 in hex; make it with `forescribe key`"
-        )
-    return value
+        return Rights.model_validate(given)
+    except ValidationError as error:
+        raise ValueError(f"key {name!r}: {error.errors()[0]['msg']}") from error

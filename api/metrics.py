@@ -6,10 +6,12 @@ not count together.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, cast
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 if TYPE_CHECKING:
     from asr.outcome import Outcome
@@ -19,12 +21,20 @@ SPEEDS = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0)
 
 
 class Metrics:
-    """A dozen series; each one's help text defines it."""
+    """Each series' help text defines it."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self._requests = self._counter("requests", "Answers given.", "route", "status")
         self._errors = self._counter("errors", "Recordings that failed once queued.", "code")
+        self._refused = self._counter("refusals", "Requests answered with an error.", "code")
+        self._steps = Histogram(
+            "forescribe_step_seconds",
+            "Of a recording's way: its body comes in, is decoded, waits for a reader, is transcribed.",
+            ["step"],
+            buckets=SECONDS,
+            registry=self.registry,
+        )
         self._request_s = Histogram(
             "forescribe_request_seconds",
             "From a request's first byte to its answer's last.",
@@ -46,6 +56,18 @@ class Metrics:
         self._tokens = self._counter("tokens", "Tokens written.")
         self._drafted = self._counter("drafted_tokens", "Tokens that the draft proposed.")
         self._accepted = self._counter("accepted_tokens", "Drafted tokens that the target kept.")
+
+    def refused(self, code: str) -> None:
+        """A request was answered with an error."""
+        self._refused.labels(code).inc()
+
+    def took(self, step: str, wall_s: float) -> None:
+        """A request's way in: `upload`, `decode`, `wait`, `transcribe`."""
+        self._steps.labels(step).observe(wall_s)
+
+    def engine(self, seconds: Callable[[], Mapping[str, float]]) -> None:
+        """The engine's own stopwatch, read when it is asked for."""
+        self.registry.register(_Stages(seconds))
 
     def watch(self, name: str, text: str, value: Callable[[], float]) -> None:
         """A gauge that is read when it is asked for."""
@@ -80,3 +102,17 @@ class Metrics:
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"forescribe_{name}", text, labels, registry=self.registry)
+
+
+class _Stages(Collector):
+    """Seconds by stage; sums over them are the time that the engine was busy."""
+
+    def __init__(self, seconds: Callable[[], Mapping[str, float]]) -> None:
+        self.seconds = seconds
+
+    def collect(self) -> Iterator[Metric]:
+        text = "Time of the engine's thread, by what it did; as it was up to five seconds ago."
+        found = CounterMetricFamily("forescribe_engine_seconds", text, labels=["stage"])
+        for stage, seconds in self.seconds().items():
+            found.add_metric([stage], seconds)
+        yield found

@@ -13,6 +13,7 @@ import re
 import secrets
 import time
 import traceback
+from contextvars import ContextVar
 from pathlib import Path
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -27,6 +28,9 @@ WORD = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 log = logging.getLogger("forescribe.api")
 
+CURRENT: ContextVar[str | None] = ContextVar("request_id", default=None)
+"""Of the request at hand, for whoever logs something of it."""
+
 
 class RequestId:
     """ASGI middleware; `state.request_id` for the routes below."""
@@ -40,6 +44,7 @@ class RequestId:
         name = Headers(scope=scope).get(HEADER, "")
         name = name if WORD.fullmatch(name) else f"req_{secrets.token_hex(12)}"
         scope.setdefault("state", {})["request_id"] = name
+        CURRENT.set(name)
         began, status = time.perf_counter(), 0
 
         async def named(message: Message) -> None:
@@ -52,7 +57,7 @@ class RequestId:
         try:
             await self.app(scope, receive, named)
         except Exception as error:
-            _report("fault", request_id=name, error=type(error).__name__, place=_place(error))
+            report("fault", request_id=name, error=type(error).__name__, place=_place(error))
             if status:
                 raise  # half an answer is out: the server has to cut the connection
             failed = ApiError("internal_error", "the server failed; the fault is logged")
@@ -62,7 +67,7 @@ class RequestId:
             route = getattr(scope.get("route"), "path", UNKNOWN)
             wall_s = time.perf_counter() - began
             self.metrics.answered(route, status, wall_s)
-            _report(
+            report(
                 "request",
                 request_id=name,
                 method=scope["method"],
@@ -72,7 +77,8 @@ class RequestId:
             )
 
 
-def _report(event: str, **facts: object) -> None:
+def report(event: str, **facts: object) -> None:
+    """A line of the log."""
     log.info(json.dumps({"event": event, **facts}))
 
 

@@ -1,12 +1,13 @@
-"""The server process: uvicorn with our log, one worker.
+"""The server process: uvicorn with our log, over one engine.
 
-One process has one engine; a second worker would load the model a second time.
+Several processes, one for each device, are looked after by `api.workers`.
 """
 
 from __future__ import annotations
 
 import logging
 import math
+import socket
 import sys
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -19,6 +20,7 @@ from api.settings import Settings
 from asr.errors import UsageError
 
 if TYPE_CHECKING:
+    from api.forward import Worker
     from api.jobs.service import Jobs
 
 GRACE_S = 5
@@ -40,11 +42,31 @@ class Server(uvicorn.Server):
 
 def run(settings: Settings) -> None:
     """Serves until it is told to stop (SIGINT, SIGTERM); then nothing comes in any more, and what is
-    inside has `drain_s` to end."""
+    inside has `drain_s` to end. With several workers, this process only looks after them."""
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(message)s")
+    if settings.workers == 1:
+        return serve(settings)
+    from api import workers
+
+    workers.run(settings)
+
+
+def serve(
+    settings: Settings,
+    sockets: list[socket.socket] | None = None,
+    worker: Worker | None = None,
+) -> None:
+    """One process with one engine, on sockets that somebody has bound, or its own."""
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(message)s")
     serving = Serving.of(settings)
+    first = worker is None or worker.index == 0
+    app = create_app(settings, serving, _jobs(settings, serving) if first else None)
+    if worker is not None:
+        from api.forward import Forward
+
+        app.add_middleware(Forward, worker=worker, jobs=settings.jobs)
     config = uvicorn.Config(
-        create_app(settings, serving, _jobs(settings, serving)),
+        app,
         host=settings.host,
         port=settings.port,
         access_log=False,  # it writes paths and addresses; ours has neither
@@ -52,7 +74,7 @@ def run(settings: Settings) -> None:
         server_header=False,
         timeout_graceful_shutdown=math.ceil(settings.drain_s) + GRACE_S,
     )
-    Server(config, serving).run()
+    Server(config, serving).run(sockets)
 
 
 def _jobs(settings: Settings, serving: Serving) -> Jobs | None:

@@ -14,6 +14,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import shutil
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -201,9 +203,23 @@ def _discarded(made: Future[Spool]) -> None:
         made.result().close()
 
 
+def _busy(serving: Serving) -> float:
+    if serving.session is None:
+        return 0.0
+    transcriber = serving.session.t
+    return 1 - transcriber.engine.free / transcriber.batch
+
+
 def _watched(serving: Serving) -> Metrics:
     metrics, admission = Metrics(), serving.admission
     metrics.watch("ready", "Whether requests are let in.", lambda: serving.state == "ready")
     metrics.watch("requests_inside", "Requests under way.", lambda: admission.requests)
+    metrics.watch("slots_busy", "Share of the engine's rows in use.", lambda: _busy(serving))
+    metrics.watch(
+        "scratch_free_bytes",
+        "Room where uploads and their samples go.",
+        lambda: shutil.disk_usage(tempfile.gettempdir()).free,
+    )
+    metrics.engine(lambda: serving.session.stats.seconds if serving.session is not None else {})
     metrics.watch("queued_audio_seconds", "Audio not yet decoded.", lambda: admission.seconds)
     return metrics

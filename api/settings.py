@@ -24,7 +24,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
-from api.keys import Keyring
+from api.keys import Rights
 from asr.errors import UsageError
 
 PREFIX = "FORESCRIBE_"
@@ -71,14 +71,16 @@ class Settings(BaseSettings):
     dtype: str = "auto"
     batch_size: int = Field(8, ge=1, le=1024)
     gamma: int | None = Field(None, ge=0, le=64)
+    workers: Count = 1  # processes, one for each device; see api.workers
+    share_device: bool = False  # let several workers have the same one
     local_files_only: bool = False
     text_model: str | None = None  # as for `forescribe generate`; None writes no text
     text_draft: str | None = None  # likewise; `ngram` copies from the text, `none` has no drafts
     diarizer: str = "auto"  # loaded when speakers are first asked for; `none` has no speakers
     aliases: tuple[str, ...] = OPENAI_NAMES  # further names of the model
 
-    # Who may use it: name -> SHA-256 of the key, see `forescribe key`.
-    api_keys: dict[str, str] = Field(default_factory=dict)
+    # Who may use it: name -> SHA-256 of the key, or its rights; see `forescribe key`.
+    api_keys: dict[str, Rights] = Field(default_factory=dict)
 
     # Limits.
     max_upload_bytes: Count = 1 << 30
@@ -114,15 +116,9 @@ class Settings(BaseSettings):
             ipaddress.ip_network(text)
         return texts
 
-    @field_validator("api_keys")
-    @classmethod
-    def _hashes(cls, keys: dict[str, str]) -> dict[str, str]:
-        Keyring(keys)
-        return keys
-
     @model_validator(mode="after")
     def _not_open_by_accident(self) -> Self:
-        if not (self.api_keys or self.open_to_all or _loopback(self.host)):
+        if not (self.api_keys or self.open_to_all or loopback(self.host)):
             raise ValueError(
                 f"host {self.host} lets other machines in, and there are no api_keys: make one "
                 "with `forescribe key NAME`, or set open_to_all"
@@ -193,7 +189,7 @@ def _line(error: Any) -> str:
     return f"{place}: {message}" if place else message
 
 
-def _loopback(host: str) -> bool:
+def loopback(host: str) -> bool:
     if host == "localhost":
         return True
     try:

@@ -35,10 +35,16 @@ from asr.submission import Listener, Submission, Tap
 from asr.transcript import seconds
 from asr.vad import SileroDetector
 from asr.windows import Window
+from speculative.stats import Stats
 from speculative.types import Request, Result
 
 if TYPE_CHECKING:
     from asr.transcriber import Transcriber
+
+
+LOOK_S = 5.0
+"""How old the figures may be that others see. Reading them waits for the device, and gives back what its
+stopwatches hold."""
 
 
 @dataclass(order=True)
@@ -106,7 +112,10 @@ class Session:
         self._news: deque[_News] = deque()
         self._closed = False
         self._numbers = count()
+        self.stats = Stats()
+        """Of all so far, as it was a moment ago: for any thread."""
         # Of the engine's thread alone:
+        self._looked_s = clock()
         self._encoded: list[_Encoded] = []
         self._owners: dict[Job, Submission] = {}
         self._live: set[Submission] = set()
@@ -194,6 +203,8 @@ class Session:
         self._feed()
         for result in self.t.engine.step():
             self._end(result)
+        if self.clock() - self._looked_s >= LOOK_S or self.t.engine.idle:
+            self.stats, self._looked_s = self.t.stats(), self.clock()
 
     def _hear(self) -> None:
         with self._changed:

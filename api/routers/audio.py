@@ -32,7 +32,8 @@ def _described(form: type[TranscriptionForm] | type[TranslationForm]) -> dict[st
     schema["properties"]["file"] = {"type": "string", "format": "binary"}
     schema["required"] = ["file", *schema["required"]]
     body = {"required": True, "content": {"multipart/form-data": {"schema": schema}}}
-    return {"requestBody": body}
+    answers = {kind: {} for kind in ("application/json", "text/plain", "text/event-stream")}
+    return {"requestBody": body, "responses": {"200": {"content": answers}}}
 
 
 @router.post("/transcriptions", openapi_extra=_described(TranscriptionForm))

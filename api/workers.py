@@ -1,0 +1,232 @@
+"""Workers: one service process for each device, behind one address.
+
+    forescribe serve --workers 2            # cuda:0 and cuda:1
+
+A supervisor binds the address, starts the processes with it, and starts one that has died again, later
+each time it dies young. The socket is one for all: what waits to be accepted is lost with no worker.
+Jobs are worker 0's: the others hand such requests to it (`api.forward`). Keys' limits by the minute and
+the queue's bounds are each worker's own. Holds no model and no thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import signal
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from multiprocessing.connection import wait
+from pathlib import Path
+from types import FrameType
+from typing import Any, Protocol
+
+from api.forward import Worker as Seat
+from api.settings import Settings
+from asr.errors import UsageError
+
+log = logging.getLogger("forescribe.api")
+
+LOOK_S = 0.5
+"""How often the supervisor looks whether it is told to stop."""
+
+FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 60.0
+"""Before a worker that has died young is started again: twice as long each time."""
+
+GROWN_S = 60.0
+"""A worker that has lived so long did not die of its start."""
+
+BACKLOG = 2048
+
+
+class Process(Protocol):
+    """Of `multiprocessing`, what is used."""
+
+    @property
+    def sentinel(self) -> int: ...
+
+    @property
+    def exitcode(self) -> int | None: ...
+
+    def start(self) -> None: ...
+
+    def terminate(self) -> None: ...
+
+    def kill(self) -> None: ...
+
+    def join(self, timeout: float | None = None) -> None: ...
+
+
+@dataclass
+class Worker:
+    """A place in the house, and who has it."""
+
+    index: int
+    process: Process | None = None
+    started_s: float = 0.0
+    due_s: float = 0.0  # when it may be started
+    wait_s: float = FIRST_WAIT_S  # before the next start, if it dies young
+
+
+@dataclass
+class Supervisor:
+    """Keeps `count` processes alive until it is told to stop. `make` gives one for an index."""
+
+    make: Callable[[int], Process]
+    count: int
+    grace_s: float
+    clock: Callable[[], float] = time.monotonic
+    stopping: bool = False
+    workers: list[Worker] = field(default_factory=list)
+
+    def run(self) -> None:
+        self.workers = [Worker(index) for index in range(self.count)]
+        try:
+            while not self.stopping:
+                self.look()
+                self.rest()
+        finally:
+            self.end()
+
+    def look(self) -> None:
+        """Buries who has died, starts who is due."""
+        now = self.clock()
+        for worker in self.workers:
+            process = worker.process
+            if process is not None and process.exitcode is not None:
+                process.join()
+                grown = now - worker.started_s >= GROWN_S
+                worker.wait_s = FIRST_WAIT_S if grown else worker.wait_s
+                worker.process, worker.due_s = None, now + worker.wait_s
+                worker.wait_s = min(LONGEST_WAIT_S, 2 * worker.wait_s)
+                log.error(
+                    '{"event": "worker died", "worker": %d, "exit": %d}',
+                    worker.index,
+                    process.exitcode,
+                )
+            if worker.process is None and now >= worker.due_s:
+                worker.process, worker.started_s = self.make(worker.index), now
+                worker.process.start()
+
+    def rest(self) -> None:
+        """Until one dies, or a moment has passed."""
+        wait([w.process.sentinel for w in self.workers if w.process is not None], LOOK_S)
+
+    def stop(self, sig: int, frame: FrameType | None) -> None:
+        """A signal's handler."""
+        self.stopping = True
+
+    def end(self) -> None:
+        """All are told to drain, and waited for; who does not end in time is ended."""
+        alive = [worker.process for worker in self.workers if worker.process is not None]
+        for process in alive:
+            process.terminate()
+        end_s = self.clock() + self.grace_s
+        for process in alive:
+            process.join(max(0.0, end_s - self.clock()))
+            if process.exitcode is None:
+                process.kill()
+                process.join()
+
+
+def run(settings: Settings) -> None:
+    """Serves with `settings.workers` processes until SIGINT or SIGTERM. Raises UsageError where there
+    are not so many devices, or the address cannot be had."""
+    places = devices(settings)
+    with tempfile.TemporaryDirectory(prefix="forescribe-") as folder, bound(settings) as shared:
+        context = multiprocessing.get_context("spawn")
+
+        def make(index: int) -> Process:
+            own = settings.model_copy(update={"device": places[index], "workers": 1})
+            given = (Seat(index, settings.workers, folder), own.model_dump(), shared)
+            return context.Process(target=work, args=given, name=f"worker-{index}")
+
+        from api.server import GRACE_S
+
+        supervisor = Supervisor(make, settings.workers, settings.drain_s + 2 * GRACE_S)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, supervisor.stop)
+        port = shared.getsockname()[1]
+        log.info('{"event": "workers", "count": %d, "port": %d}', settings.workers, port)
+        supervisor.run()
+
+
+def devices(settings: Settings, count: Callable[[str], int] | None = None) -> list[str]:
+    """A device for each worker. Raises UsageError where there are too few."""
+    wanted, workers = settings.device.lower(), settings.workers
+    if settings.share_device:
+        return [settings.device] * workers
+    kind = _kind(wanted) if wanted == "auto" else wanted
+    if ":" in kind:
+        raise UsageError(f"device {kind} is one: give its kind alone for {workers} workers")
+    if kind not in ("cuda", "hpu"):
+        raise UsageError(
+            f"{workers} workers on {kind} would share it, each with a model of its own: take one, or "
+            "set share_device"
+        )
+    there = (count or _count)(kind)
+    if there < workers:
+        raise UsageError(f"{workers} workers, but {there} devices of kind {kind}")
+    # Gaudi's runtime gives each process the next card that is free, by itself.
+    return [kind if kind == "hpu" else f"{kind}:{index}" for index in range(workers)]
+
+
+def bound(settings: Settings) -> socket.socket:
+    """The listening socket. Raises UsageError."""
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    made = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind((settings.host, settings.port))
+        made.listen(BACKLOG)
+    except OSError as error:
+        made.close()
+        place = f"{settings.host}:{settings.port}"
+        raise UsageError(f"cannot listen on {place}: {error.strerror}") from error
+    return made
+
+
+def work(seat: Seat, given: dict[str, Any], shared: socket.socket) -> None:
+    """A worker's process."""
+    from api.server import serve
+
+    threading.Thread(target=_follow_parent, daemon=True).start()
+    serve(Settings(**given), [shared, _private(seat)], seat)
+
+
+def _private(seat: Seat) -> socket.socket:
+    path = seat.path(seat.index)
+    Path(path).unlink(missing_ok=True)  # of the one before, who has died
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    made.bind(path)
+    made.listen(BACKLOG)
+    return made
+
+
+def _follow_parent() -> None:
+    """A supervisor that was killed leaves nobody behind."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    wait([parent.sentinel])
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _kind(name: str) -> str:
+    from speculative.device import choose
+
+    return choose(name).kind
+
+
+def _count(kind: str) -> int:
+    import torch
+
+    from speculative.device import available
+
+    if not available(kind):
+        return 0
+    module = torch.cuda if kind == "cuda" else torch.hpu  # type: ignore[attr-defined]
+    return int(module.device_count())

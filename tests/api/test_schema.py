@@ -1,0 +1,97 @@
+"""The description against the service: whatever fits it, or just does not, is answered as it says.
+
+A short form of what schemathesis can do; FORESCRIBE_TEST_SCHEMA_EXAMPLES makes it longer.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from schemathesis.checks import not_a_server_error
+from schemathesis.python import asgi
+from schemathesis.schemas import BaseSchema
+from schemathesis.specs.openapi.checks import (
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from api.app import create_app
+from api.described import METHODS, statuses
+from api.errors import STATUS
+from api.serving import Serving
+from api.settings import Settings
+from tests.api.conftest import Halves, until
+
+EXAMPLES = int(os.environ.get("FORESCRIBE_TEST_SCHEMA_EXAMPLES", "3"))
+CHECKS = [not_a_server_error, status_code_conformance, response_schema_conformance]
+ROUTES = [
+    ("POST", "/v1/audio/transcriptions"),
+    ("POST", "/v1/audio/translations"),
+    ("POST", "/predict"),
+    ("POST", "/v1/completions"),
+    ("POST", "/v1/chat/completions"),
+    ("GET", "/v1/models"),
+    ("GET", "/v1/models/{name}"),
+    ("GET", "/ready"),
+    ("GET", "/metrics"),
+]
+
+
+@pytest.fixture(scope="module")
+def described():
+    return create_app(Settings(jobs=False)).openapi()
+
+
+def test_every_status_that_an_error_may_have_is_described(described) -> None:
+    told = {
+        int(status)
+        for path in described["paths"].values()
+        for method, operation in path.items()
+        if method in METHODS
+        for status in operation["responses"]
+    }
+    job_only = {409, 412, 422, 423}
+    assert set(STATUS.values()) - job_only <= told
+    assert job_only <= set(statuses("post", ["jobs"]))
+
+
+def test_no_description_tells_of_the_frameworks_own_errors(described) -> None:
+    text = json.dumps(described["paths"])
+    assert "HTTPValidationError" not in text and '"422"' not in text
+
+
+@pytest.fixture(scope="module")
+def running(transcriber, decoders) -> Iterator[tuple[BaseSchema, asgi.ASGIClient]]:
+    """A service, and who speaks to it."""
+    settings = Settings(model="random", diarizer="none", jobs=False, drain_s=0)
+    app = create_app(settings, Serving(settings, lambda: transcriber, Halves, decoders))
+    schema = schemathesis.openapi.from_dict(app.openapi())
+    with asgi.get_client(app) as client:
+        until(lambda: app.state.serving.state == "ready")
+        yield schema, client
+
+
+@pytest.mark.parametrize(("method", "path"), ROUTES, ids=str)
+def test_no_request_meets_a_fault(running, method, path) -> None:
+    """Statuses and bodies are those of the description, and none is a fault of the server's."""
+    schema, client = running
+
+    @settings(
+        max_examples=EXAMPLES,
+        deadline=None,
+        database=None,
+        derandomize=True,
+        phases=[Phase.explicit, Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(case=schema[path][method].as_strategy())
+    def look(case) -> None:
+        response = case.call(base_url=f"http://{asgi.HOST}", session=client)
+        case.validate_response(response, checks=CHECKS)
+
+    look()
