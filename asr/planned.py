@@ -248,9 +248,8 @@ def _frozen_words(words: list[tuple[Word, ...]] | None) -> tuple[tuple[Word, ...
 
 # -- records in and out of JSON -------------------------------------------------------------------
 
-_OF_RESULT = {
-    "tokens": tuple,
-    "sources": lambda values: tuple(map(Source, values)),
+_OF_RESULT: Mapping[str, Callable[[Any], Any]] = {
+    "sources": lambda values: tuple(Source(value) for value in values),
     "finish": Finish,
     "guarantee": Guarantee,
 }
@@ -298,4 +297,4 @@ def _words_from_lists(lists: Any) -> tuple[tuple[Word, ...], ...] | None:
 
 def _frozen(value: Any) -> Any:
     """JSON's lists as the tuples that they were."""
-    return tuple(map(_frozen, value)) if isinstance(value, list) else value
+    return tuple(_frozen(item) for item in value) if isinstance(value, list) else value

@@ -66,7 +66,9 @@ class Server:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
-        self.http = httpx.Client(base_url=self.url, timeout=60, trust_env=False)
+        # A connection that is kept may be one that the server is just closing.
+        alone = httpx.Limits(max_keepalive_connections=0)
+        self.http = httpx.Client(base_url=self.url, timeout=60, trust_env=False, limits=alone)
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self, *options: str, env: Mapping[str, str] | None = None) -> None:

@@ -80,14 +80,14 @@ class Keeper:
                 self._beats[executor] = beat, now
         if suspended:
             return None
-        living = {
+        living: dict[str | None, frozenset[str]] = {
             executor: work
             for executor, (_, work) in workers.items()
             if now - self._beats[executor][1] < PATIENCE_S
         }
         for executor in workers.keys() - living.keys():
             self.store.bury(executor)
-        return dict(living)
+        return living
 
     def _watch(self, work: Pending, lost: bool) -> None:
         if not lost:

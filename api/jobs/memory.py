@@ -116,7 +116,7 @@ class InMemory:
             self._plays[work.kind](call, *work.args)
         except Stopping:
             return
-        except _Cancelled:
+        except (_Cancelled, Exception):  # what a play cannot go on from has ended it
             pass
         finally:
             with self._lock:

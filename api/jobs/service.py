@@ -74,6 +74,7 @@ class Jobs:
         webhooks: Webhooks | None = None,
         uploads: Uploads | None = None,
         lock: BinaryIO | None = None,
+        steps: type[Steps] = Steps,
     ) -> None:
         self.settings, self.serving = settings, serving
         self.store, self.engine = store, engine
@@ -82,7 +83,7 @@ class Jobs:
         self.uploads = uploads or Uploads(
             settings.data_folder / "uploads", settings.max_upload_bytes, store.clock
         )
-        self.steps = Steps(settings, serving, store, engine, self.webhooks, self.metrics)
+        self.steps = steps(settings, serving, store, engine, self.webhooks, self.metrics)
         self.keeper = Keeper(store, engine, self.steps, self.metrics, alone=alone)
         self.claims: set[tuple[str, str]] = set()  # keys whose upload is still coming in
         self._lock = lock

@@ -98,7 +98,7 @@ TRIES = 100
 def database(url: str) -> sa.Engine:
     """The engine of a database that has its tables. Raises UsageError where it cannot be opened."""
     try:
-        engine = sa.create_engine(url, pool_pre_ping=True)
+        engine = sa.create_engine(_with_driver(url), pool_pre_ping=True)
         if engine.dialect.name == "sqlite":
             event.listen(engine, "connect", _local)
         meta.create_all(engine)
@@ -106,6 +106,12 @@ def database(url: str) -> sa.Engine:
     except (sa.exc.SQLAlchemyError, ImportError, OSError) as error:
         cause = getattr(error, "orig", None) or error
         raise UsageError(f"the jobs' database cannot be opened: {cause}") from error
+
+
+def _with_driver(url: str) -> str:
+    """PostgreSQL by the driver that is here; SQLAlchemy would take another."""
+    scheme, _, rest = url.partition("://")
+    return f"postgresql+psycopg://{rest}" if scheme in ("postgres", "postgresql") else url
 
 
 def _local(connection: Any, record: object) -> None:

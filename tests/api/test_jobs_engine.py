@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import Counter
+from uuid import uuid4
 
 import pytest
 
@@ -22,7 +23,7 @@ class Bench:
 
     def __init__(self, folder, kind: str) -> None:
         self.kind = kind
-        self.store = Store.at(folder, URL if kind == "postgresql" else None)
+        self.store = Store.at(folder, _fresh() if kind == "postgresql" else None)
         self.go, self.stopping = threading.Event(), threading.Event()
         self.done: Counter[tuple] = Counter()
         self.engine = self._engine()
@@ -65,6 +66,17 @@ class Bench:
         self.stopping.set()
         until(lambda: not self.engine.running())
         self.engine.stop()
+
+
+def _fresh() -> str:
+    """A database of its own: what another test left would be work."""
+    import psycopg
+
+    assert URL is not None
+    server, name = URL.rsplit("/", 1)[0], f"forescribe_{uuid4().hex[:12]}"
+    with psycopg.connect(URL, autocommit=True) as connection:
+        connection.execute(f'create database "{name}"')
+    return f"{server}/{name}"
 
 
 def _play(call, job: str, run: int) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -120,7 +119,8 @@ def test_a_disturbed_recording_says_what_an_undisturbed_one_says(
         kept = [
             Group.from_dict(json.loads(json.dumps(whole.groups[k].to_dict()))) for k in range(count)
         ]
-        assert [replace(whole.groups[k], segments=()) for k in range(count)] == kept
+        for group in kept:  # all that is told, but for what a reader saw at once
+            assert group.to_dict() == {**whole.groups[group.k].to_dict(), "segments": []}
         rest = run(session, path, options, plan, kept)
         assert sorted(rest.groups) == list(range(count, len(plan.groups)))
         assert text(rest.outcome) == text(whole.outcome)
