@@ -230,6 +230,7 @@ async def _accepted(
             if before is not None:
                 return before
         total_s = await _length_s(serving, draft)
+        serving.admission.charge(caller, total_s)
         hook = None
         if form.webhook_url is not None:
             hook = Hook(form.webhook_url, form.webhook_secret)
