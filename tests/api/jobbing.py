@@ -18,6 +18,7 @@ from api.jobs.store import Store
 from api.jobs.webhooks import Webhooks
 from api.serving import Serving
 from api.settings import Settings
+from asr.apart import Decoders
 from asr.transcriber import Transcriber
 from tests.api.conftest import Halves, until
 
@@ -28,6 +29,7 @@ FORM = {"language": "de", "temperature": "0.5"}
 def application(
     folder: Path,
     transcriber: Transcriber,
+    decoders: Decoders,
     engine: Callable[[Store], JobEngine] = lambda store: InMemory(),
     webhooks: Webhooks | None = None,
     **given: Any,
@@ -35,7 +37,7 @@ def application(
     """Not started."""
     chosen = {"model": "random", "drain_s": 0.0, "min_free_bytes": 0, "data_dir": folder, **given}
     settings = Settings(**chosen)
-    serving = Serving(settings, lambda: transcriber, Halves)
+    serving = Serving(settings, lambda: transcriber, Halves, decoders)
     store = Store.at(made(folder))
     jobs = Jobs(settings, serving, store, engine(store), webhooks=webhooks)
     return TestClient(create_app(settings, serving, jobs), raise_server_exceptions=False)

@@ -14,8 +14,8 @@ from tests.api.jobbing import FORM, JOBS, application, ended, events, files, rea
 
 
 @pytest.fixture
-def client(tmp_path, transcriber):
-    with application(tmp_path, transcriber) as client:
+def client(tmp_path, transcriber, decoders):
+    with application(tmp_path, transcriber, decoders) as client:
         yield ready(client)
 
 
@@ -183,10 +183,10 @@ def test_a_list_goes_on_where_it_ended(client) -> None:
         ended(client, job)
 
 
-def test_a_job_is_its_own_keys(tmp_path, transcriber) -> None:
+def test_a_job_is_its_own_keys(tmp_path, transcriber, decoders) -> None:
     keys = {name: new_key() for name in ("one", "two")}
     hashes = {name: digest(key) for name, key in keys.items()}
-    with application(tmp_path, transcriber, api_keys=hashes) as client:
+    with application(tmp_path, transcriber, decoders, api_keys=hashes) as client:
         ready(client)
 
         def as_(name: str) -> dict[str, str]:
@@ -227,13 +227,13 @@ def test_a_cancelled_job_frees_its_rows_and_writes_no_more(client, held, transcr
     assert again.status_code == 202 and ended(client, job)["state"] == "succeeded"
 
 
-def test_a_queued_job_can_be_cancelled(tmp_path, transcriber, held) -> None:
+def test_a_queued_job_can_be_cancelled(tmp_path, transcriber, decoders, held) -> None:
     from api.jobs.memory import InMemory
 
     def one(store):
         return InMemory(concurrency=1)
 
-    with application(tmp_path, transcriber, one) as client:
+    with application(tmp_path, transcriber, decoders, one) as client:
         ready(client)
         first, second = (submit(client, sound(2, seed)).json()["id"] for seed in (1, 2))
         assert client.post(f"{JOBS}/{second}/cancel").json()["state"] == "cancelled"
@@ -354,15 +354,17 @@ def test_retention_forgets_audio_first_and_results_later(client, tmp_path) -> No
     assert not list((tmp_path / "blobs").glob("??/*"))
 
 
-def test_a_full_queue_and_a_full_disk_are_told_before_the_body(tmp_path, transcriber, held) -> None:
-    with application(tmp_path, transcriber, max_queued_jobs_s=3) as client:
+def test_a_full_queue_and_a_full_disk_are_told_before_the_body(
+    tmp_path, transcriber, decoders, held
+) -> None:
+    with application(tmp_path, transcriber, decoders, max_queued_jobs_s=3) as client:
         ready(client)
         job = submit(client, sound(4)).json()["id"]
         refused = submit(client, sound(1))
         assert refused.status_code == 503 and int(refused.headers["retry-after"]) >= 1
         held.set()
         ended(client, job)
-    with application(tmp_path / "full", transcriber, min_free_bytes=1 << 60) as client:
+    with application(tmp_path / "full", transcriber, decoders, min_free_bytes=1 << 60) as client:
         ready(client)
         refused = submit(client, sound(1))
         assert (refused.status_code, refused.json()["error"]["code"]) == (507, "storage_full")

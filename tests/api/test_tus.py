@@ -22,9 +22,9 @@ PLACE = "/v1/uploads"
 
 
 @pytest.fixture(scope="module")
-def client(tmp_path_factory, transcriber):
+def client(tmp_path_factory, transcriber, decoders):
     with application(
-        tmp_path_factory.mktemp("jobs"), transcriber, max_upload_bytes=1 << 20
+        tmp_path_factory.mktemp("jobs"), transcriber, decoders, max_upload_bytes=1 << 20
     ) as made:
         yield ready(made)
 
@@ -116,10 +116,12 @@ def test_what_it_can_do_is_told(client) -> None:
     assert answer.headers["tus-max-size"] == str(1 << 20)
 
 
-def test_a_key_is_looked_at_on_every_verb_before_a_byte_is_kept(tmp_path, transcriber) -> None:
+def test_a_key_is_looked_at_on_every_verb_before_a_byte_is_kept(
+    tmp_path, transcriber, decoders
+) -> None:
     keys = {name: new_key() for name in ("one", "two")}
     hashes = {name: digest(key) for name, key in keys.items()}
-    with application(tmp_path, transcriber, api_keys=hashes) as client:
+    with application(tmp_path, transcriber, decoders, api_keys=hashes) as client:
         as_ = {name: {"Authorization": f"Bearer {key}"} for name, key in keys.items()}
         place = create(client, 4, **as_["one"]).headers["location"]
         for headers, status in ((as_["two"], 404), ({}, 401)):

@@ -212,11 +212,11 @@ def test_the_environment_names_no_proxy(monkeypatch) -> None:
         assert not proxy.seen
 
 
-def test_a_job_tells_of_its_end_until_it_is_known(tmp_path, transcriber) -> None:
+def test_a_job_tells_of_its_end_until_it_is_known(tmp_path, transcriber, decoders) -> None:
     hooks = Webhooks(allowed=HOME, schedule_s=(0, 0.05, 0.05), timeout_s=5)
     with (
         Receiver(500, 200) as receiver,
-        application(tmp_path, transcriber, webhooks=hooks) as client,
+        application(tmp_path, transcriber, decoders, webhooks=hooks) as client,
     ):
         ready(client)
         fields = {"webhook_url": receiver.url, "webhook_secret": SECRET}
@@ -230,11 +230,11 @@ def test_a_job_tells_of_its_end_until_it_is_known(tmp_path, transcriber) -> None
         assert {text for _, text in receiver.seen} == {receiver.seen[0][1]}
 
 
-def test_a_receiver_that_is_gone_is_not_called_again(tmp_path, transcriber) -> None:
+def test_a_receiver_that_is_gone_is_not_called_again(tmp_path, transcriber, decoders) -> None:
     hooks = Webhooks(allowed=HOME, schedule_s=(0, 0.05, 0.05), timeout_s=5)
     with (
         Receiver(410) as receiver,
-        application(tmp_path, transcriber, webhooks=hooks) as client,
+        application(tmp_path, transcriber, decoders, webhooks=hooks) as client,
     ):
         ready(client)
         fields = {"webhook_url": receiver.url, "webhook_secret": SECRET}

@@ -1,0 +1,14 @@
+"""The most important faults in short: real processes, SIGKILL. All of them: `python -m benchmarks.faults`."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks import faults
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["F1", "F4", "F9", "F11", "F14"])
+def test_jobs_survive(name) -> None:
+    row = faults.run(name, long=False, seed=0)
+    assert row.held == "yes", row.what
