@@ -83,8 +83,7 @@ class Admission:
         """Counts audio that a key has sent, decoded. Raises `rate_limited` where that is more than it
         may now, `audio_too_long` where it never may."""
         with self._lock:
-            if caller in self._meters:
-                self._count(self._meters[caller].audio, seconds, "seconds of audio")
+            self._charge(caller, seconds)
 
     def paced(self, audio_s: float, wall_s: float) -> None:
         """A recording has left: audio of so many seconds, beside others, in so much time."""
@@ -92,6 +91,10 @@ class Admission:
             with self._lock:
                 inside = max(1, self.requests)
                 self._pace += 0.2 * (inside * audio_s / wall_s - self._pace)
+
+    def _charge(self, caller: str, seconds: float) -> None:
+        if caller in self._meters:
+            self._count(self._meters[caller].audio, seconds, "seconds of audio")
 
     def _most(self, caller: str) -> int:
         rights = self.settings.api_keys.get(caller)
@@ -131,11 +134,11 @@ class Place:
         """Counts its audio. Raises `overloaded` where that is too much beside the others', and what
         `charge` raises."""
         house = self.admission
-        house.charge(self._caller, seconds)
         with house._lock:
             most = house.settings.max_queued_audio_s
             if house._seconds and house._seconds + seconds > most:
                 raise house._full()
+            house._charge(self._caller, seconds)
             house._seconds += seconds
             self._seconds += seconds
 

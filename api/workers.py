@@ -15,6 +15,7 @@ import multiprocessing
 import os
 import signal
 import socket
+import sys
 import tempfile
 import threading
 import time
@@ -27,7 +28,7 @@ from typing import Any, Protocol
 
 from api.forward import Worker as Seat
 from api.settings import Settings
-from asr.errors import UsageError
+from asr.errors import ForescribeError, UsageError
 
 log = logging.getLogger("forescribe.api")
 
@@ -41,6 +42,10 @@ GROWN_S = 60.0
 """A worker that has lived so long did not die of its start."""
 
 BACKLOG = 2048
+
+HOPELESS = 2
+"""A worker's exit status where it would fail again however often it is started: what it was told makes no
+sense, or its jobs cannot be kept."""
 
 
 class Process(Protocol):
@@ -81,12 +86,13 @@ class Supervisor:
     grace_s: float
     clock: Callable[[], float] = time.monotonic
     stopping: bool = False
+    hopeless: bool = False  # one has said that it never will start
     workers: list[Worker] = field(default_factory=list)
 
     def run(self) -> None:
         self.workers = [Worker(index) for index in range(self.count)]
         try:
-            while not self.stopping:
+            while not (self.stopping or self.hopeless):
                 self.look()
                 self.rest()
         finally:
@@ -99,6 +105,7 @@ class Supervisor:
             process = worker.process
             if process is not None and process.exitcode is not None:
                 process.join()
+                self.hopeless = self.hopeless or process.exitcode == HOPELESS
                 grown = now - worker.started_s >= GROWN_S
                 worker.wait_s = FIRST_WAIT_S if grown else worker.wait_s
                 worker.process, worker.due_s = None, now + worker.wait_s
@@ -108,7 +115,7 @@ class Supervisor:
                     worker.index,
                     process.exitcode,
                 )
-            if worker.process is None and now >= worker.due_s:
+            if worker.process is None and now >= worker.due_s and not self.hopeless:
                 worker.process, worker.started_s = self.make(worker.index), now
                 worker.process.start()
 
@@ -153,6 +160,8 @@ def run(settings: Settings) -> None:
         port = shared.getsockname()[1]
         log.info('{"event": "workers", "count": %d, "port": %d}', settings.workers, port)
         supervisor.run()
+        if supervisor.hopeless:
+            raise UsageError("a worker cannot start; why is said above")
 
 
 def devices(settings: Settings, count: Callable[[str], int] | None = None) -> list[str]:
@@ -195,7 +204,11 @@ def work(seat: Seat, given: dict[str, Any], shared: socket.socket) -> None:
     from api.server import serve
 
     threading.Thread(target=_follow_parent, daemon=True).start()
-    serve(Settings(**given), [shared, _private(seat)], seat)
+    try:
+        serve(Settings(**given), [shared, _private(seat)], seat)
+    except ForescribeError as error:
+        sys.stderr.write(f"worker {seat.index}: {error.message}\n")
+        sys.exit(HOPELESS)
 
 
 def _private(seat: Seat) -> socket.socket:

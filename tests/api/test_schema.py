@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import json
 import os
+import socket
+import threading
 from collections.abc import Iterator
 
 import pytest
 import schemathesis
+import uvicorn
 from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis.checks import not_a_server_error
-from schemathesis.python import asgi
 from schemathesis.schemas import BaseSchema
 from schemathesis.specs.openapi.checks import (
     response_schema_conformance,
@@ -66,20 +68,28 @@ def test_no_description_tells_of_the_frameworks_own_errors(described) -> None:
 
 
 @pytest.fixture(scope="module")
-def running(transcriber, decoders) -> Iterator[tuple[BaseSchema, asgi.ASGIClient]]:
-    """A service, and who speaks to it."""
-    settings = Settings(model="random", diarizer="none", jobs=False, drain_s=0)
-    app = create_app(settings, Serving(settings, lambda: transcriber, Halves, decoders))
-    schema = schemathesis.openapi.from_dict(app.openapi())
-    with asgi.get_client(app) as client:
+def running(transcriber, decoders) -> Iterator[tuple[BaseSchema, str]]:
+    """A service on this machine's network, and its address. Not in memory: schemathesis would end it
+    with each test."""
+    given = Settings(model="random", diarizer="none", jobs=False, drain_s=0)
+    app = create_app(given, Serving(given, lambda: transcriber, Halves, decoders))
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="on"))
+        thread = threading.Thread(target=server.run, args=([listening],))
+        thread.start()
         until(lambda: app.state.serving.state == "ready")
-        yield schema, client
+        schema = schemathesis.openapi.from_dict(app.openapi())
+        yield schema, f"http://127.0.0.1:{listening.getsockname()[1]}"
+        server.should_exit = True
+        thread.join(30)
+    assert not thread.is_alive()
 
 
 @pytest.mark.parametrize(("method", "path"), ROUTES, ids=str)
 def test_no_request_meets_a_fault(running, method, path) -> None:
     """Statuses and bodies are those of the description, and none is a fault of the server's."""
-    schema, client = running
+    schema, address = running
 
     @settings(
         max_examples=EXAMPLES,
@@ -91,7 +101,7 @@ def test_no_request_meets_a_fault(running, method, path) -> None:
     )
     @given(case=schema[path][method].as_strategy())
     def look(case) -> None:
-        response = case.call(base_url=f"http://{asgi.HOST}", session=client)
+        response = case.call(base_url=address)
         case.validate_response(response, checks=CHECKS)
 
     look()

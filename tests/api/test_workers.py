@@ -12,7 +12,15 @@ import pytest
 
 from api.forward import Worker
 from api.settings import Settings
-from api.workers import FIRST_WAIT_S, GROWN_S, LONGEST_WAIT_S, Supervisor, bound, devices
+from api.workers import (
+    FIRST_WAIT_S,
+    GROWN_S,
+    HOPELESS,
+    LONGEST_WAIT_S,
+    Supervisor,
+    bound,
+    devices,
+)
 from api.workers import Worker as Place
 from asr.errors import UsageError
 from tests.api import seats
@@ -91,6 +99,16 @@ def test_who_has_lived_long_is_started_at_once_again(house) -> None:
         supervisor.look()
         assert supervisor.workers[1].process is made[-1]
     assert len(made) == 5
+
+
+def test_who_never_will_start_ends_the_house(house) -> None:
+    supervisor, made, clock = house
+    supervisor.look()
+    made[0].exitcode = HOPELESS
+    supervisor.look()
+    clock.now += 2 * LONGEST_WAIT_S
+    supervisor.look()
+    assert supervisor.hopeless and len(made) == 2
 
 
 def test_at_the_end_all_are_told_and_who_does_not_listen_is_ended(house) -> None:
