@@ -238,7 +238,8 @@ def load(
 
 
 def _sent(http: httpx.Client, clip: Clip, fields: dict[str, str]) -> Answer:
-    refusals, start = [], time.perf_counter()
+    refusals: list[int] = []
+    start = time.perf_counter()
     while True:
         files = {"file": (f"{clip.name}.flac", clip.data)}
         answer = http.post("/v1/audio/transcriptions", files=files, data=fields)

@@ -32,7 +32,9 @@ def _described(form: type[TranscriptionForm] | type[TranslationForm]) -> dict[st
     schema["properties"]["file"] = {"type": "string", "format": "binary"}
     schema["required"] = ["file", *schema["required"]]
     body = {"required": True, "content": {"multipart/form-data": {"schema": schema}}}
-    answers = {kind: {} for kind in ("application/json", "text/plain", "text/event-stream")}
+    answers: dict[str, dict[str, str]] = {
+        kind: {} for kind in ("application/json", "text/plain", "text/event-stream")
+    }
     return {"requestBody": body, "responses": {"200": {"content": answers}}}
 
 
