@@ -152,7 +152,7 @@ class Decoders:
             with theirs:
                 self._process = subprocess.Popen(
                     [sys.executable, "-c", program],
-                    stdin=theirs,
+                    stdin=theirs.fileno(),
                     stdout=subprocess.DEVNULL,
                     env={**os.environ, **one},
                     start_new_session=True,  # an interrupt at the terminal is for the service
