@@ -19,6 +19,7 @@ let store = null;
 let jobs = [];
 let sending = []; // recordings on their way up, as jobs
 let open = null;
+let ready = null; // a promise: the model is loaded
 
 const act = {
   async cancel(job) {
@@ -60,13 +61,13 @@ async function begin() {
     const models = await (await ask("/v1/models")).json();
     const model = models.data[0]?.id || "";
     element("server").textContent = model;
+    ready = waitUntilReady();
     store = await chosen(model);
     settings.limit(store.remembered);
     jobs = await store.list();
     watch();
     show();
     route();
-    waitUntilReady();
   } catch (error) {
     fail(error);
   }
@@ -146,6 +147,8 @@ async function take(files) {
 // One after the other: the first is being transcribed while the next is on its way.
 async function send(one, options, first) {
   try {
+    const aborted = new Promise((resolve) => one.stop.signal.addEventListener("abort", resolve));
+    await Promise.race([ready, aborted]); // what comes too early waits here, not in an error
     if (one.stop.signal.aborted) return;
     const onprogress = (share) => {
       one.sent = share;

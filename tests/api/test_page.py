@@ -164,7 +164,7 @@ def test_a_recording_is_sent_watched_read_and_heard(browser, tone) -> None:
         for _, text in conversation(5):
             assert text in told
         page.locator(".w", has_text="ridge").first.click()
-        page.wait_for_function("document.querySelector('.w.now')")
+        page.locator(".w.now").first.wait_for()
         clicked = next(
             w.start for s in fake.told.segments for w in s.words or () if "ridge" in w.text
         )
@@ -213,7 +213,7 @@ def test_a_server_without_jobs_is_told_and_the_tab_does_the_work(browser, tone) 
         words = sum(len(s.words or ()) for s in fake.told.segments)
         assert page.locator(".w[data-n]").count() == words
         page.locator(".w", has_text="ridge").first.click()
-        page.wait_for_function("document.querySelector('.w.now')")
+        page.locator(".w.now").first.wait_for()
 
 
 def test_a_key_is_asked_for_kept_in_the_tab_and_sent_with_everything(browser, tone) -> None:
@@ -230,9 +230,9 @@ def test_a_key_is_asked_for_kept_in_the_tab_and_sent_with_everything(browser, to
         page.locator("#list a").click()
         page.locator(".viewer").wait_for()
         # The player cannot send a key: the recording is fetched with it.
-        page.wait_for_function("document.querySelector('.play').disabled === false")
+        page.locator(".play:enabled").wait_for()
         page.locator(".transcript .w").first.click()
-        page.wait_for_function("document.querySelector('.w.now')")
+        page.locator(".w.now").first.wait_for()
         assert page.evaluate("JSON.stringify(localStorage)").find("fs-secret") == -1
         assert page.evaluate("Object.values(sessionStorage)") == ["fs-secret"]
         assert "fs-secret" not in page.url
@@ -367,14 +367,14 @@ def test_all_of_it_works_from_the_keyboard(browser, tone) -> None:
         page.locator("#list a").focus()
         page.keyboard.press("Enter")
         page.locator(".viewer").wait_for()
-        page.wait_for_function("document.querySelector('.play').disabled === false")
+        page.locator(".play:enabled").wait_for()
         text = page.locator(".transcript")
         text.focus()
         for _ in range(3):
             page.keyboard.press("ArrowRight")
         assert page.evaluate("document.activeElement.textContent") == "thanks"
         page.keyboard.press("Enter")
-        page.wait_for_function("document.querySelector('.w.now')?.textContent === 'thanks'")
+        page.locator(".w.now", has_text="thanks").wait_for()
         page.keyboard.press(" ")
         page.get_by_role("button", name="Play", exact=True).wait_for()
         reached = set()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from asr import report, writers
+from asr import cli, report, writers
 from asr.batch import Ended
 from asr.errors import AudioError, OutputError, UsageError
 from asr.manifest import Record
@@ -21,6 +23,7 @@ from asr.transcript import Coverage, Segment, Span, Transcript, Word
 from asr.writing import stats
 from speculative.types import Source
 from tests import browser as browsing
+from tests.asr import folders
 
 browser = browsing.browser
 
@@ -163,6 +166,33 @@ def test_what_an_earlier_run_has_done_is_shown_from_its_json(tmp_path) -> None:
     assert '"speaker": "A"' in (tmp_path / "r.html").read_text(encoding="utf-8")
 
 
+def test_the_command_writes_them_and_shows_what_is_done_already(
+    tmp_path, monkeypatch, capfd
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = [wav(Path(name), 2).name for name in ("a.wav", "b.wav")]
+    folder = folders.write(tmp_path / "target", max_target_positions=40)
+    given = [*names, "--model", str(folder), "--draft", "none", "--device", "cpu", "--no-vad"]
+
+    def forescribe(*arguments: str) -> int:
+        monkeypatch.setattr(sys, "argv", ["forescribe", *given, "-o", "out", *arguments])
+        try:
+            cli.main()
+        except SystemExit as left:
+            return int(left.code or 0)
+        return 0
+
+    assert forescribe("--report", "r.html") == 2 and "name a folder" in capfd.readouterr().err
+    for _ in ("decoded", "skipped"):
+        assert forescribe("--report", "pages") == 0
+        made = {path.name: path.read_text(encoding="utf-8") for path in Path("pages").iterdir()}
+        assert set(made) == {"a.html", "b.html", "index.html"}
+        assert all('"written": {"accepted": ' in made[f"{name}.html"] for name in "ab")
+        assert json.loads(Path("out/a.json").read_text())["segments"][0]["words"]
+        shutil.rmtree("pages")
+    assert "already done" in capfd.readouterr().err
+
+
 # -- in a browser -------------------------------------------------------------------------------------
 
 
@@ -181,7 +211,7 @@ def test_it_is_read_heard_and_looked_into(shown) -> None:
     assert "Good morning <b>all" in shown.locator(".transcript").inner_text()
     assert shown.locator(".facts").inner_text().split("\n")[:2] == ["Length", "8.0 s"]
     shown.locator(".w", has_text="morning").click()
-    shown.wait_for_function("document.querySelector('.w.now')")
+    shown.locator(".w.now").first.wait_for()
     shown.locator(".views").get_by_text("Who wrote it").click()
     figures = shown.get_by_role("region", name="Who wrote it").inner_text()
     assert "66.7 % of 12 drafted tokens accepted" in figures and "4 of 4" in figures
