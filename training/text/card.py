@@ -21,7 +21,7 @@ from training.text.train import GROW_AT
 
 TEMPLATE = Path(__file__).parent / "card.md"
 AIM = 0.8
-SHOWN = (1, 2, 4, 6, 8)
+SHOWN = (1, 2, 4, 8)
 KINDS = {
     "definition": "definitions",
     "example": "examples",
