@@ -51,7 +51,9 @@ class Forward:
         self.index, self.count = worker.index, worker.count
         self._clients = {
             i: httpx.AsyncClient(
-                transport=httpx.AsyncHTTPTransport(uds=worker.path(i)),
+                transport=httpx.AsyncHTTPTransport(
+                    uds=worker.path(i), limits=httpx.Limits(max_connections=None)
+                ),
                 timeout=None,
                 trust_env=False,
             )
