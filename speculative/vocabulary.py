@@ -119,9 +119,16 @@ class Vocabulary:
         return str(text).replace(_SPACE, " ").encode()
 
     def difference(self, other: Vocabulary) -> str | None:
-        """The first token that both do not have under one id, in words; None where they are equal."""
+        """The first token that both do not have under one id, in words; None where they are equal.
+
+        Tokens that were added to a vocabulary (a chat's, a tool's) may be missing on one side or have
+        another name: they are few, and a draft that takes one for another is wrong there alone.
+        """
+        added = self.tokenizer.get_added_vocab().keys() | other.tokenizer.get_added_vocab().keys()
         wrong = [
-            t for t in self.ids.keys() | other.ids.keys() if self.ids.get(t) != other.ids.get(t)
+            token
+            for token in (self.ids.keys() | other.ids.keys()) - added
+            if self.ids.get(token) != other.ids.get(token)
         ]
         if not wrong:
             return None

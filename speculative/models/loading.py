@@ -103,7 +103,9 @@ def _folder(name: str | Path, role: Role, network: bool) -> Path:
         if not any(True for pattern in _WEIGHTS for _ in folder.glob(pattern)):
             raise LoadError(f"--{role} {name}: the folder holds no weights")
         return folder
-    if isinstance(name, Path) or name.count("/") != 1 or name[0] in "./~":
+    if isinstance(name, Path):
+        raise LoadError(f"--{role} {name}: there is no such folder")
+    if name.count("/") != 1 or name[0] in "./~":
         raise LoadError(f"--{role} {name} is neither a local folder nor a hub id (owner/name)")
     return _snapshot(name, role, network)
 

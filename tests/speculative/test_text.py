@@ -215,6 +215,10 @@ def test_a_family_may_pad_one_vocabulary_to_different_sizes(pair, folder):
     assert [d.ids for d in made.generate(PROMPTS, Options(max_tokens=24))] == [
         d.ids for d in expected
     ]
+    more = tokenizer()
+    more.add_tokens(["<|tool|>"], special_tokens=True)
+    tooled = TextGenerator.load(target, write(folder / "tooled", tokens=more), device="cpu")
+    assert tooled.draft.vocab_size == tooled.target.vocab_size + 1
     padded = TextGenerator.load(wide, target, gamma=3, device="cpu")
     plain = padded.plain().generate(PROMPTS, Options(max_tokens=24))
     assert [d.ids for d in padded.generate(PROMPTS, Options(max_tokens=24))] == [
@@ -254,6 +258,8 @@ def test_what_cannot_be_served_is_refused_before_it_is_queued(generator):
 def test_models_that_are_not_there_are_refused_in_one_line(name, said):
     with pytest.raises(LoadError) as caught:
         TextGenerator.load(name, device="cpu", network=False)
+    with pytest.raises(LoadError, match="there is no such folder"):
+        TextGenerator.load(Path(name), device="cpu")
     assert said in str(caught.value) and "\n" not in str(caught.value)
 
 
