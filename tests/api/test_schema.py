@@ -29,6 +29,9 @@ from api.serving import Serving
 from api.settings import Settings
 from tests.api.conftest import Halves, until
 
+PATIENCE_S = 300
+"""The decoders may still be loading."""
+
 EXAMPLES = int(os.environ.get("FORESCRIBE_TEST_SCHEMA_EXAMPLES", "3"))
 CHECKS = [not_a_server_error, status_code_conformance, response_schema_conformance]
 ROUTES = [
@@ -101,7 +104,7 @@ def test_no_request_meets_a_fault(running, method, path) -> None:
     )
     @given(case=schema[path][method].as_strategy())
     def look(case) -> None:
-        response = case.call(base_url=address)
+        response = case.call(base_url=address, timeout=PATIENCE_S)
         case.validate_response(response, checks=CHECKS)
 
     look()
