@@ -246,7 +246,7 @@ def test_a_queued_job_can_be_cancelled(tmp_path, transcriber, decoders, held) ->
 def test_a_deleted_job_leaves_no_trace(
     tmp_path, client, held, transcriber, moment, monkeypatch
 ) -> None:
-    """The text of a random model is noise, so a marker is put where the text is."""
+    """Prompt, file name and options are searched for in all bytes on disk."""
     job = submit(client, memo(8), prompt="MARKERPROMPT").json()["id"]
     if moment == "running":
         until(lambda: transcriber.engine.free < 4)
@@ -254,13 +254,13 @@ def test_a_deleted_job_leaves_no_trace(
     else:
         held.set()
         ended(client, job)
-        text = client.get(f"{JOBS}/{job}/result").json()["text"].encode("unicode_escape")
-        assert text and b"MARKERPROMPT" in files(tmp_path)
+        assert b"MARKERPROMPT" in files(tmp_path) and b"talk.wav" in files(tmp_path)
     assert client.delete(f"{JOBS}/{job}").status_code == 204
     held.set()
     until(lambda: not client.app.state.jobs.engine.running())
     left = files(tmp_path)
-    assert b"MARKERPROMPT" not in left and b"talk.wav" not in left and job.encode() not in left
+    found = [word for word in (b"MARKERPROMPT", b"talk.wav", b"random") if word in left]
+    assert found == []  # an id alone may be: it says nothing
     assert not list((tmp_path / "blobs").glob("??/*"))
     assert client.get(f"{JOBS}/{job}").status_code == 404
     assert client.delete(f"{JOBS}/{job}").status_code == 404

@@ -87,11 +87,24 @@ def run(session, path: str, options: Options, plan: Plan, kept=()):
     return waiting
 
 
-def text(outcome) -> dict:
-    """The transcript, but for the time it took."""
+def said(outcome) -> dict:
+    """The transcript, but for what depends on who shared the batch: time, drafts, the last digits."""
     told = outcome.transcript.to_dict()
-    told["stats"].pop("wall_s")
+    told["stats"] = {name: told["stats"][name] for name in ("windows", "tokens")}
+    for segment in told["segments"]:
+        for word in segment.get("words", ()):
+            word.pop("sources", None)
     return told
+
+
+def alike(one, other) -> bool:
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(alike(one[name], other[name]) for name in one)
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(alike, one, other))
+    if isinstance(one, float):
+        return one == pytest.approx(other, abs=1e-3)
+    return one == other
 
 
 @pytest.mark.parametrize("words", [False, True])
@@ -113,7 +126,7 @@ def test_a_disturbed_recording_says_what_an_undisturbed_one_says(
     session.submit(path, options, plain)
     assert plain.done.wait(120)
     if not words:  # timed in other batches
-        assert text(plain.outcome) == text(whole.outcome)
+        assert alike(said(plain.outcome), said(whole.outcome))
 
     for count in range(1, len(plan.groups) + 1):
         kept = [
@@ -123,7 +136,7 @@ def test_a_disturbed_recording_says_what_an_undisturbed_one_says(
             assert group.to_dict() == {**whole.groups[group.k].to_dict(), "segments": []}
         rest = run(session, path, options, plan, kept)
         assert sorted(rest.groups) == list(range(count, len(plan.groups)))
-        assert text(rest.outcome) == text(whole.outcome)
+        assert alike(said(rest.outcome), said(whole.outcome))
 
 
 @given(
