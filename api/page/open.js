@@ -68,10 +68,16 @@ export class Open {
     const { job } = this;
     const { done_s: done, total_s: total } = job.progress || {};
     const share = progressOf(job);
+    const running = () => {
+      if (timing) return "The text is there; now the times of its words";
+      if (share === null) return "Transcribing";
+      if (share < 1) return `Transcribing: ${lasting(done)} of ${lasting(total)}`;
+      return job.options?.diarize ? "The text is there; now the speakers" : "The text is there; now the last of it";
+    };
     const told = {
       sending: "Sending the recording",
       queued: "Waiting for its turn",
-      running: timing ? "The text is there; now the times of its words" : share === null ? "Transcribing" : `Transcribing: ${lasting(done)} of ${lasting(total)}`,
+      running: running(),
       succeeded: "Fetching the transcript",
       failed: "",
       cancelled: "Cancelled.",
@@ -81,7 +87,7 @@ export class Open {
     this.told = job.state + timing;
     this.said.textContent = told[job.state] ?? STATES[job.state] ?? job.state;
     this.bar.hidden = !busy(job);
-    if (share === null) this.bar.removeAttribute("value");
+    if (share === null || share === 1) this.bar.removeAttribute("value"); // nobody knows how long it takes
     else this.bar.value = share;
     this.#offer();
     if (job.state === "failed") this.#fail(job.error?.message || "The server does not say why.");

@@ -9,7 +9,7 @@ export function clock(seconds) {
 
 export function lasting(seconds) {
   if (seconds < 59.95) return `${seconds.toFixed(1)} s`;
-  const whole = Math.round(seconds);
+  const whole = Math.floor(seconds);
   const [h, m, s] = [Math.floor(whole / 3600), Math.floor(whole / 60) % 60, whole % 60];
   return h ? `${h} h ${m} min` : `${m} min ${s} s`;
 }
