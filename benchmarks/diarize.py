@@ -1,12 +1,13 @@
 """Who spoke when, and who said it: how wrong an engine is, and how fast.
 
-    python -m benchmarks.diarize samples
+    python -m benchmarks.diarize samples --model demo
     python -m benchmarks.diarize samples mixtures ami telephone --data ../shared/data --json out.json
 
 `samples` are the bundled ones, with their words; `telephone` is the 30 s call that pyannote.audio
 ships; `mixtures` are conversations of voices that took no part in training or tuning, `ami` far-field
 meetings, both from --data (see its README). Words are the reference's own, with times spread over
-each sentence by length, so that what is wrong with them is their speaker alone.
+each sentence by length, so that what is wrong with them is their speaker alone; with --model also
+those that it writes, at the times that it finds.
 """
 
 from __future__ import annotations
@@ -25,12 +26,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asr.audio import read_audio
-from asr.transcript import Word, samples_at
+from asr.transcript import Transcript, Word, samples_at
 from benchmarks.mixtures import mixtures, usable
 from benchmarks.provenance import ROOT, record
 from benchmarks.table import layout
-from benchmarks.turn_errors import Errors, attributed_errors, turn_errors, wrong_words
+from benchmarks.turn_errors import (
+    Errors,
+    attributed_errors,
+    turn_errors,
+    wrong_words,
+    wrong_written_words,
+)
 from diarize.assign import assign
+from diarize.attribute import attributed
 from diarize.diarizer import Bounds, Diarizer
 from diarize.engines import AUTO, load
 from diarize.turns import Turns, read_rttm
@@ -51,6 +59,9 @@ HEAD = (
     "wrong words %",
     "cpWER %",
     "tcpWER %",
+    "written wrong %",
+    "written cpWER %",
+    "written ORC-WER %",
     "x real time",
 )
 
@@ -63,6 +74,7 @@ class Case:
     samples: NDArray[np.float32]
     turns: Turns
     words: tuple[Word, ...] = ()
+    path: Path | None = None
 
 
 def samples(folder: Path) -> Iterator[Case]:
@@ -75,7 +87,7 @@ def samples(folder: Path) -> Iterator[Case]:
             for line in told
             for word in spread(line["text"], line["start"], line["end"], line["speaker"])
         ]
-        yield Case(path.stem, read_audio(path), turns, tuple(words))
+        yield Case(path.stem, read_audio(path), turns, tuple(words), path)
 
 
 def telephone() -> Iterator[Case]:
@@ -88,7 +100,9 @@ def telephone() -> Iterator[Case]:
         _, _, speaker, start, end, text = line.split(maxsplit=5)
         words += spread(text, float(start), float(end), speaker)
     (turns,) = read_rttm((folder / "sample.rttm").read_text()).values()
-    yield Case("telephone", read_audio(folder / "sample.wav"), turns, tuple(words))
+    yield Case(
+        "telephone", read_audio(folder / "sample.wav"), turns, tuple(words), folder / "sample.wav"
+    )
 
 
 def mixed(data: Path, group: str, count: int) -> Iterator[Case]:
@@ -130,6 +144,10 @@ class Score:
     wrong: int = 0
     cpwer: float | None = None
     tcpwer: float | None = None
+    compared: int = 0  # written words that stand for one of the reference
+    written_wrong: int = 0  # of these, with another speaker
+    written_cpwer: float | None = None
+    written_orcwer: float | None = None
 
     def cells(self, name: str) -> tuple[str, ...]:
         errors, speech = self.errors, max(self.errors.speech_s, 1e-9)
@@ -147,14 +165,26 @@ class Score:
             f"{100 * self.wrong / self.words:.2f}" if self.words else "-",
             "-" if self.cpwer is None else f"{100 * self.cpwer:.2f}",
             "-" if self.tcpwer is None else f"{100 * self.tcpwer:.2f}",
+            f"{100 * self.written_wrong / self.compared:.2f}" if self.compared else "-",
+            "-" if self.written_cpwer is None else f"{100 * self.written_cpwer:.2f}",
+            "-" if self.written_orcwer is None else f"{100 * self.written_orcwer:.2f}",
             f"{self.audio_s / self.wall_s:.1f}",
         )
 
 
-def score(diarizer: Diarizer, cases: Iterator[Case], *, told: bool, verbose: bool) -> Score:
-    """All recordings of a set, one after the other; `told` gives each its number of speakers."""
+def score(
+    diarizer: Diarizer,
+    cases: Iterator[Case],
+    *,
+    told: bool,
+    verbose: bool,
+    write: Callable[[Path], Transcript] | None = None,
+) -> Score:
+    """All recordings of a set, one after the other; `told` gives each its number of speakers, `write`
+    is what writes words of its own."""
     total = Score(Errors())
     spoken: dict[str, tuple[Sequence[Word], Sequence[Word]]] = {}
+    written: dict[str, tuple[Sequence[Word], Sequence[Word]]] = {}
     for case in cases:
         bounds = Bounds(exactly=len(case.turns.speakers)) if told else None
         start = time.perf_counter()
@@ -175,10 +205,39 @@ def score(diarizer: Diarizer, cases: Iterator[Case], *, told: bool, verbose: boo
             total.wrong += wrong_words(case.words, who)
             named = [replace(w, speaker=s) for w, s in zip(unnamed, who, strict=True)]
             spoken[case.name] = case.words, named
+        if case.words and write is not None and case.path is not None:
+            transcript = attributed(write(case.path), found.regular, found.exclusive)
+            own = [word for segment in transcript.segments for word in segment.words or ()]
+            wrong, compared = wrong_written_words(case.words, own)
+            total.written_wrong, total.compared = (
+                total.written_wrong + wrong,
+                total.compared + compared,
+            )
+            written[case.name] = case.words, own
     if spoken and find_spec("meeteval") is not None:
         rates = attributed_errors(spoken)
         total.cpwer, total.tcpwer = rates["cpwer"], rates["tcpwer"]
+    if written and find_spec("meeteval") is not None:
+        rates = attributed_errors(written)
+        total.written_cpwer, total.written_orcwer = rates["cpwer"], rates["orcwer"]
     return total
+
+
+def writer(model: str, device: str) -> Callable[[Path], Transcript]:
+    """What a model writes, with the times of words. Raises the error of a recording that fails."""
+    from asr.options import Options
+    from asr.transcriber import Transcriber
+
+    transcriber = Transcriber.load(model, device=device)
+
+    def write(path: Path) -> Transcript:
+        (outcome,) = transcriber.transcribe([path], Options(words=True))
+        if outcome.transcript is None:
+            assert outcome.error is not None
+            raise outcome.error
+        return outcome.transcript
+
+    return write
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -186,6 +245,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("sets", nargs="+", choices=SETS)
     parser.add_argument("--diarizer", default=AUTO)
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--model", help="score the words that it writes, too")
     parser.add_argument("--data", type=Path, help="folder with speakers/ and ami/")
     parser.add_argument("--group", default="test", choices=("tuning", "test"), help="of voices")
     parser.add_argument("--count", type=int, default=12, help="of mixtures")
@@ -202,9 +262,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "mixtures": lambda: mixed(given.data, given.group, given.count),
         "ami": lambda: ami(given.data),
     }
+    write = None if given.model is None else writer(given.model, given.device)
     diarizer.diarize(np.zeros(RATE, np.float32))  # what is loaded late is loaded now
     scores = {
-        name: score(diarizer, makers[name](), told=given.told, verbose=given.verbose)
+        name: score(diarizer, makers[name](), told=given.told, verbose=given.verbose, write=write)
         for name in given.sets
     }
     print("\n".join(layout([HEAD, *(s.cells(name) for name, s in scores.items())])))

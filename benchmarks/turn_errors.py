@@ -110,6 +110,36 @@ def wrong_words(reference: Sequence[Word], found: Sequence[str | None]) -> int:
     return len(reference) - int(table[rows, columns].sum())
 
 
+def wrong_written_words(reference: Sequence[Word], written: Sequence[Word]) -> tuple[int, int]:
+    """(words with the wrong speaker, words compared): of a transcript's words, those that stand for
+    one of the reference, the same or another; inserted and deleted ones have no speaker to compare.
+    The second over the first is the word diarization error rate. Both in the order of time.
+    """
+    import jiwer
+
+    truth, answer = _plain(reference), _plain(written)
+    if not truth or not answer:
+        return 0, 0
+    found = jiwer.process_words(
+        " ".join(text for text, _ in truth), " ".join(text for text, _ in answer)
+    )
+    pairs = [
+        (chunk.ref_start_idx + n, chunk.hyp_start_idx + n)
+        for chunk in found.alignments[0]
+        if chunk.type in ("equal", "substitute")
+        for n in range(chunk.ref_end_idx - chunk.ref_start_idx)
+    ]
+    said = [truth[place][1] for place, _ in pairs]
+    return wrong_words(said, [answer[place][1].speaker for _, place in pairs]), len(pairs)
+
+
+def _plain(words: Sequence[Word]) -> list[tuple[str, Word]]:
+    """Normalised, one for each word that a word's text holds: "12-inch" is two."""
+    from benchmarks.wer import normalise
+
+    return [(text, word) for word in words for text in normalise(word.text).split()]
+
+
 def attributed_errors(
     recordings: Mapping[str, tuple[Sequence[Word], Sequence[Word]]], collar: float = 5.0
 ) -> dict[str, float]:

@@ -1,7 +1,8 @@
 """The engine that needs no download: small packaged models in pyannote's own pipeline.
 
-silero-vad hears whether somebody speaks, a GE2E encoder whose voice it is, VBx how many there are.
-Both networks hear the recording once, where the stock pipeline would show them every window anew.
+silero-vad hears whether somebody speaks, a GE2E encoder whose voice it is, clustering how many there
+are, and the level of the sound where exactly a turn begins and ends. Both networks hear the recording
+once, where the stock pipeline would show them every window anew.
 It knows of one speaker at a time: overlapped speech goes to whoever is heard best.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
 from types import MappingProxyType
@@ -25,7 +27,8 @@ from torch.nn.functional import normalize
 import bundled
 from asr.transcript import SAMPLE_RATE
 from asr.vad import FRAME, LEVEL_FRAMES, Detector, SileroDetector
-from diarize.clustering import DoubtfulVBx
+from diarize.borders import refined
+from diarize.clustering import DoubtfulVBx, unit
 from diarize.diarizer import Engine, Likeness
 from diarize.encoder import DIMENSION, WINDOW_SAMPLES, SpeakerEncoder, identity, load
 from diarize.pipeline import PyannoteDiarizer
@@ -56,8 +59,10 @@ PART = 60 * LEVEL_FRAMES * FRAME
 """Samples heard at a time, a minute: half an hour at once would take half a GB. Whole seconds of the
 detector's level."""
 
-LIKENESS = Likeness(same=0.7, maybe=0.5)
-"""Of centred vectors, each a mean over seconds of speech."""
+LIKENESS = Likeness(same=0.5, maybe=0.38)
+"""Of vectors in the PLDA's space, each from seconds of speech; bundled/speakers/README.md has the
+figures. Of two people's voices through one kind of channel, one pair in a hundred is as like as
+`same`; `maybe` is where as many are missed as are wrongly taken."""
 
 SHARES: Mapping[str, tuple[float, float]] = MappingProxyType(
     {"segmentation": (0.0, 0.1), "embeddings": (0.1, 0.95)}
@@ -70,11 +75,11 @@ class Tuning:
     says which and how."""
 
     speech: float = 0.5  # probability from which on a frame counts
-    gap_s: float = 0.25  # within a speaker's turn, bridged
+    gap_s: float = 0.0  # within a speaker's turn, bridged; diarize.borders does that
     lda: int = 64  # dimensions of the PLDA that are used
-    threshold: float = 0.7  # where the first clustering stops
-    Fa: float = 0.07
-    Fb: float = 0.8
+    threshold: float = 1.2  # distance of unit vectors where linkage stops: a cosine of 0.28
+    Fa: float = 0.1
+    Fb: float = 1.6
 
     def parameters(self) -> dict[str, dict[str, float]]:
         """As pyannote's `instantiate` takes them."""
@@ -150,6 +155,36 @@ class VoiceVector(Model):  # type: ignore[misc]  # pyannote is untyped to us
         return mean
 
 
+class Comparison:
+    """From the means of windows [K, D] to vectors [K, 128] in the PLDA's whole space: there the
+    microphone and the line weigh less, so that one bound fits them all.
+
+    With the arrays as they are stored: pyannote's class solves for their axes anew, whose signs are
+    any machine's own, and a voice that one machine stored would be another's stranger.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        with np.load(folder / "xvec_transform.npz") as first, np.load(folder / "plda.npz") as then:
+            self.mean1, self.lda, self.mean2 = first["mean1"], first["lda"], first["mean2"]
+            self.mu, self.axes = then["mu"], then["tr"].T
+
+    def __call__(self, means: NDArray[Any]) -> NDArray[Any]:
+        wide, narrow = np.sqrt(self.lda.shape)
+        whitened = unit(unit(means) - self.mean1) * wide @ self.lda
+        return np.asarray((unit(whitened - self.mean2) * narrow - self.mu) @ self.axes)
+
+
+def voices_name(folder: Path) -> str:
+    """What stored voices carry, by the contents of encoder and PLDA: under another mean or in
+    another space they could not be compared."""
+    digest = sha256()
+    for name in ("xvec_transform.npz", "plda.npz"):
+        with np.load(folder / name) as arrays:
+            for key in sorted(arrays):
+                digest.update(arrays[key].astype(np.float32).tobytes())
+    return f"{identity(folder)}-{digest.hexdigest()[:8]}"
+
+
 class EmbeddedDiarization(SpeakerDiarization):  # type: ignore[misc]  # pyannote is untyped to us
     """pyannote's pipeline, its two networks run once over the recording."""
 
@@ -223,7 +258,7 @@ def build(
     pipeline.to(torch_device)
     engine = Engine(
         NAME,
-        identity(folder),
+        voices_name(folder),
         LIKENESS,
         {
             "segmentation": f"silero-vad {version('silero-vad')}",
@@ -232,7 +267,7 @@ def build(
             "device": device,
         },
     )
-    return PyannoteDiarizer(pipeline, engine, SHARES)
+    return PyannoteDiarizer(pipeline, engine, SHARES, refined, Comparison(folder))
 
 
 @cache

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from asr.batch import out_of_memory
-from asr.errors import CapacityError
+from asr.errors import CapacityError, out_of_memory
 from asr.transcript import SAMPLE_RATE, samples_at
 from diarize.diarizer import Bounds, Diarization, Engine, Hook, Samples, Voice, unheard
 from diarize.turns import Turns
@@ -30,6 +30,12 @@ SHARES: Mapping[str, tuple[float, float]] = MappingProxyType(
 )
 """Of the whole, by step, where a large network runs for both (whisperX's division)."""
 
+Refine = Callable[[Turns, Samples], Turns]
+"""What an engine makes of its turns in the end, given the sound."""
+
+Compare = Callable[[NDArray[Any]], NDArray[Any]]
+"""From a pipeline's vectors [K, D] to those that tell voices of two recordings apart [K, E]."""
+
 FEWEST = 1e-6
 """Length of a vector below which it has no direction."""
 
@@ -42,8 +48,11 @@ class PyannoteDiarizer:
         pipeline: SpeakerDiarization,
         engine: Engine,
         shares: Mapping[str, tuple[float, float]] = SHARES,
+        refine: Refine = lambda turns, samples: turns,
+        compare: Compare = lambda vectors: vectors,
     ) -> None:
         self.pipeline, self._engine, self.shares = pipeline, engine, shares
+        self.refine, self.compare = refine, compare
         self._lock = threading.Lock()
 
     @property
@@ -58,14 +67,15 @@ class PyannoteDiarizer:
             return Diarization.of(Turns(), Turns(), (), len(samples), self.engine)
         with self._lock:
             output = self._run(samples, bounds, hook)
-        exclusive = _turns(output.exclusive_speaker_diarization)
+        exclusive = self.refine(_turns(output.exclusive_speaker_diarization), samples)
+        regular = self.refine(_turns(output.speaker_diarization), samples)
         found = Diarization.of(
-            _turns(output.speaker_diarization),
+            regular,
             exclusive,
-            _voices(output.speaker_diarization, output.speaker_embeddings, exclusive),
+            self._voices(output.speaker_diarization, output.speaker_embeddings, exclusive),
             len(samples),
             self.engine,
-            bounds.notices(len(output.speaker_diarization.labels())),
+            bounds.notices(len(regular.speakers)),
         )
         hook("done", 1.0)
         return found
@@ -105,6 +115,19 @@ class PyannoteDiarizer:
     def _embedded(self) -> int:
         return int(self.pipeline.embedding_batch_size)
 
+    def _voices(self, annotation: Annotation, vectors: Any, exclusive: Turns) -> tuple[Voice, ...]:
+        """The speakers' vectors: rows follow the labels, may be missing, zero or no numbers, and are
+        not of unit length."""
+        rows = np.zeros((0, 1)) if vectors is None else np.asarray(vectors)
+        known = np.isfinite(rows).all(axis=1) & (np.linalg.norm(rows, axis=1) > FEWEST)
+        compared = self.compare(rows[known])
+        units = compared / np.linalg.norm(compared, axis=1, keepdims=True)
+        found = dict(zip(np.flatnonzero(known).tolist(), units.astype(np.float32), strict=True))
+        return tuple(
+            Voice(str(label), found.get(number), exclusive.samples_of(str(label)))
+            for number, label in enumerate(annotation.labels())
+        )
+
 
 def _progress(hook: Hook, shares: Mapping[str, tuple[float, float]]) -> Callable[..., None]:
     def report(
@@ -130,17 +153,3 @@ def _turns(annotation: Annotation) -> Turns:
         for segment, _, label in annotation.itertracks(yield_label=True)
     )
     return Turns.of(span for span in spans if span[1] - span[0] >= SHORTEST)
-
-
-def _voices(annotation: Annotation, vectors: Any, exclusive: Turns) -> tuple[Voice, ...]:
-    """The speakers' vectors: rows follow the labels, may be missing, zero or no numbers, and are not
-    of unit length."""
-    rows = np.zeros((0, 1)) if vectors is None else np.asarray(vectors)
-    found = []
-    for number, label in enumerate(annotation.labels()):
-        row = rows[number] if number < len(rows) else np.zeros(1)
-        length = float(np.linalg.norm(row))
-        usable = np.isfinite(length) and length > FEWEST
-        unit = (row / length).astype(np.float32) if usable else None
-        found.append(Voice(str(label), unit, exclusive.samples_of(str(label))))
-    return tuple(found)

@@ -35,6 +35,8 @@ try:
     from pyannote.audio.core.task import Problem, Resolution, Specifications
     from pyannote.audio.pipelines import SpeakerDiarization
     from pyannote.audio.pipelines.clustering import VBxClustering
+    from pyannote.audio.utils import vbx
+    from pyannote.audio.utils.vbx import cluster_vbx
     from pyannote.core import Annotation, SlidingWindow, SlidingWindowFeature
 except ImportError as missing:
     from asr.errors import ModelError
@@ -46,6 +48,9 @@ except ImportError as missing:
 # pyannote would do it on its first call, and the speech model's numbers would change in mid-run.
 torch.backends.cuda.matmul.allow_tf32 = False
 torch.backends.cudnn.allow_tf32 = False
+
+# It prints a warning about its own convergence onto stdout, which is for results.
+vars(vbx)["print"] = lambda *told: None
 
 __all__ = [
     "PLDA",
@@ -60,4 +65,5 @@ __all__ = [
     "Specifications",
     "SpeakerDiarization",
     "VBxClustering",
+    "cluster_vbx",
 ]

@@ -2,6 +2,7 @@
 
     python -m training.speakers ../shared/data/speakers
     python -m training.plda
+    python -m training.plda --likeness      # how alike voices are, for known speakers
 
 Reads training/made/speakers/*.npz, learns from the training speakers only, and writes the encoder's
 mean, xvec_transform.npz, plda.npz and evaluation.json in bundled/speakers/. Format and features are
@@ -11,10 +12,12 @@ covariance I, between-class diagonal.
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,10 +25,10 @@ import torch
 from safetensors import safe_open
 from scipy.linalg import eigh
 
-from diarize.encoder import NAME
+from diarize.encoder import NAME, WINDOW_SAMPLES
 from training.channels import CHANNELS
 from training.encoder import FOLDER, save
-from training.speakers import WORK
+from training.speakers import STEP, WORK
 
 DIMENSIONS = 128
 """Of the space that is kept; diarize/embedded.py may use fewer, the most telling come first."""
@@ -121,22 +124,111 @@ def rate(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
     return float((missed[at] + false[at]) / 2), float(scores[order][at])
 
 
+def loaded(speakers: frozenset[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of these speakers: the mean of their clean windows, all windows' unit vectors around it [N, D]
+    in all channels, and whose they are [N]."""
+    parts = {name: of(name, speakers) for name in CHANNELS}
+    mean = parts["clean"][0].mean(0)
+    vectors = np.concatenate([vectors for vectors, _ in parts.values()])
+    return mean, unit(vectors - mean), np.concatenate([labels for _, labels in parts.values()])
+
+
+def of(name: str, speakers: frozenset[int]) -> tuple[np.ndarray, np.ndarray]:
+    """A channel's vectors [n, D] of these speakers, in the order of their clips' windows."""
+    with np.load(WORK / f"{name}.npz") as told:
+        chosen = np.isin(told["speakers"], sorted(speakers))
+        return told["vectors"][chosen], told["speakers"][chosen]
+
+
+def store(plda: Plda, folder: Path) -> None:
+    """As pyannote reads it."""
+    np.savez(folder / "xvec_transform.npz", mean1=plda.mean1, mean2=plda.mean2, lda=plda.lda)
+    np.savez(folder / "plda.npz", mu=plda.mu, tr=plda.tr, psi=plda.psi)
+
+
+def halves(
+    plda: Plda, mean: np.ndarray, name: str, speakers: frozenset[int], half: int
+) -> np.ndarray:
+    """[speakers, L] voices as stored ones are, each from the first or the second half of its clip; a
+    row of no numbers where that holds no window."""
+    vectors, labels = of(name, speakers)
+    step = STEP if name == "clean" else 2 * STEP
+    rows = []
+    for speaker in sorted(speakers):
+        own = unit(vectors[labels == speaker] - mean)
+        starts = np.arange(len(own)) * step
+        middle = (starts[-1] + WINDOW_SAMPLES) / 2 if len(own) else 0
+        inside = starts + WINDOW_SAMPLES <= middle if half == 0 else starts >= middle
+        rows.append(own[inside].mean(0) if inside.any() else np.full(own.shape[1], np.nan))
+    return unit(plda.features(unit(np.stack(rows))))
+
+
+def likeness(
+    parts: Iterable[tuple[Plda, np.ndarray, frozenset[int]]], one: str, other: str, bound: float
+) -> dict[str, float]:
+    """How alike a person's two voices are through two channels, and two persons': equal error and
+    the cosine at it, the cosine that one pair of persons in a hundred reaches and the share of
+    persons below it, and both errors at `bound`."""
+    same, different = list[np.ndarray](), list[np.ndarray]()
+    for plda, mean, speakers in parts:
+        cosines = halves(plda, mean, one, speakers, 0) @ halves(plda, mean, other, speakers, 1).T
+        same.append(np.diag(cosines))
+        different.append(cosines[~np.eye(len(cosines), dtype=bool)])
+    own, others = np.concatenate(same), np.concatenate(different)
+    own, others = own[~np.isnan(own)], others[~np.isnan(others)]
+    bounds = np.linspace(-1, 1, 2001)
+    missed = np.searchsorted(np.sort(own), bounds) / len(own)
+    taken = 1 - np.searchsorted(np.sort(others), bounds) / len(others)
+    at = int(np.abs(missed - taken).argmin())
+    hundredth = float(np.quantile(others, 0.99))
+    figures = {
+        "equal_error": (missed[at] + taken[at]) / 2,
+        "at": bounds[at],
+        "hundredth": hundredth,
+        "missed_there": (own < hundredth).mean(),
+        "missed": (own < bound).mean(),
+        "taken": (others >= bound).mean(),
+    }
+    return {name: round(float(value), 4) for name, value in figures.items()}
+
+
 def main() -> None:
-    loaded = {name: np.load(WORK / f"{name}.npz") for name in CHANNELS}
-    clean = loaded["clean"]
-    groups = split(sorted(set(clean["speakers"].tolist())))
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--likeness", action="store_true", help="only that; writes nothing else")
+    if parser.parse_args().likeness:
+        return print(json.dumps(calibrated(), indent=2))
+    learn()
 
-    def of(name: str, speakers: frozenset[int]) -> tuple[np.ndarray, np.ndarray]:
-        chosen = np.isin(loaded[name]["speakers"], sorted(speakers))
-        return loaded[name]["vectors"][chosen], loaded[name]["speakers"][chosen]
 
-    mean = of("clean", groups.training)[0].mean(0)
-    parts = [of(name, groups.training) for name in CHANNELS]
-    x = unit(np.concatenate([vectors for vectors, _ in parts]) - mean)
-    y = np.concatenate([speakers for _, speakers in parts])
+def calibrated() -> dict[str, dict[str, float]]:
+    """`likeness` of the training voices, each third of them under a mean and a PLDA that the others
+    have trained; written to likeness.json."""
+    from diarize.embedded import LIKENESS
+    from training.tune_diarizer import FOLDS, third
+
+    training = split(everybody()).training
+    parts = []
+    for fold in range(FOLDS):
+        mean, x, y = loaded(frozenset(s for s in training if third(s) != fold))
+        own = frozenset(s for s in training if third(s) == fold)
+        parts.append((train(x, y, DIMENSIONS), mean, own))
+    pairs = [(name, name) for name in CHANNELS]
+    pairs += [("clean", name) for name in CHANNELS if name != "clean"]
+    found = {f"{one}, {other}": likeness(parts, one, other, LIKENESS.same) for one, other in pairs}
+    (FOLDER / "likeness.json").write_text(json.dumps(found, indent=2) + "\n")
+    return found
+
+
+def everybody() -> list[int]:
+    with np.load(WORK / "clean.npz") as told:
+        return sorted(set(told["speakers"].tolist()))
+
+
+def learn() -> None:
+    groups = split(everybody())
+    mean, x, y = loaded(groups.training)
     plda = train(x, y, DIMENSIONS)
-    np.savez(FOLDER / "xvec_transform.npz", mean1=plda.mean1, mean2=plda.mean2, lda=plda.lda)
-    np.savez(FOLDER / "plda.npz", mu=plda.mu, tr=plda.tr, psi=plda.psi)
+    store(plda, FOLDER)
     with safe_open(FOLDER / NAME, framework="pt") as file:
         told = json.loads(file.metadata()["forescribe"])
         tensors = {key: file.get_tensor(key) for key in file.keys()}

@@ -1,15 +1,20 @@
-"""The embedded diarizer's parameters, chosen on mixtures of voices that trained nothing.
+"""The embedded diarizer's parameters, chosen on voices that the PLDA in use has never heard.
 
+    python -m training.speakers ../shared/data/speakers
     python -m training.tune_diarizer ../shared/data
 
-Both networks hear every mixture once; then each combination only clusters again. Three kinds count
-alike: conversations of two minutes, half a minute of two voices over the telephone, one voice alone.
-Prints a table, the best last; what was chosen stands in diarize/embedded.py.
+The training voices are split in three; each third is mixed and judged under a mean and a PLDA that
+the other two have trained. Voices of the test group are not touched. Both networks hear a recording
+once; then each combination only clusters again. Three kinds: conversations of two minutes, half a
+minute of two voices over the telephone, one voice alone. Prints a table, the best last; what was
+chosen stands in diarize/embedded.py.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
@@ -17,130 +22,159 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from asr.audio import read_audio
 from benchmarks.mixtures import Mixture, mix, mixtures, usable
 from benchmarks.turn_errors import Errors, turn_errors
-from diarize.clustering import Doubt, DoubtfulVBx
+from diarize.borders import Levels, refined
+from diarize.clustering import DoubtfulVBx
 from diarize.embedded import EmbeddedDiarization, Tuning, build
-from diarize.encoder import SpeakerEncoder
 from diarize.pipeline import PyannoteDiarizer
 from diarize.upstream import PLDA
 from training.channels import CHANNELS
 from training.encoder import FOLDER
-from training.plda import split
+from training.plda import DIMENSIONS, Plda, loaded, split, store, train
 from training.speakers import clips, speaker_of
+
+FOLDS = 3
+CONVERSATIONS, CALLS, ALONE = "conversations", "calls", "alone"
+KINDS = (CONVERSATIONS, CALLS, ALONE)
 
 
 class Remembering(EmbeddedDiarization):
     """Hears each recording once."""
 
-    known: dict[str, Any]
+    known: dict[int, Any]
 
     def get_segmentations(self, file: Any, hook: Any = None) -> Any:
-        key = f"speech {file['waveform'].data_ptr()}"
-        if key not in self.known:
-            self.known[key] = super().get_segmentations(file, hook)
-        return self.known[key]
+        return self._once(file, 0, lambda: super(Remembering, self).get_segmentations(file, hook))
 
     def heard(self, file: Any, spoken: Any, hook: Any) -> Any:
-        key = f"voices {file['waveform'].data_ptr()} {self.segmentation.threshold}"
+        return self._once(file, 1, lambda: super(Remembering, self).heard(file, spoken, hook))
+
+    def _once(self, file: Any, step: int, hear: Any) -> Any:
+        key = 2 * file["waveform"].data_ptr() + step
         if key not in self.known:
-            self.known[key] = super().heard(file, spoken, hook)
+            self.known[key] = hear()
         return self.known[key]
 
 
-@dataclass(frozen=True)
-class Kind:
-    """Recordings that are judged together."""
+@dataclass(frozen=True, eq=False)
+class Third:
+    """Recordings of a third of the voices, by kind, and what was learnt from the others."""
 
-    name: str
-    recordings: list[Mixture]
+    recordings: dict[str, list[Mixture]]
+    mean: np.ndarray  # [256]
+    plda: Plda
 
 
-def kinds(data: Path, group: str) -> Iterator[Kind]:
+def third(speaker: int) -> int:
+    """By the speaker's own number, as `training.plda.split`."""
+    return int(hashlib.sha256(f"fold {speaker}".encode()).hexdigest(), 16) % FOLDS
+
+
+def thirds(data: Path) -> Iterator[Third]:
     paths = {speaker_of(path): path for path in clips(data / "speakers")}
-    chosen = sorted(getattr(split(sorted(paths)), group))
-    voices = {str(speaker): read_audio(paths[speaker]) for speaker in chosen}
-    voices = {who: clip for who, clip in voices.items() if usable(clip)}
-    yield Kind("conversations", mixtures(voices, count=8, seed=1))
-    rng = np.random.default_rng(2)
-    calls = []
-    for number in range(10):
-        two = rng.choice(sorted(voices), 2, replace=False).tolist()
-        call = mix(f"call-{number}", {who: voices[who] for who in two}, rng, seconds=30)
-        calls.append(replace(call, samples=CHANNELS["telephone"](call.samples, rng)))
-    yield Kind("calls", calls)
-    alone = []
-    for number, who in enumerate(sorted(voices)[:12]):
-        one = mix(f"alone-{number}", {who: voices[who]}, rng, seconds=40)
-        channel = list(CHANNELS.values())[number % len(CHANNELS)]
-        alone.append(replace(one, samples=channel(one.samples, rng)))
-    yield Kind("alone", alone)
+    training = split(sorted(paths)).training
+    for fold in range(FOLDS):
+        own = {str(s): read_audio(paths[s]) for s in sorted(training) if third(s) == fold}
+        own = {who: clip for who, clip in own.items() if usable(clip)}
+        rng = np.random.default_rng(200 + fold)
+        mean, x, y = loaded(frozenset(s for s in training if third(s) != fold))
+        yield Third(
+            {
+                CONVERSATIONS: mixtures(own, count=8, seed=100 + fold),
+                CALLS: [called(own, rng) for _ in range(4)],
+                ALONE: list(alone(own, rng)),
+            },
+            mean,
+            train(x, y, DIMENSIONS),
+        )
 
 
-def tuned(diarizer: PyannoteDiarizer, tuning: Tuning, doubt: Doubt) -> None:
-    """Gives the pipeline other parameters."""
+def called(voices: dict[str, np.ndarray], rng: np.random.Generator) -> Mixture:
+    """Two over one telephone."""
+    two = rng.choice(sorted(voices), 2, replace=False).tolist()
+    call = mix("call", {who: voices[who] for who in two}, rng, seconds=30)
+    return replace(call, samples=CHANNELS["telephone"](call.samples, rng))
+
+
+def alone(voices: dict[str, np.ndarray], rng: np.random.Generator) -> Iterator[Mixture]:
+    channels = ("clean", "telephone", "room", "telephone")
+    for who, channel in zip(rng.choice(sorted(voices), 4, replace=False), channels, strict=True):
+        one = mix("alone", {str(who): voices[str(who)]}, rng, seconds=40)
+        yield replace(one, samples=CHANNELS[channel](one.samples, rng))
+
+
+def engine(part: Third) -> PyannoteDiarizer:
+    """With the part's mean, and a memory."""
+    diarizer = build(FOLDER)
     pipeline = diarizer.pipeline
-    plda = PLDA(FOLDER / "xvec_transform.npz", FOLDER / "plda.npz", lda_dimension=tuning.lda)
-    pipeline.clustering = DoubtfulVBx(plda, doubt)
-    pipeline.instantiate(tuning.parameters())
+    pipeline.__class__, pipeline.known = Remembering, {}
+    pipeline._embedding.model_.encoder.mean.copy_(torch.from_numpy(part.mean))
+    return diarizer
 
 
-def judged(diarizer: PyannoteDiarizer, kind: Kind) -> Errors:
+def tuned(diarizer: PyannoteDiarizer, part: Third, tuning: Tuning, levels: Levels) -> None:
+    """Gives the pipeline other parameters."""
+    with tempfile.TemporaryDirectory() as folder:
+        store(part.plda, Path(folder))
+        plda = PLDA(
+            Path(folder) / "xvec_transform.npz",
+            Path(folder) / "plda.npz",
+            lda_dimension=tuning.lda,
+        )
+    diarizer.pipeline.clustering = DoubtfulVBx(plda)
+    diarizer.pipeline.instantiate(tuning.parameters())
+    diarizer.refine = lambda turns, samples: refined(turns, samples, levels)
+
+
+def judged(diarizer: PyannoteDiarizer, recordings: list[Mixture]) -> Errors:
     total = Errors()
-    for recording in kind.recordings:
+    for recording in recordings:
         found = diarizer.diarize(recording.samples)
         total += turn_errors(recording.turns, found.regular, len(recording.samples))
     return total
 
 
-def cost(errors: list[Errors]) -> float:
-    """Mean error rate, and a tenth of the share of wrong counts."""
-    return float(np.mean([e.der + 0.1 * (1 - e.right) for e in errors]))
+def cost(errors: dict[str, Errors]) -> float:
+    """Mean error rate over the kinds, and a tenth of the share of wrong counts."""
+    return float(np.mean([e.der + 0.1 * (1 - e.right) for e in errors.values()]))
+
+
+def told(errors: dict[str, Errors]) -> str:
+    return "  ".join(
+        f"{kind} {100 * e.der:.1f} = {100 * e.missed_s / e.speech_s:.1f} missed + "
+        f"{100 * e.false_s / e.speech_s:.1f} false + {100 * e.confusion:.1f}, "
+        f"{100 * e.right:.0f} % counted"
+        for kind, e in errors.items()
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("data", type=Path)
-    parser.add_argument("--speech", type=float, nargs="+", default=[0.5])
-    parser.add_argument("--gap", type=float, nargs="+", default=[0.5])
-    parser.add_argument("--lda", type=int, nargs="+", default=[64])
-    parser.add_argument("--threshold", type=float, nargs="+", default=[0.6, 0.7, 0.8])
-    parser.add_argument("--fa", type=float, nargs="+", default=[0.07, 0.2])
-    parser.add_argument("--fb", type=float, nargs="+", default=[0.8, 2.0, 4.0])
-    parser.add_argument("--alike", type=float, nargs="+", default=[0.35])
-    parser.add_argument("--least", type=float, nargs="+", default=[2.0])
+    plain, level = Tuning(), Levels()
+    parser.add_argument("--speech", type=float, nargs="+", default=[plain.speech])
+    parser.add_argument("--lda", type=int, nargs="+", default=[plain.lda])
+    parser.add_argument("--threshold", type=float, nargs="+", default=[1.15, 1.2, 1.25])
+    parser.add_argument("--fa", type=float, nargs="+", default=[0.07, 0.1, 0.2])
+    parser.add_argument("--fb", type=float, nargs="+", default=[0.8, 1.6])
+    parser.add_argument("--part", type=float, nargs="+", default=[level.part])
     given = parser.parse_args()
-    diarizer = build(FOLDER)
-    diarizer.pipeline.__class__ = Remembering
-    diarizer.pipeline.known = {}
-    assert isinstance(diarizer.pipeline._embedding.model_.encoder, SpeakerEncoder)
-    recordings = list(kinds(given.data, "tuning"))
+    parts = [(engine(part), part) for part in thirds(given.data)]
     rows = []
-    grid = product(
-        given.speech,
-        given.gap,
-        given.lda,
-        given.threshold,
-        given.fa,
-        given.fb,
-        given.alike,
-        given.least,
-    )
-    for speech, gap, lda, threshold, fa, fb, alike, least in grid:
-        tuning = Tuning(speech, gap, lda, threshold, fa, fb)
-        tuned(diarizer, tuning, Doubt(least, alike))
-        errors = [judged(diarizer, kind) for kind in recordings]
-        told = "  ".join(
-            f"{kind.name} {100 * e.der:.1f} = {100 * e.missed_s / e.speech_s:.1f} missed + "
-            f"{100 * e.false_s / e.speech_s:.1f} false + {100 * e.confusion:.1f}, "
-            f"{100 * e.right:.0f} % counted"
-            for kind, e in zip(recordings, errors, strict=True)
-        )
-        rows.append(
-            (cost(errors), f"{tuning.parameters()} lda {lda} {Doubt(least, alike)}: {told}")
-        )
+    for speech, lda, threshold, fa, fb, share in product(
+        given.speech, given.lda, given.threshold, given.fa, given.fb, given.part
+    ):
+        tuning = Tuning(speech, plain.gap_s, lda, threshold, fa, fb)
+        errors = dict.fromkeys(KINDS, Errors())
+        for diarizer, part in parts:
+            tuned(diarizer, part, tuning, Levels(part=share))
+            for kind, recordings in part.recordings.items():
+                errors[kind] = errors[kind] + judged(diarizer, recordings)
+        rows.append((cost(errors), f"{tuning} part {share}: {told(errors)}"))
         print(f"{rows[-1][0]:.4f}  {rows[-1][1]}", flush=True)
     print("best:", *(f"{price:.4f}  {row}" for price, row in sorted(rows)[:5]), sep="\n")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -9,7 +11,13 @@ from asr.transcript import Word
 from benchmarks.diarize import samples, spread
 from benchmarks.mixtures import mixtures, speech
 from benchmarks.provenance import ROOT
-from benchmarks.turn_errors import Errors, attributed_errors, turn_errors, wrong_words
+from benchmarks.turn_errors import (
+    Errors,
+    attributed_errors,
+    turn_errors,
+    wrong_words,
+    wrong_written_words,
+)
 from diarize.turns import Turns
 
 pytest.importorskip("pyannote.metrics")
@@ -63,6 +71,19 @@ def test_cpwer_charges_a_word_with_another_speaker_twice() -> None:
     assert exact == {"cpwer": 0, "tcpwer": 0, "orcwer": 0}
     wrong = attributed_errors({"one": (truth, words("x", "x", "y", "y", "y"))})
     assert wrong["cpwer"] == pytest.approx(2 / 5) and wrong["orcwer"] <= wrong["cpwer"]
+
+
+def test_written_words_are_compared_where_they_stand_for_a_word_of_the_reference() -> None:
+    truth = words("A", "A", "B", "B", "B")
+    assert wrong_written_words(truth, words("x", "x", "y", "y", "y")) == (0, 5)
+    assert wrong_written_words(truth, words("x", "y", "y", "y", "y")) == (1, 5)
+    left_out = [word for word in words("x", "x", "y", "y", "x") if word.text != " w2"]
+    assert wrong_written_words(truth, left_out) == (1, 4)
+    other = [replace(word, text=" else") for word in words("x", "y", "y", "y", "y")[:2]]
+    inserted = [*words("x", "x"), *words("z"), *words("x", "x", "y", "y", "y")[2:]]
+    assert wrong_written_words(truth, other) == (0, 2)
+    assert wrong_written_words(truth, inserted) == (0, 5)
+    assert wrong_written_words(truth, []) == (0, 0)
 
 
 def test_a_sentences_time_is_shared_among_its_words_without_a_gap() -> None:

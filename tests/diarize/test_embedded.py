@@ -17,6 +17,7 @@ from diarize import embedded
 from diarize.assign import assign
 from diarize.diarizer import Bounds, Diarization
 from diarize.encoder import WINDOW_SAMPLES, load
+from diarize.known import Known, named
 from diarize.pipeline import PyannoteDiarizer
 
 RATE = 16_000
@@ -149,6 +150,42 @@ def test_a_window_has_the_same_vector_whatever_is_heard_with_it(
         for gain in (0.02, 0.005)
     )
     assert np.median(np.einsum("nd,nd->n", quiet, quieter)) > 0.99  # raised to one level
+
+
+def test_a_person_is_recognised_in_another_part_and_a_stranger_is_not(
+    diarizer: PyannoteDiarizer, conversation: np.ndarray
+) -> None:
+    engine = diarizer.engine
+    before, after = conversation[: 60 * RATE], conversation[60 * RATE :]
+    enrolled = [
+        Known(
+            f"Person {voice.speaker[-1]}", engine.encoder or "", voice.vector, voice.samples, 1, ""
+        )
+        for voice in diarizer.diarize(before).voices
+        if voice.vector is not None
+    ]
+    assert len(enrolled) == 2
+    found, _ = named(diarizer.diarize(after), enrolled)
+    assert set(found.speakers) == {"Person 0", "Person 1"}
+    stranger, told = named(
+        diarizer.diarize(read_audio(ROOT / "samples" / "silence.flac")), enrolled
+    )
+    assert stranger.speakers == ("SPEAKER_00",) and not any(match.sure for match in told)
+
+
+def test_stored_voices_are_named_by_encoder_and_space(tmp_path: Path) -> None:
+    name = embedded.voices_name(embedded.folder())
+    assert name.startswith("ge2e-") and len(name.split("-")) == 3
+    for file in embedded.folder().glob("*.*z*"):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    with np.load(tmp_path / "plda.npz") as arrays:
+        changed = dict(arrays)
+    changed["mu"] = changed["mu"] + 1
+    np.savez(tmp_path / "plda.npz", **changed)
+    (tmp_path / "encoder.safetensors").write_bytes(
+        (embedded.folder() / "encoder.safetensors").read_bytes()
+    )
+    assert embedded.voices_name(tmp_path) != name
 
 
 def test_a_folder_without_the_encoder_is_named(tmp_path: Path) -> None:
