@@ -208,7 +208,6 @@ def test_two_women_on_the_telephone_are_told_apart(diarizer: PyannoteDiarizer) -
 
 @pytest.mark.data
 @pytest.mark.skipif(not DATA.is_dir(), reason="no folder with real voices")
-@pytest.mark.xfail(reason="10.3 % and 75 % were measured, see docs/diarize.md", strict=True)
 def test_mixtures_of_unknown_voices_are_told_apart(diarizer: PyannoteDiarizer) -> None:
     errors = scored(diarizer, mixed(DATA, "test", 12))
     assert errors.der <= 0.08 and errors.right >= 0.8
