@@ -498,20 +498,21 @@ def f17(long: bool, rng: random.Random) -> str:
         s.start()
         id = s.submit("lost", 3, 0.01).json()["id"]
         s.ended(id)
-        s.stop()
-        with sqlite3.connect(s.folder / "jobs.db") as db:
+        with sqlite3.connect(s.folder / "jobs.db", timeout=30) as db:
             db.execute("update forescribe_jobs set state='running', finished_at=null")
             db.execute("delete from forescribe_refs where role in ('result', 'spoken')")
             db.execute("delete from operation_outputs where function_id >= 4")
-            db.execute("update workflow_status set status='PENDING', executor_id='gone'")
+            db.execute("update workflow_status set status='PENDING'")
         began = time.monotonic()
-        s.start()
         job = s.ended(id)
         wall_s = time.monotonic() - began
         holds(job["state"] == "succeeded" and s.text(id) == right("lost", 3), "it was not done")
-    return (
-        f"a row of a process that is gone was taken over {wall_s:.0f} s after the start, text right"
-    )
+        stuck = [
+            line for line in s.http.get("/metrics").text.splitlines() if "jobs_stuck_total" in line
+        ]
+        holds(stuck[-1].endswith(" 1.0"), f"the metric says {stuck}")
+        holds(wall_s < 90, f"it took {wall_s:.0f} s")
+    return f"queued again by its own process, done {wall_s:.0f} s after it was lost, text right"
 
 
 class Inconclusive(Exception):

@@ -13,7 +13,6 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
-import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -32,7 +31,7 @@ from api.jobs.engine import PLAYS, JobEngine
 from api.jobs.keeper import Keeper
 from api.jobs.metrics import JobMetrics
 from api.jobs.records import Job, New, prefix, run_of
-from api.jobs.steps import Steps
+from api.jobs.steps import Steps, report
 from api.jobs.store import Store
 from api.jobs.webhooks import Webhooks
 from api.serving import Serving
@@ -40,8 +39,6 @@ from api.settings import Settings
 from api.tus import Uploads
 from asr.errors import UsageError
 from asr.transcript import Transcript
-
-log = logging.getLogger("forescribe.api")
 
 TICK_S = 1.0
 TIDY_S = 60.0
@@ -135,15 +132,18 @@ class Jobs:
             self._lock.close()
 
     def _keep(self) -> None:
-        tidied = -TIDY_S
+        tidied, fault = -TIDY_S, ""
         while not self._stopping.is_set():
             try:
                 self.keeper.tick()
                 if time.monotonic() - tidied >= TIDY_S:
                     self.tidy()
                     tidied = time.monotonic()
-            except Exception:  # a database that is away comes back
-                log.exception("the jobs cannot be looked after; trying again")
+                fault = ""
+            except Exception as error:  # a database that is away comes back, a full disk too
+                if fault != type(error).__name__:  # said once
+                    fault = type(error).__name__
+                    report("keeper", error)
             self._stopping.wait(TICK_S)
 
     def tidy(self) -> None:

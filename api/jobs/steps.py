@@ -12,6 +12,7 @@ import asyncio
 import json
 import logging
 import threading
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -45,6 +46,14 @@ PASSING = frozenset({"internal_error", "overloaded", "unwritable_output"})
 POLL_S = 0.1
 LET_GO_S = 10.0
 """For the engine's round, and the reader's block, that a recording is left in."""
+
+
+def report(where: str, error: Exception) -> None:
+    """A fault in the log: its kind and its place, for its words may hold a transcript's."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    place = f"{Path(frame.filename).name}:{frame.lineno}"
+    told = {"event": "job_fault", "in": where, "error": type(error).__name__, "place": place}
+    log.error(json.dumps(told))
 
 
 class Over(BaseException):
@@ -89,7 +98,7 @@ class Steps:
             except ApiError as error:
                 told, passing = error, error.code in PASSING
             except Exception as error:
-                log.exception("a job's step has failed")  # our fault; the others go on
+                report(step, error)  # our fault; the others go on
                 told, passing = ApiError("internal_error", "the server failed"), True
                 told.__cause__ = error
             if self.stopping.is_set() or self.serving.state in ("draining", "stopped", "broken"):
