@@ -1,0 +1,84 @@
+"""How many voices: vectors that are made up, in pyannote's shapes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.diarize.engines import plda
+
+pytest.importorskip("pyannote.audio")
+
+WINDOWS, DIMENSIONS = 50, 256
+PARAMETERS = {"threshold": 1.2, "Fa": 0.1, "Fb": 1.6}
+
+
+@pytest.fixture(scope="module")
+def clustering(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    from diarize.clustering import DoubtfulVBx
+    from diarize.upstream import PLDA
+
+    folder = tmp_path_factory.mktemp("plda")
+    plda(folder, DIMENSIONS, 128)
+    return DoubtfulVBx(
+        PLDA(folder / "xvec_transform.npz", folder / "plda.npz", lda_dimension=64)
+    ).instantiate(PARAMETERS)
+
+
+def heard(voices: int, *, spread: float = 0.04) -> np.ndarray:
+    """[WINDOWS * voices, 1, D]: each voice in turn, around a direction of its own."""
+    rng = np.random.default_rng(voices)
+    centres = np.linalg.qr(rng.standard_normal((DIMENSIONS, voices)))[0].T
+    rows = np.repeat(centres, WINDOWS, axis=0)
+    return (rows + spread * rng.standard_normal(rows.shape)).astype(np.float32)[:, None]
+
+
+def spoken(count: int) -> Any:
+    """Speech in every frame of `count` windows."""
+    from diarize.upstream import SlidingWindow, SlidingWindowFeature
+
+    place = SlidingWindow(start=0, duration=1.6, step=0.256)
+    return SlidingWindowFeature(np.ones((count, 50, 1)), place)
+
+
+@pytest.mark.parametrize("voices", [2, 3, 5])
+def test_voices_that_differ_are_told_apart_and_counted(clustering: Any, voices: int) -> None:
+    vectors = heard(voices)
+    labels, scores, centres = clustering(vectors, spoken(len(vectors)), max_clusters=100)
+    assert len(centres) == voices and scores.shape == (len(vectors), 1, voices)
+    rows = labels.reshape(voices, WINDOWS)
+    assert (rows == rows[:, :1]).all() and len(set(rows[:, 0].tolist())) == voices
+
+
+@pytest.mark.parametrize(
+    ("bounds", "count"),
+    [
+        ({"num_clusters": 2, "min_clusters": 2, "max_clusters": 2}, 2),
+        ({"num_clusters": 5, "min_clusters": 5, "max_clusters": 5}, 5),
+        ({"min_clusters": 4, "max_clusters": 100}, 4),
+        ({"min_clusters": 1, "max_clusters": 2}, 2),
+        ({"min_clusters": 1, "max_clusters": 1}, 1),
+    ],
+)
+def test_bounds_win_over_what_is_heard(clustering: Any, bounds: dict[str, int], count: int) -> None:
+    vectors = heard(3)
+    labels, _, centres = clustering(vectors, spoken(len(vectors)), **bounds)
+    assert len(centres) == count and set(labels.ravel().tolist()) == set(range(count))
+
+
+def test_one_voice_is_not_parted(clustering: Any) -> None:
+    vectors = heard(1)
+    labels, _, centres = clustering(vectors, spoken(len(vectors)), max_clusters=100)
+    assert len(centres) == 1 and not labels.any()
+
+
+def test_next_to_nothing_is_one_voice(clustering: Any) -> None:
+    vectors = heard(2)[:1]
+    _, _, centres = clustering(vectors, spoken(1), max_clusters=100)
+    assert np.allclose(centres, vectors[0])
+    nobody = spoken(1)
+    nobody.data[:] = 0
+    labels, _, centres = clustering(vectors, nobody, max_clusters=100)
+    assert labels.tolist() == [[0]] and len(centres) == 1
