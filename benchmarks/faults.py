@@ -213,6 +213,54 @@ def _all_ended(s: Server, made: list[str]) -> bool:
     return all(s.job(id)["finished_at"] for id in made)
 
 
+def f2(long: bool, rng: random.Random) -> str:
+    """Two processes on PostgreSQL: one is stopped for longer than its heartbeat, then one is killed."""
+    url = os.environ.get("FORESCRIBE_TEST_PG")
+    if not url:
+        raise NotRun("FORESCRIBE_TEST_PG names no database")
+    import psycopg
+
+    name, jobs, groups = f"forescribe_{os.getpid()}_{int(time.time())}", 4, 12
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(f'create database "{name}"')
+    with tempfile.TemporaryDirectory() as folder:
+        database = ("--database", f"{url.rsplit('/', 1)[0]}/{name}", "--concurrency", "2")
+        pair = [Server(Path(folder), *database) for _ in range(2)]
+        try:
+            for s in pair:
+                s.start()
+            first, second = pair
+            made = [
+                first.submit(f"job{i}", groups, 1.5, f"key{i}").json()["id"] for i in range(jobs)
+            ]
+            until(
+                lambda: len({line[0] for line in first.log()}) == 2, PATIENCE_S, "one has no work"
+            )
+            assert first.process is not None and second.process is not None
+            second.process.send_signal(signal.SIGSTOP)
+            time.sleep(14)
+            second.process.send_signal(signal.SIGCONT)
+            time.sleep(4)
+            hit = any(first.job(id)["finished_at"] is None for id in made)
+            second.kill()
+            for i, id in enumerate(made):
+                holds(first.ended(id)["state"] == "succeeded", f"{id} has not succeeded")
+                holds(first.text(id) == right(f"job{i}", groups), f"{id} has another text")
+                seen = first.http.get(f"/v1/jobs/{id}/events").text.count("event: segment")
+                holds(seen == groups, f"{id} tells of {seen} groups")
+            begun = Counter((job, k) for _, what, job, k in first.log() if what == "begin")
+            again = sum(begun.values()) - jobs * groups
+            # What a stopped process is doing, and what it takes up before it sees that it was replaced.
+            holds(again <= 3 * 4, f"{again} groups were done again")
+        finally:
+            for s in pair:
+                s.stop()
+                s.http.close()
+    if not hit:
+        raise Inconclusive("the kill hit no work under way")
+    return f"stopped for 14 s, then killed; {jobs} jobs all right, {again} groups done again"
+
+
 def f4(long: bool, rng: random.Random) -> str:
     """SIGKILL between blob, commit and answer; a retry with the same key gives one job."""
     seen = []
@@ -527,8 +575,8 @@ Fault = Callable[[bool, random.Random], str]
 
 FAULTS: Mapping[str, Fault | str] = {
     "F1": f1,
-    "F2": "two workers on PostgreSQL: not tried yet",
-    "F3": "PostgreSQL stopped in mid-work: not tried yet",
+    "F2": f2,
+    "F3": "PostgreSQL stopped in mid-work: not written yet",
     "F4": f4,
     "F5": "there is no lane process: the model runs in the service",
     "F6": "the decoder's child has tests of its own, tests/api/test_decoding.py",

@@ -162,10 +162,14 @@ class Steps:
         with self._kept(json.dumps(group.to_dict())) as name, self.store.writing() as tx:
             if self.store.mine(tx, job, run) is None:
                 raise Over
-            self.store.refer(tx, job, "group", name, k)
-            self.store.progress(tx, job, plan.until_s(k))
-            self._log_group(tx, job, group, name)
-        return name
+            before = self.store.held(tx, job, "group", k)
+            if before is None:
+                self.store.refer(tx, job, "group", name, k)
+                self.store.progress(tx, job, plan.until_s(k))
+                self._log_group(tx, job, group, name)
+        if before not in (None, name):  # a process that was taken for dead has been first
+            self.store.collect([name])
+        return before or name
 
     def _log_group(self, tx: Tx, job: str, group: Group, name: str) -> None:
         last = self.store.last_segment(tx, job) if group.k else None

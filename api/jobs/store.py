@@ -314,7 +314,7 @@ class Store:
 
     def refer(self, tx: Tx, job: str, role: str, blob: str, k: int = 0) -> str | None:
         """The job has this blob now; the one that it had in its place, if it had another."""
-        old = self._ref(tx, job, role, k)
+        old = self.held(tx, job, role, k)
         if old is None:
             tx.execute(sa.insert(REFS).values(job=job, role=role, k=k, blob=blob))
         elif old != blob:
@@ -328,7 +328,7 @@ class Store:
 
     def ref(self, job: str, role: str, k: int = 0) -> str | None:
         with self.engine.connect() as tx:
-            return self._ref(tx, job, role, k)
+            return self.held(tx, job, role, k)
 
     def refs(self, job: str, role: str) -> list[str]:
         """By k."""
@@ -366,7 +366,8 @@ class Store:
                 self.blobs.delete(name)
         return len(lonely)
 
-    def _ref(self, tx: Tx, job: str, role: str, k: int) -> str | None:
+    def held(self, tx: Tx, job: str, role: str, k: int = 0) -> str | None:
+        """As `ref`, within a transaction."""
         query = sa.select(REFS.c.blob).where(REFS.c.job == job, REFS.c.role == role, REFS.c.k == k)
         return tx.execute(query).scalar_one_or_none()
 
