@@ -108,7 +108,7 @@ def page(transcript: Transcript, title: str, played: Sound) -> str:
     data: dict[str, Json] = {
         "title": title,
         # Names that a reader gives to speakers are kept under it.
-        "key": hashlib.sha256(f"{title}:{transcript.sample_count}".encode()).hexdigest()[:16],
+        "key": hashlib.sha256(os.fsencode(f"{title}:{transcript.sample_count}")).hexdigest()[:16],
         "audio": played.src,
         "note": played.note,
         "transcript": transcript.to_dict(),
@@ -201,12 +201,15 @@ class Reports:
         self._page(record.path, transcript)
 
     def skipped(self, ended: Ended) -> bool:
-        """A recording whose results an earlier run has left; False where no JSON is among them, so that
-        nothing can be shown."""
+        """A recording whose results an earlier run has left; False where no JSON that can be read is
+        among them, so that nothing can be shown."""
         for path in ended.files:
             if path.suffix == ".json":
-                data = json.loads(path.read_text(encoding="utf-8"))
-                self._page(ended.record.path, Transcript.from_dict(data))
+                try:
+                    told = Transcript.from_dict(json.loads(path.read_text(encoding="utf-8")))
+                except (OSError, ValueError, KeyError, TypeError):  # somebody has changed it since
+                    return False
+                self._page(ended.record.path, told)
                 return True
         return False
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import sys
@@ -113,6 +114,13 @@ def test_a_recording_travels_in_the_page_up_to_a_size(tmp_path, monkeypatch) -> 
     assert "media-src data:" not in page(spoken("one"), "a", beside)
 
 
+def test_a_name_that_is_no_text_in_any_encoding_is_shown_as_it_can_be(tmp_path) -> None:
+    name = os.fsdecode(b"caf\xe9.wav")
+    reports = Reports.of(str(tmp_path / "r.html"), {name: "a"})
+    reports.add(ended(name, spoken("one")))
+    assert "caf?.wav" in reports.close()[0].read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize(
     ("name", "note"),
     [("-", "through a pipe"), ("a.amr", "do not play .amr"), ("gone.wav", "No such file")],
@@ -162,6 +170,8 @@ def test_what_an_earlier_run_has_done_is_shown_from_its_json(tmp_path) -> None:
     record = Record(path=name, status="skipped")
     assert reports.skipped(Ended(record, files=files))
     assert not reports.skipped(Ended(record, files=files[:1]))
+    (tmp_path / "changed.json").write_text('{"text": 1}')
+    assert not reports.skipped(Ended(record, files=(tmp_path / "changed.json",)))
     reports.close()
     assert '"speaker": "A"' in (tmp_path / "r.html").read_text(encoding="utf-8")
 
