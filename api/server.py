@@ -58,6 +58,7 @@ def serve(
 ) -> None:
     """One process with one engine, on sockets that somebody has bound, or its own."""
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # it writes addresses
     serving = Serving.of(settings)
     first = worker is None or worker.index == 0
     app = create_app(settings, serving, _jobs(settings, serving) if first else None)
