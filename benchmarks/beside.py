@@ -148,8 +148,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for name, run in runs.items():
             passes[name].append(timed(run, given.audio))
     best = {name: min(done, key=lambda one: one.wall_s) for name, done in passes.items()}
-    cores = len(os.sched_getaffinity(0))
-    verdict = Verdict(best[WORDS], best[SPEAKERS], best[BOTH], cores)
+    # Not this thread's affinity: an OpenMP runtime may have bound it to one core.
+    verdict = Verdict(best[WORDS], best[SPEAKERS], best[BOTH], os.cpu_count() or 1)
     print("\n".join(verdict.lines()))
     if given.json is not None:
         told = {"ratio": verdict.ratio, "least": verdict.least, "speed": verdict.speed}
