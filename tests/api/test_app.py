@@ -56,6 +56,8 @@ PRIVATE = (
     ("GET", "/metrics"),
     ("POST", TRANSCRIBE),
     ("POST", "/v1/audio/translations"),
+    ("POST", "/v1/completions"),
+    ("POST", "/v1/chat/completions"),
     ("POST", "/"),
     ("POST", "/predict"),
 )
