@@ -1,10 +1,9 @@
-"""Python, TOML and JSON in the documentation: what needs no server is run, the rest is read."""
+"""Python and TOML in the documentation: what needs no server is run, the rest is read."""
 
 from __future__ import annotations
 
 import ast
 import importlib
-import json
 import tomllib
 from typing import Any
 
@@ -66,11 +65,6 @@ def test_the_snippets_of_a_page_run(page: str, monkeypatch, capsys) -> None:
 @pytest.mark.parametrize("block", blocks("toml"), ids=lambda block: block.name)
 def test_settings_in_the_documentation_exist(block: Block) -> None:
     assert set(tomllib.loads(block.text)) <= set(Settings.model_fields) | {"project"}
-
-
-@pytest.mark.parametrize("block", blocks("json"), ids=lambda block: block.name)
-def test_json_can_be_read(block: Block) -> None:
-    json.loads(block.text)
 
 
 def test_a_name_that_is_gone_is_seen() -> None:
