@@ -1,4 +1,4 @@
-"""The demo models that travel with the package: `demo` (target) and `demo-draft`.
+"""The demo models that travel with the package: `demo` and `text`, each a target with its `-draft`.
 
 Knows where they lie, nothing else; see README.md beside this file for what they can do.
 """

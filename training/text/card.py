@@ -123,8 +123,8 @@ def main() -> None:
         minutes=round(log[-1]["minutes"]),
         processor=f"{processor / 60:.0f} minutes",
         seen=f"{sum(line.get('tokens', 0) for line in log) / 1e6:.1f}",
-        resumed=f"It was resumed {resumed} time{'s' * (resumed != 1)}, with another mixture of text: "
-        "the scripts carry the last." * bool(resumed),
+        resumed=f"It was resumed ({resumed}), with another mixture of text; the scripts carry the last."
+        * bool(resumed),
         asked=record["glossary"]["asked"],
         right=record["glossary"]["right"],
         glossary_kept=", ".join(f"{k:.3f}" for k in record["glossary"]["kept"].values()),

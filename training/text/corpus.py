@@ -7,6 +7,7 @@ forty is held out, by a hash of its question (`training.split`), so a held-out w
 
 from __future__ import annotations
 
+import functools
 import random
 import re
 from dataclasses import dataclass
@@ -60,7 +61,8 @@ class Sense:
     uses: int
 
 
-def senses() -> list[Sense]:
+@functools.cache
+def senses() -> tuple[Sense, ...]:
     """Of every plain word in both WordNet and the word list, in order of use."""
     plain = set(WORDS.read_text("utf-8").split())
     found: dict[str, Sense] = {}
@@ -76,7 +78,7 @@ def senses() -> list[Sense]:
             sense = Sense(word, kind, gloss, example, uses)
             if gloss and (word not in found or uses > found[word].uses):
                 found[word] = sense
-    return sorted(found.values(), key=lambda s: (-s.uses, s.word))
+    return tuple(sorted(found.values(), key=lambda s: (-s.uses, s.word)))
 
 
 def _entries(path: Path) -> list[str]:
@@ -118,7 +120,8 @@ def glossary() -> list[Document]:
     ]
 
 
-def documents(seed: int = SEED) -> list[Document]:
+@functools.cache
+def documents(seed: int = SEED) -> tuple[Document, ...]:
     """Everything, held out or not, in a fixed order."""
     rng = random.Random(seed)
     found = []
@@ -133,4 +136,4 @@ def documents(seed: int = SEED) -> list[Document]:
     found += glossary()
     for name in ORDINARY:
         found += [Document("plain", line) for line in read_lines(name)]
-    return found
+    return tuple(found)

@@ -27,13 +27,13 @@ from training.text.corpus import Document, documents, glossary
 from training.text.export import BUNDLED, DRAFT, TARGET
 from training.text.tokenizer import prompt_of, text_of
 
-COUNTS = {"definition": 16, "example": 8, "minutes": 8, "plain": 8}
+COUNTS = {"definition": 16, "example": 8, "minutes": 4, "plain": 8}
 GAMMAS = {0.0: tuple(range(1, 9)), 0.5: (1, 2, 4, 8), 1.0: (1, 2, 4, 8)}
 """Draft lengths by temperature."""
-LONGEST = 160  # new tokens
+LONGEST = 128  # new tokens
 BATCH = 8
 EXAMPLES = 2  # of every kind
-ASKED = 60  # questions about words of the glossary
+ASKED = 40  # questions about words of the glossary
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ def evaluate(pair: Pair) -> dict[str, Any]:
         "prompts": COUNTS,
         "parameters": sizes(pair),
         "loss": {
-            kind: losses(pair, [d for d in documents() if d.held_out and d.kind == kind][:100])
+            kind: losses(pair, [d for d in documents() if d.held_out and d.kind == kind][:50])
             for kind in COUNTS
         },
         "glossary": learnt(pair),
