@@ -43,7 +43,7 @@ ROUND = ("draft", "score", "accept")  # stages that a round has; the others come
 FITTED_AT = 4  # alpha is that of this draft length; the others test the formula
 QUESTIONS = (
     "Write the minutes of the sales meeting on March 3.",
-    'Define "harbour".',
+    'Define "song".',
     'What does "narrow" mean?',
     "Write the minutes of the legal meeting on May 12.",
     'Use "quiet" in a sentence.',
@@ -51,7 +51,7 @@ QUESTIONS = (
     "Write the minutes of the research meeting on October 9.",
     'What does "wander" mean?',
 )
-LONGEST = 160  # tokens of an answer
+LONGEST = 128  # tokens of an answer
 
 Written = dict[Hashable, tuple[int, ...]]
 Decode = Callable[[int, int], tuple[Stats, Written]]
@@ -363,7 +363,7 @@ def _by_alpha(axes: Axes, points: Sequence[Point]) -> None:
         axes.plot(price.alpha, max(gained.values()), MARKS[batch][0], color=COLOURS[pair],
                   markerfacecolor=face)  # fmt: skip
         axes.annotate(f"{price.draft + price.growth:.2f}", (price.alpha, max(gained.values())),
-                      (-6, 0), ha="right", va="center", color=COLOURS[pair],
+                      (-6, 5 if batch == 1 else -5), ha="right", va="center", color=COLOURS[pair],
                       textcoords="offset points", fontsize=9)  # fmt: skip
     axes.set(xlabel="alpha (chance that a draft is kept)", ylabel="best speed-up of any gamma")
     axes.set_title("by formula (lines), and the pairs as measured", fontsize=10)
