@@ -109,6 +109,7 @@ def main() -> None:
         layers=pair.LAYERS,
         few=pair.FEW,
         grow=round(100 * GROW_AT),
+        deep=log[-1]["step"] - max(line["step"] for line in log if line.get("layers") == pair.FEW),
         target_size=f"{record['parameters']['target'] / 1e6:.1f}",
         draft_size=f"{record['parameters']['draft'] / 1e6:.1f}",
         prompts=sum(record["prompts"].values()),
