@@ -29,9 +29,9 @@ from training.train import WORK, clock
 from training.windows import IGNORE, Pool
 
 # Progress of the target's training at which windows are drawn: mostly single clips, then mostly 30 s.
-EARLY, LATE, LATE_FROM = 0.5, 0.9, 0.55
-GUIDE_WEIGHT, GUIDE_UNTIL = 0.5, 0.5
-PEAK, WARM_STEPS, FALL_FROM = 1.5e-3, 50, 0.3
+EARLY, LATE, LATE_FROM = 0.5, 0.9, 0.2
+GUIDE_WEIGHT, GUIDE_UNTIL = 0.5, 0.9
+PEAK, WARM_STEPS, FALL_FROM = 8e-4, 50, 0.3
 
 
 def checkpoint(model: Speech) -> WhisperForConditionalGeneration:
