@@ -235,11 +235,6 @@ def _kind(name: str) -> str:
 
 
 def _count(kind: str) -> int:
-    import torch
+    from speculative.device import available, device_count
 
-    from speculative.device import available
-
-    if not available(kind):
-        return 0
-    module = torch.cuda if kind == "cuda" else torch.hpu  # type: ignore[attr-defined]
-    return int(module.device_count())
+    return device_count(kind) if available(kind) else 0

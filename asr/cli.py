@@ -207,13 +207,13 @@ def transcribe(
         ),
     ] = False,
     guards: Annotated[
-        bool | None,
+        bool,
         typer.Option(
             "--guards/--no-guards",
             help="Decode windows that repeat themselves or look improbable again, at rising "
-            "temperatures, and drop text over silence. Each threshold below switches them on.",
+            "temperatures, and drop text over silence.",
         ),
-    ] = None,
+    ] = True,
     compression_ratio_threshold: Annotated[
         str | None,
         typer.Option(metavar="X", help="Repeats itself above this; None never.  [default: 2.4]"),

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -154,9 +153,9 @@ def named(files: Sequence[Path]) -> str:
 def _speed(transcript: Transcript) -> str:
     """How long it is, and what was found in it."""
     text = f"{transcript.duration:.1f} s of audio"
-    spoken = Counter[str]()  # seconds
+    spoken: dict[str, float] = {}  # seconds
     for turn in transcript.turns:
-        spoken[turn.speaker] += turn.end - turn.start
+        spoken[turn.speaker] = spoken.get(turn.speaker, 0.0) + turn.end - turn.start
     if spoken:
         people = f"{len(spoken)} speaker{'s' * (len(spoken) > 1)}"
         each = ", ".join(f"{name} {said:.1f} s" for name, said in spoken.items())

@@ -84,10 +84,10 @@ FOREIGN: Mapping[str, Foreign] = {
     "--patience": _done(RANKING, LEAVE, "1", "none"),
     "--length-penalty": _done(RANKING, LEAVE, "1", "none"),
     "--temperature": _done(
-        GREEDY, "--guards decodes doubtful windows again at rising temperatures", "0"
+        GREEDY, "doubtful windows are decoded again at rising temperatures, see --guards", "0"
     ),
-    "--repetition-penalty": _done(OWN_WORDS, "--guards decodes repetitions again", "1"),
-    "--no-repeat-ngram-size": _done(OWN_WORDS, "--guards decodes repetitions again", "0"),
+    "--repetition-penalty": _done(OWN_WORDS, "repetitions are decoded again, see --guards", "1"),
+    "--no-repeat-ngram-size": _done(OWN_WORDS, "repetitions are decoded again, see --guards", "0"),
     "--suppress-tokens": _done("the model's own list is used", LEAVE, "-1"),
     "--suppress-blank": _done("the model's own list is used", LEAVE, TRUE, switch=True),
     "--suppress-numerals": _not(OWN_WORDS, LEAVE, switch=True),
@@ -112,9 +112,14 @@ FOREIGN: Mapping[str, Foreign] = {
     # guards
     "--log-prob-threshold": _same("--logprob-threshold"),
     "--hallucination-silence-threshold": _done(
-        "text over silence is judged by the window", "--guards drops it", "none"
+        "text over silence is judged by the window", "it is dropped, see --guards", "none"
     ),
-    "--no-fallback": _not("there is none without --guards", "leave both out", switch=True),
+    "--no-fallback": Foreign(
+        means={TRUE: ("--temperature-increment-on-fallback", "None"), FALSE: ()},
+        why="it is True or False",
+        instead="--temperature-increment-on-fallback None",
+        switch=True,
+    ),
     # the model and the machine
     "--model-name": _same("--model"),
     "--whisper-model": _same("--model"),

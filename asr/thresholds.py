@@ -1,6 +1,6 @@
 """Guards from what is typed: numbers, the word None, steps of a temperature.
 
-A threshold alone asks for guards. Knows options by name, nothing of parsing a command line.
+Guards are on unless somebody says no. Knows options by name, nothing of parsing a command line.
 """
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ from asr.errors import UsageError
 from asr.guards import Guards
 
 
-def guards(on: bool | None, *, increment: str | None, **thresholds: str | None) -> Guards | None:
-    """Guards with these thresholds; None where nobody asked for any. Raises UsageError.
+def guards(on: bool, *, increment: str | None, **thresholds: str | None) -> Guards | None:
+    """Guards with these thresholds; None where they are off. Raises UsageError.
 
-    `on` is None where neither --guards nor --no-guards was given; `thresholds` are
-    `compression_ratio`, `logprob` and `no_speech`, None where not given.
+    `thresholds` are `compression_ratio`, `logprob` and `no_speech`, None where not given.
     """
     given: dict[str, Any] = {
         name: _number(f"--{name.replace('_', '-')}-threshold", text)
@@ -25,9 +24,9 @@ def guards(on: bool | None, *, increment: str | None, **thresholds: str | None) 
     }
     if increment is not None:
         given["temperatures"] = _temperatures(increment)
-    if on is False and given:
+    if given and not on:
         raise UsageError("--no-guards and a guard's threshold contradict each other")
-    return Guards(**given) if on or given else None
+    return Guards(**given) if on else None
 
 
 def _number(option: str, text: str) -> float | None:

@@ -26,7 +26,8 @@ SAMPLES = Path(__file__).parents[2] / "samples"
 NAMES = ("memo", "conversation", "noisy", "silence")
 FILES = [str(SAMPLES / f"{name}.flac") for name in NAMES]
 
-# Strict: the first pair that reaches the aim must take this mark away.
+REACHED = ("memo", "silence")
+# Strict: the first pair that reaches an aim must take this mark away.
 INTERIM = pytest.mark.xfail(
     strict=True, reason="the bundled pair is under-trained (bundled/README.md); the aim stands"
 )
@@ -55,8 +56,9 @@ def test_the_draft_hears_through_the_targets_encoder(whisper):
     assert len(whisper.draft.model.decoder.layers) == 1
 
 
-@INTERIM
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [n if n in REACHED else pytest.param(n, marks=INTERIM) for n in NAMES]
+)
 def test_samples_are_understood(plain, name):
     transcript = plain[str(SAMPLES / f"{name}.flac")].transcript
     reference = (SAMPLES / f"{name}.txt").read_text(encoding="utf-8")

@@ -1,32 +1,34 @@
-"""Guards as people type them: a threshold alone asks for them, nonsense is refused by name."""
+"""Guards as people type them: on unless switched off, nonsense is refused by name."""
 
 from __future__ import annotations
 
 import pytest
 
 from asr.errors import UsageError
+from asr.guards import Guards
 from asr.thresholds import guards
 
 
-def test_thresholds_switch_guards_on() -> None:
-    assert guards(None, increment=None, no_speech=None) is None
-    made = guards(None, increment="0.5", no_speech="0.3", logprob="None", compression_ratio=None)
+def test_thresholds_make_guards() -> None:
+    assert guards(False, increment=None, no_speech=None) is None
+    assert guards(True, increment=None, no_speech=None) == Guards()
+    made = guards(True, increment="0.5", no_speech="0.3", logprob="None", compression_ratio=None)
     assert made is not None
     assert (made.no_speech, made.logprob, made.compression_ratio) == (0.3, None, 2.4)
     assert made.temperatures == (0.0, 0.5, 1.0)
     assert guards(True, increment="None").temperatures == (0.0,)
-    assert guards(None, increment="0.2") == guards(True, increment=None)
+    assert guards(True, increment="0.2") == Guards()
 
 
 @pytest.mark.parametrize(
     ("on", "thresholds", "message"),
     [
         (False, {"no_speech": "0.6"}, "contradict"),
-        (None, {"no_speech": "some"}, "--no-speech-threshold some is neither a number nor None"),
-        (None, {"logprob": "nan"}, "neither a number nor None"),
-        (None, {"increment": "0"}, "take 0.01 or more"),
-        (None, {"increment": "-1"}, "take 0.01 or more"),
-        (None, {"no_speech": "1.5"}, "a probability"),
+        (True, {"no_speech": "some"}, "--no-speech-threshold some is neither a number nor None"),
+        (True, {"logprob": "nan"}, "neither a number nor None"),
+        (True, {"increment": "0"}, "take 0.01 or more"),
+        (True, {"increment": "-1"}, "take 0.01 or more"),
+        (True, {"no_speech": "1.5"}, "a probability"),
     ],
 )
 def test_thresholds_that_make_no_sense_are_refused(on, thresholds, message) -> None:
