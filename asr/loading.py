@@ -6,10 +6,8 @@ the draft hears through the target's encoder, by comparing its weights.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
-from logging import CRITICAL
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +20,7 @@ from asr.tokens import SpecialTokens
 from asr.weights import Role, check_pair, locate
 from speculative.device import Device
 from speculative.models.attention import use_products
+from speculative.models.loading import quiet
 from speculative.models.whisper import encoder_of, same_encoder
 
 _FEATURES = ("preprocessor_config.json", "processor_config.json")  # one of them
@@ -127,7 +126,7 @@ def _model(folder: Path, role: Role, device: Device) -> Any:
             raise ValueError(f"its config.json says {config.model_type!r}")
         decoder_only = "WhisperForCausalLM" in (config.architectures or [])
         kind: Any = WhisperForCausalLM if decoder_only else WhisperForConditionalGeneration
-        with _quiet_transformers():
+        with quiet():
             # Mismatches are let through only to be refused below, by name.
             model, report = kind.from_pretrained(
                 folder, dtype=device.dtype, output_loading_info=True, ignore_mismatched_sizes=True
@@ -175,19 +174,3 @@ def _processor(folder: Path, config: Any) -> tuple[Any, Any]:
         return tokenizer, WhisperFeatureExtractor.from_pretrained(folder)
     except Exception as error:  # a damaged tokenizer.json raises a bare Exception
         raise ModelError(f"{folder} has no usable tokenizer or features: {error}") from error
-
-
-@contextmanager
-def _quiet_transformers() -> Iterator[None]:
-    """No bar per model and no table of what fits: we say it in one line."""
-    from transformers.utils import logging
-
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity(CRITICAL)
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()

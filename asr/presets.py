@@ -10,14 +10,25 @@ names in, names and folders out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from asr.errors import ModelError
 from asr.weights import ENGLISH, KNOWN, Role, check_pair, find, locate
 
-__all__ = ["PRESETS", "Cached", "Pair", "Preset", "cached", "check_pair", "locate", "resolve"]
+__all__ = [
+    "PRESETS",
+    "Cached",
+    "Pair",
+    "Preset",
+    "bundled_folder",
+    "cached",
+    "check_pair",
+    "folder_or_hub_id",
+    "locate",
+    "resolve",
+]
 
 DEFAULT = "large"
 NO_DRAFT = "none"
@@ -239,22 +250,29 @@ def _target(preset: Preset) -> str | Path:
 
 
 def _folder_or_id(preset: Preset, name: str) -> str | Path:
-    if not preset.bundled:
-        return name
+    return bundled_folder(name) if preset.bundled else name
+
+
+def bundled_folder(name: str) -> Path:
+    """Where a bundled model lies."""
     import bundled
 
     return Path(bundled.__path__[0]) / name
 
 
 def _name(name: str, role: Role) -> str | Path:
-    """A folder or a hub id that no preset knows."""
+    return folder_or_hub_id(name, role, PRESETS)
+
+
+def folder_or_hub_id(name: str, role: Role, presets: Iterable[str]) -> str | Path:
+    """What no preset knows. Raises ModelError, with the presets, for what can be neither."""
     folder = Path(name).expanduser()
     if folder.is_dir():
         return folder
     if "/" not in name:
         raise ModelError(
             f"--{role} {name} is neither a local folder, nor a hub id (owner/name), "
-            f"nor a preset: {', '.join(PRESETS)}"
+            f"nor a preset: {', '.join(presets)}"
         )
     return name
 

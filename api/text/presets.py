@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from asr.errors import ModelError
+from asr.presets import bundled_folder, folder_or_hub_id
+from asr.weights import Role
 
 DEFAULT = "demo-text"
 NO_DRAFT = "none"
@@ -66,20 +67,8 @@ def resolve(model: str | None, draft: str | None) -> Pair:
 
 
 def _place(preset: Preset, name: str) -> str | Path:
-    if not preset.bundled:
-        return name
-    import bundled
-
-    return Path(bundled.__path__[0]) / name
+    return bundled_folder(name) if preset.bundled else name
 
 
-def _name(name: str, role: str) -> str | Path:
-    folder = Path(name).expanduser()
-    if folder.is_dir():
-        return folder
-    if "/" not in name:
-        raise ModelError(
-            f"--{role} {name} is neither a local folder, nor a hub id (owner/name), "
-            f"nor a preset: {', '.join(PRESETS)}"
-        )
-    return name
+def _name(name: str, role: Role) -> str | Path:
+    return folder_or_hub_id(name, role, PRESETS)
