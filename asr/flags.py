@@ -114,10 +114,9 @@ FOREIGN: Mapping[str, Foreign] = {
     "--hallucination-silence-threshold": _done(
         "text over silence is judged by the window", "it is dropped, see --guards", "none"
     ),
-    "--no-fallback": Foreign(
-        means={TRUE: ("--temperature-increment-on-fallback", "None"), FALSE: ()},
-        why="it is True or False",
-        instead="--temperature-increment-on-fallback None",
+    "--no-fallback": _not(
+        "the guards decode a doubtful window again",
+        "--temperature-increment-on-fallback None",
         switch=True,
     ),
     # the model and the machine

@@ -354,6 +354,10 @@ def test_the_microphone_becomes_a_recording(browser, tone) -> None:
         page.wait_for_timeout(3000)  # a busy machine starts its recorder late
         page.get_by_role("button", name="Stop").click()
         page.locator(".live").wait_for(state="attached")
+        for _ in range(100):  # the upload may still be under way
+            if fake.forms:
+                break
+            page.wait_for_timeout(100)
         assert fake.forms[0]["file"].endswith(".webm") and fake.forms[0]["bytes"] > 500
 
 
