@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import count
 from string import ascii_uppercase
 from typing import TYPE_CHECKING
 
@@ -157,7 +158,8 @@ class Hearing:
 def _renamed(transcript: Transcript, known: Sequence[Known], called: Called) -> Transcript:
     taken = {one.name for one in known}
     found = [s.speaker for s in transcript.segments if s.speaker and s.speaker not in taken]
-    names = {speaker: called(i) for i, speaker in enumerate(dict.fromkeys(found))}
+    free = (name for name in map(called, count()) if name not in taken)
+    names = {speaker: next(free) for speaker in dict.fromkeys(found)}
     segments = (
         replace(s, speaker=names.get(s.speaker, s.speaker) if s.speaker else None)
         for s in transcript.segments

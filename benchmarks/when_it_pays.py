@@ -150,27 +150,20 @@ def speed_ups(points: Sequence[Point]) -> dict[int, float]:
 
 
 def text_pair(device: Device) -> Decode:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
     from speculative.models.causal_lm import CausalDecoder
+    from speculative.models.loading import load
 
-    tokenizer = AutoTokenizer.from_pretrained(bundled.path("text"))
     target, draft = (
-        AutoModelForCausalLM.from_pretrained(bundled.path(name)).eval()
-        for name in ("text", "text-draft")
+        load(bundled.path(name), device, network=False) for name in ("text", "text-draft")
     )
-    prompts = []
-    for question in QUESTIONS:
-        chat = [{"role": "user", "content": question}]
-        text = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
-        prompts.append(tuple(tokenizer(text, add_special_tokens=False)["input_ids"]))
+    prompts = [target.vocabulary.chat([{"role": "user", "content": q}]) for q in QUESTIONS]
 
     def decode(batch: int, gamma: int) -> tuple[Stats, Written]:
         engine = Engine(
-            CausalDecoder(target),
-            ModelDrafter(CausalDecoder(draft)) if gamma else None,
+            CausalDecoder(target.model),
+            ModelDrafter(CausalDecoder(draft.model)) if gamma else None,
             batch=batch,
-            eos=[tokenizer.eos_token_id],
+            eos=target.ends,
             schedule=Fixed(gamma),
             device=device,
         )

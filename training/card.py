@@ -88,6 +88,12 @@ def kept_log() -> tuple[list[dict[str, Any]], int]:
     return lines, resumed
 
 
+def minutes_beside(log: list[dict[str, Any]]) -> float:
+    """How long the draft learnt beside the target: from its first line on."""
+    first = next(i for i, line in enumerate(log) if "draft" in line)
+    return float(log[-1]["minutes"] - log[max(0, first - 1)]["minutes"])
+
+
 def main() -> None:
     result = json.loads((BUNDLED / "demo" / "evaluation.json").read_text())
     log, resumed = kept_log()
@@ -101,6 +107,7 @@ def main() -> None:
         examples=examples(result),
         steps=log[-1]["step"],
         minutes=round(log[-1]["minutes"]),
+        beside=round(minutes_beside(log)),
         seen=round(log[-1]["step"] * BATCH_SECONDS / 3600),
         resumed=f"It was resumed from a checkpoint {times}, with changed settings; the scripts carry "
         "the last ones." * bool(resumed),

@@ -68,10 +68,12 @@ def rate(progress: float, step: int) -> float:
 
 
 def clock(text: str) -> float:
-    """HH:MM of today as seconds since the epoch."""
+    """The HH:MM nearest to now, as seconds since the epoch: a run may pass midnight."""
     hour, minute = map(int, text.split(":"))
     now = datetime.datetime.now()
-    return now.replace(hour=hour, minute=minute, second=0, microsecond=0).timestamp()
+    today = now.replace(hour=hour, minute=minute, second=0, microsecond=0)
+    days = (today + datetime.timedelta(days=shift) for shift in (-1, 0, 1))
+    return min(days, key=lambda moment: abs(moment - now)).timestamp()
 
 
 def main() -> None:
