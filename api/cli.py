@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from api.bench.command import bench
 from api.text.command import generate
 from asr import cli
 from asr.errors import UsageError
@@ -18,6 +19,7 @@ from asr.errors import UsageError
 main = cli.main
 
 cli.app.command()(generate)
+cli.app.add_typer(bench)
 
 
 @cli.app.command()

@@ -54,17 +54,19 @@ class Whisper:
         if self.device.static_shapes:  # a batch of another size would be a shape of its own
             padding = (1 << (rows - 1).bit_length()) - rows
             features = torch.cat([features, features[-1:].expand(padding, -1, -1)])
-        states = self._encoded(self.target, features)  # [B, S, D]
+        states = self._encoded(self.target, features)[:rows]
         if self.draft is None:
-            return [Memory(s) for s in states[:rows]]
-        drafts = states if self.shared_encoder else self._encoded(self.draft, features)
-        return [Memory(s, d) for s, d in zip(states[:rows], drafts[:rows], strict=True)]
+            return [Memory(s) for s in states]
+        drafts = states if self.shared_encoder else self._encoded(self.draft, features)[:rows]
+        return [Memory(s, d) for s, d in zip(states, drafts, strict=True)]
 
-    def _encoded(self, model: Any, features: Tensor) -> Tensor:
+    def _encoded(self, model: Any, features: Tensor) -> list[Tensor]:
+        """States `[S, D]` by row. Copies: a view would hold the whole batch for as long as one of its
+        windows is tried again."""
         states: Tensor = encoder_of(model)(
             features.to(self.device.torch, self.device.dtype)
         ).last_hidden_state
-        return states
+        return [row.clone() for row in states]
 
     @torch.inference_mode()
     def detect_language(self, memories: list[Memory]) -> list[tuple[str, float]]:

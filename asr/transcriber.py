@@ -27,11 +27,11 @@ from asr.tokens import AUTO, language_code
 from asr.transcript import Json
 from asr.vad import Detector
 from speculative.device import choose
-from speculative.drafters.model import ModelDrafter
+from speculative.drafters.model import ModelDrafter, confidence_for
 from speculative.drafters.ngram import NgramDrafter
 from speculative.engine import Engine
 from speculative.models.whisper import WhisperDecoder
-from speculative.schedule import Fixed, Goodput
+from speculative.schedule import schedule_for
 from speculative.stats import Stats
 from speculative.types import Drafter
 
@@ -61,12 +61,13 @@ class Transcriber:
         self.mel = LogMel(whisper.extractor, device.torch)
         generation, config = whisper.target.generation_config, whisper.target.config
         self.no_speech = NoSpeech.of(generation)
+        drafter = None if gamma == 0 else self._drafter()
         self.engine = Engine(
             WhisperDecoder(whisper.target, lambda memory: memory.target),
-            None if gamma == 0 else self._drafter(),
+            drafter,
             batch=batch,
             eos=(whisper.tokens.end,),
-            schedule=Goodput() if gamma is None else Fixed(gamma),
+            schedule=schedule_for(gamma, drafter),
             processors=whisper_rules(generation, config, device.torch),
             device=device,
         )
@@ -109,7 +110,10 @@ class Transcriber:
             return NgramDrafter()
         # The rules are not applied to drafts: they cost as much as a small draft's forward, and a
         # draft made by distillation has learnt what the rules allow.
-        return ModelDrafter(WhisperDecoder(self.whisper.draft, lambda memory: memory.draft))
+        return ModelDrafter(
+            WhisperDecoder(self.whisper.draft, lambda memory: memory.draft),
+            confidence=confidence_for(self.gamma, self.whisper.device),
+        )
 
     # -- a call -----------------------------------------------------------------------------------
 

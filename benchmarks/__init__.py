@@ -1,4 +1,5 @@
-"""Measurements: a speed next to its equality check and its error rate, peers on the same weights.
+"""Measurements that need the repository: its samples, its training, its bounds. See README.md here.
 
-Programs, not a library; nothing else imports them. See README.md in this folder.
+Programs, not a library; nothing else imports them. What anybody may want to measure on models of
+their own is a command, `forescribe bench`, and lives in `api/bench`.
 """

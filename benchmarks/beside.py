@@ -19,11 +19,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from api.bench.columns import layout
 from asr.options import Options
 from asr.outcome import Outcome
 from asr.transcriber import Transcriber
 from benchmarks.provenance import record
-from benchmarks.table import layout
 from diarize.engines import AUTO, load
 from diarize.only import OnlySpeakers
 from diarize.transcribing import WithSpeakers

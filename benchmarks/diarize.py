@@ -25,11 +25,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from api.bench.columns import layout
 from asr.audio import read_audio
 from asr.transcript import Transcript, Word, samples_at
 from benchmarks.mixtures import mixtures, usable
 from benchmarks.provenance import ROOT, record
-from benchmarks.table import layout
 from benchmarks.turn_errors import (
     Errors,
     attributed_errors,

@@ -22,12 +22,12 @@ from pathlib import Path
 
 import torch
 
+from api.bench.columns import layout
 from asr.errors import ForescribeError
 from asr.loading import Whisper, load
 from asr.presets import resolve
 from asr.transcriber import Options, Transcriber
 from benchmarks import provenance
-from benchmarks.table import layout
 from speculative.device import choose
 
 SLOWER = 1.05

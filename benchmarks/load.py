@@ -38,6 +38,7 @@ import httpx
 import numpy as np
 import soundfile
 
+from api.bench.columns import layout
 from asr.audio import read_audio
 from asr.errors import ForescribeError
 from asr.guards import Guards
@@ -45,7 +46,6 @@ from asr.options import Options
 from asr.transcriber import Transcriber
 from asr.transcript import SAMPLE_RATE
 from benchmarks import provenance
-from benchmarks.table import layout
 
 LENGTHS_S = (2.0, 4.0, 7.0, 12.0, 20.0, 29.0, 45.0, 60.0)
 """Of the recordings, in turn: most are one window, some two or three."""

@@ -21,11 +21,11 @@ from pathlib import Path
 import soundfile
 import torch
 
+from api.bench.columns import layout
 from asr.errors import ForescribeError
 from asr.guards import Guards
 from asr.transcriber import Options, Transcriber
 from benchmarks import provenance, sounds
-from benchmarks.table import layout
 
 WAYS = {
     "default": Options(language="en"),

@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import bundled
+from api.bench.columns import layout
 from benchmarks import provenance
-from benchmarks.table import layout
 from speculative import Engine, Fixed, ModelDrafter, Request, Stats
 from speculative.device import Device, Stopwatch, choose
 from speculative.schedule import expected_tokens

@@ -22,10 +22,10 @@ import numpy as np
 import soundfile
 import torch
 
+from api.bench.columns import layout
 from asr.errors import ForescribeError
 from asr.transcriber import Options, Transcriber
 from benchmarks import provenance
-from benchmarks.table import layout
 from training.evaluate import sentence_sets
 from training.voices import RATE, Voice, held_out_voices
 from training.word_errors import MEDIAN_S, P95_S, WordErrors, compare, quantile

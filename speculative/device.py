@@ -47,6 +47,11 @@ class Device:
         return self.kind in ("cuda", "hpu")
 
     @property
+    def synchronous(self) -> bool:
+        """Whether the host may look at a number at once, for nothing."""
+        return self.kind == "cpu"
+
+    @property
     def products(self) -> bool:
         """Whether attention of few queries is faster as products of matrices (models.attention)."""
         return self.kind == "cpu"

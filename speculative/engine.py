@@ -31,6 +31,7 @@ from speculative.types import (
     Finish,
     Guarantee,
     Law,
+    Look,
     Mode,
     Model,
     Partial,
@@ -108,6 +109,11 @@ class Engine:
                 f"the draft has {drafter.model.vocab_size} tokens, the target {target.vocab_size}: "
                 "a draft must use the target's vocabulary"
             )
+        if isinstance(drafter, ModelDrafter) and drafter.confidence and self.device.static_shapes:
+            raise ValueError(
+                f"a draft that ends early (confidence {drafter.confidence}) has no static shape, which "
+                f"{self.device.kind} needs; use confidence 0"
+            )
         self.max_tokens = min(max_tokens or target.max_positions, target.max_positions)
         self._rule, self._sampled = rule, sampled or TokenRejection()
         self._processors = tuple(processors)
@@ -127,10 +133,15 @@ class Engine:
         self._longest = 1  # no row is longer; exact after each look
         self._watch = self.device.stopwatch()
         self._rounds = self._target_forwards = self._draft_forwards = 0
+        self._width = 0  # drafts of the last round
         self._clock = clock
         self._since_look, self._look_began, self._gamma = 0, 0.0, 0
         self._unread = 0  # tokens, at most, that rounds without drafts wrote into a row
-        self._learnt = (0, 0)  # judged and accepted drafts that the schedule knows of
+        self._learnt = (
+            0,
+            0,
+            0,
+        )  # judged and accepted drafts and row rounds that the schedule knows of
         for sampling in (False, True):
             if self._drafting:
                 _check(self._pick_rule(sampling), self._law(sampling))
@@ -269,12 +280,13 @@ class Engine:
         self._unread += gamma == 0
         self._longest = min(self._longest + gamma + 1, self.rows.dump)
         reach = next(r for r in self._reaches() if r >= self._longest)
+        self._width = gamma
         self._round(gamma, mode, reach)()
         self.device.mark_step()
         self._rounds += 1
         self._target_forwards += 1
         if gamma and self.drafter is not None:
-            self._draft_forwards += self.drafter.forwards(gamma)
+            self._draft_forwards += self.drafter.forwards(self._width)
 
     def _catch_up(self) -> None:
         """Lets the drafter read what was written without it. Waits for it, so that no round's price
@@ -311,7 +323,7 @@ class Engine:
             def eager() -> None:
                 self.rows.mode, self.rows.reach = mode, reach
                 self._watch.start()
-                play(self.rows, parts, gamma, self._counters, self._watch.mark)
+                self._width = play(self.rows, parts, gamma, self._counters, self._watch.mark)
 
             def captured() -> None:
                 self.rows.mode, self.rows.reach = mode, reach
@@ -407,10 +419,21 @@ class Engine:
         """Tells the schedule what came of the rounds since the last look."""
         if isinstance(self.schedule, Fixed):
             return  # spares a device two reads
-        known = int(self._counters.judged), int(self._counters.accepted.sum())
-        judged, accepted = known[0] - self._learnt[0], known[1] - self._learnt[1]
+        count = self._counters
+        known = int(count.judged), int(count.accepted.sum()), int(count.row_rounds)
+        judged, accepted, row_rounds = (a - b for a, b in zip(known, self._learnt, strict=True))
         self._learnt = known
-        self.schedule.learn(self._gamma, self._since_look, judged, accepted, seconds)
+        self.schedule.learn(
+            Look(
+                self._gamma,
+                self._since_look,
+                row_rounds,
+                judged,
+                accepted,
+                seconds,
+                self.rows.mode.sampling,
+            )
+        )
 
     def _collect(self, row: int, tenant: _Tenant) -> Result:
         state, request = self.rows, tenant.request

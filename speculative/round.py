@@ -44,8 +44,9 @@ class Parts:
 
 def play(
     rows: Rows, parts: Parts, gamma: int, counters: Counters, mark: Mark = lambda stage: None
-) -> None:
-    """Plays one round on all rows, in place. `gamma` is a static number of drafts, 0 or more."""
+) -> int:
+    """Plays one round on all rows, in place. `gamma` is a static number of drafts, 0 or more. Returns
+    how many were drafted: fewer where the drafter ended early."""
     draft = propose(rows, parts, gamma)
     mark("draft")
     scores, logits = score(rows, parts, draft)
@@ -55,6 +56,7 @@ def play(
         parts.drafter.observe(rows, draft, scores, verdict)
     commit(rows, parts, draft, logits, verdict, counters)
     mark("accept")
+    return draft.tokens.shape[1]
 
 
 def propose(rows: Rows, parts: Parts, gamma: int) -> Draft:
@@ -69,9 +71,10 @@ def propose(rows: Rows, parts: Parts, gamma: int) -> Draft:
     valid = torch.minimum(valid, rows.limits - rows.lengths - 1)  # the last token is the target's
     if draft.topology is None:
         # Behind an end-of-text nothing can count; in a tree it ends only its own branch.
-        column = torch.arange(gamma, device=valid.device)
+        width = draft.tokens.shape[1]
+        column = torch.arange(width, device=valid.device)
         ends = is_end(draft.tokens, parts.eos)
-        valid = torch.minimum(valid, torch.where(ends, column + 1, gamma).amin(1))
+        valid = torch.minimum(valid, torch.where(ends, column + 1, width).amin(1))
     valid = torch.where(rows.active, valid, 0).clamp_min(0)
     return Draft(draft.tokens, valid, draft.probs, draft.topology)
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from speculative.drafters.model import ModelDrafter
 from speculative.errors import SpeculativeError
+from speculative.types import Drafter, Look, Schedule
 
 
 @dataclass(frozen=True)
@@ -25,8 +27,15 @@ class Fixed:
     def choose(self, *, sampling: bool) -> int:
         return self.gamma
 
-    def learn(self, gamma: int, rounds: int, trials: int, accepted: int, seconds: float) -> None:
+    def learn(self, look: Look) -> None:
         """A fixed length learns nothing."""
+
+
+def schedule_for(gamma: int | None, drafter: Drafter | None) -> Schedule:
+    """`gamma` drafts in every round, or as many as pay where it is None; none without a drafter."""
+    if drafter is None or gamma is not None:
+        return Fixed(gamma if drafter is not None and gamma else 0)
+    return Goodput(early=isinstance(drafter, ModelDrafter) and drafter.confidence > 0)
 
 
 FEWEST = 8.0
@@ -55,6 +64,9 @@ class Goodput:
 
     Rounds with sampled rows take the fixed `sampling_gamma`: their draws depend on the draft lengths,
     and a seeded answer must not depend on how busy the machine is.
+
+    `early` says that drafts end by the drafter's own doubt, so that gamma is only the most there may
+    be. The formula then promises too much, and is corrected by what rounds of each bucket wrote.
     """
 
     def __init__(
@@ -65,6 +77,7 @@ class Goodput:
         probe_every: int = 100,
         memory: float = 0.95,
         first: int = 3,
+        early: bool = False,
     ) -> None:
         if len(buckets) < 2 or not {0, sampling_gamma} <= set(buckets):
             raise SpeculativeError(
@@ -79,6 +92,8 @@ class Goodput:
         self.accepted = self.trials = 0.0
         self.rounds = 0
         self.last = self.buckets[0]
+        self.early = early
+        self.share: dict[int, float] = {}  # of the formula's tokens that rounds of a bucket wrote
         self.pause, self.next_probe = probe_every, probe_every
 
     @property
@@ -95,7 +110,7 @@ class Goodput:
             # A longer draft costs at least what a shorter one does: one that could not pay even at
             # that price is not tried. The two shortest are, to know prices and acceptance at all.
             if self.measured[gamma] < self.first:
-                hoped = expected_tokens(self.alpha, gamma) / self.cost[shorter]
+                hoped = self._expected(self.alpha, gamma) / self.cost[shorter]
                 if gamma <= self.buckets[1] or hoped > self._goodput(best):
                     return gamma
                 break
@@ -108,18 +123,29 @@ class Goodput:
         return max(self.buckets, key=lambda g: (self._goodput(g), -g))
 
     def _goodput(self, gamma: int) -> float:
-        return expected_tokens(self.alpha, gamma) / self.cost[gamma]
+        return self._expected(self.alpha, gamma) / self.cost[gamma]
 
-    def learn(self, gamma: int, rounds: int, trials: int, accepted: int, seconds: float) -> None:
-        """`rounds` rounds with `gamma` took `seconds`; `trials` drafts were judged, `accepted` kept."""
+    def _expected(self, alpha: float, gamma: int) -> float:
+        """The formula; corrected, where drafts end early, by the nearest bucket that was measured."""
+        measured = [g for g in self.share if g <= gamma] or list(self.share)
+        share = self.share[max(measured)] if measured and gamma else 1.0
+        return expected_tokens(alpha, gamma) * share
+
+    def learn(self, look: Look) -> None:
+        """Rounds of greedy rows teach; what sampled ones cost and keep is another matter."""
+        if look.sampling:
+            return
+        gamma, each = look.gamma, look.seconds / look.rounds
         before = self.best()
         probed = self.rounds >= self.next_probe and bool(gamma) != bool(before)
-        self.rounds += rounds
-        self._remember(trials, accepted)
-        self._price(gamma, rounds, seconds / rounds)
+        self.rounds += look.rounds
+        self._remember(look.judged, look.accepted)
+        self._price(gamma, look.rounds, each)
+        if self.early and gamma:
+            self._correct(look)
         if bool(self.best()) != bool(before):
             self._pause(self.probe_every)
-        elif probed and self._promising(gamma, trials, accepted, seconds / rounds):
+        elif probed and self._promising(look, each):
             self._pause(1)
         elif probed:
             self._pause(max(2 * self.pause, self.probe_every))
@@ -144,12 +170,18 @@ class Goodput:
         self.measured[gamma] += rounds
         self.last = gamma
 
-    def _promising(self, gamma: int, trials: int, accepted: int, each: float) -> bool:
+    def _correct(self, look: Look) -> None:
+        wrote = 1 + look.accepted / max(1, look.row_rounds)
+        seen = wrote / expected_tokens(self.alpha, look.gamma)
+        known = self._expected(self.alpha, look.gamma) / expected_tokens(self.alpha, look.gamma)
+        self.share[look.gamma] = self.memory * known + (1 - self.memory) * seen
+
+    def _promising(self, look: Look, each: float) -> bool:
         """Whether a probe on its own, without what was seen before it, speaks for a change."""
-        if not gamma:
+        if not look.gamma:
             return 1 / each > self._goodput(self.best())
-        rate = accepted / max(1, trials)
-        return expected_tokens(rate, gamma) / self.cost[gamma] > self._goodput(0)
+        rate = look.accepted / max(1, look.judged)
+        return self._expected(rate, look.gamma) / self.cost[look.gamma] > self._goodput(0)
 
     def _pause(self, rounds: int) -> None:
         self.pause = rounds

@@ -21,16 +21,16 @@ import torch
 
 from speculative.accept import BlockVerification
 from speculative.device import Device, choose
-from speculative.drafters.model import ModelDrafter
+from speculative.drafters.model import ModelDrafter, confidence_for
 from speculative.drafters.ngram import NgramDrafter
 from speculative.drafters.universal import UniversalDrafter
 from speculative.engine import Engine
 from speculative.errors import LoadError, RequestError
 from speculative.models.causal_lm import CausalDecoder
 from speculative.models.loading import LanguageModel, check_draft, load
-from speculative.schedule import Fixed, Goodput
+from speculative.schedule import schedule_for
 from speculative.stats import Stats
-from speculative.types import Drafter, Finish, Mode, Request, Schedule
+from speculative.types import Drafter, Finish, Mode, Request
 from speculative.vocabulary import Message
 from speculative.writing import Candidate, Completion, Options, Token, Writing
 
@@ -83,12 +83,13 @@ class TextGenerator:
         self.target, self.draft, self.device = target, draft, device
         self.context = context or min(target.positions, CONTEXT)
         self.vocabulary = target.vocabulary
+        drafter = self._drafter(gamma, universal)
         self.engine = Engine(
             CausalDecoder(target.model, self.context),
-            self._drafter(universal),
+            drafter,
             batch=batch,
             eos=target.ends,
-            schedule=_schedule(gamma if draft is not None else 0),
+            schedule=schedule_for(gamma, drafter),
             device=device,
             # Never fewer tokens are kept than by token rejection; its price is small beside a vocabulary's
             # head.
@@ -142,7 +143,7 @@ class TextGenerator:
         batch = self.engine.batch
         return TextGenerator(self.target, device=self.device, batch=batch, context=self.context)
 
-    def _drafter(self, universal: bool) -> Drafter | None:
+    def _drafter(self, gamma: int | None, universal: bool) -> Drafter | None:
         if self.draft is None:
             return None
         if isinstance(self.draft, str):
@@ -158,7 +159,8 @@ class TextGenerator:
                 f"of {self.context}: give a context that it has"
             )
         return ModelDrafter(
-            CausalDecoder(self.draft.model, self.context, vocab=self.target.vocab_size)
+            CausalDecoder(self.draft.model, self.context, vocab=self.target.vocab_size),
+            confidence=confidence_for(gamma, self.device),
         )
 
     def _universal(self, draft: LanguageModel) -> Drafter:
@@ -295,7 +297,3 @@ class TextGenerator:
     def stats(self) -> Stats:
         """Everything since it was made."""
         return self.engine.stats
-
-
-def _schedule(gamma: int | None) -> Schedule:
-    return Goodput() if gamma is None else Fixed(gamma)

@@ -416,6 +416,19 @@ class Rule(Protocol):
         """`logits [B, N, V]` are processed, not yet divided by the temperature."""
 
 
+@dataclass(frozen=True)
+class Look:
+    """What the rounds since the host's last look came to, over all rows."""
+
+    gamma: int
+    rounds: int
+    row_rounds: int  # rounds that rows took part in
+    judged: int  # drafts that were kept, or the first of their row and round that was not
+    accepted: int
+    seconds: float
+    sampling: bool = False
+
+
 class Schedule(Protocol):
     """Chooses gamma for the next round from a few buckets, so that few shapes exist."""
 
@@ -425,5 +438,5 @@ class Schedule(Protocol):
     def choose(self, *, sampling: bool) -> int:
         """Gamma until the host looks again; `sampling` where a row is above temperature 0."""
 
-    def learn(self, gamma: int, rounds: int, trials: int, accepted: int, seconds: float) -> None:
-        """What came of it: drafts judged and kept over all rows, and the time it took."""
+    def learn(self, look: Look) -> None:
+        """What came of it."""

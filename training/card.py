@@ -8,9 +8,12 @@ Reads bundled/demo/evaluation.json and training-log.jsonl and fills training/dat
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from string import Template
 from typing import Any
+
+from safetensors import safe_open
 
 BUNDLED = Path(__file__).parent.parent / "bundled"
 TEMPLATE = Path(__file__).parent / "data" / "card.md"
@@ -77,13 +80,13 @@ def kept_log() -> tuple[list[dict[str, Any]], int]:
     """The lines behind the weights, and how often the run was resumed from a checkpoint.
 
     After a restart the log goes back to the checkpoint's step: what was written in between is not in
-    the weights.
+    the weights. A line with `skip` is where a run took over an earlier one's weights.
     """
     path = BUNDLED / "demo" / "training-log.jsonl"
     lines: list[dict[str, Any]] = []
     resumed = 0
     for line in map(json.loads, path.read_text().splitlines()):
-        resumed += bool(lines and line["step"] < lines[-1]["step"])
+        resumed += "skip" in line or bool(lines and line["step"] < lines[-1]["step"])
         lines = [*(old for old in lines if old["step"] < line["step"]), line]
     return lines, resumed
 
@@ -94,7 +97,18 @@ def minutes_beside(log: list[dict[str, Any]]) -> float:
     return float(log[-1]["minutes"] - log[max(0, first - 1)]["minutes"])
 
 
+def shape(name: str) -> tuple[int, str]:
+    """Decoder layers and millions of parameters of a bundled model."""
+    folder = BUNDLED / name
+    layers: int = json.loads((folder / "config.json").read_text())["decoder_layers"]
+    with safe_open(folder / "model.safetensors", "np") as weights:
+        total = sum(math.prod(weights.get_slice(key).get_shape()) for key in weights.keys())
+    return layers, f"{total / 1e6:.1f}"
+
+
 def main() -> None:
+    target_layers, target_size = shape("demo")
+    draft_layers, draft_size = shape("demo-draft")
     result = json.loads((BUNDLED / "demo" / "evaluation.json").read_text())
     log, resumed = kept_log()
     times = f"{resumed} time" + "s" * (resumed != 1)
@@ -105,6 +119,10 @@ def main() -> None:
         voices=voices_table(result),
         quiet=quiet_list(result),
         examples=examples(result),
+        target_layers=target_layers,
+        target_size=target_size,
+        draft_layers=draft_layers,
+        draft_size=draft_size,
         steps=log[-1]["step"],
         minutes=round(log[-1]["minutes"]),
         beside=round(minutes_beside(log)),

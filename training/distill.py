@@ -1,8 +1,8 @@
-"""Distils the draft further: one decoder layer on the target's frozen encoder.
+"""Distils the draft further: its few decoder layers on the target's frozen encoder.
 
     python -m training.distill --until 14:09
 
-After Distil-Whisper (arXiv 2311.00430): encoder frozen and shared, embeddings and one decoder layer
+After Distil-Whisper (arXiv 2311.00430): encoder frozen and shared, embeddings and decoder layers
 copied from the target before training.train taught both, cross-entropy on the target's choice plus
 KL to its distribution. No filter by word error rate: a draft should predict the target's mistakes
 too. The target's choice is its argmax after the reference prefix, in one parallel pass; at a few per
@@ -23,7 +23,7 @@ from transformers import WhisperForConditionalGeneration
 from training import pieces
 from training.batches import Batch, Batcher
 from training.export import export, export_ctc
-from training.model import Speech, configuration, distillation
+from training.model import DRAFT_LAYERS, Speech, configuration, distillation
 from training.team import Team
 from training.train import WORK, clock
 from training.windows import IGNORE, Pool
@@ -36,7 +36,7 @@ PEAK, WARM_STEPS, FALL_FROM = 8e-4, 50, 0.3
 
 def checkpoint(model: Speech) -> WhisperForConditionalGeneration:
     """The draft as a complete model: the target's encoder, and the decoder that learnt beside it."""
-    draft = WhisperForConditionalGeneration(configuration(decoder_layers=1))
+    draft = WhisperForConditionalGeneration(configuration(decoder_layers=DRAFT_LAYERS))
     draft.model.encoder.load_state_dict(model.whisper.model.encoder.state_dict())
     draft.model.decoder.load_state_dict(model.draft.state_dict())
     return draft

@@ -19,6 +19,7 @@ from training import pieces
 from training.windows import ALPHABET
 
 WIDTH = 256
+DRAFT_LAYERS = 2
 GUIDED_LAYERS = (2, 3, 4, 5)
 CE_WEIGHT, KL_WEIGHT = 0.5, 1.0
 
@@ -62,12 +63,13 @@ class Speech(nn.Module):
         self.draft = start_draft(self.whisper)
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
-        """Weights of a checkpoint; of one without a draft, the draft begins as a copy anew."""
+        """Weights of a checkpoint; what it lacks of a draft begins as a copy anew."""
         missing, unknown = self.load_state_dict(weights, strict=False)
         if unknown or not all(name.startswith("draft.") for name in missing):
             raise ValueError(f"the checkpoint is of another model: {[*missing, *unknown][:3]}")
         if missing:
             self.draft = start_draft(self.whisper)
+            self.load_state_dict(weights, strict=False)
 
     def drop(self, share: float) -> None:
         """Sets the dropout of the decoders; the encoder is kept from learning by heart by noise."""
@@ -91,7 +93,7 @@ class Speech(nn.Module):
         self, tokens: Tensor, states: Tensor, known: Tensor, places: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Logits and guide of the draft, see `read`."""
-        return read(self.draft, tokens, states, known, places, (0,))
+        return read(self.draft, tokens, states, known, places, tuple(range(DRAFT_LAYERS)))
 
 
 def read(
@@ -120,14 +122,19 @@ def read(
 
 
 def start_draft(target: WhisperForConditionalGeneration) -> WhisperDecoder:
-    """A decoder of one layer whose parts are copies of the target's; its layer is the target's first
-    ."""
-    draft = WhisperForConditionalGeneration(configuration(decoder_layers=1))
+    """A small decoder whose parts are copies of the target's: its first layer the target's first, the
+    others the last guided one, silent at first, so that a draft may grow without a step back."""
+    draft = WhisperForConditionalGeneration(configuration(decoder_layers=DRAFT_LAYERS))
     draft.set_attn_implementation("eager")
     theirs, ours = target.model.decoder, draft.model.decoder
     for name in ("embed_tokens", "embed_positions", "layer_norm"):
         getattr(ours, name).load_state_dict(getattr(theirs, name).state_dict())
     ours.layers[0].load_state_dict(theirs.layers[0].state_dict())
+    for layer in ours.layers[1:]:
+        layer.load_state_dict(theirs.layers[GUIDED_LAYERS[-1]].state_dict())
+        for last in (layer.self_attn.out_proj, layer.encoder_attn.out_proj, layer.fc2):
+            nn.init.zeros_(last.weight)
+            nn.init.zeros_(last.bias)
     return ours
 
 

@@ -3,7 +3,7 @@
     python -m training.train --until 13:55
 
 The draft is distilled meanwhile: it learns from the target's distribution on every batch, and its
-gradient goes on into the encoder, which so learns to say what one layer can read.
+gradient goes on into the encoder, which so learns to say what few layers can read.
 
 The learning rate and the kind of windows follow the wall clock between the start and `--until`, so
 a run ends in time whatever else the machine does. A checkpoint is written every three minutes by
@@ -113,6 +113,9 @@ def main() -> None:
     sums = torch.zeros(4)
     audio, noted_step = 0.0, step
     with (options.run / "log.jsonl").open("a") as log:
+        if options.start and not step and not team.rank:
+            begun = {"step": 0, "minutes": 0.0, "skip": options.skip, "peak": options.peak}
+            log.write(json.dumps(begun) + "\n")
         while (elapsed := team.agree((time.time() - start) / (end - start))) < 1:
             progress = options.skip + (1 - options.skip) * elapsed
             batch = batcher.draw(progress, step)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from speculative.accept import draw, law
+from speculative.device import Device
 from speculative.noise import Stream, uniform
 from speculative.sampling import penalise
 from speculative.types import (
@@ -22,6 +23,15 @@ from speculative.types import (
     Verdict,
 )
 
+CONFIDENCE = 0.35
+"""A draft that keeps one in three such tokens still pays for the next: the bundled speech pair wrote most
+per second between 0.2 and 0.5 (docs/log.md, 2026-11-21)."""
+
+
+def confidence_for(gamma: int | None, device: Device) -> float:
+    """Drafts end early where their length is left to the engine (`gamma` None) and a look costs nothing."""
+    return CONFIDENCE if gamma is None and device.synchronous else 0.0
+
 
 class ModelDrafter:
     """Drafts with any `Model` of the target's vocabulary.
@@ -30,11 +40,24 @@ class ModelDrafter:
     acceptance, and each costs its passes per drafted token. In greedy rounds the drafts are the
     draft's argmax; in sampled ones they follow the row's temperature and bounds, and carry their
     probabilities. A row's penalties shape them as they shape the target.
+
+    With `confidence` above 0 a greedy draft ends where the draft itself no longer believes that all
+    of it will be kept: where the product of its tokens' probabilities, in every active row, is below.
+    (transformers' `assistant_confidence_threshold` looks at each token alone.) The text cannot change:
+    whether another token is drafted depends on those before it only. It reads the device after every
+    drafted token, which costs a processor nothing and a card its graph: the engine refuses it where
+    shapes are static. Sampled rounds draft all gamma tokens, so that a seeded text does not depend on
+    the rows beside it. Raises `ValueError` for a confidence outside 0 to 1.
     """
 
-    def __init__(self, model: Model, processors: Sequence[Processor] = ()) -> None:
+    def __init__(
+        self, model: Model, processors: Sequence[Processor] = (), *, confidence: float = 0.0
+    ) -> None:
+        if not 0 <= confidence <= 1:
+            raise ValueError(f"confidence is {confidence}; it must be from 0 to 1")
         self.model = model
         self.processors = tuple(processors)
+        self.confidence = confidence
 
     def law(self, *, sampling: bool) -> Law:
         return Law.DENSE if sampling else Law.ONE_HOT
@@ -63,6 +86,7 @@ class ModelDrafter:
         pending = (lengths - 1 - start)[:, None, None].expand(-1, 1, logits.shape[2])
         logits = logits.gather(1, pending)
         tokens, probs = [], []
+        belief = torch.ones_like(logits[:, 0, 0])  # [B] that all drafts so far are kept
         for depth in range(gamma):
             slot = lengths + depth  # of the token drafted now
             logits = self._process(logits, rows, known, slot - 1)  # [B, 1, V]
@@ -73,12 +97,16 @@ class ModelDrafter:
             else:
                 token = logits[:, 0].argmax(-1)
             tokens.append(token)
+            if self.confidence and not rows.mode.sampling:
+                belief = belief * logits[:, 0].softmax(-1).amax(-1)
+                if not bool((rows.active & (belief >= self.confidence)).any()):
+                    break
             if depth + 1 < gamma:
                 known = known.scatter(1, slot[:, None], token[:, None])
                 logits = self.model.score(token[:, None], slot, reach=rows.reach).logits
         return Draft(
             tokens=torch.stack(tokens, dim=1),
-            valid=torch.full_like(lengths, gamma),
+            valid=torch.full_like(lengths, len(tokens)),
             probs=torch.stack(probs, dim=1) if probs else None,
         )
 

@@ -7,6 +7,7 @@ import gc
 import numpy as np
 import pytest
 import soundfile
+import torch
 
 from asr.guards import Guards
 from asr.loading import Memory, load
@@ -24,6 +25,14 @@ BATCH = 2
 def whisper(tmp_path_factory):
     target = folders.write(tmp_path_factory.mktemp("pair") / "target", max_target_positions=16)
     return load(Pair(target), choose("cpu"), network=False)
+
+
+@torch.inference_mode()
+def test_a_window_that_is_tried_again_does_not_hold_the_batch_it_was_heard_in(whisper):
+    memories = whisper.encode(torch.zeros(3, 80, 3000))
+    assert len({memory.target.data_ptr() for memory in memories}) == 3
+    for memory in memories:
+        assert memory.target.untyped_storage().nbytes() == memory.target.nbytes
 
 
 def held() -> tuple[int, int]:

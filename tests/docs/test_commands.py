@@ -141,7 +141,7 @@ def test_a_command_can_be_typed(command: Command) -> None:
         "forescribe a.wav --beam_size 5",
         "forscribe a.wav",
         "python -m benchmarks.none",
-        "python -m benchmarks.transcribe --no-such-option",
+        "python -m benchmarks.words --no-such-option",
         "scripts/none",
         "curl localhost:8000/v1/none",
         "FORESCRIBE_NONE=1 forescribe serve",

@@ -22,7 +22,7 @@ from speculative import (
 )
 from speculative.reference import decode
 from speculative.testing import ScriptedDrafter, TinyModel
-from speculative.types import Drafter, Finish, Guarantee, Law, Prefix, Result
+from speculative.types import Drafter, Finish, Guarantee, Law, Look, Prefix, Result
 
 EOS = 0
 NEVER = 99  # an end-of-text that no model here can write
@@ -134,9 +134,7 @@ class Planned:
     def choose(self, *, sampling: bool) -> int:
         return next(self.plan)
 
-    def learn(
-        self, gamma: int, rounds: int, trials: int, accepted: int, seconds: float
-    ) -> None: ...
+    def learn(self, look: Look) -> None: ...
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])

@@ -9,7 +9,7 @@ from speculative.errors import SpeculativeError
 from speculative.reference import decode
 from speculative.schedule import expected_tokens
 from speculative.testing import TinyModel
-from speculative.types import Rows
+from speculative.types import Look, Rows
 
 
 def play(schedule: Goodput, costs: dict[int, float], alpha: float, rounds: int) -> list[int]:
@@ -21,7 +21,7 @@ def play(schedule: Goodput, costs: dict[int, float], alpha: float, rounds: int) 
         # The expected number of judged and kept drafts per round, scaled up to whole numbers.
         kept = expected_tokens(alpha, gamma) - 1
         judged = kept + (1 - alpha**gamma) if gamma else 0
-        schedule.learn(gamma, 1, round(800 * judged), round(800 * kept), costs[gamma])
+        schedule.learn(Look(gamma, 1, 800, round(800 * judged), round(800 * kept), costs[gamma]))
     return chosen
 
 
@@ -84,14 +84,14 @@ def test_one_lucky_probe_is_no_reason_to_draft():
     play(schedule, world, 0.05, 99)
     for _ in range(20):
         assert schedule.choose(sampling=False) == 0
-        schedule.learn(0, 1, 0, 0, world[0])
+        schedule.learn(Look(0, 1, 1, 0, 0, world[0]))
         if schedule.rounds >= schedule.next_probe:
             break
     assert schedule.choose(sampling=False) == 2
-    schedule.learn(2, 1, 2, 2, world[2])  # both of two drafts were kept
+    schedule.learn(Look(2, 1, 1, 2, 2, world[2]))  # both of two drafts were kept
     assert schedule.best() == 0
     assert schedule.choose(sampling=False) == 0
-    schedule.learn(0, 1, 0, 0, world[0])
+    schedule.learn(Look(0, 1, 1, 0, 0, world[0]))
     assert schedule.choose(sampling=False) == 2  # but it asks again at once
 
 
@@ -105,7 +105,7 @@ def test_sampled_rounds_have_one_length_whatever_the_clock_says():
     schedule = Goodput(sampling_gamma=4)
     for n in range(50):
         assert schedule.choose(sampling=True) == 4
-        schedule.learn(4, 1, 8, 1, 1.0 + n)
+        schedule.learn(Look(4, 1, 8, 8, 1, 1.0 + n, sampling=True))
 
 
 def test_expected_tokens_is_the_geometric_sum():

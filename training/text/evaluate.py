@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from speculative import Engine, ModelDrafter, Request, Result, Stats
 from speculative.models.causal_lm import CausalDecoder
-from speculative.types import Schedule
+from speculative.types import Look, Schedule
 from training.text.corpus import Document, documents, glossary
 from training.text.export import BUNDLED, DRAFT, TARGET
 from training.text.tokenizer import prompt_of, text_of
@@ -100,9 +100,9 @@ class Counted:
     def choose(self, *, sampling: bool) -> int:
         return self.gamma
 
-    def learn(self, gamma: int, rounds: int, trials: int, accepted: int, seconds: float) -> None:
-        self.trials += trials
-        self.accepted += accepted
+    def learn(self, look: Look) -> None:
+        self.trials += look.judged
+        self.accepted += look.accepted
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asr.audio import read_audio
+from asr.errors import AudioError, UsageError
 from asr.transcript import SAMPLE_RATE
 from asr.vad import SileroDetector
 from asr.windows import cut
@@ -66,26 +67,34 @@ def load_windows(path: Path) -> list[Samples]:
 def read_clips(paths: Sequence[str], references: Sequence[str] | None) -> list[Clip]:
     """Recordings with the texts given, or with the .txt beside each.
 
-    Raises ValueError where a text is missing: a speed without its error rate is no result.
+    Raises UsageError where a text is missing (a speed without its error rate is no result) or is no
+    text, AudioError where a recording cannot be read.
     """
     texts = [Path(p).with_suffix(".txt") for p in paths]
     if references is not None:
         texts = [Path(r) for r in references]
     if len(texts) != len(paths):
-        raise ValueError(f"{len(paths)} recordings, but {len(texts)} reference texts")
-    for text in texts:
-        if not text.is_file():
-            raise ValueError(f"no reference text {text}; name one per recording with --reference")
-    return [
-        Clip(Path(p).name, read_audio(p), t.read_text(encoding="utf-8"))
-        for p, t in zip(paths, texts, strict=True)
-    ]
+        raise UsageError(
+            f"{len(paths)} recordings, but {len(texts)} reference texts: name one for each, in their order"
+        )
+    words = [_words(text) for text in texts]  # all of them, before seconds of decoding
+    return [Clip(Path(p).name, read_audio(p), w) for p, w in zip(paths, words, strict=True)]
+
+
+def _words(path: Path) -> str:
+    if not path.is_file():
+        raise UsageError(f"no reference text {path}; name one per recording with --reference")
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"reference text {path} cannot be read as UTF-8: {error}") from error
 
 
 def join(clips: Sequence[Clip], minutes: float) -> Material:
     """Whole clips, in turn and again, until the length is reached; then the windows by voice activity.
 
-    Never a part of a clip: its reference would have to be cut as well, where nobody knows.
+    Never a part of a clip: its reference would have to be cut as well, where nobody knows. Raises
+    AudioError where nobody speaks.
     """
     wanted, pause = minutes * 60 * SAMPLE_RATE, np.zeros(int(PAUSE_S * SAMPLE_RATE), np.float32)
     parts: list[Samples] = []
@@ -98,6 +107,6 @@ def join(clips: Sequence[Clip], minutes: float) -> Material:
     pieces = cut(parts, SileroDetector())
     windows = tuple(window.samples for window in pieces if window.speech)
     if not windows:
-        raise ValueError("no speech was found in the recordings")
+        raise AudioError("no speech was found in the recordings: give some with speech")
     words = "\n".join(clip.words for clip in chosen)
     return Material(windows, sum(map(len, parts)), words, tuple(clip.name for clip in chosen))

@@ -22,9 +22,8 @@ from transformers import (
 from transformers.generation.candidate_generator import AssistedCandidateGenerator
 from transformers.utils import logging
 
-from asr.transcript import SAMPLE_RATE
-from benchmarks.audio import Samples
-from benchmarks.systems import (
+from api.bench.audio import Samples
+from api.bench.systems import (
     ASSISTED,
     GENERATE,
     LANGUAGE,
@@ -34,6 +33,7 @@ from benchmarks.systems import (
     Written,
     use_threads,
 )
+from asr.transcript import SAMPLE_RATE
 from speculative.models.whisper import same_encoder
 
 

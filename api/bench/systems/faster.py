@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
+from api.bench.audio import Samples
+from api.bench.systems import BATCHED, LANGUAGE, TASK, Job, Written
 from asr.windows import MAX_SAMPLES
-from benchmarks.audio import Samples
-from benchmarks.systems import BATCHED, LANGUAGE, TASK, Job, Written
 
 _LIBRARY = "faster_whisper"
 """By name: it has no types, and the checks run where it is not installed."""
@@ -60,7 +60,8 @@ def _library() -> Any:
 
 
 def _read(folder: str, name: str) -> dict[str, Any]:
-    return json.loads((Path(folder) / name).read_text(encoding="utf-8"))
+    found: dict[str, Any] = json.loads((Path(folder) / name).read_text(encoding="utf-8"))
+    return found
 
 
 class FasterWhisper:
@@ -68,7 +69,7 @@ class FasterWhisper:
 
     def __init__(self, job: Job) -> None:
         if job.converted is None:
-            raise ValueError("CTranslate2 could not convert the model")
+            raise ValueError("there are no converted weights")
         library = _library()
         settings = _read(job.model, "generation_config.json")
         self.threads = job.threads

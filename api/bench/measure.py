@@ -17,8 +17,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from benchmarks.systems import Job
-from benchmarks.worker import Outcome
+from api.bench.systems import Job
+from api.bench.worker import Outcome
 
 LIMIT_S = 3600
 """A decode that never ends is known of one peer (a whole draft with timestamps)."""
@@ -84,7 +84,12 @@ def child(windows: Path) -> Runner:
 
 def _spawn(arguments: list[str], out: Path, threads: int) -> Outcome:
     environment = os.environ | {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
-    command = [sys.executable, "-m", "benchmarks.worker", *arguments]
+    # The path as it is here: with -m, a folder called `api` where the user stands would be ours.
+    program = (
+        f"import sys; sys.path[:] = {sys.path!r}; "
+        "from api.bench.worker import main; main(*sys.argv[1:])"
+    )
+    command = [sys.executable, "-c", program, *arguments]
     try:
         ended = subprocess.run(
             command, env=environment, capture_output=True, text=True, timeout=LIMIT_S

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from benchmarks.audio import Material
-from benchmarks.equality import Equality, Tokens, compare
-from benchmarks.measure import Series
-from benchmarks.wer import error_rate
+from api.bench.audio import Material
+from api.bench.equality import Equality, Tokens, compare
+from api.bench.measure import Series
+from api.bench.systems import Gamma
+from api.bench.wer import error_rate
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,7 @@ class Row:
 
     system: str
     batch: int
-    gamma: int | None
+    gamma: Gamma
     dtype: str
     wall_s: float | None = None  # median of the repeats: features, encoder and decoding
     walls_s: list[float] = field(default_factory=list)

@@ -1,11 +1,12 @@
-"""Tables for people."""
+"""Tables of transcription for people."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
-from benchmarks.rows import Row
-from benchmarks.systems import OURS
+from api.bench.columns import layout
+from api.bench.rows import Row
+from api.bench.systems import OURS
 
 HEAD = (
     "system",
@@ -99,18 +100,3 @@ def _decoding(row: Row) -> float:
 
 def _or(value: object, form: str) -> str:
     return "-" if value is None else form.format(value)
-
-
-def layout(lines: Iterable[Sequence[str]]) -> list[str]:
-    """Columns of equal width: the first to the left, figures to the right; a rule below the head."""
-    cells = [list(line) for line in lines]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    out = []
-    for line in cells:
-        first, *rest = (c.rjust(w) if i else c.ljust(w) for i, (c, w) in _numbered(line, widths))
-        out.append("  ".join([first, *rest]).rstrip())
-    return [out[0], "-" * len(out[0]), *out[1:]]
-
-
-def _numbered(line: list[str], widths: list[int]) -> Iterable[tuple[int, tuple[str, int]]]:
-    return enumerate(zip(line, widths, strict=True))

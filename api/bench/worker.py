@@ -1,8 +1,7 @@
 """Worker: one job in a process of its own, so that its peak of memory is its own.
 
-    python -m benchmarks.worker JOB.json WINDOWS.npz OUT.json
-
-Started by `benchmarks.measure`; of little use by hand.
+Started by `api.bench.measure` with the names of three files: the job, the windows, and where the outcome
+goes. Loads no library before the job's system does: what it takes counts.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from benchmarks.audio import Samples, load_windows
-from benchmarks.systems import Drafting, Job, Written, build
+from api.bench.audio import Samples, load_windows
+from api.bench.systems import Drafting, Job, Written, build
 
 WARM_UP = 2
 """Windows decoded before the clock runs: threads are started, kernels chosen, memory touched."""
@@ -90,7 +89,3 @@ def main(job: str, windows: str, out: str) -> None:
     record = json.loads(Path(job).read_text())
     outcome = perform(Job(**record), load_windows(Path(windows)))
     Path(out).write_text(outcome.to_json())
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -6,6 +6,8 @@ Nothing here is fast or right in its words; equality, counts and reasons are wha
 from __future__ import annotations
 
 import json
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,11 +17,12 @@ from transformers import WhisperForConditionalGeneration
 
 pytest.importorskip("jiwer", reason="word error rates need jiwer (group bench)")
 
-from asr.windows import Window
-from benchmarks import audio, measure, startup, table, transcribe, worker
-from benchmarks.audio import Material
-from benchmarks.equality import Equality, compare
-from benchmarks.systems import (
+from api.bench import audio, columns, measure, table, transcribe, worker
+from api.bench.audio import Material
+from api.bench.equality import Equality, compare
+from api.bench.measure import Series
+from api.bench.rows import make_row
+from api.bench.systems import (
     ASSISTED,
     ASSISTED_DEFAULTS,
     BATCHED,
@@ -30,13 +33,16 @@ from benchmarks.systems import (
     Job,
     Written,
 )
-from benchmarks.wer import error_rate, normalise
-from benchmarks.worker import Outcome
+from api.bench.wer import error_rate, normalise
+from api.bench.worker import Outcome
+from asr.windows import Window
+from tests.api.bench.command import bench
 from tests.asr import folders
 
-SAMPLE = Path(__file__).parents[2] / "samples" / "memo.flac"
+SAMPLE = Path(__file__).parents[3] / "samples" / "memo.flac"
 PLAIN = ("--batch", "1", "--gamma", "0")
-PEERS = [ASSISTED, ASSISTED_DEFAULTS, GENERATE]
+PEERS = (ASSISTED, ASSISTED_DEFAULTS, GENERATE)
+NOTHING = Material((), 0, "", ())
 
 
 @pytest.fixture(scope="module")
@@ -61,30 +67,35 @@ def memo(tmp_path_factory):
 
 
 def measured(pair, memo, tmp_path, *arguments: str) -> tuple[int, dict]:
-    """The program's status and record; jobs run in this process, where libraries are loaded once."""
+    """The command's status and record; jobs run in this process, where libraries are loaded once."""
 
     def here(windows: Path) -> measure.Runner:
         return lambda job: worker.perform(job, worker.load_windows(windows))
 
     out = tmp_path / "out.json"
-    given = ["--model", pair[0], "--draft", pair[1], "--audio", str(memo), "--minutes", "0"]
+    given = [str(memo), "--model", pair[0], "--draft", pair[1], "--minutes", "0"]
     given += ["--batch", "1,2", "--gamma", "3", "--peer-batch", "2", "--threads", "1"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(transcribe, "child", here)
-        status = transcribe.main([*given, "--repeats", "1", "--json", str(out), *arguments])
-    return status, json.loads(out.read_text())
+        done = bench("transcribe", *given, "--repeats", "1", "--json", str(out), *arguments)
+    (tmp_path / "out.txt").write_text(done.stdout)
+    return done.exit_code, json.loads(out.read_text())
+
+
+def only(*systems: str) -> list[str]:
+    return [word for system in systems for word in ("--only", system)]
 
 
 def by_system(record: dict) -> dict[tuple, dict]:
     return {(r["system"], r["batch"], r["gamma"], r["dtype"]): r for r in record["rows"]}
 
 
-def test_every_speed_has_its_equality_and_its_error_rate(pair, memo, tmp_path, capsys):
-    status, record = measured(pair, memo, tmp_path, "--only", *PEERS)
+def test_every_speed_has_its_equality_and_its_error_rate(pair, memo, tmp_path):
+    status, record = measured(pair, memo, tmp_path, *only(*PEERS))
     rows = by_system(record)
     assert status == 0
     assert set(rows) == {
-        *((OURS, batch, gamma, "float32") for batch in (1, 2) for gamma in (0, 3)),
+        *((OURS, batch, gamma, "float32") for batch in (1, 2) for gamma in (0, 3, "auto")),
         *((GENERATE, batch, None, "float32") for batch in (1, 2)),
         (ASSISTED, 1, 3, "float32"),
         (ASSISTED_DEFAULTS, 1, 20, "float32"),
@@ -98,13 +109,13 @@ def test_every_speed_has_its_equality_and_its_error_rate(pair, memo, tmp_path, c
     windows = record["audio"]["windows"]
     assert f"{windows} assisted loops" in rows[ASSISTED, 1, 3, "float32"]["notes"]
     assert set(record["weights"]["target"]) == {"model.safetensors"}
-    assert "all tokens equal" in capsys.readouterr().out
+    assert "all tokens equal" in (tmp_path / "out.txt").read_text()
 
 
 def test_converted_weights_write_the_tokens_of_the_original(pair, memo, tmp_path):
     pytest.importorskip("ctranslate2", reason="faster-whisper's engine is not installed")
     pytest.importorskip("faster_whisper", reason="faster-whisper is not installed")
-    _, record = measured(pair, memo, tmp_path, *PLAIN, "--only", SEQUENTIAL, BATCHED)
+    _, record = measured(pair, memo, tmp_path, *PLAIN, *only(SEQUENTIAL, BATCHED))
     rows = by_system(record)
     for system, batch in ((SEQUENTIAL, 1), (BATCHED, 2)):
         row = rows[system, batch, None, "float32"]
@@ -115,24 +126,36 @@ def test_converted_weights_write_the_tokens_of_the_original(pair, memo, tmp_path
         assert "told that the model is multilingual" in row["notes"]
 
 
-def test_a_system_that_cannot_load_has_a_row_that_says_why(pair, memo, tmp_path, capsys):
-    def refuse(*_):
-        return {}, "ValueError: no such architecture"
+def test_a_system_that_cannot_load_has_a_row_that_says_why(pair, memo, tmp_path, monkeypatch):
+    monkeypatch.setattr(transcribe, "missing", lambda *_: None)
+    monkeypatch.setattr(transcribe, "convert", lambda *_: ({}, "ValueError: no such architecture"))
+    options = transcribe.Options((str(memo),), only=(SEQUENTIAL,))
+    converted, trouble = transcribe.converted_for(options, Path(pair[0]), tmp_path)
+    assert (converted, trouble) == ({}, "ValueError: no such architecture")
+    job = transcribe.plan(options, Path(pair[0]), None, converted)[-1]
+    outcome = worker.perform(job, [])
+    assert job.system == SEQUENTIAL and outcome.written is None
+    row = transcribe._clean(make_row(Series(job, [outcome]), [], NOTHING), tmp_path, trouble)
+    assert row.wall_s is None
+    assert row.error and row.error.endswith("(ValueError: no such architecture)")
+    assert "failed" in table.results([row])
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(transcribe, "convert", refuse)
-        status, record = measured(pair, memo, tmp_path, *PLAIN, "--only", SEQUENTIAL)
-    row = by_system(record)[SEQUENTIAL, 1, None, "float32"]
-    assert status == 0
-    assert row["wall_s"] is None and row["error"]
-    assert "failed" in capsys.readouterr().out
+
+def test_without_faster_whisper_its_rows_say_what_to_install(pair, memo, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "faster_whisper", None)
+    options = transcribe.Options((str(memo),))
+    trouble = "faster-whisper is not installed: pip install 'forescribe[bench]'"
+    assert transcribe.converted_for(options, Path(pair[0]), tmp_path) == ({}, trouble)
+    without = replace(options, only=PEERS)
+    assert transcribe.converted_for(without, Path(pair[0]), tmp_path) == ({}, None)
 
 
-def test_a_recording_without_reference_is_refused(pair, memo, tmp_path, capsys):
-    bare = tmp_path / "bare.wav"
-    bare.write_bytes(memo.read_bytes())
-    assert transcribe.main(["--model", pair[0], "--audio", str(bare)]) == 2
-    assert "--reference" in capsys.readouterr().err
+def test_a_gamma_of_zero_has_no_drafting_rows_of_its_own(pair, memo):
+    jobs = transcribe.plan(
+        transcribe.Options((str(memo),), gamma=0), Path(pair[0]), Path(pair[1]), {}
+    )
+    assert not [job for job in jobs if job.system == ASSISTED]
+    assert {job.gamma for job in jobs if job.system == OURS} == {0}
 
 
 def test_a_child_brings_its_error_home(tmp_path):
@@ -213,11 +236,4 @@ def test_error_rate_counts_words():
 
 
 def test_columns_stand_under_their_heads():
-    assert table.layout([("a", "bb"), ("long", "1")]) == ["a     bb", "--------", "long   1"]
-
-
-def test_startup_fails_above_its_bound(monkeypatch, capsys):
-    monkeypatch.setattr(startup, "wall_s", lambda: 0.3)
-    assert startup.main(["--runs", "3"]) == 0
-    assert startup.main(["--runs", "3", "--bound", "0.2"]) == 1
-    assert "median 0.300" in capsys.readouterr().out
+    assert columns.layout([("a", "bb"), ("long", "1")]) == ["a     bb", "--------", "long   1"]

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
+from api.bench.audio import Samples
 from asr.tokens import Task
-from benchmarks.audio import Samples
 
 OURS = "forescribe"
 GENERATE = "transformers"
@@ -20,6 +20,9 @@ ASSISTED_DEFAULTS = "transformers assisted, its defaults"
 SEQUENTIAL = "faster-whisper"
 BATCHED = "faster-whisper batched"
 NAMES = (OURS, GENERATE, ASSISTED, ASSISTED_DEFAULTS, SEQUENTIAL, BATCHED)
+
+Gamma = int | Literal["auto"] | None
+"""Drafts per round; auto leaves them to the engine, None says that the system does not draft."""
 
 LANGUAGE = "en"
 TASK: Task = "transcribe"
@@ -34,7 +37,7 @@ class Job:
 
     system: str
     batch: int
-    gamma: int | None  # None: the system does not draft
+    gamma: Gamma
     dtype: str
     model: str
     draft: str | None
@@ -96,15 +99,15 @@ def use_threads(count: int) -> int:
 def build(job: Job) -> System:
     """The system of a job, loaded and ready. Raises whatever its library raises."""
     if job.system == OURS:
-        from benchmarks.systems.ours import Ours
+        from api.bench.systems.ours import Ours
 
         return Ours(job)
     if job.system in (GENERATE, ASSISTED, ASSISTED_DEFAULTS):
-        from benchmarks.systems.generate import Generate
+        from api.bench.systems.generate import Generate
 
         return Generate(job)
     if job.system in (SEQUENTIAL, BATCHED):
-        from benchmarks.systems.faster import FasterWhisper
+        from api.bench.systems.faster import FasterWhisper
 
         return FasterWhisper(job)
     raise ValueError(f"unknown system {job.system!r}; known: {', '.join(NAMES)}")

@@ -9,9 +9,9 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 
+from api.bench.audio import Samples
+from api.bench.systems import LANGUAGE, TASK, Drafting, Job, Written, use_threads
 from asr.transcriber import Transcriber
-from benchmarks.audio import Samples
-from benchmarks.systems import LANGUAGE, TASK, Drafting, Job, Written, use_threads
 from speculative.types import Request
 
 
@@ -27,7 +27,7 @@ class Ours:
             device="cpu",
             dtype=job.dtype,
             batch=job.batch,
-            gamma=job.gamma or 0,
+            gamma=None if job.gamma == "auto" else job.gamma or 0,
             network=False,
         )
         self.drafts = bool(job.gamma)
