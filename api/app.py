@@ -73,9 +73,12 @@ def create_app(
     for module in (audio, models, text, endpoints, metrics):
         private.include_router(module.router)
     if jobs is not None:
+        from sqlalchemy.exc import DBAPIError
+
         from api.routers import jobs as job_routes
         from api.routers import uploads as upload_routes
 
+        app.add_exception_handler(DBAPIError, _database_error)
         private.include_router(job_routes.router)
         private.include_router(upload_routes.router)
     app.include_router(private)
@@ -116,6 +119,15 @@ async def _http_error(request: Request, error: Exception) -> Response:
     response = _answer(request, ApiError(code, f"{request.method}: {error.detail}"))
     response.headers.update(error.headers or {})
     return response
+
+
+async def _database_error(request: Request, error: Exception) -> Response:
+    """A database that has gone away comes back: 503, and clients try again. Its other faults are ours."""
+    if not await asyncio.to_thread(request.app.state.jobs.store.lost, error):
+        raise error
+    return _answer(
+        request, ApiError("not_ready", "the jobs' database cannot be reached; try again")
+    )
 
 
 async def _gone(request: Request, error: Exception) -> Response:

@@ -1,10 +1,10 @@
 """The service as the fault tests drive it: everything real but the model.
 
-    python -m benchmarks.fault_server FOLDER PORT [--die-at blob|commit] [--database URL]
+    python -m benchmarks.fault_server FOLDER PORT [--die-at blob|commit] [--database URL] [--version NAME]
 
-A job's "audio" is JSON that says how many groups it has, how long each takes and what its text is, so
+A recording is JSON that says how many groups it has, how long each takes and what its text is, so
 what comes out is known. Every group that is worked on is a line in FOLDER/log, written with O_APPEND: the
-record that a kill cannot take back. Needs no torch.
+record that a kill cannot take back. Needs no torch, but with `--real`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ import argparse
 import asyncio
 import json
 import os
+import queue
 import signal
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -24,10 +26,11 @@ import uvicorn
 
 from api import ssrf
 from api.app import create_app
-from api.jobs import service
+from api.following import Following, Task
+from api.jobs import durable, service
 from api.jobs.blobs import Draft
 from api.jobs.durable import Durable
-from api.jobs.engine import Stopping
+from api.jobs.engine import PLAYS, Call, Stopping
 from api.jobs.steps import Over, Steps
 from api.jobs.store import Store
 from api.jobs.webhooks import Webhooks
@@ -53,6 +56,22 @@ class Script:
 
     def said(self, k: int) -> str:
         return f" {self.text} {k}."
+
+    def outcome(self, wall_s: float = 0.0) -> Outcome:
+        size = GROUP_S * SAMPLE_RATE
+        segments = (
+            Segment(k, k, k * size, k * size, (k + 1) * size, self.said(k), (), 0.0, -0.1, 1, 0)
+            for k in range(self.groups)
+        )
+        transcript = Transcript(
+            segments=tuple(segments),
+            sample_count=self.groups * size,
+            coverage=Coverage((Span(0, self.groups * size, "decoded"),)),
+            language="en",
+            settings={"task": "transcribe"},
+            stats={"tokens": 0, "drafted": 0, "accepted": 0, "windows": 0, "acceptance_rate": None},
+        )
+        return Outcome(transcript, wall_s=wall_s)
 
 
 @dataclass(frozen=True)
@@ -118,23 +137,7 @@ class Lane:
         return Group(k, self.script.said(k))
 
     def outcome(self) -> Outcome:
-        size = GROUP_S * SAMPLE_RATE
-        count = self.script.groups
-        segments = (
-            Segment(
-                k, k, k * size, k * size, (k + 1) * size, self.script.said(k), (), 0.0, -0.1, 1, 0
-            )
-            for k in range(count)
-        )
-        transcript = Transcript(
-            segments=tuple(segments),
-            sample_count=count * size,
-            coverage=Coverage((Span(0, count * size, "decoded"),)),
-            language="en",
-            settings={"task": "transcribe"},
-            stats={"tokens": 0, "drafted": 0, "accepted": 0},
-        )
-        return Outcome(transcript)
+        return self.script.outcome()
 
     def leave(self, reason: BaseException) -> None:
         self.left.append(reason)
@@ -147,6 +150,11 @@ class FakeSteps(Steps):
     """The steps, with a lane that needs no model."""
 
     log: ClassVar[Callable[[str], None]]
+
+    def _greet(self, job: str, run: int) -> bool:
+        """A step that only a play of another version has."""
+        type(self).log(f"greet {job} {run}")
+        return True
 
     def _script(self, job: str) -> Script:
         return Script.of(self._audio(job).read_bytes())
@@ -170,18 +178,21 @@ class FakeSteps(Steps):
 class Measured:
     """Stands in for a spool."""
 
-    def __init__(self, duration_s: float) -> None:
-        self.duration_s = duration_s
+    def __init__(self, script: Script) -> None:
+        self.script, self.duration_s = script, float(GROUP_S * script.groups)
 
     def close(self) -> None:
         """Nothing is open."""
 
 
 class FakeServing(Serving):
-    """Ready at once."""
+    """Ready at once. Who waits for an answer is served by one thread, one after the other."""
 
     def start(self) -> None:
         self.state = "ready"
+        self._line: queue.SimpleQueue[Following] = queue.SimpleQueue()
+        self._gone: set[Following] = set()
+        threading.Thread(target=self._work, daemon=True).start()
 
     async def stop(self) -> None:
         self.state = "stopped"
@@ -194,7 +205,67 @@ class FakeServing(Serving):
 
     async def decoded(self, file: BinaryIO) -> Any:
         file.seek(0)
-        return Measured(float(GROUP_S * Script.of(await asyncio.to_thread(file.read)).groups))
+        return Measured(Script.of(await asyncio.to_thread(file.read)))
+
+    def follow(self, task: Task) -> Following:
+        following = Following(task, self.settings.timeout_s, self.metrics)
+        following.cancelled_by(lambda: self._gone.add(following))
+        self._line.put(following)
+        return following
+
+    def _work(self) -> None:
+        while True:
+            following = self._line.get()
+            spool: Any = following.task.spool
+            if following in self._gone:
+                self._gone.discard(following)
+                following.ended(None)
+                continue
+            wall_s = spool.script.groups * spool.script.pace_s
+            time.sleep(wall_s)
+            following.ended(spool.script.outcome(wall_s))
+            self._gone.discard(following)
+
+
+GREEDY = 0.9
+"""The temperature of a recording that the engine has no memory for."""
+
+
+def break_engine(serving: Serving, folder: Path, log: Callable[[str], None]) -> None:
+    """A real engine that runs out of memory with every greedy window, and hangs while FOLDER/hang is
+    there."""
+    load, hang = serving._load, folder / "hang"
+
+    def broken() -> Any:
+        made = load()
+        enter, step = made.engine.submit, made.engine.step
+
+        def submit(request: Any) -> None:
+            if request.temperature == GREEDY:
+                log("memory - -")
+                raise MemoryError
+            enter(request)
+
+        def hanging() -> Any:
+            while hang.exists():
+                time.sleep(0.05)
+            return step()
+
+        made.engine.submit, made.engine.step = submit, hanging  # type: ignore[method-assign]
+        return made
+
+    serving._load = broken
+
+
+def deploy(version: str) -> None:
+    """Makes this the process of another version of the plays: with a step more, at the beginning."""
+
+    def transcribe(call: Call, job: str, run: int) -> None:
+        call("greet", job, run)
+        PLAYS["transcribe"](call, job, run)
+
+    durable.VERSION = version
+    service.PLAYS = {**PLAYS, "transcribe": transcribe}  # type: ignore[attr-defined]
 
 
 def _nothing() -> Any:
@@ -225,6 +296,8 @@ def main() -> None:
     parser.add_argument("port", type=int)
     parser.add_argument("--die-at", choices=("blob", "commit"))
     parser.add_argument("--database")
+    parser.add_argument("--real", metavar="MODEL", help="a real engine, that can be broken")
+    parser.add_argument("--version", help="of the plays: another one, with other steps")
     parser.add_argument("--concurrency", type=int, default=4)
     parser.add_argument("--schedule", type=float, nargs="+", default=[0, 1, 1, 1])
     parser.add_argument("--setting", action="append", default=[], metavar="NAME=JSON")
@@ -233,7 +306,8 @@ def main() -> None:
         name: json.loads(value) for name, _, value in (s.partition("=") for s in asked.setting)
     }
     settings = Settings(
-        model="fake",
+        model=asked.real or "fake",
+        device="cpu" if asked.real else "auto",
         port=asked.port,
         data_dir=asked.folder,
         database_url=asked.database,
@@ -245,7 +319,11 @@ def main() -> None:
     def log(line: str) -> None:
         os.write(descriptor, f"{os.getpid()} {line}\n".encode())
 
-    serving = FakeServing(settings, _nothing, _nothing)
+    if asked.real:
+        serving = Serving.of(settings)
+        break_engine(serving, asked.folder, log)
+    else:
+        serving = FakeServing(settings, _nothing, _nothing)
     store = Store.at(asked.folder, asked.database)
     engine = Durable(store.engine, concurrency=asked.concurrency)
     alone = asked.database is None
@@ -255,9 +333,12 @@ def main() -> None:
         timeout_s=2,
     )
     FakeSteps.log = log
+    steps = Steps if asked.real else FakeSteps
     jobs = service.Jobs(
-        settings, serving, store, engine, alone=alone, webhooks=allowed, steps=FakeSteps
+        settings, serving, store, engine, alone=alone, webhooks=allowed, steps=steps
     )
+    if asked.version:
+        deploy(asked.version)
     if asked.die_at:
         die_at(asked.die_at)
     uvicorn.run(create_app(settings, serving, jobs), port=asked.port, log_level="critical")

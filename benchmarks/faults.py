@@ -4,22 +4,18 @@
     python -m benchmarks.faults --long F1 F9   # twenty kills over 500 groups; these faults only
 
 Real processes, real signals, a real database; only the model is a fake with known text
-(benchmarks/fault_server.py). What was done is read from a log written with O_APPEND. A run in which no fault
-hit work under way proves nothing and says so: *inconclusive*. Numbers as in docs/jobs.md. Prints a table and
-one line of JSON.
+(benchmarks/fault_server.py), but for F5. What was done is read from a log written with O_APPEND. A run in
+which no fault hit work under way proves nothing and says so: *inconclusive*. Numbers as in docs/jobs.md.
+Prints a table and one line of JSON.
 """
 
 from __future__ import annotations
 
 import argparse
-import base64
 import hashlib
-import hmac
 import json
-import os
 import random
 import signal
-import socket
 import sqlite3
 import subprocess
 import sys
@@ -28,142 +24,30 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import httpx
 
 from benchmarks import provenance
-
-START_S = 180.0
-PATIENCE_S = 240.0
-SECRET = "whsec_" + base64.b64encode(b"k" * 32).decode()
-
-
-class Wrong(Exception):
-    """What had to hold does not."""
-
-
-@dataclass(frozen=True)
-class Row:
-    """A fault: what was done, and what was seen."""
-
-    fault: str
-    held: str  # yes, no, inconclusive, not run
-    what: str
-    wall_s: float = 0.0
-
-
-class Server:
-    """The fake service in a folder, over any number of lives."""
-
-    def __init__(self, folder: Path, *options: str) -> None:
-        self.folder, self.options = folder, options
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}"
-        # A connection that is kept may be one that the server is just closing.
-        alone = httpx.Limits(max_keepalive_connections=0)
-        self.http = httpx.Client(base_url=self.url, timeout=60, trust_env=False, limits=alone)
-        self.process: subprocess.Popen[bytes] | None = None
-
-    def start(self, *options: str, env: Mapping[str, str] | None = None) -> None:
-        command = [
-            sys.executable,
-            "-m",
-            "benchmarks.fault_server",
-            str(self.folder),
-            str(self.port),
-        ]
-        self.process = subprocess.Popen(
-            [*command, *self.options, *options],
-            cwd=provenance.ROOT,
-            env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {})},
-        )
-        until(self.alive, START_S, "the server does not start")
-
-    def alive(self) -> bool:
-        assert self.process is not None
-        if self.process.poll() is not None:
-            raise Wrong(f"the server has ended with {self.process.returncode}")
-        try:
-            return self.http.get("/health").status_code == 200
-        except httpx.HTTPError:
-            return False
-
-    def kill(self) -> None:
-        assert self.process is not None
-        self.process.send_signal(signal.SIGKILL)
-        self.process.wait()
-
-    def stop(self) -> None:
-        if self.process is not None and self.process.poll() is None:
-            self.process.terminate()
-            try:
-                self.process.wait(60)
-            except subprocess.TimeoutExpired:
-                self.kill()
-
-    def submit(
-        self, text: str, groups: int, pace_s: float, key: str | None = None, **fields: str
-    ) -> httpx.Response:
-        audio = json.dumps({"text": text, "groups": groups, "pace_s": pace_s}).encode()
-        headers = {"Idempotency-Key": key} if key else {}
-        return self.http.post(
-            "/v1/jobs", files={"file": ("a.wav", audio)}, data=fields, headers=headers
-        )
-
-    def job(self, id: str) -> dict[str, Any]:
-        found: dict[str, Any] = self.http.get(f"/v1/jobs/{id}").json()
-        return found
-
-    def ended(self, id: str) -> dict[str, Any]:
-        until(lambda: self.job(id)["finished_at"] is not None, PATIENCE_S, f"{id} does not end")
-        return self.job(id)
-
-    def text(self, id: str) -> str:
-        return str(self.http.get(f"/v1/jobs/{id}/result").json().get("text"))
-
-    def log(self) -> list[list[str]]:
-        path = self.folder / "log"
-        return [line.split() for line in path.read_text().splitlines()] if path.is_file() else []
-
-    def rows(self, query: str) -> list[Any]:
-        with sqlite3.connect(self.folder / "jobs.db", timeout=30) as db:
-            return db.execute(query).fetchall()
-
-
-def until(holds: Callable[[], bool], seconds: float, otherwise: str) -> None:
-    end = time.monotonic() + seconds
-    while not holds():
-        if time.monotonic() > end:
-            raise Wrong(otherwise)
-        time.sleep(0.05)
-
-
-@contextmanager
-def server(*options: str) -> Iterator[Server]:
-    with tempfile.TemporaryDirectory() as folder:
-        made = Server(Path(folder), *options)
-        try:
-            yield made
-        finally:
-            made.stop()
-            made.http.close()
-
-
-def right(text: str, groups: int) -> str:
-    return "".join(f" {text} {k}." for k in range(groups)).strip()
-
-
-def holds(claim: bool, otherwise: str) -> None:
-    if not claim:
-        raise Wrong(otherwise)
-
+from benchmarks.fault_database import database, f3
+from benchmarks.fault_deploy import f8
+from benchmarks.fault_engine import f5
+from benchmarks.fault_harness import (
+    PATIENCE_S,
+    Inconclusive,
+    NotRun,
+    Row,
+    Server,
+    Wrong,
+    holds,
+    right,
+    server,
+    until,
+)
+from benchmarks.fault_load import f13
+from benchmarks.fault_receiver import SECRET, Receiver
 
 # -- the faults ---------------------------------------------------------------------------------------
 
@@ -215,17 +99,10 @@ def _all_ended(s: Server, made: list[str]) -> bool:
 
 def f2(long: bool, rng: random.Random) -> str:
     """Two processes on PostgreSQL: one is stopped for longer than its heartbeat, then one is killed."""
-    url = os.environ.get("FORESCRIBE_TEST_PG")
-    if not url:
-        raise NotRun("FORESCRIBE_TEST_PG names no database")
-    import psycopg
-
-    name, jobs, groups = f"forescribe_{os.getpid()}_{int(time.time())}", 4, 12
-    with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute(f'create database "{name}"')
-    with tempfile.TemporaryDirectory() as folder:
-        database = ("--database", f"{url.rsplit('/', 1)[0]}/{name}", "--concurrency", "2")
-        pair = [Server(Path(folder), *database) for _ in range(2)]
+    jobs, groups = 4, 12
+    with database() as url, tempfile.TemporaryDirectory() as folder:
+        options = ("--database", url, "--concurrency", "2")
+        pair = [Server(Path(folder), *options) for _ in range(2)]
         try:
             for s in pair:
                 s.start()
@@ -353,53 +230,6 @@ def f9(long: bool, rng: random.Random) -> str:
         holds(not lines, "a queued job was begun after its cancel")
     holds(slowest < 2, f"it took {slowest:.1f} s")
     return f"queued and in the lane: cancelled within {slowest:.2f} s, place freed, no later write"
-
-
-class Receiver:
-    """Somebody who is called back: answers by a list, keeps what came."""
-
-    def __init__(self, answers: list[int | str]) -> None:
-        self.seen: list[tuple[Mapping[str, str], bytes]] = []
-        self.answers = answers
-        receiver = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["content-length"]))
-                receiver.seen.append(({k.lower(): v for k, v in self.headers.items()}, body))
-                at = min(len(receiver.seen), len(receiver.answers)) - 1
-                answer = receiver.answers[at]
-                if answer == "hang":
-                    time.sleep(4)
-                    return
-                if isinstance(answer, str):
-                    self.send_response(302)
-                    self.send_header("location", answer)
-                else:
-                    self.send_response(answer)
-                self.end_headers()
-
-            def log_message(self, *args: object) -> None:
-                """Quiet."""
-
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.http.daemon_threads = True
-        threading.Thread(target=self.http.serve_forever, daemon=True).start()
-        self.url = f"http://127.0.0.1:{self.http.server_port}/hook"
-
-    def signed(self) -> bool:
-        """Whether all that came was signed as Standard Webhooks says."""
-        key = base64.b64decode(SECRET.removeprefix("whsec_"))
-        for headers, body in self.seen:
-            text = f"{headers['webhook-id']}.{headers['webhook-timestamp']}.".encode() + body
-            made = base64.b64encode(hmac.new(key, text, hashlib.sha256).digest()).decode()
-            if headers["webhook-signature"] != f"v1,{made}":
-                return False
-        return bool(self.seen)
-
-    def close(self) -> None:
-        self.http.shutdown()
-        self.http.server_close()
 
 
 def f10(long: bool, rng: random.Random) -> str:
@@ -563,32 +393,24 @@ def f17(long: bool, rng: random.Random) -> str:
     return f"queued again by its own process, done {wall_s:.0f} s after it was lost, text right"
 
 
-class Inconclusive(Exception):
-    """No fault hit work under way."""
-
-
-class NotRun(Exception):
-    """Why a fault cannot be tried here."""
-
-
 Fault = Callable[[bool, random.Random], str]
 
 FAULTS: Mapping[str, Fault | str] = {
     "F1": f1,
     "F2": f2,
-    "F3": "PostgreSQL stopped in mid-work: not written yet",
+    "F3": f3,
     "F4": f4,
-    "F5": "there is no lane process: the model runs in the service",
+    "F5": f5,
     "F6": "the decoder's child has tests of its own, tests/api/test_decoding.py",
     "F7": f7,
-    "F8": "one version only",
+    "F8": f8,
     "F9": f9,
     "F10": f10,
     "F11": f11,
     "F12": "bombs and false headers are the decoder's: tests/api/test_decoding.py",
-    "F13": "load is measured by benchmarks/load.py; refusal of jobs by tests/api/test_jobs.py",
+    "F13": f13,
     "F14": f14,
-    "F15": "no Ray Serve here",
+    "F15": "Ray Serve is no part of this service: the model runs in its process",
     "F16": "clocks are arguments: tests/api/test_jobs_keeper.py",
     "F17": f17,
     "F18": "tests/api/test_schema.py",
@@ -615,7 +437,11 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("faults", nargs="*", metavar="FAULT", help=", ".join(FAULTS))
-    parser.add_argument("--long", action="store_true", help="twenty kills instead of three")
+    parser.add_argument(
+        "--long",
+        action="store_true",
+        help="more kills, more jobs, more load: minutes for each fault",
+    )
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
     unknown = set(asked.faults) - FAULTS.keys()

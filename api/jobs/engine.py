@@ -72,6 +72,10 @@ class JobEngine(Protocol):
     def resume(self, id: str) -> None:
         """Queues work again that has lost its executor; answers that are there stay."""
 
+    def adopt(self) -> int:
+        """Takes over what is queued for plays of another version, and says how much that was. Answers that
+        those had are dropped: the play begins anew, and its steps find in the rows what is done."""
+
     def stop(self) -> None:
         """Nothing more is begun. Steps that wait are told by their own means."""
 

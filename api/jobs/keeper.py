@@ -51,7 +51,10 @@ class Keeper:
         self._looked: float | None = None
 
     def tick(self) -> None:
-        """One look."""
+        """One look. With an engine that is broken there is none, and no beat: the process is as good as
+        dead, and others may have its work."""
+        if self.steps.serving.state == "broken":
+            return
         mine = self.engine.running()
         self.store.beat(self.engine.executor, mine)
         alive = self._alive()
@@ -64,6 +67,7 @@ class Keeper:
             else:
                 self.metrics.resumed()
                 self._again(work)
+        self.engine.adopt()
         self._leave(mine)
         self._fail_broken()
 

@@ -73,6 +73,9 @@ class InMemory:
         if work is not None:
             self._begin(work)
 
+    def adopt(self) -> int:
+        return 0  # nothing outlives the process, so there is no other version
+
     def stop(self) -> None:
         for timer in self._timers:
             timer.cancel()

@@ -13,10 +13,12 @@ import json
 import logging
 import threading
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
+
+from sqlalchemy.exc import DBAPIError
 
 from api.errors import ApiError
 from api.jobs.engine import JobEngine, Stopping
@@ -43,7 +45,13 @@ PAUSES_S: Sequence[float] = (0.5, 1.0, 2.0)
 """Between tries of a step whose fault may pass."""
 
 PASSING = frozenset({"internal_error", "overloaded", "unwritable_output"})
+SHARED = frozenset({"group", "assemble"})
+"""Steps that wait for the engine that all share."""
+
 POLL_S = 0.1
+AWAY_S = 1.0
+"""Between looks for a database that is away."""
+
 LET_GO_S = 10.0
 """For the engine's round, and the reader's block, that a recording is left in."""
 
@@ -78,15 +86,19 @@ class Steps:
         self._lock = threading.Lock()
         self._lanes: dict[str, Lane] = {}
         self._spools: dict[str, Spool] = {}
-        self._left: set[str] = set()  # jobs whose diarization is to end
+        self._left: set[str] = set()  # jobs that nobody is to wait for any more
+        self._turn = threading.Lock()  # of those that go back into the engine after a fault
 
     def __call__(self, step: str, job: str, run: int, *args: int) -> Any:
-        """The step's answer; None where the run is over. Raises Stopping."""
+        """The step's answer; None where the run is over. Waits out a database that is away, and an engine
+        that is broken. Raises Stopping."""
         if step == "deliver":
-            return self._deliver(job, run, *args)
-        for pause_s in (*PAUSES_S, None):
+            return self._through(job, lambda: self._deliver(job, run, *args))
+        pauses, tried = iter(PAUSES_S), False
+        while True:
             try:
-                return getattr(self, f"_{step}")(job, run, *args)
+                with self._alone(job) if tried and step in SHARED else nullcontext():
+                    return self._through(job, lambda: getattr(self, f"_{step}")(job, run, *args))
             except Over:
                 self._release(job)
                 return None
@@ -101,14 +113,46 @@ class Steps:
                 report(step, error)  # our fault; the others go on
                 told, passing = ApiError("internal_error", "the server failed"), True
                 told.__cause__ = error
-            if self.stopping.is_set() or self.serving.state in ("draining", "stopped", "broken"):
+            if self.stopping.is_set() or self.serving.state in ("draining", "stopped"):
                 raise Stopping
             self._release(job)
+            tried = True
+            broken = self.serving.state == "broken"  # no fault of the job's, and no try
+            pause_s = POLL_S if broken else next(pauses, None)
+            passing |= broken
             if not passing or pause_s is None:
-                break
+                return self._through(job, lambda: self.fail(job, run, told))  # noqa: B023
             if self.stopping.wait(pause_s):
                 raise Stopping
-        return self.fail(job, run, told)
+
+    def _through(self, job: str, act: Callable[[], Any]) -> Any:
+        """What `act` gives, however often the database goes away meanwhile: that is nobody's fault, and
+        counts as no try. Raises Stopping."""
+        while True:
+            try:
+                return act()
+            except DBAPIError as error:
+                if not self.store.lost(error):
+                    raise
+                report("database", error)
+                self._release(job)  # what was decoded and not written down is decoded again
+                while not self.store.there():
+                    if self.stopping.wait(AWAY_S):
+                        raise Stopping from None
+
+    @contextmanager
+    def _alone(self, job: str) -> Iterator[None]:
+        """A fault of the engine ends all that is in it. Who is tried again goes in one at a time, so that
+        a job that causes the fault spends its own tries and not its neighbours'."""
+        while not self._turn.acquire(timeout=POLL_S):
+            if self.stopping.is_set():
+                raise Stopping
+            if job in self._left:
+                raise Over
+        try:
+            yield
+        finally:
+            self._turn.release()
 
     def stop(self) -> None:
         """Who waits in a step leaves it, without an answer."""
@@ -338,8 +382,9 @@ class Steps:
     # -- what is there ----------------------------------------------------------------------------
 
     def _session(self) -> Session:
-        """Waits while the model is loading. Raises Stopping where it will not be there."""
-        while self.serving.state == "loading":
+        """Waits while the model is loading, and with an engine that is broken for the end of the process:
+        the next one goes on. Raises Stopping where it will not be there."""
+        while self.serving.state in ("loading", "broken"):
             if self.stopping.wait(POLL_S):
                 raise Stopping
         if self.serving.state != "ready" or self.serving.session is None:

@@ -152,6 +152,19 @@ class Store:
         for act in told:
             act()
 
+    def there(self) -> bool:
+        """Whether the database answers."""
+        try:
+            with self.engine.connect() as tx:
+                tx.execute(sa.select(1))
+            return True
+        except sa.exc.DBAPIError:
+            return False
+
+    def lost(self, error: sa.exc.DBAPIError) -> bool:
+        """Whether the fault is that the database went away: it was cut off, or is not back yet."""
+        return error.connection_invalidated or not self.there()
+
     def close(self) -> None:
         self.engine.dispose()
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from unittest.mock import Mock
 
 import pytest
+from sqlalchemy.exc import OperationalError
 
 from api.keys import digest, new_key
 from asr.transcript import Transcript
@@ -369,6 +371,18 @@ def test_a_full_queue_and_a_full_disk_are_told_before_the_body(
         refused = submit(client, sound(1))
         assert (refused.status_code, refused.json()["error"]["code"]) == (507, "storage_full")
         assert not list((tmp_path / "full" / "blobs" / "drafts").iterdir())
+
+
+@pytest.mark.parametrize(("away", "status"), [(True, 503), (False, 500)])
+def test_a_database_that_is_away_is_worth_another_try(client, monkeypatch, away, status) -> None:
+    store = client.app.state.jobs.store
+    fault = OperationalError("select", {}, Exception("server closed the connection"))
+    monkeypatch.setattr(store, "there", lambda: not away)
+    monkeypatch.setattr(store, "jobs", Mock(side_effect=fault))
+    answer = client.get(JOBS)
+    assert answer.status_code == status
+    assert ("retry-after" in answer.headers) == away
+    assert ("database" in answer.json()["error"]["message"]) == away
 
 
 def test_without_jobs_their_routes_are_not_there(service) -> None:

@@ -41,13 +41,18 @@ class Engine:
     def cancel(self, id):
         self.cancelled.append(id)
 
+    def adopt(self):
+        return 0
+
 
 @pytest.fixture
 def made(tmp_path):
     store, engine, now = Store.at(tmp_path), Engine(), [0.0]
     failed, left = [], []
     steps = SimpleNamespace(
-        fail=lambda job, run, error: failed.append((job, run, error.code)), leave=left.append
+        fail=lambda job, run, error: failed.append((job, run, error.code)),
+        leave=left.append,
+        serving=SimpleNamespace(state="ready"),
     )
     metrics = JobMetrics(CollectorRegistry())
 
@@ -57,7 +62,7 @@ def made(tmp_path):
     with store.writing() as tx:
         store.insert(tx, New("job", "", None, 60.0, {}, {}))
     yield SimpleNamespace(
-        store=store, engine=engine, now=now, failed=failed, left=left, keeper=keeper
+        store=store, engine=engine, now=now, failed=failed, left=left, keeper=keeper, steps=steps
     )
     store.close()
 
@@ -149,3 +154,12 @@ def test_a_job_that_somebody_else_cancelled_is_left(made) -> None:
         made.store.end(tx, "job", "cancelled")
     keeper.tick()
     assert made.left == ["job"]
+
+
+def test_a_process_whose_engine_is_broken_does_not_beat(made) -> None:
+    """So that others have its work, and it does not count its own jobs as crashed until they fail."""
+    made.steps.serving.state = "broken"
+    made.engine.rows = [Pending("job:1", "before")]
+    made.keeper(alone=False).tick()
+    assert made.store.workers() == {} and made.engine.resumed == []
+    assert made.store.job("job").crashes == 0

@@ -53,7 +53,8 @@ def plain(whisper) -> dict[str, Outcome]:
 def test_the_draft_hears_through_the_targets_encoder(whisper):
     assert whisper.shared_encoder
     assert len(whisper.target.model.decoder.layers) >= 6
-    assert len(whisper.draft.model.decoder.layers) == 1
+    draft, target = (len(m.model.decoder.layers) for m in (whisper.draft, whisper.target))
+    assert 1 <= draft <= target / 4
 
 
 @pytest.mark.parametrize(
