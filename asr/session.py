@@ -114,6 +114,7 @@ class Session:
         self._numbers = count()
         self.stats = Stats()
         """Of all so far, as it was a moment ago: for any thread."""
+        self._began_s: float | None = None  # the round that is being played
         # Of the engine's thread alone:
         self._looked_s = clock()
         self._encoded: list[_Encoded] = []
@@ -169,6 +170,12 @@ class Session:
             self._closed = True
             self._changed.notify_all()
 
+    @property
+    def standing_s(self) -> float:
+        """Since when the round that is being played is under way; 0 between rounds."""
+        began_s = self._began_s
+        return 0.0 if began_s is None else self.clock() - began_s
+
     # -- the engine's thread ----------------------------------------------------------------------
 
     def run(self) -> None:
@@ -178,10 +185,12 @@ class Session:
             reader.start()
         try:
             while self._wait():
+                self._began_s = self.clock()
                 try:
                     self._round()
                 except Exception as error:
                     self._fail_all(_fault(error))
+                self._began_s = None
         finally:
             self.close()
             for reader in self._readers:

@@ -7,15 +7,19 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from starlette.testclient import TestClient
 
+from api.app import create_app
 from api.errors import ApiError
 from api.following import Task
 from api.keys import digest, new_key
+from api.serving import Serving
+from api.settings import Settings
 from asr.guards import Guards
 from asr.options import Options
 from asr.spool import Spool
 from tests.api import raw
-from tests.api.conftest import sound, until
+from tests.api.conftest import Halves, sound, until
 
 TRANSCRIBE = "/v1/audio/transcriptions"
 FORM = {"model": "random", "language": "de", "temperature": "0.5"}
@@ -45,6 +49,20 @@ def test_uploads_share_the_slots(service, held, transcriber) -> None:
         answers = [future.result(PATIENCE) for future in made]
     assert [answer.status_code for answer in answers] == [200] * 4
     assert len({answer.json()["text"] for answer in answers}) == 4
+
+
+def test_an_engine_that_hangs_ends_its_process(transcriber, decoders, monkeypatch) -> None:
+    gave_up, go, step = threading.Event(), threading.Event(), transcriber.engine.step
+    monkeypatch.setattr(transcriber.engine, "step", lambda: step() if go.wait(PATIENCE) else [])
+    settings = Settings(model="random", drain_s=0.0, stall_s=0.5)
+    serving = Serving(settings, lambda: transcriber, Halves, decoders, gave_up.set)
+    with TestClient(create_app(settings, serving)) as client, ThreadPoolExecutor(1) as pool:
+        until(lambda: serving.state == "ready")
+        pool.submit(post, client, sound(2))
+        assert gave_up.wait(PATIENCE)
+        refused = client.get("/ready")
+        assert refused.status_code == 503 and "broken" in refused.json()["error"]["message"]
+        go.set()
 
 
 def test_a_full_house_answers_at_once_and_stays_as_full_as_it_is(service, held) -> None:

@@ -350,3 +350,24 @@ def test_options_that_the_model_cannot_serve_are_refused_at_once(whisper) -> Non
 def test_tokens_are_their_bytes() -> None:
     assert token_bytes("Ġa") == b" a"
     assert token_bytes("Ã") == b"\xc3"
+
+
+def test_a_round_stands_as_long_as_it_takes_and_not_longer(whisper):
+    now, seen = [0.0], []
+    made = transcriber(whisper)
+    session = Session(made, clock=lambda: now[0])
+    step = made.engine.step
+
+    def slow():
+        now[0] += 7
+        seen.append(session.standing_s)
+        return step()
+
+    made.engine.step = slow
+    assert session.standing_s == 0
+    with running(session):
+        ear = Ear()
+        session.submit(io.BytesIO(sound(2)), GERMAN, ear)
+        assert ear.done.wait(SOON)
+    assert set(seen) == {7.0} and len(seen) > 1
+    assert session.standing_s == 0
