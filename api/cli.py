@@ -11,9 +11,9 @@ from typing import Annotated
 
 import typer
 
-from api.bench.command import bench
 from api.text.command import generate
 from asr import cli
+from asr.bench.command import bench
 from asr.errors import UsageError
 
 main = cli.main

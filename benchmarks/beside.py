@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from api.bench.columns import layout
+from asr.bench.columns import layout
 from asr.options import Options
 from asr.outcome import Outcome
 from asr.transcriber import Transcriber

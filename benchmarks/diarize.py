@@ -25,8 +25,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from api.bench.columns import layout
 from asr.audio import read_audio
+from asr.bench.columns import layout
 from asr.transcript import Transcript, Word, samples_at
 from benchmarks.mixtures import mixtures, usable
 from benchmarks.provenance import ROOT, record

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import torch
 
-from api.bench.columns import layout
+from asr.bench.columns import layout
 from asr.errors import ForescribeError
 from asr.loading import Whisper, load
 from asr.presets import resolve

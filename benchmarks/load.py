@@ -38,8 +38,8 @@ import httpx
 import numpy as np
 import soundfile
 
-from api.bench.columns import layout
 from asr.audio import read_audio
+from asr.bench.columns import layout
 from asr.errors import ForescribeError
 from asr.guards import Guards
 from asr.options import Options

@@ -28,7 +28,7 @@ import numpy as np
 import soundfile
 from numpy.typing import NDArray
 
-from api.bench.columns import layout
+from asr.bench.columns import layout
 from benchmarks import provenance
 
 RATE = 16_000

@@ -1,9 +1,9 @@
-"""Provenance of what the programs in this folder measure; see `api.bench.provenance`."""
+"""Provenance of what the programs in this folder measure; see `asr.bench.provenance`."""
 
 from __future__ import annotations
 
-from api.bench import provenance
-from api.bench.provenance import ROOT
+from asr.bench import provenance
+from asr.bench.provenance import ROOT
 
 __all__ = ["ROOT", "record"]
 

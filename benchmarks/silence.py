@@ -21,7 +21,7 @@ from pathlib import Path
 import soundfile
 import torch
 
-from api.bench.columns import layout
+from asr.bench.columns import layout
 from asr.errors import ForescribeError
 from asr.guards import Guards
 from asr.transcriber import Options, Transcriber

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import bundled
-from api.bench.columns import layout
+from asr.bench.columns import layout
 from benchmarks import provenance
 from speculative import Engine, Fixed, ModelDrafter, Request, Stats
 from speculative.device import Device, Stopwatch, choose

@@ -22,7 +22,7 @@ import numpy as np
 import soundfile
 import torch
 
-from api.bench.columns import layout
+from asr.bench.columns import layout
 from asr.errors import ForescribeError
 from asr.transcriber import Options, Transcriber
 from benchmarks import provenance

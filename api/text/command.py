@@ -152,7 +152,7 @@ def generate(
         raise UsageError("--system is a part of a conversation: add --chat")
     drafts = _gamma(gamma)
 
-    from api.text.presets import resolve
+    from asr.text_presets import resolve
     from speculative.text import TextGenerator
     from speculative.types import Sampling
     from speculative.writing import Options

@@ -54,7 +54,7 @@ class TextServing:
             return cls(settings, None)
 
         def load() -> TextGenerator:
-            from api.text.presets import resolve
+            from asr.text_presets import resolve
             from speculative.text import TextGenerator
 
             pair = resolve(settings.text_model, settings.text_draft)

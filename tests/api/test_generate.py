@@ -9,8 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from api.cli import cli
-from api.text.presets import NGRAM, Pair, resolve
 from asr.errors import ModelError, UsageError
+from asr.text_presets import NGRAM, Pair, resolve
 from speculative.errors import SpeculativeError
 from tests.speculative.language_models import write
 

@@ -22,8 +22,8 @@ from transformers import (
 from transformers.generation.candidate_generator import AssistedCandidateGenerator
 from transformers.utils import logging
 
-from api.bench.audio import Samples
-from api.bench.systems import (
+from asr.bench.audio import Samples
+from asr.bench.systems import (
     ASSISTED,
     GENERATE,
     LANGUAGE,

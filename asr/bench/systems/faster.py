@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from api.bench.audio import Samples
-from api.bench.systems import BATCHED, LANGUAGE, TASK, Job, Written
+from asr.bench.audio import Samples
+from asr.bench.systems import BATCHED, LANGUAGE, TASK, Job, Written
 from asr.windows import MAX_SAMPLES
 
 _LIBRARY = "faster_whisper"

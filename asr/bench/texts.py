@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from api.text.presets import NGRAM
+from asr.text_presets import NGRAM
 from speculative.device import Device
 from speculative.models.loading import LanguageModel
 from speculative.stats import Stats

@@ -17,12 +17,12 @@ from transformers import WhisperForConditionalGeneration
 
 pytest.importorskip("jiwer", reason="word error rates need jiwer (group bench)")
 
-from api.bench import audio, columns, measure, table, transcribe, worker
-from api.bench.audio import Material
-from api.bench.equality import Equality, compare
-from api.bench.measure import Series
-from api.bench.rows import make_row
-from api.bench.systems import (
+from asr.bench import audio, columns, measure, table, transcribe, worker
+from asr.bench.audio import Material
+from asr.bench.equality import Equality, compare
+from asr.bench.measure import Series
+from asr.bench.rows import make_row
+from asr.bench.systems import (
     ASSISTED,
     ASSISTED_DEFAULTS,
     BATCHED,
@@ -33,11 +33,11 @@ from api.bench.systems import (
     Job,
     Written,
 )
-from api.bench.wer import error_rate, normalise
-from api.bench.worker import Outcome
+from asr.bench.wer import error_rate, normalise
+from asr.bench.worker import Outcome
 from asr.windows import Window
-from tests.api.bench.command import bench
 from tests.asr import folders
+from tests.asr.bench.command import bench
 
 SAMPLE = Path(__file__).parents[3] / "samples" / "memo.flac"
 PLAIN = ("--batch", "1", "--gamma", "0")

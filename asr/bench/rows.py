@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from api.bench.audio import Material
-from api.bench.equality import Equality, Tokens, compare
-from api.bench.measure import Series
-from api.bench.systems import Gamma
-from api.bench.wer import error_rate
+from asr.bench.audio import Material
+from asr.bench.equality import Equality, Tokens, compare
+from asr.bench.measure import Series
+from asr.bench.systems import Gamma
+from asr.bench.wer import error_rate
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from typing import Annotated
 
 import typer
 
-from api.bench.needs import INSTALL, missing
-from api.bench.sink import Sink
+from asr.bench.needs import INSTALL, missing
+from asr.bench.sink import Sink
 from asr.errors import UsageError
 
 PROGRAM = "forescribe"
@@ -103,7 +103,7 @@ def text(
     batches, gammas = _numbers("--batch", batch, 1024), _numbers("--gamma", gamma, 64)
     sink = Sink(json)
     sink.check()
-    from api.bench import text as benchmark
+    from asr.bench import text as benchmark
 
     options = benchmark.Options(
         model=model,
@@ -202,7 +202,7 @@ def transcribe(
     package = missing("jiwer")
     if package is not None:
         raise UsageError(f"bench transcribe needs {package}: {INSTALL}")
-    from api.bench import transcribe as benchmark
+    from asr.bench import transcribe as benchmark
 
     options = benchmark.Options(
         audio=tuple(audio),
@@ -225,7 +225,7 @@ def transcribe(
 
 def _systems(only: Sequence[str] | None) -> tuple[str, ...]:
     """Raises UsageError for a name that is none, and for one whose packages are not installed."""
-    from api.bench.systems import BATCHED, NAMES, SEQUENTIAL
+    from asr.bench.systems import BATCHED, NAMES, SEQUENTIAL
 
     if not only:
         return NAMES

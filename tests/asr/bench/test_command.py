@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import soundfile
 
-from api.bench import measure, provenance
-from api.bench.systems import NAMES, OURS, SEQUENTIAL, Job
+from asr.bench import measure, provenance
+from asr.bench.systems import NAMES, OURS, SEQUENTIAL, Job
 from asr.errors import AudioError, UsageError
-from tests.api.bench.command import bench
+from tests.asr.bench.command import bench
 from tests.test_architecture import HEAVY, ROOT
 
 SAMPLES = ROOT / "samples"
@@ -30,7 +30,7 @@ def test_help_loads_nothing_heavy() -> None:
 
 def test_a_worker_loads_no_library_before_its_system_does() -> None:
     """A peer's peak of memory is its own: torch alone is 200 MB."""
-    code = f"import sys, api.bench.worker; print(*sorted({HEAVY!r} & sys.modules.keys()))"
+    code = f"import sys, asr.bench.worker; print(*sorted({HEAVY!r} & sys.modules.keys()))"
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert (run.returncode, run.stdout.split()) == (0, []), run.stderr
 
@@ -81,7 +81,7 @@ def test_a_users_mistake_is_one_line_before_anything_is_measured(
 ) -> None:
     pytest.importorskip("jiwer", reason="without it, that is what is said")
     monkeypatch.chdir(tmp_path)
-    from api.bench import transcribe
+    from asr.bench import transcribe
 
     soundfile.write("still.wav", np.full(16_000, 1 / 3), 16_000)
     Path("still.txt").write_text(" ... ")

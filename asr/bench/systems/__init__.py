@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from api.bench.audio import Samples
+from asr.bench.audio import Samples
 from asr.tokens import Task
 
 OURS = "forescribe"
@@ -99,15 +99,15 @@ def use_threads(count: int) -> int:
 def build(job: Job) -> System:
     """The system of a job, loaded and ready. Raises whatever its library raises."""
     if job.system == OURS:
-        from api.bench.systems.ours import Ours
+        from asr.bench.systems.ours import Ours
 
         return Ours(job)
     if job.system in (GENERATE, ASSISTED, ASSISTED_DEFAULTS):
-        from api.bench.systems.generate import Generate
+        from asr.bench.systems.generate import Generate
 
         return Generate(job)
     if job.system in (SEQUENTIAL, BATCHED):
-        from api.bench.systems.faster import FasterWhisper
+        from asr.bench.systems.faster import FasterWhisper
 
         return FasterWhisper(job)
     raise ValueError(f"unknown system {job.system!r}; known: {', '.join(NAMES)}")

@@ -17,8 +17,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from api.bench.systems import Job
-from api.bench.worker import Outcome
+from asr.bench.systems import Job
+from asr.bench.worker import Outcome
 
 LIMIT_S = 3600
 """A decode that never ends is known of one peer (a whole draft with timestamps)."""
@@ -87,7 +87,7 @@ def _spawn(arguments: list[str], out: Path, threads: int) -> Outcome:
     # The path as it is here: with -m, a folder called `api` where the user stands would be ours.
     program = (
         f"import sys; sys.path[:] = {sys.path!r}; "
-        "from api.bench.worker import main; main(*sys.argv[1:])"
+        "from asr.bench.worker import main; main(*sys.argv[1:])"
     )
     command = [sys.executable, "-c", program, *arguments]
     try:

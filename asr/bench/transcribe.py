@@ -14,13 +14,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from api.bench import provenance, table
-from api.bench.audio import Clip, Material, join, read_clips
-from api.bench.convert import convert
-from api.bench.measure import Series, child, measure
-from api.bench.needs import INSTALL, missing
-from api.bench.rows import Row, make_row
-from api.bench.systems import (
+from asr.bench import provenance, table
+from asr.bench.audio import Clip, Material, join, read_clips
+from asr.bench.convert import convert
+from asr.bench.measure import Series, child, measure
+from asr.bench.needs import INSTALL, missing
+from asr.bench.rows import Row, make_row
+from asr.bench.systems import (
     ASSISTED,
     ASSISTED_DEFAULTS,
     BATCHED,
@@ -32,7 +32,7 @@ from api.bench.systems import (
     Gamma,
     Job,
 )
-from api.bench.wer import normalise
+from asr.bench.wer import normalise
 from asr.errors import ForescribeError, UsageError
 from asr.presets import Pair, resolve
 from asr.weights import locate

@@ -9,8 +9,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 
-from api.bench.audio import Samples
-from api.bench.systems import LANGUAGE, TASK, Drafting, Job, Written, use_threads
+from asr.bench.audio import Samples
+from asr.bench.systems import LANGUAGE, TASK, Drafting, Job, Written, use_threads
 from asr.transcriber import Transcriber
 from speculative.types import Request
 

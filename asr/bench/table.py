@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from api.bench.columns import layout
-from api.bench.rows import Row
-from api.bench.systems import OURS
+from asr.bench.columns import layout
+from asr.bench.rows import Row
+from asr.bench.systems import OURS
 
 HEAD = (
     "system",

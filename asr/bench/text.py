@@ -18,12 +18,12 @@ from pathlib import Path
 
 import torch
 
-from api.bench import provenance
-from api.bench.columns import layout
-from api.bench.equality import Equality, compare
-from api.bench.texts import System, Texts, room, systems
-from api.text.presets import NGRAM, Pair, resolve
+from asr.bench import provenance
+from asr.bench.columns import layout
+from asr.bench.equality import Equality, compare
+from asr.bench.texts import System, Texts, room, systems
 from asr.errors import UsageError
+from asr.text_presets import NGRAM, Pair, resolve
 from speculative.device import Device, choose
 from speculative.models.loading import LanguageModel, check_draft, load
 

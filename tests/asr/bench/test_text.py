@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from api.bench import text
-from api.bench.text import Options, Result, Row
-from api.bench.texts import System
-from api.text.presets import Pair
+from asr.bench import text
+from asr.bench.text import Options, Result, Row
+from asr.bench.texts import System
 from asr.errors import ModelError, UsageError
+from asr.text_presets import Pair
 from speculative.device import choose
 from speculative.errors import SpeculativeError
 from speculative.stats import Stats
-from tests.api.bench.command import bench
+from tests.asr.bench.command import bench
 from tests.speculative.language_models import POSITIONS, write
 
 WRITTEN = [(1, 2, 3), (4,)]

@@ -1,6 +1,6 @@
 """Worker: one job in a process of its own, so that its peak of memory is its own.
 
-Started by `api.bench.measure` with the names of three files: the job, the windows, and where the outcome
+Started by `asr.bench.measure` with the names of three files: the job, the windows, and where the outcome
 goes. Loads no library before the job's system does: what it takes counts.
 """
 
@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from api.bench.audio import Samples, load_windows
-from api.bench.systems import Drafting, Job, Written, build
+from asr.bench.audio import Samples, load_windows
+from asr.bench.systems import Drafting, Job, Written, build
 
 WARM_UP = 2
 """Windows decoded before the clock runs: threads are started, kernels chosen, memory touched."""
