@@ -94,8 +94,8 @@ def test_a_users_mistake_is_one_line_before_anything_is_measured(
     ("module", "arguments", "said"),
     [
         ("jiwer", [MEMO], "bench transcribe needs jiwer: pip install 'forescribe[bench]'"),
-        ("ctranslate2", [MEMO, "--only", SEQUENTIAL],
-         "--only 'faster-whisper' needs ctranslate2: pip install 'forescribe[bench]'"),
+        ("faster_whisper", [MEMO, "--only", SEQUENTIAL],
+         "--only 'faster-whisper' needs faster-whisper: pip install 'forescribe[bench]'"),
     ],
 )  # fmt: skip
 def test_a_package_that_is_missing_is_named(monkeypatch, module, arguments, said) -> None:
