@@ -7,7 +7,7 @@ app = create_app(settings, serving)         # with an engine of the caller's own
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
@@ -26,6 +26,7 @@ from api.routers import audio, endpoints, health, metrics, models, page, text
 from api.serving import Serving
 from api.settings import Settings
 from api.text.serving import TextServing
+from api.watchdog import Watchdog, leave
 from asr.errors import ForescribeError
 
 if TYPE_CHECKING:
@@ -35,17 +36,23 @@ _CODES = {404: "not_found", 405: "method_not_allowed"}
 
 
 def create_app(
-    settings: Settings, serving: Serving | None = None, jobs: Jobs | None = None
+    settings: Settings,
+    serving: Serving | None = None,
+    jobs: Jobs | None = None,
+    *,
+    hung: Callable[[], None] = leave,
 ) -> FastAPI:
     """The service. Loading begins when the application starts and goes on beside it. Without `jobs`
-    their routes are not there."""
+    their routes are not there. `hung` is called once a model's round does not end."""
     engine = serving or Serving.of(settings)
     texting = TextServing.of(settings)
+    watchdog = Watchdog((engine, texting), settings.stall_s, hung)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         engine.start()
         texting.start()
+        watchdog.start()
         try:
             if jobs is not None:
                 await asyncio.to_thread(jobs.start)
@@ -55,6 +62,7 @@ def create_app(
                 await asyncio.to_thread(jobs.stop)
             await engine.stop()  # which waits for all that is inside, texts too
             await texting.stop()
+            watchdog.stop()
 
     app = FastAPI(title="forescribe", lifespan=lifespan, redoc_url=None)
     app.state.settings, app.state.serving, app.state.jobs = settings, engine, jobs

@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import os
 import shutil
 import tempfile
 import threading
@@ -43,9 +42,6 @@ State = Literal["loading", "ready", "draining", "stopped", "broken"]
 
 log = logging.getLogger("forescribe.api")
 
-STALLED = 70
-"""The exit status of a process whose engine hangs (EX_SOFTWARE of sysexits.h)."""
-
 NAME = "file"
 """What messages call the upload: the field that it came in, never the client's name for it."""
 
@@ -59,7 +55,6 @@ class Serving:
         load: Callable[[], Transcriber],
         load_diarizer: Callable[[], Diarizer],
         decoders: Decoders | None = None,
-        give_up: Callable[[], None] = lambda: os._exit(STALLED),
     ) -> None:
         self.settings, self._load = settings, load
         self.admission = Admission(settings)
@@ -70,7 +65,6 @@ class Serving:
         self.session: Session | None = None
         self._end_s = 0.0
         self._thread = threading.Thread(target=self._serve, name="engine", daemon=True)
-        self._give_up, self._ended = give_up, threading.Event()
 
     @classmethod
     def of(cls, settings: Settings) -> Serving:
@@ -106,7 +100,6 @@ class Serving:
     def start(self) -> None:
         self.decoders.start()
         self._thread.start()
-        threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
 
     def drain(self) -> None:
         """Nothing comes in any more; what is inside has `drain_s` to end, then it is told to come
@@ -127,12 +120,20 @@ class Serving:
         if self.session is not None:  # what is still loading is not waited for
             await asyncio.to_thread(self._thread.join)
         await asyncio.to_thread(self.decoders.close)
-        self._ended.set()
         self.state = "stopped"
 
     def _close(self) -> None:
         if self.session is not None:
             self.session.close()
+
+    # -- the watchdog's ---------------------------------------------------------------------------
+
+    @property
+    def standing_s(self) -> float:
+        return 0.0 if self.session is None else self.session.standing_s
+
+    def give_out(self) -> None:
+        self.state = "broken"
 
     def check(self) -> None:
         """Raises `not_ready` where nothing may come in."""
@@ -203,19 +204,6 @@ class Serving:
         except Exception:
             self.state = "broken"
             log.exception("the engine cannot go on")
-
-    # -- the watchdog's ---------------------------------------------------------------------------
-
-    def _watch(self) -> None:
-        """Ends the process where a round does not end: a device that hangs cannot be left from inside, not
-        even at SIGTERM, and whoever started the process can start the next."""
-        while not self._ended.wait(min(5.0, self.settings.stall_s / 4)):
-            standing_s = 0.0 if self.session is None else self.session.standing_s
-            if standing_s > self.settings.stall_s:
-                self.state = "broken"
-                log.critical('{"event": "engine hangs", "seconds": %.0f}', standing_s)
-                self._give_up()
-                return
 
 
 def _discarded(made: Future[Spool]) -> None:

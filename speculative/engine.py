@@ -425,13 +425,13 @@ class Engine:
         self._learnt = known
         self.schedule.learn(
             Look(
-                self._gamma,
-                self._since_look,
-                row_rounds,
-                judged,
-                accepted,
-                seconds,
-                self.rows.mode.sampling,
+                gamma=self._gamma,
+                rounds=self._since_look,
+                row_rounds=row_rounds,
+                judged=judged,
+                accepted=accepted,
+                seconds=seconds,
+                sampling=self.rows.mode.sampling,
             )
         )
 

@@ -126,10 +126,9 @@ class Goodput:
         return self._expected(self.alpha, gamma) / self.cost[gamma]
 
     def _expected(self, alpha: float, gamma: int) -> float:
-        """The formula; corrected, where drafts end early, by the nearest bucket that was measured."""
-        measured = [g for g in self.share if g <= gamma] or list(self.share)
-        share = self.share[max(measured)] if measured and gamma else 1.0
-        return expected_tokens(alpha, gamma) * share
+        """The formula; corrected, where drafts end early, by the nearest measured bucket below."""
+        measured = [g for g in self.share if g <= gamma]
+        return expected_tokens(alpha, gamma) * (self.share[max(measured)] if measured else 1.0)
 
     def learn(self, look: Look) -> None:
         """Rounds of greedy rows teach; what sampled ones cost and keep is another matter."""

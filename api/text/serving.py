@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -45,6 +46,7 @@ class TextServing:
         self._gone: deque[Reading] = deque()
         self._closed = False
         self._owners: dict[int, tuple[Reading, int]] = {}  # of the engine's thread alone
+        self._began_s: float | None = None  # when the round under way began
         self._thread = threading.Thread(target=self._serve, name="text", daemon=True)
 
     @classmethod
@@ -93,6 +95,16 @@ class TextServing:
         if self.generator is not None:
             await asyncio.to_thread(self._thread.join)
         self.state = "stopped"
+
+    # -- the watchdog's ---------------------------------------------------------------------------
+
+    @property
+    def standing_s(self) -> float:
+        began_s = self._began_s
+        return 0.0 if began_s is None else time.monotonic() - began_s
+
+    def give_out(self) -> None:
+        self.state = "broken"
 
     # -- from the event loop ----------------------------------------------------------------------
 
@@ -163,7 +175,10 @@ class TextServing:
                 generator.cancel(number)
                 del self._owners[number]
             reading.place.leave()
-        for event in generator.step():
+        self._began_s = time.monotonic()
+        events = generator.step()
+        self._began_s = None
+        for event in events:
             owner, index = self._owners[event.number]
             if event.completion is not None:
                 del self._owners[event.number]

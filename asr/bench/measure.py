@@ -84,7 +84,7 @@ def child(windows: Path) -> Runner:
 
 def _spawn(arguments: list[str], out: Path, threads: int) -> Outcome:
     environment = os.environ | {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
-    # The path as it is here: with -m, a folder called `api` where the user stands would be ours.
+    # The path as it is here: with -m, a folder called `asr` where the user stands would be ours.
     program = (
         f"import sys; sys.path[:] = {sys.path!r}; "
         "from asr.bench.worker import main; main(*sys.argv[1:])"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -72,6 +73,14 @@ class Halves:
         voices = tuple(Voice(name, axes[i], length) for i, (_, _, name) in enumerate(spans))
         turns = Turns.of(spans)
         return Diarization.of(turns, turns, voices, len(samples), self.engine)
+
+
+@pytest.fixture
+def held(transcriber: Transcriber, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """The engine stands still until `held.set()`."""
+    go, step = threading.Event(), transcriber.engine.step
+    monkeypatch.setattr(transcriber.engine, "step", lambda: step() if go.wait(0.01) else [])
+    return go
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from unittest.mock import Mock
 
@@ -19,14 +18,6 @@ from tests.api.jobbing import FORM, JOBS, application, ended, events, files, rea
 def client(tmp_path, transcriber, decoders):
     with application(tmp_path, transcriber, decoders) as client:
         yield ready(client)
-
-
-@pytest.fixture
-def held(transcriber, monkeypatch):
-    """The engine stands still until `held.set()`."""
-    go, step = threading.Event(), transcriber.engine.step
-    monkeypatch.setattr(transcriber.engine, "step", lambda: step() if go.wait(0.01) else [])
-    return go
 
 
 @pytest.fixture(scope="module")

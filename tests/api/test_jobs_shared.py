@@ -26,14 +26,6 @@ def client(tmp_path, transcriber, decoders, monkeypatch):
 
 
 @pytest.fixture
-def held(transcriber, monkeypatch):
-    """The engine stands still until `held.set()`."""
-    go, step = threading.Event(), transcriber.engine.step
-    monkeypatch.setattr(transcriber.engine, "step", lambda: step() if go.wait(0.01) else [])
-    return go
-
-
-@pytest.fixture
 def memory(transcriber, monkeypatch):
     """The engine runs out of memory with every window of a greedy job; how often it did."""
     faults, enter = [], transcriber.engine.submit

@@ -26,14 +26,6 @@ FORM = {"model": "random", "language": "de", "temperature": "0.5"}
 PATIENCE = 120.0
 
 
-@pytest.fixture
-def held(transcriber, monkeypatch):
-    """The engine stands still until `held.set()`."""
-    go, step = threading.Event(), transcriber.engine.step
-    monkeypatch.setattr(transcriber.engine, "step", lambda: step() if go.wait(0.01) else [])
-    return go
-
-
 def post(client, audio: bytes, **fields):
     return client.post(TRANSCRIBE, files={"file": audio}, data={**FORM, **fields})
 
@@ -55,8 +47,8 @@ def test_an_engine_that_hangs_ends_its_process(transcriber, decoders, monkeypatc
     gave_up, go, step = threading.Event(), threading.Event(), transcriber.engine.step
     monkeypatch.setattr(transcriber.engine, "step", lambda: step() if go.wait(PATIENCE) else [])
     settings = Settings(model="random", drain_s=0.0, stall_s=0.5)
-    serving = Serving(settings, lambda: transcriber, Halves, decoders, gave_up.set)
-    with TestClient(create_app(settings, serving)) as client, ThreadPoolExecutor(1) as pool:
+    serving = Serving(settings, lambda: transcriber, Halves, decoders)
+    with TestClient(create_app(settings, serving, hung=gave_up.set)) as client, ThreadPoolExecutor(1) as pool:
         until(lambda: serving.state == "ready")
         pool.submit(post, client, sound(2))
         assert gave_up.wait(PATIENCE)

@@ -7,12 +7,14 @@ import json
 import socket
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
 import openai
 import pytest
 import uvicorn
+from fastapi.testclient import TestClient
 
 from api.app import create_app
 from api.keys import digest, new_key
@@ -30,14 +32,14 @@ def model(tmp_path_factory) -> Path:
     return write(tmp_path_factory.mktemp("text") / "target")
 
 
-def app_of(settings: Settings, never: threading.Event):
+def app_of(settings: Settings, never: threading.Event, **more):
     """Without speech, which takes its time to load."""
 
     def load():
         never.wait()
         raise RuntimeError("the test is over")
 
-    return create_app(settings, Serving(settings, load, load))
+    return create_app(settings, Serving(settings, load, load), **more)
 
 
 @pytest.fixture(scope="module")
@@ -252,3 +254,22 @@ def test_without_a_text_model_the_routes_say_so() -> None:
     assert answer.status_code == 404
     assert answer.json()["error"]["code"] == "model_not_found"
     assert "text_model" in answer.json()["error"]["message"]
+
+
+def test_a_text_model_that_hangs_ends_its_process(model) -> None:
+    over, gave_up, go = threading.Event(), threading.Event(), threading.Event()
+    settings = Settings(text_model=str(model), device="cpu", drain_s=0, stall_s=0.5)
+    app = app_of(settings, over, hung=gave_up.set)
+    with TestClient(app) as client, ThreadPoolExecutor(1) as pool:
+        texting = app.state.texting
+        until(lambda: texting.state == "ready", 240)
+        step = texting.generator.step
+        texting.generator.step = lambda: step() if go.wait(240) else []
+        asked = {"model": str(model), "prompt": "so", "max_tokens": 3}
+        waiting = pool.submit(client.post, "/v1/completions", json=asked)
+        assert gave_up.wait(60)
+        refused = client.post("/v1/completions", json=asked)
+        assert refused.status_code == 503 and "broken" in refused.json()["error"]["message"]
+        go.set()
+        assert waiting.result(60).status_code == 200
+    over.set()

@@ -35,10 +35,10 @@ def test_a_worker_loads_no_library_before_its_system_does() -> None:
     assert (run.returncode, run.stdout.split()) == (0, []), run.stderr
 
 
-def test_a_folder_called_api_where_the_user_stands_is_not_ours(tmp_path, monkeypatch) -> None:
+def test_a_folder_called_asr_where_the_user_stands_is_not_ours(tmp_path, monkeypatch) -> None:
     """The worker is a process of its own, and Python looks for modules where it is started."""
-    (tmp_path / "api").mkdir()
-    (tmp_path / "api" / "__init__.py").write_text("raise SystemExit('a stranger')")
+    (tmp_path / "asr").mkdir()
+    (tmp_path / "asr" / "__init__.py").write_text("raise SystemExit('a stranger')")
     (tmp_path / "windows.npz").write_bytes(b"not windows")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [p for p in sys.path if p not in ("", ".")])
