@@ -16,7 +16,7 @@ from torch import Tensor
 from training import pieces
 from training.augment import NoiseBank, damage
 from training.features import log_mel
-from training.windows import IGNORE, RATE, Pool, characters, compose, label
+from training.windows import IGNORE, RATE, Pool, characters, compose, label, mislead
 
 LEAD = 0.2  # seconds before a single clip, at most
 # (until this progress, shares of single clips, of 7 to 16 s windows, of 30 s windows)
@@ -26,6 +26,7 @@ PROMPTED_FROM = 0.6
 TIMED, TIMED_EARLY = 0.7, 0.35  # share of windows with timestamps
 EMPTY = 0.03  # share of windows without speech
 PROMPTED = 0.12  # share of batches that continue a previous text
+MISLED = 0.4  # share of windows whose own text so far has mistakes (windows.mislead)
 # A batch of single clips is drawn from this share of all, nearest in length.
 NEIGHBOURS = 0.02
 
@@ -89,6 +90,8 @@ class Batcher:
                 sound = damage(sound, self.bank, self.rng, 0.4 if noisy else 0.0)
             times = self.rng.random() < (TIMED if progress > PROMPTED_FROM else TIMED_EARLY)
             row, targets, where = label(self.pool, placed, self.rng, times=times, prompted=prompted)
+            if noisy and self.rng.random() < MISLED:
+                row = mislead(row, self.rng)
             if len(row) > 440:  # positions end at 448; only very long prompts get here
                 row, targets, where = row[:440], targets[:440], where[:440]
             audio.append(sound)

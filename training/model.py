@@ -13,18 +13,22 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, gelu, kl_div, linear
 from transformers import WhisperConfig, WhisperForConditionalGeneration
-from transformers.models.whisper.modeling_whisper import WhisperDecoder, WhisperEncoder
+from transformers.models.whisper.modeling_whisper import (
+    WhisperDecoder,
+    WhisperDecoderLayer,
+    WhisperEncoder,
+)
 
 from training import pieces
 from training.windows import ALPHABET
 
 WIDTH = 256
-DRAFT_LAYERS = 2
+LAYERS, DRAFT_LAYERS = 12, 2
 GUIDED_LAYERS = (2, 3, 4, 5)
 CE_WEIGHT, KL_WEIGHT = 0.5, 1.0
 
 
-def configuration(decoder_layers: int = 8) -> WhisperConfig:
+def configuration(decoder_layers: int = LAYERS) -> WhisperConfig:
     return WhisperConfig(
         vocab_size=pieces.VOCABULARY,
         num_mel_bins=80,
@@ -63,11 +67,18 @@ class Speech(nn.Module):
         self.draft = start_draft(self.whisper)
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
-        """Weights of a checkpoint; what it lacks of a draft begins as a copy anew."""
+        """Weights of a checkpoint; what it lacks of a draft or of the target's upper layers begins as a
+        silent copy. Raises `ValueError` for a checkpoint of another model."""
         missing, unknown = self.load_state_dict(weights, strict=False)
-        if unknown or not all(name.startswith("draft.") for name in missing):
+        upper = "whisper.model.decoder.layers."
+        if unknown or not all(name.startswith(("draft.", upper)) for name in missing):
             raise ValueError(f"the checkpoint is of another model: {[*missing, *unknown][:3]}")
-        if missing:
+        new = sorted({int(n.removeprefix(upper).split(".")[0]) for n in missing if upper in n})
+        layers = self.whisper.model.decoder.layers
+        for number in new:
+            layers[number].load_state_dict(layers[number - len(new)].state_dict())
+            silence(layers[number])
+        if any(name.startswith("draft.") for name in missing):
             self.draft = start_draft(self.whisper)
             self.load_state_dict(weights, strict=False)
 
@@ -123,7 +134,7 @@ def read(
 
 def start_draft(target: WhisperForConditionalGeneration) -> WhisperDecoder:
     """A small decoder whose parts are copies of the target's: its first layer the target's first, the
-    others the last guided one, silent at first, so that a draft may grow without a step back."""
+    others the last guided one, silent at first."""
     draft = WhisperForConditionalGeneration(configuration(decoder_layers=DRAFT_LAYERS))
     draft.set_attn_implementation("eager")
     theirs, ours = target.model.decoder, draft.model.decoder
@@ -132,10 +143,15 @@ def start_draft(target: WhisperForConditionalGeneration) -> WhisperDecoder:
     ours.layers[0].load_state_dict(theirs.layers[0].state_dict())
     for layer in ours.layers[1:]:
         layer.load_state_dict(theirs.layers[GUIDED_LAYERS[-1]].state_dict())
-        for last in (layer.self_attn.out_proj, layer.encoder_attn.out_proj, layer.fc2):
-            nn.init.zeros_(last.weight)
-            nn.init.zeros_(last.bias)
+        silence(layer)
     return ours
+
+
+def silence(layer: WhisperDecoderLayer) -> None:
+    """Lets a layer begin as the identity, so that a decoder may grow without a step back."""
+    for last in (layer.self_attn.out_proj, layer.encoder_attn.out_proj, layer.fc2):
+        nn.init.zeros_(last.weight)
+        nn.init.zeros_(last.bias)
 
 
 def distillation(wanted: Tensor, guess: Tensor) -> Tensor:

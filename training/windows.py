@@ -126,7 +126,7 @@ def compose(
     if rng.random() < 0.75:
         first = pool.clips[int(rng.integers(len(pool.clips)))].family
         families = [pool.families[first]]
-        if rng.random() < 0.35:
+        if rng.random() < 0.5:
             second = pool.clips[int(rng.integers(len(pool.clips)))].family
             families.append(pool.families[second])
     placed: list[tuple[int, float, float]] = []
@@ -191,6 +191,24 @@ def label(
 def moment(seconds: float) -> int:
     """The timestamp token of a border: on a grid that target and draft can agree on."""
     return pieces.timestamp(round(seconds * GRID) / GRID)
+
+
+def mislead(row: list[int], rng: np.random.Generator) -> list[int]:
+    """The token row with mistakes in what has been written so far; its labels stay right.
+
+    In training a model reads a flawless beginning, in use its own. A timestamp that was seconds off
+    sent the demo pair in circles: it went on where the timestamp said, not where it had heard the
+    last word. One text token in 25 becomes any other, one timestamp in 6 moves by some seconds.
+    """
+    begin = row.index(pieces.SOT) + 3
+    wrong = list(row)
+    for slot in range(begin, len(row)):
+        if row[slot] < pieces.PIECES and rng.random() < 0.04:
+            wrong[slot] = int(rng.integers(pieces.PIECES))
+        elif row[slot] >= pieces.timestamp(0.0) and rng.random() < 0.16:
+            seconds = (row[slot] - pieces.timestamp(0.0)) / 50 + rng.normal(0, 3)
+            wrong[slot] = moment(min(max(seconds, 0.0), 30.0))
+    return wrong
 
 
 def _spread(start: float, end: float, count: int) -> list[float]:

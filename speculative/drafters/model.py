@@ -24,8 +24,9 @@ from speculative.types import (
 )
 
 CONFIDENCE = 0.2
-"""Where one drafted token in five is kept, the next still pays: both bundled pairs wrote more per second
-with it than with 0.35 or 0.5 (docs/log.md, 2026-11-22)."""
+"""Where the draft gives itself one chance in five, it ends. The bundled text pair wrote most per second with
+it; the speech pair wrote the same from 0.2 to 0.5, within what repeated runs differ (docs/log.md,
+2026-11-22, where a bound learnt from measured prices gained nothing either)."""
 
 
 def confidence_for(gamma: int | None, device: Device) -> float:

@@ -48,7 +48,10 @@ def test_an_engine_that_hangs_ends_its_process(transcriber, decoders, monkeypatc
     monkeypatch.setattr(transcriber.engine, "step", lambda: step() if go.wait(PATIENCE) else [])
     settings = Settings(model="random", drain_s=0.0, stall_s=0.5)
     serving = Serving(settings, lambda: transcriber, Halves, decoders)
-    with TestClient(create_app(settings, serving, hung=gave_up.set)) as client, ThreadPoolExecutor(1) as pool:
+    with (
+        TestClient(create_app(settings, serving, hung=gave_up.set)) as client,
+        ThreadPoolExecutor(1) as pool,
+    ):
         until(lambda: serving.state == "ready")
         pool.submit(post, client, sound(2))
         assert gave_up.wait(PATIENCE)
