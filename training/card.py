@@ -17,7 +17,6 @@ from safetensors import safe_open
 
 BUNDLED = Path(__file__).parent.parent / "bundled"
 TEMPLATE = Path(__file__).parent / "data" / "card.md"
-BATCH_SECONDS = 80  # train.py --budget
 BOUNDS = {"domain": 0.04, "open": 0.10, "acceptance": 0.75}
 
 
@@ -97,6 +96,12 @@ def minutes_beside(log: list[dict[str, Any]]) -> float:
     return float(log[-1]["minutes"] - log[max(0, first - 1)]["minutes"])
 
 
+def hours_heard(log: list[dict[str, Any]]) -> float:
+    """Of audio, from the speed between lines."""
+    pairs = zip(log, log[1:], strict=False)
+    return sum((b["minutes"] - a["minutes"]) * b.get("speed", 0) for a, b in pairs) / 60
+
+
 def shape(name: str) -> tuple[int, str]:
     """Decoder layers and millions of parameters of a bundled model."""
     folder = BUNDLED / name
@@ -126,7 +131,7 @@ def main() -> None:
         steps=log[-1]["step"],
         minutes=round(log[-1]["minutes"]),
         beside=round(minutes_beside(log)),
-        seen=round(log[-1]["step"] * BATCH_SECONDS / 3600),
+        seen=10 * round(hours_heard(log) / 10),
         resumed=f"It was resumed from a checkpoint {times}, with changed settings; the scripts carry "
         "the last ones." * bool(resumed),
         draft_steps=draft["step"],

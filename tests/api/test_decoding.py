@@ -14,6 +14,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+import av
 import numpy as np
 import pytest
 import soundfile
@@ -96,6 +97,58 @@ def test_what_was_wrong_with_a_recording_is_told_once(decoders) -> None:
             for recording in (apart, here):
                 assert list(recording.blocks()) is not None
             assert apart.warnings == here.warnings
+
+
+def encoded(container: str, codec: str) -> bytes:
+    """Two seconds of tone as PyAV writes them."""
+    file = io.BytesIO()
+    with av.open(file, "w", format=container) as out:
+        stream = out.add_stream(codec, rate=48_000, layout="mono")
+        tone = (8000 * np.sin(np.arange(96_000) * 0.05)).astype(np.int16)
+        frame = av.AudioFrame.from_ndarray(tone[None], format="s16", layout="mono")
+        frame.sample_rate = 48_000
+        for each in av.AudioResampler(stream.format, "mono", 48_000, 960).resample(frame):
+            out.mux(stream.encode(each))
+        out.mux(stream.encode(None))
+    return file.getvalue()
+
+
+@pytest.fixture(scope="module")
+def recordings() -> dict[str, bytes]:
+    flac = io.BytesIO()
+    soundfile.write(flac, 0.3 * np.sin(np.arange(32_000) * 0.05), 16_000, format="FLAC")
+    return {
+        "wav": sound(2),
+        "flac": flac.getvalue(),
+        "mp3": encoded("mp3", "libmp3lame"),
+        "ogg": encoded("ogg", "libopus"),
+        "webm": encoded("webm", "libopus"),
+        "mp4": encoded("mp4", "aac"),
+    }
+
+
+@settings(max_examples=60, derandomize=True, deadline=None)
+@given(
+    kind=st.sampled_from(["wav", "flac", "mp3", "ogg", "webm", "mp4"]),
+    wrong=st.lists(st.tuples(st.floats(0, 1), st.binary(min_size=1, max_size=6)), max_size=12),
+    head=st.booleans(),
+    kept=st.floats(0.02, 1),
+)
+def test_whatever_is_broken_in_a_file_it_is_audio_or_an_error(
+    decoders, recordings, kind, wrong, head, kept
+) -> None:
+    """Bytes written over, in the header or anywhere, then cut off. The decoder lives on."""
+    damaged = bytearray(recordings[kind])
+    for place, junk in wrong:
+        at = int(place * (64 if head else len(damaged) - len(junk)))
+        damaged[at : at + len(junk)] = junk
+    try:
+        samples = decoded(decoders, bytes(damaged[: int(kept * len(damaged))]))
+    except ForescribeError as error:
+        assert error.code in {"invalid_audio", "audio_too_long"}, error.code
+    else:
+        assert np.isfinite(samples).all() and len(samples) <= BOUNDS.max_s * 16_000
+    assert decoders._process.poll() is None
 
 
 # -- what is refused -------------------------------------------------------------------------------

@@ -25,6 +25,9 @@ from schemathesis.specs.openapi.checks import (
 from api.app import create_app
 from api.described import METHODS, statuses
 from api.errors import STATUS
+from api.jobs.memory import InMemory
+from api.jobs.service import Jobs
+from api.jobs.store import Store
 from api.serving import Serving
 from api.settings import Settings
 from tests.api.conftest import Halves, until
@@ -44,6 +47,21 @@ ROUTES = [
     ("GET", "/v1/models/{name}"),
     ("GET", "/ready"),
     ("GET", "/metrics"),
+    ("POST", "/v1/jobs"),
+    ("GET", "/v1/jobs"),
+    ("GET", "/v1/jobs/{id}"),
+    ("DELETE", "/v1/jobs/{id}"),
+    ("GET", "/v1/jobs/{id}/events"),
+    ("GET", "/v1/jobs/{id}/result"),
+    ("GET", "/v1/jobs/{id}/audio"),
+    ("POST", "/v1/jobs/{id}/cancel"),
+    ("POST", "/v1/jobs/{id}/retry"),
+    ("POST", "/v1/jobs/{id}/diarize"),
+    ("OPTIONS", "/v1/uploads"),
+    ("POST", "/v1/uploads"),
+    ("HEAD", "/v1/uploads/{id}"),
+    ("PATCH", "/v1/uploads/{id}"),
+    ("DELETE", "/v1/uploads/{id}"),
 ]
 
 
@@ -71,11 +89,13 @@ def test_no_description_tells_of_the_frameworks_own_errors(described) -> None:
 
 
 @pytest.fixture(scope="module")
-def running(transcriber, decoders) -> Iterator[tuple[BaseSchema, str]]:
+def running(transcriber, decoders, tmp_path_factory) -> Iterator[tuple[BaseSchema, str]]:
     """A service on this machine's network, and its address. Not in memory: schemathesis would end it
     with each test."""
-    given = Settings(model="random", diarizer="none", jobs=False, drain_s=0)
-    app = create_app(given, Serving(given, lambda: transcriber, Halves, decoders))
+    folder = tmp_path_factory.mktemp("jobs")
+    given = Settings(model="random", diarizer="none", data_dir=folder, min_free_bytes=0, drain_s=0)
+    serving, store = Serving(given, lambda: transcriber, Halves, decoders), Store.at(folder)
+    app = create_app(given, serving, Jobs(given, serving, store, InMemory()))
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="on"))
