@@ -137,6 +137,7 @@ class Engine:
         self._clock = clock
         self._since_look, self._look_began, self._gamma = 0, 0.0, 0
         self._unread = 0  # tokens, at most, that rounds without drafts wrote into a row
+        self._strangers: dict[int, Request] = {}  # by row, whose prompt the drafter has not read
         self._learnt = (
             0,
             0,
@@ -273,6 +274,7 @@ class Engine:
         if self._since_look == 0:
             self._gamma = self.schedule.choose(sampling=mode.sampling)
             if self._gamma:
+                self._introduce()
                 self._catch_up()
             self._look_began = self._clock()
         gamma = self._gamma
@@ -349,8 +351,36 @@ class Engine:
         self._watch.mark("prefill")
 
     def _prefill(self, rows: list[int], requests: list[Request]) -> list[tuple[float, ...]]:
-        place, count = self.device.torch, len(rows)
         self._enter(rows, requests)
+        index, tokens, all_ = self._prompts(rows, requests)
+        logits = self.target.prefill(index, tokens, [r.memory for r in all_])
+        self._target_forwards += 1
+        if self.drafter is not None:
+            self._strangers |= dict(zip(rows, requests, strict=True))
+        self.device.mark_step()
+        return [_probe(logits[i], request) for i, request in enumerate(requests)]
+
+    def _introduce(self) -> None:
+        """Lets the drafter read the prompts of rows that came in since it last drafted: where nothing is
+        drafted, it costs nothing."""
+        if not self._strangers or self.drafter is None:
+            return
+        self._watch.start()
+        index, tokens, requests = self._prompts(
+            list(self._strangers), list(self._strangers.values())
+        )
+        self.drafter.admit(index, tokens, requests)
+        self._draft_forwards += self.drafter.forwards(1)
+        self._strangers.clear()
+        self.device.mark_step()
+        self._watch.mark("prefill")
+
+    def _prompts(
+        self, rows: list[int], requests: list[Request]
+    ) -> tuple[Tensor, Tensor, list[Request]]:
+        """Rows [K], right-padded prompts [K, P] and their requests; a few static shapes where the device
+        needs them."""
+        place, count = self.device.torch, len(rows)
         if self.device.static_shapes:
             # The last row again: it is written twice, with the same values.
             padding = (1 << (count - 1).bit_length()) - count
@@ -361,14 +391,7 @@ class Engine:
             length = min(bucket, self.max_tokens)
         prompts = [[*r.prompt, *[0] * (length - len(r.prompt))] for r in requests]
         tokens = torch.tensor(prompts, dtype=torch.int64, device=place)  # [K, P]
-        index = torch.tensor(rows, device=place)
-        logits = self.target.prefill(index, tokens, [r.memory for r in requests])
-        self._target_forwards += 1
-        if self.drafter is not None:
-            self.drafter.admit(index, tokens, requests)
-            self._draft_forwards += self.drafter.forwards(1)
-        self.device.mark_step()
-        return [_probe(logits[i], request) for i, request in enumerate(requests[:count])]
+        return torch.tensor(rows, device=place), tokens, requests
 
     def _enter(self, rows: list[int], requests: list[Request]) -> None:
         """Writes the requests' state into their rows."""
@@ -410,6 +433,7 @@ class Engine:
             if tenant is not None and not active[row]:
                 results.append(self._collect(row, tenant))
                 self._tenants[row] = None
+                self._strangers.pop(row, None)
         lengths: list[int] = self.rows.lengths.tolist()
         busy = [lengths[row] for row, tenant in enumerate(self._tenants) if tenant is not None]
         self._longest = max(busy, default=1)

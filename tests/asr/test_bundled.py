@@ -26,10 +26,9 @@ SAMPLES = Path(__file__).parents[2] / "samples"
 NAMES = ("memo", "conversation", "noisy", "silence")
 FILES = [str(SAMPLES / f"{name}.flac") for name in NAMES]
 
-REACHED = ("memo",)
-# Strict: the first pair that reaches an aim must take this mark away.
-INTERIM = pytest.mark.xfail(
-    strict=True, reason="the bundled pair is under-trained (bundled/README.md); the aim stands"
+# Strict: the first pair that reaches the aim must take this mark away.
+MISSED = pytest.mark.xfail(
+    strict=True, reason="a fan 14 dB below the voice is too much for the pair; the aim stands"
 )
 
 
@@ -58,7 +57,7 @@ def test_the_draft_hears_through_the_targets_encoder(whisper):
 
 
 @pytest.mark.parametrize(
-    "name", [n if n in REACHED else pytest.param(n, marks=INTERIM) for n in NAMES]
+    "name", [pytest.param(n, marks=MISSED) if n == "noisy" else n for n in NAMES]
 )
 def test_samples_are_understood(plain, name):
     transcript = plain[str(SAMPLES / f"{name}.flac")].transcript
@@ -66,7 +65,7 @@ def test_samples_are_understood(plain, name):
     assert jiwer.wer(words(reference), words(transcript.text)) <= 0.10
 
 
-@INTERIM
+@pytest.mark.xfail(strict=True, reason="the aim is met on held-out sentences, not on the samples")
 def test_drafts_are_accepted_as_the_aim_says(whisper):
     transcriber = Transcriber(whisper, batch=8, gamma=5)
     assert len(list(transcriber.transcribe(FILES, Options(language="en")))) == len(FILES)

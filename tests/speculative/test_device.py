@@ -230,18 +230,25 @@ def test_lazy_mode_marks_each_round_border_once_and_nothing_inside(habana, monke
     monkeypatch.setenv("PT_HPU_LAZY_MODE", "1")
     engine = tiny(Pretend("hpu", torch.float32))
     seen: list[str] = habana.calls
-    for name, event in (("prefill", "admission"), ("score", "round")):
-        real = getattr(engine.target, name)
+    draft = engine.drafter.model
+    for model, name, event in (
+        (engine.target, "prefill", "admission"),
+        (draft, "prefill", "introduction"),
+        (engine.target, "score", "round"),
+    ):
+        real = getattr(model, name)
 
         def watched(*args, real=real, event=event, **options):
             seen.append(event)
             return real(*args, **options)
 
-        monkeypatch.setattr(engine.target, name, watched)
+        monkeypatch.setattr(model, name, watched)
     found = tokens(engine)
-    # The target runs once per round, behind all drafts; a mark follows. Likewise per admission.
+    # The target runs once per round, behind all drafts; a mark follows. Likewise per admission, of the
+    # target's and of the draft's.
     assert seen[1::2] == ["mark_step"] * (len(seen) // 2) and "mark_step" not in seen[::2]
     assert seen.count("round") == engine.stats.rounds > 10
+    assert seen.count("introduction") == seen.count("admission") > 1
     assert found == tokens(tiny(None))
 
 

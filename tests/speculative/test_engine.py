@@ -158,6 +158,16 @@ def test_plain_rounds_leave_no_hole_in_what_a_drafter_has_read(
     assert engine.stats.accepted == engine.stats.drafted > 10
 
 
+def test_a_drafter_that_is_not_asked_reads_nothing():
+    """What a schedule that never drafts costs: not one forward, prompts included."""
+    schedule = Planned(0)
+    schedule.buckets = (0, 3)
+    drafter = ModelDrafter(TinyModel())
+    engine = Engine(TinyModel(), drafter, batch=2, eos=(NEVER,), schedule=schedule)
+    assert len(list(engine.run([Request(prompt=(1, n), tag=n) for n in range(1, 6)]))) == 5
+    assert engine.stats.rounds > 0 == engine.stats.draft_forwards
+
+
 def test_greedy_and_sampled_rows_share_rounds():
     greedy = [Request(prompt=(3, n), memory=1, tag=n, max_new_tokens=20) for n in range(1, 4)]
     mixed = greedy + [
