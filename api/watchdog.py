@@ -38,7 +38,7 @@ class Watchdog:
         self,
         engines: Sequence[Engine],
         limit_s: float,
-        hung: Callable[[], None] = leave,
+        hung: Callable[[], None],
     ) -> None:
         self._engines, self._limit_s, self._hung = engines, limit_s, hung
         self._stopped = threading.Event()

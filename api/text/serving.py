@@ -176,8 +176,10 @@ class TextServing:
                 del self._owners[number]
             reading.place.leave()
         self._began_s = time.monotonic()
-        events = generator.step()
-        self._began_s = None
+        try:
+            events = generator.step()
+        finally:
+            self._began_s = None
         for event in events:
             owner, index = self._owners[event.number]
             if event.completion is not None:

@@ -273,3 +273,21 @@ def test_a_text_model_that_hangs_ends_its_process(model) -> None:
         go.set()
         assert waiting.result(60).status_code == 200
     over.set()
+
+
+def test_a_text_model_that_fails_is_broken_but_does_not_hang(model) -> None:
+    over = threading.Event()
+    app = app_of(Settings(text_model=str(model), device="cpu", drain_s=0), over)
+
+    def fail() -> None:
+        raise RuntimeError("the device is gone")
+
+    with TestClient(app) as client:
+        texting = app.state.texting
+        until(lambda: texting.state == "ready", 240)
+        texting.generator.step = fail
+        asked = {"model": str(model), "prompt": "so", "max_tokens": 3}
+        assert client.post("/v1/completions", json=asked).status_code == 503
+        until(lambda: texting.state == "broken")
+        assert texting.standing_s == 0
+    over.set()
