@@ -127,6 +127,8 @@ def _model(folder: Path, role: Role, device: Device) -> Any:
         if config.model_type != "whisper":
             raise ValueError(f"its config.json says {config.model_type!r}")
         decoder_only = "WhisperForCausalLM" in (config.architectures or [])
+        if decoder_only and role == "model":
+            raise ValueError("it has no encoder, so it can only be a --draft")
         kind: Any = WhisperForCausalLM if decoder_only else WhisperForConditionalGeneration
         with quiet():
             # Mismatches are let through only to be refused below, by name.

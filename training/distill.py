@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import WhisperForConditionalGeneration
+from transformers import WhisperForCausalLM
 
 from training import pieces
 from training.batches import Batch, Batcher
@@ -34,10 +34,10 @@ GUIDE_WEIGHT, GUIDE_UNTIL = 0.5, 0.9
 PEAK, WARM_STEPS, FALL_FROM = 8e-4, 50, 0.3
 
 
-def checkpoint(model: Speech) -> WhisperForConditionalGeneration:
-    """The draft as a complete model: the target's encoder, and the decoder that learnt beside it."""
-    draft = WhisperForConditionalGeneration(configuration(decoder_layers=DRAFT_LAYERS))
-    draft.model.encoder.load_state_dict(model.whisper.model.encoder.state_dict())
+def checkpoint(model: Speech) -> WhisperForCausalLM:
+    """The decoder that learnt beside the target; it hears through the target's encoder, so none is
+    stored a second time."""
+    draft = WhisperForCausalLM(configuration(decoder_layers=DRAFT_LAYERS))
     draft.model.decoder.load_state_dict(model.draft.state_dict())
     return draft
 

@@ -20,7 +20,7 @@ import jiwer
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import WhisperForConditionalGeneration, WhisperProcessor
+from transformers import WhisperForCausalLM, WhisperForConditionalGeneration, WhisperProcessor
 from transformers.generation.logits_process import (
     SuppressTokensAtBeginLogitsProcessor,
     SuppressTokensLogitsProcessor,
@@ -52,7 +52,7 @@ class Pair:
 
     def __init__(self, folder: Path) -> None:
         self.target = WhisperForConditionalGeneration.from_pretrained(folder / "demo").eval()
-        self.draft = WhisperForConditionalGeneration.from_pretrained(folder / "demo-draft").eval()
+        self.draft = WhisperForCausalLM.from_pretrained(folder / "demo-draft").eval()
         self.processor = WhisperProcessor.from_pretrained(folder / "demo")
 
     @torch.no_grad()

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from transformers import (
     GenerationConfig,
     WhisperFeatureExtractor,
+    WhisperForCausalLM,
     WhisperForConditionalGeneration,
     WhisperProcessor,
     WhisperTokenizer,
@@ -77,13 +78,13 @@ def generation_settings(tokenizer: WhisperTokenizer, decoder_layers: int) -> Gen
     )
 
 
-def export(model: WhisperForConditionalGeneration, folder: Path) -> None:
+def export(model: WhisperForConditionalGeneration | WhisperForCausalLM, folder: Path) -> None:
     """Config, generation settings, weights, feature extractor and tokenizer."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = pieces.load()
     layers = model.config.decoder_layers
     model.config.dtype = torch.float32
-    model.config.architectures = ["WhisperForConditionalGeneration"]
+    model.config.architectures = [type(model).__name__]
     model.config.save_pretrained(folder)
     generation_settings(tokenizer, layers).save_pretrained(folder)
     half = {

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import soundfile
 import torch
-from transformers import WhisperForConditionalGeneration, WhisperProcessor
+from transformers import AutoModelForCausalLM, WhisperForConditionalGeneration, WhisperProcessor
 
 import bundled
 from asr.audio import read_audio
@@ -20,6 +20,7 @@ from asr.loading import load
 from asr.presets import resolve
 from asr.transcriber import Options, Outcome, Transcriber
 from speculative import Request, choose
+from speculative.models.whisper import encoder_of
 from tests.asr.test_equality import first_pass
 
 SAMPLES = Path(__file__).parents[2] / "samples"
@@ -50,7 +51,7 @@ def plain(whisper) -> dict[str, Outcome]:
 
 
 def test_the_draft_hears_through_the_targets_encoder(whisper):
-    assert whisper.shared_encoder
+    assert whisper.shared_encoder and encoder_of(whisper.draft) is None
     assert len(whisper.target.model.decoder.layers) >= 6
     draft, target = (len(m.model.decoder.layers) for m in (whisper.draft, whisper.target))
     assert 1 <= draft <= target / 4
@@ -112,16 +113,26 @@ def test_tokens_equal_transformers_generate_window_by_window(whisper, plain):
             assert list(decoded.result.tokens) == theirs
 
 
-def test_transformers_alone_loads_and_transcribes_with_the_folder():
+def test_transformers_alone_loads_and_transcribes_with_the_folders():
     folder = bundled.path("demo")
     model = WhisperForConditionalGeneration.from_pretrained(folder).eval()
     processor = WhisperProcessor.from_pretrained(folder)
     assert model.dtype == torch.float32
     audio = read_audio(FILES[0])[: 16000 * 10]
     inputs = processor(audio, sampling_rate=16000, return_tensors="pt")
-    ids = model.generate(**inputs, language="en", task="transcribe", return_timestamps=True)
+    asked = {"language": "en", "task": "transcribe", "return_timestamps": True}
+    ids = model.generate(**inputs, **asked)
     (text,) = processor.batch_decode(ids, skip_special_tokens=True)
     assert len(words(text).split()) > 10
+    draft = AutoModelForCausalLM.from_pretrained(bundled.path("demo-draft")).eval()
+    assert model.generate(**inputs, **asked, assistant_model=draft).equal(ids)
+
+
+def test_the_pair_is_small():
+    weights = [
+        p for name in ("demo", "demo-draft") for p in bundled.path(name).glob("*.safetensors")
+    ]
+    assert 1e6 < sum(p.stat().st_size for p in weights) <= 41e6
 
 
 @pytest.mark.parametrize("kind", ["silence", "white noise", "brown noise", "hum"])

@@ -72,6 +72,12 @@ def test_a_decoder_only_draft_hears_through_the_targets_encoder(target, tmp_path
     assert memory.draft is not None and memory.draft.equal(memory.target)
 
 
+def test_a_model_without_an_encoder_can_only_be_a_draft(tmp_path) -> None:
+    folder = folders.write_decoder_only(tmp_path / "draft")
+    with pytest.raises(ModelError, match="--model .*draft .*can only be a --draft"):
+        load(Pair(folder), CPU)
+
+
 @pytest.mark.parametrize("name", ["float32", "bfloat16"])
 def test_weights_and_memories_have_the_dtype_asked_for(target, name) -> None:
     whisper = load(Pair(target), choose("cpu", name))

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from transformers import (
+    WhisperConfig,
     WhisperFeatureExtractor,
     WhisperForCausalLM,
     WhisperForConditionalGeneration,
@@ -56,8 +57,8 @@ class _Watched(WhisperForConditionalGeneration):
 
 
 class Generate:
-    """The assistant is the draft's decoder on the target's encoder output where the encoders are
-    equal, which is what makes it fast; else the whole draft."""
+    """The assistant is the draft's decoder on the target's encoder output where the draft has no
+    encoder or an equal one, which is what makes it fast; else the whole draft."""
 
     def __init__(self, job: Job) -> None:
         logging.set_verbosity_error()  # assisted, it writes a warning per round: no cost of decoding
@@ -78,8 +79,11 @@ class Generate:
     def _assistant(self, job: Job, dtype: torch.dtype) -> Any:
         if job.draft is None:
             raise ValueError("the model has no draft")
-        assistant: Any = WhisperForConditionalGeneration.from_pretrained(job.draft, dtype=dtype)
-        if same_encoder(self.model, assistant):
+        config = WhisperConfig.from_pretrained(job.draft)
+        assistant: Any = None
+        if "WhisperForCausalLM" not in (config.architectures or []):
+            assistant = WhisperForConditionalGeneration.from_pretrained(job.draft, dtype=dtype)
+        if assistant is None or same_encoder(self.model, assistant):
             assistant = WhisperForCausalLM.from_pretrained(job.draft, dtype=dtype)
             self.notes.append("draft's decoder on the target's encoder output")
         else:
