@@ -16,12 +16,13 @@ import binascii
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import count
 from string import ascii_uppercase
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from api.errors import ApiError
 from asr.apart import Decoders
@@ -41,6 +42,8 @@ REFERENCE_S = (2.0, 10.0)
 SLACK_S = 0.1
 """Of a codec's delay."""
 
+
+Made = TypeVar("Made")
 
 Called = Callable[[int], str]
 """What the n-th speaker to appear is called, from 0."""
@@ -64,12 +67,13 @@ class Speakers:
         from diarize.diarizer import unheard
 
         with self._one:
-            return self._loaded().diarize(samples, bounds, hook or unheard)
+            diarizer = self._loaded()
+            return _apart(lambda: diarizer.diarize(samples, bounds, hook or unheard))
 
     def _loaded(self) -> Diarizer:
         with self._one:
             if self._diarizer is None:
-                self._diarizer = self._load()
+                self._diarizer = _apart(self._load)
             return self._diarizer
 
     async def known(self, names: Sequence[str], references: Sequence[str]) -> list[Known]:
@@ -153,6 +157,13 @@ class Hearing:
         """What has not begun is dropped; the block at hand is not waited for."""
         self._listening.drop()
         threading.Thread(target=self._beside.close, daemon=True).start()
+
+
+def _apart(work: Callable[[], Made]) -> Made:
+    """In a thread that ends with it, and with that thread its team of helpers, which would slow the
+    engine's down (keep_to_one_core)."""
+    with ThreadPoolExecutor(1, thread_name_prefix="speakers") as thread:
+        return thread.submit(work).result()
 
 
 def _renamed(transcript: Transcript, known: Sequence[Known], called: Called) -> Transcript:

@@ -55,11 +55,15 @@ class LogMel:
         Raises ValueError for a window longer than S: cutting it here would lose words silently.
         """
         batch = torch.from_numpy(self._padded(windows)).to(self.device)  # [B, S]
-        mel = self._log(batch, center=True)[..., :-1]  # [B, M, F]
-        loudest = mel.amax(
-            dim=(1, 2), keepdim=True
-        )  # [B, 1, 1]: per window, whoever shares the batch
-        return self.scaled(mel, loudest)
+        # A processor takes 5 ms for a window alone and 12 for one of eight, which leave its caches.
+        groups = batch.split(1) if self.device.type == "cpu" and len(batch) else (batch,)
+        return torch.cat([self._heard(group) for group in groups])
+
+    def _heard(self, batch: Tensor) -> Tensor:
+        """[B, S] -> [B, M, F]."""
+        mel = self._log(batch, center=True)[..., :-1]
+        # [B, 1, 1]: per window, whoever shares the batch
+        return self.scaled(mel, mel.amax(dim=(1, 2), keepdim=True))
 
     def frames_of(self, samples: NDArray[np.float32]) -> Tensor:
         """[n_fft + (K - 1) * hop] samples -> [M, K] log10 mel power of the K frames in them.

@@ -63,10 +63,11 @@ class Whisper:
     def _encoded(self, model: Any, features: Tensor) -> list[Tensor]:
         """States `[S, D]` by row. Copies: a view would hold the whole batch for as long as one of its
         windows is tried again."""
-        states: Tensor = encoder_of(model)(
-            features.to(self.device.torch, self.device.dtype)
-        ).last_hidden_state
-        return [row.clone() for row in states]
+        features = features.to(self.device.torch, self.device.dtype)
+        groups = [features] if self.device.rows_together else features.split(1)
+        return [
+            row.clone() for group in groups for row in encoder_of(model)(group).last_hidden_state
+        ]
 
     @torch.inference_mode()
     def detect_language(self, memories: list[Memory]) -> list[tuple[str, float]]:

@@ -35,6 +35,7 @@ from asr.submission import Listener, Submission, Tap
 from asr.transcript import seconds
 from asr.vad import SileroDetector
 from asr.windows import Window
+from speculative.device import keep_to_one_core
 from speculative.stats import Stats
 from speculative.types import Request, Result
 
@@ -325,6 +326,7 @@ class Session:
     # -- the readers' threads ---------------------------------------------------------------------
 
     def _read(self) -> None:
+        keep_to_one_core()
         while True:
             with self._changed:
                 while not self._closed and not self._readable():

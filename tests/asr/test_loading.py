@@ -64,6 +64,15 @@ def test_a_draft_with_another_encoder_hears_for_itself(target, tmp_path) -> None
     assert memory.draft is not None and not memory.draft.allclose(memory.target)
 
 
+def test_what_is_heard_of_a_window_does_not_depend_on_who_is_encoded_with_it(target) -> None:
+    whisper, windows = load(Pair(target), CPU), features(5)
+    together = whisper.encode(windows)
+    assert all(
+        m.target.equal(whisper.encode(w[None])[0].target)
+        for m, w in zip(together, windows, strict=True)
+    )
+
+
 def test_a_decoder_only_draft_hears_through_the_targets_encoder(target, tmp_path) -> None:
     draft = folders.write_decoder_only(tmp_path / "draft")
     whisper = load(Pair(target, draft), CPU)

@@ -12,6 +12,7 @@ from functools import partial
 import numpy as np
 import pytest
 import soundfile
+import torch
 from transformers import WhisperForConditionalGeneration
 
 from asr.errors import CapacityError, UsageError
@@ -258,6 +259,29 @@ class Watched(io.BytesIO):
     def seek(self, place: int, whence: int = 0) -> int:
         self.late += self.told
         return super().seek(place, whence)
+
+
+def test_reading_leaves_the_cores_to_the_model(whisper) -> None:
+    """A second team of OpenMP threads in the process slows the model's own down."""
+    readers, inner = [], EnergyDetector()
+
+    class Watched:
+        def stream(self):
+            readers.append(torch.get_num_threads())
+            return inner.stream()
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        t = Transcriber(whisper, batch=3, gamma=2, detector=Watched())
+        with running(Session(t)) as session:
+            ear = Ear()
+            session.submit(sound(2.0), GERMAN, ear)
+            assert ear.outcome().transcript is not None
+        assert set(readers) == {1}
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_a_source_is_left_alone_once_its_end_was_told(whisper) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
+from threading import Thread
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -12,12 +14,42 @@ import torch
 
 from asr.rules import whisper_rules
 from speculative import Engine, Fixed, ModelDrafter, Request, device
-from speculative.device import Device, available, choose
+from speculative.device import Device, available, choose, keep_to_one_core
 from speculative.errors import DeviceError
 from speculative.models.whisper import WhisperDecoder
 from speculative.testing import TinyModel
 from speculative.types import Result
 from tests.speculative.whispers import EOS, SOT, decoder_only, memory, whisper
+
+# Threads
+
+
+def told(work: Callable[[], object]) -> list[int]:
+    """torch's number of threads in a new thread, before and after some work in it."""
+    numbers: list[int] = []
+
+    def run() -> None:
+        numbers.append(torch.get_num_threads())
+        work()
+        torch.randn(64, 64) @ torch.randn(64, 64)  # the first operator sets what is not yet set
+        numbers.append(torch.get_num_threads())
+
+    thread = Thread(target=run)
+    thread.start()
+    thread.join()
+    return numbers
+
+
+def test_a_thread_keeps_to_one_core_and_no_other_thread_does() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        assert told(keep_to_one_core) == [2, 1]
+        assert told(lambda: None) == [2, 2]
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
 
 # Choosing
 
