@@ -1,7 +1,7 @@
 """Who spoke when, and who said it: how wrong an engine is, and how fast.
 
     python -m benchmarks.diarize samples --model demo
-    python -m benchmarks.diarize samples mixtures ami telephone --data ../shared/data --json out.json
+    python -m benchmarks.diarize samples mixtures ami telephone --data DATA --json out.json
 
 `samples` are the bundled ones, with their words; `telephone` is the 30 s call that pyannote.audio
 ships; `mixtures` are conversations of voices that took no part in training or tuning, `ami` far-field

@@ -1,6 +1,6 @@
 """The PLDA of diarize/: which differences between two vectors are the voice, and which the moment.
 
-    python -m training.speakers ../shared/data/speakers
+    python -m training.speakers DATA/speakers
     python -m training.plda
     python -m training.plda --likeness      # how alike voices are, for known speakers
 

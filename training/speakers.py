@@ -1,6 +1,6 @@
 """Vectors of many voices through several channels: what training.plda learns from.
 
-    python -m training.speakers ../shared/data/speakers
+    python -m training.speakers DATA/speakers
 
 Reads one clip per speaker (the number before the first dash of its name) and writes
 training/made/speakers/<channel>.npz: `vectors [N, 256]` as the encoder publishes them, `speakers [N]`.

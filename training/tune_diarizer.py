@@ -1,7 +1,7 @@
 """The embedded diarizer's parameters, chosen on voices that the PLDA in use has never heard.
 
-    python -m training.speakers ../shared/data/speakers
-    python -m training.tune_diarizer ../shared/data
+    python -m training.speakers DATA/speakers
+    python -m training.tune_diarizer DATA
 
 The training voices are split in three; each third is mixed and judged under a mean and a PLDA that
 the other two have trained. Voices of the test group are not touched. Both networks hear a recording
