@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from diarize.asked import Asked
 
 AUTO = "auto"
+SPINS = "3000"
 
 app = typer.Typer(
     name="forescribe",
@@ -464,8 +465,11 @@ def main() -> None:
     """
     from speculative.errors import SpeculativeError
 
+    arguments = _with_command(sys.argv[1:])
+    if arguments[:1] != ["bench"]:  # there all run as they come
+        _wait_briefly()
     try:
-        app(args=_with_command(sys.argv[1:]), prog_name="forescribe")
+        app(args=arguments, prog_name="forescribe")
     except (ForescribeError, SpeculativeError) as error:
         typer.echo(f"forescribe: {error}", err=True)
         sys.exit(2)
@@ -476,6 +480,16 @@ def main() -> None:
     except BrokenPipeError:  # the reader of stdout has gone, as with `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+
+
+def _wait_briefly() -> None:
+    """For how many turns a helper thread of torch's waits awake: read by libgomp when it is loaded.
+
+    Its own choice, 300,000, is no faster on idle cores, and two and a half times slower beside another
+    process: helpers then wait awake for one that has no core (docs/log.md, 2026-11-22).
+    """
+    if not os.environ.keys() & {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"}:
+        os.environ["GOMP_SPINCOUNT"] = SPINS
 
 
 # What changes no word: everything else that a user can say is part of a result's fingerprint. A

@@ -51,6 +51,29 @@ def test_a_key_is_printed_once_and_its_line_lets_it_in(tmp_path) -> None:
     assert key not in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("given", "arguments", "spins"),
+    [
+        ({}, ["models"], "3000"),
+        ({"GOMP_SPINCOUNT": "7"}, ["models"], "7"),
+        ({"OMP_WAIT_POLICY": "passive"}, ["models"], None),
+        ({}, ["bench", "text"], None),
+    ],
+)
+def test_helpers_wait_briefly_where_nobody_says_otherwise(monkeypatch, given, arguments, spins):
+    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        monkeypatch.setenv(name, "")  # so that it is put back as it was
+        monkeypatch.delenv(name)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    seen = []
+    run = lambda *_, **__: seen.append(os.environ.get("GOMP_SPINCOUNT"))  # noqa: E731
+    monkeypatch.setattr(type(cli.cli.app), "__call__", run)
+    monkeypatch.setattr(sys, "argv", ["forescribe", *arguments])
+    cli.main()
+    assert seen == [spins]
+
+
 @pytest.mark.slow
 def test_a_server_that_is_told_to_stop_stops(tmp_path) -> None:
     with socket.socket() as free:
