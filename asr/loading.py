@@ -21,7 +21,7 @@ from asr.weights import Role, check_pair, locate
 from speculative.device import Device
 from speculative.models.attention import use_products
 from speculative.models.loading import quiet
-from speculative.models.whisper import encoder_of, same_encoder
+from speculative.models.whisper import decoder_only, encoder_of, same_encoder
 
 _FEATURES = ("preprocessor_config.json", "processor_config.json")  # one of them
 
@@ -127,10 +127,10 @@ def _model(folder: Path, role: Role, device: Device) -> Any:
         config = AutoConfig.from_pretrained(folder)
         if config.model_type != "whisper":
             raise ValueError(f"its config.json says {config.model_type!r}")
-        decoder_only = "WhisperForCausalLM" in (config.architectures or [])
-        if decoder_only and role == "model":
+        bare = decoder_only(config)
+        if bare and role == "model":
             raise ValueError("it has no encoder, so it can only be a --draft")
-        kind: Any = WhisperForCausalLM if decoder_only else WhisperForConditionalGeneration
+        kind: Any = WhisperForCausalLM if bare else WhisperForConditionalGeneration
         with quiet():
             # Mismatches are let through only to be refused below, by name.
             model, report = kind.from_pretrained(

@@ -67,6 +67,11 @@ class WhisperDecoder(SlotModel):
         return Scores(self.head(hidden).float(), hidden)
 
 
+def decoder_only(config: Any) -> bool:
+    """Whether a folder with this configuration holds a `WhisperForCausalLM`: a draft, never a target."""
+    return "WhisperForCausalLM" in (config.architectures or [])
+
+
 def encoder_of(model: Any) -> Any:
     """The encoder of a `WhisperForConditionalGeneration`; None for the decoder-only class."""
     return getattr(model.model, "encoder", None)

@@ -35,7 +35,7 @@ from asr.bench.systems import (
     use_threads,
 )
 from asr.transcript import SAMPLE_RATE
-from speculative.models.whisper import same_encoder
+from speculative.models.whisper import decoder_only, same_encoder
 
 
 class _Watched(WhisperForConditionalGeneration):
@@ -79,9 +79,8 @@ class Generate:
     def _assistant(self, job: Job, dtype: torch.dtype) -> Any:
         if job.draft is None:
             raise ValueError("the model has no draft")
-        config = WhisperConfig.from_pretrained(job.draft)
         assistant: Any = None
-        if "WhisperForCausalLM" not in (config.architectures or []):
+        if not decoder_only(WhisperConfig.from_pretrained(job.draft)):
             assistant = WhisperForConditionalGeneration.from_pretrained(job.draft, dtype=dtype)
         if assistant is None or same_encoder(self.model, assistant):
             assistant = WhisperForCausalLM.from_pretrained(job.draft, dtype=dtype)
