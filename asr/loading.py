@@ -19,6 +19,7 @@ from asr.presets import Pair
 from asr.tokens import SpecialTokens
 from asr.weights import Role, check_pair, locate
 from speculative.device import Device
+from speculative.exclusive import loading
 from speculative.models.attention import use_products
 from speculative.models.loading import quiet
 from speculative.models.whisper import decoder_only, encoder_of, same_encoder
@@ -91,6 +92,7 @@ class Whisper:
         ]
 
 
+@loading()
 def load(pair: Pair, device: Device, *, network: bool = True) -> Whisper:
     """Both models of a pair. Raises ModelError: not found, not a Whisper, or a pair that does not fit."""
     folder = locate(pair.target, role="model", network=network)

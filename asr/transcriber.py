@@ -30,6 +30,7 @@ from speculative.device import choose
 from speculative.drafters.model import ModelDrafter, confidence_for
 from speculative.drafters.ngram import NgramDrafter
 from speculative.engine import Engine
+from speculative.exclusive import loading
 from speculative.models.whisper import WhisperDecoder
 from speculative.schedule import schedule_for
 from speculative.stats import Stats
@@ -76,6 +77,7 @@ class Transcriber:
         self.watch = device.stopwatch()
 
     @classmethod
+    @loading()
     def load(
         cls,
         model: str | None = None,

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asr.errors import ModelError
+from speculative.exclusive import loading
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -68,6 +69,7 @@ class SileroDetector:
     Source: the module packaged in silero-vad 6.2 (MIT), https://github.com/snakers4/silero-vad.
     """
 
+    @loading()
     def __init__(self) -> None:
         import torch
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from asr.errors import ModelError, UsageError
 from diarize import community
 from diarize.diarizer import Diarizer
+from speculative.exclusive import loading
 
 GROUP = "forescribe.diarizers"
 AUTO = "auto"
@@ -47,6 +48,7 @@ def resolve(name: str, *, network: bool = True) -> str | Path:
     )
 
 
+@loading()
 def load(name: str = AUTO, *, device: str = "auto", network: bool = True) -> Diarizer:
     """The engine, ready to work. Raises what `resolve` raises, DeviceError, and ModelError for
     weights that cannot be loaded."""

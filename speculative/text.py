@@ -26,6 +26,7 @@ from speculative.drafters.ngram import NgramDrafter
 from speculative.drafters.universal import UniversalDrafter
 from speculative.engine import Engine
 from speculative.errors import LoadError, RequestError
+from speculative.exclusive import loading
 from speculative.models.causal_lm import CausalDecoder
 from speculative.models.loading import LanguageModel, check_draft, load
 from speculative.schedule import schedule_for
@@ -103,6 +104,7 @@ class TextGenerator:
         self._numbers = count()
 
     @classmethod
+    @loading()
     def load(
         cls,
         model: str | Path,

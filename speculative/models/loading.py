@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from speculative.device import Device
 from speculative.errors import LoadError
+from speculative.exclusive import loading
 from speculative.vocabulary import Vocabulary
 
 Role = Literal["model", "draft"]
@@ -40,6 +41,7 @@ class LanguageModel:
         return int(self.model.config.get_text_config().max_position_embeddings)
 
 
+@loading()
 def load(
     name: str | Path, device: Device, *, role: Role = "model", network: bool = True
 ) -> LanguageModel:
