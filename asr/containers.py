@@ -18,7 +18,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, BinaryIO, Protocol
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -161,9 +161,9 @@ class _AvReader:
             self.container: InputContainer = av.open(
                 file,
                 mode="r",
-                metadata_errors="replace",
                 container_options={"format_whitelist": demuxers, "protocol_whitelist": "file"},
                 io_open=_refuse_to_open,
+                **_lenient_metadata(av.__version__),
             )
         except (av.FFmpegError, ValueError) as error:
             raise AudioError(
@@ -196,7 +196,7 @@ class _AvReader:
         names = set(self.container.format.name.split(","))
         if not names & SIZED and not (names == {"mp3"} and _has_xing(file)):
             return None
-        if self.stream.duration is not None and self.stream.time_base is not None:
+        if self.stream.duration is not None and self.stream.time_base:
             return float(self.stream.duration * self.stream.time_base)
         if (stated := _clock_s(self.stream.metadata.get("DURATION", ""))) is not None:
             return stated
@@ -250,7 +250,7 @@ class _AvReader:
     def _gap(self, frame: AudioFrame, position: int) -> int:
         """Samples missing before this frame, by its timestamp: dropped packets, a paused recorder,
         sound that starts late."""
-        if frame.pts is None or frame.time_base is None:
+        if frame.pts is None or not frame.time_base:
             return 0
         origin = (self.container.start_time or 0) / 1e6
         gap = round((float(frame.pts * frame.time_base) - origin) * frame.sample_rate) - position
@@ -308,6 +308,12 @@ def _float32(frame: AudioFrame) -> NDArray[np.float32]:
         over="ignore"
     ):  # a double beyond float32 becomes infinite, which the caller looks for
         return samples.astype(np.float32, copy=False)
+
+
+def _lenient_metadata(version: str) -> dict[str, Any]:
+    """Arguments of `av.open` with which tags that are not UTF-8 do not fail the recording. From 19
+    on PyAV does so by itself and knows no such argument."""
+    return {"metadata_errors": "replace"} if int(version.split(".")[0]) < 19 else {}
 
 
 def _refuse_to_open(url: str, flags: int, options: dict[str, str]) -> object:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import io
 import os
+import struct
 import sys
 import wave
 from collections.abc import Callable
@@ -295,6 +296,30 @@ def test_the_second_sound_track_is_mentioned(tmp_path: Path) -> None:
     assert is_the_sweep(joined(recording)) and codes(recording) == ["several_audio_streams"]
 
 
+def test_tags_that_are_not_utf8_do_not_fail_a_recording(tmp_path: Path) -> None:
+    path = encode(tmp_path / "tagged.flac", "flac", "flac")
+    path.write_bytes(tagged(path.read_bytes(), b"TITLE=caf\xe9 \xff"))
+    assert is_the_sweep(read_audio(path))
+
+
+@pytest.mark.parametrize(("version", "arguments"), [("18.1.0", True), ("19.0.2", False)])
+def test_pyav_is_asked_for_what_its_version_knows(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str, arguments: bool
+) -> None:
+    path, asked = encode(tmp_path / "sound.flac", "flac", "flac"), []
+    plainly = av.open
+
+    def opened(file: BinaryIO, **named: Any) -> Any:
+        lenient = named.pop("metadata_errors", None)
+        asked.append(lenient)
+        return plainly(file, **named)
+
+    monkeypatch.setattr(av, "open", opened)
+    monkeypatch.setattr(av, "__version__", version)
+    assert is_the_sweep(read_audio(path))
+    assert asked == ["replace" if arguments else None]
+
+
 # no recordings: refused, with one line and a code
 
 
@@ -498,3 +523,10 @@ def joined(recording: Recording) -> Samples:
 
 def codes(recording: Recording) -> list[str]:
     return [notice.code for notice in recording.warnings]
+
+
+def tagged(flac: bytes, comment: bytes) -> bytes:
+    """With its first tag (a Vorbis comment) in these bytes."""
+    end = 4 + 4 + 34  # the marker, and STREAMINFO behind the head of its block
+    fields = bytes(4) + struct.pack("<II", 1, len(comment)) + comment
+    return flac[:end] + b"\x04" + len(fields).to_bytes(3, "big") + fields + flac[end:]
