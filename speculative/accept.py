@@ -106,12 +106,13 @@ class _Sampling:
         return Guarantee.EXACT
 
     def __call__(self, rows: Rows, draft: Draft, logits: Tensor) -> Verdict:
-        slots = rows.lengths[:, None] + torch.arange(logits.shape[1], device=logits.device)
+        seed, start = rows.seed[:, None], rows.lengths[:, None]
+        slots = start + torch.arange(logits.shape[1], device=logits.device)
         return self.judge(
             draft,
             law(rows, logits),
-            uniform(rows.seed[:, None], slots[:, :-1], Stream.ACCEPT),
-            uniform(rows.seed[:, None], slots, Stream.EXTRA),
+            uniform(seed, start, slots[:, :-1], Stream.ACCEPT),
+            uniform(seed, start, slots, Stream.EXTRA),
         )
 
     @classmethod

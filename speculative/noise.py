@@ -1,9 +1,14 @@
-"""Uniform noise keyed by (seed, slot, stream), so that a draw depends on nothing else.
+"""Uniform random numbers keyed by (seed, start of the round, slot, stream): a number depends on nothing else.
 
-A sampled answer must not change with the rows that share its batch, with the round it fell into or
-with the draft length, which rules out a generator that is advanced by use. This is a counter-based
-hash instead: 32-bit integer mixing (C. Wellons' `lowbias32`) in int64 arithmetic, which every
-backend has, and no state.
+A sampled answer must not change with the rows that share its batch, which rules out a generator that
+is advanced by use. This is a counter-based hash instead: 32-bit integer mixing (C. Wellons' `lowbias32`)
+in int64 arithmetic, which every backend has, and no state.
+
+Why the start of the round is part of the key: a round that accepts only some of its drafts has already
+used the random numbers of the slots behind them, and block verification decides by them. If the next
+round used them again it would condition on their outcome, and the text would no longer follow the
+target's distribution. A row commits at least one token per round, so no two of its rounds start at the
+same slot, and the start depends on the row's own text and drafts only.
 """
 
 from __future__ import annotations
@@ -29,9 +34,14 @@ def _mix(x: Tensor) -> Tensor:
     return x ^ (x >> 16)
 
 
-def uniform(seed: Tensor, slot: Tensor, stream: Stream) -> Tensor:
-    """Numbers in [0, 1) with 24 random bits, float32; `seed` and `slot` are int64 and broadcast."""
+def uniform(seed: Tensor, start: Tensor, slot: Tensor, stream: Stream) -> Tensor:
+    """Numbers in [0, 1) with 24 random bits, float32.
+
+    `start` is the row's length when the round began, `slot` the place of the token to be decided. All
+    three tensors are int64 and broadcast.
+    """
     key = _mix((seed & _MASK) ^ (0x9E3779B9 * int(stream) & _MASK))
     key = _mix(key ^ ((seed >> 32) & _MASK))
+    key = _mix(key ^ _mix(start & _MASK))
     key = _mix(key ^ _mix(slot & _MASK))
     return (key >> 8).float() * (1.0 / (1 << 24))

@@ -45,7 +45,8 @@ def decode(
         if row.mode.penalised:
             logits = penalise(row, logits, view)
         probabilities = law(row, logits)[0, 0]
-        u = uniform(torch.tensor(request.seed), torch.tensor(len(tokens)), Stream.EXTRA)
+        here = torch.tensor(len(tokens))  # a round of one token starts where it writes
+        u = uniform(torch.tensor(request.seed), here, here, Stream.EXTRA)
         tokens.append(int(draw(probabilities, u)))
         if tokens[-1] in ends:
             break

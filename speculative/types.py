@@ -201,7 +201,7 @@ class Rows:
     limits: Tensor  # [B] int64, `lengths` never exceeds it
     active: Tensor  # [B] bool
     temperature: Tensor  # [B] float32, 0 is greedy
-    seed: Tensor  # [B] int64, randomness is keyed by (seed, slot)
+    seed: Tensor  # [B] int64, randomness is keyed by (seed, start of the round, slot)
     top_k: Tensor  # [B] int64, the fields of `Sampling` from here on
     top_p: Tensor  # [B] float32
     min_p: Tensor  # [B] float32

@@ -93,7 +93,7 @@ class ModelDrafter:
             logits = self._process(logits, rows, known, slot - 1)  # [B, 1, V]
             if rows.mode.sampling:
                 q = law(rows, logits)[:, 0]
-                token = draw(q, uniform(rows.seed, slot, Stream.DRAFT))
+                token = draw(q, uniform(rows.seed, lengths, slot, Stream.DRAFT))
                 probs.append(q)
             else:
                 token = logits[:, 0].argmax(-1)

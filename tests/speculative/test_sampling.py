@@ -27,7 +27,7 @@ from speculative.reference import decode
 from speculative.sampling import bound, enter, penalise
 from speculative.testing import TinyModel
 from speculative.types import Mode, Prefix, Rows, Sampling
-from tests.speculative.test_accept import V, joint, speculative_joint
+from tests.speculative.enumeration import V, joint, speculative_joint
 
 CPU = torch.device("cpu")
 
