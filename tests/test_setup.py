@@ -1,0 +1,140 @@
+"""scripts/setup: what it asks uv for, and what it says where something is missing.
+
+Run with programs of the test's own in the path, so nothing is installed.
+"""
+
+from __future__ import annotations
+
+import shutil
+import stat
+import subprocess
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+TOOLS = ("bash", "dirname", "sed", "df", "awk", "rm", "mkdir", "ln")
+
+
+@dataclass(frozen=True)
+class Run:
+    status: int
+    said: str
+    asked: list[str]  # of uv, without its path
+
+
+class Machine:
+    """A copy of the script, and a path with the few programs that a minimal system has."""
+
+    def __init__(self, folder: Path) -> None:
+        self.root, self.path = folder / "forescribe", folder / "bin"
+        self.log = folder / "log"
+        (self.root / "scripts").mkdir(parents=True)
+        self.path.mkdir()
+        shutil.copy(ROOT / "scripts" / "setup", self.root / "scripts")
+        for tool in TOOLS:
+            found = shutil.which(tool)
+            assert found is not None, tool
+            (self.path / tool).symlink_to(found)
+
+    def program(self, name: str, script: str) -> None:
+        path = self.path / name
+        path.write_text(f"#!{shutil.which('bash')}\n{script}\n")
+        path.chmod(path.stat().st_mode | stat.S_IXUSR)
+
+    def uv(self) -> None:
+        """Notes what it was asked for; makes an environment whose Python does as `torchaudio` says."""
+        self.program(
+            "uv",
+            f'echo "$@" >> "{self.log}"\n'
+            'if [ "$1" = venv ]; then\n'
+            '    for last; do :; done; mkdir -p "$last/bin"\n'
+            f'    ln -s "{self.path}/environments-python" "$last/bin/python"\n'
+            "fi",
+        )
+        self.program("environments-python", "exit ${TORCHAUDIO_FAILS:-0}")
+
+    def setup(self, *arguments: str, **variables: str) -> Run:
+        done = subprocess.run(
+            [str(self.root / "scripts" / "setup"), *arguments],
+            env={"PATH": str(self.path), **variables},
+            capture_output=True,
+            text=True,
+        )
+        asked = self.log.read_text().splitlines() if self.log.exists() else []
+        return Run(done.returncode, done.stdout + done.stderr, [a for a in asked if a[:2] != "--"])
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("named", "asked"),
+    [
+        ([], ".[diarize]"),
+        (["serve"], ".[diarize,serve]"),
+        (["test"], ".[diarize] --group test"),
+        (["serve", "dev", "bench"], ".[diarize,serve] --group dev --group bench"),
+    ],
+)
+def test_groups_and_extras_are_installed(machine: Machine, named: list[str], asked: str) -> None:
+    machine.uv()
+    done = machine.setup(*named)
+    assert done.status == 0 and "ready: .venv/bin/forescribe" in done.said
+    assert done.asked[-1].endswith(f"--constraints constraints.txt --editable {asked}")
+
+
+def test_a_name_that_is_no_group_changes_nothing(machine: Machine) -> None:
+    machine.uv()
+    done = machine.setup("test", "sevre")
+    assert (done.status, done.asked) == (2, [])
+    assert done.said == ("setup: there is no group 'sevre'; known: serve test dev notebook bench\n")
+
+
+def test_every_group_of_the_project_is_known_and_explained(machine: Machine) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    extras = set(project["project"]["optional-dependencies"]) - {"diarize"}
+    known = machine.setup("nosuch").said.split("known: ")[1].split()
+    assert set(known) == extras | set(project["dependency-groups"])
+    help_ = machine.setup("--help")
+    assert help_.status == 0
+    assert [name for name in known if f"scripts/setup {name} " not in help_.said] == []
+    assert "set -euo" not in help_.said
+
+
+@pytest.mark.parametrize(
+    ("python", "said"),
+    [
+        ("exit 127", "no Python 3.11 to 3.13 found"),  # none, or another
+        ('[ "$1" = -c ]', "python3 has neither venv nor pip"),  # Debian's without python3-venv
+    ],
+)
+def test_what_is_missing_is_said_with_the_command_that_gives_it(
+    machine: Machine, python: str, said: str
+) -> None:
+    machine.program("python3", python)
+    done = machine.setup()
+    assert done.status == 1 and said in done.said
+    assert "apt-get install python3-venv" in done.said.splitlines()[-1]
+    assert not (machine.root / ".uv").exists()
+
+
+def test_little_disk_is_said_before_the_download(machine: Machine) -> None:
+    machine.uv()
+    (machine.path / "df").unlink()
+    machine.program("df", 'echo head; echo "/dev/x 9000000 0 2500000 0% /"')
+    done = machine.setup()
+    assert done.status == 0 and "only 2 GB are free here; 6 are needed" in done.said
+    assert "GB" not in machine.setup().said  # the environment is there
+
+
+def test_a_backend_whose_packages_do_not_fit_is_no_success(machine: Machine) -> None:
+    machine.uv()
+    assert machine.setup(TORCHAUDIO_FAILS="1").status == 0  # asked only where it may differ
+    done = machine.setup(UV_TORCH_BACKEND="cpu", TORCHAUDIO_FAILS="1")
+    assert done.status == 1 and "of the backend 'cpu' do not fit" in done.said
+    assert machine.setup(UV_TORCH_BACKEND="cpu").status == 0
