@@ -69,7 +69,9 @@ def serve(
         from api.server import run
         from api.settings import load
     except ModuleNotFoundError as error:
-        raise UsageError(f"serve needs {error.name}: pip install 'forescribe[serve]'") from error
+        raise UsageError(
+            f"serve needs {error.name}: run `scripts/setup serve` in forescribe's folder"
+        ) from error
 
     run(
         load(

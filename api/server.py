@@ -86,6 +86,6 @@ def _jobs(settings: Settings, serving: Serving) -> Jobs | None:
         from api.jobs.service import Jobs
     except ModuleNotFoundError as error:
         raise UsageError(
-            f"jobs need {error.name}: pip install 'forescribe[serve]', or set jobs = false"
+            f"jobs need {error.name}: run `scripts/setup serve` in forescribe's folder, or set jobs = false"
         ) from error
     return Jobs.of(settings, serving)

@@ -42,7 +42,7 @@ except ImportError as missing:
     from asr.errors import ModelError
 
     raise ModelError(
-        f"diarization needs pyannote.audio ({missing}); pip install 'forescribe[diarize]'"
+        f"diarization needs pyannote.audio ({missing}): run `scripts/setup` in forescribe's folder"
     ) from missing
 
 # pyannote would do it on its first call, and the speech model's numbers would change in mid-run.

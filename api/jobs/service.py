@@ -95,7 +95,8 @@ class Jobs:
             from api.jobs.durable import Durable
         except ModuleNotFoundError as error:
             raise UsageError(
-                f"jobs need {error.name}: pip install 'forescribe[serve]', or set jobs = false"
+                f"jobs need {error.name}: run `scripts/setup serve` in forescribe's folder, "
+                "or set jobs = false"
             ) from error
 
         folder = settings.data_folder

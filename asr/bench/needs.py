@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-INSTALL = "pip install 'forescribe[bench]'"
+INSTALL = "run `scripts/setup bench` in forescribe's folder"
 
 PACKAGES = {"jiwer": "jiwer", "faster_whisper": "faster-whisper", "ctranslate2": "ctranslate2"}
 """As they are imported, and as they are installed."""

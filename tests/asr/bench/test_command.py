@@ -11,6 +11,7 @@ import pytest
 import soundfile
 
 from asr.bench import measure, provenance
+from asr.bench.needs import INSTALL
 from asr.bench.systems import NAMES, OURS, SEQUENTIAL, Job
 from asr.errors import AudioError, UsageError
 from tests.asr.bench.command import bench
@@ -93,9 +94,9 @@ def test_a_users_mistake_is_one_line_before_anything_is_measured(
 @pytest.mark.parametrize(
     ("module", "arguments", "said"),
     [
-        ("jiwer", [MEMO], "bench transcribe needs jiwer: pip install 'forescribe[bench]'"),
+        ("jiwer", [MEMO], f"bench transcribe needs jiwer: {INSTALL}"),
         ("faster_whisper", [MEMO, "--only", SEQUENTIAL],
-         "--only 'faster-whisper' needs faster-whisper: pip install 'forescribe[bench]'"),
+         f"--only 'faster-whisper' needs faster-whisper: {INSTALL}"),
     ],
 )  # fmt: skip
 def test_a_package_that_is_missing_is_named(monkeypatch, module, arguments, said) -> None:

@@ -144,7 +144,7 @@ def test_a_system_that_cannot_load_has_a_row_that_says_why(pair, memo, tmp_path,
 def test_without_faster_whisper_its_rows_say_what_to_install(pair, memo, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "faster_whisper", None)
     options = transcribe.Options((str(memo),))
-    trouble = "faster-whisper is not installed: pip install 'forescribe[bench]'"
+    trouble = "faster-whisper is not installed: run `scripts/setup bench` in forescribe's folder"
     assert transcribe.converted_for(options, Path(pair[0]), tmp_path) == ({}, trouble)
     without = replace(options, only=PEERS)
     assert transcribe.converted_for(without, Path(pair[0]), tmp_path) == ({}, None)
