@@ -11,7 +11,7 @@ from tests.docs.pages import SHELL, Block, blocks
 
 ASSIGNMENT = re.compile(r"(?P<name>[A-Z][A-Z0-9_]*)=.*", re.S)
 ENDS = {"&&", "||", "|", ";", "&", "(", ")"}
-OURS = ("forescribe", "scripts/", "python -m", ".venv/bin/", "pip ")
+OURS = ("forescribe", "scripts/", "source ", "python -m", ".venv/bin/", "pip ")
 
 
 @dataclass(frozen=True)

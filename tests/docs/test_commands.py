@@ -22,7 +22,7 @@ import soundfile
 
 from asr.errors import ForescribeError
 from tests.docs.commands import Command, commands, documented
-from tests.docs.pages import ROOT, Block
+from tests.docs.pages import ROOT, Block, pages
 
 EVERY = documented()
 SECONDS = 8
@@ -68,6 +68,9 @@ def check_python(command: Command) -> None:
 def check_script(command: Command) -> None:
     path = ROOT / command.words[0]
     assert path.is_file() and path.stat().st_mode & 0o100, f"{path.name} cannot be run"
+    if path.name == "setup":
+        known = {*project()["project"]["optional-dependencies"], *project()["dependency-groups"]}
+        assert set(command.words[1:]) <= known
 
 
 def check_curl(command: Command) -> None:
@@ -93,14 +96,19 @@ def routes() -> list[str]:
 
 
 def check_install(command: Command) -> None:
-    """Extras and groups that are asked for exist."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    extras, groups = project["project"]["optional-dependencies"], project["dependency-groups"]
+    """Extras and groups that are asked for exist; our own name is in no index."""
+    extras, groups = project()["project"]["optional-dependencies"], project()["dependency-groups"]
     for word in command.words:
-        if match := re.search(r"(?:forescribe|\.)\[([\w,]+)\]", word):
+        assert not word.startswith("forescribe"), "the package is not published"
+        if match := re.search(r"\.\[([\w,]+)\]", word):
             assert set(match[1].split(",")) <= set(extras)
     if "--group" in command.words:
         assert command.words[command.words.index("--group") + 1] in groups
+
+
+@cache
+def project() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
 CHECKS: dict[str, Callable[[Command], None]] = {
@@ -143,9 +151,11 @@ def test_a_command_can_be_typed(command: Command) -> None:
         "python -m benchmarks.none",
         "python -m benchmarks.words --no-such-option",
         "scripts/none",
+        "scripts/setup none",
         "curl localhost:8000/v1/none",
         "FORESCRIBE_NONE=1 forescribe serve",
-        "pip install 'forescribe[none]'",
+        "pip install '.[none]'",
+        "pip install 'forescribe[serve]'",
     ],
 )
 def test_a_command_that_cannot_be_typed_is_seen(line: str) -> None:
@@ -165,6 +175,47 @@ def test_shell_lines_become_commands() -> None:
         ("python", "-m", "json.tool"),
     ]
     assert found[0].variables == ("A",)
+
+
+# In the shell's path
+
+
+ACTIVATE = ("source", ".venv/bin/activate")
+INSTALLED = ("forescribe", "python", "python3", "pip", "pytest", "ruff", "mypy", "hf", "jupyter")
+"""Programs of the environment: without it the shell finds none of that name, or another's."""
+
+
+def not_in_the_path(every: list[Command]) -> list[Command]:
+    """Commands that need the environment before their page has said how to enter it."""
+    entered: set[str] = set()
+    found = []
+    for command in every:
+        page = command.place.rpartition(":")[0]
+        if command.words[:2] == ACTIVATE:
+            entered.add(page)
+        elif command.words[:1] and command.words[0] in INSTALLED and page not in entered:
+            found.append(command)
+    return found
+
+
+def test_a_page_enters_the_environment_before_its_first_command() -> None:
+    assert list(map(str, not_in_the_path(EVERY))) == []
+
+
+def test_a_command_outside_the_environment_is_seen() -> None:
+    lines = (".venv/bin/forescribe a.wav", "forescribe b.wav", " ".join(ACTIVATE), "forescribe c")
+    here = list(commands(Block("here", 1, "bash", "\n".join(lines))))
+    there = list(commands(Block("there", 1, "bash", "python -m benchmarks.words\n")))
+    assert [c.words[1] for c in not_in_the_path(here + there)] == ["b.wav", "-m"]
+
+
+def test_nothing_tells_people_to_install_a_package_that_is_not_published() -> None:
+    asked = re.compile(r"pip install '?forescribe")
+    shown = [*pages(), ROOT / "scripts" / "setup"]
+    sources = [
+        p for name in ("api", "asr", "diarize", "speculative") for p in (ROOT / name).rglob("*.py")
+    ]
+    assert [p.name for p in shown + sources if asked.search(p.read_text(encoding="utf-8"))] == []
 
 
 # Run
