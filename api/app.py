@@ -11,28 +11,24 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-from fastapi import APIRouter, Depends, FastAPI, Request
-from fastapi.exceptions import RequestValidationError
-from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
-from starlette.responses import JSONResponse, Response
+from fastapi import APIRouter, Depends, FastAPI
+from starlette.middleware.cors import CORSMiddleware
 
+from api import faults
 from api.dependencies import caller
 from api.described import describe
-from api.errors import ApiError
 from api.keys import Keyring
+from api.origins import EXPOSED, Guard
+from api.pace import Pace
 from api.requestid import RequestId
 from api.routers import audio, endpoints, health, metrics, models, page, text
 from api.serving import Serving
 from api.settings import Settings
 from api.text.serving import TextServing
 from api.watchdog import Watchdog, leave
-from asr.errors import ForescribeError
 
 if TYPE_CHECKING:
     from api.jobs.service import Jobs
-
-_CODES = {404: "not_found", 405: "method_not_allowed"}
 
 
 def create_app(
@@ -69,24 +65,18 @@ def create_app(
     app.state.keyring = Keyring(settings.api_keys)
     app.state.texting = texting
     texting.watched_by(engine.metrics)
-    app.add_middleware(RequestId, metrics=engine.metrics)
-    app.add_exception_handler(ApiError, _api_error)
-    app.add_exception_handler(ForescribeError, _package_error)
-    app.add_exception_handler(RequestValidationError, _invalid)
-    app.add_exception_handler(HTTPException, _http_error)
-    app.add_exception_handler(ClientDisconnect, _gone)
+    _guard(app, settings, engine)
+    faults.install(app)
     app.include_router(health.router)
     app.include_router(page.router)
     private = APIRouter(dependencies=[Depends(caller)])  # no route here can forget the key
     for module in (audio, models, text, endpoints, metrics):
         private.include_router(module.router)
     if jobs is not None:
-        from sqlalchemy.exc import DBAPIError
-
         from api.routers import jobs as job_routes
         from api.routers import uploads as upload_routes
 
-        app.add_exception_handler(DBAPIError, _database_error)
+        faults.install_database(app)
         private.include_router(job_routes.router)
         private.include_router(upload_routes.router)
     app.include_router(private)
@@ -94,50 +84,17 @@ def create_app(
     return app
 
 
-def _answer(request: Request, error: ApiError) -> Response:
-    """OpenAI's body; the ancestor's on its own routes."""
-    request.app.state.serving.metrics.refused(error.code)
-    if request.url.path in endpoints.PATHS:
-        return JSONResponse({"detail": error.message}, error.status, error.headers())
-    return error.response()
-
-
-async def _api_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, ApiError)
-    return _answer(request, error)
-
-
-async def _package_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, ForescribeError)
-    return _answer(request, ApiError.of(error))
-
-
-async def _invalid(request: Request, error: Exception) -> Response:
-    """FastAPI's 422 is a 400 here, with the first culprit."""
-    assert isinstance(error, RequestValidationError)
-    first = error.errors()[0]
-    message = f"{first['loc'][-1]}: {first['msg']}"
-    return _answer(request, ApiError("invalid_value", message, param=str(first["loc"][-1])))
-
-
-async def _http_error(request: Request, error: Exception) -> Response:
-    """What the framework itself refuses: an unknown route, a wrong method, a body it cannot read."""
-    assert isinstance(error, HTTPException)
-    code = _CODES.get(error.status_code, "invalid_value")
-    response = _answer(request, ApiError(code, f"{request.method}: {error.detail}"))
-    response.headers.update(error.headers or {})
-    return response
-
-
-async def _database_error(request: Request, error: Exception) -> Response:
-    """A database that has gone away comes back: 503, and clients try again. Its other faults are ours."""
-    if not await asyncio.to_thread(request.app.state.jobs.store.lost, error):
-        raise error
-    return _answer(
-        request, ApiError("not_ready", "the jobs' database cannot be reached; try again")
-    )
-
-
-async def _gone(request: Request, error: Exception) -> Response:
-    """Nobody will read this; the status is for the log (nginx has made it known)."""
-    return Response(status_code=499)
+def _guard(app: FastAPI, settings: Settings, serving: Serving) -> None:
+    """What stands before every route, the innermost first."""
+    app.add_middleware(Pace, idle_s=settings.upload_idle_s, rate=settings.min_upload_rate)
+    if settings.allowed_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.allowed_origins,
+            allow_methods=faults.METHODS,
+            allow_headers=["*"],
+            expose_headers=EXPOSED,
+            allow_private_network=True,
+        )
+    app.add_middleware(Guard, settings=settings, metrics=serving.metrics)
+    app.add_middleware(RequestId, metrics=serving.metrics)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 
 from asr.errors import ForescribeError
 
@@ -44,6 +44,7 @@ STATUS: Mapping[str, int] = MappingProxyType(
         "locked": 423,
         "unsupported_version": 412,
         "method_not_allowed": 405,
+        "request_timeout": 408,  # the body came too slowly
         "rate_limited": 429,
         "not_ready": 503,
         "inference_timeout": 504,
@@ -51,6 +52,12 @@ STATUS: Mapping[str, int] = MappingProxyType(
 )
 """OpenAI's SDKs send 408, 409, 429 and 5xx again by themselves, so what will fail again has none of
 these."""
+
+ANCESTOR = ("/", "/predict")
+"""Paths whose errors are `{"detail": ...}`, as clients of api.routers.endpoints expect."""
+
+LONGEST = 1000
+"""Characters of a message."""
 
 RETRY_S = 5
 """Where nobody can say when it is worth trying again."""
@@ -70,6 +77,7 @@ class ApiError(Exception):
     def __init__(
         self, code: str, message: str, *, param: str | None = None, retry_after: int | None = None
     ) -> None:
+        message, param = printable(message), None if param is None else printable(param)
         super().__init__(message)
         self.code, self.message, self.param = code, message, param
         self.status = STATUS[code]
@@ -107,7 +115,23 @@ class ApiError(Exception):
             headers["Retry-After"] = str(max(1, self.retry_after))
         if self.status == 401:
             headers["WWW-Authenticate"] = "Bearer"
+        if self.status == 408:
+            headers["Connection"] = "close"  # the rest of the body may still come
         return headers
 
     def response(self) -> JSONResponse:
         return JSONResponse(self.body(), self.status, self.headers())
+
+
+def refusal(path: str, error: ApiError) -> Response:
+    """The answer on this path."""
+    if path in ANCESTOR:
+        return JSONResponse({"detail": error.message}, error.status, error.headers())
+    return error.response()
+
+
+def printable(text: str) -> str:
+    """Names of fields and the like stand in messages, and a client may choose them: what cannot be
+    encoded is escaped, what is long is cut."""
+    text = text.encode("utf-8", "backslashreplace").decode()
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."

@@ -25,9 +25,9 @@ JOBS = re.compile(r"/v1/(jobs|uploads)(/|$)")
 METRICS = "/metrics"
 
 OWN_HOP = frozenset(
-    (b"connection", b"keep-alive", b"transfer-encoding", b"upgrade", b"te", b"trailer", b"host")
+    (b"connection", b"keep-alive", b"transfer-encoding", b"upgrade", b"te", b"trailer")
 )
-"""Headers that are about one connection, not about the message."""
+"""Headers that are about one connection, not about the message. Host stays: who answers checks it."""
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from pydantic_settings import (
 )
 
 from api.keys import Rights
+from api.origins import checked_hosts, checked_origins
 from asr.errors import UsageError
 
 PREFIX = "FORESCRIBE_"
@@ -51,6 +52,7 @@ NONE = "none"
 
 Count = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0)]
+Rate = Annotated[float, Field(gt=0)]
 
 
 class Settings(BaseSettings):
@@ -62,6 +64,8 @@ class Settings(BaseSettings):
     host: str = "127.0.0.1"
     port: int = Field(8000, ge=0, le=65535)
     open_to_all: bool = False  # without keys, others than this machine are let in only with this
+    allowed_hosts: tuple[str, ...] = ()  # further names of this server: `asr.lan`, `*.lan`, `*`
+    allowed_origins: tuple[str, ...] = ()  # whose pages may call it: `https://app.lan`
 
     # What it loads, as `forescribe transcribe` does.
     model: str | None = None
@@ -85,7 +89,10 @@ class Settings(BaseSettings):
     # Limits.
     max_upload_bytes: Count = 1 << 30
     max_audio_s: Seconds = 4 * 3600.0  # decoded, of one upload
-    max_requests: Count = 64  # in the house at a time
+    max_requests: Count = 64  # under way at a time, once their bodies are here
+    max_uploads: Count = 256  # bodies coming in at a time
+    upload_idle_s: Seconds = 30.0  # without a byte of a body; longer is 408
+    min_upload_rate: Rate = 1024.0  # bytes per second of a body, on average; slower is 408
     max_requests_per_key: Count = 16
     max_queued_audio_s: Seconds = 12 * 3600.0
     timeout_s: Seconds = 3600.0  # for one request, once its upload is here
@@ -116,6 +123,25 @@ class Settings(BaseSettings):
         for text in texts:
             ipaddress.ip_network(text)
         return texts
+
+    @field_validator("allowed_hosts")
+    @classmethod
+    def _hosts(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        return checked_hosts(names)
+
+    @field_validator("allowed_origins")
+    @classmethod
+    def _origins(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
+        return checked_origins(origins)
+
+    @model_validator(mode="after")
+    def _no_page_without_a_key(self) -> Self:
+        if "*" in self.allowed_origins and not self.api_keys:
+            raise ValueError(
+                "allowed_origins `*` lets every page in the world use this server: list the origins, "
+                "or set api_keys"
+            )
+        return self
 
     @model_validator(mode="after")
     def _not_open_by_accident(self) -> Self:

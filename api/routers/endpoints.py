@@ -1,6 +1,6 @@
 """`POST /` and `/predict`: the Hugging Face asr-diarization contract over the same engine.
 
-Errors are `{"detail": ...}` here, as its clients expect; `api.app` sees to that.
+Errors are `{"detail": ...}` here, as its clients expect; `api.faults` sees to that.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ from api.dependencies import Caller, Configured, Served
 from api.entry import admitted, attended, parts
 from api.errors import ApiError
 from api.settings import NONE
-
-PATHS = ("/", "/predict")
 
 router = APIRouter(tags=["endpoints"])
 

@@ -119,7 +119,8 @@ def service(transcriber: Transcriber, decoders: Decoders) -> Iterator[Service]:
         ) -> TestClient:
             settings = Settings(**{"model": "random", "drain_s": 0.0, **given})
             app = create_app(settings, Serving(settings, load, Halves, decoders))
-            return running.enter_context(TestClient(app, raise_server_exceptions=False))
+            client = TestClient(app, base_url="http://localhost", raise_server_exceptions=False)
+            return running.enter_context(client)
 
         def ready(**given: Any) -> TestClient:
             client = start(**given)

@@ -40,7 +40,8 @@ def application(
     serving = Serving(settings, lambda: transcriber, Halves, decoders)
     store = Store.at(made(folder))
     jobs = Jobs(settings, serving, store, engine(store), webhooks=webhooks)
-    return TestClient(create_app(settings, serving, jobs), raise_server_exceptions=False)
+    app = create_app(settings, serving, jobs)
+    return TestClient(app, base_url="http://localhost", raise_server_exceptions=False)
 
 
 def ready(client: TestClient) -> TestClient:

@@ -32,7 +32,10 @@ def post(
         "raw_path": path.encode(),
         "root_path": "",
         "query_string": b"",
-        "headers": [(name.lower().encode(), value.encode()) for name, value in headers.items()],
+        "headers": [
+            (name.lower().encode(), value.encode())
+            for name, value in {"Host": "localhost", **headers}.items()
+        ],
         "client": ("test", 1),
         "server": ("test", 80),
     }

@@ -49,7 +49,9 @@ def test_an_engine_that_hangs_ends_its_process(transcriber, decoders, monkeypatc
     settings = Settings(model="random", drain_s=0.0, stall_s=0.5)
     serving = Serving(settings, lambda: transcriber, Halves, decoders)
     with (
-        TestClient(create_app(settings, serving, hung=gave_up.set)) as client,
+        TestClient(
+            create_app(settings, serving, hung=gave_up.set), base_url="http://localhost"
+        ) as client,
         ThreadPoolExecutor(1) as pool,
     ):
         until(lambda: serving.state == "ready")

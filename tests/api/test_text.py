@@ -247,7 +247,7 @@ def test_without_a_text_model_the_routes_say_so() -> None:
     async def run() -> httpx.Response:
         app = app_of(Settings(drain_s=0), over)
         transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             return await client.post("/v1/completions", content=json.dumps({"model": "gpt-2"}))
 
     answer = asyncio.run(run())
@@ -260,7 +260,7 @@ def test_a_text_model_that_hangs_ends_its_process(model) -> None:
     over, gave_up, go = threading.Event(), threading.Event(), threading.Event()
     settings = Settings(text_model=str(model), device="cpu", drain_s=0, stall_s=0.5)
     app = app_of(settings, over, hung=gave_up.set)
-    with TestClient(app) as client, ThreadPoolExecutor(1) as pool:
+    with TestClient(app, base_url="http://localhost") as client, ThreadPoolExecutor(1) as pool:
         texting = app.state.texting
         until(lambda: texting.state == "ready", 240)
         step = texting.generator.step
@@ -282,7 +282,7 @@ def test_a_text_model_that_fails_is_broken_but_does_not_hang(model) -> None:
     def fail() -> None:
         raise RuntimeError("the device is gone")
 
-    with TestClient(app) as client:
+    with TestClient(app, base_url="http://localhost") as client:
         texting = app.state.texting
         until(lambda: texting.state == "ready", 240)
         texting.generator.step = fail

@@ -174,7 +174,7 @@ def test_processes_answer_behind_one_address_and_are_started_again(tmp_path) -> 
                 assert answer.headers["x-seen"] == "Bearer k"
                 # From worker 1, whoever is at the shared door: by its own socket.
                 uds = httpx.HTTPTransport(uds=Worker(1, 2, str(tmp_path)).path(1))
-                with httpx.Client(transport=uds, base_url="http://worker", timeout=120) as one:
+                with httpx.Client(transport=uds, base_url="http://localhost", timeout=120) as one:
                     assert one.get("/").json()["worker"] == 1
                     assert one.post("/v1/jobs", content=b"abc").json() == {"worker": 0, "size": 3}
                     text = one.get("/v1/jobs/1/events").text
