@@ -1,10 +1,12 @@
 """Admission: who may come in, by what is inside already. Never an unbounded queue.
 
-    place = admission.enter("team")       # before the body is read
-    place.hold(seconds)                   # when its audio is known
-    place.leave()                         # once, from any thread; twice does nothing
+    place = admission.arrive("team", keyed=True)    # before the body is read
+    place.enter()                                   # when all of it is here
+    place.hold(seconds)                             # when its audio is known
+    place.leave()                                   # once, from any thread; twice does nothing
 
-Counts requests, requests of each key, and audio seconds, inside and, for keys with limits of their own,
+A body that is still coming in takes no place from those that are being worked on, however slowly it comes.
+Counts uploads, requests, both of each key, and audio seconds, inside and, for keys with limits of their own,
 in the last minute and hour. Knows nothing of audio or HTTP bodies.
 """
 
@@ -50,6 +52,7 @@ class Admission:
         self.settings, self.clock = settings, clock
         self._lock = threading.Lock()
         self._meters = {name: _Meters.of(rights) for name, rights in settings.api_keys.items()}
+        self._arriving: Counter[str] = Counter()
         self._requests: Counter[str] = Counter()
         self._seconds = 0.0
         self._pace = 1.0  # seconds of audio per second, of the last recordings
@@ -63,21 +66,31 @@ class Admission:
         """Of audio, not yet decoded."""
         return self._seconds
 
-    def enter(self, caller: str, *, keyed: bool) -> Place:
-        """A place for one request. Raises `overloaded` where the house is full, `rate_limited`
-        where the caller, known by a key, has enough inside."""
-        limits = self.settings
+    @property
+    def uploads(self) -> int:
+        """Requests whose bodies are still coming in."""
+        return self._arriving.total()
+
+    def arrive(self, caller: str, *, keyed: bool) -> Place:
+        """A place for the body of one request. Raises `overloaded` where the server is full already, of
+        requests or of uploads, `rate_limited` where the caller, known by a key, has enough of both."""
         with self._lock:
-            if self.requests >= limits.max_requests or self._seconds >= limits.max_queued_audio_s:
+            if self._crowded() or self.uploads >= self.settings.max_uploads:
                 raise self._full()
             most = self._most(caller)
-            if keyed and self._requests[caller] >= most:
+            if keyed and self._requests[caller] + self._arriving[caller] >= most:
                 text = f"this key has {most} requests under way, its most"
                 raise ApiError("rate_limited", text, retry_after=self._wait_s())
             if caller in self._meters:
                 self._count(self._meters[caller].requests, 1, "requests")
-            self._requests[caller] += 1
+            self._arriving[caller] += 1
         return Place(self, caller)
+
+    def enter(self, caller: str, *, keyed: bool) -> Place:
+        """A place for a request that has no body to wait for. Raises as `arrive` does."""
+        place = self.arrive(caller, keyed=keyed)
+        place.enter()
+        return place
 
     def charge(self, caller: str, seconds: float) -> None:
         """Counts audio that a key has sent, decoded. Raises `rate_limited` where that is more than it
@@ -95,6 +108,10 @@ class Admission:
     def _charge(self, caller: str, seconds: float) -> None:
         if caller in self._meters:
             self._count(self._meters[caller].audio, seconds, "seconds of audio")
+
+    def _crowded(self) -> bool:
+        limits = self.settings
+        return self.requests >= limits.max_requests or self._seconds >= limits.max_queued_audio_s
 
     def _most(self, caller: str) -> int:
         rights = self.settings.api_keys.get(caller)
@@ -124,11 +141,21 @@ class Admission:
 
 
 class Place:
-    """What one request takes up."""
+    """What one request takes up: of the uploads first, of the requests from `enter` on."""
 
     def __init__(self, admission: Admission, caller: str) -> None:
-        self.admission, self._caller = admission, caller
+        self.admission, self._caller, self._counted = admission, caller, admission._arriving
         self._seconds, self._done_s, self._left = 0.0, 0.0, False
+
+    def enter(self) -> None:
+        """The body is here. Raises `overloaded` where others have filled the server meanwhile."""
+        house = self.admission
+        with house._lock:
+            if house._crowded():
+                raise house._full()
+            self._uncount()
+            self._counted = house._requests
+            self._counted[self._caller] += 1
 
     def hold(self, seconds: float) -> None:
         """Counts its audio. Raises `overloaded` where that is too much beside the others', and what
@@ -156,10 +183,14 @@ class Place:
                 return
             self._left = True
             self._give_back(self._seconds)
-            house._requests[self._caller] -= 1
-            house._requests += Counter()  # names that have nobody inside are forgotten
+            self._uncount()
             if not house._requests:
                 house._seconds = 0.0  # what rounding left
+
+    def _uncount(self) -> None:
+        self._counted[self._caller] -= 1
+        if not self._counted[self._caller]:
+            del self._counted[self._caller]  # names that have nobody inside are forgotten
 
     def _give_back(self, seconds: float) -> None:
         seconds = min(seconds, self._seconds)

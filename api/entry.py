@@ -1,6 +1,6 @@
 """Entry: the way in for every route that takes audio, in the one order that is safe.
 
-    key -> ready? -> room for one more? -> body, limited while it streams -> decoded, apart -> queue
+    key -> ready? -> room for one more? -> body, limited as it comes -> a place -> decoded, apart -> queue
 
 A rejected key or a full queue costs no byte of the body. What an upload holds is decoded once, in a
 process of its own, before anything else is done with it: that it is no audio, or too long, is known
@@ -66,10 +66,11 @@ async def admitted(
     then nothing of it is left. Raises ApiError before the body is read where nothing may come in.
     """
     serving.check()
-    place = serving.admission.enter(caller, keyed=caller != ANYBODY)
+    place = serving.admission.arrive(caller, keyed=caller != ANYBODY)
     try:
         began = time.perf_counter()
         async with receive(request, settings) as upload:
+            place.enter()
             serving.metrics.took("upload", time.perf_counter() - began)
             yield Entry(upload, place, settings, serving)
     except BaseException:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import uvicorn
 
 from api.app import create_app
+from api.protocol import Protocol
 from api.serving import Serving
 from api.settings import Settings
 from asr.errors import UsageError
@@ -72,6 +73,7 @@ def serve(
         port=settings.port,
         access_log=False,  # it writes paths and addresses; ours has neither
         log_config=None,
+        http=Protocol,
         server_header=False,
         timeout_graceful_shutdown=math.ceil(settings.drain_s) + GRACE_S,
     )

@@ -63,9 +63,10 @@ async def submit(
     serving.check()
     key = _key(request)
     await asyncio.to_thread(jobs.check, caller, keyed=caller != ANYBODY)
-    place = serving.admission.enter(caller, keyed=caller != ANYBODY)
+    place = serving.admission.arrive(caller, keyed=caller != ANYBODY)
     try:
         async with _claimed(jobs, caller, key), receive_form(request, settings) as received:
+            place.enter()
             form = check(parse(JobForm, received.fields), serving, settings)
             known(form.model, settings)
             if (form.upload_id is None) == (received.file is None):

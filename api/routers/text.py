@@ -71,9 +71,10 @@ async def _begin(
     generator = texting.check()
     if serving.state in ("draining", "stopped"):
         raise ApiError("not_ready", f"the server is {serving.state}")
-    place = serving.admission.enter(caller, keyed=caller != ANYBODY)
+    place = serving.admission.arrive(caller, keyed=caller != ANYBODY)
     try:
         form = await parse(request, kind)
+        place.enter()
         texting.known(form.model)
         found = form.prompts
         if len(found) * form.n > MOST:
