@@ -181,6 +181,18 @@ class Outcome:
         return self.p_value >= FAILS_BELOW and all(fit.holds for fit in self.fits)
 
 
+def engine(rule: str, drafter_name: str, gamma: int, *, batch: int, eos: int = NEVER) -> Engine:
+    made: Rule = RULES[rule]()
+    return Engine(
+        target(),
+        drafter(drafter_name),
+        batch=batch,
+        eos=(eos,),
+        schedule=Fixed(gamma),
+        rule=made,
+    )
+
+
 def measure(
     rule: str,
     drafter_name: str,
@@ -192,21 +204,13 @@ def measure(
     batch: int = 1024,
 ) -> Outcome:
     """Decodes `texts` texts of every kind and compares them with what is expected."""
-    made: Rule = RULES[rule]()
-    engine = Engine(
-        target(),
-        drafter(drafter_name),
-        batch=batch,
-        eos=(eos,),
-        schedule=Fixed(gamma),
-        rule=made,
-    )
+    made = engine(rule, drafter_name, gamma, batch=batch, eos=eos)
     seen: dict[str, Counter[Text]] = {name: Counter() for name in names}
     rounds = 0
-    for result in engine.run(requests(names, texts)):
+    for result in made.run(requests(names, texts)):
         seen[result.request.tag][result.tokens] += 1
         rounds += result.rounds
-    stats = engine.stats
+    stats = made.stats
     return Outcome(
         fits=tuple(
             Fit(rule, drafter_name, gamma, name, texts, *_fit(seen[name], _expected(name, eos)))

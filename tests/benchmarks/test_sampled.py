@@ -10,8 +10,11 @@ import pytest
 import torch
 
 from benchmarks import sampled
-from benchmarks.sampled import DRAFTERS, RULES, SAMPLINGS, Outcome, measure
+from benchmarks.sampled import DRAFTERS, RULES, SAMPLINGS, Outcome, engine, measure, requests
+from speculative import accept
 from speculative.noise import uniform
+from speculative.types import Guarantee, Law
+from tests.speculative import test_rounds
 
 TEXTS = 1000  # of each kind
 
@@ -45,6 +48,30 @@ def test_texts_that_end_early_follow_it_too(rule):
     outcome = measure(rule, "model", 4, texts=3000, names=["plain", "all"], eos=0)
     assert outcome.holds
     assert all(fit.degrees > 10 for fit in outcome.fits)
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("rule", RULES)
+def test_a_sampled_text_does_not_depend_on_who_shares_the_batch(rule, drafter):
+    work = list(requests(tuple(SAMPLINGS), 10))
+
+    def texts(batch: int) -> dict[int, tuple[int, ...]]:
+        made = engine(rule, drafter, 4, batch=batch)
+        return {r.request.seed: r.tokens for r in made.run(work)}
+
+    alone = texts(1)
+    assert len(set(alone.values())) > 20
+    assert texts(7) == texts(60) == alone
+
+
+def test_every_rule_that_claims_to_be_exact_is_tested_over_several_rounds():
+    rules = [made for made in vars(accept).values() if hasattr(made, "guarantee")]
+    exact = {
+        made for made in rules
+        if not made.__name__.startswith("_")
+        and any(made().guarantee(kind) is Guarantee.EXACT for kind in Law)
+    }  # fmt: skip
+    assert exact == set(RULES.values()) == set(test_rounds.RULES)
 
 
 def test_rounds_that_share_random_numbers_are_found_out():
