@@ -8,7 +8,6 @@ difference here. Knows nothing of HTTP.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from api.errors import ApiError
+from api.inputs import loads
 from asr.guards import Guards
 from asr.options import Options
 from asr.transcript import Json, Transcript
@@ -67,10 +67,7 @@ def parameters(given: str | Mapping[str, Any] | None) -> tuple[Parameters, list[
     """The record and a warning for every name that nobody knows. JSON text or an object; None has
     all defaults. Raises ApiError `invalid_value`."""
     if isinstance(given, str):
-        try:
-            given = json.loads(given or "{}")
-        except json.JSONDecodeError as error:
-            raise ApiError("invalid_value", f"parameters: no JSON ({error.msg})") from error
+        given = loads(given or "{}", "parameters")
     given = {} if given is None else given
     if not isinstance(given, Mapping):
         raise ApiError("invalid_value", "parameters: not an object")

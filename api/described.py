@@ -43,6 +43,7 @@ PRIVATE = {401: "no key, or a wrong one", 403: "the key is not for this"}
 BODIES = {
     400: "a field or the recording is wrong",
     404: "no such model, or no such thing",
+    408: "the body came too slowly",
     413: "too many bytes, or too much audio",
     415: "another media type",
     429: "this key has its share",
@@ -50,7 +51,12 @@ BODIES = {
     504: "it took too long",
     507: "no room on the disk",
 }
-ABOUT = {400: "a value is wrong", 404: "no such thing", 503: "loading, or stopping"}
+ABOUT = {
+    400: "a value is wrong",
+    404: "no such thing",
+    416: "a range that the recording has not",
+    503: "loading, or stopping",
+}
 JOBS = {
     409: "not yet, or not any more",
     412: "another version of the upload protocol",

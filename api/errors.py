@@ -44,6 +44,7 @@ STATUS: Mapping[str, int] = MappingProxyType(
         "locked": 423,
         "unsupported_version": 412,
         "method_not_allowed": 405,
+        "range_not_satisfiable": 416,
         "request_timeout": 408,  # the body came too slowly
         "rate_limited": 429,
         "not_ready": 503,
@@ -72,10 +73,16 @@ _OURS = MappingProxyType(
 
 class ApiError(Exception):
     """An answer that is no success. `param` names the field as the client knows it; `retry_after`
-    is in seconds, and every 429 and 503 has one."""
+    is in seconds, and every 429 and 503 has one; `more` are further headers."""
 
     def __init__(
-        self, code: str, message: str, *, param: str | None = None, retry_after: int | None = None
+        self,
+        code: str,
+        message: str,
+        *,
+        param: str | None = None,
+        retry_after: int | None = None,
+        more: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         message, param = printable(message), None if param is None else printable(param)
         super().__init__(message)
@@ -83,7 +90,7 @@ class ApiError(Exception):
         self.status = STATUS[code]
         if retry_after is None and self.status in (429, 503):
             retry_after = RETRY_S
-        self.retry_after = retry_after
+        self.retry_after, self.more = retry_after, more
 
     @classmethod
     def of(cls, error: ForescribeError, *, param: str | None = None) -> ApiError:
@@ -110,7 +117,7 @@ class ApiError(Exception):
         }
 
     def headers(self) -> dict[str, str]:
-        headers = {}
+        headers = dict(self.more)
         if self.retry_after is not None:
             headers["Retry-After"] = str(max(1, self.retry_after))
         if self.status == 401:

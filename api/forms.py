@@ -11,7 +11,6 @@ HTTP or models.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, TypeVar
@@ -19,6 +18,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from api.errors import ApiError
+from api.inputs import loads, text
 
 Value = str | list[str] | dict[str, Any]
 Format = Literal["json", "text", "srt", "verbose_json", "vtt", "diarized_json"]
@@ -95,8 +95,8 @@ def parse(kind: type[FormT], fields: Iterable[tuple[str, str]]) -> FormT:
     except ValidationError as error:
         first = error.errors()[0]
         param = str(first["loc"][0])
-        text = "is missing" if first["type"] == "missing" else first["msg"]
-        raise ApiError("invalid_value", f"{param}: {text}", param=param) from error
+        message = "is missing" if first["type"] == "missing" else first["msg"]
+        raise ApiError("invalid_value", f"{param}: {message}", param=param) from error
 
 
 def normalised(fields: Iterable[tuple[str, str]], known: Mapping[str, object]) -> dict[str, Value]:
@@ -110,8 +110,9 @@ def normalised(fields: Iterable[tuple[str, str]], known: Mapping[str, object]) -
         match = _NAME.fullmatch(written)
         name, key = match.groups() if match else (written, None)
         if name not in known:
-            text = f"unknown field {name!r}; known: file, {', '.join(known)}"
-            raise ApiError("invalid_value", text, param=name)
+            message = f"unknown field {name[:100]!r}; known: file, {', '.join(known)}"
+            raise ApiError("invalid_value", message, param=name[:100])
+        text(value, name)
         if value.strip() in ("", "null"):
             continue
         if name in ARRAYS:
@@ -136,7 +137,7 @@ def _elements(name: str, value: str) -> list[str]:
     """One element, or the JSON list that is in the field."""
     if not value.lstrip().startswith("["):
         return [value]
-    found = _json(name, value)
+    found = loads(value, name)
     if not isinstance(found, list) or not all(isinstance(item, str) for item in found):
         raise ApiError("invalid_value", f"{name}: not a list of texts", param=name)
     return found
@@ -145,13 +146,6 @@ def _elements(name: str, value: str) -> list[str]:
 def _object(name: str, value: str) -> Value:
     if not value.lstrip().startswith("{"):
         return value
-    found = _json(name, value)
+    found = loads(value, name)
     assert isinstance(found, dict)
     return found
-
-
-def _json(name: str, value: str) -> Any:
-    try:
-        return json.loads(value)
-    except json.JSONDecodeError as error:
-        raise ApiError("invalid_value", f"{name}: no JSON ({error.msg})", param=name) from error

@@ -13,7 +13,6 @@ EndpointHandler`.
 from __future__ import annotations
 
 import base64
-import binascii
 import os
 import threading
 from collections.abc import Mapping
@@ -131,5 +130,5 @@ def _audio(inputs: object) -> bytes:
         raise ApiError("missing_file", "inputs: base64 audio is missing")
     try:
         return base64.b64decode(inputs, validate=True)
-    except binascii.Error as error:
+    except ValueError as error:  # also for what is not ASCII
         raise ApiError("invalid_audio", "inputs: no base64") from error

@@ -46,6 +46,12 @@ def text(value: str, param: str) -> str:
     return value
 
 
+def label(name: str, most: int = 255) -> str | None:
+    """What people call something, as it may be stored and shown; None where nothing is left of it."""
+    kept = "".join(c for c in name if c.isprintable() and not _SURROGATE.match(c))
+    return kept[:most].strip() or None
+
+
 def whole(given: str, most: int) -> int | None:
     """A number from 0 to `most` in ASCII digits; None for anything else, however long."""
     if not (given.isascii() and given.isdecimal() and len(given) <= len(str(most))):

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import binascii
 import logging
 import threading
 from collections.abc import Callable, Sequence
@@ -191,5 +190,5 @@ def _decoded(reference: str) -> bytes:
         raise ApiError("invalid_value", "not a data URL with base64")
     try:
         return base64.b64decode(body, validate=True)
-    except binascii.Error as error:
+    except ValueError as error:  # also for what is not ASCII
         raise ApiError("invalid_value", "no base64") from error

@@ -46,9 +46,11 @@ async def predict(
 ) -> Response:
     async with admitted(request, settings, serving, caller) as entry:
         fields = dict(entry.upload.fields)
+        if len(fields) < len(entry.upload.fields):
+            raise ApiError("invalid_value", "a field comes twice")
         parameters, warnings = ancestor.parameters(fields.pop("parameters", None))
         if fields:
-            raise ApiError("invalid_value", f"unknown field {next(iter(fields))!r}")
+            raise ApiError("invalid_value", f"unknown field {next(iter(fields))[:100]!r}")
         if parameters.language not in (None, "auto"):
             serving.language(parameters.language)
         diarizing = settings.diarizer != NONE

@@ -7,13 +7,13 @@ others there is none.
 from __future__ import annotations
 
 import asyncio
-import json
 import mimetypes
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Annotated, Any, BinaryIO, Literal
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Depends, Query, Request
 from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response
 
 from api.answers import answer
@@ -21,15 +21,16 @@ from api.dependencies import ANYBODY, Caller, Configured, Served
 from api.errors import ApiError
 from api.events import EventStream
 from api.forms import parse
+from api.inputs import loads, whole
 from api.jobs.blobs import Draft
 from api.jobs.dependencies import Jobbing
 from api.jobs.events import follow
-from api.jobs.records import ENDED, Hook, Job, New
+from api.jobs.records import ENDED, Hook, Job, New, State
 from api.jobs.request import JobForm, check, shown
 from api.jobs.service import Jobs, Key, fingerprint, new_id
 from api.routers.models import known
 from api.serving import Serving
-from api.uploads import Received, receive_form
+from api.uploads import Received, media_type, receive_form
 from asr import writers
 from asr.rttm import rttm
 
@@ -39,10 +40,24 @@ POLL_S = 5
 LONGEST_KEY = 255
 LONGEST_LABEL = 255
 MOST_SPEAKERS = 100
+SMALL = 64 << 10
 
 ResultFormat = Literal[
     "json", "text", "srt", "vtt", "tsv", "verbose_json", "diarized_json", "rttm", "transcript"
 ]
+
+JOB = re.compile(r"job_[0-9a-f]{32}")
+RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})", re.ASCII)
+
+
+def known_id(id: str) -> str:
+    """The id of a path, if it can be one: databases refuse some characters. Raises `job_not_found`."""
+    if not JOB.fullmatch(id):
+        raise ApiError("job_not_found", "there is no such job")
+    return id
+
+
+Known = Annotated[str, Depends(known_id)]
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
@@ -91,20 +106,26 @@ async def listed(
     caller: Caller,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
     after: str | None = None,
-    state: str | None = None,
+    state: State | None = None,
 ) -> dict[str, Any]:
     """The latest first; `after` is the id of the last one seen."""
+    if after is not None:
+        try:
+            await asyncio.to_thread(jobs.job, known_id(after), caller)
+        except ApiError as error:
+            text = "after: not the id of a job that is there; give that of the last one seen"
+            raise ApiError("invalid_value", text, param="after") from error
     found, more = await asyncio.to_thread(jobs.store.jobs, caller, limit, after, state)
     return {"object": "list", "data": [job.view() for job in found], "has_more": more}
 
 
 @router.get("/{id}")
-async def one(id: str, jobs: Jobbing, caller: Caller) -> Response:
+async def one(id: Known, jobs: Jobbing, caller: Caller) -> Response:
     return _view(await asyncio.to_thread(jobs.job, id, caller))
 
 
 @router.get("/{id}/events")
-async def events(id: str, request: Request, jobs: Jobbing, caller: Caller) -> Response:
+async def events(id: Known, request: Request, jobs: Jobbing, caller: Caller) -> Response:
     """Server-sent events; `Last-Event-ID` goes on behind that one."""
     await asyncio.to_thread(jobs.job, id, caller)
     last = request.headers.get("last-event-id", "0")
@@ -115,7 +136,7 @@ async def events(id: str, request: Request, jobs: Jobbing, caller: Caller) -> Re
 
 @router.get("/{id}/result")
 async def result(
-    id: str, jobs: Jobbing, caller: Caller, response_format: ResultFormat = "json"
+    id: Known, jobs: Jobbing, caller: Caller, response_format: ResultFormat = "json"
 ) -> Response:
     """In any format, from what was decoded; 409 before there is one."""
     transcript = await asyncio.to_thread(jobs.transcript, id, caller)
@@ -134,30 +155,47 @@ async def result(
 
 
 @router.get("/{id}/audio")
-async def audio(id: str, jobs: Jobbing, caller: Caller) -> Response:
+async def audio(id: Known, request: Request, jobs: Jobbing, caller: Caller) -> Response:
     """What was uploaded, byte for byte; `Range` is obeyed."""
     job = await asyncio.to_thread(jobs.job, id, caller)
     path = await asyncio.to_thread(jobs.audio, id, caller)
     kind = mimetypes.guess_type(job.label or "")[0] or ""
     safe = kind if kind.startswith(("audio/", "video/")) else "application/octet-stream"
     headers = {"X-Content-Type-Options": "nosniff", "Cache-Control": "private, no-store"}
+    if not _ranged(request.headers.get("range"), path.stat().st_size):
+        request.scope["headers"] = [(k, v) for k, v in request.scope["headers"] if k != b"range"]
     return FileResponse(path, media_type=safe, headers=headers)
 
 
+def _ranged(header: str | None, size: int) -> bool:
+    """Whether a Range header is one that is served; others are ignored, as HTTP allows. Raises ApiError
+    `range_not_satisfiable`."""
+    match = RANGE.fullmatch((header or "").replace(" ", "").lower())
+    if match is None or match[0] == "bytes=-":
+        return False
+    first, last = match[1], match[2]
+    if int(first) >= size if first else int(last) == 0:
+        text = f"Range: the recording has {size} bytes"
+        raise ApiError(
+            "range_not_satisfiable", text, param="Range", more={"Content-Range": f"bytes */{size}"}
+        )
+    return not (first and last) or int(first) <= int(last)
+
+
 @router.post("/{id}/cancel")
-async def cancel(id: str, jobs: Jobbing, caller: Caller) -> Response:
+async def cancel(id: Known, jobs: Jobbing, caller: Caller) -> Response:
     """A job that has ended stays as it is."""
     return _view(await asyncio.to_thread(jobs.cancel, id, caller))
 
 
 @router.post("/{id}/retry", status_code=202)
-async def retry(id: str, jobs: Jobbing, caller: Caller) -> Response:
+async def retry(id: Known, jobs: Jobbing, caller: Caller) -> Response:
     """A failed or cancelled job goes on behind the windows that it has."""
     return _view(await asyncio.to_thread(jobs.retry, id, caller), 202)
 
 
 @router.post("/{id}/diarize", status_code=202)
-async def diarize(id: str, request: Request, jobs: Jobbing, caller: Caller) -> Response:
+async def diarize(id: Known, request: Request, jobs: Jobbing, caller: Caller) -> Response:
     """Speakers, found anew, on the words that are there; nothing is decoded again. `num_speakers` may
     be in the query, a form or JSON."""
     count = await _num_speakers(request)
@@ -166,33 +204,40 @@ async def diarize(id: str, request: Request, jobs: Jobbing, caller: Caller) -> R
 
 async def _num_speakers(request: Request) -> int | None:
     value: Any = request.query_params.get("num_speakers")
-    kind = request.headers.get("content-type", "")
-    if kind.startswith("application/json"):
-        value = _fields(await request.body()).get("num_speakers", value)
-    elif kind.startswith(("multipart/form-data", "application/x-www-form-urlencoded")):
-        async with request.form(max_files=0, max_fields=4) as form:
+    kind = media_type(request)
+    if kind == "application/json":
+        value = _fields(await _small(request)).get("num_speakers", value)
+    elif kind in ("multipart/form-data", "application/x-www-form-urlencoded"):
+        async with request.form(max_files=0, max_fields=4, max_part_size=SMALL) as form:
             value = form.get("num_speakers", value)
     if value in (None, ""):
         return None
-    text = str(value)
-    if not (text.isascii() and text.isdecimal() and 1 <= int(text) <= MOST_SPEAKERS):
+    number = whole(value if isinstance(value, str) else str(value)[:20], MOST_SPEAKERS)
+    if not number:
         message = f"num_speakers: a number from 1 to {MOST_SPEAKERS}"
         raise ApiError("invalid_value", message, param="num_speakers")
-    return int(text)
+    return number
+
+
+async def _small(request: Request) -> bytes:
+    """A body that has a number in it, and no more."""
+    body = bytearray()
+    async for piece in request.stream():
+        body += piece
+        if len(body) > SMALL:
+            raise ApiError("file_too_large", f"the body has more than {SMALL} bytes")
+    return bytes(body)
 
 
 def _fields(body: bytes) -> dict[str, Any]:
-    try:
-        found = json.loads(body or b"{}")
-    except ValueError as error:
-        raise ApiError("invalid_value", "the body is no JSON") from error
+    found = loads(body or b"{}", "body")
     if not isinstance(found, dict):
         raise ApiError("invalid_value", "the body is no JSON object")
     return found
 
 
 @router.delete("/{id}", status_code=204)
-async def delete(id: str, jobs: Jobbing, caller: Caller) -> Response:
+async def delete(id: Known, jobs: Jobbing, caller: Caller) -> Response:
     """Cancels it if need be, and erases audio, text and rows."""
     await asyncio.to_thread(jobs.delete, id, caller)
     return Response(status_code=204)
@@ -282,8 +327,10 @@ async def _claimed(jobs: Jobs, caller: str, key: str | None) -> AsyncIterator[No
 
 def _key(request: Request) -> str | None:
     key = request.headers.get("idempotency-key")
-    if key is not None and not 0 < len(key) <= LONGEST_KEY:
-        text = f"Idempotency-Key: 1 to {LONGEST_KEY} characters"
+    if key is not None and not (
+        0 < len(key) <= LONGEST_KEY and key.isascii() and key.isprintable()
+    ):
+        text = f"Idempotency-Key: 1 to {LONGEST_KEY} printable ASCII characters"
         raise ApiError("invalid_value", text, param="Idempotency-Key")
     return key
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import binascii
 
 from fastapi import APIRouter, Request
 from starlette.requests import ClientDisconnect
@@ -21,11 +20,15 @@ from starlette.responses import Response
 
 from api.dependencies import Caller
 from api.errors import ApiError
+from api.inputs import label, whole
 from api.jobs.dependencies import Jobbing
 from api.tus import Upload
 
 VERSION = "1.0.0"
 TUS = {"Tus-Resumable": VERSION, "Cache-Control": "no-store"}
+MOST = 2**60
+"""Bytes; more is no size of a file."""
+
 BODY = "application/offset+octet-stream"
 
 router = APIRouter(prefix="/v1/uploads", tags=["jobs"])
@@ -49,11 +52,9 @@ async def create(request: Request, jobs: Jobbing, caller: Caller) -> Response:
             "invalid_value", "Upload-Length is needed at the start", param="Upload-Length"
         )
     length = _number(request, "Upload-Length")
-    label = _metadata(request.headers.get("upload-metadata", "")).get("filename")
-    if label is not None:
-        label = label[:255]
+    name = _metadata(request.headers.get("upload-metadata", "")).get("filename", "")
     await asyncio.to_thread(jobs.check, caller, keyed=False)
-    upload = await asyncio.to_thread(jobs.uploads.create, caller, length, label)
+    upload = await asyncio.to_thread(jobs.uploads.create, caller, length, label(name))
     location = {"Location": f"/v1/uploads/{upload.id}", "Upload-Offset": "0"}
     return Response(status_code=201, headers={**TUS, **location})
 
@@ -73,8 +74,7 @@ async def go_on(id: str, request: Request, jobs: Jobbing, caller: Caller) -> Res
         raise ApiError("unsupported_media_type", f"send the bytes as {BODY}")
     offset, digest = _number(request, "Upload-Offset"), _digest(request)
     with jobs.uploads.appending(id, caller, offset) as part:
-        declared = request.headers.get("content-length", "")
-        if declared.isdecimal() and offset + int(declared) > part.length:
+        if whole(request.headers.get("content-length", "0"), part.length - offset) is None:
             raise ApiError(
                 "file_too_large", f"the body goes beyond the {part.length} bytes declared"
             )
@@ -113,10 +113,10 @@ def _check_version(request: Request) -> None:
 
 
 def _number(request: Request, name: str) -> int:
-    text = request.headers.get(name, "")
-    if not (text.isascii() and text.isdecimal() and len(text) < 19):
+    number = whole(request.headers.get(name, ""), MOST)
+    if number is None:
         raise ApiError("invalid_value", f"{name}: give a number of bytes", param=name)
-    return int(text)
+    return number
 
 
 def _metadata(text: str) -> dict[str, str]:
@@ -126,7 +126,7 @@ def _metadata(text: str) -> dict[str, str]:
         name, _, value = pair.strip().partition(" ")
         try:
             found[name] = base64.b64decode(value, validate=True).decode()
-        except (binascii.Error, UnicodeDecodeError):
+        except ValueError:  # also for what is not ASCII
             continue
     return found
 
@@ -138,7 +138,7 @@ def _digest(request: Request) -> bytes | None:
         if name.lower() == "sha-256":
             try:
                 return base64.b64decode(value.strip(":"), validate=True)
-            except binascii.Error as error:
+            except ValueError as error:
                 text = "Repr-Digest: not sha-256=:<base64>:"
                 raise ApiError("invalid_value", text, param="Repr-Digest") from error
     return None

@@ -7,7 +7,6 @@ are ours; SDKs send them as `extra_body`.
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
@@ -23,6 +22,7 @@ from pydantic import (
 )
 
 from api.errors import ApiError
+from api.inputs import loads
 
 if TYPE_CHECKING:
     from speculative.writing import Options
@@ -66,7 +66,7 @@ class TextForm(BaseModel):
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
     user: str | None = None  # whose the text is: of no use here, of no harm either
     # Ours.
-    top_k: int = Field(0, ge=0)
+    top_k: int = Field(0, ge=0, lt=2**31)
     min_p: float = Field(0.0, ge=0, le=1)
     repetition_penalty: float = Field(1.0, gt=0, le=10)
     gamma: int | None = Field(None, ge=0, le=64)
@@ -118,12 +118,12 @@ class TextForm(BaseModel):
         ]
 
 
-Ids = list[Annotated[int, Field(ge=0)]]
+Ids = list[Annotated[int, Field(ge=0, lt=2**31)]]
 
 
 class CompletionForm(TextForm):
     prompt: str | Ids | list[str] | list[Ids]
-    max_tokens: int | None = Field(16, ge=1)
+    max_tokens: int | None = Field(16, ge=1, lt=2**31)
     logprobs: int | None = Field(None, ge=0, le=5)
     echo: Literal[False] | None = None
     best_of: Literal[1] | None = None
@@ -177,8 +177,8 @@ class TextFormat(BaseModel):
 
 class ChatForm(TextForm):
     messages: Annotated[tuple[ChatMessage, ...], Field(min_length=1)]
-    max_tokens: int | None = Field(None, ge=1)
-    max_completion_tokens: int | None = Field(None, ge=1)
+    max_tokens: int | None = Field(None, ge=1, lt=2**31)
+    max_completion_tokens: int | None = Field(None, ge=1, lt=2**31)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
     response_format: TextFormat | None = None
@@ -212,11 +212,10 @@ async def parse(request: Request, kind: type[FormT]) -> FormT:
         data += chunk
         if len(data) > MAX_BODY:
             raise ApiError("file_too_large", f"the body has more than {MAX_BODY} bytes")
-    try:
-        # A field that is null was not given.
-        values = {k: v for k, v in json.loads(data or b"{}").items() if v is not None}
-    except (ValueError, AttributeError) as error:
-        raise ApiError("invalid_value", "the body is no JSON object") from error
+    found = loads(bytes(data) or b"{}", "body")
+    if not isinstance(found, dict):
+        raise ApiError("invalid_value", "the body is no JSON object")
+    values = {k: v for k, v in found.items() if v is not None}  # null was not given
     try:
         return kind.model_validate(values)
     except ValidationError as error:
