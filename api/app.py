@@ -18,6 +18,7 @@ from api import faults
 from api.dependencies import caller
 from api.described import describe
 from api.keys import Keyring
+from api.loads import Failure, told
 from api.origins import EXPOSED, Guard
 from api.pace import Pace
 from api.requestid import RequestId
@@ -25,7 +26,7 @@ from api.routers import audio, endpoints, health, metrics, models, page, text
 from api.serving import Serving
 from api.settings import Settings
 from api.text.serving import TextServing
-from api.watchdog import Watchdog, leave
+from api.watchdog import Watchdog, leave, leave_for
 
 if TYPE_CHECKING:
     from api.jobs.service import Jobs
@@ -37,11 +38,19 @@ def create_app(
     jobs: Jobs | None = None,
     *,
     hung: Callable[[], None] = leave,
+    failed: Callable[[Failure], None] = leave_for,
 ) -> FastAPI:
     """The service. Loading begins when the application starts and goes on beside it. Without `jobs`
-    their routes are not there. `hung` is called once a model's round does not end."""
+    their routes are not there. `hung` is called once a model's round does not end, `failed` where a model
+    cannot be loaded; both end the process, for whoever started it to start the next."""
     engine = serving or Serving.of(settings)
     texting = TextServing.of(settings)
+    engine.failed = texting.failed = failed
+    texting.joined = lambda: engine.joined()
+    engine.others, texting.others = (texting.loaded,), (engine.loaded,)
+    if jobs is not None:
+        engine.ending.append(jobs.ending)
+        engine.closing.append(jobs.hand_over)
     watchdog = Watchdog((engine, texting), settings.stall_s, hung)
 
     @asynccontextmanager
@@ -51,7 +60,11 @@ def create_app(
         watchdog.start()
         try:
             if jobs is not None:
-                await asyncio.to_thread(jobs.start)
+                try:
+                    await asyncio.to_thread(jobs.start)
+                except Exception as error:  # the database, or the disk: nothing is lost
+                    told(error)
+                    failed(Failure.of("the jobs' store", error))
             yield
         finally:
             if jobs is not None:

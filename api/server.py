@@ -7,14 +7,19 @@ from __future__ import annotations
 
 import logging
 import math
+import os
+import signal
 import socket
 import sys
+import time
+from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING
 
 import uvicorn
 
 from api.app import create_app
+from api.loads import Failure
 from api.protocol import Protocol
 from api.serving import Serving
 from api.settings import Settings
@@ -24,26 +29,67 @@ if TYPE_CHECKING:
     from api.forward import Worker
     from api.jobs.service import Jobs
 
+
+def die(sig: int) -> None:
+    """Ends the process as the signal does where nobody handles it."""
+    signal.signal(sig, signal.SIG_DFL)
+    os.kill(os.getpid(), sig)
+
+
 GRACE_S = 5
 """For the last answers, once nothing is decoded any more."""
 
 
 class Server(uvicorn.Server):
     """Tells the engine of the end at the signal. uvicorn's own shutdown begins when all answers are
-    given, which would leave nothing to drain."""
+    given, which would leave nothing to drain.
 
-    def __init__(self, config: uvicorn.Config, serving: Serving) -> None:
+    SIGTERM is announced first (`announce_s`): the listening socket stays open and work is let in, while
+    `/ready` already says no. SIGINT, somebody at a terminal, is obeyed at once. A second signal of either
+    kind ends the process as it would any other.
+    """
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        serving: Serving,
+        clock: Callable[[], float] = time.monotonic,
+        die: Callable[[int], None] = die,
+    ) -> None:
         super().__init__(config)
-        self.serving = serving
+        self.serving, self.clock, self.die = serving, clock, die
+        self.failure: Failure | None = None
+        self._exit_s: float | None = None  # when the announcement is over
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        self.serving.drain()
-        super().handle_exit(sig, frame)
+        if self._exit_s is not None:
+            return self.die(sig)
+        if sig == signal.SIGTERM:
+            announce_s = self.serving.announce()
+        else:
+            announce_s = 0.0
+            self.serving.drain()
+        self._exit_s = self.clock() + announce_s
+        if announce_s:
+            self._captured_signals.append(sig)  # raised again when all is done
+        else:
+            super().handle_exit(sig, frame)
+
+    async def on_tick(self, counter: int) -> bool:
+        if self._exit_s is not None and self.clock() >= self._exit_s:
+            self.should_exit = True
+        return await super().on_tick(counter)
+
+    def fail(self, failure: Failure) -> None:
+        """Ends the process in order, with the failure's status. From any thread."""
+        self.failure = failure
+        self.should_exit = True
 
 
 def run(settings: Settings) -> None:
     """Serves until it is told to stop (SIGINT, SIGTERM); then nothing comes in any more, and what is
-    inside has `drain_s` to end. With several workers, this process only looks after them."""
+    inside has `drain_s` to end. Ends with a status of its own where a model cannot be loaded. With several
+    workers, this process only looks after them."""
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(message)s")
     if settings.workers == 1:
         return serve(settings)
@@ -62,7 +108,13 @@ def serve(
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it writes addresses
     serving = Serving.of(settings)
     first = worker is None or worker.index == 0
-    app = create_app(settings, serving, _jobs(settings, serving) if first else None)
+    server: Server
+
+    def fail(failure: Failure) -> None:
+        server.fail(failure)
+
+    jobs = _jobs(settings, serving) if first else None
+    app = create_app(settings, serving, jobs, failed=fail)
     if worker is not None:
         from api.forward import Forward
 
@@ -77,7 +129,11 @@ def serve(
         server_header=False,
         timeout_graceful_shutdown=math.ceil(settings.drain_s) + GRACE_S,
     )
-    Server(config, serving).run(sockets)
+    server = Server(config, serving)
+    server.run(sockets)
+    if server.failure is not None:
+        sys.stderr.write(f"forescribe: {server.failure.line}\n")
+        sys.exit(server.failure.status)
 
 
 def _jobs(settings: Settings, serving: Serving) -> Jobs | None:

@@ -25,12 +25,14 @@ from typing import TYPE_CHECKING, BinaryIO, Literal
 from api.admission import Admission
 from api.errors import ApiError
 from api.following import Following, Task
+from api.loads import Failure, Load, told
 from api.metrics import Metrics
 from api.settings import Settings
 from api.speakers import Speakers
 from asr.apart import Decoders
 from asr.errors import ForescribeError, UsageError
 from asr.zygote import Bounds
+from speculative.exclusive import loading
 
 if TYPE_CHECKING:
     from asr.session import Session
@@ -38,7 +40,11 @@ if TYPE_CHECKING:
     from asr.transcriber import Transcriber
     from diarize.diarizer import Diarizer
 
-State = Literal["loading", "ready", "draining", "stopped", "broken"]
+State = Literal["loading", "ready", "draining", "stopped", "broken", "failed"]
+"""Of the speech model. `draining` begins at the signal, before work is refused; `broken` is an engine that
+hangs, `failed` one that cannot be loaded or has ended: then the process ends."""
+
+WAIT_S = 0.1
 
 log = logging.getLogger("forescribe.api")
 
@@ -62,8 +68,23 @@ class Serving:
         self.speakers = Speakers(load_diarizer, self.decoders)
         self.metrics = _watched(self)
         self.state: State = "loading"
+        self.loaded = threading.Event()
+        """Whether the load is over, well or not."""
+        self.others: tuple[threading.Event, ...] = ()
+        """The same of the process's other models."""
+        self.failed: Callable[[Failure], None] = lambda failure: None
+        """Told, on the engine's thread, why the process has to end."""
+        self.ending: list[Callable[[], None]] = []
+        """Called once the end is known, each in a thread of its own."""
+        self.closing: list[Callable[[], None]] = []
+        """The same once no more work is let in."""
+        self.joined: Callable[[], None] = lambda: None
+        """Called before a request's work comes into an engine."""
         self.session: Session | None = None
-        self._end_s = 0.0
+        self._open = False  # work is let in although the end was announced
+        self._closed = threading.Event()
+        self._once = threading.Lock()  # taken by the first `drain`, for good
+        self._end_s = math.inf
         self._thread = threading.Thread(target=self._serve, name="engine", daemon=True)
 
     @classmethod
@@ -101,15 +122,32 @@ class Serving:
         self.decoders.start()
         self._thread.start()
 
+    def announce(self) -> float:
+        """`/ready` says from here on that the end is near, and work is let in for so many seconds more:
+        who shares out requests needs them to notice. Then `drain` follows by itself. Returns at once: a
+        signal may call it."""
+        announce_s = self.settings.announce_s if self.state == "ready" else 0.0
+        self._open = announce_s > 0
+        self._end()
+        _later(announce_s, self.drain)
+        return announce_s
+
     def drain(self) -> None:
         """Nothing comes in any more; what is inside has `drain_s` to end, then it is told to come
-        again. Returns at once: a signal may call it."""
+        again. Returns at once, and does nothing the second time."""
+        self._open = False
+        self._end()
+        if not self._once.acquire(blocking=False):  # a signal's handler must not wait for itself
+            return
+        self._end_s = time.monotonic() + self.settings.drain_s
+        _apart(self.closing)
+        _later(self.settings.drain_s, self._close)
+
+    def _end(self) -> None:
         if self.state in ("loading", "ready"):
             self.state = "draining"
-            self._end_s = time.monotonic() + self.settings.drain_s
-            timer = threading.Timer(self.settings.drain_s, self._close)
-            timer.daemon = True
-            timer.start()
+        told, self.ending = self.ending, []
+        _apart(told)
 
     async def stop(self) -> None:
         """Drains, and waits for the end."""
@@ -120,9 +158,11 @@ class Serving:
         if self.session is not None:  # what is still loading is not waited for
             await asyncio.to_thread(self._thread.join)
         await asyncio.to_thread(self.decoders.close)
-        self.state = "stopped"
+        if self.state != "failed":
+            self.state = "stopped"
 
     def _close(self) -> None:
+        self._closed.set()
         if self.session is not None:
             self.session.close()
 
@@ -173,6 +213,7 @@ class Serving:
         following = Following(task, self.settings.timeout_s, self.metrics)
         try:
             session = self._ready()
+            self.joined()
             submission = session.submit(
                 task.spool, task.options, following, name=NAME, tap=task.tap
             )
@@ -185,25 +226,65 @@ class Serving:
         following.cancelled_by(lambda: session.cancel(submission))
         return following
 
+    @property
+    def open(self) -> bool:
+        """Whether work is let in."""
+        return self.state == "ready" or self._open
+
+    @property
+    def leaving(self) -> bool:
+        """Whether the process ends, and no work is let in any more."""
+        return self.state in ("draining", "stopped", "failed") and not self._open
+
     def _ready(self) -> Session:
-        if self.state != "ready" or self.session is None:
+        if not self.open or self.session is None:
             raise ApiError("not_ready", f"the server is {self.state}")
         return self.session
 
     # -- the engine's thread ----------------------------------------------------------------------
 
     def _serve(self) -> None:
-        from asr.session import Session
-
+        what = "the speech model"
         try:
-            self.session = Session(self._load(), readers=self.settings.readers)
+            session = Load(what, self.settings.model_name).run(self._loaded_session)
+            self.loaded.set()
+            self._wait_for_others()
+            self.session = session
             if self.state == "loading":
                 self.state = "ready"
                 log.info('{"event": "ready"}')
-                self.session.run()
-        except Exception:
-            self.state = "broken"
-            log.exception("the engine cannot go on")
+                session.run()
+        except Exception as error:
+            self.state = "failed"
+            told(error)
+            self.failed(Failure.of(what, error))
+        finally:
+            self.loaded.set()
+
+    def _loaded_session(self) -> Session:
+        with loading():
+            transcriber = self._load()
+            from asr.session import Session
+
+            return Session(transcriber, readers=self.settings.readers)
+
+    def _wait_for_others(self) -> None:
+        """No round is played beside a load: transformers changes torch's default dtype for the whole
+        process meanwhile."""
+        for other in self.others:
+            while not (other.wait(WAIT_S) or self._closed.is_set()):
+                pass
+
+
+def _apart(acts: list[Callable[[], None]]) -> None:
+    for act in acts:
+        threading.Thread(target=act, name="ending", daemon=True).start()
+
+
+def _later(seconds: float, act: Callable[[], None]) -> None:
+    timer = threading.Timer(seconds, act)
+    timer.daemon = True
+    timer.start()
 
 
 def _discarded(made: Future[Spool]) -> None:

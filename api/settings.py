@@ -98,6 +98,9 @@ class Settings(BaseSettings):
     timeout_s: Seconds = 3600.0  # for one request, once its upload is here
     decode_timeout_s: Seconds = 600.0  # for the decoder of one upload
     decode_memory_bytes: Count = 1 << 30  # for the same, beyond what it has loaded
+    announce_s: float = Field(
+        3.0, ge=0
+    )  # from SIGTERM to the first refusal; /ready says so at once
     drain_s: float = Field(30.0, ge=0)  # for what is under way, when told to stop
     stall_s: Seconds = 1800.0  # for one round of a model; longer is a hang, and the process ends
     readers: Count = 2  # uploads decoded at a time, and threads that cut them into windows

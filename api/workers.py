@@ -27,6 +27,7 @@ from types import FrameType
 from typing import Any, Protocol
 
 from api.forward import Worker as Seat
+from api.loads import LASTING
 from api.settings import Settings
 from asr.errors import ForescribeError, UsageError
 
@@ -43,9 +44,9 @@ GROWN_S = 60.0
 
 BACKLOG = 2048
 
-HOPELESS = 2
+HOPELESS = LASTING
 """A worker's exit status where it would fail again however often it is started: what it was told makes no
-sense, or its jobs cannot be kept."""
+sense, its model cannot be loaded, or its jobs cannot be kept."""
 
 
 class Process(Protocol):
@@ -154,7 +155,8 @@ def run(settings: Settings) -> None:
 
         from api.server import GRACE_S
 
-        supervisor = Supervisor(make, settings.workers, settings.drain_s + 2 * GRACE_S)
+        grace_s = settings.announce_s + settings.drain_s + 2 * GRACE_S
+        supervisor = Supervisor(make, settings.workers, grace_s)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, supervisor.stop)
         port = shared.getsockname()[1]

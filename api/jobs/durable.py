@@ -173,6 +173,8 @@ class Durable:
 
     def stop(self) -> None:
         DBOS.destroy(workflow_completion_timeout_sec=0)
+
+    def close(self) -> None:
         if self._client is not None:
             with suppress(Exception):
                 self._client.destroy()

@@ -77,7 +77,11 @@ class JobEngine(Protocol):
         those had are dropped: the play begins anew, and its steps find in the rows what is done."""
 
     def stop(self) -> None:
-        """Nothing more is begun. Steps that wait are told by their own means."""
+        """Nothing more is begun. Steps that wait are told by their own means. All else can still be
+        called."""
+
+    def close(self) -> None:
+        """Lets go of the database."""
 
 
 def transcribe(call: Call, job: str, run: int) -> None:

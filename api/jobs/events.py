@@ -33,8 +33,8 @@ async def follow(jobs: Jobs, id: str, after: int) -> AsyncIterator[bytes]:
             n = entry.n
             yield await asyncio.to_thread(_event, jobs, id, entry)
             said = time.monotonic()
-        if job is None:
-            return  # erased meanwhile
+        if job is None or (jobs.leaving and not entries and not job.ended):
+            return  # erased meanwhile, or told by the next process: the client comes again
         if job.ended and not entries:
             yield _told("done", job.view(), n)
             return

@@ -28,7 +28,10 @@ STUCK_S = 60.0
 """Begun by a process that lives and knows nothing of it."""
 
 MOST_CRASHES = 5
-"""Processes that a job may take down before it gets on again; then it has failed."""
+"""Processes that may die with a job alone inside (`api.jobs.inside`) before it gets on: then it fails."""
+
+MOST_DEATHS = 20
+"""The same with requests beside it, of which each may be to blame."""
 
 
 class Keeper:
@@ -53,11 +56,14 @@ class Keeper:
     def tick(self) -> None:
         """One look. With an engine that is broken there is none, and no beat: the process is as good as
         dead, and others may have its work."""
-        if self.steps.serving.state == "broken":
+        if self.steps.serving.state in ("broken", "failed"):
             return
         mine = self.engine.running()
         self.store.beat(self.engine.executor, mine)
+        self.steps.inside.settle()
         alive = self._alive()
+        if alive is not None:
+            self._charge(frozenset(alive) | {self.engine.executor})
         for work in self.engine.pending():
             if alive is None or work.owner in alive:
                 knows = (
@@ -66,7 +72,7 @@ class Keeper:
                 self._watch(work, knows is not None and work.id not in knows)
             else:
                 self.metrics.resumed()
-                self._again(work)
+                self.engine.resume(work.id)
         self.engine.adopt()
         self._leave(mine)
         self._fail_broken()
@@ -101,18 +107,18 @@ class Keeper:
         if self.clock() - since >= STUCK_S:
             del self._lost[work.id]
             self.metrics.stuck()
-            self._again(work)
+            self.engine.resume(work.id)
 
-    def _again(self, work: Pending) -> None:
-        job = self.store.job(work.id.split(":")[0])
-        if job is not None and work.id == run_of(job.id, job.run, job.kind).id and not job.ended:
-            crashes = self.store.crashed(job.id)
-            if crashes > MOST_CRASHES:
-                text = f"the job was cut short {crashes} times without getting on"
-                self.steps.fail(job.id, job.run, ApiError("internal_error", text))
-                self.engine.cancel(work.id)
-                return
-        self.engine.resume(work.id)
+    def _charge(self, living: frozenset[str | None]) -> None:
+        """Whose work was in a process when it died, and whom that has happened to too often."""
+        for id, deaths in self.store.charge(living):
+            job = self.store.job(id)
+            if job is None or job.ended:
+                continue
+            if job.crashes >= MOST_CRASHES or deaths >= MOST_DEATHS:
+                text = f"the server's process died {deaths} times while it worked on this job"
+                self.steps.fail(id, job.run, ApiError("internal_error", text))
+                self.engine.cancel(run_of(id, job.run, job.kind).id)
 
     def _leave(self, mine: frozenset[str]) -> None:
         """Jobs that somebody else has cancelled or begun anew free their rows."""

@@ -81,6 +81,9 @@ class InMemory:
             timer.cancel()
         self._pool.shutdown(cancel_futures=True)
 
+    def close(self) -> None:
+        """There is none."""
+
     def _add(self, work: Work) -> None:
         with self._lock:
             if work.id in self._known:

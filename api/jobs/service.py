@@ -84,7 +84,7 @@ class Jobs:
         self.keeper = Keeper(store, engine, self.steps, self.metrics, alone=alone)
         self.claims: set[tuple[str, str]] = set()  # keys whose upload is still coming in
         self._lock = lock
-        self._stopping = threading.Event()
+        self._stopping, self._handing = threading.Event(), threading.Lock()
         self._thread = threading.Thread(target=self._keep, name="jobs", daemon=True)
         self._watch()
 
@@ -119,15 +119,36 @@ class Jobs:
         self.engine.start(self.steps, PLAYS)
         self._thread.start()
 
+    @property
+    def leaving(self) -> bool:
+        """Whether the next process goes on with what is under way."""
+        return self._stopping.is_set()
+
+    def ending(self) -> None:
+        """The process is told to end: whoever kills it from here on kills no job's process."""
+        with suppress(Exception):  # the database may be away
+            self.steps.inside.end()
+
+    def hand_over(self) -> None:
+        """Leaves what is under way as it is: the next process goes on with it. What clients ask is
+        answered until `stop`. Does nothing the second time."""
+        with self._handing:
+            if self._stopping.is_set():
+                return
+            self._stopping.set()
+            self.ending()
+            self.steps.stop()
+            if self._thread.is_alive():
+                self._thread.join()
+            _until(lambda: not self.engine.running(), PATIENCE_S)
+            self.engine.stop()
+            with suppress(Exception):  # the database may be away; a beat less is seen soon enough
+                self.store.bury(self.engine.executor)
+
     def stop(self) -> None:
-        """Leaves what is under way as it is: the next process goes on with it."""
-        self._stopping.set()
-        self.steps.stop()
-        self._thread.join()
-        _until(lambda: not self.engine.running(), PATIENCE_S)
-        self.engine.stop()
-        with suppress(Exception):  # the database may be away; a beat less is seen soon enough
-            self.store.bury(self.engine.executor)
+        """Hands over, and lets go of the database."""
+        self.hand_over()
+        self.engine.close()
         self.store.close()
         if self._lock is not None:
             self._lock.close()

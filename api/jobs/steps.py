@@ -22,6 +22,7 @@ from sqlalchemy.exc import DBAPIError
 
 from api.errors import ApiError
 from api.jobs.engine import JobEngine, Stopping
+from api.jobs.inside import Inside
 from api.jobs.lane import Lane
 from api.jobs.metrics import JobMetrics
 from api.jobs.records import Job, callback_of
@@ -68,6 +69,10 @@ class Over(BaseException):
     """The run is not the job's any more: cancelled, deleted, begun anew. Nothing of it counts."""
 
 
+class Aside(BaseException):
+    """Somebody else needs the engine alone; the step begins again behind it."""
+
+
 class Steps:
     """The steps, and the lanes of the jobs that this process is doing."""
 
@@ -88,6 +93,10 @@ class Steps:
         self._spools: dict[str, Spool] = {}
         self._left: set[str] = set()  # jobs that nobody is to wait for any more
         self._turn = threading.Lock()  # of those that go back into the engine after a fault
+        self.inside = Inside(
+            store, engine.executor, lambda: serving.admission.requests, self._aside
+        )
+        serving.joined = self.inside.joined
 
     def __call__(self, step: str, job: str, run: int, *args: int) -> Any:
         """The step's answer; None where the run is over. Waits out a database that is away, and an engine
@@ -102,6 +111,9 @@ class Steps:
             except Over:
                 self._release(job)
                 return None
+            except Aside:
+                self._release(job)
+                continue
             except Stopping:
                 self._release(job)
                 raise
@@ -113,11 +125,11 @@ class Steps:
                 report(step, error)  # our fault; the others go on
                 told, passing = ApiError("internal_error", "the server failed"), True
                 told.__cause__ = error
-            if self.stopping.is_set() or self.serving.state in ("draining", "stopped"):
-                raise Stopping
             self._release(job)
+            if self.stopping.is_set() or self.serving.leaving:
+                raise Stopping
             tried = True
-            broken = self.serving.state == "broken"  # no fault of the job's, and no try
+            broken = self.serving.state in ("broken", "failed")  # no fault of the job's, and no try
             pause_s = POLL_S if broken else next(pauses, None)
             passing |= broken
             if not passing or pause_s is None:
@@ -145,10 +157,7 @@ class Steps:
         """A fault of the engine ends all that is in it. Who is tried again goes in one at a time, so that
         a job that causes the fault spends its own tries and not its neighbours'."""
         while not self._turn.acquire(timeout=POLL_S):
-            if self.stopping.is_set():
-                raise Stopping
-            if job in self._left:
-                raise Over
+            self._wanted(job)
         try:
             yield
         finally:
@@ -169,6 +178,19 @@ class Steps:
             lane = self._lanes.get(job)
         if lane is not None:
             lane.leave(Over())
+
+    def _wanted(self, job: str) -> None:
+        """Raises Stopping, Over."""
+        if self.stopping.is_set():
+            raise Stopping
+        if job in self._left:
+            raise Over
+
+    def _aside(self, job: str) -> None:
+        with self._lock:
+            lane = self._lanes.get(job)
+        if lane is not None:  # other work is not to be had back, and is waited for
+            lane.leave(Aside())
 
     # -- transcription ----------------------------------------------------------------------------
 
@@ -192,7 +214,11 @@ class Steps:
 
         session, form = self._session(), self._form(job)
         options = transcription(form, self.serving, self.settings)
-        with open_audio(self._spool(job), name=NAME) as recording:
+        spool = self._spool(job)
+        with (
+            self.inside.job(job, lambda: self._wanted(job)),
+            open_audio(spool, name=NAME) as recording,
+        ):
             return plan_of(recording, session.t.detector, options.windows)
 
     def _group(self, job: str, run: int, k: int) -> str:
@@ -211,6 +237,7 @@ class Steps:
                 self.store.refer(tx, job, "group", name, k)
                 self.store.progress(tx, job, plan.until_s(k))
                 self._log_group(tx, job, group, name)
+        self.inside.got_on(job)
         if before not in (None, name):  # a process that was taken for dead has been first
             self.store.collect([name])
         return before or name
@@ -228,6 +255,7 @@ class Steps:
         if name is not None:
             return name
         outcome = self._lane(job).outcome()
+        self.inside.leave(job)
         assert outcome.transcript is not None
         name = self._keep(job, run, "spoken", outcome.transcript.to_dict())
         self.serving.metrics.ended(outcome)
@@ -235,12 +263,18 @@ class Steps:
 
     def _lane(self, job: str) -> Lane:
         """The job's lane; opened behind the groups that are there, if this process has none."""
-        from asr.planned import Planned
-
         with self._lock:
             lane = self._lanes.get(job)
-        if lane is not None:
-            return lane
+        if lane is None:
+            self._spool(job)  # decoded before its turn comes
+            self.inside.enter(job, lambda: self._wanted(job))
+            lane = self._opened(job)
+            self._wanted(job)  # while there was nothing to leave
+        return lane
+
+    def _opened(self, job: str) -> Lane:
+        from asr.planned import Planned
+
         session, lane = self._session(), Lane()
         made = Planned(
             session.t,
@@ -256,10 +290,6 @@ class Steps:
         with self._lock:
             self._lanes[job] = lane
         lane.enter(session, made)
-        if self.stopping.is_set():
-            raise Stopping
-        if job in self._left:  # while there was nothing to leave
-            raise Over
         return lane
 
     def _spool(self, job: str) -> Spool:
@@ -283,6 +313,7 @@ class Steps:
             lane.wait(LET_GO_S)
         if spool is not None:
             spool.close()
+        self.inside.leave(job)
 
     # -- speakers ---------------------------------------------------------------------------------
 
@@ -314,12 +345,13 @@ class Steps:
         from diarize.transcribing import with_speakers
 
         def going_on(step: str, done: float) -> None:
-            if self.stopping.is_set():
-                raise Stopping
-            if job in self._left:
-                raise Over
+            self._wanted(job)
 
-        with open_audio(self._spool(job), name=NAME) as recording:
+        spool = self._spool(job)
+        with (
+            self.inside.job(job, lambda: self._wanted(job)),
+            open_audio(spool, name=NAME) as recording,
+        ):
             found = diarize_blocks(
                 self.serving.speakers,
                 in_blocks(recording.blocks()),
@@ -384,10 +416,10 @@ class Steps:
     def _session(self) -> Session:
         """Waits while the model is loading, and with an engine that is broken for the end of the process:
         the next one goes on. Raises Stopping where it will not be there."""
-        while self.serving.state in ("loading", "broken"):
+        while self.serving.state in ("loading", "broken", "failed"):
             if self.stopping.wait(POLL_S):
                 raise Stopping
-        if self.serving.state != "ready" or self.serving.session is None:
+        if not self.serving.open or self.serving.session is None:
             raise Stopping
         return self.serving.session
 
@@ -445,4 +477,5 @@ class Steps:
             if self.store.mine(tx, job, run) is None:
                 raise Over
             self.store.refer(tx, job, role, name)
+            self.store.forgive(tx, job)
         return name

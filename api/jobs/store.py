@@ -89,6 +89,15 @@ WORKERS = sa.Table(
     sa.Column("work", sa.Text, nullable=False),
 )
 
+EXPOSED = sa.Table(
+    "forescribe_exposed",
+    meta,
+    sa.Column("job", sa.String, primary_key=True),
+    sa.Column("executor", sa.String),  # in whose process its work is now, in what could kill it
+    sa.Column("alone", sa.Boolean, nullable=False),  # with nobody beside it
+    sa.Column("deaths", sa.Integer, nullable=False),  # of processes with it inside, since it got on
+)
+
 Tx = sa.Connection
 
 TRIES = 100
@@ -233,7 +242,8 @@ class Store:
         """A new run of an ended job."""
         job = self._one(tx, id)
         assert job.ended
-        values = {"run": job.run + 1, "state": "queued", "kind": kind, "crashes": 0}
+        self.forgive(tx, id)
+        values = {"run": job.run + 1, "state": "queued", "kind": kind}
         if job.hook is not None:
             values |= {"hook_state": "pending", "hook_tries": 0}
         cleared = dict.fromkeys(("started_at", "finished_at", "error_code", "error_message"))
@@ -266,15 +276,10 @@ class Store:
         return self._one(tx, id)
 
     def progress(self, tx: Tx, id: str, done_s: float) -> None:
-        """It got on, so what it did to the process before is forgiven."""
-        self._set(tx, id, done_s=done_s, crashes=0)
+        """So much of its audio is behind us."""
+        self._set(tx, id, done_s=done_s)
         self.log(tx, id, "progress", {"done_s": round(done_s, 3)})
-
-    def crashed(self, id: str) -> int:
-        """The process died with this job under way: how often, since it last got on."""
-        with self.writing() as tx:
-            self._set(tx, id, crashes=JOBS.c.crashes + 1)
-            return self._one(tx, id).crashes
+        self.forgive(tx, id)
 
     def hook(self, tx: Tx, id: str, state: HookState, tries: int) -> None:
         """How the callback went."""
@@ -289,7 +294,7 @@ class Store:
         with self.blobs.dropping():
             with self.writing() as tx:
                 names = self._names(tx, REFS.c.job == id)
-                for table in (REFS, ENTRIES, KEYS):
+                for table in (REFS, ENTRIES, KEYS, EXPOSED):
                     tx.execute(sa.delete(table).where(table.c.job == id))
                 tx.execute(sa.delete(JOBS).where(JOBS.c.id == id))
                 lonely = self._lonely(tx, names)
@@ -454,6 +459,66 @@ class Store:
     def bury(self, executor: str) -> None:
         with self.writing() as tx:
             tx.execute(sa.delete(WORKERS).where(WORKERS.c.executor == executor))
+
+    # -- whose work may have killed its process ---------------------------------------------------
+
+    def deaths(self, job: str) -> int:
+        """Of processes with this job inside, since it last got on."""
+        query = sa.select(EXPOSED.c.deaths).where(EXPOSED.c.job == job)
+        with self.engine.connect() as tx:
+            return tx.execute(query).scalar_one_or_none() or 0
+
+    def expose(self, executor: str, job: str, *, alone: bool) -> None:
+        """On record, before its work begins."""
+        with self.writing() as tx:
+            done = tx.execute(
+                sa.update(EXPOSED)
+                .where(EXPOSED.c.job == job)
+                .values(executor=executor, alone=alone)
+            )
+            if not done.rowcount:
+                row = {"job": job, "executor": executor, "alone": alone, "deaths": 0}
+                tx.execute(sa.insert(EXPOSED).values(**row))
+
+    def accompany(self, executor: str) -> None:
+        """Nobody is alone in that process any more."""
+        with self.writing() as tx:
+            tx.execute(sa.update(EXPOSED).where(EXPOSED.c.executor == executor).values(alone=False))
+
+    def unexpose(self, executor: str, job: str) -> None:
+        with self.writing() as tx:
+            self._take_out(tx, (EXPOSED.c.executor == executor) & (EXPOSED.c.job == job))
+
+    def withdraw(self, executor: str, inside: frozenset[str]) -> None:
+        """Of that process, only these are inside."""
+        with self.writing() as tx:
+            own = EXPOSED.c.executor == executor
+            self._take_out(tx, own & EXPOSED.c.job.not_in(inside))
+
+    def charge(self, living: Iterable[str | None]) -> list[tuple[str, int]]:
+        """Counts the deaths of all other processes: the jobs that were inside, with their deaths so far.
+        One that was alone in there is to blame, which its row counts."""
+        with self.writing() as tx:
+            dead = EXPOSED.c.executor.is_not(None) & EXPOSED.c.executor.not_in(list(living))
+            rows = tx.execute(sa.select(EXPOSED).where(dead).with_for_update()).all()
+            for row in rows:
+                if row.alone:
+                    self._set(tx, row.job, crashes=JOBS.c.crashes + 1)
+                tx.execute(
+                    sa.update(EXPOSED)
+                    .where(EXPOSED.c.job == row.job)
+                    .values(executor=None, alone=False, deaths=row.deaths + 1)
+                )
+        return [(row.job, row.deaths + 1) for row in rows]
+
+    def forgive(self, tx: Tx, job: str) -> None:
+        """It got on: whatever has killed its processes, it was not this."""
+        self._set(tx, job, crashes=0)
+        tx.execute(sa.update(EXPOSED).where(EXPOSED.c.job == job).values(deaths=0, alone=False))
+
+    def _take_out(self, tx: Tx, which: sa.ColumnElement[bool]) -> None:
+        tx.execute(sa.delete(EXPOSED).where(which, EXPOSED.c.deaths == 0))
+        tx.execute(sa.update(EXPOSED).where(which).values(executor=None, alone=False))
 
     # -- what is too old --------------------------------------------------------------------------
 

@@ -21,17 +21,21 @@ from typing import TYPE_CHECKING, Literal
 
 from api.admission import Place
 from api.errors import ApiError
+from api.loads import Failure, Load, told
 from api.metrics import Metrics
 from api.settings import Settings
+from asr.errors import out_of_memory
 from speculative.errors import RequestError
 
 if TYPE_CHECKING:
     from speculative.text import Event, TextGenerator
     from speculative.writing import Options
 
-State = Literal["off", "loading", "ready", "stopped", "broken"]
+State = Literal["off", "loading", "ready", "stopped", "broken", "failed"]
 
 log = logging.getLogger("forescribe.api")
+
+WAIT_S = 0.1
 
 
 class TextServing:
@@ -40,6 +44,12 @@ class TextServing:
     def __init__(self, settings: Settings, load: Callable[[], TextGenerator] | None) -> None:
         self.settings, self._load = settings, load
         self.state: State = "off" if load is None else "loading"
+        self.loaded = threading.Event()  # whether the load is over, as in api.serving
+        self.others: tuple[threading.Event, ...] = ()
+        self.failed: Callable[[Failure], None] = lambda failure: None
+        self.joined: Callable[[], None] = lambda: None
+        if load is None:
+            self.loaded.set()
         self.generator: TextGenerator | None = None
         self._changed = threading.Condition()  # guards what follows
         self._new: deque[Reading] = deque()
@@ -128,6 +138,7 @@ class TextServing:
         self, prompts: Sequence[tuple[int, ...]], options: Sequence[Options], place: Place
     ) -> Reading:
         """Queues texts, all of one request; the place is given back when the last has ended."""
+        self.joined()
         reading = Reading(self, prompts, options, place)
         with self._changed:
             if self._closed:
@@ -144,19 +155,31 @@ class TextServing:
     # -- the model's thread -----------------------------------------------------------------------
 
     def _serve(self) -> None:
+        what = "the text model"
         try:
             assert self._load is not None
-            self.generator = self._load()
+            generator = Load(what, str(self.settings.text_model)).run(self._load)
+            self.loaded.set()
+            self._wait_for_others()
+            self.generator = generator
             if not self._closed:
                 self.state = "ready"
                 log.info('{"event": "text ready"}')
             while self._turn(self.generator):
                 pass
-        except Exception:
-            self.state = "broken"
-            log.exception("the text model cannot go on")
+        except Exception as error:
+            self.state = "failed"
+            told(error)
+            self.failed(Failure.of(what, error))
         finally:
+            self.loaded.set()
             self._leave()
+
+    def _wait_for_others(self) -> None:
+        """As `api.serving.Serving` does, and for its reason."""
+        for other in self.others:
+            while not (other.wait(WAIT_S) or self._closed):
+                pass
 
     def _turn(self, generator: TextGenerator) -> bool:
         """Takes what is new, plays a round, tells what came of it. False at the end."""
@@ -178,6 +201,10 @@ class TextServing:
         self._began_s = time.monotonic()
         try:
             events = generator.step()
+        except Exception as error:  # a fault of the model fails what is under way, nothing later
+            told(error)
+            self._fail_all(generator, error)
+            return True
         finally:
             self._began_s = None
         for event in events:
@@ -186,6 +213,18 @@ class TextServing:
                 del self._owners[event.number]
             owner.tell(index, event)
         return True
+
+    def _fail_all(self, generator: TextGenerator, error: Exception) -> None:
+        scarce = out_of_memory(error)
+        failed = ApiError(
+            "overloaded" if scarce else "internal_error",
+            "the device is out of memory" if scarce else "the server failed; the fault is logged",
+        )
+        for reading in {owner for owner, _ in self._owners.values()}:
+            reading.fail(failed)
+        for number in self._owners:
+            generator.cancel(number)
+        self._owners = {}
 
     def _submit(self, generator: TextGenerator, reading: Reading) -> None:
         try:

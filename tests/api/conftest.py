@@ -16,6 +16,7 @@ import soundfile
 from fastapi.testclient import TestClient
 
 from api.app import create_app
+from api.loads import Failure
 from api.serving import Serving
 from api.settings import Settings
 from asr.apart import Decoders
@@ -112,13 +113,16 @@ def decoders() -> Iterator[Decoders]:
 @pytest.fixture
 def service(transcriber: Transcriber, decoders: Decoders) -> Iterator[Service]:
     """`service(**settings)` starts one; it is ready when it is handed out."""
+    failures: list[Failure] = []
     with ExitStack() as running:
 
         def start(
             load: Callable[[], Transcriber] = lambda: transcriber, **given: Any
         ) -> TestClient:
             settings = Settings(**{"model": "random", "drain_s": 0.0, **given})
-            app = create_app(settings, Serving(settings, load, Halves, decoders))
+            serving = Serving(settings, load, Halves, decoders)
+            app = create_app(settings, serving, failed=failures.append)
+            app.state.failures = failures
             client = TestClient(app, base_url="http://localhost", raise_server_exceptions=False)
             return running.enter_context(client)
 

@@ -40,7 +40,7 @@ def application(
     serving = Serving(settings, lambda: transcriber, Halves, decoders)
     store = Store.at(made(folder))
     jobs = Jobs(settings, serving, store, engine(store), webhooks=webhooks)
-    app = create_app(settings, serving, jobs)
+    app = create_app(settings, serving, jobs, failed=lambda failure: None)
     return TestClient(app, base_url="http://localhost", raise_server_exceptions=False)
 
 

@@ -29,13 +29,21 @@ def test_it_is_alive_before_it_is_ready(service, transcriber) -> None:
     until(lambda: client.get("/ready").status_code == 200)
 
 
-def test_a_model_that_cannot_be_loaded_is_never_ready(service, caplog) -> None:
+@pytest.mark.parametrize(
+    ("error", "lasting"), [(ModelError("no such model"), True), (RuntimeError("a device"), False)]
+)
+def test_a_model_that_cannot_be_loaded_is_never_ready_and_ends_the_process(
+    service, error, lasting
+) -> None:
     def load():
-        raise ModelError("no such model")
+        raise error
 
     client = service.loading(load)
-    until(lambda: client.app.state.serving.state == "broken")
-    assert client.get("/ready").status_code == 503
+    until(lambda: client.app.state.failures)
+    (failure,) = client.app.state.failures
+    assert failure.lasting == lasting and str(error) in failure.line
+    refused = client.get("/ready")  # until it has ended
+    assert refused.status_code == 503 and "failed" in refused.json()["error"]["message"]
     assert client.get("/health").status_code == 200
 
 

@@ -8,7 +8,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from api.jobs.engine import Pending
-from api.jobs.keeper import MOST_CRASHES, PATIENCE_S, STUCK_S, Keeper
+from api.jobs.inside import Inside
+from api.jobs.keeper import MOST_CRASHES, MOST_DEATHS, PATIENCE_S, STUCK_S, Keeper
 from api.jobs.metrics import JobMetrics
 from api.jobs.records import New
 from api.jobs.store import Store
@@ -53,6 +54,7 @@ def made(tmp_path):
         fail=lambda job, run, error: failed.append((job, run, error.code)),
         leave=left.append,
         serving=SimpleNamespace(state="ready"),
+        inside=Inside(store, "me"),
     )
     metrics = JobMetrics(CollectorRegistry())
 
@@ -71,7 +73,7 @@ def test_alone_what_is_not_ours_is_nobodys(made) -> None:
     made.engine.rows = [Pending("job:1", "before"), Pending("job:1:webhook:0", "before")]
     made.keeper(alone=True).tick()
     assert made.engine.resumed == ["job:1", "job:1:webhook:0"]
-    assert made.store.job("job").crashes == 1
+    assert made.store.job("job").crashes == made.store.deaths("job") == 0  # it was not inside
 
 
 def test_work_that_its_living_process_does_not_know_is_queued_again(made) -> None:
@@ -119,12 +121,15 @@ def test_a_keeper_that_slept_looks_again_before_it_judges(made) -> None:
     assert made.engine.resumed == []
 
 
-def test_a_job_that_takes_processes_down_is_ended(made) -> None:
+@pytest.mark.parametrize(("alone", "most"), [(True, MOST_CRASHES), (False, MOST_DEATHS)])
+def test_a_job_that_takes_processes_down_is_ended(made, alone, most) -> None:
     made.engine.rows = [Pending("job:1", "before")]
     keeper = made.keeper(alone=True)
-    for _ in range(MOST_CRASHES):
+    for n in range(most - 1):
+        made.store.expose(f"process {n}", "job", alone=alone)
         keeper.tick()
-    assert made.failed == [] and len(made.engine.resumed) == MOST_CRASHES
+    assert made.failed == [] and len(made.engine.resumed) == most - 1
+    made.store.expose("the last", "job", alone=alone)
     keeper.tick()
     assert made.failed == [("job", 1, "internal_error")] and made.engine.cancelled == ["job:1"]
 
@@ -132,11 +137,37 @@ def test_a_job_that_takes_processes_down_is_ended(made) -> None:
 def test_a_job_that_got_on_is_forgiven(made) -> None:
     made.engine.rows = [Pending("job:1", "before")]
     keeper = made.keeper(alone=True)
-    for _ in range(3 * MOST_CRASHES):
+    for n in range(3 * MOST_CRASHES):
+        made.store.expose(f"process {n}", "job", alone=True)
         keeper.tick()
         with made.store.writing() as tx:
             made.store.progress(tx, "job", 1.0)
     assert made.failed == []
+
+
+def test_processes_that_die_without_the_job_inside_are_not_its_fault(made) -> None:
+    """While the model is loaded, its audio decoded, its result written: however often."""
+    made.engine.rows = [Pending("job:1", "before")]
+    keeper = made.keeper(alone=True)
+    for _ in range(2 * MOST_DEATHS):
+        keeper.tick()
+    assert made.failed == [] and made.store.deaths("job") == 0
+
+
+def test_whose_process_lives_is_not_charged(made) -> None:
+    made.store.beat("other", ["job:1"])
+    made.store.expose("other", "job", alone=True)
+    made.engine.rows = [Pending("job:1", "other")]
+    keeper = made.keeper(alone=False)
+    for now in range(int(2 * PATIENCE_S)):
+        made.now[0] = now
+        made.store.beat("other", ["job:1"])
+        keeper.tick()
+    assert made.store.deaths("job") == 0
+    for now in range(int(2 * PATIENCE_S), int(4 * PATIENCE_S)):
+        made.now[0] = now
+        keeper.tick()
+    assert (made.store.deaths("job"), made.store.job("job").crashes) == (1, 1)
 
 
 def test_a_job_whose_work_has_ended_without_it_has_failed(made) -> None:

@@ -32,14 +32,16 @@ def model(tmp_path_factory) -> Path:
     return write(tmp_path_factory.mktemp("text") / "target")
 
 
-def app_of(settings: Settings, never: threading.Event, **more):
-    """Without speech, which takes its time to load."""
+def app_of(settings: Settings, **more):
+    """Without speech, which takes its time to load: texts do not wait for it here."""
 
-    def load():
-        never.wait()
-        raise RuntimeError("the test is over")
+    def nothing():
+        raise AssertionError("nobody loads this")
 
-    return create_app(settings, Serving(settings, load, load), **more)
+    serving = Serving(settings, nothing, nothing)
+    serving.start = lambda: None
+    serving.loaded.set()
+    return create_app(settings, serving, failed=lambda failure: None, **more)
 
 
 @pytest.fixture(scope="module")
@@ -54,8 +56,7 @@ def server(model) -> Iterator[tuple[str, object]]:
         gamma=3,
         drain_s=0,
     )
-    over = threading.Event()
-    app = app_of(settings, over)
+    app = app_of(settings)
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         running = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="on"))
@@ -66,7 +67,6 @@ def server(model) -> Iterator[tuple[str, object]]:
         yield f"http://127.0.0.1:{listening.getsockname()[1]}", app.state.texting
         running.should_exit = True
         thread.join(60)
-        over.set()
     assert not thread.is_alive()
     assert app.state.texting.state == "stopped"
 
@@ -242,10 +242,9 @@ def test_the_models_are_listed(client, model) -> None:
 
 
 def test_without_a_text_model_the_routes_say_so() -> None:
-    over = threading.Event()
 
     async def run() -> httpx.Response:
-        app = app_of(Settings(drain_s=0), over)
+        app = app_of(Settings(drain_s=0))
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             return await client.post("/v1/completions", content=json.dumps({"model": "gpt-2"}))
@@ -257,9 +256,9 @@ def test_without_a_text_model_the_routes_say_so() -> None:
 
 
 def test_a_text_model_that_hangs_ends_its_process(model) -> None:
-    over, gave_up, go = threading.Event(), threading.Event(), threading.Event()
+    gave_up, go = threading.Event(), threading.Event()
     settings = Settings(text_model=str(model), device="cpu", drain_s=0, stall_s=0.5)
-    app = app_of(settings, over, hung=gave_up.set)
+    app = app_of(settings, hung=gave_up.set)
     with TestClient(app, base_url="http://localhost") as client, ThreadPoolExecutor(1) as pool:
         texting = app.state.texting
         until(lambda: texting.state == "ready", 240)
@@ -272,22 +271,26 @@ def test_a_text_model_that_hangs_ends_its_process(model) -> None:
         assert refused.status_code == 503 and "broken" in refused.json()["error"]["message"]
         go.set()
         assert waiting.result(60).status_code == 200
-    over.set()
 
 
-def test_a_text_model_that_fails_is_broken_but_does_not_hang(model) -> None:
-    over = threading.Event()
-    app = app_of(Settings(text_model=str(model), device="cpu", drain_s=0), over)
+@pytest.mark.parametrize(
+    ("error", "code"), [(RuntimeError("secret"), "internal_error"), (MemoryError(), "overloaded")]
+)
+def test_a_fault_of_the_text_model_fails_what_is_under_way_and_nothing_later(
+    model, error, code
+) -> None:
+    app = app_of(Settings(text_model=str(model), device="cpu", drain_s=0))
 
     def fail() -> None:
-        raise RuntimeError("the device is gone")
+        texting.generator.step = step
+        raise error
 
     with TestClient(app, base_url="http://localhost") as client:
         texting = app.state.texting
         until(lambda: texting.state == "ready", 240)
-        texting.generator.step = fail
-        asked = {"model": str(model), "prompt": "so", "max_tokens": 3}
-        assert client.post("/v1/completions", json=asked).status_code == 503
-        until(lambda: texting.state == "broken")
-        assert texting.standing_s == 0
-    over.set()
+        step, texting.generator.step = texting.generator.step, fail
+        asked = {"model": str(model), "prompt": ["so", "on"], "max_tokens": 3}
+        failed = client.post("/v1/completions", json=asked)
+        assert failed.json()["error"]["code"] == code and "secret" not in failed.text
+        assert texting.state == "ready" and texting.standing_s == 0 and texting.generator.idle
+        assert client.post("/v1/completions", json=asked).status_code == 200
