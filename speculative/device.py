@@ -11,6 +11,7 @@ import importlib.util
 import os
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,14 +68,25 @@ class Device:
         """Rounds between two looks of the host at `active`: a look stalls an asynchronous device."""
         return {"cpu": 1, "mps": 2, "cuda": 2, "hpu": 4}[self.kind]
 
+    def guard(self) -> AbstractContextManager[object]:
+        """Makes this the thread's current device meanwhile: streams, events, captures and kernels that
+        are not torch's own go to the current one, which is the first unless somebody says otherwise."""
+        if self.index is None or self.kind not in ("cuda", "hpu"):
+            return nullcontext()
+        return _Current(self)
+
+    @property
+    def backend(self) -> Any:
+        """`torch.cuda`, or what habana_frameworks adds as `torch.hpu`."""
+        return getattr(torch, self.kind)
+
     def synchronize(self) -> None:
         """Waits until the device has done all it was given."""
-        if self.kind == "cuda":
-            torch.cuda.synchronize(self.torch)
+        if self.kind in ("cuda", "hpu"):
+            with self.guard():
+                self.backend.synchronize()
         elif self.kind == "mps":
             torch.mps.synchronize()
-        elif self.kind == "hpu":
-            torch.hpu.synchronize()  # type: ignore[attr-defined]  # added by habana_frameworks
 
     def mark_step(self) -> None:
         """Ends a graph in Gaudi's lazy mode; nothing elsewhere. Called at round borders only."""
@@ -89,7 +101,7 @@ class Device:
         Capturing runs `fn` a few times, so call this while no row is active.
         """
         if self.kind == "cuda":
-            return _cuda_graph(fn)
+            return _cuda_graph(self, fn)
         if self.kind == "hpu":
             if hpu_is_lazy():
                 return fn  # lazy mode accumulates the round itself; mark_step closes it
@@ -184,17 +196,39 @@ def _dtype(kind: str, name: str | None) -> torch.dtype:
     return DTYPES[name]
 
 
-def _cuda_graph(fn: Callable[[], None]) -> Callable[[], None]:
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):  # libraries pick their kernels and workspaces before the capture
+class _Current:
+    """The device is the current one, and afterwards the one that was."""
+
+    def __init__(self, device: Device) -> None:
+        self._device, self._before = device, 0
+
+    def __enter__(self) -> None:
+        # Not the backend's own context manager, which not every version of Gaudi's package has.
+        self._before = self._device.backend.current_device()
+        if self._before != self._device.index:
+            self._device.backend.set_device(self._device.index)
+
+    def __exit__(self, *_: object) -> None:
+        if self._before != self._device.index:
+            self._device.backend.set_device(self._before)
+
+
+def _cuda_graph(device: Device, fn: Callable[[], None]) -> Callable[[], None]:
+    with device.guard():
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(3):  # libraries pick their kernels and workspaces before the capture
+                fn()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
             fn()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        fn()
-    replay: Callable[[], None] = graph.replay
+
+    def replay() -> None:
+        with device.guard():
+            graph.replay()
+
     return replay
 
 
@@ -211,8 +245,9 @@ class Stopwatch:
     def _now(self) -> Any:
         if not self._events:
             return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
+        with self._device.guard():
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
         return event
 
     def start(self) -> None:

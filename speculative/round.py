@@ -52,8 +52,10 @@ def play(
     scores, logits = score(rows, parts, draft)
     mark("score")
     verdict = parts.rule(rows, draft, logits)
+    mark("rule")
     if parts.drafter is not None and gamma:
         parts.drafter.observe(rows, draft, scores, verdict)
+    mark("observe")
     commit(rows, parts, draft, logits, verdict, counters)
     mark("accept")
     return draft.tokens.shape[1]
@@ -67,16 +69,25 @@ def propose(rows: Rows, parts: Parts, gamma: int) -> Draft:
     if parts.drafter is None:
         raise ValueError(f"gamma is {gamma}, but there is no drafter")
     draft = parts.drafter.propose(rows, gamma)
+    tokens, width = draft.tokens, draft.tokens.shape[1]
+    if width > gamma or tokens.shape[0] != rows.batch:
+        raise ValueError(
+            f"drafts of shape {tuple(tokens.shape)}; need [{rows.batch}, up to {gamma}]"
+        )
     valid = torch.minimum(draft.valid, rows.gamma)
     valid = torch.minimum(valid, rows.limits - rows.lengths - 1)  # the last token is the target's
+    last = parts.target.vocab_size - 1
     if draft.topology is None:
-        # Behind an end-of-text nothing can count; in a tree it ends only its own branch.
-        width = draft.tokens.shape[1]
+        # Behind an end-of-text nothing can count; in a tree it ends only its own branch. From a token that
+        # the target does not have on, nothing counts either.
         column = torch.arange(width, device=valid.device)
-        ends = is_end(draft.tokens, parts.eos)
-        valid = torch.minimum(valid, torch.where(ends, column + 1, width).amin(1))
+        ends = is_end(tokens, parts.eos)
+        unknown = (tokens < 0) | (tokens > last)
+        count = torch.where(unknown, column, torch.where(ends, column + 1, width))
+        valid = torch.minimum(valid, count.amin(1))
     valid = torch.where(rows.active, valid, 0).clamp_min(0)
-    return Draft(draft.tokens, valid, draft.probs, draft.topology)
+    # A target that is asked about a token it does not have fails, on a GPU for good.
+    return Draft(tokens.clamp(0, last), valid, draft.probs, draft.topology)
 
 
 def score(rows: Rows, parts: Parts, draft: Draft) -> tuple[Scores, Tensor]:
@@ -139,21 +150,23 @@ def commit(
         logits = logits.gather(1, verdict.path[..., None].expand_as(logits))
     chosen = logits.gather(-1, verdict.tokens[..., None])[..., 0]
     slot = torch.where(column < count[:, None], rows.lengths[:, None] + column, rows.dump)
-    rows.tokens.scatter_(1, slot, verdict.tokens)
     whole = logits.logsumexp(-1)
-    rows.logprobs.scatter_(1, slot, chosen - whole)
+    sources = _sources(draft, verdict, column).to(rows.sources.dtype)
+    ended = (ends & (column < count[:, None])).any(1)
     if rows.mode.ranked:
         best = logits.topk(rows.ranked.shape[2])
         index = slot[..., None].expand_as(best.indices)
         rows.ranked.scatter_(1, index, best.indices)
         rows.ranked_logprobs.scatter_(1, index, best.values - whole[..., None])
-    rows.sources.scatter_(1, slot, _sources(draft, verdict, column).to(rows.sources.dtype))
+    rows.tokens.scatter_(1, slot, verdict.tokens)
+    rows.logprobs.scatter_(1, slot, chosen - whole)
+    rows.sources.scatter_(1, slot, sources)
 
+    # Behind the lengths so far nothing counts: up to here a round that fails can be repeated.
     rows.rounds += rows.active
     rows.drafted += draft.valid
     rows.accepted += accepted
     counters.add(rows.active, draft.valid, accepted, count)
-    ended = (ends & (column < count[:, None])).any(1)
     rows.lengths += count
     rows.active &= ~ended & (rows.lengths < rows.limits)
 

@@ -54,6 +54,7 @@ class Stats:
     accepted_at_depth: tuple[int, ...] = ()
     target_forwards: int = 0
     draft_forwards: int = 0
+    faults: int = 0  # exceptions in models, drafters, rules and schedules, repeated ones included
     seconds: dict[str, float] = field(default_factory=dict)  # by stage; empty where not measured
 
     @property
@@ -102,6 +103,7 @@ class Stats:
             accepted_at_depth=per_depth(self.accepted_at_depth, other.accepted_at_depth),
             target_forwards=self.target_forwards + sign * other.target_forwards,
             draft_forwards=self.draft_forwards + sign * other.draft_forwards,
+            faults=self.faults + sign * other.faults,
             seconds={
                 s: self.seconds.get(s, 0.0) + sign * other.seconds.get(s, 0.0)
                 for s in sorted(stages)

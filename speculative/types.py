@@ -20,7 +20,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from speculative.errors import RequestError
+from speculative import checks
+from speculative.errors import DecodingError, RequestError, SpeculativeError
 
 
 class Guarantee(Enum):
@@ -141,17 +142,17 @@ class Sampling:
     frequency: float = 0.0  # likewise, for each time that it has them
 
     def __post_init__(self) -> None:
-        wrong = (
-            (self.top_k < 0, "top_k", "0 (all) or more"),
-            (not 0 < self.top_p <= 1, "top_p", "above 0, up to 1"),
-            (not 0 <= self.min_p <= 1, "min_p", "from 0 to 1"),
-            (not 0 < self.repetition < float("inf"), "repetition", "above 0"),
-            (not abs(self.presence) < float("inf"), "presence", "a finite number"),
-            (not abs(self.frequency) < float("inf"), "frequency", "a finite number"),
+        checks.whole("top_k", self.top_k, 0, must="0 (all) or more, in 64 bits")
+        tiny = 5e-324  # the least number above 0
+        checks.real("top_p", self.top_p, tiny, 1, must="above 0, up to 1")
+        checks.real("min_p", self.min_p, 0, 1, must="from 0 to 1")
+        most = checks.LARGEST
+        checks.real(
+            "repetition", self.repetition, 1 / most, most, must=f"from {1 / most:g} to {most:g}"
         )
-        for is_wrong, name, must in wrong:
-            if is_wrong:
-                raise RequestError(f"{name} is {getattr(self, name)}; it must be {must}")
+        for name in ("presence", "frequency"):
+            bounds = f"a number from {-most:g} to {most:g}"
+            checks.real(name, getattr(self, name), -most, most, must=bounds)
 
     @property
     def bounded(self) -> bool:
@@ -267,6 +268,13 @@ class Rows:
         """`[B, 1]`: the last committed token of each row."""
         return self.tokens.gather(1, (self.lengths - 1)[:, None])
 
+    def clear(self, row: int) -> None:
+        """Makes a row as empty as at the start: nothing of its sequence is read again."""
+        ranks = self.ranked.shape[2]
+        empty = Rows.empty(1, self.dump, self.tokens.device, ranks).tensors()
+        for name, tensor in self.tensors().items():
+            tensor[row] = empty[name][0]
+
     def tensors(self) -> dict[str, Tensor]:
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         return {name: value for name, value in values.items() if isinstance(value, Tensor)}
@@ -282,10 +290,14 @@ class Probe:
     slot: int
     tokens: tuple[int, ...]
 
+    def __post_init__(self) -> None:
+        checks.whole("the probe's slot", self.slot, 0)
+        checks.tokens("the probe", self.tokens)
+
 
 @dataclass(frozen=True)
 class Request:
-    """One sequence to decode."""
+    """One sequence to decode. Raises `RequestError` for impossible numbers."""
 
     prompt: tuple[int, ...]
     memory: Any = None  # what the models condition on besides tokens; passed through untouched
@@ -300,14 +312,20 @@ class Request:
     tag: Any = None  # the caller's own key
 
     def __post_init__(self) -> None:
+        checks.tokens("the prompt", self.prompt)
         if not self.prompt:
             raise RequestError("a request needs at least one prompt token")
-        if not 0 <= self.temperature < float("inf"):
-            raise RequestError(f"temperature is {self.temperature}; it must be 0 or more")
-        for name in ("max_new_tokens", "gamma", "ranks"):
+        checks.tokens("the hint", self.hint)
+        most = checks.HOTTEST
+        checks.real("temperature", self.temperature, 0, most, must=f"from 0 to {most:g}")
+        checks.whole("ranks", self.ranks, 0, checks.ANY)
+        for name in ("max_new_tokens", "gamma"):
             value = getattr(self, name)
-            if value is not None and value < 0:
-                raise RequestError(f"{name} is {value}; it must be 0 or more")
+            if value is not None:
+                checks.whole(name, value, 0, checks.ANY)
+        checks.whole("seed", self.seed, -checks.INT64 - 1, must="of 64 bits with a sign")
+        if self.probe is not None and self.probe.slot >= len(self.prompt):
+            raise RequestError(f"probe slot {self.probe.slot} is behind the prompt")
 
 
 Ranked = tuple[tuple[tuple[int, float], ...], ...]
@@ -329,11 +347,16 @@ class Finish(Enum):
     STOP = "stop"  # the end-of-text token
     LENGTH = "length"  # the budget, or the model's last position
     CANCELLED = "cancelled"
+    FAILED = "failed"  # `Result.error` says why; the tokens are those that came before
 
 
 @dataclass(frozen=True)
 class Result:
-    """One decoded sequence. `tokens` excludes the prompt and includes end-of-text where it came."""
+    """One decoded sequence. `tokens` excludes the prompt and includes end-of-text where it came.
+
+    `draft_error` is a fault of the drafter: from there on the sequence was decoded without drafts. At
+    temperature 0 its tokens are the same; above, they are other draws from the same distribution.
+    """
 
     request: Request
     tokens: tuple[int, ...]
@@ -346,8 +369,11 @@ class Result:
     probe: tuple[float, ...] = ()
     ranked: Ranked = ()
     guarantee: Guarantee = field(default=Guarantee.EXACT)
+    error: SpeculativeError | None = None  # where it failed, and only there
+    draft_error: DecodingError | None = None
 
     def __post_init__(self) -> None:
+        assert (self.error is not None) == (self.finish is Finish.FAILED)
         assert len(self.tokens) == len(self.logprobs) == len(self.sources)
         assert 0 <= self.accepted <= self.drafted
 
@@ -396,7 +422,8 @@ class Drafter(Protocol):
 
     def catch_up(self, rows: Rows, start: Tensor, count: int) -> None:
         """Reads `count` tokens from slot `start [B]` on, which rounds without drafts have written. A
-        short row ends before; what is behind it there is junk that nobody will look at."""
+        short row ends before; what is behind it there is junk that nobody will look at. Rows that are
+        not active may be left out."""
 
     def propose(self, rows: Rows, gamma: int) -> Draft: ...
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import cycle
 
 import pytest
@@ -48,6 +49,11 @@ def make(fields: list[dict], temperature: float = 0.0) -> list[Request]:
     return [Request(**f, tag=i, temperature=temperature) for i, f in enumerate(fields)]
 
 
+def within(work: list[Request], gamma: int) -> list[Request]:
+    """The same for an engine of `gamma` drafts: more are refused."""
+    return [r if r.gamma is None else replace(r, gamma=min(r.gamma, gamma)) for r in work]
+
+
 def drafters(kind: str) -> Drafter | None:
     return {
         "none": lambda: None,
@@ -75,7 +81,7 @@ def run(work: list[Request], kind: str, batch: int, gamma: int, **options) -> di
     drafter = drafters(kind)
     schedule = Fixed(gamma if drafter is not None else 0)
     engine = Engine(TinyModel(), drafter, batch=batch, eos=(EOS,), schedule=schedule, **options)
-    return {r.request.tag: r for r in engine.run(work)}
+    return {r.request.tag: r for r in engine.run(within(work, schedule.gamma))}
 
 
 @settings(max_examples=40)

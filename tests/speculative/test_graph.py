@@ -52,7 +52,7 @@ def ragged_engine(drafter: str, kind: str) -> Engine:
 
 def rounds(engine: Engine):
     """A closure that plays one round, and the rows it changes."""
-    engine.rows.mode = Mode.of(t.request for t in engine._tenants)
+    engine.rows.mode = Mode.of(t.request for t in engine._slots)
     parts = Parts(
         engine.target,
         engine.drafter,

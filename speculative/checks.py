@@ -1,0 +1,64 @@
+"""Checks of the numbers in a request. Each raises RequestError with the name and what it must be."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from numbers import Integral, Real
+from typing import Any
+
+from speculative.errors import RequestError
+
+INT64 = 2**63 - 1
+ANY = float("inf")  # numbers that no tensor holds may be as large as they like
+
+# Far from float32's limits, so that no logit overflows. An infinite one would give NaN.
+LARGEST = 1e6
+HOTTEST = 1e30
+
+
+def whole(
+    name: str, value: Any, least: int, most: float = INT64, *, must: str | None = None
+) -> None:
+    """An integer from `least` to `most`; a bool is none."""
+    if isinstance(value, Integral) and not isinstance(value, bool) and least <= int(value) <= most:
+        return
+    bounds = f"{least} or more" if most >= INT64 else f"from {least} to {most}"
+    raise RequestError(f"{name} is {_shown(value)}; it must be a whole number, {must or bounds}")
+
+
+def real(name: str, value: Any, least: float, most: float, *, must: str) -> None:
+    """A number from `least` to `most`, which NaN never is; a bool is none."""
+    if isinstance(value, Real) and not isinstance(value, bool) and least <= _float(value) <= most:
+        return
+    raise RequestError(f"{name} is {_shown(value)}; it must be {must}")
+
+
+def tokens(name: str, values: Any) -> None:
+    """A sequence of integers from 0 up."""
+    if not isinstance(values, Sequence) or isinstance(values, str | bytes):
+        raise RequestError(f"{name} is {_shown(values)}; it must be a tuple of token ids")
+    for value in values:
+        if not isinstance(value, Integral) or isinstance(value, bool) or value < 0:
+            raise RequestError(f"{name} holds {_shown(value)}; a token id is a whole number from 0")
+
+
+def in_vocabulary(name: str, values: Sequence[int], size: int) -> None:
+    """`values` have passed `tokens`; none is beyond a vocabulary of `size`."""
+    if values and max(values) >= size:
+        raise RequestError(f"{name} holds token {max(values)}; the model has {size} tokens")
+
+
+def _float(value: Real) -> float:
+    try:
+        return float(value)
+    except OverflowError:  # an integer beyond all floats
+        return float("inf")
+
+
+def _shown(value: object) -> str:
+    """Short: what a client sends may be megabytes."""
+    try:
+        text = repr(value)
+    except ValueError:  # an integer of more digits than Python prints
+        return f"an {type(value).__name__} too long to print"
+    return text if len(text) <= 60 else f"{text[:57]}..."
