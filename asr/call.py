@@ -149,6 +149,8 @@ class Call:
         ticket: Ticket = result.request.tag
         if ticket not in self.tickets:
             return None
+        if result.error is not None:  # Finish.FAILED: it may have no tokens and no probe
+            raise result.error.__cause__ or result.error
         judgement, reason = self._judge(result)
         if judgement is Judgement.RETRY and self._again(result):
             return None

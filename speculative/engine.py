@@ -27,7 +27,7 @@ from speculative import admission, checks, faults
 from speculative.accept import GreedyMatch, TokenRejection
 from speculative.device import Device, choose
 from speculative.drafters.model import ModelDrafter
-from speculative.errors import BrokenError, DecodingError, RequestError, SpeculativeError
+from speculative.errors import BrokenError, DecodingError, RequestError
 from speculative.faults import OF_THE_DRAFTER, ForOneRow
 from speculative.round import Parts, play
 from speculative.runs import Inbox, Run, failed
@@ -82,6 +82,7 @@ class SlotState:
     inbox: Inbox
     probe: tuple[float, ...] = ()
     cancelled: bool = False
+    error: DecodingError | None = None
     draft_error: DecodingError | None = None  # since then it is decoded without drafts
 
 
@@ -587,7 +588,8 @@ class Engine:
         """The row's result is what it has written so far, and the error."""
         slot = self._slots[row]
         assert slot is not None
-        self._end(row, slot, error)
+        slot.error = error
+        self._end(row, slot)
         # What made it fail must not be read in the rounds of the others.
         self.rows.clear(row)
 
@@ -623,14 +625,14 @@ class Engine:
         lengths: list[int] = self.rows.lengths.tolist()
         self._longest = max((lengths[row] for row, _ in self._occupied()), default=1)
 
-    def _end(self, row: int, slot: SlotState, error: DecodingError | None = None) -> None:
+    def _end(self, row: int, slot: SlotState) -> None:
         """The row is free, and its result is where it belongs."""
         self._vacate(row)
         try:
-            result = self._collect(row, slot, error)
+            result = self._collect(row, slot)
         except Exception as raised:
             found = self._record(faults.fault(faults.RESULT, raised))
-            result = failed(slot.request, found if error is None else error)
+            result = failed(slot.request, slot.error or found)
         slot.inbox.put(result)
 
     def _vacate(self, row: int) -> None:
@@ -674,13 +676,13 @@ class Engine:
         except Exception as error:
             self._record(faults.fault(faults.SCHEDULE, error))
 
-    def _collect(self, row: int, slot: SlotState, error: SpeculativeError | None = None) -> Result:
+    def _collect(self, row: int, slot: SlotState) -> Result:
         state, request = self.rows, slot.request
         span = slice(int(state.begin[row]), int(state.lengths[row]))
         tokens: list[int] = state.tokens[row, span].tolist()
         stopped = bool(tokens) and tokens[-1] in self._eos.tolist()
         finish = Finish.STOP if stopped else Finish.LENGTH
-        if error is not None:
+        if slot.error is not None:
             finish = Finish.FAILED
         elif slot.cancelled:
             finish = Finish.CANCELLED
@@ -696,7 +698,7 @@ class Engine:
             probe=slot.probe,
             ranked=self._ranked(row, span, request),
             guarantee=self._guarantee(request),
-            error=error,
+            error=slot.error,
             draft_error=slot.draft_error,
         )
 

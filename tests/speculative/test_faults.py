@@ -188,9 +188,9 @@ def build(plan: Plan, *, gamma: int, temperature: float, schedule: Any = None) -
     engine._counters = Counters(plan, engine._counters)  # type: ignore[assignment]
     collect = engine._collect
 
-    def collected(row: int, slot: Any, error: Any = None) -> Result:
+    def collected(row: int, slot: Any) -> Result:
         plan.reach("result", lambda: slot.request.prompt[0] == MARK)
-        return collect(row, slot, error)
+        return collect(row, slot)
 
     engine._collect = collected  # type: ignore[method-assign]
     return engine
