@@ -72,7 +72,7 @@ async def receive_form(request: Request, settings: Settings) -> AsyncIterator[Re
     form = await _parsed(request, settings)
     try:
         items = form.multi_items()
-        name = next((v.filename for _, v in items if not isinstance(v, str)), None)
+        name = next((_named(v.filename) for _, v in items if not isinstance(v, str)), None)
         if any(not isinstance(value, str) for _, value in items):
             upload = _upload(items)
             yield Received(upload.fields, upload.file, name)
@@ -85,6 +85,14 @@ async def receive_form(request: Request, settings: Settings) -> AsyncIterator[Re
 def media_type(request: Request) -> str:
     """Of the body, without parameters: it is the same in capitals."""
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+def _named(name: str | None) -> str | None:
+    """A file's name as it was before the client wrote it into a form: browsers, curl and httpx write these
+    three characters as WHATWG's HTML has it, and nothing else; a line break is no part of a label."""
+    for written, meant in (("%22", '"'), ("%0D", " "), ("%0A", " ")):
+        name = name and name.replace(written, meant)
+    return name
 
 
 async def _parsed(request: Request, settings: Settings) -> FormData:

@@ -62,6 +62,10 @@ MODULES = (
     "player.js",
     "coverage.js",
     "figures.js",
+    "warnings.js",
+    "roving.js",
+    "menu.js",
+    "shortcuts.js",
     "viewer.js",
     "report.js",
 )

@@ -1,230 +1,271 @@
 // The page: a store of recordings (the server's, or this tab's), the list, and the one that is open.
+import { connection, pause, persistently } from "./connection.js";
 import { calmly, h } from "./dom.js";
-import { ask, key, Refusal, setKey } from "./http.js";
+import { ask, askJson, key, Refusal, setKey } from "./http.js";
 import { intake } from "./intake.js";
-import { busy, List, nameOf } from "./list.js";
+import { List, busy, nameOf } from "./list.js";
+import { closing } from "./menu.js";
 import { forgetNames } from "./names.js";
+import { Notices } from "./notices.js";
 import { Open } from "./open.js";
+import { Outbox } from "./outbox.js";
+import { Recordings } from "./recordings.js";
 import { ServerJobs } from "./server.js";
 import { Settings } from "./settings.js";
 import { TabJobs } from "./tab.js";
 
-const POLL_MS = 3000;
+const READY_MS = 3000;
 
 const element = (id) => document.getElementById(id);
-const notice = element("notice");
+const notices = new Notices(element("notices"));
 const settings = new Settings();
 
-let store = null;
-let jobs = [];
-let sending = []; // recordings on their way up, as jobs
+let model = ""; // as the server calls it
+let recordings = null; // those of the store that was found
 let open = null;
-let ready = null; // a promise: the model is loaded
+let starting = null; // ends the search for a store when another begins
+const found = []; // who waits for the store
 
 const act = {
   async cancel(job) {
     if (job.state === "sending") return job.stop.abort();
-    await told(async () => changed(await store.cancel(job.id)));
+    await told(job, async () => recordings.put(await store().cancel(job.id)));
   },
   async remove(job) {
-    if (!confirm(`Delete ${nameOf(job)}${store.remembered ? ", its audio and its text, on the server" : ""}?`)) return;
-    await told(async () => {
-      await store.remove(job.id);
+    if (!confirm(`Delete ${nameOf(job)}${store().remembered ? ", its audio and its text, on the server" : ""}?`)) return;
+    await told(job, async () => {
+      await store().remove(job.id);
       forgetNames(job.id);
-      jobs = jobs.filter((other) => other.id !== job.id);
-      if (open?.job.id === job.id) location.hash = "";
-      show();
+      if (open?.job.id === job.id) {
+        close();
+        location.hash = "";
+        home();
+      }
+      recordings.remove(job.id);
     });
   },
   async retry(job) {
-    await told(async () => {
-      changed(await store.retry(job.id));
-      route(true);
-    });
+    await told(job, async () => recordings.put(await store().retry(job.id)));
   },
-  async diarize(job) {
-    await told(async () => {
-      changed(await store.diarize(job.id, settings.get().speakers));
-      route(true);
-    });
+  async diarize(job, speakers) {
+    await told(job, async () => recordings.put(await store().diarize(job.id, speakers)));
   },
 };
 
 const list = new List(element("list"), element("none"), act);
+const outbox = new Outbox({
+  onchange: show,
+  onjob(job, one) {
+    recordings.put(job);
+    notices.drop(subjectOf(one));
+    if (one.leads && location.hash === one.from) location.hash = encodeURIComponent(job.id);
+  },
+  onerror: (error, one) => fail(error, one),
+});
+
+const store = () => recordings?.store;
 
 // -- who is there -------------------------------------------------------------------------------------
 
 async function begin() {
-  element("server").textContent = "";
-  say("");
+  starting?.abort();
+  starting = new AbortController();
+  const { signal } = starting;
   try {
-    const models = await (await ask("/v1/models")).json();
-    const model = models.data[0]?.id || "";
-    element("server").textContent = model;
-    ready = waitUntilReady();
-    store = await chosen(model);
-    settings.limit(store.remembered);
-    jobs = await store.list();
-    watch();
-    show();
-    route();
+    model = await persistently(() => identify(signal), { signal });
+    const kept = await persistently(() => chosen(signal), { signal });
+    tellReady(signal);
+    recordings?.close();
+    recordings = new Recordings(kept, { onchange: refreshed, onerror: (error) => error.needsKey && fail(error) });
+    settings.limit(kept.remembered);
+    notices.drop("key");
+    for (const tell of found.splice(0)) tell(kept);
+    await recordings.refresh();
+    await route(true);
   } catch (error) {
-    fail(error);
+    if (!signal.aborted) fail(error);
   }
+}
+
+async function identify(signal) {
+  const models = await askJson("v1/models", { signal });
+  return models.data[0]?.id || "";
 }
 
 // The server's jobs where it has them; else this tab, and the page says so.
-async function chosen(model) {
+async function chosen(signal) {
   try {
-    await ask("/v1/jobs?limit=1");
+    await ask("v1/jobs?limit=1", { signal });
+    notices.drop("jobs");
     return new ServerJobs();
   } catch (error) {
     if (error.status !== 404) throw error;
-    say("Jobs are switched off on this server: the transcript lives in this tab only.");
-    return new TabJobs(model);
+    notices.tell("jobs", "Jobs are switched off on this server: the transcript lives in this tab only.", { kind: "note" });
+    return store() instanceof TabJobs ? store() : new TabJobs(model);
   }
 }
 
-async function waitUntilReady() {
-  const name = element("server").textContent;
-  for (let loading = false; ; loading = true) {
+// What the server is called, and that it cannot work yet as long as that is so.
+async function tellReady(signal) {
+  const say = (state, text) => {
+    element("server").textContent = text;
+    element("server").className = `server ${state}`;
+  };
+  while (!signal.aborted) {
     try {
-      await ask("/ready");
-      if (loading) element("server").textContent = name;
-      return;
+      await ask("ready", { signal });
+      return say("ready", model);
     } catch (error) {
-      element("server").textContent = error.status === 503 ? `${name}: ${error.message}` : error.message;
+      if (signal.aborted) return;
+      say("busy", error.status === 503 ? `${model}: ${error.message}` : model);
     }
-    await new Promise((resolve) => setTimeout(resolve, POLL_MS));
+    await pause(READY_MS, signal).catch(() => {});
   }
 }
 
-function fail(error) {
+connection.listeners.push((up) => {
+  if (!up) {
+    element("server").className = "server gone";
+    notices.tell("connection", "The server does not answer. This page tries again by itself, and goes on where it was.", {
+      kind: "warning",
+      action: { name: "Try now", run: () => connection.now() },
+    });
+    return;
+  }
+  notices.tell("connection", "The server answers again.", { kind: "good" });
+  if (!recordings) return;
+  recordings.refresh();
+  tellReady(starting.signal);
+});
+
+// -- what went wrong ----------------------------------------------------------------------------------
+
+function subjectOf(job) {
+  return `file ${nameOf(job)}`;
+}
+
+// `job`: what it is about. A lost connection is told once, and by itself.
+function fail(error, job = null) {
   if (!(error instanceof Refusal)) throw error;
+  if (error.status === 0 && !job) return;
   if (error.needsKey) {
-    say(key() ? "The server does not know this key." : "This server asks for an API key.");
+    recordings?.close(); // asks for nothing until there is another key
+    notices.tell("key", key() ? "The server does not know this key." : "This server asks for an API key.");
     element("access").open = true;
     element("key").focus();
     return;
   }
-  say(error.message);
+  const name = job && nameOf(job);
+  notices.tell(job ? subjectOf(job) : "server", name ? `${name}: ${error.message}` : error.message);
 }
 
-function say(text) {
-  notice.textContent = text;
-  notice.hidden = !text;
-}
-
-async function told(work) {
+async function told(job, work) {
   try {
     await work();
+    notices.drop(subjectOf(job));
   } catch (error) {
-    fail(error);
+    fail(error, job);
   }
 }
 
 // -- recordings in ------------------------------------------------------------------------------------
 
-async function take(files) {
-  if (!store) return say("There is no connection to the server yet.");
-  const options = settings.get();
-  const waiting = files.map((file, n) => ({
-    id: `sending-${Date.now()}-${n}`,
-    state: "sending",
-    label: file.name,
-    created_at: Date.now() / 1000,
-    sent: 0,
-    stop: new AbortController(),
-    file,
-  }));
-  sending = [...sending, ...waiting];
-  element("said").textContent = files.length > 1 ? `${files.length} recordings on their way` : "";
-  show();
-  for (const [n, one] of waiting.entries()) await send(one, options, n === 0);
-  element("said").textContent = "";
-}
-
-// One after the other: the first is being transcribed while the next is on its way.
-async function send(one, options, first) {
-  try {
-    const aborted = new Promise((resolve) => one.stop.signal.addEventListener("abort", resolve));
-    await Promise.race([ready, aborted]); // what comes too early waits here, not in an error
-    if (one.stop.signal.aborted) return;
-    const onprogress = (share) => {
-      one.sent = share;
-      show();
-    };
-    const job = await store.create(one.file, options, { onprogress, signal: one.stop.signal });
-    jobs = [job, ...jobs.filter((other) => other.id !== job.id)];
-    if (first) location.hash = encodeURIComponent(job.id);
-  } catch (error) {
-    if (error.name !== "AbortError") fail(error instanceof Refusal ? new Refusal(`${one.label}: ${error.message}`, error) : error);
-  } finally {
-    sending = sending.filter((other) => other !== one);
-    show();
-  }
+function take(files) {
+  const asked = outbox.add(files, settings.get(), async () => store() || new Promise((resolve) => found.push(resolve)));
+  asked[0].leads = true; // it is opened, unless one has gone elsewhere meanwhile
+  asked[0].from = location.hash;
 }
 
 // -- the list and the one that is open ----------------------------------------------------------------
 
 function show() {
-  list.show([...sending].reverse().concat(jobs), open?.job.id);
+  list.show(outbox.waiting.concat(recordings?.jobs || []), open?.job.id);
+  element("older").hidden = !recordings?.more;
 }
 
-function changed(job) {
-  jobs = jobs.map((other) => (other.id === job.id ? job : other));
+// What is open may have been gone on with, here or elsewhere, or deleted.
+function refreshed() {
   show();
+  if (!open || open.following) return;
+  const now = recordings.find(open.job.id);
+  if (!now) gone(open);
+  else if (busy(now)) route(true);
 }
 
-let watching = null;
+// It is not in the list: deleted, or older than what the list shows.
+async function gone(one) {
+  try {
+    await store().get(one.job.id);
+  } catch (error) {
+    if (error.status !== 404 || open !== one) return;
+    forgetNames(one.job.id);
+    close();
+    home(`${nameOf(one.job)} was deleted, in another tab or by the server.`);
+  }
+}
 
-// Others of this key may add jobs too; nobody looks while the page is hidden.
-function watch() {
-  clearInterval(watching);
-  watching = setInterval(async () => {
-    if (document.hidden || !jobs.some(busy)) return;
-    try {
-      jobs = await store.list();
-      show();
-    } catch (error) {
-      if (error.needsKey) fail(error);
-    }
-  }, POLL_MS);
+function close() {
+  open?.close();
+  open = null;
 }
 
 async function route(again = false) {
-  if (!store) return;
-  const id = decodeURIComponent(location.hash.slice(1));
+  if (!recordings) return;
+  const id = asked();
   if (open && open.job.id === id && !again) return;
-  open?.close();
-  open = null;
+  const same = open?.job.id === id;
+  const { signal } = starting;
+  close();
   document.body.classList.toggle("reading", Boolean(id));
   if (!id) return home();
   try {
-    const job = await store.get(id);
-    if (decodeURIComponent(location.hash.slice(1)) !== id) return;
+    const job = await persistently(() => store().get(id), { signal });
+    if (asked() !== id || open) return; // one has gone elsewhere meanwhile
     document.title = `${nameOf(job)} · forescribe`;
-    open = new Open(element("content"), store, job, { changed, act });
+    const one = new Open(element("content"), store(), job, { heard: (news) => recordings.heard(news), act, settings });
+    open = one;
     show();
-    open.title.focus({ preventScroll: true });
-    scrollTo({ top: 0, behavior: calmly() });
+    if (!same) {
+      open.title.focus({ preventScroll: true });
+      scrollTo({ top: 0, behavior: calmly() });
+    }
     await open.run();
+    if (open === one && one.lost) gone(one);
   } catch (error) {
+    if (asked() !== id || signal.aborted) return;
     if (error.status === 404) home(error.message);
     else fail(error);
   }
 }
 
+// The id in the address; an address that is no text names nothing.
+function asked() {
+  try {
+    return decodeURIComponent(location.hash.slice(1));
+  } catch {
+    return location.hash.slice(1);
+  }
+}
+
+const STEPS = [
+  ["Drop", "a recording or a video anywhere on this page, choose files, or record. Several go one after the other."],
+  ["Watch", "the text while it is written. You may close the page: the server goes on."],
+  ["Read and hear", "it by speaker: click a word to hear it, search, give people names."],
+  ["Take it along", "as text, subtitles or data."],
+];
+
 function home(message = "") {
   document.title = "forescribe";
   document.body.classList.toggle("reading", Boolean(message));
+  const steps = STEPS.map(([what, how]) => h("li", {}, h("b", {}, what), ` ${how}`));
   element("content").replaceChildren(
     message ? h("a", { class: "back", href: "#" }, "All recordings") : "",
     h(
       "div",
       { class: "empty" },
       h("h1", {}, message ? "Not here" : "What was said, and by whom"),
-      h("p", {}, message || "Drop a recording, or make one. The text appears while it is being written; click a word to hear it."),
+      message ? h("p", { dir: "auto", role: "status" }, message) : h("ol", { class: "steps" }, steps),
+      message ? null : h("p", { class: "note" }, "Recordings go to this server and nowhere else."),
     ),
   );
   show();
@@ -238,7 +279,14 @@ element("keyform").addEventListener("submit", (event) => {
   element("access").querySelector("summary").focus();
   begin();
 });
+element("skip").addEventListener("click", (event) => {
+  event.preventDefault(); // the address names the recording that is open
+  const main = element("content");
+  (main.checkVisibility?.() === false ? element("list").querySelector("a") : main)?.focus();
+});
+element("older").addEventListener("click", () => recordings.older());
 addEventListener("hashchange", () => route());
-intake(take);
+closing(element("access"));
+intake(take, (text) => notices.tell("microphone", text));
 home();
 begin();

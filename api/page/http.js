@@ -1,6 +1,8 @@
 // Requests to this server: with the key, errors as they are told to people, events as they come.
+import { connection } from "./connection.js";
 
 const SHELF = "forescribe.key";
+const SILENT_MS = 45000; // the server sends a ping each 15 s
 
 export function key() {
   return sessionStorage.getItem(SHELF) || "";
@@ -11,16 +13,21 @@ export function setKey(value) {
   else sessionStorage.removeItem(SHELF);
 }
 
+// `status` 0: there was no answer. `after`: seconds until it is worth trying again, as the server says.
 export class Refusal extends Error {
-  constructor(message, { status = 0, code = "" } = {}) {
+  constructor(message, { status = 400, code = "", after = 0 } = {}) {
     super(message);
-    this.status = status;
-    this.code = code;
+    Object.assign(this, { status, code, after });
   }
 
   get needsKey() {
     return this.status === 401;
   }
+}
+
+function unanswered() {
+  connection.lost();
+  return new Refusal("The server does not answer.", { status: 0 });
 }
 
 function authorised(headers = {}) {
@@ -29,52 +36,75 @@ function authorised(headers = {}) {
 
 // The answer, if it is a success. Throws Refusal.
 export async function ask(path, { headers, ...rest } = {}) {
-  let answer;
-  try {
-    answer = await fetch(path, { ...rest, headers: authorised(headers), cache: "no-store" });
-  } catch (error) {
-    if (error.name === "AbortError") throw error;
-    throw new Refusal("The server cannot be reached.");
-  }
-  if (!answer.ok) throw refusal(answer.status, await answer.text());
+  const options = { ...rest, headers: authorised(headers), cache: "no-store" };
+  const answer = await broken(() => fetch(path, options));
+  if (!answer.ok) throw refusal(answer.status, await answer.text().catch(() => ""), answer.headers.get("Retry-After"));
   return answer;
 }
 
-function refusal(status, text) {
+export async function askJson(path, options) {
+  return bodyOf(await ask(path, options), "json");
+}
+
+export async function askBlob(path, options) {
+  return bodyOf(await ask(path, options), "blob");
+}
+
+// `kind`: "json", "blob" or "text".
+export function bodyOf(answer, kind) {
+  return broken(() => answer[kind]());
+}
+
+// A connection that breaks, before or within the answer, is a TypeError in every browser.
+async function broken(work) {
   try {
-    const body = JSON.parse(text);
-    const { message, code } = body.error || { message: body.detail, code: "" };
-    return new Refusal(String(message || `The server answered ${status}.`), { status, code });
-  } catch {
-    return new Refusal(`The server answered ${status}.`, { status });
+    return await work();
+  } catch (error) {
+    throw error instanceof TypeError ? unanswered() : error;
   }
 }
 
-// A form on its way, with progress from 0 to 1, which fetch does not tell. The answer's JSON.
-export function upload(path, form, { onprogress, signal }) {
+function refusal(status, text, after) {
+  const told = { status, after: Number(after) || 0 };
+  try {
+    const body = JSON.parse(text);
+    const { message, code } = body.error || { message: body.detail, code: "" };
+    return new Refusal(String(message || `The server answered ${status}.`), { ...told, code: code || "" });
+  } catch {
+    return new Refusal(`The server answered ${status}.`, told);
+  }
+}
+
+// A request whose body is long: `onprogress(bytes)` as it goes out, which fetch does not tell. Resolves
+// to `header(name)` of the answer.
+export function send(method, path, body, { headers = {}, onprogress = () => {}, signal }) {
   return new Promise((resolve, reject) => {
+    if (signal?.aborted) return reject(new DOMException("cancelled", "AbortError"));
     const request = new XMLHttpRequest();
-    request.open("POST", path);
-    for (const [name, value] of Object.entries(authorised())) request.setRequestHeader(name, value);
-    request.upload.onprogress = (event) => event.lengthComputable && onprogress(event.loaded / event.total);
+    request.open(method, path);
+    for (const [name, value] of Object.entries(authorised(headers))) request.setRequestHeader(name, value);
+    const header = (name) => request.getResponseHeader(name);
+    request.upload.onprogress = (event) => onprogress(event.loaded);
     request.onload = () => {
-      if (request.status >= 400) reject(refusal(request.status, request.responseText));
-      else resolve(JSON.parse(request.responseText));
+      if (request.status >= 400) reject(refusal(request.status, request.responseText, header("Retry-After")));
+      else resolve(header);
     };
-    request.onerror = () => reject(new Refusal("The connection broke while the recording was sent."));
-    request.onabort = () => reject(new DOMException("cancelled", "AbortError"));
-    signal?.addEventListener("abort", () => request.abort());
-    request.send(form);
+    request.onerror = () => reject(unanswered());
+    // Browsers abort what is under way when a page is left, too.
+    request.onabort = () => reject(signal?.aborted ? new DOMException("cancelled", "AbortError") : unanswered());
+    signal?.addEventListener("abort", () => request.abort(), { once: true });
+    request.send(body);
   });
 }
 
-// Server-sent events of an answer: {event, data, id}. EventSource could not carry the key.
+// Server-sent events of an answer: {event, data, id}. EventSource could not carry the key. A connection
+// over which nothing comes is taken for broken: a machine that slept may not notice.
 export async function* events(answer) {
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
   let held = "";
   try {
     for (;;) {
-      const { value, done } = await reader.read();
+      const { value, done } = await broken(() => spoken(reader));
       if (done) return;
       held += value.replaceAll("\r", "");
       const whole = held.split("\n\n");
@@ -86,6 +116,18 @@ export async function* events(answer) {
     }
   } finally {
     reader.cancel().catch(() => {});
+  }
+}
+
+async function spoken(reader) {
+  let timer;
+  const silence = new Promise((_, reject) => {
+    timer = setTimeout(() => reject(new TypeError("nothing came")), SILENT_MS);
+  });
+  try {
+    return await Promise.race([reader.read(), silence]);
+  } finally {
+    clearTimeout(timer);
   }
 }
 

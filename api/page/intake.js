@@ -3,18 +3,20 @@ import { clock } from "./clock.js";
 
 const element = (id) => document.getElementById(id);
 
-// `take(files)` gets what comes in.
-export function intake(take) {
+const holdsFiles = (event) => [...event.dataTransfer.types].includes("Files");
+
+// `take(files)` gets what comes in, `fail(text)` why the microphone gives nothing.
+export function intake(take, fail) {
   const zone = element("drop");
-  const over = (event) => {
-    if (![...event.dataTransfer.types].includes("Files")) return;
+  // Anywhere on the page: a file that misses the zone would replace the page.
+  addEventListener("dragover", (event) => {
+    if (!holdsFiles(event)) return;
     event.preventDefault();
     zone.classList.add("over");
-  };
-  // Anywhere on the page: a file that misses the zone would replace the page.
-  addEventListener("dragover", over);
+  });
   addEventListener("dragleave", (event) => event.relatedTarget || zone.classList.remove("over"));
   addEventListener("drop", (event) => {
+    if (!holdsFiles(event)) return;
     event.preventDefault();
     zone.classList.remove("over");
     if (event.dataTransfer.files.length) take([...event.dataTransfer.files]);
@@ -24,13 +26,15 @@ export function intake(take) {
     event.target.value = "";
     if (files.length) take(files);
   });
+  const recorder = new Recorder(element("record"), element("discard"), element("microphone"), take, fail);
   element("record").addEventListener("click", () => recorder.toggle());
-  const recorder = new Recorder(element("record"), element("recording"), take);
+  element("discard").addEventListener("click", () => recorder.discard());
+  addEventListener("beforeunload", (event) => recorder.media && event.preventDefault());
 }
 
 class Recorder {
-  constructor(button, said, take) {
-    Object.assign(this, { button, said, take, media: null });
+  constructor(button, away, said, take, fail) {
+    Object.assign(this, { button, away, said, take, fail, media: null, wanted: true });
     if (!navigator.mediaDevices?.getUserMedia || !window.MediaRecorder) {
       button.disabled = true;
       said.textContent = "Browsers record on https:// and localhost only.";
@@ -43,41 +47,55 @@ class Recorder {
     try {
       this.#begin(await navigator.mediaDevices.getUserMedia({ audio: true }));
     } catch (error) {
-      this.said.textContent =
-        error.name === "NotAllowedError" ? "The browser does not let this page hear the microphone." : "There is no microphone.";
+      const refused = error.name === "NotAllowedError";
+      this.fail(refused ? "The browser does not let this page hear the microphone." : "There is no microphone that this page can hear.");
     }
     this.button.disabled = false;
   }
 
+  discard() {
+    this.wanted = false;
+    this.media?.stop();
+    this.button.focus();
+  }
+
   #begin(stream) {
     const parts = [];
-    const began = Date.now();
+    const began = new Date();
     this.media = new MediaRecorder(stream);
     this.media.ondataavailable = ({ data }) => data.size && parts.push(data);
     this.media.onstop = () => {
       clearInterval(this.timer);
       for (const track of stream.getTracks()) track.stop();
       const type = this.media.mimeType;
+      const { wanted } = this;
       this.media = null;
-      this.button.textContent = "Record";
-      this.button.classList.remove("live");
-      this.said.textContent = "";
-      const ending = type.includes("mp4") ? "m4a" : type.includes("ogg") ? "ogg" : "webm";
-      const when = new Date(began);
-      const two = (n) => String(n).padStart(2, "0");
-      const day = `${when.getFullYear()}-${two(when.getMonth() + 1)}-${two(when.getDate())}`;
-      const name = `Recording ${day} ${two(when.getHours())}.${two(when.getMinutes())}.${ending}`;
-      this.take([new File(parts, name, { type })]);
+      this.#turn(false);
+      if (wanted && parts.length) this.take([new File(parts, nameOfRecording(began, type), { type })]);
+      else if (wanted) this.fail("The microphone gave nothing.");
     };
     // In pieces, so that a long recording is not lost at once with the tab's memory.
     this.media.start(1000);
-    this.button.textContent = "Stop";
-    this.button.classList.add("live");
-    this.said.textContent = "Recording";
+    this.#turn(true);
     // Not said every second to those who listen: the clock is for eyes.
     const place = document.createElement("span");
     place.setAttribute("aria-hidden", "true");
     this.said.append(" ", place);
     this.timer = setInterval(() => (place.textContent = clock((Date.now() - began) / 1000)), 250);
   }
+
+  #turn(on) {
+    this.wanted = true;
+    this.button.textContent = on ? "Stop and send" : "Record";
+    this.button.classList.toggle("on", on);
+    this.away.hidden = !on;
+    this.said.textContent = on ? "Recording" : "";
+  }
+}
+
+function nameOfRecording(when, type) {
+  const ending = type.includes("mp4") ? "m4a" : type.includes("ogg") ? "ogg" : "webm";
+  const two = (n) => String(n).padStart(2, "0");
+  const day = `${when.getFullYear()}-${two(when.getMonth() + 1)}-${two(when.getDate())}`;
+  return `Recording ${day} ${two(when.getHours())}.${two(when.getMinutes())}.${ending}`;
 }

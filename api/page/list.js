@@ -1,5 +1,6 @@
 // The list of recordings: what each is called and how far it is.
 import { h } from "./dom.js";
+import { roving } from "./roving.js";
 
 export const STATES = {
   sending: "sending",
@@ -12,17 +13,22 @@ export const STATES = {
 
 export const busy = (job) => ["sending", "queued", "running"].includes(job.state);
 
-// `act.cancel(job)`, `act.remove(job)`.
+// `act.cancel(job)`, `act.remove(job)`. One tab stop: the arrow keys go on from there.
 export class List {
   constructor(root, none, act) {
     Object.assign(this, { root, none, act, rows: new Map() });
+    this.stop = roving(root, () => [...this.root.children].map((item) => item.firstChild));
+    root.addEventListener("keydown", (event) => this.#pressed(event));
   }
 
   // Rows stay the elements that they are, so that focus stays where it is.
   show(jobs, open) {
     this.none.hidden = jobs.length > 0;
+    const held = document.activeElement?.closest?.("#list li");
+    const place = [...this.root.children].indexOf(held);
+    const there = new Set(jobs.map((job) => job.id));
     for (const [id, row] of this.rows) {
-      if (jobs.some((job) => job.id === id)) continue;
+      if (there.has(id)) continue;
       row.root.remove();
       this.rows.delete(id);
     }
@@ -31,6 +37,10 @@ export class List {
       this.#update(row, job, job.id === open);
       if (this.root.children[n] !== row.root) this.root.insertBefore(row.root, this.root.children[n] || null);
     });
+    const left = held && !held.isConnected;
+    const next = this.root.children[Math.min(place, this.root.children.length - 1)]?.firstChild;
+    this.stop(left ? next : this.root.querySelector("[tabindex='0']") || this.rows.get(open)?.link);
+    if (left) (next || document.getElementById("files")).focus({ preventScroll: true });
   }
 
   #row(job) {
@@ -39,9 +49,11 @@ export class List {
     row.state = h("span", { class: "state" });
     row.when = h("span", { class: "when" });
     row.bar = h("progress", { max: 1 });
-    row.link = h("a", { href: `#${encodeURIComponent(job.id)}` }, row.name, h("span", { class: "line" }, row.state, row.when), row.bar);
-    row.act = h("button", { type: "button", class: "quietly", onclick: () => this.#act(row.job) });
+    const line = h("span", { class: "line" }, row.state, row.when);
+    row.link = h("a", { href: `#${encodeURIComponent(job.id)}`, tabindex: "-1", "aria-keyshortcuts": "Delete" }, row.name, line, row.bar);
+    row.act = h("button", { type: "button", class: "quietly", tabindex: "-1", onclick: () => this.#act(row.job) });
     row.root = h("li", {}, row.link, row.act);
+    row.link.addEventListener("click", (event) => row.job.state === "sending" && event.preventDefault());
     this.rows.set(job.id, row);
     return row;
   }
@@ -51,21 +63,33 @@ export class List {
     else this.act.remove(job);
   }
 
+  #pressed(event) {
+    const item = event.target.closest("li");
+    const [link, button] = item ? item.children : [];
+    if (event.key === "ArrowRight" && event.target === link) button.focus();
+    else if (event.key === "ArrowLeft" && event.target === button) link.focus();
+    else if (event.key === "Delete" && event.target === link) button.click();
+    else return;
+    event.preventDefault();
+  }
+
   #update(row, job, open) {
     row.job = job;
     set(row.name, nameOf(job));
-    set(row.state, STATES[job.state] || job.state);
+    row.link.title = nameOf(job);
+    set(row.state, stateOf(job));
     row.state.className = `state ${job.state}`;
     set(row.when, when(job));
     const share = progressOf(job);
     row.bar.hidden = !busy(job);
     row.bar.setAttribute("aria-label", `Progress of ${nameOf(job)}`);
-    if (share === null) row.bar.removeAttribute("value");
+    if (share === null || share === 1) row.bar.removeAttribute("value"); // nobody knows how long it takes
     else row.bar.value = share;
     if (open) row.link.setAttribute("aria-current", "page");
     else row.link.removeAttribute("aria-current");
-    set(row.act, busy(job) ? "Cancel" : "Delete");
-    row.act.setAttribute("aria-label", `${busy(job) ? "Cancel" : "Delete"} ${nameOf(job)}`);
+    const what = busy(job) ? "Cancel" : "Delete";
+    set(row.act, what);
+    row.act.setAttribute("aria-label", `${what} ${nameOf(job)}`);
   }
 }
 
@@ -75,20 +99,32 @@ export function nameOf(job) {
 
 // 0 to 1; null while nobody knows.
 export function progressOf(job) {
-  if (job.state === "sending") return job.sent;
+  if (job.state === "sending") return job.trouble ? null : job.sent;
   const { done_s: done, total_s: total } = job.progress || {};
   return total && job.state === "running" ? Math.min(1, done / total) : null;
 }
 
+function stateOf(job) {
+  if (job.state === "sending") {
+    if (job.trouble) return `waiting: ${job.trouble}`;
+    if (job.sent === null) return "waiting to be sent";
+    return job.sent === 1 ? "sent" : "sending";
+  }
+  if (progressOf(job) === 1) return job.options?.diarize ? "finding speakers" : "finishing";
+  return STATES[job.state] || job.state;
+}
+
 function when(job) {
-  if (job.state === "sending") return `${Math.round(100 * job.sent)} %`;
   const share = progressOf(job);
-  if (share !== null) return `${Math.round(100 * share)} %`;
+  if (share !== null) return share < 1 ? `${Math.floor(100 * share)} %` : "";
+  if (job.state === "sending") return "";
   const made = new Date(job.created_at * 1000);
-  const today = made.toDateString() === new Date().toDateString();
-  return today
-    ? made.toLocaleTimeString([], { hour: "2-digit", minute: "2-digit" })
-    : made.toLocaleDateString([], { day: "numeric", month: "short" });
+  const now = new Date();
+  const clock = { hour: "2-digit", minute: "2-digit" };
+  const day = { day: "numeric", month: "short" };
+  if (made.toDateString() === now.toDateString()) return made.toLocaleTimeString([], clock);
+  if (made.getFullYear() === now.getFullYear()) return made.toLocaleDateString([], day);
+  return made.toLocaleDateString([], { ...day, year: "numeric" });
 }
 
 function set(node, text) {

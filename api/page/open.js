@@ -3,21 +3,25 @@ import { h } from "./dom.js";
 import { lasting } from "./clock.js";
 import { Refusal } from "./http.js";
 import { busy, nameOf, progressOf, STATES } from "./list.js";
+import { closing } from "./menu.js";
 import { modelOf } from "./model.js";
 import { viewer } from "./viewer.js";
 
 export class Open {
-  // `changed(job)` hears what becomes of it; `act` as in the list, and `act.retry(job)`.
-  constructor(root, store, job, { changed, act }) {
-    Object.assign(this, { root, store, job, changed, act });
+  // `heard(job)` hears what becomes of it; `act` as in the list, and `act.retry(job)`,
+  // `act.diarize(job, speakers)`.
+  constructor(root, store, job, { heard, act, settings }) {
+    Object.assign(this, { root, store, job, heard, act, settings });
     this.stop = new AbortController();
     this.shown = null;
     this.sound = null;
+    this.following = busy(job);
+    this.lost = false; // the server has it no more
     this.title = h("h1", { dir: "auto", tabindex: "-1" }, nameOf(job));
     this.said = h("p", { class: "progress", role: "status" });
     this.bar = h("progress", { max: 1, "aria-label": "Progress" });
     this.actions = h("div", { class: "actions" });
-    this.text = h("p", { class: "live", dir: "auto" });
+    this.text = h("p", { class: "running-text", dir: "auto" });
     this.body = h("div", { class: "body" }, this.said, this.bar, this.text);
     root.replaceChildren(
       h("a", { class: "back", href: "#" }, "All recordings"),
@@ -27,15 +31,21 @@ export class Open {
     this.#tell();
   }
 
-  // Runs until the recording is shown, has failed, or another is opened.
+  // Runs until the recording is shown, has failed, is gone, or another is opened.
   async run() {
     try {
-      if (busy(this.job)) await this.#follow();
+      if (this.following) await this.#follow();
+      this.following = false;
       if (this.stop.signal.aborted) return;
       this.#tell();
       if (this.job.state === "succeeded") await this.#show();
     } catch (error) {
       if (this.stop.signal.aborted) return;
+      if (this.following && error.status === 404) {
+        this.lost = true;
+        return;
+      }
+      this.following = false;
       this.#fail(error.message);
       if (error.needsKey || !(error instanceof Refusal)) throw error;
     }
@@ -55,7 +65,7 @@ export class Open {
       else if (type === "progress") this.job = { ...this.job, progress: data };
       else if (type === "timing") timing = true;
       else if (type === "state" || type === "done") this.job = data;
-      this.changed(this.job);
+      this.heard(this.job);
       this.#tell(timing);
     }
   }
@@ -75,7 +85,6 @@ export class Open {
       return job.options?.diarize ? "The text is there; now the speakers" : "The text is there; now the last of it";
     };
     const told = {
-      sending: "Sending the recording",
       queued: "Waiting for its turn",
       running: running(),
       succeeded: "Fetching the transcript",
@@ -94,37 +103,64 @@ export class Open {
   }
 
   #offer() {
-    const { job } = this;
-    const again = ["failed", "cancelled"].includes(job.state);
-    const speakers = job.state === "succeeded" && this.store.remembered;
-    const wanted = [again && "Retry", speakers && "Find speakers", busy(job) ? "Cancel" : "Delete"].filter(Boolean);
-    if (wanted.join() === this.offered) return;
-    this.offered = wanted.join();
-    this.actions.replaceChildren(
-      ...wanted.map((name) => h("button", { type: "button", onclick: () => this.act[ACTS[name]](this.job) }, name)),
+    const { job, store, act } = this;
+    const button = (name, run, kind = "") => h("button", { type: "button", class: kind, onclick: () => run(this.job) }, name);
+    const ended = ["failed", "cancelled"].includes(job.state);
+    const made = [ended && "retry", job.state === "succeeded" && store.remembered && "speakers", busy(job) ? "cancel" : "delete"];
+    if (made.join() === this.offered) return;
+    this.offered = made.join();
+    const makers = {
+      retry: () => button("Retry", act.retry, "main"),
+      speakers: () => this.#speakers(),
+      cancel: () => button("Cancel", act.cancel),
+      delete: () => button("Delete", act.remove, "danger"),
+    };
+    this.actions.replaceChildren(...made.filter(Boolean).map((name) => makers[name]()));
+  }
+
+  #speakers() {
+    const count = h("input", { type: "number", min: 1, max: 100, inputmode: "numeric", placeholder: "unknown", value: this.settings.get().speakers });
+    const find = (event) => {
+      event.preventDefault();
+      if (count.reportValidity()) this.act.diarize(this.job, count.value);
+    };
+    const form = h(
+      "form",
+      { onsubmit: find },
+      h("label", {}, "How many speakers ", count),
+      h("p", { class: "note" }, "The text stays; who said it is looked for anew."),
+      h("button", { class: "main", type: "submit" }, "Find speakers"),
     );
+    const root = h("details", { class: "menu" }, h("summary", {}, "Find speakers"), form);
+    closing(root);
+    return root;
   }
 
   async #show() {
-    const [data, diarized] = await this.store.result(this.job);
+    const { signal } = this.stop;
+    const [data, diarized] = await this.store.result(this.job, signal);
     const model = modelOf(data, diarized || null);
-    if (this.stop.signal.aborted) return;
+    if (signal.aborted) return;
     if (this.job.speed && !model.figures.wall_s) model.figures = { ...model.figures, wall_s: model.duration / this.job.speed };
     this.shown = viewer(model, {
       title: nameOf(this.job),
       key: this.job.id,
       note: "Fetching the recording",
-      downloads: this.store.formats
-        .filter((format) => model.speakers.length || !["diarized_json", "rttm"].includes(format))
-        .map((format) => [format, () => this.store.file(this.job, format)]),
+      downloads: [
+        ...this.store.formats
+          .filter((format) => model.speakers.length || !["diarized_json", "rttm"].includes(format))
+          .map((format) => [format, () => this.store.file(this.job, format)]),
+        ["recording", () => this.store.recording(this.job)],
+      ],
     });
+    this.shown.player.onbroken = () => this.store.heard(this.job, signal);
     this.body.replaceChildren(this.shown.root);
     try {
-      this.sound = await this.store.audio(this.job);
-      if (this.stop.signal.aborted) return this.sound.drop();
+      this.sound = await this.store.audio(this.job, signal);
+      if (signal.aborted) return this.sound.drop();
       this.shown.player.load(this.sound.src, this.sound.note);
     } catch (error) {
-      this.shown.player.load(null, `The recording cannot be played: ${error.message}`);
+      if (!signal.aborted) this.shown.player.load(null, `The recording cannot be played: ${error.message}`);
     }
   }
 
@@ -132,10 +168,13 @@ export class Open {
     this.bar.hidden = true;
     this.said.textContent = "";
     this.body.replaceChildren(
-      h("div", { class: "failure", role: "alert" }, h("h2", {}, "This did not work"), h("p", { dir: "auto" }, message)),
+      h(
+        "div",
+        { class: "failure", role: "alert" },
+        h("span", { class: "icon", "aria-hidden": "true" }, "!"),
+        h("div", {}, h("h2", {}, "This did not work"), h("p", { dir: "auto" }, message)),
+      ),
       this.text,
     );
   }
 }
-
-const ACTS = { Retry: "retry", "Find speakers": "diarize", Cancel: "cancel", Delete: "remove" };

@@ -1,110 +1,144 @@
 // Recordings that the server keeps: its jobs.
-import { ask, events, key, Refusal, upload } from "./http.js";
+import { passing, pause, persistently } from "./connection.js";
+import { ask, askBlob, askJson, bodyOf, events, key } from "./http.js";
+import { forget, upload } from "./uploads.js";
 
 const PAGE = 100;
-const MOST = 500;
-const AGAIN_MS = [500, 1000, 2000, 4000, 8000];
+const AGAIN_MS = [250, 500, 1000, 2000, 4000, 8000];
 const WHOLE_BYTES = 200e6; // a recording that needs a key is fetched whole before it can be played
 
 export class ServerJobs {
   remembered = true;
   formats = ["json", "verbose_json", "diarized_json", "rttm"];
 
-  async list() {
+  // The latest `most`, and whether there are more.
+  async list(most = PAGE) {
     const found = [];
-    for (let after = ""; found.length < MOST; ) {
+    for (let after = ""; ; after = found.at(-1).id) {
       const more = after ? `&after=${encodeURIComponent(after)}` : "";
-      const page = await (await ask(`/v1/jobs?limit=${PAGE}${more}`)).json();
+      const page = await askJson(`v1/jobs?limit=${Math.min(PAGE, most - found.length)}${more}`);
       found.push(...page.data);
-      if (!page.has_more || !page.data.length) break;
-      after = page.data.at(-1).id;
+      if (!page.has_more || !page.data.length || found.length >= most) return { jobs: found, more: page.has_more };
     }
-    return found;
   }
 
-  create(file, options, { onprogress, signal }) {
-    const form = new FormData();
-    form.append("file", file, file.name);
-    if (options.language) form.append("language", options.language);
-    form.append("task", options.task);
+  async create(file, options, { onprogress, ontrouble, signal }) {
+    const id = await upload(file, { onprogress, ontrouble, signal });
+    const body = new FormData();
+    body.append("upload_id", id);
+    if (options.language) body.append("language", options.language);
+    body.append("task", options.task);
     if (options.diarize) {
-      form.append("diarize", "true");
-      if (options.speakers) form.append("num_speakers", options.speakers);
+      body.append("diarize", "true");
+      if (options.speakers) body.append("num_speakers", options.speakers);
     }
-    return upload("/v1/jobs", form, { onprogress, signal });
+    // An answer that was lost is asked for again; the key keeps it from being a second job.
+    const headers = { "Idempotency-Key": `page-${id}` };
+    try {
+      const asked = () => askJson("v1/jobs", { method: "POST", body, headers, signal });
+      return await persistently(asked, { signal, ontrouble });
+    } catch (error) {
+      ask(`v1/uploads/${encodeURIComponent(id)}`, { method: "DELETE" }).catch(() => {}); // nobody will want it
+      throw error;
+    } finally {
+      forget(file);
+    }
   }
 
-  async get(id) {
-    return (await ask(at(id))).json();
+  get(id) {
+    return askJson(at(id));
   }
 
   // {type: "state" | "progress" | "segment" | "done", data}, from the beginning and once each; a broken
-  // connection goes on where it was.
+  // connection, or a server that starts anew, goes on where it was.
   async *follow(id, signal) {
     let last = null;
     for (let tries = 0; ; tries++) {
       try {
         const headers = last === null ? {} : { "Last-Event-ID": last };
-        for await (const { event, data, id: offset } of events(await ask(`${at(id)}/events`, { headers, signal }))) {
+        const open = () => ask(`${at(id)}/events`, { headers, signal });
+        for await (const { event, data, id: offset } of events(await persistently(open, { signal }))) {
           tries = 0;
           last = offset ?? last;
           yield { type: event, data: JSON.parse(data) };
           if (event === "done") return;
         }
       } catch (error) {
-        if (signal.aborted || (error.status >= 400 && error.status < 500)) throw error;
-        if (tries >= AGAIN_MS.length) throw new Refusal("The connection to the server is lost. Reload to go on.");
+        if (signal.aborted || !passing(error, tries)) throw error;
       }
-      await new Promise((resolve) => setTimeout(resolve, AGAIN_MS[Math.min(tries, AGAIN_MS.length - 1)]));
-      if (signal.aborted) return;
+      await pause(AGAIN_MS[Math.min(tries, AGAIN_MS.length - 1)], signal);
     }
   }
 
   // What `modelOf` takes.
-  async result(job) {
-    return [await (await ask(resultAt(job.id, "transcript"))).json()];
+  async result(job, signal) {
+    return [await persistently(() => askJson(resultAt(job.id, "transcript"), { signal }), { signal })];
   }
 
   // `json` is the file that the command writes, which says most; the contract's own says least.
-  async file(job, format) {
-    return (await ask(resultAt(job.id, format === "json" ? "transcript" : format))).blob();
+  file(job, format) {
+    return askBlob(resultAt(job.id, format === "json" ? "transcript" : format));
+  }
+
+  // The recording, as it was sent: a URL where the browser can fetch it without a key.
+  async recording(job) {
+    return key() ? askBlob(audioAt(job.id)) : audioAt(job.id);
   }
 
   // {src, note, drop}: without a key the player takes what it needs; a player cannot send one.
-  async audio(job) {
-    if (!key()) return { src: `${at(job.id)}/audio`, note: "", drop: () => {} };
-    const answer = await ask(`${at(job.id)}/audio`);
+  async audio(job, signal) {
+    if (!key()) return { src: audioAt(job.id), note: "", drop: () => {} };
+    return persistently(() => this.#whole(job, signal), { signal });
+  }
+
+  async #whole(job, signal) {
+    const answer = await ask(audioAt(job.id), { signal });
     const bytes = Number(answer.headers.get("Content-Length"));
     if (bytes > WHOLE_BYTES) {
       await answer.body.cancel();
-      const note = `The recording has ${Math.round(bytes / 1e6)} MB, too much to fetch with a key.`;
+      const note = `The recording has ${Math.round(bytes / 1e6)} MB, too much to be fetched with a key.`;
       return { src: null, note, drop: () => {} };
     }
-    const src = URL.createObjectURL(await answer.blob());
+    const src = URL.createObjectURL(await bodyOf(answer, "blob"));
     return { src, note: "", drop: () => URL.revokeObjectURL(src) };
   }
 
-  async cancel(id) {
-    return (await ask(`${at(id)}/cancel`, { method: "POST" })).json();
+  // Throws why a player that takes what it needs has got nothing; returns where there is a recording.
+  async heard(job, signal) {
+    const asked = () => ask(audioAt(job.id), { headers: { Range: "bytes=0-0" }, signal });
+    const answer = await persistently(asked, { signal });
+    await answer.body?.cancel();
   }
 
-  async retry(id) {
-    return (await ask(`${at(id)}/retry`, { method: "POST" })).json();
+  cancel(id) {
+    return askJson(`${at(id)}/cancel`, { method: "POST" });
   }
 
-  async diarize(id, speakers) {
-    const form = new FormData();
-    if (speakers) form.append("num_speakers", speakers);
-    return (await ask(`${at(id)}/diarize`, { method: "POST", body: form })).json();
+  retry(id) {
+    return askJson(`${at(id)}/retry`, { method: "POST" });
+  }
+
+  diarize(id, speakers) {
+    const body = new FormData();
+    if (speakers) body.append("num_speakers", speakers);
+    return askJson(`${at(id)}/diarize`, { method: "POST", body });
   }
 
   async remove(id) {
-    await ask(at(id), { method: "DELETE" });
+    try {
+      await ask(at(id), { method: "DELETE" });
+    } catch (error) {
+      if (error.status !== 404) throw error; // another tab was quicker
+    }
   }
 }
 
 function at(id) {
-  return `/v1/jobs/${encodeURIComponent(id)}`;
+  return `v1/jobs/${encodeURIComponent(id)}`;
+}
+
+function audioAt(id) {
+  return `${at(id)}/audio`;
 }
 
 function resultAt(id, format) {

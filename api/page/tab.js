@@ -1,6 +1,7 @@
 // Recordings that nobody keeps but this tab, for a server without jobs: text as it is streamed, then the
 // same recording once more for the times of its words, which a stream does not have.
-import { ask, events, Refusal } from "./http.js";
+import { persistently } from "./connection.js";
+import { ask, askJson, events, Refusal } from "./http.js";
 
 export class TabJobs {
   remembered = false;
@@ -13,7 +14,7 @@ export class TabJobs {
   }
 
   async list() {
-    return [...this.held.values()].map(({ job }) => job).reverse();
+    return { jobs: [...this.held.values()].map(({ job }) => ({ ...job })).reverse(), more: false };
   }
 
   async create(file, options) {
@@ -60,6 +61,12 @@ export class TabJobs {
     return new Blob([JSON.stringify(this.#one(job.id).result[0], null, 1)], { type: "application/json" });
   }
 
+  async recording(job) {
+    return this.#one(job.id).file;
+  }
+
+  async heard() {}
+
   async audio(job) {
     const src = URL.createObjectURL(this.#one(job.id).file);
     return { src, note: "", drop: () => URL.revokeObjectURL(src) };
@@ -102,7 +109,7 @@ export class TabJobs {
       if (job.options.task === "transcribe") {
         diarized = await this.#stream(one);
       }
-      const verbose = await (await this.#post(one, { response_format: "verbose_json" })).json();
+      const verbose = await this.#post(one, { response_format: "verbose_json" }, askJson);
       one.result = diarized ? [verbose, diarized] : [verbose];
       job.speed = verbose.duration / ((Date.now() - started) / 1000);
       this.#end(one, "succeeded");
@@ -133,7 +140,8 @@ export class TabJobs {
     return diarize ? { segments } : null;
   }
 
-  #post(one, fields) {
+  // A server that is loading is waited for. One that goes away takes the request with it: "Retry".
+  #post(one, fields, asking = ask) {
     const { language, task } = one.job.options;
     const form = new FormData();
     form.append("file", one.file, one.file.name);
@@ -148,7 +156,9 @@ export class TabJobs {
       }
     }
     const kind = task === "translate" ? "translations" : "transcriptions";
-    return ask(`/v1/audio/${kind}`, { method: "POST", body: form, signal: one.stop.signal });
+    const { signal } = one.stop;
+    const asked = () => asking(`v1/audio/${kind}`, { method: "POST", body: form, signal });
+    return persistently(asked, { signal, worth: (error) => error.code === "not_ready" });
   }
 
   #say(one, type, data) {

@@ -164,7 +164,13 @@ async def audio(id: Known, request: Request, jobs: Jobbing, caller: Caller) -> R
     headers = {"X-Content-Type-Options": "nosniff", "Cache-Control": "private, no-store"}
     if not _ranged(request.headers.get("range"), path.stat().st_size):
         request.scope["headers"] = [(k, v) for k, v in request.scope["headers"] if k != b"range"]
-    return FileResponse(path, media_type=safe, headers=headers)
+    return FileResponse(  # played where it can be; saved, it has the name that it came with
+        path,
+        media_type=safe,
+        headers=headers,
+        filename=job.label or "recording",
+        content_disposition_type="inline",
+    )
 
 
 def _ranged(header: str | None, size: int) -> bool:

@@ -6,11 +6,14 @@ import { h } from "./dom.js";
 const STEP_S = 5;
 
 // `src` null: there is nothing to play, `note` says why. Whoever wants to hear where it is sets
-// `ontime(seconds, playing)`.
+// `ontime(seconds, playing)`; whoever knows why a recording may be out of reach sets `onbroken`, which is
+// awaited: it throws the reason, and returns where the recording can be had.
 export class Player {
   constructor(duration, { src = null, note = "" }) {
     this.duration = duration;
     this.ontime = () => {};
+    this.onbroken = async () => {};
+    this.again = false; // it was out of reach, and is being tried once more
     this.pending = null;
     this.audio = h("audio", { preload: "metadata" });
     this.button = h("button", { type: "button", class: "play", "aria-label": "Play", onclick: () => this.toggle() });
@@ -32,13 +35,13 @@ export class Player {
     this.root = h(
       "section",
       { class: "player", "aria-label": "Player" },
-      h("div", { class: "controls" }, this.button, this.range, this.place, this.speed),
+      (this.controls = h("div", { class: "controls" }, this.button, this.range, this.place, this.speed)),
       this.note,
     );
     for (const name of ["play", "pause", "ended"]) this.audio.addEventListener(name, () => this.#turned());
     this.audio.addEventListener("timeupdate", () => this.#moved());
     this.audio.addEventListener("loadedmetadata", () => this.#begin());
-    this.audio.addEventListener("error", () => this.#refuse());
+    this.audio.addEventListener("error", () => this.#broken());
     this.load(src, note);
     this.#moved();
   }
@@ -62,13 +65,14 @@ export class Player {
   seek(seconds, play = true) {
     if (this.button.disabled) return;
     if (this.audio.readyState > 0) this.audio.currentTime = seconds;
-    else this.pending = seconds;
+    else this.pending = seconds; // until the browser knows the recording
     if (play) this.#play();
     this.#moved();
   }
 
   step(direction) {
-    this.seek(Math.min(Math.max(this.audio.currentTime + direction * STEP_S, 0), this.duration), false);
+    const at = this.pending ?? this.audio.currentTime;
+    this.seek(Math.min(Math.max(at + direction * STEP_S, 0), this.duration), false);
   }
 
   stop() {
@@ -78,18 +82,41 @@ export class Player {
   }
 
   #play() {
-    if (!this.button.disabled) this.audio.play().catch((error) => error.name === "AbortError" || this.#refuse());
+    if (this.button.disabled) return;
+    // Whatever else keeps it from playing is an `error` of the element.
+    this.audio.play().catch((error) => error.name === "NotAllowedError" && this.say("The browser wants a click before it plays."));
   }
 
   #begin() {
     if (this.pending !== null) this.audio.currentTime = this.pending;
     this.pending = null;
+    this.again = false;
+    this.audio.playbackRate = Number(this.speed.value);
   }
 
-  #refuse() {
-    if (!this.audio.getAttribute("src")) return;
+  // The element does not tell a format that it does not know from a connection that broke.
+  async #broken() {
+    const src = this.audio.getAttribute("src");
+    if (!src) return;
+    const damaged = this.audio.error?.code === MediaError.MEDIA_ERR_DECODE;
+    const [at, playing, again] = [this.pending ?? this.audio.currentTime, !this.audio.paused, this.again];
+    try {
+      this.say("The recording is out of reach.");
+      await this.onbroken();
+      if (this.audio.getAttribute("src") !== src) return; // stopped meanwhile
+      if (again || damaged) throw new Error("This browser cannot play the recording.");
+      this.again = true;
+      this.pending = at;
+      this.load(src);
+      if (playing) this.#play();
+    } catch (error) {
+      if (this.audio.getAttribute("src") === src) this.#refuse(error.message);
+    }
+  }
+
+  #refuse(reason) {
     for (const part of [this.button, this.range, this.speed]) part.disabled = true;
-    this.say("This browser cannot play the recording.");
+    this.say(reason);
   }
 
   #turned() {
@@ -106,7 +133,7 @@ export class Player {
   }
 
   #moved() {
-    const at = this.audio.currentTime;
+    const at = this.pending ?? this.audio.currentTime;
     this.range.value = at;
     this.range.setAttribute("aria-valuetext", `${clock(at)} of ${clock(this.duration)}`);
     this.place.textContent = `${clock(at)} / ${clock(this.duration)}`;

@@ -18,17 +18,20 @@ export class Transcript {
     this.lit = [];
     this.hits = [];
     this.now = -1;
-    this.cursor = -1;
+    this.cursor = 0; // the one word that Tab reaches
+    if (this.spans.length) this.spans[0].tabIndex = 0;
+    this.paragraphs = paragraphsOf(model);
+    this.firsts = this.paragraphs.map(([index]) => this.members[index][0]).filter((n) => n !== undefined);
     this.root = h(
       "section",
       {
-        class: model.speakers.length ? "transcript" : "transcript solo",
-        tabindex: "0",
-        "aria-label": "Transcript. Arrow keys go from word to word, Enter plays the word, Space pauses.",
+        class: "transcript",
+        "aria-label": "Transcript. Left and right go from word to word, up and down from paragraph to paragraph; Enter plays the word, Space pauses.",
         onclick: (event) => this.#clicked(event, seek),
         onkeydown: (event) => this.#pressed(event, seek, toggle),
+        onfocusin: (event) => this.#entered(event),
       },
-      paragraphsOf(model).map((indices) => this.#paragraph(indices, seek)),
+      this.paragraphs.map((indices, n) => this.#paragraph(indices, this.paragraphs[n - 1], seek)),
     );
     if (!model.words.length) this.root.append(h("p", { class: "quiet" }, "Nobody speaks in this recording."));
     names.listeners.push(() => this.#named());
@@ -77,7 +80,7 @@ export class Transcript {
     this.#show(first);
   }
 
-  #paragraph(indices, seek) {
+  #paragraph(indices, before, seek) {
     const segments = indices.map((index) => this.model.segments[index]);
     const { start, speaker } = segments[0];
     const text = h("p", { dir: "auto" });
@@ -88,10 +91,11 @@ export class Transcript {
     const colour = speaker ? ` speaker-${this.names.colour(speaker)}` : "";
     const time = h(
       "button",
-      { type: "button", class: "time", "aria-label": `Play from ${clock(start)}`, onclick: () => seek(start) },
+      { type: "button", class: "time", tabindex: "-1", "aria-label": `Play from ${clock(start)}`, onclick: () => seek(start) },
       clock(start),
     );
-    const who = this.model.speakers.length
+    const same = before && this.model.segments[before.at(-1)].speaker === speaker;
+    const who = this.model.speakers.length && !same
       ? h(
           "h3",
           { class: "who" },
@@ -99,7 +103,7 @@ export class Transcript {
           h("span", { class: "name", "data-label": speaker || "" }, this.names.shown(speaker)),
         )
       : null;
-    return h("div", { class: `paragraph${colour}` }, h("div", { class: "head" }, who, time), text);
+    return h("div", { class: `paragraph${colour}` }, who, time, text);
   }
 
   #named() {
@@ -111,26 +115,44 @@ export class Transcript {
   #clicked(event, seek) {
     const word = event.target.closest(".w");
     if (!word || String(getSelection())) return;
-    this.cursor = Number(word.dataset.n);
+    this.#stopAt(Number(word.dataset.n));
     seek(this.model.words[this.cursor].start);
   }
 
+  #entered(event) {
+    const word = event.target.closest(".w");
+    if (word) this.#stopAt(Number(word.dataset.n));
+  }
+
+  #stopAt(n) {
+    this.spans[this.cursor].tabIndex = -1;
+    this.cursor = n;
+    this.spans[n].tabIndex = 0;
+  }
+
   #pressed(event, seek, toggle) {
-    if (event.target.closest("button")) return;
-    const last = this.spans.length - 1;
-    const here = this.cursor < 0 ? Math.max(this.now, 0) - 1 : this.cursor;
-    const to = { ArrowRight: here + 1, ArrowLeft: here - 1, Home: 0, End: last }[event.key];
-    if (to !== undefined && last >= 0) {
-      this.cursor = Math.min(Math.max(to, 0), last);
-      this.spans[this.cursor].focus();
-    } else if (event.key === "Enter" && this.cursor >= 0) {
-      seek(this.model.words[this.cursor].start);
-    } else if (event.key === " ") {
-      toggle();
-    } else {
-      return;
-    }
+    const word = event.target.closest(".w");
+    if (!word || event.altKey || event.ctrlKey || event.metaKey) return;
+    const to = this.#target(event.key, getComputedStyle(word.parentNode).direction === "rtl" ? -1 : 1);
+    if (to !== null) this.spans[Math.min(Math.max(to, 0), this.spans.length - 1)].focus();
+    else if (event.key === "Enter") seek(this.model.words[this.cursor].start);
+    else if (event.key === " ") toggle();
+    else return;
     event.preventDefault();
+  }
+
+  // The word that a key goes to from here; `step` is -1 where text runs from right to left.
+  #target(key, step) {
+    const here = this.cursor;
+    const paragraph = lastUpTo(this.firsts, here);
+    return {
+      ArrowRight: here + step,
+      ArrowLeft: here - step,
+      ArrowDown: this.firsts[paragraph + 1] ?? here,
+      ArrowUp: this.firsts[here > this.firsts[paragraph] ? paragraph : paragraph - 1] ?? here,
+      Home: 0,
+      End: this.spans.length - 1,
+    }[key] ?? null;
   }
 
   #wordAt(seconds) {

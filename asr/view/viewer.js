@@ -3,11 +3,27 @@ import { coverage } from "./coverage.js";
 import { h } from "./dom.js";
 import { facts, figures, known } from "./figures.js";
 import { files } from "./formats.js";
+import { menu } from "./menu.js";
 import { Names } from "./names.js";
 import { Player } from "./player.js";
+import { shortcuts } from "./shortcuts.js";
 import { Transcript } from "./transcript.js";
+import { warnings } from "./warnings.js";
 
-// `downloads` are [name, () => Blob or a promise of one] beside those that are made here.
+const KINDS = {
+  txt: "Text (.txt)",
+  srt: "Subtitles (.srt)",
+  vtt: "Subtitles (.vtt)",
+  tsv: "Table (.tsv)",
+  json: "Everything (.json)",
+  verbose_json: "As OpenAI's verbose_json",
+  diarized_json: "As OpenAI's diarized_json",
+  rttm: "Turns of speakers (.rttm)",
+  recording: "The recording",
+};
+
+// `downloads` are [name, make] beside those that are made here; `make` returns a Blob, or a URL, or a
+// promise of either.
 export function viewer(model, { title, key, src = null, note = "", downloads = [] }) {
   const names = new Names(model.speakers, key);
   const player = new Player(model.duration, { src, note });
@@ -16,30 +32,51 @@ export function viewer(model, { title, key, src = null, note = "", downloads = [
     toggle: () => player.toggle(),
   });
   player.ontime = (at, playing) => text.at(at, playing);
-  const own = Object.entries(files(model, names)).map(([name, make]) => [
-    name,
-    () => new Blob([make()], { type: "text/plain" }),
-  ]);
+  const made = files(model, names);
+  const own = Object.entries(made).map(([name, make]) => [name, () => new Blob([make()], { type: "text/plain" })]);
   const figured = known(model) ? figures(model) : null;
+  const said = h("p", { class: "said", role: "status" });
+  const told = (work) => async () => {
+    said.textContent = "";
+    try {
+      said.textContent = (await work()) || "";
+      said.classList.remove("bad");
+    } catch (error) {
+      said.textContent = error.message;
+      said.classList.add("bad");
+    }
+  };
+  const copied = told(() => copy(made.txt()));
+  const saved = ([name, make]) => [KINDS[name] || name, told(async () => save(await make(), filename(title, name)))];
+  const seeking = search(text);
+  const help = shortcuts([
+    ["/", "search", () => seeking.field.focus()],
+    ["k", "play or pause", () => player.toggle()],
+    ["j", "5 seconds back", () => player.step(-1)],
+    ["l", "5 seconds on", () => player.step(1)],
+    ["c", "copy the text", copied],
+  ]);
+  player.controls.append(help.button);
   const root = h(
     "div",
     { class: "viewer", "data-view": "speakers" },
     h("dl", { class: "facts" }, facts(model).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value)))),
-    model.warnings.length
-      ? h("ul", { class: "warnings", "aria-label": "Warnings" }, model.warnings.map(({ message }) => h("li", {}, message)))
-      : null,
+    warnings(model.warnings),
     coverage(model, names),
     h(
       "div",
       { class: "toolbar" },
       figured ? views((view) => (root.dataset.view = view)) : null,
-      search(text),
-      menu(title, [...own, ...downloads]),
+      seeking.root,
+      h("button", { type: "button", class: "copy", disabled: !model.words.length, onclick: copied }, "Copy"),
+      menu("Download", [...own, ...downloads].map(saved)),
+      said,
     ),
     model.speakers.length ? people(names) : null,
     figured,
     text.root,
     player.root,
+    help.root,
   );
   return { root, player, text, names };
 }
@@ -89,51 +126,38 @@ function search(text) {
     h("button", { type: "button", class: "small", disabled: true, "aria-label": "Previous place", onclick: () => go(-1) }, "↑"),
     h("button", { type: "button", class: "small", disabled: true, "aria-label": "Next place", onclick: () => go(1) }, "↓"),
   ];
-  return h("div", { class: "search", role: "search" }, field, said, steps);
+  return { root: h("div", { class: "search", role: "search" }, field, said, steps), field };
 }
 
-function menu(title, downloads) {
-  const said = h("p", { class: "note", role: "status" });
-  const list = downloads.map(([name, make]) =>
-    h(
-      "li",
-      {},
-      h(
-        "button",
-        {
-          type: "button",
-          onclick: async () => {
-            try {
-              said.textContent = "";
-              save(await make(), filename(title, name));
-            } catch (error) {
-              said.textContent = error.message;
-            }
-          },
-        },
-        name.replaceAll("_", " "),
-      ),
-    ),
-  );
-  const root = h("details", { class: "menu" }, h("summary", {}, "Download"), h("div", {}, h("ul", {}, list), said));
-  root.addEventListener("keydown", (event) => {
-    if (event.key !== "Escape" || !root.open) return;
-    root.open = false;
-    root.firstChild.focus();
-  });
-  return root;
-}
-
+// What no file system takes is left out; all scripts, accents and signs stay.
 function filename(title, name) {
-  const stem = title.replace(/\.[a-z0-9]{1,5}$/i, "").replace(/[^\p{L}\p{N} ._-]+/gu, "_").slice(0, 80) || "transcript";
-  return name.includes("_") ? `${stem}.${name.split("_")[0]}.json` : `${stem}.${name}`;
+  const [, stem, ending] = title.match(/^(.*?)(\.[a-z0-9]{1,5})?$/is);
+  const clean = [...stem.replace(/[<>:"/\\|?*\p{Cc}\p{Cs}\u202a-\u202e\u2066-\u2069]+/gu, "_")].slice(0, 120).join("").replace(/^[ .]+|[ .]+$/g, "") || "transcript";
+  if (name === "recording") return clean + (ending || "");
+  return name.includes("_") ? `${clean}.${name.split("_")[0]}.json` : `${clean}.${name}`;
 }
 
-function save(blob, name) {
-  const url = URL.createObjectURL(blob);
+function save(made, name) {
+  const url = made instanceof Blob ? URL.createObjectURL(made) : made;
   const link = h("a", { href: url, download: name });
   link.click();
-  setTimeout(() => URL.revokeObjectURL(url), 10000);
+  if (url !== made) setTimeout(() => URL.revokeObjectURL(url), 60000);
+}
+
+// Browsers have a clipboard in secure contexts only; elsewhere what is selected can be copied.
+async function copy(text) {
+  if (navigator.clipboard) await navigator.clipboard.writeText(text);
+  else {
+    const [field, before] = [h("textarea", { class: "unseen", readonly: true }), document.activeElement];
+    field.value = text;
+    document.body.append(field);
+    field.select();
+    const done = document.execCommand("copy");
+    field.remove();
+    before?.focus({ preventScroll: true });
+    if (!done) throw new Error("The browser does not let this page copy: select the text instead.");
+  }
+  return "Copied.";
 }
 
 function people(names) {
@@ -148,6 +172,7 @@ function people(names) {
         h("span", { class: "unseen" }, `Name of speaker ${names.letter(label)}`),
         h("input", {
           type: "text",
+          dir: "auto",
           value: names.given[label] || "",
           placeholder: names.shown(label),
           autocomplete: "off",

@@ -1,18 +1,22 @@
-"""A service as the page sees it, without models: the jobs' contract, or streaming alone.
+"""A service as the page sees it, without models: the contract of jobs and uploads, or streaming alone.
 
-Everything is told by the test: what is there, when a running job goes on, which connection breaks.
+Everything is told by the test: what is there, when a running job goes on, which connection breaks. `Server`
+is stopped and started again at its address; the Fake that it runs keeps what it has.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
+import socket
 import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import uvicorn
@@ -20,7 +24,9 @@ from fastapi import FastAPI, Request
 from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response
 from starlette.responses import StreamingResponse as Stream
 
+from api.origins import Guard
 from api.routers import page
+from api.settings import Settings
 from asr.transcript import Coverage, Notice, Segment, Span, Transcript, Word, samples_at
 from asr.writers import json_
 
@@ -126,22 +132,40 @@ class Job:
         return str(self.view["state"])
 
 
+@dataclass
+class Upload:
+    """An upload by tus, as far as it has come."""
+
+    name: str
+    length: int
+    body: bytearray = field(default_factory=bytearray)
+
+
 class Fake:
-    """`jobs` None: they are switched off. `key`: requests must carry it."""
+    """`jobs` False: they are switched off. `key`: requests must carry it. `loading`: no job comes in."""
 
     def __init__(self, audio: Path, told: Transcript, *, jobs: bool = True, key: str = "") -> None:
         self.audio, self.told, self.key, self.on = audio, told, key, jobs
         self.jobs: dict[str, Job] = {}
+        self.made = 0
         self.forms: list[dict[str, Any]] = []
         self.resumed: list[str] = []
         self.refuse: tuple[int, str, str] | None = None  # of what is posted
         self.streaming = threading.Event()
         self.streaming.set()
+        self.loading = False
+        self.uploads: dict[str, Upload] = {}
+        self.offsets: list[int] = []  # of each PATCH
+        self.holds_at: int | None = None  # bytes after which an upload gets no further
+        self.forbidden: list[str] = []  # requests that the service would refuse to this page
+        self.audio_gone = False
+        self.bodies: list[bytes] = []  # of finished uploads
+        self.held = threading.Event()  # set: one has got there
         self.app = self._app()
 
     def add(self, told: Transcript | None = None, **view: Any) -> Job:
         told = told or self.told
-        n = len(self.jobs) + 1
+        n = self.made = self.made + 1
         total = told.duration
         body = {
             "id": f"job-{n}",
@@ -164,6 +188,10 @@ class Fake:
     def _app(self) -> FastAPI:
         app = FastAPI()
         app.include_router(page.router)
+        settings = Settings(model="demo")
+        app.add_middleware(
+            Guard, settings=settings, metrics=SimpleNamespace(refused=self.forbidden.append)
+        )
 
         @app.middleware("http")
         async def guarded(request: Request, call_next: Any) -> Response:
@@ -175,8 +203,14 @@ class Fake:
                 return refused(404, "not_found", "GET: Not Found")
             return await call_next(request)
 
+        @app.get("/health")
+        async def health() -> Response:
+            return PlainTextResponse("OK")
+
         @app.get("/ready")
         async def ready() -> Response:
+            if self.loading:
+                return refused(503, "not_ready", "the server is loading")
             return PlainTextResponse("OK")
 
         @app.get("/v1/models")
@@ -193,8 +227,13 @@ class Fake:
         @app.post("/v1/jobs", status_code=202)
         async def submit(request: Request) -> Any:
             form = await self._read(request)
+            if self.loading:
+                return refused(503, "not_ready", "the server is loading")
             if self.refuse:
                 return refused(*self.refuse)
+            upload = self.uploads.pop(form["upload_id"])
+            self.bodies.append(bytes(upload.body))
+            form |= {"file": upload.name, "bytes": len(upload.body)}
             return self.add(
                 label=form["file"],
                 state="running",
@@ -202,6 +241,42 @@ class Fake:
                 options={"diarize": form.get("diarize") == "true"},
                 speed=None,
             ).view
+
+        @app.post("/v1/uploads", status_code=201)
+        async def create(request: Request) -> Response:
+            name = request.headers["upload-metadata"].removeprefix("filename ")
+            length = int(request.headers["upload-length"])
+            id = f"up_{len(self.uploads) + 1}"
+            self.uploads[id] = Upload(base64.b64decode(name).decode(), length)
+            return Response(status_code=201, headers={"Location": f"/v1/uploads/{id}"})
+
+        @app.head("/v1/uploads/{id}")
+        async def where(id: str) -> Response:
+            if id not in self.uploads:
+                return refused(404, "not_found", "there is no such upload")
+            return Response(headers=told_of(self.uploads[id]))
+
+        @app.patch("/v1/uploads/{id}", status_code=204)
+        async def append(id: str, request: Request) -> Response:
+            upload, offset = self.uploads[id], int(request.headers["upload-offset"])
+            if offset != len(upload.body):
+                return refused(409, "conflict", f"the upload is at {len(upload.body)}")
+            self.offsets.append(offset)
+            async for piece in request.stream():
+                if self.holds_at is None:
+                    upload.body += piece
+                    continue
+                upload.body += piece[: max(0, self.holds_at - len(upload.body))]
+                if len(upload.body) == self.holds_at:
+                    self.held.set()
+                    while self.holds_at is not None:
+                        await asyncio.sleep(0.02)
+                    break  # whoever sent it has gone
+            return Response(status_code=204, headers=told_of(upload))
+
+        @app.delete("/v1/uploads/{id}", status_code=204)
+        async def drop(id: str) -> None:
+            self.uploads.pop(id, None)
 
         @app.get("/v1/jobs/{id}")
         async def one(id: str) -> Any:
@@ -211,6 +286,8 @@ class Fake:
 
         @app.get("/v1/jobs/{id}/events")
         async def events(id: str, request: Request) -> Response:
+            if id not in self.jobs:
+                return refused(404, "not_found", f"no job {id!r}")
             last = request.headers.get("last-event-id")
             if last is not None:
                 self.resumed.append(last)
@@ -229,6 +306,8 @@ class Fake:
 
         @app.get("/v1/jobs/{id}/audio")
         async def audio(id: str) -> Response:
+            if self.audio_gone:
+                return refused(404, "not_found", "the job's audio is not kept any more")
             return FileResponse(self.audio, media_type="audio/wav")
 
         @app.post("/v1/jobs/{id}/cancel")
@@ -251,7 +330,7 @@ class Fake:
 
         @app.delete("/v1/jobs/{id}", status_code=204)
         async def delete(id: str) -> None:
-            del self.jobs[id]
+            self.jobs.pop(id).view["state"] = "erased"
 
         @app.post("/v1/audio/transcriptions")
         async def transcriptions(request: Request) -> Response:
@@ -295,6 +374,8 @@ class Fake:
             if n == first + 1 and job.breaks:
                 job.breaks -= 1
                 return
+        if job.state == "erased":
+            return
         if job.state == "running":
             job.view.update(state="succeeded", progress={"done_s": total, "total_s": total})
         yield f"id: {len(log)}\nevent: done\ndata: {json.dumps(job.view)}\n\n".encode()
@@ -324,21 +405,53 @@ def refused(status: int, code: str, message: str) -> Response:
     return JSONResponse({"error": {"message": message, "code": code}}, status)
 
 
+def told_of(upload: Upload) -> dict[str, str]:
+    return {"Upload-Offset": str(len(upload.body)), "Upload-Length": str(upload.length)}
+
+
+class Server:
+    """An application at an address, in a thread; `stop` breaks what is open, as a crash does."""
+
+    def __init__(self, app: FastAPI) -> None:
+        self.app = app
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port: int = free.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.start()
+
+    def start(self) -> None:
+        config = uvicorn.Config(
+            self.app, port=self.port, log_level="critical", timeout_graceful_shutdown=0
+        )
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._server.run, daemon=True)
+        self._thread.start()
+        while not self._server.started:
+            assert self._thread.is_alive(), "the server does not start"
+            time.sleep(0.01)
+
+    def stop(self) -> None:
+        def reset() -> None:
+            for listening in self._server.servers:
+                listening.close()
+            for connection in list(self._server.server_state.connections):
+                connection.transport.abort()
+            self._server.should_exit = self._server.force_exit = True
+
+        if self._thread.is_alive():
+            self._server.servers[0].get_loop().call_soon_threadsafe(reset)
+            self._thread.join()
+
+
 @contextmanager
 def running(app: FastAPI) -> Any:
     """Its address, while it runs in a thread."""
-    server = uvicorn.Server(
-        uvicorn.Config(app, port=0, log_level="error", timeout_graceful_shutdown=1)
-    )
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    while not server.started:
-        time.sleep(0.01)
+    server = Server(app)
     try:
-        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+        yield server.url
     finally:
-        server.should_exit = True
-        thread.join()
+        server.stop()
 
 
 def conversation(turns: int) -> list[tuple[str | None, str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from unittest.mock import Mock
+from urllib.parse import unquote
 
 import pytest
 from sqlalchemy.exc import OperationalError
@@ -105,6 +106,19 @@ def test_the_audio_comes_back_whole_and_in_parts(client) -> None:
     part = client.get(f"{JOBS}/{job}/audio", headers={"Range": "bytes=10-19"})
     assert (part.status_code, part.content) == (206, sent[10:20])
     ended(client, job)
+
+
+def test_a_files_name_comes_back_as_it_was(client) -> None:
+    """Forms hold a quote and line breaks as %22, %0D and %0A (WHATWG); tus holds names as they are."""
+    name = 'the "best" of ä & 100%.wav'
+    for sent, label in ((name, name), ("a\r\nb%20c.wav", "a  b%20c.wav")):
+        answer = client.post(JOBS, files={"file": (sent, memo(1))}, data=FORM)
+        assert answer.json()["label"] == label
+        audio = client.get(f"{JOBS}/{answer.json()['id']}/audio")
+        told = audio.headers["content-disposition"]
+        assert told.startswith("inline; filename*=utf-8''")
+        assert unquote(told.partition("''")[2]) == label
+        ended(client, answer.json()["id"])
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import http.server
-import os
-import shutil
 import socket
 import threading
 from collections.abc import Iterator
@@ -14,9 +12,9 @@ from typing import Any
 import pytest
 import uvicorn
 
+from tests import browser as browsing
 from tests.api.conftest import until
 from tests.api.jobbing import FORM, JOBS, application
-from tests.browser import NAMES
 
 pytestmark = pytest.mark.slow
 
@@ -52,17 +50,9 @@ POST = """async ([url, mode, fields]) => {
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
     """With a resolver for which evil.test is this machine, as a rebound name is."""
-    api = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
-    found = next(filter(None, map(shutil.which, NAMES)), None)
-    if found is None:
-        pytest.skip("no Chromium: apt-get install chromium")
-    flags = ["--disable-gpu", "--disable-dev-shm-usage", "--no-proxy-server"]
-    flags += ["--host-resolver-rules=MAP evil.test 127.0.0.1"]
-    flags += ["--no-sandbox"] if os.geteuid() == 0 else []
-    with api.sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=found, args=flags)
+    flags = ["--no-proxy-server", "--host-resolver-rules=MAP evil.test 127.0.0.1"]
+    with browsing.launched(*flags) as running:
         yield running
-        running.close()
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,78 @@
+// Recordings on their way in: one after the other, so that the first is transcribed while the next is sent.
+// Nothing is lost to a server that is gone, loading or full: it waits, and says for what.
+import { Refusal } from "./http.js";
+import { check } from "./uploads.js";
+
+export class Outbox {
+  // `store` is a promise; `onchange()` after each change, `onjob(job, one)`, `onerror(error, one)`.
+  constructor({ onchange, onjob, onerror }) {
+    Object.assign(this, { onchange, onjob, onerror });
+    this.waiting = [];
+    this.line = Promise.resolve();
+    this.made = 0;
+    addEventListener("beforeunload", (event) => this.waiting.length && event.preventDefault());
+  }
+
+  add(files, options, store) {
+    const asked = files.map((file) => ({
+      id: `sending-${++this.made}`,
+      state: "sending",
+      label: file.name,
+      created_at: Date.now() / 1000,
+      sent: null, // its turn has not come
+      trouble: "",
+      stop: new AbortController(),
+      file,
+      size: file.size, // now: of a file that is removed browsers say 0 later
+      options,
+    }));
+    this.waiting = [...asked].reverse().concat(this.waiting);
+    for (const one of asked) {
+      one.stop.signal.addEventListener("abort", () => this.#drop(one), { once: true });
+      this.line = this.line.then(() => this.#send(one, store));
+    }
+    this.onchange();
+    return asked;
+  }
+
+  async #send(one, store) {
+    const { signal } = one.stop;
+    if (signal.aborted) return;
+    const change = (news) => {
+      Object.assign(one, news);
+      this.onchange();
+    };
+    try {
+      const keeper = await Promise.race([store(), aborted(signal)]);
+      const watch = {
+        signal,
+        onprogress: (sent) => change({ sent, trouble: "" }),
+        ontrouble: (error) => change({ trouble: error.message }),
+      };
+      await check(one.file, one.size);
+      this.onjob(await keeper.create(one.file, one.options, watch), one);
+    } catch (error) {
+      if (!signal.aborted) this.#failed(error, one);
+    } finally {
+      this.#drop(one);
+    }
+  }
+
+  #drop(one) {
+    this.waiting = this.waiting.filter((other) => other !== one);
+    this.onchange();
+  }
+
+  #failed(error, one) {
+    if (!(error instanceof Refusal)) reportError(error); // ours
+    this.onerror(error instanceof Refusal ? error : new Refusal("This page failed; the browser's console says how."), one);
+  }
+}
+
+function aborted(signal) {
+  return new Promise((_, reject) => {
+    const leave = () => reject(new DOMException("cancelled", "AbortError"));
+    if (signal.aborted) leave();
+    else signal.addEventListener("abort", leave, { once: true });
+  });
+}

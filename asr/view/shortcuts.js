@@ -1,0 +1,59 @@
+// Keys that work anywhere on the page, and the dialog that tells them. They are single letters, so whoever
+// speaks to the machine or presses keys by chance can turn them off (WCAG 2.1.4).
+import { h } from "./dom.js";
+
+const SWITCH = "forescribe.shortcuts";
+
+const TEXT = [
+  ["← →", "previous, next word (in the text)"],
+  ["↑ ↓", "previous, next paragraph (in the text)"],
+  ["Home End", "first, last word (in the text)"],
+  ["Enter", "play the word; in the search: next place"],
+  ["Space", "play or pause (in the text)"],
+];
+
+// `actions` are [key, what, run]. Returns {root, button}: the dialog, and what opens it.
+export function shortcuts(actions) {
+  const on = h("input", { type: "checkbox", checked: !off(), onchange: () => keep(!on.checked) });
+  const row = ([keys, what]) => h("tr", {}, h("th", { scope: "row" }, keys.split(" ").map((key) => h("kbd", {}, key))), h("td", {}, what));
+  const root = h(
+    "dialog",
+    { class: "shortcuts", "aria-label": "Keyboard shortcuts" },
+    h("h2", {}, "Keyboard shortcuts"),
+    h("table", {}, h("tbody", {}, [...actions, ["?", "this list"], ...TEXT].map(row))),
+    h("label", { class: "check" }, on, " Keys of one letter work everywhere"),
+    h("button", { type: "button", class: "main", onclick: () => root.close() }, "Close"),
+  );
+  const button = h("button", { type: "button", class: "keys", "aria-label": "Keyboard shortcuts", onclick: () => root.showModal() }, "?");
+  const pressed = (event) => {
+    if (!root.isConnected) return document.removeEventListener("keydown", pressed);
+    if (off() || root.open || event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey) return;
+    if (event.target.closest?.("input:not([type=range], [type=checkbox], [type=radio]), select, textarea, dialog, [role=menu]")) return;
+    if (event.key === "?") root.showModal();
+    else {
+      const found = actions.find(([key]) => key === event.key);
+      if (!found) return;
+      found[2]();
+    }
+    event.preventDefault();
+  };
+  document.addEventListener("keydown", pressed);
+  return { root, button };
+}
+
+function off() {
+  try {
+    return localStorage.getItem(SWITCH) === "off";
+  } catch {
+    return false;
+  }
+}
+
+function keep(isOff) {
+  try {
+    if (isOff) localStorage.setItem(SWITCH, "off");
+    else localStorage.removeItem(SWITCH);
+  } catch {
+    // they stay as they are
+  }
+}
