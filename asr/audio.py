@@ -15,7 +15,6 @@ from __future__ import annotations
 import io
 import os
 import shutil
-import stat
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -29,9 +28,11 @@ from numpy.typing import ArrayLike, NDArray
 
 from asr.containers import DEMUXERS, Pcm, Reader, open_container
 from asr.errors import AudioError
+from asr.opening import empty, open_path
 from asr.resample import Resampler, resampler
 from asr.spool import Spool
 from asr.transcript import SAMPLE_RATE, Notice, seconds
+from asr.visible import visible
 
 Samples = NDArray[np.float32]
 Input = str | os.PathLike[str] | bytes | BinaryIO | Spool
@@ -192,7 +193,7 @@ def open_audio(
     file, owned = _binary_file(source, name)
     try:
         if not file.read(1):
-            raise AudioError(f"{name}: the file is empty (0 bytes)", code="empty_file")
+            raise empty(name)
         reader = open_container(file, name, demuxers)
         try:
             recording = Recording(reader, name=name, block_s=block_s, max_s=max_s)
@@ -269,7 +270,7 @@ def _reblock(pieces: Iterator[Samples], size: int) -> Iterator[Samples]:
 
 def _name(source: Input) -> str:
     if isinstance(source, str | os.PathLike):
-        return "<stdin>" if source == "-" else os.fspath(source)
+        return "<stdin>" if source == "-" else visible(os.fspath(source))
     return "<bytes>" if isinstance(source, bytes) else str(getattr(source, "name", "<file>"))
 
 
@@ -283,7 +284,7 @@ def _binary_file(
     if source == "-":
         return _spooled(sys.stdin.buffer), True
     if isinstance(source, str | os.PathLike):
-        file = _open_path(Path(source), name)
+        file = open_path(Path(source), name)
         if file.seekable():
             return file, True
         with file:
@@ -292,24 +293,6 @@ def _binary_file(
         source.seek(0)
         return source, False
     return _spooled(source), True
-
-
-def _open_path(path: Path, name: str) -> BinaryIO:
-    try:
-        mode = path.stat().st_mode
-        if stat.S_ISDIR(mode):
-            raise AudioError(f"{name}: a directory; name the files in it", code="unreadable_file")
-        if not stat.S_ISREG(mode) and not stat.S_ISFIFO(mode):
-            raise AudioError(f"{name}: neither a file nor a pipe", code="unreadable_file")
-        return path.open("rb")
-    except FileNotFoundError as error:
-        hint = "links are not fetched; download it first" if "://" in name else "check the path"
-        raise AudioError(f"{name}: no such file; {hint}", code="missing_file") from error
-    except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
-        reason = getattr(error, "strerror", None) or error
-        raise AudioError(
-            f"{name}: cannot be read ({reason}); check its permissions", code="unreadable_file"
-        ) from error
 
 
 def _spooled(file: BinaryIO) -> BinaryIO:

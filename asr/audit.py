@@ -28,6 +28,7 @@ from asr.loading import Memory, Whisper
 from asr.rules import whisper_rules
 from asr.transcriber import Decoded, Options, Outcome, Transcriber
 from asr.transcript import seconds
+from asr.visible import visible
 from speculative.types import Prefix
 
 
@@ -69,9 +70,11 @@ class Report:
 
     def to_text(self) -> str:
         if self.error is not None:
-            return f"{self.source}: {self.error}"
+            return self.error
         rate = "" if self.acceptance_rate is None else f", {self.acceptance_rate:.1%} accepted"
-        head = f"{self.source}: {_count(self.windows, 'window')}, {self.tokens} tokens{rate}"
+        head = (
+            f"{visible(self.source)}: {_count(self.windows, 'window')}, {self.tokens} tokens{rate}"
+        )
         if not self.differences:
             return f"{head}: all equal to plain decoding"
         lines = [f"{head}: {_count(len(self.differences), 'difference')}"]

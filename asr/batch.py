@@ -85,7 +85,10 @@ class Batch:
         paths = {source.path for source in self.done}
         rest = [source for source in sources if source.path not in paths]
         if len(rest) > 1:
-            rest = [replace(source, length_s=length_s(source)) for source in rest]
+            rest = [
+                source if source.error else replace(source, length_s=length_s(source))
+                for source in rest
+            ]
             if (
                 destination.folder is not None
             ):  # on stdout nothing but their order tells texts apart

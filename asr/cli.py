@@ -18,6 +18,7 @@ from typer.main import get_command
 from asr import flags
 from asr.errors import ForescribeError, UsageError
 from asr.interrupts import INTERRUPTED, Stop
+from asr.visible import one_line, visible
 from diarize import cli as speaking
 
 if TYPE_CHECKING:
@@ -298,6 +299,7 @@ def transcribe(
     from asr.outputs import STDOUT, Destination
     from asr.presets import resolve
     from asr.report import Reports
+    from asr.tried import tried, usable
     from diarize.asked import Asked
     from diarize.diarizer import Bounds
 
@@ -321,7 +323,8 @@ def transcribe(
         no_speech=no_speech_threshold,
         increment=temperature_increment_on_fallback,
     )
-    sources = discover(audio, recursive=recursive)
+    sources = tried(discover(audio, recursive=recursive), decode=not dry_run)
+    work = usable(sources)  # else neither weights nor a model are looked for
     destination = Destination.of(sources, output_dir, output_format, rules=rules, make=not dry_run)
     console = Console(quiet=quiet or json, verbose=verbose, json=json)
     reports = None if report is None else Reports.of(report, destination.stems)
@@ -335,14 +338,17 @@ def transcribe(
             batch = Batch(
                 sources,
                 destination,
-                settings=_settings(ctx, pair, asked, network=not (local_files_only or dry_run)),
+                settings=_settings(ctx, pair, asked, network=not (local_files_only or dry_run))
+                if work
+                else "",
                 overwrite=overwrite,
                 fail_fast=fail_fast,
                 stop=stop,
                 notice=console.notice,
             )
         if dry_run:
-            return _list(batch, json)
+            _list(batch, json)
+            raise typer.Exit(int(not all(source.error is None for source in batch.todo)))
         console.skipped(list(batch.skipped()), len(sources))
         for ended in batch.skipped():
             if reports is not None and not reports.skipped(ended):
@@ -351,6 +357,11 @@ def transcribe(
                 )
         if not batch.todo:
             return _reported(reports, console)
+        if not work:
+            _finished(batch, _needless, None, batch_size, console, reports)
+            console.summary(None)
+            _reported(reports, console)
+            raise typer.Exit(1)
         console.status("loading the model")
         with stop.interruptible():
             from asr.transcriber import Options, Transcriber
@@ -415,10 +426,13 @@ def audit(
     json: Json = False,
 ) -> None:
     """Report every token that speculation changed, with its margin."""
+    from asr.audit import Report
     from asr.audit import audit as compare
+    from asr.inputs import Source
     from asr.loading import load
     from asr.presets import resolve
     from asr.transcriber import Options
+    from asr.tried import tried, usable
     from speculative.device import choose
 
     drafts = _gamma(gamma)
@@ -429,9 +443,14 @@ def audit(
         )
     options = Options(language=language, task=task, vad=vad)  # type: ignore[arg-type]
     pair = resolve(model, draft, language)
-    whisper = load(pair, choose(device, dtype), network=not local_files_only)
+    sources = tried(map(Source, audio))
+    if usable(sources):
+        whisper = load(pair, choose(device, dtype), network=not local_files_only)
+        reports = compare(whisper, audio, options, gamma=drafts, batch=batch_size)
+    else:
+        reports = (Report(source.path, error=str(source.error)) for source in sources)
     differences = failures = 0
-    for report in compare(whisper, audio, options, gamma=drafts, batch=batch_size):
+    for report in reports:
         typer.echo(report.to_json() if json else report.to_text())
         differences += len(report.differences)
         failures += report.error is not None
@@ -471,7 +490,7 @@ def main() -> None:
     try:
         app(args=arguments, prog_name="forescribe")
     except (ForescribeError, SpeculativeError) as error:
-        typer.echo(f"forescribe: {error}", err=True)
+        typer.echo(f"forescribe: {one_line(str(error))}", err=True)
         sys.exit(2)
     except SystemExit as left:
         if left.code == INTERRUPTED:  # typer's answer to Ctrl-C
@@ -528,10 +547,14 @@ def _settings(ctx: typer.Context, pair: Pair, asked: Asked, *, network: bool) ->
     return fingerprint.settings({**said, **speakers, "model": model})
 
 
+def _needless(size: int) -> Transcriber:
+    raise AssertionError("a model was asked for where every recording had failed")
+
+
 def _finished(
     batch: Batch,
     make: Make,
-    options: Options,
+    options: Options | None,
     size: int,
     console: Console,
     reports: Reports | None,
@@ -577,11 +600,14 @@ def _list(batch: Batch, as_json: bool) -> None:
         files = batch.files(source)
         status = "failed" if error else "skipped" if path in done else "pending"
         if as_json:
-            typer.echo(dumps({"path": path, "status": status, "outputs": [*map(str, files)]}))
+            entry = {"path": path, "status": status, "outputs": [*map(str, files)]}
+            if error:
+                entry |= {"code": error.code, "message": error.message}
+            typer.echo(dumps(entry))
             continue
         names = f"-> {named(files)}" if files else "-> stdout"
         said = f"{path}: already done" if status == "skipped" else f"{path} {names}"
-        typer.echo(os.fsencode(error.message if error else said))
+        typer.echo(f"failed: {error.message}" if error else visible(said))
 
 
 def _check_long_form(ctx: typer.Context, long_form: str, previous: bool | None) -> None:

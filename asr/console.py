@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console as Rich
-from rich.markup import escape
+from rich.markup import escape as without_markup
+
+from asr.visible import visible
 
 if TYPE_CHECKING:
     from asr.batch import Ended
@@ -124,10 +126,7 @@ class Console:
         sys.stdout.write(json.dumps(record) + "\n")
         sys.stdout.flush()
 
-    def summary(self, stats: Stats | None) -> None:
-        """The last line: how much, how fast, and what speculation did; failures by name again."""
-        if self.quiet:
-            return
+    def _speed(self, stats: Stats | None) -> str:
         wall = time.perf_counter() - self.started
         line = (
             f"{self.audio_s:.1f} s of audio in {wall:.1f} s ({self.audio_s / wall:.1f}x real time)"
@@ -137,12 +136,24 @@ class Console:
                 f", {stats.acceptance_rate:.1%} of drafts accepted, "
                 f"{stats.mean_acceptance_length:.2f} tokens per round"
             )
-        self.rich.print(f"[bold]{line}[/]")
+        return line
+
+    def summary(self, stats: Stats | None) -> None:
+        """The last line: how much, how fast, and what speculation did; failures by name again."""
+        if self.quiet:
+            return
+        if self.audio_s:  # where nothing was transcribed there is no speed
+            self.rich.print(f"[bold]{self._speed(stats)}[/]")
         if self.cancelled:
             self.rich.print(f"[yellow]{self.cancelled} cancelled;[/] the same command goes on")
         if self.failed:
             names = escape("; ".join(self.failed))
             self.rich.print(f"[red]{len(self.failed)} failed:[/] {names}")
+
+
+def escape(text: str) -> str:
+    """Text from outside: without effect on rich, nor on the terminal."""
+    return without_markup(visible(text))
 
 
 def named(files: Sequence[Path]) -> str:

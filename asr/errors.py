@@ -9,12 +9,14 @@
 
 Every error has a `code` for machines and one line for people that says what is wrong, with what,
 and what to do. The command's records and the service's bodies use the same codes. Knows nothing of
-who reports them, imports nothing.
+who reports them, imports nothing but what makes a text visible.
 """
 
 from __future__ import annotations
 
 from typing import ClassVar, Literal
+
+from asr.visible import one_line
 
 Code = Literal[
     # the recording
@@ -45,14 +47,15 @@ class ForescribeError(Exception):
     """Anything the package raises on purpose.
 
     Args:
-        message: one line; further lines are joined, so that a log record or a status record stays
-        one line. code: from the vocabulary above; without it the class's own.
+        message: one line; further lines are joined and control characters escaped, so that a log
+        record or a status record stays one line, whatever a file is called. code: from the
+        vocabulary above; without it the class's own.
     """
 
     default_code: ClassVar[Code] = "internal_error"
 
     def __init__(self, message: str, *, code: Code | None = None) -> None:
-        super().__init__(" ".join(message.split()))
+        super().__init__(one_line(message))
         self.code: Code = code or self.default_code
 
     @property

@@ -9,10 +9,13 @@ are accepted. Knows the flags, not what they do; imports nothing heavy.
 
 from __future__ import annotations
 
+import os
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from asr.errors import UsageError
+from asr.inputs import NAMES
 
 TRUE, FALSE = "true", "false"
 ANY = "*"
@@ -221,6 +224,7 @@ FOREIGN: Mapping[str, Foreign] = {
     "--input-list": _not(
         "a list is named like a recording", "a .jsonl has `audio_filepath` in each line"
     ),
+    "--file": _not("recordings need no flag", "write the file alone"),
     "--file-name": _not("recordings need no flag", "write the file alone"),
     "--transcript-path": _not("a result's name is its recording's", "-o DIR -f json"),
     "--output-file": _not("a result's name is its recording's", "-o DIR -f FORMAT"),
@@ -238,6 +242,8 @@ FOREIGN: Mapping[str, Foreign] = {
     "--log-level": _not("there are two of them", "--verbose or --quiet"),
 }  # fmt: skip
 
+FORMATS = frozenset({"-f", "--output-format"})
+
 SHORT: Mapping[str, str] = {
     # whisper.cpp writes whole words behind one dash; `-osrt` would name the output folder "srt".
     **{f"-o{name}": f"-f {name}" for name in ("txt", "srt", "vtt")},
@@ -253,6 +259,24 @@ SHORT: Mapping[str, str] = {
     "-bo": "leave it out: decoding is greedy",
     "-ml": "--max-line-width N",
     "-nt": "--no-timestamps",
+    "-nf": "--temperature-increment-on-fallback None",
+    "-tp": "leave it out: decoding is greedy",
+    "-tpi": "--temperature-increment-on-fallback X",
+    "-et": "--compression-ratio-threshold X",
+    "-lpt": "--logprob-threshold X",
+    "-nth": "--no-speech-threshold X",
+    "-dl": "leave --language out, and the language is detected",
+    "-di": "--diarize",
+    "-dtw": "--word-timestamps",
+    "-sow": "leave it out: lines always break at words",
+    "-ot": "cut the file first",
+    "-np": "--quiet",
+    "-pp": "leave it out: a terminal always shows it",
+    "-ps": "leave it out",
+    "-pc": "leave it out",
+    "-ng": "--device cpu",
+    "-fa": "leave it out: attention is chosen by the device",
+    "-oved": "--device NAME",
 }
 
 
@@ -288,16 +312,18 @@ def _translated(typed: list[str], known: Known) -> Iterator[str]:
                                  f"here; {SHORT[token]}")  # fmt: skip
             yield token
             if token in known.valued and waiting:  # whatever it looks like
-                yield waiting.pop()
+                yield _checked(token, waiting.pop())
             continue
         flag, equals, text = token.partition("=")
         name, given = flag.replace("_", "-"), text if equals else None
         if name in known.switches:
             yield _switched(flag, name, truth(given), known)
         elif name in known.valued:
+            if given is not None:
+                _checked(flag, given)
             yield token
             if given is None and waiting:
-                yield waiting.pop()
+                yield _checked(flag, waiting.pop())
         elif name in FOREIGN:
             foreign = FOREIGN[name]
             ours = foreign.arguments(flag, truth(given) if foreign.switch else value(given))
@@ -305,6 +331,16 @@ def _translated(typed: list[str], known: Known) -> Iterator[str]:
             yield from ours if known.has(ours) else (flag,)
         else:
             yield token  # a recording cannot begin with dashes: the parser says what is near
+
+
+def _checked(flag: str, value: str) -> str:
+    """The value, unless whisper.cpp's `-f` was meant, which names a recording."""
+    if flag.replace("_", "-") in FORMATS and os.path.splitext(value)[1][1:].lower() in NAMES:
+        raise UsageError(
+            f"{flag} {value}: {flag} names formats of results here (txt, srt, json, ...); a "
+            f"recording needs no flag, as in `forescribe {shlex.quote(value)} {flag} srt`"
+        )
+    return value
 
 
 def _switched(flag: str, name: str, truth: str, known: Known) -> str:

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from asr.errors import AudioError, UsageError
+from asr.opening import unreadable
+from asr.visible import visible
 
 STDIN = "-"
 LIST = ".jsonl"
@@ -146,8 +148,7 @@ def _walked(top: str, recursive: bool) -> Iterator[Source]:
             if not file.startswith(".") and is_recording(path):
                 yield Source(path, "" if place == os.curdir else place)
     for error in refused:  # a folder that cannot be read may hold recordings: not in silence
-        text = f"{error.filename}: cannot be read ({error.strerror}); check its permissions"
-        yield Source(str(error.filename), error=AudioError(text, code="unreadable_file"))
+        yield Source(str(error.filename), error=unreadable(visible(str(error.filename)), error))
 
 
 def is_recording(path: str) -> bool:

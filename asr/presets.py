@@ -10,12 +10,13 @@ names in, names and folders out.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from asr.errors import ModelError
-from asr.weights import ENGLISH, KNOWN, Role, check_pair, find, locate
+from asr.weights import ENGLISH, KNOWN, Role, check_pair, find, local, locate
 
 __all__ = [
     "PRESETS",
@@ -239,7 +240,7 @@ def _preset_of(name: str) -> Preset | None:
     """
     if name in PRESETS:
         return PRESETS[name]
-    if Path(name).expanduser().is_dir():
+    if os.path.isdir(local(name)):
         return None
     targets = (name, f"openai/whisper-{name}")
     return next((p for p in PRESETS.values() if p.target in targets and not p.bundled), None)
@@ -266,9 +267,14 @@ def _name(name: str, role: Role) -> str | Path:
 
 def folder_or_hub_id(name: str, role: Role, presets: Iterable[str]) -> str | Path:
     """What no preset knows. Raises ModelError, with the presets, for what can be neither."""
-    folder = Path(name).expanduser()
-    if folder.is_dir():
+    folder = local(name)
+    if os.path.isdir(folder):
         return folder
+    if os.path.exists(folder):  # before it is taken for a hub id
+        raise ModelError(
+            f"--{role} {name} is a file: give the folder with config.json and model.safetensors that "
+            "transformers saves; openai's .pt and whisper.cpp's .bin are other formats"
+        )
     if "/" not in name:
         raise ModelError(
             f"--{role} {name} is neither a local folder, nor a hub id (owner/name), "

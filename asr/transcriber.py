@@ -153,7 +153,9 @@ class Transcriber:
             "timestamps": options.timestamps,
             "initial_prompt": options.initial_prompt,
             "long_form": options.long_form,
-            "condition_on_previous_text": options.condition_on_previous_text,
+            # Windows are decoded at the same time: none has a text before it.
+            "condition_on_previous_text": options.condition_on_previous_text
+            and options.long_form == "sequential",
             "vad": options.vad,
             "windows": asdict(options.windows),
             "versions": {name: version(name) for name in ("forescribe", "torch", "transformers")},

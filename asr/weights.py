@@ -11,6 +11,7 @@ is used, torch and transformers never.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,13 +92,18 @@ class Tokenizer(Protocol):
     def get_vocab(self) -> dict[str, int]: ...
 
 
+def local(name: str | Path) -> Path:
+    """As a path; `~` is the home folder. Never raises, whatever a user has typed."""
+    return Path(os.path.expanduser(name))
+
+
 def find(name: str | Path) -> Path | None:
     """The folder of `name` if it is on this machine with its configuration and weights.
 
     Never touches the network; a half-finished download does not count.
     """
-    folder = Path(name).expanduser()
-    if folder.is_dir():
+    folder = local(name)
+    if os.path.isdir(folder):
         return folder if _complete(folder) else None
     if isinstance(name, Path) or not _is_hub_id(name):
         return None
@@ -124,8 +130,8 @@ def locate(name: str | Path, *, role: Role = "model", network: bool = True) -> P
     found = find(name)
     if found is not None:
         return found
-    folder = Path(name).expanduser()
-    if folder.is_dir():
+    folder = local(name)
+    if os.path.isdir(folder):
         missing = "weights" if (folder / "config.json").is_file() else "config.json"
         raise ModelError(f"--{role} {folder}: the folder holds no {missing} of a Whisper model")
     if isinstance(name, Path) or not _is_hub_id(name):

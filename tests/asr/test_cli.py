@@ -24,7 +24,7 @@ import torch
 from huggingface_hub import constants
 from typer.testing import CliRunner
 
-from asr import cli, maker
+from asr import cli, loading, maker, presets, weights
 from asr.manifest import NAME
 from asr.presets import PRESETS
 from tests.asr import folders
@@ -34,12 +34,19 @@ COMMAND = [sys.executable, "-c", "from asr.cli import main; main()"]
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory) -> list[str]:
+def guarded(tmp_path_factory) -> list[str]:
     """Options that name a pair."""
     root = tmp_path_factory.mktemp("pair")
     target = folders.write(root / "target")
     draft = folders.write_distilled(root / "draft", target)
     return ["--model", str(target), "--draft", str(draft), "--device", "cpu", "--no-vad"]
+
+
+@pytest.fixture(scope="module")
+def pair(guarded) -> list[str]:
+    """Decoded once: to the guards all words of random weights are doubtful, and six more tries take
+    ten times as long."""
+    return [*guarded, "--no-guards"]
 
 
 @pytest.fixture(autouse=True)
@@ -97,8 +104,8 @@ def separate(*arguments: str, **options) -> subprocess.Popen:
 # What people type
 
 
-def test_recordings_become_files(forescribe, pair, here) -> None:
-    done = forescribe("transcribe", "a.wav", "b.wav", *pair, "-o", "out", "-f", "txt,srt")
+def test_recordings_become_files(forescribe, guarded, here) -> None:
+    done = forescribe("transcribe", "a.wav", "b.wav", *guarded, "-o", "out", "-f", "txt,srt")
     assert done.status == 0 and done.out == ""
     assert sorted(p.name for p in (here / "out").iterdir()) == [
         "a.srt", "a.txt", "b.srt", "b.txt", NAME
@@ -193,7 +200,7 @@ def test_gamma_and_batch_change_no_byte_of_the_text(forescribe, pair, here) -> N
     results = set()
     for gamma, batch in ((0, 1), (4, 1), (7, 3)):
         more = ["--gamma", str(gamma), "--batch_size", str(batch), "-f", "srt", "--overwrite"]
-        assert forescribe("a.wav", *pair, *more, "--no-guards").status == 0  # all greedy
+        assert forescribe("a.wav", *pair, *more).status == 0  # all greedy
         results.add((here / "a.srt").read_bytes())
     assert len(results) == 1
 
@@ -249,7 +256,7 @@ def test_a_single_recording_is_done_once_too(forescribe, pair, here) -> None:
 
 def test_other_weights_at_the_same_place_do_it_again(forescribe, pair, here, tmp_path) -> None:
     target = folders.write(tmp_path / "model", seed=0)
-    options = ["--model", str(target), "--device", "cpu", "--no-vad", "-f", "txt"]
+    options = ["--model", str(target), "--device", "cpu", "--no-vad", "--no-guards", "-f", "txt"]
     assert forescribe("a.wav", *options).status == 0
     assert "already done" in forescribe("a.wav", *options).err
     folders.write(target, seed=5)
@@ -275,6 +282,12 @@ def test_a_dry_run_lists_and_does_nothing(forescribe, pair, calls, here) -> None
     done = forescribe("calls", "none", *pair, "-o", "new", "--dry-run", "--json")
     found = {r["path"]: r["status"] for r in map(json.loads, done.out.splitlines())}
     assert found == {"calls/a.wav": "pending", "calls/b.wav": "pending", "none": "failed"}
+    done = forescribe("calls/b.wav", "gone.wav", *pair, "-o", "new", "-f", "txt", "--dry-run")
+    assert done == Run(
+        1,
+        "calls/b.wav -> new/b .txt\nfailed: gone.wav: no such file; check the path\n",
+        "",
+    )
     assert {p: p.stat().st_mtime_ns for p in here.rglob("*")} == before
 
 
@@ -318,7 +331,7 @@ def test_out_of_memory_is_survived_with_half_the_batch(forescribe, pair, here, m
 
 
 def test_line_rules_need_no_other_option(forescribe, pair, here) -> None:
-    rules = ["--max_words_per_line", "2", "--highlight_words", "True", "--no-guards"]
+    rules = ["--max_words_per_line", "2", "--highlight_words", "True"]
     assert forescribe("a.wav", *pair, "-f", "srt,json", *rules).status == 0
     segments = json.loads((here / "a.json").read_text(encoding="utf-8"))["segments"]
     assert all("words" in segment for segment in segments)
@@ -336,7 +349,7 @@ def test_times_of_words_that_no_format_holds_are_said(forescribe, pair, here) ->
 @pytest.mark.parametrize(
     ("typed", "long_form", "previous"),
     [
-        ("", "windows", True),
+        ("", "windows", False),  # no window has a text before it
         ("--condition_on_previous_text False", "windows", False),
         ("--long_form sequential", "sequential", True),
         ("--long-form sequential --condition-on-previous-text", "sequential", True),
@@ -426,6 +439,11 @@ USAGE = {
     "-o a.wav/x": "cannot write to the output folder 'a.wav/x'",
     "--model nothing": "neither a local folder, nor a hub id",
     "--draft nothing": "neither a local folder, nor a hub id",
+    "--model b.wav": "--model b.wav is a file: give the folder",
+    "--draft ./b.wav": "--draft ./b.wav is a file: give the folder",
+    f"--model {'x' * 300}": "neither a local folder, nor a hub id",
+    "--model ~nobody/x": "neither a local folder, nor a preset",
+    "-f b.wav": "-f names formats of results here",
     "--verbose --quiet": "exclude each other",
     "a.wav": "a.wav was given twice",
     "*.mp3": "no recording matches '*.mp3'",
@@ -490,28 +508,113 @@ def test_a_spoilt_model_is_one_line(forescribe, pair, here) -> None:
     assert "--model spoilt cannot be loaded as a Whisper model" in done.err
 
 
+def damaged(here: Path) -> dict[str, str]:
+    """Recordings that cannot be transcribed, with their codes."""
+    (here / "text.mp3").write_text("These are the minutes of our last meeting.\n" * 20)
+    (here / "zero.wav").touch()
+    (here / "loop.wav").symlink_to("loop.wav")
+    (here / "none").mkdir()
+    return {
+        "gone.mp3": "missing_file",
+        "a.wav/x.wav": "missing_file",
+        "text.mp3": "invalid_audio",
+        "zero.wav": "empty_file",
+        "loop.wav": "unreadable_file",
+        "none": "unreadable_file",
+        "/dev/null": "unreadable_file",
+        "x" * 300: "unreadable_file",
+    }
+
+
+@pytest.fixture
+def no_weights(monkeypatch) -> None:
+    """Whoever looks for weights fails the test."""
+    for module in (weights, presets, loading):
+        for name in ("find", "locate"):
+            monkeypatch.setattr(module, name, None, raising=False)
+
+
+@pytest.mark.usefixtures("no_weights")
+@pytest.mark.parametrize("more", [(), ("--diarize",), ("--report", "pages")])
+def test_nothing_to_transcribe_needs_no_weights(forescribe, here, more) -> None:
+    codes = damaged(here)
+    done = forescribe(*codes, *more)
+    assert (done.status, done.out) == (1, "")
+    *failed, last = done.err.splitlines()
+    assert len(failed) == len(codes) and all(line.startswith("failed ") for line in failed)
+    assert last == f"{len(codes)} failed: " + "; ".join(f"{n}: {c}" for n, c in codes.items())
+
+
+@pytest.mark.usefixtures("no_weights")
+def test_nothing_to_audit_needs_no_weights(forescribe, here) -> None:
+    codes = damaged(here)
+    done = forescribe("audit", *codes, "--json")
+    records = list(map(json.loads, done.out.splitlines()))
+    assert (done.status, done.err) == (1, "")
+    assert [r["source"] for r in records] == list(codes)
+    assert all(r["error"].startswith(r["source"]) and not r["equal"] for r in records)
+
+
+def test_one_that_can_be_read_is_enough_for_a_model(forescribe, pair, here) -> None:
+    codes = damaged(here)
+    done = forescribe(*codes, "a.wav", *pair, "-f", "txt", "--json")
+    records = {r["path"]: r["code"] for r in map(json.loads, done.out.splitlines())}
+    assert done.status == 1 and records == {**codes, "a.wav": None}
+    assert (here / "a.txt").exists()
+
+
+NAMES = {
+    "new\nline.wav": "new\\nline",
+    "title\x1b]0;x\x07.wav": "title\\x1b]0;x\\x07",
+    "gnp\u202etxt.wav": "gnp\\u202etxt",
+    "caf\udce9.wav": "caf\\xe9",
+    "two  spaces.wav": "two  spaces",
+    "日本語.wav": "日本語",
+}
+
+
+def test_names_do_nothing_to_the_terminal(forescribe, pair, here) -> None:
+    """Whatever a recording is called: a line is a line, and nothing but it."""
+    for name in NAMES:
+        (here / name).write_bytes((here / "a.wav").read_bytes())
+    gone = [f"gone{name}" for name in NAMES]
+    done = forescribe(*NAMES, *gone, *pair, "-o", "out", "-f", "txt,json", "--report", "pages")
+    assert done.status == 1
+    lines = done.err.splitlines()
+    for shown in NAMES.values():
+        assert f"{shown}.wav: 2.0 s of audio -> out/{shown} .txt .json" in lines
+        assert f"failed gone{shown}.wav: no such file; check the path (missing_file)" in lines
+    assert len(lines) == 2 * len(NAMES) + 2 + done.err.count("\nreport: ")
+    listed = forescribe(*NAMES, *pair, "-o", "other", "-f", "txt", "--dry-run").out.splitlines()
+    assert sorted(listed) == sorted(f"{n}.wav -> other/{n} .txt" for n in NAMES.values())
+    for text in (done.err, *listed):
+        assert not set("\x1b\u202e\udce9") & set(text)
+    records = map(json.loads, (here / "out" / NAME).read_text().splitlines())
+    assert {r["path"] for r in records} == {*NAMES, *gone}  # exactly
+
+
 # Audit
 
 
-def test_an_audit_of_a_sound_engine_finds_nothing(forescribe, pair) -> None:
-    done = forescribe("audit", "a.wav", "b.wav", *pair)
+def test_an_audit_of_a_sound_engine_finds_nothing(forescribe, guarded) -> None:
+    done = forescribe("audit", "a.wav", "b.wav", *guarded)
     assert done.status == 0
     assert [line.split(":")[-1] for line in done.out.splitlines()] == [
         " all equal to plain decoding"
     ] * 2
 
 
-def test_an_audit_in_json_parses_and_a_failure_is_counted(forescribe, pair, here) -> None:
+def test_an_audit_in_json_parses_and_a_failure_is_counted(forescribe, guarded, here) -> None:
     data = (here / "a.wav").read_bytes()
-    done = forescribe("audit", "-", "none.wav", *pair, "--json", stdin=data)
+    done = forescribe("audit", "-", "none.wav", *guarded, "--json", stdin=data)
     good, bad = map(json.loads, done.out.splitlines())
     assert done.status == 1
     assert good["equal"] and good["source"] == "-" and good["windows"] == 1
     assert not bad["equal"] and "no such file" in bad["error"]
 
 
-def test_an_audit_needs_drafts(forescribe, pair) -> None:
-    done = forescribe("audit", "a.wav", *pair, "--gamma", "0")
+def test_an_audit_needs_drafts(forescribe, guarded) -> None:
+    done = forescribe("audit", "a.wav", *guarded, "--gamma", "0")
     assert done.status == 2 and "with plain decoding" in done.err
 
 

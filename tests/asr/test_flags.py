@@ -14,7 +14,7 @@ from asr import cli, flags
 from asr.errors import UsageError
 from asr.flags import FOREIGN, Known, translate
 
-VALUED = "--output-dir -o --initial-prompt --batch-size --dtype --task --model --language"
+VALUED = "--output-dir -o --output-format -f --initial-prompt --batch-size --dtype --task --model --language"
 SWITCHES = "word-timestamps vad timestamps local-files-only"
 KNOWN = Known(
     valued=frozenset({*VALUED.split(), "--logprob-threshold"}),
@@ -108,6 +108,12 @@ REFUSED = {
     "--word_timestamps=maybe": "--word_timestamps is True or False, not 'maybe'",
     "-osrt": "-f srt",
     "-of name": "-o DIR",
+    "-et 2.4": "--compression-ratio-threshold X",
+    "-nf": "--temperature-increment-on-fallback None",
+    "-f x.wav": "a recording needs no flag, as in `forescribe x.wav -f srt`",
+    "-f calls/X.MP3": "-f names formats of results here",
+    "--output_format=x.wav": "a recording needs no flag",
+    "--file x.wav": "write the file alone",
     "--beam_size": "--beam_size needs a value",
 }
 
