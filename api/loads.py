@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from asr.errors import CapacityError, ForescribeError, out_of_memory
-from speculative.errors import SpeculativeError
+from speculative.errors import BrokenError, SpeculativeError
 
 log = logging.getLogger("forescribe.api")
 
@@ -128,7 +128,7 @@ def _lasting(error: Exception) -> bool:
     """Whether the cause is one that this package has named, and none that passes by itself."""
     if not isinstance(error, ForescribeError | SpeculativeError):
         return False
-    if isinstance(error, CapacityError):
+    if isinstance(error, CapacityError | BrokenError):
         return False
     causes = list(_causes(error))
     if any(_kinds(cause) & _ANSWERED for cause in causes):

@@ -42,6 +42,17 @@ def tokens(name: str, values: Any) -> None:
             raise RequestError(f"{name} holds {_shown(value)}; a token id is a whole number from 0")
 
 
+def text(name: str, value: Any) -> None:
+    """A string of whole characters: half of a surrogate pair has no bytes, so no tokens."""
+    if not isinstance(value, str):
+        raise RequestError(f"{name} is {_shown(value)}; it must be text")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        half = value[error.start]
+        raise RequestError(f"{name} holds {half!a}, half of a surrogate pair") from None
+
+
 def in_vocabulary(name: str, values: Sequence[int], size: int) -> None:
     """`values` have passed `tokens`; none is beyond a vocabulary of `size`."""
     if values and max(values) >= size:

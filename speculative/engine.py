@@ -333,6 +333,9 @@ class Engine:
         if not busy:
             self._since_look = 0
             return
+        if all(slot.cancelled for slot in busy):
+            self._retire()
+            return
         self._play(self._mode([slot.request for slot in busy]))
         self._since_look += 1
         if self._since_look >= self.device.rounds_per_look or self._waiting:
@@ -660,7 +663,7 @@ class Engine:
         judged, accepted, row_rounds = (a - b for a, b in zip(known, self._learnt, strict=True))
         self._learnt = known
         disturbed, self._disturbed = self._disturbed, False
-        if disturbed:
+        if disturbed or not self._since_look:
             return
         look = Look(
             gamma=self._gamma,

@@ -25,6 +25,7 @@ OBSERVE: Final = "the drafter's learning"
 COMMIT: Final = "committing"
 RESULT: Final = "collecting the result"
 SCHEDULE: Final = "the schedule"
+WRITING: Final = "making text of the tokens"
 ENGINE: Final = "the engine's step"
 
 OF_THE_DRAFTER: Final = frozenset({PROMPT, CATCH_UP, DRAFT, OBSERVE})

@@ -19,21 +19,22 @@ from typing import Final
 
 import torch
 
+from speculative import checks, faults
 from speculative.accept import BlockVerification
 from speculative.device import Device, choose
 from speculative.drafters.model import ModelDrafter, confidence_for
 from speculative.drafters.ngram import NgramDrafter
 from speculative.drafters.universal import UniversalDrafter
 from speculative.engine import Engine
-from speculative.errors import LoadError, RequestError
+from speculative.errors import BrokenError, LoadError, RequestError
 from speculative.exclusive import loading
 from speculative.models.causal_lm import CausalDecoder
 from speculative.models.loading import LanguageModel, check_draft, load
 from speculative.schedule import schedule_for
 from speculative.stats import Stats
-from speculative.types import Drafter, Finish, Mode, Request
+from speculative.types import Drafter, Finish, Mode, Partial, Request, Result
 from speculative.vocabulary import Message
-from speculative.writing import Candidate, Completion, Options, Token, Writing
+from speculative.writing import Candidate, Completion, Ended, Options, Token, Writing
 
 __all__ = ["Candidate", "Completion", "Event", "Options", "TextGenerator", "Token"]
 
@@ -79,10 +80,12 @@ class TextGenerator:
         context: int | None = None,
         universal: bool = False,
     ) -> None:
-        if context is not None and not 1 < context <= target.positions:
-            raise RequestError(f"context is {context}; {target.name} has {target.positions}")
+        if context is not None:
+            checks.whole("context", context, 2, target.positions)
+        if gamma is not None:
+            checks.whole("gamma", gamma, 0)
         self.target, self.draft, self.device = target, draft, device
-        self.context = context or min(target.positions, CONTEXT)
+        self.context = min(target.positions, CONTEXT) if context is None else context
         self.vocabulary = target.vocabulary
         drafter = self._drafter(gamma, universal)
         self.engine = Engine(
@@ -184,13 +187,7 @@ class TextGenerator:
     def encode(self, prompt: str | Sequence[int] | Sequence[Message]) -> tuple[int, ...]:
         """Tokens of a text, of a conversation, or as they are. Raises RequestError where there is no
         room behind them, or where the model has no form for conversations."""
-        if isinstance(prompt, str):
-            ids = self.vocabulary.encode(prompt)
-        else:
-            ids = tuple(item for item in prompt if isinstance(item, int))
-            messages = [item for item in prompt if isinstance(item, Mapping)]
-            if messages:
-                ids = self.vocabulary.chat(messages)
+        ids = self._ids(prompt)
         wrong = next((i for i in ids if not 0 <= i < self.target.vocab_size), None)
         if wrong is not None:
             raise RequestError(f"token {wrong} is none of {self.target.name}'s")
@@ -202,11 +199,29 @@ class TextGenerator:
             )
         return ids
 
+    def _ids(self, prompt: str | Sequence[int] | Sequence[Message]) -> tuple[int, ...]:
+        if isinstance(prompt, str):
+            checks.text("the prompt", prompt)
+            return self.vocabulary.encode(prompt)
+        if not isinstance(prompt, Sequence) or isinstance(prompt, bytes):
+            raise RequestError(
+                f"the prompt is {type(prompt).__name__}, not text, tokens or messages"
+            )
+        if prompt and all(isinstance(item, Mapping) for item in prompt):
+            messages = [item for item in prompt if isinstance(item, Mapping)]
+            _check_text(messages)
+            return self.vocabulary.chat(messages)
+        ids = tuple(item for item in prompt if isinstance(item, int))
+        if len(ids) < len(prompt) and any(isinstance(item, Mapping) for item in prompt):
+            raise RequestError("the prompt mixes messages with something else")
+        checks.tokens("the prompt", prompt)
+        return ids
+
     def submit(
         self, prompt: str | Sequence[int] | Sequence[Message], options: Options | None = None
     ) -> int:
         """Queues a text; the number is its name in events. Raises RequestError."""
-        options = options or Options()
+        options = Options() if options is None else options
         ids = self.encode(prompt)
         if options.logprobs > RANKS:
             raise RequestError(f"logprobs is {options.logprobs}; at most {RANKS}")
@@ -229,39 +244,68 @@ class TextGenerator:
         """Its row is free in the next step, and no event of it follows; nothing if it has ended."""
         if self._writings.pop(number, None) is not None:
             self.engine.cancel(number)
+            if not self._writings:  # no later step would free its row
+                self.engine.step()
 
     @property
     def idle(self) -> bool:
         """Whether no text is under way."""
         return not self._writings
 
+    @property
+    def broken(self) -> BrokenError | None:
+        """Why nothing can be written any more, once the device has failed."""
+        return self.engine.broken
+
     def step(self) -> list[Event]:
         """One round of all rows, and what became final by it."""
-        events = []
-        for result in self.engine.step():
-            writing = self._writings.pop(result.request.tag, None)
-            if writing is None:
-                continue  # it was cancelled, or a stop string ended it
-            text, tokens = writing.grow(result.tokens, result.logprobs, result.ranked)
-            rest, more = writing.end()
-            stopped = writing.stopped is not None or result.finish is Finish.STOP
-            completion = writing.completion("stop" if stopped else "length")
-            events.append(Event(result.request.tag, text + rest, tokens + more, completion))
+        events = [self._ended(result) for result in self.engine.step() if self._mine(result)]
         known = {number: len(writing.ids) for number, writing in self._writings.items()}
         for partial in self.engine.peek(known):
-            number = partial.request.tag
-            writing = self._writings.get(number)
-            if writing is None:
-                continue
+            writing = self._writings.get(partial.request.tag)
+            event = None if writing is None else self._grown(writing, partial)
+            if event is not None:
+                events.append(event)
+        return events
+
+    def _mine(self, result: Result) -> bool:
+        """Whether its text is still wanted: not cancelled, nor ended by a stop string."""
+        return result.request.tag in self._writings
+
+    def _ended(self, result: Result) -> Event:
+        """The end of a text. A fault in making text of its tokens is that text's alone."""
+        number = result.request.tag
+        writing = self._writings.pop(number)
+        try:
+            text, tokens = writing.grow(result.tokens, result.logprobs, result.ranked)
+            rest, more = writing.end()
+        except Exception as error:
+            failed = faults.fault(faults.WRITING, error)
+            return Event(number, "", (), writing.completion("failed", failed))
+        finish: Ended = "length"
+        if writing.stopped is not None or result.finish is Finish.STOP:
+            finish = "stop"
+        elif result.error is not None:
+            finish = "failed"
+        wrong = result.error if finish == "failed" else None
+        completion = writing.completion(finish, wrong, result.draft_error)
+        return Event(number, text + rest, tokens + more, completion)
+
+    def _grown(self, writing: Writing, partial: Partial) -> Event | None:
+        """What has become final of a text that goes on."""
+        number = partial.request.tag
+        try:
             text, tokens = writing.grow(
                 partial.tokens, partial.logprobs, partial.ranked, partial.begin
             )
-            if writing.stopped is not None:
-                self.cancel(number)
-                events.append(Event(number, text, tokens, writing.completion("stop")))
-            elif text or tokens:
-                events.append(Event(number, text, tokens))
-        return events
+        except Exception as error:
+            self.cancel(number)
+            failed = faults.fault(faults.WRITING, error)
+            return Event(number, "", (), writing.completion("failed", failed))
+        if writing.stopped is not None:
+            self.cancel(number)
+            return Event(number, text, tokens, writing.completion("stop"))
+        return Event(number, text, tokens) if text or tokens else None
 
     # -- all at once ------------------------------------------------------------------------------
 
@@ -270,20 +314,33 @@ class TextGenerator:
         prompts: Iterable[str | Sequence[int] | Sequence[Message]],
         options: Options | None = None,
     ) -> list[Completion]:
-        """The texts that follow the prompts, in their order."""
-        numbers = [self.submit(prompt, options) for prompt in prompts]
-        wanted = set(numbers)
+        """The texts that follow the prompts, in their order.
+
+        Raises RequestError, before anything is written, where a prompt cannot be served. A text that
+        fails later is a completion with `finish` "failed" and an `error`; the others are not affected.
+        """
+        options = Options() if options is None else options
+        ids = [self.encode(prompt) for prompt in prompts]
+        numbers: list[int] = []
         ended: dict[int, Completion] = {}
-        while len(ended) < len(numbers):
-            for event in self.step():
-                if event.completion is not None and event.number in wanted:
-                    ended[event.number] = event.completion
+        try:
+            for prompt in ids:
+                numbers.append(self.submit(prompt, options))
+            wanted = set(numbers)
+            while len(ended) < len(numbers):
+                for event in self.step():
+                    if event.completion is not None and event.number in wanted:
+                        ended[event.number] = event.completion
+        finally:
+            for number in numbers:
+                self.cancel(number)  # nothing where it has ended
         return [ended[number] for number in numbers]
 
     def stream(
         self, prompt: str | Sequence[int] | Sequence[Message], options: Options | None = None
     ) -> Iterator[Event]:
-        """One text as it is written; a caller that stops listening cancels it."""
+        """One text as it is written; a caller that stops listening cancels it. Raises DecodingError,
+        behind what was written, where it fails."""
         number = self.submit(prompt, options)
         try:
             while True:
@@ -291,6 +348,8 @@ class TextGenerator:
                     if event.number == number:
                         yield event
                         if event.completion is not None:
+                            if event.completion.error is not None:
+                                raise event.completion.error
                             return
         finally:
             self.cancel(number)
@@ -299,3 +358,10 @@ class TextGenerator:
     def stats(self) -> Stats:
         """Everything since it was made."""
         return self.engine.stats
+
+
+def _check_text(messages: Sequence[Message]) -> None:
+    for number, message in enumerate(messages):
+        for name, value in message.items():
+            if isinstance(value, str):
+                checks.text(f"{name} of message {number}", value)

@@ -10,18 +10,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from speculative import checks
 from speculative.detokenizer import Detokenizer
-from speculative.errors import RequestError
+from speculative.errors import SpeculativeError
 from speculative.stops import Stops
 from speculative.types import Ranked, Sampling
 from speculative.vocabulary import Vocabulary
 
-Ended = Literal["stop", "length", "cancelled"]
+Ended = Literal["stop", "length", "cancelled", "failed"]
 
 
 @dataclass(frozen=True)
 class Options:
-    """How a text is to be written. The defaults are greedy, to the model's last position."""
+    """How a text is to be written. The defaults are greedy, to the model's last position. Raises
+    `RequestError` for impossible numbers."""
 
     max_tokens: int | None = None
     temperature: float = 0.0
@@ -32,8 +34,11 @@ class Options:
     gamma: int | None = None  # at most so many drafts per round; None: as the schedule says
 
     def __post_init__(self) -> None:
-        if self.max_tokens is not None and self.max_tokens < 1:
-            raise RequestError(f"max_tokens is {self.max_tokens}; it must be 1 or more")
+        if self.max_tokens is not None:
+            checks.whole("max_tokens", self.max_tokens, 1, checks.ANY)
+        checks.whole("logprobs", self.logprobs, 0, checks.ANY)
+        for stop in self.stop:
+            checks.text("a stop string", stop)
         Stops(self.stop)
 
 
@@ -61,7 +66,8 @@ class Token(Candidate):
 @dataclass(frozen=True)
 class Completion:
     """A text that has ended. `ids` are all tokens that were made, the one that ends it and those of a
-    stop string included; `tokens` are those of the text."""
+    stop string included; `tokens` are those of the text. A `finish` of "failed" has an `error`, and its
+    text is what was written before. `draft_error` is a fault of the draft, which has cost speed."""
 
     text: str
     ids: tuple[int, ...]
@@ -69,6 +75,8 @@ class Completion:
     finish: Ended
     prompt_tokens: int
     stop: str | None = None  # the stop string that ended it
+    error: SpeculativeError | None = None
+    draft_error: SpeculativeError | None = None
 
 
 @dataclass
@@ -118,7 +126,12 @@ class Writing:
             self._waiting.clear()
         return self.text[len(before) :], tuple(self.tokens[known:])
 
-    def completion(self, finish: Ended) -> Completion:
+    def completion(
+        self,
+        finish: Ended,
+        error: SpeculativeError | None = None,
+        draft_error: SpeculativeError | None = None,
+    ) -> Completion:
         return Completion(
             text=self.text,
             ids=tuple(self.ids),
@@ -126,6 +139,8 @@ class Writing:
             finish=finish,
             prompt_tokens=len(self.prompt),
             stop=self.stopped,
+            error=error,
+            draft_error=draft_error,
         )
 
     def _add(self, text: str) -> None:

@@ -185,7 +185,10 @@ def generate(
         for prompt, done in zip(texts, run.completions, strict=True):
             record = {"prompt": prompt, "text": done.text, "finish_reason": done.finish}
             counts = {"prompt_tokens": done.prompt_tokens, "completion_tokens": len(done.ids)}
+            if done.error is not None:
+                record["error"] = str(done.error)
             typer.echo(dumps({**record, "stop": done.stop, "usage": counts}, ensure_ascii=False))
+    _report_faults(run.completions)
     if stats or compare:
         _tell("with drafts" if generator.draft is not None else "without drafts", run, json=json)
     if compare:
@@ -221,6 +224,17 @@ def _run(
         if not (quiet or silent):
             typer.echo("\n\n".join(done.text for done in completions))
     return Run(completions, time.perf_counter() - started, generator.stats - before)
+
+
+def _report_faults(completions: list[Completion]) -> None:
+    """Says what failed. Raises Exit where a text did."""
+    for number, done in enumerate(completions, start=1):
+        if done.draft_error is not None:
+            typer.echo(f"warning: text {number}: without drafts: {done.draft_error}", err=True)
+        if done.error is not None:
+            typer.echo(f"error: text {number}: {done.error}", err=True)
+    if any(done.error is not None for done in completions):
+        raise typer.Exit(1)
 
 
 def _tell(name: str, run: Run, *, json: bool) -> None:

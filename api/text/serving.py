@@ -208,18 +208,35 @@ class TextServing:
         finally:
             self._began_s = None
         for event in events:
-            owner, index = self._owners[event.number]
-            if event.completion is not None:
-                del self._owners[event.number]
-            owner.tell(index, event)
+            self._tell(generator, event)
+        if generator.broken is not None:
+            raise generator.broken  # whoever looks after the process starts the next
         return True
 
+    def _tell(self, generator: TextGenerator, event: Event) -> None:
+        if event.number not in self._owners:
+            return  # another text of its request has failed in this round
+        owner, index = self._owners[event.number]
+        done = event.completion
+        if done is not None:
+            del self._owners[event.number]
+            if done.draft_error is not None:
+                log.warning("a text goes on without drafts", exc_info=done.draft_error)
+            if done.error is not None:
+                log.error("a text has failed", exc_info=done.error)
+                self._fail(generator, owner, _failed(done.error))
+                return
+        owner.tell(index, event)
+
+    def _fail(self, generator: TextGenerator, reading: Reading, error: ApiError) -> None:
+        """All texts of one request."""
+        for number in [n for n, (owner, _) in self._owners.items() if owner is reading]:
+            generator.cancel(number)
+            del self._owners[number]
+        reading.fail(error)
+
     def _fail_all(self, generator: TextGenerator, error: Exception) -> None:
-        scarce = out_of_memory(error)
-        failed = ApiError(
-            "overloaded" if scarce else "internal_error",
-            "the device is out of memory" if scarce else "the server failed; the fault is logged",
-        )
+        failed = _failed(error)
         for reading in {owner for owner, _ in self._owners.values()}:
             reading.fail(failed)
         for number in self._owners:
@@ -232,8 +249,10 @@ class TextServing:
             for index, (prompt, options) in enumerate(pairs):
                 self._owners[generator.submit(prompt, options)] = reading, index
         except RequestError as error:
-            self._gone.append(reading)  # those of its texts that were queued
-            reading.fail(ApiError("invalid_value", str(error)))
+            self._fail(generator, reading, ApiError("invalid_value", str(error)))
+        except Exception as error:
+            log.error("a text has failed", exc_info=error)
+            self._fail(generator, reading, _failed(error))
 
     def _leave(self) -> None:
         """Nobody waits for what will not come."""
@@ -242,6 +261,13 @@ class TextServing:
             left = {owner for owner, _ in self._owners.values()} | set(self._new)
         for reading in left:
             reading.fail(ApiError("not_ready", "the server is stopping"))
+
+
+def _failed(error: BaseException) -> ApiError:
+    """What a client is told of a fault."""
+    if out_of_memory(error) or (error.__cause__ is not None and out_of_memory(error.__cause__)):
+        return ApiError("overloaded", "the device is out of memory")
+    return ApiError("internal_error", "the server failed; the fault is logged")
 
 
 class Reading:

@@ -24,7 +24,7 @@ from tests.api.conftest import until
 from tests.speculative.language_models import write
 
 KEY = new_key()
-ASKED = {"max_tokens": 24, "seed": 5, "temperature": 1.0}
+ASKED = {"max_tokens": 24, "seed": 6, "temperature": 1.0}
 
 
 @pytest.fixture(scope="module")
@@ -294,3 +294,27 @@ def test_a_fault_of_the_text_model_fails_what_is_under_way_and_nothing_later(
         assert failed.json()["error"]["code"] == code and "secret" not in failed.text
         assert texting.state == "ready" and texting.standing_s == 0 and texting.generator.idle
         assert client.post("/v1/completions", json=asked).status_code == 200
+
+
+def test_a_fault_in_one_text_fails_its_request_alone(client, server, model, monkeypatch) -> None:
+    generator = server[1].generator
+    rows, real = generator.engine.rows, generator.engine.target.score
+    letter = generator.encode("Z")[-1]
+
+    def score(*args, **more):
+        marked = (rows.tokens == letter).any(1) & rows.active
+        if bool((marked & (rows.lengths > rows.begin + 2)).any()):
+            raise RuntimeError("secret")
+        return real(*args, **more)
+
+    monkeypatch.setattr(generator.engine.target, "score", score)
+    asked = {"model": str(model), "max_tokens": 16, "temperature": 0}
+    with ThreadPoolExecutor(2) as pool:
+        sound = pool.submit(client.completions.create, prompt=["so", "on"], **asked)
+        with pytest.raises(openai.InternalServerError) as caught:
+            client.completions.create(prompt=["Z", "tea"], **asked)
+        assert caught.value.code == "internal_error" and "secret" not in str(caught.value)
+        assert [c.finish_reason for c in sound.result(60).choices] == ["length", "length"]
+    until(lambda: generator.idle and generator.engine.idle)
+    assert server[1].state == "ready"
+    assert client.completions.create(prompt="tea", **asked).choices[0].text

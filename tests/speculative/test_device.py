@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 from importlib.machinery import ModuleSpec
 from threading import Thread
 from types import ModuleType, SimpleNamespace
@@ -360,3 +361,182 @@ def test_admissions_are_padded_to_buckets_and_the_text_is_the_same(habana, monke
     assert found == {r.request.tag: r.tokens for r in plain.run(work)}
     assert shapes[0] == (4, 8)  # three rows of up to 7 tokens
     assert {k for k, _ in shapes} <= {1, 2, 4} and {p for _, p in shapes} <= {4, 8, 32}
+
+
+# A second card, on a double that records which one was the current
+
+
+@dataclass
+class Cards:
+    """`torch.cuda` and `torch.hpu`, as far as we use them: what was done, and on which card."""
+
+    current: int = 0
+    log: list[tuple[str, int]] = field(default_factory=list)
+    inside: int = 0  # captures under way
+
+    def note(self, what: str) -> None:
+        self.log.append((what, self.current))
+
+    def backend(self) -> SimpleNamespace:
+        """One of the two modules."""
+
+        def set_device(index: int) -> None:
+            self.current = index
+
+        return SimpleNamespace(
+            current_device=lambda: self.current,
+            set_device=set_device,
+            synchronize=lambda: self.note("synchronize"),
+            Stream=lambda: (self.note("stream"), _Stream(self))[1],
+            current_stream=lambda: (self.note("current stream"), _Stream(self))[1],
+            stream=lambda stream: nullcontext(),
+            CUDAGraph=lambda: _Graph(self),
+            graph=self.capture,
+            Event=lambda enable_timing: _Event(self),
+            is_available=lambda: True,
+            device_count=lambda: 2,
+        )
+
+    @contextmanager
+    def capture(self, graph: _Graph) -> Iterator[None]:
+        self.note("capture")
+        self.inside += 1
+        yield
+        self.inside -= 1
+
+
+@dataclass
+class _Stream:
+    cards: Cards
+
+    def wait_stream(self, other: _Stream) -> None:
+        self.cards.note("wait")
+
+
+@dataclass
+class _Event:
+    cards: Cards
+
+    def __post_init__(self) -> None:
+        self.cards.note("event")
+
+    def record(self) -> None:
+        self.cards.note("record")
+
+    def elapsed_time(self, end: _Event) -> float:
+        return 500.0
+
+
+@dataclass
+class _Graph:
+    """Plays what was captured again: the double's engine hands its rounds over here."""
+
+    cards: Cards
+    round: Callable[[], None] = lambda: None
+
+    def replay(self) -> None:
+        self.cards.note("replay")
+        self.round()
+
+
+@dataclass(frozen=True)
+class Second(Device):
+    """The second card, whose tensors are on the CPU."""
+
+    @property
+    def torch(self) -> torch.device:
+        return torch.device("cpu")
+
+
+@pytest.fixture
+def cards(monkeypatch) -> Cards:
+    made = Cards()
+    monkeypatch.setattr(torch, "cuda", made.backend())
+    monkeypatch.setattr(torch, "hpu", made.backend(), raising=False)
+    return made
+
+
+def playing(cards: Cards, monkeypatch) -> None:
+    """Graphs that play their function when they are replayed, and not when they are captured."""
+    real = device._cuda_graph
+
+    def graph(on: Device, fn: Callable[[], None]) -> Callable[[], None]:
+        made: list[_Graph] = []
+        monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: made.append(_Graph(cards)) or made[-1])
+        replay = real(on, lambda: None if cards.inside else fn())
+        made[0].round = fn
+        return replay
+
+    monkeypatch.setattr(device, "_cuda_graph", graph)
+
+
+@pytest.mark.parametrize("gamma", [0, 3])
+def test_all_that_an_engine_launches_goes_to_its_own_card(cards, monkeypatch, gamma) -> None:
+    playing(cards, monkeypatch)
+    engine = tiny(Second("cuda", torch.float32, 1), gamma)
+    for name in ("prefill", "score"):
+        real = getattr(engine.target, name)
+
+        def noted(*args, real=real, name=name, **options):
+            cards.note(name)
+            return real(*args, **options)
+
+        monkeypatch.setattr(engine.target, name, noted)
+    engine.warm_up()
+    assert not engine.rows.active.any() and (engine.rows.lengths == 1).all()
+    assert tokens(engine) == tokens(tiny(None, gamma))
+    assert engine.stats.seconds["prefill"] > 0
+    engine.device.synchronize()
+    done = {what for what, _ in cards.log}
+    assert done == {
+        *("stream", "current stream", "wait", "capture", "replay"),
+        *("event", "record", "synchronize", "prefill", "score"),
+    }
+    assert {card for _, card in cards.log} == {1}
+    assert cards.current == 0  # as it was
+
+
+def test_a_stopwatch_of_the_pipeline_records_on_its_own_card(cards) -> None:
+    """The transcriber's is started outside of the engine's steps."""
+    watch = Second("cuda", torch.float32, 1).stopwatch()
+    watch.start()
+    watch.mark("encode")
+    assert watch.seconds == {"encode": 0.5}
+    assert {card for _, card in cards.log} == {1} and cards.current == 0
+
+
+@pytest.mark.parametrize("kind", ["cuda", "hpu"])
+def test_a_guard_gives_the_current_card_back_whatever_happens(cards, kind) -> None:
+    on = Second(kind, torch.float32, 1)
+    with pytest.raises(ZeroDivisionError), on.guard():
+        with on.guard():
+            assert cards.current == 1
+        assert cards.current == 1
+        1 / 0  # noqa: B018
+    assert cards.current == 0
+    on.synchronize()
+    assert cards.log == [("synchronize", 1)]
+
+
+@pytest.mark.parametrize("on", [Device("cpu", torch.float32), Second("cuda", torch.float32)])
+def test_without_an_index_the_current_card_stays(cards, on) -> None:
+    cards.current = 1
+    with on.guard():
+        assert cards.current == 1
+    cards.current = 0
+    with on.guard():
+        assert cards.current == 0
+
+
+def test_capturing_while_rows_are_busy_moves_none_of_them(cards, monkeypatch) -> None:
+    """Without a warm-up every shape is captured when it first comes: three rounds, which count for
+    nobody."""
+    playing(cards, monkeypatch)
+    busy = tiny(Second("cuda", torch.float32, 1), 3)
+    assert tokens(busy) == tokens(tiny(None, 3))
+    assert busy.stats.emitted == tiny_emitted()
+
+
+def tiny_emitted() -> int:
+    engine = tiny(None, 3)
+    return sum(map(len, tokens(engine).values()))

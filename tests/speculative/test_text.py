@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from speculative import Sampling, TextGenerator
 from speculative.detokenizer import HELD, Detokenizer
 from speculative.drafters.universal import UniversalDrafter
-from speculative.errors import LoadError, RequestError
+from speculative.errors import DecodingError, LoadError, RequestError
 from speculative.models.loading import load
 from speculative.stops import Stops
 from speculative.text import Options
@@ -241,8 +241,139 @@ def test_what_cannot_be_served_is_refused_before_it_is_queued(generator):
         generator.submit("a", Options(logprobs=21))
     with pytest.raises(RequestError, match="top_p"):
         Options(sampling=Sampling(top_p=2))
+    with pytest.raises(RequestError, match="gamma is 5; this engine drafts 4 at most"):
+        generator.submit("a", Options(gamma=5))
+    with pytest.raises(RequestError, match="seed is 0.5"):
+        generator.submit("a", Options(seed=0.5))
     assert generator.idle
     assert generator.encode("") == (generator.vocabulary.ids["<|begin|>"],)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "said"),
+    [
+        ("a\ud800b", "the prompt holds '\\\\ud800', half of a surrogate pair"),
+        ([{"role": "user", "content": "\udfff"}], "content of message 0 holds '\\\\udfff'"),
+        ([{"role": "\ud800", "content": "a"}], "role of message 0 holds"),
+        ([5, 1.5], "the prompt holds 1.5; a token id is a whole number from 0"),
+        ([True], "the prompt holds True"),
+        ([-1], "token -1 is none of|the prompt holds -1"),
+        ([5, {"role": "user", "content": "a"}], "mixes messages with something else"),
+        ([{"role": "user", "content": "a"}, "b"], "mixes messages with something else"),
+        (None, "the prompt is NoneType, not text, tokens or messages"),
+        (b"a", "the prompt is bytes"),
+        ([], "the prompt is empty"),
+        ([{}], "chat template refuses this"),
+    ],
+)
+def test_prompts_that_are_none_are_refused(generator, prompt, said):
+    with pytest.raises(RequestError, match=said):
+        generator.submit(prompt)
+    assert generator.idle and generator.engine.idle
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"max_tokens": 1.5}, "max_tokens is 1.5"),
+        ({"max_tokens": True}, "max_tokens is True"),
+        ({"logprobs": -1}, "logprobs is -1"),
+        ({"stop": ("\ud800",)}, "a stop string holds"),
+        ({"stop": (7,)}, "a stop string is 7; it must be text"),
+    ],
+)
+def test_options_with_impossible_values_are_refused(fields, said):
+    with pytest.raises(RequestError, match=said):
+        Options(**fields)
+
+
+@pytest.mark.parametrize("context", [0, 1, POSITIONS + 1, 2.5, True])
+def test_a_context_that_the_model_has_not_is_refused(generator, context):
+    with pytest.raises(RequestError, match="context is"):
+        TextGenerator(generator.target, device=generator.device, context=context)
+
+
+def test_prompts_that_cannot_all_be_served_leave_nothing_behind(generator):
+    with pytest.raises(RequestError, match="token 9999"):
+        generator.generate(["a", [9999], "b"])
+    assert generator.idle and generator.engine.idle
+    submit, calls = generator.engine.submit, []
+
+    def second(request):
+        calls.append(request)
+        if len(calls) == 2:
+            raise RequestError("not this one")
+        submit(request)
+
+    generator.engine.submit = second
+    try:
+        with pytest.raises(RequestError, match="not this one"):
+            generator.generate(["a", "b", "c"])
+    finally:
+        del generator.engine.submit
+    assert generator.idle
+    (alone,) = generator.generate(["tea"], Options(max_tokens=3))
+    assert len(alone.ids) == 3 and generator.engine.idle
+
+
+class Fault(Exception):
+    """Of a part of the model."""
+
+
+def test_a_text_that_fails_fails_alone(generator, monkeypatch):
+    options = Options(max_tokens=12)
+    expected = [done.ids for done in generator.generate(["the other", "a", "on and"], options)]
+    rows, real = generator.engine.rows, generator.engine.target.score
+
+    def score(*args, **more):
+        if bool(rows.active[1]) and int(rows.lengths[1] - rows.begin[1]) > 4:
+            raise Fault("out of order")
+        return real(*args, **more)
+
+    monkeypatch.setattr(generator.engine.target, "score", score)
+    done = generator.generate(["the other", "a", "on and"], options)
+    assert [d.ids for d in done[::2]] == expected[::2]
+    assert done[1].finish == "failed" and "Fault: out of order" in str(done[1].error)
+    assert done[1].ids == expected[1][: len(done[1].ids)] and len(done[1].ids) >= 4
+    assert [d.error for d in done[::2]] == [None, None]
+    assert generator.idle and generator.engine.idle
+
+
+def test_a_stream_that_fails_raises_behind_what_was_written(generator, monkeypatch):
+    (whole,) = generator.generate(["tea on"], Options(max_tokens=20))
+    rows, real = generator.engine.rows, generator.engine.target.score
+
+    def score(*args, **more):
+        if int((rows.lengths - rows.begin).where(rows.active, 0).max()) > 8:
+            raise Fault("late")
+        return real(*args, **more)
+
+    monkeypatch.setattr(generator.engine.target, "score", score)
+    said = []
+    with pytest.raises(DecodingError, match="scoring failed: Fault: late"):
+        for event in generator.stream("tea on", Options(max_tokens=20)):
+            said.append(event.text)
+    assert whole.text.startswith("".join(said)) and "".join(said)
+    assert generator.idle and generator.engine.idle
+
+
+def test_tokens_that_are_no_text_fail_their_text_alone(generator, monkeypatch):
+    options = Options(max_tokens=12)
+    expected = [done.ids for done in generator.generate(["the other", "a"], options)]
+    push, hit = Detokenizer.push, []
+
+    def broken(self, token):
+        hit.append(self)
+        if len(hit) > 6 and self is hit[0]:
+            raise Fault("no such letter")
+        return push(self, token)
+
+    monkeypatch.setattr(Detokenizer, "push", broken)
+    first, second = generator.generate(["the other", "a"], options)
+    assert first.finish == "failed" and "making text of the tokens failed" in str(first.error)
+    assert second.ids == expected[1] and second.error is None
+    while not generator.engine.idle:
+        assert generator.step() == []
 
 
 @pytest.mark.parametrize(
