@@ -21,6 +21,7 @@ from api.keys import Keyring
 from api.loads import Failure, told
 from api.origins import EXPOSED, Guard
 from api.pace import Pace
+from api.readiness import Readiness
 from api.requestid import RequestId
 from api.routers import audio, endpoints, health, metrics, models, page, text
 from api.serving import Serving
@@ -77,6 +78,7 @@ def create_app(
     app.state.settings, app.state.serving, app.state.jobs = settings, engine, jobs
     app.state.keyring = Keyring(settings.api_keys)
     app.state.texting = texting
+    app.state.readiness = Readiness(settings, engine, texting, jobs)
     texting.watched_by(engine.metrics)
     _guard(app, settings, engine)
     faults.install(app)

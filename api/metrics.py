@@ -6,7 +6,10 @@ not count together.
 
 from __future__ import annotations
 
+import math
+import threading
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, cast
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -18,6 +21,10 @@ if TYPE_CHECKING:
 
 SECONDS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1200.0, 3600.0)
 SPEEDS = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0)
+
+
+WAIT_S = 2.0
+"""For one value."""
 
 
 class Metrics:
@@ -71,7 +78,7 @@ class Metrics:
 
     def watch(self, name: str, text: str, value: Callable[[], float]) -> None:
         """A gauge that is read when it is asked for."""
-        Gauge(f"forescribe_{name}", text, registry=self.registry).set_function(value)
+        Gauge(f"forescribe_{name}", text, registry=self.registry).set_function(Patient(value))
 
     def answered(self, route: str, status: int, wall_s: float) -> None:
         self._requests.labels(route, str(status)).inc()
@@ -102,6 +109,40 @@ class Metrics:
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"forescribe_{name}", text, labels, registry=self.registry)
+
+
+class Patient:
+    """A value that may take long, or fail: what it is asked of may be away. NaN then, which Prometheus
+    shows as a gap, so that the other series are told in any case.
+
+    One look at a time: while one hangs, no other begins.
+    """
+
+    def __init__(self, value: Callable[[], float], wait_s: float = WAIT_S) -> None:
+        self._value, self.wait_s = value, wait_s
+        self._lock = threading.Lock()
+        self._look: Future[float] | None = None
+
+    def __call__(self) -> float:
+        with self._lock:
+            if self._look is None:
+                self._look = Future()
+                threading.Thread(target=self._run, args=(self._look,), daemon=True).start()
+            look = self._look
+        try:
+            return look.result(self.wait_s)
+        except Exception:
+            return math.nan
+        finally:
+            with self._lock:
+                if look.done() and self._look is look:
+                    self._look = None
+
+    def _run(self, look: Future[float]) -> None:
+        try:
+            look.set_result(float(self._value()))
+        except Exception as error:
+            look.set_exception(error)
 
 
 class _Stages(Collector):

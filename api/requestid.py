@@ -24,6 +24,9 @@ from api.metrics import Metrics
 
 HEADER = "x-request-id"
 UNKNOWN = "unknown"
+PROBED = frozenset({"/health", "/ready", "/metrics"})
+"""Asked every few seconds by machines: counted like all routes, but no line of the log is worth it."""
+
 WORD = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 log = logging.getLogger("forescribe.api")
@@ -67,14 +70,15 @@ class RequestId:
             route = getattr(scope.get("route"), "path", UNKNOWN)
             wall_s = time.perf_counter() - began
             self.metrics.answered(route, status, wall_s)
-            report(
-                "request",
-                request_id=name,
-                method=scope["method"],
-                route=route,
-                status=status,
-                wall_s=round(wall_s, 4),
-            )
+            if route not in PROBED:
+                report(
+                    "request",
+                    request_id=name,
+                    method=scope["method"],
+                    route=route,
+                    status=status,
+                    wall_s=round(wall_s, 4),
+                )
 
 
 def report(event: str, **facts: object) -> None:

@@ -160,7 +160,12 @@ class Settings(BaseSettings):
         """What clients call the model."""
         from asr.presets import DEFAULT
 
-        return self.model or DEFAULT
+        return public_name(self.model or DEFAULT)
+
+    @property
+    def text_name(self) -> str | None:
+        """What clients call the text model, if there is one."""
+        return None if self.text_model is None else public_name(self.text_model)
 
     @property
     def data_folder(self) -> Path:
@@ -217,6 +222,13 @@ def _line(error: Any) -> str:
     place = ".".join(str(part) for part in error["loc"])
     message = error["msg"].removeprefix("Value error, ")
     return f"{place}: {message}" if place else message
+
+
+def public_name(model: str) -> str:
+    """Of a folder its own name: where it lies is nobody's business."""
+    path = Path(model).expanduser()
+    local = model.startswith(("/", "./", "../", "~")) or path.is_dir()
+    return path.resolve().name or model if local else model
 
 
 def loopback(host: str) -> bool:

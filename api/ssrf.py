@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import ipaddress
 import socket
+import unicodedata
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -22,21 +24,28 @@ import httpx
 
 PORTS = (80, 443)
 
+GLOBAL_UNICAST = ipaddress.ip_network("2000::/3")
+"""All of IPv6 that has been given to anybody: NAT64, segment routing (5f00::/16), discard and local
+addresses are outside."""
+
 HIDDEN = tuple(
     map(
         ipaddress.ip_network,
         (
-            "64:ff9b::/96",  # NAT64
-            "64:ff9b:1::/48",  # NAT64, local
+            "2001::/23",  # the IETF's own: Teredo, benchmarks, ORCHID
+            "2001:db8::/32",  # documentation
             "2002::/16",  # 6to4
-            "2001::/32",  # Teredo
+            "2620:4f:8000::/48",  # AS112
+            "3fff::/20",  # documentation
+            "192.0.0.0/24",  # the IETF's own
+            "192.31.196.0/24",  # AS112
+            "192.52.193.0/24",  # AMT
             "192.88.99.0/24",  # 6to4 relays
-            "fec0::/10",  # site-local
-            "::/96",  # IPv4-compatible
+            "192.175.48.0/24",  # AS112
         ),
     )
 )
-"""Networks that `is_global` lets through, and that lead elsewhere."""
+"""Networks that `is_global` lets through, in one version of Python or another, and that lead elsewhere."""
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -52,8 +61,9 @@ def networks(texts: Iterable[str]) -> tuple[Network, ...]:
     return tuple(ipaddress.ip_network(text) for text in texts)
 
 
-def check_url(url: str) -> str:
-    """The URL, if it has the form of one that may be called. Raises Refused."""
+def check_url(url: str, allowed: Sequence[Network] = ()) -> str:
+    """The URL, if it has the form of one that may be called. What it says of the address is judged here,
+    what its name means where it is called. Raises Refused."""
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -65,19 +75,65 @@ def check_url(url: str) -> str:
         raise Refused("a callback's URL has a host, and neither name nor password before it")
     if port == 0:
         raise Refused("port 0 is none")
+    _check_host(parts.hostname, port or PORTS[parts.scheme == "https"], allowed)
     return url
+
+
+def _check_host(host: str, port: int, allowed: Sequence[Network]) -> None:
+    """Raises Refused."""
+    name = unicodedata.normalize("NFKC", host).replace("\u3002", ".").removesuffix(".").lower()
+    if "%" in name:
+        raise Refused("a callback's host has no zone and nothing escaped")
+    if name == "localhost" or name.endswith(".localhost"):
+        raise Refused("localhost is not called")
+    address = literal(name)
+    if address is not None and not _may(address, port, allowed):
+        raise Refused(
+            f"{name} is not an address that this server calls: it is private, reserved or this machine's, "
+            f"or the port is not one of {', '.join(map(str, PORTS))}"
+        )
+    if address is None and port not in PORTS and not allowed:
+        raise Refused(f"port {port} is not called; ports are {', '.join(map(str, PORTS))}")
+
+
+def literal(host: str) -> Address | None:
+    """The address that a host is, in any spelling that resolvers take (`127.1`, `0x7f000001`, `0177.0.0.1`,
+    `2130706433`); None for a name."""
+    with suppress(ValueError):
+        return ipaddress.ip_address(host)
+    try:
+        return ipaddress.IPv4Address(socket.inet_aton(host))
+    except (OSError, UnicodeEncodeError):
+        return None
 
 
 def passes(address: str) -> bool:
     """Whether anybody on the internet could mean the same machine by it."""
     try:
-        found: Address = ipaddress.ip_address(address.split("%")[0])
+        return _public(ipaddress.ip_address(address))
     except ValueError:
         return False
-    if isinstance(found, ipaddress.IPv6Address) and found.ipv4_mapped is not None:
-        found = found.ipv4_mapped
+
+
+def _public(address: Address) -> bool:
+    found = _plain(address)
     hidden = any(found in network for network in HIDDEN if network.version == found.version)
-    return found.is_global and not found.is_multicast and not hidden
+    given = found.version == 4 or found in GLOBAL_UNICAST
+    return found.is_global and given and not found.is_multicast and not hidden
+
+
+def _may(address: Address, port: int, allowed: Sequence[Network]) -> bool:
+    found = _plain(address)
+    if any(found in network for network in allowed if network.version == found.version):
+        return True
+    return port in PORTS and _public(found)
+
+
+def _plain(address: Address) -> Address:
+    """IPv4 in IPv6's clothes is IPv4."""
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+        return address.ipv4_mapped
+    return address
 
 
 def resolved(host: str, port: int) -> list[str]:
@@ -108,21 +164,14 @@ class Guarded(httpcore.NetworkBackend):
         except OSError as error:
             raise httpcore.ConnectError("the name cannot be resolved") from error
         # One that is refused refuses the name: else the order of the answers decided.
-        if not addresses or not all(self._may(address, port) for address in addresses):
+        found = [ipaddress.ip_address(address.split("%")[0]) for address in addresses]
+        if not found or not all(_may(address, port, self.allowed) for address in found):
             cause = Refused("the address is not one that this server calls")
             raise httpcore.ConnectError(str(cause)) from cause
         return self._backend.connect_tcp(addresses[0], port, timeout, local_address, socket_options)
 
     def connect_unix_socket(self, *args: Any, **named: Any) -> httpcore.NetworkStream:
         raise httpcore.ConnectError("sockets of this machine are not called")
-
-    def _may(self, address: str, port: int) -> bool:
-        found = ipaddress.ip_address(address.split("%")[0])
-        if isinstance(found, ipaddress.IPv6Address) and found.ipv4_mapped is not None:
-            found = found.ipv4_mapped
-        if any(found in network for network in self.allowed if network.version == found.version):
-            return True
-        return port in PORTS and passes(address)
 
 
 def client(

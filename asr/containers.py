@@ -143,7 +143,7 @@ class _SoundFileReader:
                 yield Pcm(block, self.sound.samplerate)
         except soundfile.LibsndfileError as error:
             self.notices.append(
-                Notice("corrupt_audio", f"reading stopped at damaged data: {error}")
+                Notice("corrupt_audio", f"reading stopped at damaged data ({_reason(error)})")
             )
 
     def close(self) -> None:
@@ -239,7 +239,7 @@ class _AvReader:
                 return
             except av.FFmpegError as error:  # the container itself ends or breaks here
                 self.notices.append(
-                    Notice("corrupt_audio", f"reading stopped at damaged data: {_reason(error)}")
+                    Notice("corrupt_audio", f"reading stopped at damaged data ({_reason(error)})")
                 )
                 return
             try:
@@ -320,8 +320,19 @@ def _refuse_to_open(url: str, flags: int, options: dict[str, str]) -> object:
     raise PermissionError(f"refused to open {url!r} named inside a container")
 
 
+_REASONS = {
+    "InvalidDataError": "its data are damaged, or of a kind that is not read",
+    "EOFError": "it ends too early",
+    "PermissionError": "it names another file",
+    "DecoderNotFoundError": "there is no decoder for it",
+    "DemuxerNotFoundError": "its container is not one that is read",
+}
+
+
 def _reason(error: Exception) -> str:
-    return str(getattr(error, "strerror", None) or error or type(error).__name__)
+    """In our words: those of the libraries name their own internals, and differ between versions."""
+    known = (_REASONS.get(kind.__name__) for kind in type(error).__mro__)
+    return next(filter(None, known), "it cannot be read")
 
 
 def _wav_declared_s(file: BinaryIO) -> float | None:

@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
+from api.metrics import Patient
+
 
 class JobMetrics:
     """Each series' help text defines it."""
@@ -22,7 +24,7 @@ class JobMetrics:
 
     def watch(self, name: str, text: str, value: Callable[[], float]) -> None:
         """A gauge that is read when it is asked for."""
-        Gauge(f"forescribe_{name}", text, registry=self._registry).set_function(value)
+        Gauge(f"forescribe_{name}", text, registry=self._registry).set_function(Patient(value))
 
     def ended(self, state: str) -> None:
         self._ended.labels(state).inc()

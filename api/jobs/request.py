@@ -99,7 +99,7 @@ def shown(form: JobForm) -> dict[str, Any]:
 def _check_hook(form: JobForm, settings: Settings) -> None:
     assert form.webhook_url is not None
     try:
-        ssrf.check_url(form.webhook_url)
+        ssrf.check_url(form.webhook_url, ssrf.networks(settings.webhook_networks))
     except ssrf.Refused as error:
         raise _no("webhook_url", str(error)) from error
     secret = form.webhook_secret or settings.webhook_secret

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from fastapi import APIRouter
 from fastapi.responses import PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -13,4 +15,5 @@ router = APIRouter(tags=["operations"])
 
 @router.get("/metrics", response_class=PlainTextResponse)
 async def metrics(serving: Served) -> PlainTextResponse:
-    return PlainTextResponse(serving.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+    text = await asyncio.to_thread(serving.metrics.text)  # some series ask the jobs' database
+    return PlainTextResponse(text, media_type=CONTENT_TYPE_LATEST)

@@ -29,13 +29,15 @@ class Models(BaseModel):
 
 @router.get("")
 async def models(settings: Configured) -> Models:
-    texts = [] if settings.text_model is None else [settings.text_model]
+    texts = [] if settings.text_name is None else [settings.text_name]
     return Models(data=[Model(id=name) for name in [*names(settings), *texts]])
 
 
 @router.get("/{name:path}")
 async def model(name: str, settings: Configured) -> Model:
-    return Model(id=name if name == settings.text_model else known(name, settings))
+    return Model(
+        id=name if name in (settings.text_name, settings.text_model) else known(name, settings)
+    )
 
 
 def names(settings: Settings) -> list[str]:
@@ -45,7 +47,7 @@ def names(settings: Settings) -> list[str]:
 
 def known(name: str, settings: Settings) -> str:
     """The name, if it is one of the model's. Raises `model_not_found`."""
-    if name not in names(settings):
+    if name not in (*names(settings), settings.model):
         text = f"no model {name!r} here; there is {settings.model_name!r}"
         raise ApiError("model_not_found", text, param="model")
     return name

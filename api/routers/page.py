@@ -60,6 +60,7 @@ def _files() -> dict[str, File]:
 
 
 @router.get("/")
+@router.head("/")
 async def root(request: Request) -> Response:
     if "text/html" not in request.headers.get("accept", ""):
         return PlainTextResponse("OK", headers={"Vary": "Accept"})
@@ -67,6 +68,7 @@ async def root(request: Request) -> Response:
 
 
 @router.get("/page/{name}")
+@router.head("/page/{name}")
 async def file(request: Request, name: str) -> Response:
     if name not in _files():
         raise HTTPException(404, f"the page has no file {name!r}")

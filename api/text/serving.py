@@ -129,8 +129,8 @@ class TextServing:
 
     def known(self, model: str) -> None:
         """Raises `model_not_found` for another name than the model's."""
-        there = self.settings.text_model
-        if model != there:
+        there = self.settings.text_name
+        if model not in (there, self.settings.text_model):
             text = f"no model {model!r} for text here; there is {there!r}"
             raise ApiError("model_not_found", text, param="model")
 

@@ -143,3 +143,63 @@ def test_a_fault_of_ours_is_told_without_its_cause_and_logged_without_its_words(
     lines = [line for line in caplog.messages if '"fault"' in line]
     assert len(lines) == 1 and '"mine"' in lines[0] and "ZeroDivisionError" in lines[0]
     assert "division by zero" not in lines[0]
+
+
+def test_a_model_in_a_folder_is_known_by_its_name_and_by_no_path(service, tmp_path) -> None:
+    folder = tmp_path / "secret" / "my-whisper"
+    folder.mkdir(parents=True)
+    client = service(model=str(folder), text_model=str(folder), aliases=())
+    client.app.state.texting.state = "ready"  # never loaded: names alone are looked at
+    listed = client.get("/v1/models")
+    assert [model["id"] for model in listed.json()["data"]] == ["my-whisper", "my-whisper"]
+    refused = [
+        client.get("/v1/models/other"),
+        client.post(TRANSCRIBE, files={"file": b"no audio"}, data={"model": "other"}),
+        client.post(TRANSCRIBE, files={"file": b"no audio"}, data={"model": str(folder)}),
+    ]
+    for answer in (listed, *refused):
+        assert "secret" not in answer.text and str(tmp_path) not in answer.text
+    assert [answer.status_code for answer in refused] == [404, 404, 400]
+
+
+DAMAGED = {
+    "text": b"no audio at all",
+    "bytes": bytes(range(256)) * 50,
+    "mp4": b"\0\0\0\x18ftypisom" + b"\0" * 3000,
+    "ogg": b"OggS" + b"\0" * 500,
+    "flac": b"fLaC" + b"\0" * 500,
+    "mkv": b"\x1aE\xdf\xa3" + b"\0" * 400,
+    "mp3": b"ID3" + b"\xff" * 400,
+    "playlist": b"#EXTM3U\n/etc/passwd",
+}
+THEIRS = (
+    "invalid data",
+    "errno",
+    "end of file",
+    "libav",
+    "ffmpeg",
+    "libsndfile",
+    "/tmp",
+    "traceback",
+)
+
+
+@pytest.mark.parametrize("kind", DAMAGED)
+def test_what_is_no_audio_is_told_in_our_words(service, kind) -> None:
+    answer = service().post(TRANSCRIBE, files={"file": DAMAGED[kind]}, data={"model": "random"})
+    assert answer.status_code == 400 and answer.json()["error"]["code"] == "invalid_audio"
+    text = answer.json()["error"]["message"].lower()
+    assert "audio" in text and not [word for word in THEIRS if word in text]
+
+
+def test_a_method_that_a_route_lacks_is_told_with_those_that_it_has(service) -> None:
+    client = service()
+    for verb, path, expected in (
+        ("GET", TRANSCRIBE, "POST"),
+        ("PUT", "/", "GET, HEAD, POST"),
+        ("DELETE", "/health", "GET, HEAD"),
+        ("PATCH", "/v1/models/whisper-1", "GET"),
+    ):
+        answer = client.request(verb, path)
+        assert answer.status_code == 405
+        assert answer.headers["allow"] == expected, path

@@ -20,6 +20,7 @@ from tests.api.jobbing import JOBS, application, ended, ready, submit
 
 SECRET = "whsec_" + base64.b64encode(b"k" * 32).decode()
 HOME = ssrf.networks(["127.0.0.0/8"])
+HOUSE = {"webhook_networks": ("127.0.0.0/8",)}
 
 
 class Receiver(ThreadingHTTPServer):
@@ -130,7 +131,19 @@ def test_a_secret_that_cannot_sign_is_refused(secret) -> None:
         "2001::1",
         "::7f00:1",
         "192.88.99.1",
+        "192.0.0.9",
+        "198.18.0.1",
+        "203.0.113.7",
+        "240.0.0.1",
+        "255.255.255.255",
         "ff02::1",
+        "5f00::1",  # segment routing
+        "100::1",
+        "2001:20::1",
+        "2001:db8::1",
+        "3fff::1",
+        "::ffff:0:127.0.0.1",
+        "4000::1",
         "no address",
     ],
 )
@@ -152,6 +165,26 @@ def test_addresses_of_the_internet_pass(address) -> None:
         "//x",
         "http://a:b@example.org",
         "http://x:99999",
+        "http://127.0.0.1/hook",
+        "https://127.1",
+        "http://2130706433/",
+        "http://0x7f.0.0.1/",
+        "http://0177.0.0.1/",
+        "http://10.0.0.1.",
+        "http://192.168.1.1",
+        "http://[::1]/",
+        "http://[::ffff:10.0.0.1]/",
+        "http://[fe80::1%25eth0]/",
+        "http://[64:ff9b::a00:1]/",
+        "http://[5f00::1]/",
+        "http://169.254.169.254/latest/meta-data",
+        "http://\uff11\uff12\uff17.0.0.1/",
+        "http://127\u30020\u30020\u30021/",
+        "http://localhost/",
+        "http://LocalHost./",
+        "http://a.localhost/",
+        "http://example.org:8080/",
+        "http://93.184.215.14:22/",
     ],
 )
 def test_what_is_no_web_address_is_refused(url) -> None:
@@ -160,8 +193,44 @@ def test_what_is_no_web_address_is_refused(url) -> None:
 
 
 @pytest.mark.parametrize(
+    "url",
+    [
+        "https://example.org/hook?x=1",
+        "http://example.org:443",
+        "https://93.184.215.14/",
+        "https://d\xfc.example",
+    ],
+)
+def test_what_is_one_is_taken(url) -> None:
+    assert ssrf.check_url(url) == url
+
+
+def test_networks_in_the_house_are_taken_where_the_settings_name_them() -> None:
+    for url in (
+        "http://127.0.0.1:8080/",
+        "http://127.1:9/",
+        "http://[::ffff:127.0.0.1]:9/",
+        "http://hook.lan:8080/",
+    ):
+        assert ssrf.check_url(url, HOME) == url
+    with pytest.raises(ssrf.Refused, match="private"):
+        ssrf.check_url("http://10.0.0.1/", HOME)
+
+
+@pytest.mark.parametrize(
     "host",
-    ["127.0.0.1", "localhost", "2130706433", "0x7f000001", "127.1", "[::1]", "[::ffff:127.0.0.1]"],
+    [
+        "127.0.0.1",
+        "localhost",
+        "x.localhost.",
+        "2130706433",
+        "017700000001",
+        "0177.0.0.1",
+        "0x7f000001",
+        "127.1",
+        "[::1]",
+        "[::ffff:127.0.0.1]",
+    ],
 )
 def test_no_spelling_of_this_machine_is_called(host) -> None:
     """The seam into httpx holds: without the guard the receiver would be reached."""
@@ -216,7 +285,7 @@ def test_a_job_tells_of_its_end_until_it_is_known(tmp_path, transcriber, decoder
     hooks = Webhooks(allowed=HOME, schedule_s=(0, 0.05, 0.05), timeout_s=5)
     with (
         Receiver(500, 200) as receiver,
-        application(tmp_path, transcriber, decoders, webhooks=hooks) as client,
+        application(tmp_path, transcriber, decoders, webhooks=hooks, **HOUSE) as client,
     ):
         ready(client)
         fields = {"webhook_url": receiver.url, "webhook_secret": SECRET}
@@ -234,7 +303,7 @@ def test_a_receiver_that_is_gone_is_not_called_again(tmp_path, transcriber, deco
     hooks = Webhooks(allowed=HOME, schedule_s=(0, 0.05, 0.05), timeout_s=5)
     with (
         Receiver(410) as receiver,
-        application(tmp_path, transcriber, decoders, webhooks=hooks) as client,
+        application(tmp_path, transcriber, decoders, webhooks=hooks, **HOUSE) as client,
     ):
         ready(client)
         fields = {"webhook_url": receiver.url, "webhook_secret": SECRET}
