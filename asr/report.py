@@ -122,7 +122,7 @@ def page(transcript: Transcript, title: str, played: Sound) -> str:
         TITLE=html.escape(title),
         POLICY=html.escape(_policy(played)),
         STYLE=_style(),
-        PLAIN=f'<p class="plain">{html.escape(txt(transcript))}</p>',
+        PLAIN=f'<p class="plain">{html.escape(_plain(transcript))}</p>',
         # As JSON is read, "<" may be written so: no text can end the element that it is in.
         DATA=json.dumps(data, ensure_ascii=True, allow_nan=False).replace("<", "\\u003c"),
         SCRIPT=_script(),
@@ -236,7 +236,7 @@ class Reports:
             Row(
                 href,
                 source,
-                "done" if transcript.segments else "no speech",
+                _told(transcript),
                 transcript.duration,
                 transcript.language,
                 transcript.duration / wall_s if isinstance(wall_s, float) and wall_s else None,
@@ -251,6 +251,19 @@ class Reports:
         except OSError as error:
             said = f"cannot write the report {str(path)!r}: {error.strerror or error}"
             self._error = self._error or OutputError(f"{said}; name another place with --report")
+
+
+def _told(transcript: Transcript) -> str:
+    """What became of a recording that was transcribed."""
+    told = "done" if transcript.segments else "no speech"
+    count = len(transcript.warnings)
+    return told if not count else f"{told}, {count} warning{'s' if count > 1 else ''}"
+
+
+def _plain(transcript: Transcript) -> str:
+    """For readers without programs."""
+    warned = "".join(f"Warning: {notice.message}\n" for notice in transcript.warnings)
+    return warned + ("\n" if warned else "") + txt(transcript)
 
 
 # -- the files in view/ -------------------------------------------------------------------------------

@@ -89,6 +89,7 @@ class Recorder {
     this.button.textContent = on ? "Stop and send" : "Record";
     this.button.classList.toggle("on", on);
     this.away.hidden = !on;
+    element("choose").hidden = on;
     this.said.textContent = on ? "Recording" : "";
   }
 }

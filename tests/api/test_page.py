@@ -7,7 +7,14 @@ choose.
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +28,7 @@ from api.routers import page as pages
 from asr import writers
 from asr.transcript import Transcript
 from tests import browser as browsing
+from tests.api.conftest import until
 from tests.api.fakejobs import WARNING, Fake, Server, conversation, running, transcript
 
 browser = browsing.browser
@@ -823,3 +831,52 @@ def test_names_of_files_are_kept_in_downloads_as_far_as_file_systems_take_them(
             stem = "the _best_ of_ हिन्दी & 100% (v1.2).final"
             assert waiting.value.suggested_filename == f"{stem}.{expected}"
         assert Path(waiting.value.path()).read_bytes() == tone.read_bytes()
+
+
+@contextmanager
+def served(port: int, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """The real service with the demo pair; killed, with all its children, at the end."""
+    command = [sys.executable, "-m", "api.cli", "serve", "--model", "demo", "--port", str(port)]
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("FORESCRIBE_")}
+    environment["FORESCRIBE_DATA_DIR"] = str(folder)
+    with subprocess.Popen(
+        command, cwd=ROOT, env=environment, stderr=subprocess.DEVNULL, start_new_session=True
+    ) as server:
+        try:
+            yield server
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(server.pid, signal.SIGKILL)
+
+
+@pytest.mark.slow
+def test_a_service_that_is_killed_at_work_ends_the_job_before_the_readers_eyes(
+    browser, tmp_path
+) -> None:
+    """The whole of it: the real service, a real recording, SIGKILL while the job runs, a new process."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    sample, url = ROOT / "samples" / "memo.flac", f"http://127.0.0.1:{port}"
+
+    def listening() -> bool:
+        with socket.socket() as trying:
+            return trying.connect_ex(("127.0.0.1", port)) == 0
+
+    with served(port, tmp_path) as first:
+        until(listening, 300)
+        with browsing.watched(browser, url, refusals=True) as page:
+            page.context.set_default_timeout(300_000)
+            page.locator("#files").set_input_files(sample)  # while the model is still loading
+            page.locator(".list .state.running").wait_for()
+            os.killpg(first.pid, signal.SIGKILL)
+            first.wait()
+            page.get_by_text("The server does not answer.").wait_for()
+            with served(port, tmp_path):
+                page.locator(".viewer").wait_for()
+                page.get_by_text("The server does not answer.").wait_for(state="detached")
+                assert page.locator("#list a").count() == 1
+                assert page.locator("h1").inner_text() == "memo.flac"
+                said = lines(page).lower()
+                assert "printing plant in denver" in said and "quality of the samples" in said
+                assert page.get_by_role("alert").count() == 0

@@ -8,6 +8,7 @@ import re
 import shutil
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from asr.batch import Ended
 from asr.errors import AudioError, OutputError, UsageError
 from asr.manifest import Record
 from asr.report import Reports, Sound, index, page, sound
-from asr.transcript import Coverage, Segment, Span, Transcript, Word
+from asr.transcript import Coverage, Notice, Segment, Span, Transcript, Word
 from asr.writing import stats
 from speculative.types import Source
 from tests import browser as browsing
@@ -144,6 +145,22 @@ def test_several_recordings_are_a_folder_with_a_list(tmp_path) -> None:
     assert "&lt;i&gt;.mp3: no audio in it" in text and "<i>" not in text
 
 
+def test_warnings_are_in_the_page_with_and_without_programs_and_in_the_list(tmp_path) -> None:
+    warned = replace(spoken("one two"), warnings=(Notice("a", HOSTILE), Notice("b", "not sure")))
+    text = page(warned, "a.wav", SILENCE)
+    assert "Warning: &lt;/script&gt;" in text and "Warning: not sure" in text
+    held = json.loads(text.split('id="report">')[1].split("</script>")[0])
+    assert [notice["message"] for notice in held["transcript"]["warnings"]] == [HOSTILE, "not sure"]
+    reports = Reports.of(str(tmp_path), {"a.wav": "a", "b.wav": "b"})
+    reports.add(ended("a.wav", warned))
+    reports.add(ended("b.wav", replace(warned, warnings=warned.warnings[:1])))
+    (listed,) = reports.close()
+    assert re.findall(r"<td>(done[^<]*)</td>", listed.read_text(encoding="utf-8")) == [
+        "done, 2 warnings",
+        "done, 1 warning",
+    ]
+
+
 def test_one_page_holds_one_recording(tmp_path) -> None:
     with pytest.raises(UsageError, match=r"--report r.html: .* there are 2; name a folder"):
         Reports.of("r.html", {"a.wav": "a", "b.wav": "b"})
@@ -209,6 +226,7 @@ def test_the_command_writes_them_and_shows_what_is_done_already(
 @pytest.fixture
 def shown(tmp_path, browser) -> Iterator[Any]:
     told = spoken("Good morning <b>all", f"bye {HOSTILE}", speakers=("A", HOSTILE))
+    told = replace(told, warnings=(Notice("unsure", HOSTILE),))
     path = tmp_path / "r.html"
     path.write_text(page(told, HOSTILE, sound(str(wav(tmp_path / "a.wav")), tmp_path)), "utf-8")
     with browsing.watched(browser, path.as_uri()) as opened:
@@ -227,6 +245,9 @@ def test_it_is_read_heard_and_looked_into(shown) -> None:
     assert "66.7 % of 12 drafted tokens accepted" in figures and "4 of 4" in figures
     assert shown.locator(".transcript .by-correction").count() >= 1
     shown.get_by_label("Name of speaker B").wait_for(state="attached")
+    assert HOSTILE in shown.get_by_label("Warnings").inner_text()
+    shown.keyboard.press("?")
+    assert shown.get_by_role("dialog", name="Keyboard shortcuts").is_visible()
 
 
 def test_the_list_is_a_page_too(tmp_path, browser) -> None:
