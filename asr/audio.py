@@ -13,6 +13,7 @@ of speech.
 from __future__ import annotations
 
 import io
+import math
 import os
 import shutil
 import sys
@@ -59,8 +60,10 @@ class Recording:
     def __init__(
         self, reader: Reader, *, name: str, block_s: float = 30.0, max_s: float | None = None
     ) -> None:
-        if block_s * SAMPLE_RATE < 1:
-            raise ValueError(f"blocks of {block_s} s")
+        if not 1 <= block_s * SAMPLE_RATE < math.inf:
+            raise ValueError(f"block_s is {block_s}; a block needs one sample or more")
+        if max_s is not None and not max_s > 0:
+            raise ValueError(f"max_s is {max_s}; it must be above 0, or None")
         self.name = name
         self.declared_s = reader.declared_s
         self.sample_count = 0

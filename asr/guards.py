@@ -38,12 +38,21 @@ class Guards:
     temperatures: tuple[float, ...] = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 
     def __post_init__(self) -> None:
-        if not self.temperatures or min(self.temperatures) < 0:
+        if not self.temperatures or not all(0 <= t < math.inf for t in self.temperatures):
             raise UsageError(f"temperatures are {self.temperatures}; need one or more, from 0 up")
         if list(self.temperatures) != sorted(set(self.temperatures)):
             raise UsageError(f"temperatures are {self.temperatures}; they must rise")
         if self.no_speech is not None and not 0 <= self.no_speech <= 1:
             raise UsageError(f"no_speech is {self.no_speech}; it is a probability, 0 to 1")
+        # Beyond these every answer would fail, and NaN would switch the guard off.
+        if self.compression_ratio is not None and not self.compression_ratio > 0:
+            raise UsageError(
+                f"compression_ratio is {self.compression_ratio}; it must be above 0, or None"
+            )
+        if self.logprob is not None and not self.logprob <= 0:
+            raise UsageError(
+                f"logprob is {self.logprob}; a mean log-probability is 0 or less, or None"
+            )
 
     def judge(
         self, *, compression_ratio: float, mean_logprob: float, no_speech_prob: float

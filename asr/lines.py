@@ -48,7 +48,7 @@ class LineRules:
 
     def __post_init__(self) -> None:
         for name, value in (("width", self.width), ("count", self.count), ("words", self.words)):
-            if value is not None and value < 1:
+            if value is not None and (not isinstance(value, int) or value < 1):
                 raise UsageError(f"a line rule's {name} is {value}; it must be 1 or more")
         if self.count is not None and self.width is None and self.words is None:
             raise UsageError(

@@ -38,7 +38,7 @@ class Options:
     def __post_init__(self) -> None:
         if self.task not in TASKS:
             raise UsageError(f"unknown task {self.task!r}; known: {', '.join(TASKS)}")
-        if self.gamma is not None and self.gamma < 0:
+        if self.gamma is not None and (not isinstance(self.gamma, int) or self.gamma < 0):
             raise UsageError(f"gamma is {self.gamma}; it must be 0 (plain decoding) or more")
         if self.long_form not in ("windows", "sequential"):
             raise UsageError(f"long form {self.long_form!r} is neither windows nor sequential")

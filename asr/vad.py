@@ -6,6 +6,7 @@ each recording has its own stream, which carries the state from block to block.
 
 from __future__ import annotations
 
+import math
 import warnings
 from importlib.util import find_spec
 from pathlib import Path
@@ -136,6 +137,8 @@ class EnergyDetector:
     """
 
     def __init__(self, floor_db: float = -50.0) -> None:
+        if not math.isfinite(floor_db):
+            raise ValueError(f"floor_db is {floor_db}; it must be a finite number")
         self.floor_db = floor_db
 
     def stream(self) -> Stream:

@@ -11,8 +11,9 @@ memory stays bounded (about a minute, whatever the length of the recording).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +27,9 @@ MAX_SAMPLES = 30 * SAMPLE_RATE
 """What Whisper hears at once."""
 
 MAX_FRAMES = MAX_SAMPLES // FRAME
+MAX_CLICK_S = 5.0
+"""What is longer than this is no click: leaving it out would be losing speech."""
+
 BATCH_FRAMES = 256
 """Frames per call of the detector, always: other shapes round differently, and blocks must not
 change windows."""
@@ -53,20 +57,39 @@ class WindowOptions:
     search_s: float = 8.0
 
     def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if not math.isfinite(value):
+                raise ValueError(f"{name} is {value}; it must be a finite number")
         if not 0 < self.offset <= self.onset <= 1:
             raise ValueError(
                 f"offset {self.offset} and onset {self.onset} must be 0 < offset <= onset <= 1"
             )
-        if not 0 < self.min_pause_s <= self.max_silence_s or self.min_speech_s < 0:
+        if not 0 <= self.min_speech_s <= MAX_CLICK_S:
+            raise ValueError(f"min_speech_s is {self.min_speech_s}; it must be 0 to {MAX_CLICK_S}")
+        if not 1 <= self.search_s <= 15:
+            raise ValueError(f"search_s is {self.search_s}; it must be 1 to 15")
+        if not 0 < self.min_pause_s <= self.max_silence_s <= 15:
             raise ValueError(
-                "pauses and speech need 0 < min_pause_s <= max_silence_s and min_speech_s >= 0"
+                f"min_pause_s {self.min_pause_s} and max_silence_s {self.max_silence_s} must be "
+                "0 < min_pause_s <= max_silence_s <= 15"
             )
-        if not 0 <= 2 * self.pad_s < self.max_silence_s:
+        if self.pad_s < 0:
+            raise ValueError(f"pad_s is {self.pad_s}; it must be 0 or more")
+        # In frames, as silence is cut: rounded, pads that fit in seconds may not fit any more.
+        if 2 * self.pad_frames >= self.max_silence_frames:
             raise ValueError(
-                f"two pads of {self.pad_s} s do not fit in a silence of {self.max_silence_s} s"
+                f"two pads of {self.pad_s} s do not fit in a silence of {self.max_silence_s} s "
+                f"(both count in frames of {1000 * FRAME // SAMPLE_RATE} ms); take a smaller pad_s "
+                "or a larger max_silence_s"
             )
-        if not 1 <= self.search_s <= 15 or self.max_silence_s > 15:
-            raise ValueError("search_s must be 1 to 15, max_silence_s at most 15")
+
+    @property
+    def pad_frames(self) -> int:
+        return _frames(self.pad_s)
+
+    @property
+    def max_silence_frames(self) -> int:
+        return _frames(self.max_silence_s)
 
 
 @dataclass(frozen=True)
@@ -133,7 +156,7 @@ def next_piece(
     `probabilities` and `voiced` are [F]. `after_silence`: the piece before was silent, so its
     silence goes on here.
     """
-    pad, max_silence = _frames(options.pad_s), _frames(options.max_silence_s)
+    pad, max_silence = options.pad_frames, options.max_silence_frames
     total = len(voiced)
     last = total < lookahead(options)
     runs = _speech_runs(voiced, _frames(options.min_speech_s))
@@ -159,7 +182,7 @@ def next_piece(
 def lookahead(options: WindowOptions) -> int:
     """Frames that decide where a window ends: a full window, the longest pause at its end, and a
     little."""
-    return MAX_FRAMES + _frames(options.max_silence_s) + 1
+    return MAX_FRAMES + options.max_silence_frames + 1
 
 
 def _cut_at(

@@ -16,6 +16,7 @@ longer listens has the child killed, and with the last of the socket all of them
 from __future__ import annotations
 
 import json
+import math
 import os
 import resource
 import select
@@ -51,6 +52,11 @@ class Bounds:
     cpu_s: int = 600
     memory_bytes: int = 1 << 30  # beyond what the loaded decoders have
     demuxers: str = DEMUXERS
+
+    def __post_init__(self) -> None:
+        for name in ("max_s", "wall_s", "cpu_s", "memory_bytes"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be above 0")
 
     def request(self, name: str) -> bytes:
         return json.dumps({"name": name, **asdict(self)}).encode()

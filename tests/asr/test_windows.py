@@ -3,16 +3,17 @@ it."""
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from importlib import import_module
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -108,6 +109,54 @@ def test_clear_speech_is_never_in_a_silent_window(
         heard[window.start : window.end] = window.speech
     spoken = np.repeat(values >= options.onset, FRAME)[:count]
     assert heard[:count][spoken].all()
+
+
+@st.composite
+def any_options(draw: st.DrawFn) -> WindowOptions:
+    """All that the record lets through, the narrowest included."""
+    low, high = sorted(draw(st.tuples(st.floats(0.01, 1.0), st.floats(0.01, 1.0))))
+    pause, silence = sorted(draw(st.tuples(st.floats(0.001, 3.0), st.floats(0.001, 3.0))))
+    pad = draw(st.floats(0.0, 0.6)) * silence
+    try:
+        return WindowOptions(
+            onset=high,
+            offset=low,
+            min_speech_s=draw(st.sampled_from([0.0, 0.05, 0.1, 1.0, 5.0])),
+            min_pause_s=pause,
+            max_silence_s=silence,
+            pad_s=pad,
+            search_s=draw(st.floats(1.0, 15.0)),
+        )
+    except ValueError:
+        reject()
+
+
+def speech_of(values: NDArray[np.float32], options: WindowOptions) -> NDArray[np.bool_]:
+    """Frames of speech by the definition in `WindowOptions`, found without the code under test."""
+    speech, begun, active = np.zeros(len(values), np.bool_), 0, False
+    shortest = max(1, round(options.min_speech_s * RATE / FRAME))
+    for at, value in enumerate([*values, -1.0]):
+        now = value >= (options.offset if active else options.onset)
+        if now and not active:
+            begun = at
+        if active and not now and at - begun >= shortest:
+            speech[begun:at] = True
+        active = now
+    return speech
+
+
+@settings(deadline=None, max_examples=150)
+@given(track=tracks(), options=any_options())
+def test_detected_speech_is_never_reported_as_silence(
+    track: tuple[NDArray[np.float32], int], options: WindowOptions
+) -> None:
+    values, count = track
+    at, heard = 0, np.zeros(len(values) * FRAME, np.bool_)
+    for window in cut([counting(count)], Track(values), options):
+        assert window.start == at and (not window.speech or window.length <= MAX_SAMPLES)
+        at, heard[window.start : window.end] = window.end, window.speech
+    assert at == count
+    assert heard[:count][np.repeat(speech_of(values, options), FRAME)[:count]].all()
 
 
 @settings(deadline=None, max_examples=40)
@@ -262,10 +311,18 @@ def test_a_block_may_be_reused_by_its_owner(detector: EnergyDetector | None) -> 
         {"min_pause_s": 3.0},
         {"search_s": 60.0},
         {"min_pause_s": 0.0},
+        {"min_speech_s": -0.1},
+        {"min_speech_s": 40.0},
+        {"pad_s": -0.1},
+        {"max_silence_s": 0.11, "pad_s": 0.05},  # 3 frames, and 2 on both sides
+        {"max_silence_s": 0.01, "min_pause_s": 0.01, "pad_s": 0.0},  # no frame at all
+        *({name: math.nan} for name in asdict(WindowOptions())),
+        *({name: math.inf} for name in asdict(WindowOptions())),
     ],
+    ids=str,
 )
 def test_options_that_contradict_each_other_are_refused(wrong: dict[str, float]) -> None:
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
         WindowOptions(**wrong)
 
 
