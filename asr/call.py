@@ -2,48 +2,49 @@
 
 Audio becomes windows, windows requests to the engine, results segments; a recording is done when its
 last window is. Windows are pulled as slots become free, so hours of audio never sit in memory.
+
+A fault stays where it happened: one in a window costs that window, which the coverage then calls
+failed; one in reading or in the whole costs that recording; words that cannot be timed have no times.
 """
 
 from __future__ import annotations
 
 import math
 import time
+import traceback
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from asr import writing
+from asr import account, writing
+from asr.account import fault, internal
 from asr.audio import Input, Open, Recording, open_audio
-from asr.errors import AudioError, ForescribeError, UsageError
+from asr.errors import ForescribeError, UsageError, out_of_memory
 from asr.guards import Judgement
+from asr.hearing import Heard, hear
+from asr.isolation import Ended, Fault, each
 from asr.loading import Memory
 from asr.options import Options
 from asr.outcome import Decoded, Hook, Outcome, Progress
 from asr.pauses import Pause, pauses, within
 from asr.segments import Stretch, compression_ratio, mean_logprob, stretches
-from asr.timing import Utterance, token_times
+from asr.timing import TokenTimes, Utterance, token_times
 from asr.tokens import AUTO, language_code
-from asr.transcript import (
-    Coverage,
-    Json,
-    Notice,
-    Segment,
-    Span,
-    Transcript,
-    Word,
-    Writer,
-    seconds,
-)
+from asr.transcript import Notice, Segment, Transcript, Word, Writer, seconds
 from asr.vad import Detector, SileroDetector
 from asr.windows import Window, cut
 from asr.words import words
-from speculative.types import Request, Result
+from speculative.types import Finish, Request, Result
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from asr.transcriber import Transcriber
+
+__all__ = ["CONFIDENT", "Call", "Job", "Ticket", "internal"]
+
+NOT_FINITE = "the model's numbers are not finite"
 
 CONFIDENT = 0.9
 """A window leaves its recording's language only at this probability of another one."""
@@ -64,6 +65,11 @@ class Job:
     done: list[Decoded] = field(default_factory=list)
     silent: list[Window] = field(default_factory=list)  # these hold no samples
     words: dict[int, list[tuple[Word, ...]]] = field(default_factory=dict)  # by window and segment
+    segments: dict[int, tuple[Segment, ...]] = field(
+        default_factory=dict
+    )  # by window, without words
+    lost: dict[int, Exception] = field(default_factory=dict)  # windows that a fault has taken
+    untimed: dict[int, Exception] = field(default_factory=dict)  # windows that have no word times
 
     @property
     def complete(self) -> bool:
@@ -84,6 +90,10 @@ class Ticket:
     end: int
     language: str
     pauses: tuple[Pause, ...] = ()  # known where words are to be timed
+
+
+Waiting = tuple[Ticket, Decoded]
+"""A window whose words are to be timed; it holds its encoder states."""
 
 
 class Call:
@@ -109,7 +119,7 @@ class Call:
         self.failed: deque[Outcome] = deque()
         self.jobs: list[Job] = []
         self.tickets: set[Ticket] = set()  # of the windows that are in the engine
-        self.untimed: list[tuple[Ticket, Decoded]] = []  # windows that wait for their words
+        self.untimed: list[Waiting] = []  # windows that wait for their words
 
     def _language(self, name: str | None) -> str | None:
         """The code of the language asked for; None where it is to be detected."""
@@ -130,42 +140,105 @@ class Call:
         return tuple(ids[-room:])
 
     def run(self, sources: Iterable[Input]) -> Iterator[Outcome]:
+        requests, more = self._requests(sources), True
         try:
-            for result in self.t.engine.run(self._requests(sources)):
-                decoded = self._take(result)
-                if decoded is None:
-                    continue
-                job: Job = result.request.tag.job
-                self._follow(job, decoded)
-                self._report(job, decoded)
+            while more or self.tickets:
+                while more and self.t.slots.free:
+                    request = next(requests, None)
+                    if request is None:
+                        more = False
+                    else:
+                        self.t.slots.submit(request)
+                for ended in self.t.slots.step():
+                    self._end(ended)
+                    yield from self._ended()
                 yield from self._ended()
-            yield from self._ended()
         finally:  # the caller may leave at any outcome
+            requests.close()
             self._drop(self.tickets)
 
-    def _take(self, result: Result) -> Decoded | None:
+    def _end(self, ended: Ended) -> None:
+        decoded = self._take(ended)
+        if decoded is not None:
+            job: Job = ended.request.tag.job
+            self._follow(job, decoded)
+            self._report(job, decoded)
+
+    def _take(self, ended: Ended) -> Decoded | None:
         """What became of a window; None where it goes back into the engine at another temperature, was
         dropped, or was left by a call that was broken off."""
-        ticket: Ticket = result.request.tag
+        ticket: Ticket = ended.request.tag
         if ticket not in self.tickets:
             return None
-        if result.error is not None:  # Finish.FAILED: it may have no tokens and no probe
-            raise result.error.__cause__ or result.error
+        if isinstance(ended, Fault):
+            return self._lose(ticket, ended.error)
+        try:
+            decoded = self._judged(ticket, ended)
+        except Exception as error:
+            return self._lose(ticket, error)
+        if decoded is not None:
+            self._keep_window(ticket, decoded)
+            if self.options.words:
+                self._time(ticket, decoded, ended.request.memory)
+        return decoded
+
+    def _judged(self, ticket: Ticket, result: Result) -> Decoded | None:
+        """A window's answer, with its segments; None where it is to be tried again."""
         judgement, reason = self._judge(result)
         if judgement is Judgement.RETRY and self._again(result):
             return None
-        self.tickets.remove(ticket)
         decoded = self._decoded(ticket, result, judgement, reason)
-        ticket.job.done.append(decoded)
-        if self.options.words:
-            self._time(ticket, decoded, result.request.memory)
+        ticket.job.segments[decoded.index] = self._made(decoded)
         return decoded
+
+    def _keep_window(self, ticket: Ticket, decoded: Decoded) -> None:
+        self.tickets.discard(ticket)
+        ticket.job.done.append(decoded)
+
+    def _lose(self, ticket: Ticket, error: Exception) -> Decoded | None:
+        """A fault has taken a window; None where it takes the recording, as want of memory does: that
+        may pass with a smaller batch, so it must not look like a transcript."""
+        job = ticket.job
+        self._drop([ticket])
+        if out_of_memory(error):
+            self._give_up(job, fault(self._name(job), error))
+            return None
+        job.lost[ticket.index] = error
+        decoded = Decoded(
+            index=ticket.index,
+            start=ticket.start,
+            end=self._lost_end(ticket),
+            language=ticket.language,
+            result=self._nothing(),
+            tokens=(),
+            state="failed",
+            reason=account.reason(error),
+        )
+        job.segments[ticket.index] = ()
+        self._keep_window(ticket, decoded)
+        return decoded
+
+    def _lost_end(self, ticket: Ticket) -> int:
+        """Where a window ends that has no answer."""
+        return ticket.end
+
+    def _nothing(self) -> Result:
+        """The result of a window that has none."""
+        return Result(Request((self.special.start,)), (), (), (), Finish.CANCELLED, 0, 0, 0)
+
+    def _give_up(self, job: Job, error: ForescribeError) -> None:
+        """The recording ends with an error."""
+        self._fail(job.source, job, error)
+
+    def _name(self, job: Job) -> str:
+        """What messages call a recording."""
+        return Outcome(job.source).name
 
     def _drop(self, tickets: Iterable[Ticket]) -> None:
         """Takes windows out of the engine; their rows are free at once."""
         for ticket in list(tickets):
             self.tickets.discard(ticket)
-            self.t.engine.cancel(ticket)
+            self.t.slots.cancel(ticket)
 
     def _follow(self, job: Job, decoded: Decoded) -> None:
         """What a window's end sets off: nothing here, its successor where windows are sequential."""
@@ -175,8 +248,10 @@ class Call:
     ) -> Decoded:
         request, keep = result.request, self.options.keep_memory
         # What still fails at the last temperature is kept, as Whisper does, unless it is no number.
-        broken = judgement is Judgement.RETRY and not math.isfinite(mean_logprob(result.logprobs))
+        refused = judgement is Judgement.RETRY
+        broken = refused and not math.isfinite(mean_logprob(result.logprobs))
         silent = judgement is Judgement.SILENCE
+        doubtful = refused and not broken
         return Decoded(
             index=ticket.index,
             start=ticket.start,
@@ -185,28 +260,34 @@ class Call:
             result=replace(result, request=replace(request, memory=None, tag=None)),
             tokens=result.tokens,
             state="failed" if broken else "silent" if silent else "decoded",
-            reason=reason,
+            reason=None if doubtful else reason,
+            doubt=reason if doubtful else None,
             memory=request.memory if keep else None,
         )
 
     # -- guards and words -------------------------------------------------------------------------
 
     def _judge(self, result: Result) -> tuple[Judgement, str | None]:
+        mean = mean_logprob(result.logprobs)
         if self.options.guards is None:
-            return Judgement.KEEP, None
+            if math.isfinite(mean):
+                return Judgement.KEEP, None
+            return Judgement.RETRY, NOT_FINITE
         return self.options.guards.judge(
             compression_ratio=compression_ratio(self._text(result.tokens)),
-            mean_logprob=mean_logprob(result.logprobs),
+            mean_logprob=mean,
             no_speech_prob=result.probe[0],
         )
 
     def _again(self, result: Result) -> bool:
         """Queues a window at the next temperature, behind what waits; False after the last one."""
-        assert self.options.guards is not None
-        temperature = self.options.guards.next_temperature(result.request.temperature)
+        guards = self.options.guards
+        if guards is None:
+            return False
+        temperature = guards.next_temperature(result.request.temperature)
         if temperature is None:
             return False
-        self.t.engine.submit(self._sampled(result.request, temperature))
+        self.t.slots.submit(self._sampled(result.request, temperature))
         return True
 
     def _sampled(self, request: Request, temperature: float) -> Request:
@@ -222,24 +303,32 @@ class Call:
 
     def _time_all(self) -> None:
         waiting, self.untimed = self.untimed, []
-        parts = [self._parts(decoded) for _, decoded in waiting]
         work = [
-            (ticket, decoded, segments)
-            for (ticket, decoded), segments in zip(waiting, parts, strict=True)
-            if segments and not ticket.job.failed
+            (ticket, decoded)
+            for ticket, decoded in waiting
+            if ticket.job.segments[decoded.index] and not ticket.job.failed
         ]
-        if not work:
-            return
-        utterances = [self._utterance(decoded, segments) for _, decoded, segments in work]
-        times = token_times(self.t.whisper, utterances)
+        for (ticket, decoded), times in zip(work, each(self._timed, work), strict=True):
+            try:
+                if isinstance(times, Exception):
+                    raise times
+                ticket.job.words[decoded.index] = self._words(ticket, decoded, times)
+            except Exception as error:
+                traceback.clear_frames(error.__traceback__)
+                ticket.job.untimed[decoded.index] = error
+
+    def _timed(self, work: Sequence[Waiting]) -> list[TokenTimes]:
+        """The times of several windows' tokens, in one forward."""
+        utterances = [self._utterance(decoded, self._parts(decoded)) for _, decoded in work]
+        return token_times(self.t.whisper, utterances)
+
+    def _words(self, ticket: Ticket, decoded: Decoded, times: TokenTimes) -> list[tuple[Word, ...]]:
+        segments = self._parts(decoded)
+        texts = [(part.tokens, text) for part, text in segments]
+        quiet = within(ticket.pauses, decoded.length)  # it may have been heard further
+        written = self._written(decoded, segments)
         tokenizer = self.t.whisper.tokenizer
-        for (ticket, decoded, segments), timed in zip(work, times, strict=True):
-            texts = [(part.tokens, text) for part, text in segments]
-            quiet = within(ticket.pauses, decoded.length)  # it may have been heard further
-            written = self._written(decoded, segments)
-            ticket.job.words[decoded.index] = words(
-                tokenizer, decoded.language, texts, timed, quiet, decoded.start, written
-            )
+        return words(tokenizer, decoded.language, texts, times, quiet, decoded.start, written)
 
     def _utterance(self, decoded: Decoded, segments: list[tuple[Stretch, str]]) -> Utterance:
         assert decoded.memory is not None
@@ -267,7 +356,7 @@ class Call:
 
     # -- windows in -------------------------------------------------------------------------------
 
-    def _requests(self, sources: Iterable[Input]) -> Iterator[Request]:
+    def _requests(self, sources: Iterable[Input]) -> Generator[Request, None, None]:
         """Requests of all recordings in order; up to a batch of windows is encoded at a time."""
         ready: list[tuple[Job, Window]] = []
         for job, window in self._speech(sources):
@@ -286,16 +375,18 @@ class Call:
                     self.jobs.append(job)
                     for window in self._spoken(job):
                         yield job, window
-            except ForescribeError as error:
-                self._fail(source, job, error)
             except Exception as error:  # a fault of ours, or of a decoder: the others go on
-                self._fail(source, job, internal(source, error))
+                if job is None or not job.read:  # else it is complete, whatever closing it says
+                    self._fail(source, job, internal(source, error))
 
     def _fail(self, source: Input, job: Job | None, error: ForescribeError) -> None:
         if job is not None:
+            if job not in self.jobs:  # it has its outcome already
+                return
             job.failed = True
             self.jobs.remove(job)
             self._drop([ticket for ticket in self.tickets if ticket.job is job])
+            self.untimed = [one for one in self.untimed if one[0].job is not job]
         wall = 0.0 if job is None else time.perf_counter() - job.started
         self.failed.append(Outcome(source, error=error, wall_s=wall))
 
@@ -336,15 +427,36 @@ class Call:
         if not ready:
             return
         self.t.watch.start()
-        features = self.t.mel([window.samples for _, window in ready])
-        memories = self.t.whisper.encode(features)
+        wanting = [self.language is None] * len(ready)
+        heard = hear(self.t, [window.samples for _, window in ready], wanting)
         self.t.watch.mark("encode")
-        languages = self._languages([job for job, _ in ready], memories)
-        for row, ((job, window), language) in enumerate(zip(ready, languages, strict=True)):
-            quiet = self._pauses(features[row], window.length)
-            ticket = Ticket(job, window.index, window.start, window.end, language, quiet)
-            memory = memories[row]
-            yield self._request(ticket, memory, self.previous)
+        for (job, window), one in zip(ready, heard, strict=True):
+            request = None if job.failed else self._entered(job, window, one)
+            if request is not None:
+                yield request
+
+    def _entered(self, job: Job, window: Window, heard: Heard | Exception) -> Request | None:
+        """The request of a window, or None where a fault has taken it."""
+        try:
+            if isinstance(heard, Exception):
+                raise heard
+            return self._request_of(job, window, heard)
+        except Exception as error:
+            self._take(self._fault(job, window, error))
+            return None
+
+    def _request_of(self, job: Job, window: Window, heard: Heard) -> Request:
+        language = self.language or self._spoken_in(job, heard)
+        quiet = self._pauses(heard.features, window.length)
+        ticket = Ticket(job, window.index, window.start, window.end, language, quiet)
+        return self._request(ticket, heard.memory, self.previous)
+
+    def _fault(self, job: Job, window: Window, error: Exception) -> Fault:
+        """As if the engine had failed at the window: there is one way for faults."""
+        language = self.language or job.language or ""
+        ticket = Ticket(job, window.index, window.start, window.end, language)
+        self.tickets.add(ticket)
+        return Fault(Request((self.special.start,), tag=ticket), error)
 
     def _pauses(self, features: Tensor, length: int) -> tuple[Pause, ...]:
         return pauses(features, length) if self.options.words else ()
@@ -357,8 +469,7 @@ class Call:
             timestamps=self.options.timestamps,
             previous=previous,
         )
-        self.tickets.add(ticket)
-        return Request(
+        request = Request(
             prompt=prompt,
             memory=memory,
             gamma=self._gamma(ticket.language),
@@ -366,6 +477,10 @@ class Call:
             probe=self.t.no_speech.probe(prompt),
             tag=ticket,
         )
+        guards = self.options.guards
+        first = guards.temperatures[0] if guards is not None else 0.0
+        self.tickets.add(ticket)
+        return self._sampled(request, first) if first else request
 
     def _gamma(self, language: str) -> int | None:
         """Drafts per round in this language: none where the draft was not made for it."""
@@ -374,15 +489,10 @@ class Call:
             return 0
         return self.options.gamma
 
-    def _languages(self, jobs: list[Job], memories: list[Memory]) -> list[str]:
-        """Each window's language."""
-        if self.language is not None:
-            return [self.language] * len(jobs)
-        heard = self.t.whisper.detect_language(memories)
-        return [self._spoken_in(job, *one) for job, one in zip(jobs, heard, strict=True)]
-
-    def _spoken_in(self, job: Job, language: str, chance: float) -> str:
+    def _spoken_in(self, job: Job, heard: Heard) -> str:
         """A recording's language is that of its first window with speech, unless another is sure."""
+        assert heard.language is not None
+        language, chance = heard.language
         if job.language is None:
             job.language, job.language_probability = language, chance
         return job.language if chance < CONFIDENT else language
@@ -412,10 +522,12 @@ class Call:
         texts = [(part, self._text(part.tokens)) for part in found]
         return [(part, text) for part, text in texts if text.strip()]
 
-    def _segments(self, job: Job, decoded: Decoded) -> Iterator[Segment]:
-        result, timed = decoded.result, job.words.get(decoded.index)
-        for number, (part, text) in enumerate(self._parts(decoded)):
-            yield Segment(
+    def _made(self, decoded: Decoded) -> tuple[Segment, ...]:
+        """A window's segments, without words."""
+        result, parts = decoded.result, self._parts(decoded)
+        ratio = compression_ratio(self._text(result.tokens)) if parts else 0.0
+        return tuple(
+            Segment(
                 id=0,
                 window=decoded.index,
                 window_sample=decoded.start,
@@ -425,72 +537,61 @@ class Call:
                 tokens=part.tokens,
                 temperature=result.request.temperature,
                 avg_logprob=mean_logprob(result.logprobs),
-                compression_ratio=compression_ratio(self._text(result.tokens)),
+                compression_ratio=ratio,
                 no_speech_prob=result.probe[0],
-                words=timed[number] if timed is not None else None,
+                doubt=decoded.doubt,
             )
+            for part, text in parts
+        )
+
+    def _segments(self, job: Job, decoded: Decoded) -> list[Segment]:
+        """A window's segments, with their words where these are timed."""
+        if decoded.index not in job.segments:
+            job.segments[decoded.index] = self._made(decoded)
+        segments, timed = job.segments[decoded.index], job.words.get(decoded.index)
+        if timed is None:
+            return list(segments)
+        return [_tightened(segment, own) for segment, own in zip(segments, timed, strict=True)]
 
     def _outcome(self, job: Job) -> Outcome:
-        done = sorted(job.done, key=lambda d: d.index)
-        segments = [segment for decoded in done for segment in self._segments(job, decoded)]
         wall = time.perf_counter() - job.started
+        try:
+            return self._finished(job, wall)
+        except Exception as error:
+            return Outcome(job.source, error=fault(self._name(job), error), wall_s=wall)
+
+    def _finished(self, job: Job, wall: float) -> Outcome:
+        done = sorted(job.done, key=lambda d: d.index)
+        if done and len(job.lost) == len(done):  # nothing was decoded: that is no transcript
+            error = fault(self._name(job), job.lost[done[0].index])
+            return Outcome(job.source, error=error, wall_s=wall)
+        segments = [segment for decoded in done for segment in self._segments(job, decoded)]
         transcript = Transcript(
             segments=tuple(replace(s, id=i) for i, s in enumerate(segments)),
             sample_count=sum(w.length for w in job.silent) + sum(d.length for d in done),
-            coverage=_coverage(done, job.silent),
+            coverage=account.coverage(done, job.silent),
             language=self.language or job.language,
             language_probability=job.language_probability,
-            warnings=job.recording.warnings + self._warnings(job),
+            warnings=(*job.recording.warnings, *self._warnings(job, done)),
             settings=self.t.settings(self.options),
-            stats=_stats(done, wall),
+            stats=account.stats(done, wall),
         )
         kept = tuple(done) if self.options.keep_memory else ()
         return Outcome(job.source, transcript, wall_s=wall, decoded=kept)
 
-    def _warnings(self, job: Job) -> tuple[Notice, ...]:
-        notices = []
-        languages = {d.language for d in job.done} - {self.language or job.language}
-        if languages:
-            text = f"some windows are in another language: {', '.join(sorted(languages))}"
-            notices.append(Notice("mixed_languages", text))
-        for d in job.done:
-            text = self._text(d.result.tokens).strip()
-            if d.state != "decoded" and text:
-                where = f"{seconds(d.start):.1f} to {seconds(d.end):.1f} s"
-                notices.append(Notice("dropped_text", f"{text!r} at {where} left out: {d.reason}"))
-        return tuple(notices)
+    def _warnings(self, job: Job, done: Sequence[Decoded]) -> list[Notice]:
+        return [
+            *account.failed(done),
+            *account.doubtful(done, demo=self.t.is_demo),
+            *account.mixed(done, self.language or job.language),
+            *account.dropped(done, lambda d: self._text(d.result.tokens)),
+            *account.untimed(done, job.untimed),
+        ]
 
 
-def internal(source: Input, cause: Exception) -> ForescribeError:
-    """A fault that nobody expected, as this recording's error."""
-    text = f"{Outcome(source).name}: {type(cause).__name__}: {cause}"
-    error = AudioError(text, code="internal_error")
-    error.__cause__ = cause
-    return error
-
-
-def _coverage(done: list[Decoded], silent: list[Window]) -> Coverage:
-    spans = [Span(d.start, d.end, d.state, d.reason) for d in done]
-    spans += [Span(w.start, w.end, "silent", "no voice activity") for w in silent]
-    return Coverage(tuple(sorted(spans, key=lambda span: span.start_sample)))
-
-
-def _stats(done: list[Decoded], wall: float) -> dict[str, Json]:
-    """A recording's own share: counted by row, so it does not depend on who shared the batch."""
-    results = [d.result for d in done]
-    rounds, drafted, accepted = (
-        sum(getattr(r, name) for r in results) for name in ("rounds", "drafted", "accepted")
-    )
-    guarantees: list[Any] = sorted({r.guarantee.value for r in results})
-    return {
-        "windows": len(results),
-        "tokens": sum(len(r.tokens) for r in results),
-        "rounds": rounds,
-        "drafted": drafted,
-        "accepted": accepted,
-        "acceptance_rate": accepted / drafted if drafted else None,
-        "mean_acceptance_length": 1 + accepted / rounds if rounds else None,
-        **writing.stats([r.sources for r in results]),
-        "guarantees": guarantees,
-        "wall_s": wall,
-    }
+def _tightened(segment: Segment, words: tuple[Word, ...]) -> Segment:
+    """From its first to its last word (openai/whisper): a window's timestamps are rougher."""
+    if not words:
+        return replace(segment, words=words)
+    start, end = words[0].start_sample, max(word.end_sample for word in words)
+    return replace(segment, start_sample=start, end_sample=end, words=words)

@@ -35,6 +35,7 @@ class Decoded:
     state: State = "decoded"
     reason: str | None = None  # why its text does not count, where it does not
     memory: Memory | None = None
+    doubt: str | None = None  # why the guards refused its text, where it was kept nevertheless
 
     @property
     def length(self) -> int:

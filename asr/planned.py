@@ -18,6 +18,7 @@ import numpy as np
 
 from asr.audio import Input, Recording, Samples
 from asr.call import Job, Ticket
+from asr.isolation import Ended
 from asr.loading import Memory
 from asr.options import Options
 from asr.outcome import Decoded
@@ -210,8 +211,8 @@ class Planned(Submission):
 
     # -- in the engine's thread -------------------------------------------------------------------
 
-    def _take(self, result: Result) -> Decoded | None:
-        decoded = super()._take(result)
+    def _take(self, ended: Ended) -> Decoded | None:
+        decoded = super()._take(ended)
         if decoded is not None and self.job is not None:
             k = self._group_of[decoded.index]
             self._missing[k].discard(decoded.index)
@@ -270,13 +271,16 @@ def _decoded_to_dict(decoded: Decoded) -> dict[str, Any]:
     }
 
 
-_APART = ("result", "memory")
+_APART = frozenset({"result", "memory"})
 _OF_REQUEST = ("prompt", "temperature", "seed", "gamma")
 """What a transcript tells of a request; its memory is gigabytes, its rules are the model's."""
 
 
 def _decoded_from_dict(data: Mapping[str, Any]) -> Decoded:
-    plain = {f.name: _frozen(data[f.name]) for f in fields(Decoded) if f.name not in _APART}
+    # A group that an earlier version has left lacks the fields that are new.
+    plain = {
+        f.name: _frozen(data[f.name]) for f in fields(Decoded) if f.name in data.keys() - _APART
+    }
     told = {name: _OF_RESULT.get(name, _frozen)(value) for name, value in data["result"].items()}
     request = Request(**{name: _frozen(value) for name, value in data["request"].items()})
     return Decoded(**plain, result=Result(request=request, **told))

@@ -8,13 +8,15 @@ openai/whisper and transformers' long-form `generate` do, token for token.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from asr.audio import Input
 from asr.call import Call, Job, Ticket, internal
 from asr.errors import ForescribeError
 from asr.guards import Judgement
+from asr.hearing import heard
+from asr.isolation import Fault
 from asr.outcome import Decoded, Outcome
 from asr.reel import Reel
 from asr.seeking import advance, spoken_before
@@ -44,76 +46,108 @@ class SequentialCall(Call):
             for chain in self.chains.values():
                 chain.reel.close()
 
-    def _requests(self, sources: Iterable[Input]) -> Iterator[Request]:
+    def _requests(self, sources: Iterable[Input]) -> Generator[Request, None, None]:
         for source in sources:
-            job: Job | None = None
-            try:
-                with self.open(source) as recording:
-                    job = Job(source, recording, time.perf_counter())
-                    self.jobs.append(job)
-                    self.t.watch.start()
-                    reel = Reel(recording.blocks(), self.t.mel)
-                    self.t.watch.mark("audio")
-                self.chains[job] = Chain(reel, self.previous)
-                if reel.sample_count:
-                    yield self._next(job)
-                else:
-                    self._end(job)
-            except ForescribeError as error:
-                self._fail(source, job, error)
-            except Exception as error:  # a fault of ours, or of a decoder: the others go on
-                self._fail(source, job, internal(source, error))
+            request = self._begun(source)
+            if request is not None:
+                yield request
 
-    def _next(self, job: Job) -> Request:
-        """The request of the window at the chain's frame."""
-        chain = self.chains[job]
+    def _begun(self, source: Input) -> Request | None:
+        """The first request of a recording, which is read to its end; None where there is none."""
+        job: Job | None = None
+        try:
+            with self.open(source) as recording:
+                job = Job(source, recording, time.perf_counter())
+                self.jobs.append(job)
+                self.t.watch.start()
+                self.chains[job] = Chain(Reel(recording.blocks(), self.t.mel), self.previous)
+                self.t.watch.mark("audio")
+            return self._next(job)
+        except Exception as error:  # a fault of ours, or of a decoder: the others go on
+            self._fail(source, job, internal(source, error))
+        return None
+
+    def _next(self, job: Job) -> Request | None:
+        """The request of the next window that can be heard; None where there is no further one."""
+        while not job.failed and not self._done(job):
+            chain, hop = self.chains[job], self.t.mel.hop
+            start = chain.frame * hop
+            end = min(start + self.t.mel.samples, chain.reel.sample_count)
+            window = Ticket(job, job.windows, start, end, self.language or job.language or "")
+            job.windows += 1
+            try:
+                return self._heard(window, chain)
+            except Exception as error:
+                self.tickets.add(window)
+                self._take(Fault(Request((self.special.start,), tag=window), error))
+        if not job.failed:
+            self._finish(job)
+        return None
+
+    def _heard(self, window: Ticket, chain: Chain) -> Request:
         self.t.watch.start()
         features = chain.reel.features(chain.frame)
-        memory = self.t.whisper.encode(features[None])[0]
+        job = window.job
+        (one,) = heard(self.t, features[None], [self.language is None and job.language is None])
         self.t.watch.mark("encode")
-        if self.language is None and job.language is None:
-            self._languages([job], [memory])
-        language = self.language or job.language
-        assert language is not None
-        hop = self.t.mel.hop
-        start = chain.frame * hop
-        end = min(start + self.t.mel.samples, chain.reel.sample_count)
-        quiet = self._pauses(features, end - start)
-        ticket = Ticket(job, job.windows, start, end, language, quiet)
-        job.windows += 1
-        return self._request(ticket, memory, chain.previous)
+        if isinstance(one, Exception):
+            raise one
+        language = self.language or job.language or self._spoken_in(job, one)
+        quiet = self._pauses(features, window.end - window.start)
+        ticket = replace(window, language=language, pauses=quiet)
+        return self._request(ticket, one.memory, chain.previous)
+
+    def _done(self, job: Job) -> bool:
+        chain = self.chains[job]
+        return not chain.reel.sample_count or chain.frame >= chain.reel.frames
+
+    def _fail(self, source: Input, job: Job | None, error: ForescribeError) -> None:
+        super()._fail(source, job, error)
+        if job in self.chains:
+            self.chains.pop(job).reel.close()
 
     def _decoded(
         self, ticket: Ticket, result: Result, judgement: Judgement, reason: str | None
     ) -> Decoded:
         """Ends where the next window starts, and holds what counts of the answer."""
         decoded = super()._decoded(ticket, result, judgement, reason)
-        chain, hop = self.chains[ticket.job], self.t.mel.hop
-        heard = min(self.t.mel.frames, chain.reel.frames - chain.frame)
+        heard = self._left(ticket)
         step = advance(decoded.tokens, self.special, heard)
         if decoded.state != "decoded":
             step = replace(step, frames=heard)
-        elif self.options.condition_on_previous_text:
+        return replace(decoded, end=self._end_of(ticket, step.frames), tokens=step.tokens)
+
+    def _lost_end(self, ticket: Ticket) -> int:
+        return self._end_of(ticket, self._left(ticket))
+
+    def _left(self, ticket: Ticket) -> int:
+        """Frames from a window's start on, a window's at most."""
+        frames = self.chains[ticket.job].reel.frames
+        return min(self.t.mel.frames, frames - ticket.start // self.t.mel.hop)
+
+    def _end_of(self, ticket: Ticket, frames: int) -> int:
+        """The sample behind so many frames of a window; samples behind the last frame belong to it."""
+        reel, hop = self.chains[ticket.job].reel, self.t.mel.hop
+        last = ticket.start // hop + frames >= reel.frames
+        return reel.sample_count if last else ticket.start + frames * hop
+
+    def _keep_window(self, ticket: Ticket, decoded: Decoded) -> None:
+        """Only what is kept moves the chain on: a fault before leaves it as it was."""
+        super()._keep_window(ticket, decoded)
+        chain = self.chains[ticket.job]
+        last = decoded.end == chain.reel.sample_count
+        chain.frame = chain.reel.frames if last else decoded.end // self.t.mel.hop
+        if decoded.state == "decoded" and self.options.condition_on_previous_text:
             room = self.t.whisper.target.config.max_target_positions // 2 - 1
-            hot = result.request.temperature >= FORGET_FROM
+            hot = decoded.result.request.temperature >= FORGET_FROM
             before = () if hot else chain.previous
-            chain.previous = (*before, *spoken_before(step.tokens, self.special))[-room:]
-        chain.frame += step.frames
-        end = ticket.start + step.frames * hop
-        if chain.frame >= chain.reel.frames:
-            end = chain.reel.sample_count
-        return replace(decoded, end=end, tokens=step.tokens)
+            chain.previous = (*before, *spoken_before(decoded.tokens, self.special))[-room:]
 
     def _follow(self, job: Job, decoded: Decoded) -> None:
-        chain = self.chains[job]
-        if chain.frame >= chain.reel.frames:
-            self._end(job)
-            return
-        try:
-            self.t.engine.submit(self._next(job))
-        except Exception as error:
-            self._fail(job.source, job, internal(job.source, error))
+        request = self._next(job)
+        if request is not None:
+            self.t.slots.submit(request)
 
-    def _end(self, job: Job) -> None:
+    def _finish(self, job: Job) -> None:
         job.read = True
         self.chains.pop(job).reel.close()

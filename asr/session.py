@@ -17,6 +17,7 @@ nothing of HTTP.
 from __future__ import annotations
 
 import heapq
+import logging
 import threading
 import time
 from collections import deque
@@ -24,11 +25,14 @@ from collections.abc import Callable, Generator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
+from asr.account import fault
 from asr.audio import Input
-from asr.call import Job, internal
-from asr.errors import CapacityError, ForescribeError, out_of_memory
+from asr.call import Job
+from asr.errors import CapacityError, ForescribeError
+from asr.hearing import Heard, hear
+from asr.isolation import Ended
 from asr.options import Options
 from asr.outcome import Outcome
 from asr.submission import Listener, Submission, Tap
@@ -37,11 +41,15 @@ from asr.vad import SileroDetector
 from asr.windows import Window
 from speculative.device import keep_to_one_core
 from speculative.stats import Stats
-from speculative.types import Request, Result
+from speculative.types import Request
 
 if TYPE_CHECKING:
     from asr.transcriber import Transcriber
 
+
+T = TypeVar("T")
+
+LOG = logging.getLogger(__name__)
 
 LOOK_S = 5.0
 """How old the figures may be that others see. Reading them waits for the device, and gives back what its
@@ -190,7 +198,7 @@ class Session:
                 try:
                     self._round()
                 except Exception as error:
-                    self._fail_all(_fault(error))
+                    self._fail_all(error)
                 self._began_s = None
         finally:
             self.close()
@@ -203,7 +211,7 @@ class Session:
         """Until there is something to do; False once closed."""
         with self._changed:
             while not (self._closed or self._news or self._ready or self._encoded):
-                if not self.t.engine.idle:
+                if not self.t.slots.idle:
                     break
                 self._changed.wait()
             return not self._closed
@@ -211,9 +219,9 @@ class Session:
     def _round(self) -> None:
         self._hear()
         self._feed()
-        for result in self.t.engine.step():
-            self._end(result)
-        if self.clock() - self._looked_s >= LOOK_S or self.t.engine.idle:
+        for ended in self.t.slots.step():
+            self._end(ended)
+        if self.clock() - self._looked_s >= LOOK_S or self.t.slots.idle:
             self.stats, self._looked_s = self.t.stats(), self.clock()
 
     def _hear(self) -> None:
@@ -230,18 +238,20 @@ class Session:
                 self._settle(submission, None)
             self._release(submission)
 
-    def _end(self, result: Result) -> None:
-        submission = self._owners.get(result.request.tag.job)
+    def _end(self, ended: Ended) -> None:
+        submission = self._owners.get(ended.request.tag.job)
         if submission is not None:
-            self._guarded(submission, lambda: submission.take(result))
+            self._guarded(submission, lambda: submission.take(ended))
             self._release(submission)
 
-    def _guarded(self, submission: Submission, act: Callable[[], None]) -> None:
+    def _guarded(self, submission: Submission, act: Callable[[], T]) -> T | None:
         """A fault in one recording's affairs is that recording's."""
         try:
-            act()
+            return act()
         except Exception as error:
-            self._settle(submission, Outcome(submission.source, error=_fault(error)))
+            error = fault(submission.called, error)
+            self._settle(submission, Outcome(submission.source, error=error))
+            return None
 
     def _settle(self, submission: Submission, outcome: Outcome | None) -> None:
         submission.settle(outcome)
@@ -255,7 +265,8 @@ class Session:
             if reading.submission is submission:
                 self._readings.remove(reading)
                 heapq.heapify(self._readings)
-                reading.windows.close()
+                with suppress(Exception):
+                    reading.windows.close()
                 submission.let_go = True
                 return
 
@@ -266,28 +277,32 @@ class Session:
         self._live.remove(submission)
         if submission.job is not None:
             self._owners.pop(submission.job, None)
-        submission.listener.ended(submission.outcome)
+        try:
+            submission.listener.ended(submission.outcome)
+        except Exception:  # the listener's own; nobody else may suffer
+            LOG.exception("a listener failed at the end of %s", submission.called)
 
-    def _fail_all(self, error: ForescribeError) -> None:
+    def _fail_all(self, error: Exception) -> None:
         with self._changed:
             live, self._ready = list(self._live), []
         self._encoded = []
         for submission in live:
-            self._settle(submission, Outcome(submission.source, error=error))
+            told = fault(submission.called, error)
+            self._settle(submission, Outcome(submission.source, error=told))
             self._release(submission)
 
     # -- windows in -------------------------------------------------------------------------------
 
     def _feed(self) -> None:
         """Fills the free rows with the windows that are due first."""
-        while self.t.engine.free:
+        while self.t.slots.free:
             if self._hurry():
                 self._encode()
             if not self._encoded:
                 return
             chosen = heapq.heappop(self._encoded)
             if not chosen.submission.settled:
-                self.t.engine.submit(chosen.request)
+                self.t.slots.submit(chosen.request)
 
     def _hurry(self) -> bool:
         """Whether a window that nobody has encoded yet is due before all that are."""
@@ -306,22 +321,22 @@ class Session:
         if not group:
             return
         self.t.watch.start()
-        features = self.t.mel([ready.window.samples for ready in group])  # [K, M, F]
-        memories = self.t.whisper.encode(features)
-        wanting = [i for i, ready in enumerate(group) if ready.submission.wants_language]
-        heard = dict(
-            zip(
-                wanting,
-                self.t.whisper.detect_language([memories[i] for i in wanting]) if wanting else [],
-                strict=True,
-            )
-        )
+        wanting = [ready.submission.wants_language for ready in group]
+        heard = hear(self.t, [ready.window.samples for ready in group], wanting)
         self.t.watch.mark("encode")
-        for i, ready in enumerate(group):
-            submission = ready.submission
-            request = submission.request(ready.window, features[i], memories[i], heard.get(i))
+        for ready, one in zip(group, heard, strict=True):
+            self._enter(ready, one)
+
+    def _enter(self, ready: _Ready, heard: Heard | Exception) -> None:
+        """Queues a window's request for the engine, unless a fault has taken it."""
+        submission = ready.submission
+        if submission.settled:  # by a window before this one
+            return
+        request = self._guarded(submission, lambda: submission.request(ready.window, heard))
+        if request is not None:
             self._owners[request.tag.job] = submission
             heapq.heappush(self._encoded, _Encoded(ready.due_s, ready.number, submission, request))
+        self._release(submission)
 
     # -- the readers' threads ---------------------------------------------------------------------
 
@@ -334,7 +349,8 @@ class Session:
                 if self._closed:
                     for reading in self._readings:
                         reading.submission.let_go = True
-                        reading.windows.close()
+                        with suppress(Exception):
+                            reading.windows.close()
                     self._readings = []
                     return
                 reading = heapq.heappop(self._readings)
@@ -349,14 +365,15 @@ class Session:
 
     def _read_on(self, reading: _Reading) -> None:
         """Reads one window; whatever happens, the recording is queued again or let go."""
-        submission, window, error = reading.submission, None, None
+        submission, window = reading.submission, None
+        error: ForescribeError | None = None
         try:
             window = next(reading.windows, None)
             over = window is None or submission.settled or _read_out(submission)
-        except ForescribeError as raised:
-            over, error = True, raised
         except Exception as raised:  # a fault of ours, or of a decoder: the others go on
-            over, error = True, internal(submission.source, raised)
+            over = True
+            if not _read_out(submission):  # else it is complete, whatever closing it says
+                error = fault(submission.called, raised)
         if over:
             with suppress(Exception):
                 reading.windows.close()
@@ -375,12 +392,3 @@ class Session:
 def _read_out(submission: Submission) -> bool:
     """The last window has come: the recording need not wait for its turn to learn that."""
     return submission.job is not None and submission.job.read
-
-
-def _fault(error: Exception) -> ForescribeError:
-    """What a fault on the engine's thread is to those whose work it ends."""
-    if isinstance(error, ForescribeError):
-        return error
-    if out_of_memory(error):
-        return CapacityError("the device is out of memory")
-    return internal("<session>", error)

@@ -15,19 +15,18 @@ from itertools import islice
 from typing import TYPE_CHECKING, Protocol
 
 from asr.audio import Input, Recording, Samples, open_audio
-from asr.call import Call, Job, Ticket
-from asr.errors import UsageError
-from asr.loading import Memory
+from asr.call import Call, Job
+from asr.errors import ForescribeError, UsageError
+from asr.hearing import Heard
+from asr.isolation import Ended
 from asr.options import Options
 from asr.outcome import Decoded, Outcome
 from asr.segments import stretches
 from asr.transcript import Segment
 from asr.windows import Window, cut
-from speculative.types import Request, Result
+from speculative.types import Request
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from asr.transcriber import Transcriber
 
 
@@ -118,29 +117,34 @@ class Submission(Call):
         """Whether the next request needs to hear which language it is."""
         return self.language is None
 
-    def request(
-        self, window: Window, features: Tensor, memory: Memory, heard: tuple[str, float] | None
-    ) -> Request:
-        """The request of a window, from its features `[M, F]` and the language heard in it, if that
-        was wanted."""
+    def request(self, window: Window, heard: Heard | Exception) -> Request | None:
+        """The request of a window, or None where a fault has taken it. Raises what `look` raises."""
         assert self.job is not None
-        language = self.language
-        if language is None:
-            assert heard is not None
-            language = self._spoken_in(self.job, *heard)
-        quiet = self._pauses(features, window.length)
-        ticket = Ticket(self.job, window.index, window.start, window.end, language, quiet)
-        request = self._request(ticket, memory, self.previous)
-        guards = self.options.guards
-        first = guards.temperatures[0] if guards is not None else 0.0
-        return self._sampled(request, first) if first else request
+        try:
+            if isinstance(heard, Exception):
+                raise heard
+            return self._request_of(self.job, window, heard)
+        except Exception as error:
+            self.take(self._fault(self.job, window, error))
+            return None
 
-    def take(self, result: Result) -> None:
+    def take(self, ended: Ended) -> None:
         """A window has ended; it may go back into the engine at another temperature."""
-        decoded = self._take(result)
+        decoded = self._take(ended)
         if decoded is not None:
             self._over[decoded.index] = decoded
             self.look()
+
+    def _give_up(self, job: Job, error: ForescribeError) -> None:
+        self.settle(Outcome(self.source, error=error))
+
+    def _name(self, job: Job) -> str:
+        return self.called
+
+    @property
+    def called(self) -> str:
+        """What messages call it."""
+        return self.name or Outcome(self.source).name
 
     def look(self) -> None:
         """Says what has come to be in order, and makes the outcome if all of it has."""

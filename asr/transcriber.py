@@ -13,14 +13,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from importlib.metadata import version
+from typing import Any
 
 from asr.audio import Input, Open, open_audio
 from asr.call import Call
 from asr.features import LogMel
+from asr.isolation import Isolated
 from asr.loading import Whisper, load
 from asr.options import Options
 from asr.outcome import Decoded, Hook, Outcome, Progress
-from asr.presets import resolve
+from asr.presets import bundled_folder, resolve
 from asr.rules import NoSpeech, whisper_rules
 from asr.sequential import SequentialCall
 from asr.tokens import AUTO, language_code
@@ -72,6 +74,7 @@ class Transcriber:
             processors=whisper_rules(generation, config, device.torch),
             device=device,
         )
+        self.slots = Isolated(self.engine)
         if device.static_shapes:
             self.engine.warm_up()  # every shape once, before there is work to wait for it
         self.watch = device.stopwatch()
@@ -101,6 +104,11 @@ class Transcriber:
     @property
     def batch(self) -> int:
         return self.engine.batch
+
+    @property
+    def is_demo(self) -> bool:
+        """Whether the target is the bundled one, which is for trying."""
+        return self.whisper.pair.target == bundled_folder("demo")
 
     def stats(self) -> Stats:
         """What the engine did since the transcriber was made, with the seconds before it: audio
@@ -141,6 +149,8 @@ class Transcriber:
         """What explains a result: models, options, versions."""
         pair, device = self.whisper.pair, self.whisper.device
         gamma = self.gamma if options.gamma is None else options.gamma
+        sequential = options.long_form == "sequential"
+        vad = options.vad and not sequential
         return {
             "model": str(getattr(pair.target, "name", pair.target)),
             "draft": None if pair.draft is None else str(getattr(pair.draft, "name", pair.draft)),
@@ -153,10 +163,16 @@ class Transcriber:
             "timestamps": options.timestamps,
             "initial_prompt": options.initial_prompt,
             "long_form": options.long_form,
-            # Windows are decoded at the same time: none has a text before it.
-            "condition_on_previous_text": options.condition_on_previous_text
-            and options.long_form == "sequential",
-            "vad": options.vad,
-            "windows": asdict(options.windows),
+            # Windows that are decoded in parallel have no text before them.
+            "condition_on_previous_text": sequential and options.condition_on_previous_text,
+            "vad": vad,
+            "windows": asdict(options.windows) if vad else None,
+            "guards": None if options.guards is None else _plain(asdict(options.guards)),
+            "word_timestamps": options.words,
             "versions": {name: version(name) for name in ("forescribe", "torch", "transformers")},
         }
+
+
+def _plain(record: dict[str, Any]) -> dict[str, Json]:
+    """For JSON, which has no tuples."""
+    return {name: list(v) if isinstance(v, tuple) else v for name, v in record.items()}

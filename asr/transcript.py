@@ -91,7 +91,8 @@ class Segment:
     `window` is the index of the window it was decoded in, `window_sample` where that window starts.
     Guard values are None where they were not measured. `words` is None where no word times were
     asked for. `speaker_confidence` is the mean of its words'. A segment that was cut where the speaker
-    changes has no tokens: their borders need not be its borders. Raises ValueError unless
+    changes has no tokens: their borders need not be its borders. `doubt` is why the guards refused the
+    text of its window, which was kept as nothing better was found. Raises ValueError unless
     0 <= start_sample <= end_sample.
     """
 
@@ -109,6 +110,7 @@ class Segment:
     words: tuple[Word, ...] | None = None
     speaker: str | None = None
     speaker_confidence: float | None = None
+    doubt: str | None = None
 
     def __post_init__(self) -> None:
         _check_order(self.start_sample, self.end_sample, f"segment {self.id}")
@@ -328,6 +330,8 @@ def _segment_to_dict(segment: Segment, diarized: bool) -> dict[str, Json]:
         "compression_ratio": _finite(segment.compression_ratio),
         "no_speech_prob": _finite(segment.no_speech_prob),
     }
+    if segment.doubt is not None:
+        data["doubt"] = segment.doubt
     if segment.words is not None:
         data["words"] = [_word_to_dict(word, diarized) for word in segment.words]
     if diarized:
@@ -394,6 +398,7 @@ def _segment_from_dict(record: _Fields) -> Segment:
         words=None if words is None else tuple(words),
         speaker=record.optional_text("speaker"),
         speaker_confidence=record.optional_number("speaker_confidence"),
+        doubt=record.optional_text("doubt"),
     )
 
 

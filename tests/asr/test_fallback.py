@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+import asr.hearing
 from asr.errors import UsageError
 from asr.guards import Guards, Judgement
 from asr.loading import Memory, load
@@ -209,7 +210,9 @@ def test_a_window_of_nan_is_failed_not_kept(whisper, recording, monkeypatch):
 
 @pytest.mark.parametrize("batch", [1, 2])
 def test_a_window_whose_numbers_break_fails_alone(whisper, recording, monkeypatch, batch):
-    """The model itself yields NaN here; the next window in that row must not inherit it."""
+    """The model itself yields NaN here, and the encoder's check is off: the next window in that row must
+    not inherit it."""
+    monkeypatch.setattr(asr.hearing, "_finite", lambda memories: [True] * len(memories))
     plain = decode(whisper, recording, None, batch=batch)
     encode, count = whisper.encode, 0
 
@@ -233,6 +236,20 @@ def test_a_window_whose_numbers_break_fails_alone(whisper, recording, monkeypatc
         assert guarded.decoded[n].result.tokens == plain.decoded[n].result.tokens
     coverage = guarded.transcript.coverage
     assert (coverage.failed_samples, coverage.decoded_samples) == (30 * RATE, 40 * RATE)
+
+
+def test_without_guards_numbers_that_are_none_are_no_text_either(whisper, recording, monkeypatch):
+    transcriber = Transcriber(whisper, batch=2, gamma=0)
+    collect = transcriber.engine._collect
+
+    def broken(row, *rest):
+        result = collect(row, *rest)
+        return replace(result, logprobs=(math.nan,) * len(result.logprobs))
+
+    monkeypatch.setattr(transcriber.engine, "_collect", broken)
+    (outcome,) = transcriber.transcribe([recording], options(None))
+    assert outcome.transcript.coverage.failed_samples == 70 * RATE
+    assert [n.code for n in outcome.transcript.warnings][0] == "failed_windows"
 
 
 def test_guards_refuse_impossible_thresholds():
