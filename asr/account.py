@@ -21,9 +21,6 @@ from asr.windows import Window
 LISTED = 3
 """Places that a warning names; of more it says how many."""
 
-DOUBTFUL, DEMO = "doubtful_text", "demo_model"
-"""Codes of warnings that the terminal treats in a way of its own."""
-
 PURPOSE = (
     "the demo model understands synthetic English of a limited vocabulary and nothing else: it is for "
     "trying and testing; name another model for real recordings"
@@ -134,7 +131,7 @@ def doubtful(done: Iterable[Decoded], *, demo: bool) -> list[Notice]:
         f"doubtful text at {_places(found)}, after every retry; check it against the recording, name "
         "the language, or use a larger model"
     )
-    return [Notice(DOUBTFUL, text), *([Notice(DEMO, PURPOSE)] if demo else [])]
+    return [Notice("doubtful_text", text), *([Notice("demo_model", PURPOSE)] if demo else [])]
 
 
 def finite(decoded: Decoded) -> bool:

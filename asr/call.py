@@ -26,7 +26,7 @@ from asr.hearing import Heard, hear
 from asr.isolation import Ended, Fault, each
 from asr.loading import Memory
 from asr.options import Options
-from asr.outcome import Decoded, Hook, Outcome, Progress
+from asr.outcome import Decoded, Follows, Hook, Outcome, Partial, Progress
 from asr.pauses import Pause, pauses, within
 from asr.segments import Stretch, compression_ratio, mean_logprob, stretches
 from asr.timing import TokenTimes, Utterance, token_times
@@ -70,6 +70,7 @@ class Job:
     )  # by window, without words
     lost: dict[int, Exception] = field(default_factory=dict)  # windows that a fault has taken
     untimed: dict[int, Exception] = field(default_factory=dict)  # windows that have no word times
+    said: int = 0  # windows, from the first on, that a hook was told of in order
 
     @property
     def complete(self) -> bool:
@@ -152,6 +153,7 @@ class Call:
                 for ended in self.t.slots.step():
                     self._end(ended)
                     yield from self._ended()
+                self._show()
                 yield from self._ended()
         finally:  # the caller may leave at any outcome
             requests.close()
@@ -502,8 +504,36 @@ class Call:
     def _report(self, job: Job, decoded: Decoded) -> None:
         if self.hook is not None and not job.failed:
             stats = self.t.engine.stats - self.before
-            segments = tuple(self._segments(job, decoded))
-            self.hook(Progress(job.source, job.done_s, job.recording.declared_s, segments, stats))
+            segments, spoken = self._segments(job, decoded), self._spoken_on(job)
+            declared_s = job.recording.declared_s
+            self.hook(
+                Progress(job.source, job.done_s, declared_s, tuple(segments), stats, tuple(spoken))
+            )
+
+    def _spoken_on(self, job: Job) -> Iterator[Segment]:
+        """The segments that a reader can go on with, without words: up to the first window that is under
+        way."""
+        ended = {d.index for d in job.done} | {w.index for w in job.silent}
+        while job.said in ended:
+            yield from job.segments.get(job.said, ())
+            job.said += 1
+
+    def _show(self) -> None:
+        """Shows a hook that follows what is being written."""
+        if not isinstance(self.hook, Follows) or not self.jobs or not self.hook.wants:
+            return
+        first = self.jobs[0]
+        try:
+            partials = [
+                p for p in self.t.engine.peek() if getattr(p.request.tag, "job", 0) is first
+            ]
+            if not partials:
+                return
+            earliest = min(partials, key=lambda p: p.request.tag.index)
+            text = self._text(earliest.tokens).rstrip("\ufffd")  # half a character
+        except Exception:  # it is only for show
+            return
+        self.hook.follow(Partial(first.source, text))
 
     def _text(self, tokens: Iterable[int]) -> str:
         """The model's own words, spaces included, without special tokens."""

@@ -561,7 +561,9 @@ def _finished(
 ) -> bool:
     """Runs it and says what ends; False where it was interrupted."""
     try:
-        with console.progress(batch.todo) as hook:
+        # What goes to stdout stands on the terminal by itself, if stdout is one.
+        text = batch.destination.folder is not None or not sys.stdout.isatty()
+        with console.progress(batch.todo, text=text) as hook:
             for ended in batch.run(make, options, size=size, hook=hook):
                 console.ended(ended)
                 if reports:

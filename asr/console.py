@@ -11,12 +11,14 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console as Rich
 from rich.markup import escape as without_markup
 
 from asr.visible import visible
+
+from asr.transcript import ONCE
 
 if TYPE_CHECKING:
     from asr.batch import Ended
@@ -36,6 +38,7 @@ class Console:
         self.audio_s = 0.0
         self.failed: list[str] = []
         self.cancelled = 0
+        self.said: frozenset[str] = frozenset()  # codes that are not to be said again
 
     def status(self, text: str) -> None:
         """A line that only somebody who waits at a terminal needs."""
@@ -58,43 +61,18 @@ class Console:
         self.rich.print(f"{escape(what)}: already done, --overwrite to redo")
 
     @contextmanager
-    def progress(self, sources: Sequence[Source]) -> Iterator[Hook | None]:
-        """A bar over seconds of audio, and the hook that moves it."""
+    def progress(self, sources: Sequence[Source], *, text: bool = True) -> Iterator[Hook | None]:
+        """A bar over seconds of audio, and the hook that moves it. On a terminal the words are shown as
+        they come: above the bar what is final, unless `text` says that it will be there anyway, and
+        below it what is being written."""
         self.started = time.perf_counter()
         if self.quiet or not (self.rich.is_terminal or self.verbose):
             yield None
             return
-        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+        from asr.screen import Screen
 
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn("{task.completed:.0f}/{task.total:.0f} s"),
-            TextColumn("{task.fields[note]}"),
-            TimeRemainingColumn(),
-        )
-        files = len(sources)
-        seen = {source.path: (0.0, source.length_s or 0.0) for source in sources}
-        whole = sum(total for _, total in seen.values())
-        with Progress(*columns, console=self.rich, transient=True) as bar:
-            task = bar.add_task(f"{files} file{'s' * (files > 1)}", total=whole, note="")
-
-            def hook(progress: Any) -> None:
-                name = str(progress.source)
-                seen[name] = (progress.done_s, progress.total_s or progress.done_s)
-                done = sum(d for d, _ in seen.values())
-                elapsed = time.perf_counter() - self.started
-                note = f"{done / elapsed:.1f}x real time"
-                if progress.stats.drafted:
-                    note += f", {progress.stats.acceptance_rate:.0%} of drafts accepted"
-                total = sum(t for _, t in seen.values())
-                bar.update(task, completed=done, total=total, note=note)
-                if self.verbose:
-                    for segment in progress.segments:
-                        times = f"[{segment.start:.2f} --> {segment.end:.2f}]"
-                        bar.console.print(escape(f"{times} {segment.text.strip()}"))
-
-            yield hook
+        with Screen(self.rich, sources, verbose=self.verbose, text=text) as screen:
+            yield screen
 
     def ended(self, ended: Ended) -> None:
         """The line of one recording that has ended."""
@@ -117,7 +95,9 @@ class Console:
             line += f" -> {escape(named(ended.files))}"
         self.rich.print(line)
         for notice in transcript.warnings:
-            self.rich.print(f"  [yellow]note[/] {escape(notice.message)}")
+            if notice.code not in self.said:
+                self.rich.print(f"  [yellow]note[/] {escape(notice.message)}")
+            self.said |= ONCE & {notice.code}
 
     def _write(self, ended: Ended) -> None:
         """The record, for scripts, with paths as from here."""

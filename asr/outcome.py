@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from asr.audio import Input
 from asr.errors import ForescribeError
@@ -68,6 +68,26 @@ class Progress:
     total_s: float | None
     segments: tuple[Segment, ...]  # of the window that has just ended
     stats: Stats  # of the call so far
+    spoken: tuple[Segment, ...] = ()  # new at the recording's beginning: in order, none left out
+
+
+@dataclass(frozen=True)
+class Partial:
+    """Text of a window that is being decoded, the first of its recording that is. It may change."""
+
+    source: Input
+    text: str
+
+
+@runtime_checkable
+class Follows(Protocol):
+    """A hook that wants to see text while it is being decoded too. Looking costs a wait for the device,
+    so it says when it wants to."""
+
+    @property
+    def wants(self) -> bool: ...
+
+    def follow(self, partial: Partial) -> None: ...
 
 
 Hook = Callable[[Progress], None]

@@ -38,6 +38,10 @@ def samples_at(time_s: float) -> int:
     return round(time_s * SAMPLE_RATE)
 
 
+ONCE = frozenset({"demo_model"})
+"""Codes of notices that say the same of every recording of a run: the terminal says them once."""
+
+
 @dataclass(frozen=True)
 class Notice:
     """Something a reader of the result must know: a warning that travels with the transcript."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.cells import cell_len
 from rich.console import Console as Rich
 
 from asr.batch import Ended
@@ -14,7 +16,8 @@ from asr.console import Console
 from asr.errors import AudioError, ForescribeError, OutputError
 from asr.inputs import Source
 from asr.manifest import Record, described
-from asr.outcome import Progress
+from asr.outcome import Partial, Progress
+from asr.screen import EVERY_S, Screen, tail
 from asr.transcript import Coverage, Notice, Segment, Span, Transcript
 from speculative.stats import Stats
 
@@ -184,6 +187,80 @@ def test_verbose_writes_segments_as_they_come(capsys) -> None:
     out, err = capsys.readouterr()
     assert out == "" and "[0.50 --> 1.00] Hello [there]." in err
     assert "audio" not in err and "━" not in err  # in a log there is still no bar
+
+
+def spoken(*texts: str) -> Progress:
+    segments = tuple(Segment(0, 0, 0, 0, 16_000, text) for text in texts)
+    return Progress("a.wav", 30.0, 60.0, (), STATS, segments)
+
+
+def shown(*steps: Progress | Partial, text: bool = True, sources: int = 1, **options) -> str:
+    """What is on the screen in the end, the bar taken away, with the sequences that drew it."""
+    made = console(**options)
+    screen = on_terminal(made)
+    with made.progress([A] * sources, text=text) as hook:
+        for step in steps:
+            hook.follow(step) if isinstance(step, Partial) else hook(step)
+            hook.bar.refresh()
+    return screen.getvalue()
+
+
+def test_words_are_shown_as_they_come_on_a_terminal() -> None:
+    said = shown(spoken(" One.", " Two."), Partial("a.wav", " thr"), spoken(" Three."))
+    final = said[said.rindex("Three.") :]
+    assert (
+        said.index("One.\r\n" if "\r\n" in said else "One.\n")
+        < said.index("Two.")
+        < said.index("thr")
+    )
+    assert " thr" not in final  # what was being written is replaced
+
+
+def test_what_stdout_shows_anyway_is_not_shown_twice() -> None:
+    said = shown(spoken(" One."), Partial("a.wav", " tw"), text=False)
+    assert "One." not in said and "tw" in said
+
+
+def test_of_several_recordings_only_the_line_is_shown() -> None:
+    said = shown(spoken(" One."), Partial("a.wav", " tw"), sources=2)
+    assert "One." not in said and "tw" in said
+
+
+def test_verbose_shows_times_instead() -> None:
+    said = shown(replace(progress(30.0), spoken=(SEGMENT,)), verbose=True)
+    assert said.count("Hello [there].") == 1
+
+
+def test_what_was_said_does_not_steer_the_terminal() -> None:
+    said = shown(spoken(" \x1b[2J\x07bell [bold]"), Partial("a.wav", " \x1b[2Jx"))
+    assert "\x1b[2J" not in said and "\x07" not in said
+    assert "[2J bell [bold]" in said
+
+
+def test_a_line_that_is_too_long_shows_its_end() -> None:
+    assert tail("abc", 3) == "abc"
+    assert tail("abcdef", 4) == "…def"
+    wide = tail("語" * 100, 20)
+    assert wide.startswith("…") and 18 <= cell_len(wide) <= 20
+
+
+def test_a_look_is_wanted_a_few_times_a_second_and_never_in_a_log() -> None:
+    now = [0.0]
+    for terminal in (True, False):
+        rich = Rich(file=io.StringIO(), force_terminal=terminal)
+        screen = Screen(rich, [A], verbose=True, text=True, clock=lambda: now[0])
+        assert not screen.wants
+        now[0] += EVERY_S
+        assert screen.wants is terminal
+        screen.follow(Partial("a.wav", "x"))
+        assert not screen.wants
+
+
+def test_what_is_true_of_every_recording_is_said_once(capsys) -> None:
+    notices = Notice("doubtful_text", "doubtful"), Notice("demo_model", "for trying")
+    tell(console(), done("a.wav", *notices), done("b.wav", *notices))
+    err = capsys.readouterr().err
+    assert err.count("note doubtful") == 2 and err.count("note for trying") == 1
 
 
 def test_a_bar_knows_all_recordings_from_the_beginning() -> None:

@@ -16,11 +16,14 @@ import asr.call
 from asr.audio import Recording, open_audio
 from asr.containers import Pcm
 from asr.errors import AudioError, UsageError
+from asr.guards import Guards, Judgement
 from asr.loading import Whisper, load
+from asr.outcome import Partial
 from asr.presets import Pair
 from asr.transcriber import Options, Outcome, Progress, Transcriber
-from asr.transcript import Coverage
+from asr.transcript import Coverage, Segment, Transcript
 from asr.vad import EnergyDetector
+from asr.writers import srt, tsv, txt, vtt
 from speculative.device import choose
 from tests.asr import folders
 
@@ -440,6 +443,88 @@ def test_the_hook_hears_of_every_window(whisper, three_windows) -> None:
     assert told == sorted((s.start_sample, s.tokens) for s in outcome.transcript.segments)
     # Statistics are of this call alone, not of the one before.
     assert seen[-1].stats.emitted <= outcome.transcript.stats["tokens"]
+
+
+def test_a_hook_hears_the_text_in_order_and_follows_what_is_being_written(
+    whisper, three_windows
+) -> None:
+    """The second window takes three tries, so the third ends before it."""
+    one = transcriber(whisper, batch=3)
+    judge = asr.call.Call._judge
+    told: list[Segment] = []
+    followed: list[Partial] = []
+
+    class Reader:
+        wants = True
+
+        def __call__(self, progress: Progress) -> None:
+            told.extend(progress.spoken)
+
+        def follow(self, partial: Partial) -> None:
+            followed.append(partial)
+
+    def harsh(self, result):
+        if result.request.tag.index == 1:
+            return Judgement.RETRY, "planted"
+        return Judgement.KEEP, None
+
+    options = replace(GERMAN, vad=False, guards=Guards(temperatures=(0.0, 0.2, 0.4)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(asr.call.Call, "_judge", harsh)
+        (outcome,) = one.transcribe([three_windows], options, Reader())
+    assert asr.call.Call._judge is judge
+    assert outcome.transcript is not None
+    assert [s.tokens for s in told] == [s.tokens for s in outcome.transcript.segments]
+    texts = [partial.text for partial in followed]
+    assert any(text and outcome.transcript.text.startswith(text.strip()) for text in texts)
+
+
+def test_what_the_guards_could_not_save_carries_a_warning(shared, three_windows) -> None:
+    guards = Guards(None, -0.01, None, (0.0, 0.4))  # no text of random weights is so probable
+    options = replace(GERMAN, vad=False, guards=guards)
+    (outcome,) = shared.transcribe([three_windows], options)
+    made = outcome.transcript
+    assert made is not None
+    (notice,) = made.warnings
+    assert notice.code == "doubtful_text"
+    assert "3 windows, 80.0 s in all: 0.0 to 30.0 s (improbable (mean log-" in notice.message
+    assert "name the language, or use a larger model" in notice.message
+    assert all("improbable" in segment.doubt for segment in made.segments)
+    assert all("improbable" in span.reason for span in made.coverage.spans)
+    assert Transcript.from_dict(json.loads(json.dumps(made.to_dict()))).segments == made.segments
+    (calm,) = shared.transcribe([three_windows], replace(GERMAN, vad=False))
+    assert calm.transcript is not None and calm.transcript.warnings == ()
+    assert all(segment.doubt is None for segment in calm.transcript.segments)
+
+
+def test_settings_claim_only_what_was_done(shared, recordings) -> None:
+    cases = {
+        "windows": (Options(language="de"), (False, True)),
+        "no voice activity": (Options(language="de", vad=False), (False, False)),
+        "sequential": (Options(language="de", long_form="sequential"), (True, False)),
+    }
+    for options, expected in cases.values():
+        told = shared.settings(options)
+        assert (told["condition_on_previous_text"], told["vad"]) == expected
+        assert (told["windows"] is not None) is expected[1]
+    assert shared.settings(Options(guards=Guards()))["guards"]["temperatures"][0] == 0.0
+    assert shared.settings(Options())["guards"] is None
+
+
+def test_segments_last_from_their_first_to_their_last_word(shared, recordings) -> None:
+    (plain,) = shared.transcribe([recordings[1]], GERMAN)
+    (timed,) = shared.transcribe([recordings[1]], replace(GERMAN, words=True))
+    assert plain.transcript is not None and timed.transcript is not None
+    assert timed.transcript.text == plain.transcript.text
+    end = 0
+    for segment in timed.transcript.segments:
+        assert segment.words
+        assert segment.start_sample == segment.words[0].start_sample >= end
+        assert segment.end_sample == max(word.end_sample for word in segment.words)
+        end = segment.end_sample
+    assert end <= timed.transcript.sample_count
+    for render in (srt, vtt, tsv, txt):
+        assert render(timed.transcript)
 
 
 def test_memory_is_kept_only_if_asked_for(shared, recordings) -> None:
