@@ -6,7 +6,6 @@ Pure functions of a recording's windows. Knows nothing of models.
 from __future__ import annotations
 
 import math
-import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -17,6 +16,7 @@ from asr.outcome import Decoded, Outcome
 from asr.segments import mean_logprob
 from asr.transcript import Coverage, Json, Notice, Span, seconds
 from asr.windows import Window
+from speculative.faults import release
 
 LISTED = 3
 """Places that a warning names; of more it says how many."""
@@ -29,7 +29,7 @@ PURPOSE = (
 
 def fault(name: str, cause: BaseException) -> ForescribeError:
     """What an exception that nobody raised on purpose is to the recording of this name."""
-    traceback.clear_frames(cause.__traceback__)  # their variables hold a batch's tensors
+    release(cause)
     if isinstance(cause, ForescribeError):
         return cause
     error: ForescribeError

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 import time
-import traceback
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -35,6 +34,7 @@ from asr.transcript import Notice, Segment, Transcript, Word, Writer, seconds
 from asr.vad import Detector, SileroDetector
 from asr.windows import Window, cut
 from asr.words import words
+from speculative.faults import release
 from speculative.types import Finish, Request, Result
 
 if TYPE_CHECKING:
@@ -157,7 +157,9 @@ class Call:
                 yield from self._ended()
         finally:  # the caller may leave at any outcome
             requests.close()
-            self._drop(self.tickets)
+            if self.tickets:
+                self._drop(self.tickets)
+                self.t.slots.settle()
 
     def _end(self, ended: Ended) -> None:
         decoded = self._take(ended)
@@ -201,6 +203,7 @@ class Call:
         """A fault has taken a window; None where it takes the recording, as want of memory does: that
         may pass with a smaller batch, so it must not look like a transcript."""
         job = ticket.job
+        release(error)
         self._drop([ticket])
         if out_of_memory(error):
             self._give_up(job, fault(self._name(job), error))
@@ -316,7 +319,7 @@ class Call:
                     raise times
                 ticket.job.words[decoded.index] = self._words(ticket, decoded, times)
             except Exception as error:
-                traceback.clear_frames(error.__traceback__)
+                release(error)
                 ticket.job.untimed[decoded.index] = error
 
     def _timed(self, work: Sequence[Waiting]) -> list[TokenTimes]:

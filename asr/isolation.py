@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from speculative.engine import Engine
-from speculative.types import Request, Result
+from speculative.faults import release
+from speculative.types import Finish, Request, Result
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +52,7 @@ class Isolated:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self._refused: list[Fault] = []
+        self._ended: list[Ended] = []  # not yet told
 
     @property
     def free(self) -> int:
@@ -60,28 +61,38 @@ class Isolated:
 
     @property
     def idle(self) -> bool:
-        return self.engine.idle and not self._refused
+        return self.engine.idle and not self._ended
 
     def submit(self, request: Request) -> None:
         """Queues a request. One that the engine refuses ends as a fault in the next step."""
         try:
             self.engine.submit(request)
         except Exception as error:
-            self._refused.append(Fault(request, error))
+            self._ended.append(Fault(request, error))
 
     def cancel(self, tag: Hashable) -> None:
-        """Drops a request, wherever it is; its memory is free with the next step."""
+        """Drops a request, wherever it is. Its row and its encoder states are free with the next step,
+        or with `settle`."""
         self.engine.cancel(tag)
-        self._refused = [fault for fault in self._refused if fault.request.tag != tag]
+        self._ended = [ended for ended in self._ended if ended.request.tag != tag]
+
+    def settle(self) -> None:
+        """Frees at once what was cancelled; what ends meanwhile comes with the next step."""
+        for _ in range(self.engine.device.rounds_per_look + 1):
+            if self.engine.idle:
+                return
+            self._ended = self.step()
 
     def step(self) -> list[Ended]:
-        """What has ended by now, often nothing."""
-        refused, self._refused = self._refused, []
-        return [*refused, *map(_told, self.engine.step())]
+        """What has ended by now, often nothing; nothing of what was cancelled."""
+        before, self._ended = self._ended, []
+        results = [r for r in self.engine.step() if r.finish is not Finish.CANCELLED]
+        return [*before, *map(_told, results)]
 
 
 def _told(result: Result) -> Ended:
     if result.error is None:
         return result
     cause = result.error.__cause__
+    release(result.error)
     return Fault(result.request, cause if isinstance(cause, Exception) else result.error)

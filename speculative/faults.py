@@ -40,9 +40,24 @@ def stage_after(mark: str | None) -> str:
 
 
 def fault(stage: str, error: Exception) -> DecodingError:
-    """`error` with its stage. Its traceback stays, but lets go of the tensors in its frames."""
-    traceback.clear_frames(error.__traceback__)
+    """`error` with its stage, and with its traceback as text."""
+    release(error)
     return DecodingError(stage, error)
+
+
+def release(error: BaseException | None) -> None:
+    """Takes the tracebacks of an exception, and of those it arose from, as text: as frames they hold
+    the tensors of a batch for as long as somebody holds the exception; not only the frames that it went
+    through, but those that called them."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        if error.__traceback__ is not None:
+            error.add_note("".join(traceback.format_tb(error.__traceback__)))
+            error.__traceback__ = None
+        if error.__cause__ is not None and error.__context__ is not error.__cause__:
+            release(error.__context__)
+        error = error.__cause__ or error.__context__
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ import asr.account
 import asr.audio
 import asr.call
 from asr.errors import AudioError
-from asr.guards import Guards
+from asr.guards import Guards, Judgement
 from asr.loading import Memory, Whisper, load
 from asr.outcome import Outcome
 from asr.presets import Pair
@@ -514,13 +514,35 @@ def test_a_tap_that_fails_harms_its_own_recording_only(shared, undisturbed, clea
     assert essence(ears[1].outcome) == essence(undisturbed[2])
 
 
-def test_a_call_that_is_left_releases_what_it_held(shared, clean) -> None:
+def test_a_call_that_is_left_releases_what_it_held(shared, clean, monkeypatch) -> None:
     """By `close`, and by nobody holding its generator any more."""
-    running = shared.transcribe([BEFORE, VICTIM, AFTER], GUARDED)
+
+    def harsh(self, result):
+        again = result.request.tag.index == SECOND
+        return (Judgement.RETRY, "planted") if again else (Judgement.KEEP, None)
+
+    monkeypatch.setattr(asr.call.Call, "_judge", harsh)
+    running = shared.transcribe([VICTIM, BEFORE, AFTER], GUARDED)
     next(running)
+    assert not shared.engine.idle
     running.close()
+    assert shared.engine.idle and shared.slots.idle
     for _ in shared.transcribe([BEFORE, VICTIM, AFTER], GUARDED):
         break
+    gc.collect()
+    assert shared.engine.idle and shared.slots.idle
+
+
+def test_what_settles_takes_no_result_of_others(shared, undisturbed, clean) -> None:
+    """A generator that is forgotten may be closed while the next call is under way."""
+    forgotten = shared.transcribe([BEFORE, VICTIM], GUARDED)
+    next(forgotten)
+    running = shared.transcribe([AFTER, VICTIM], GUARDED)
+    outcomes = [next(running)]
+    forgotten.close()
+    outcomes += running
+    found = {id(outcome.source): essence(outcome) for outcome in outcomes}
+    assert found == {id(AFTER): essence(undisturbed[2]), id(VICTIM): essence(undisturbed[1])}
 
 
 def test_a_cancelled_recording_releases_what_it_held(shared, undisturbed, clean) -> None:
