@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console as Rich
 from rich.markup import escape as without_markup
 
-from asr.visible import visible
-
 from asr.transcript import ONCE
+from asr.visible import visible
 
 if TYPE_CHECKING:
     from asr.batch import Ended

@@ -16,6 +16,8 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from asr.visible import one_line
+
 if TYPE_CHECKING:
     from asr.inputs import Source
     from asr.outcome import Partial
@@ -78,10 +80,10 @@ class Screen:
         if self.verbose:
             for segment in progress.segments:
                 times = f"[{segment.start:.2f} --> {segment.end:.2f}]"
-                self._print(f"{times} {plain(segment.text)}")
+                self._print(f"{times} {one_line(segment.text)}")
         elif self.text:
             for segment in progress.spoken:
-                self._print(plain(segment.text))
+                self._print(one_line(segment.text))
 
     @property
     def wants(self) -> bool:
@@ -90,7 +92,7 @@ class Screen:
 
     def follow(self, partial: Partial) -> None:
         self.looked = self.clock()
-        self.bar.line = plain(partial.text)
+        self.bar.line = one_line(partial.text)
 
     def _print(self, text: str) -> None:
         self.bar.console.print(text, markup=False)
@@ -105,11 +107,6 @@ class _Bar(Progress):
         yield self.make_tasks_table(self.tasks)
         if self.line:
             yield Text(tail(self.line, self.console.width - 1), style="dim", no_wrap=True)
-
-
-def plain(text: str) -> str:
-    """One line without control characters: what was said must not steer the terminal."""
-    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
 def tail(text: str, width: int) -> str:
