@@ -196,10 +196,12 @@ def test_the_last_of_448_positions_is_kept(whisper, plain):
     assert len(results[0].tokens) == 8 or results[0].tokens[-1] == special.end
 
 
-def test_an_audit_of_a_sample_finds_no_difference(whisper):
-    (report,) = audit(whisper, FILES[:1], Options(language="en"), gamma=5, batch=4)
+def test_an_audit_of_a_sample_finds_no_difference(whisper, tmp_path):
+    short = tmp_path / "memo.wav"
+    soundfile.write(short, read_audio(FILES[0])[: 16000 * 20], 16000)
+    (report,) = audit(whisper, [str(short)], Options(language="en"), gamma=5, batch=4)
     assert report.error is None and report.differences == ()
-    assert report.tokens > 100 and report.acceptance_rate > 0
+    assert report.tokens > 50 and report.acceptance_rate > 0
 
 
 def test_ctranslate2_accepts_the_folder(tmp_path):
