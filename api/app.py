@@ -15,7 +15,7 @@ from fastapi import APIRouter, Depends, FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 from api import faults
-from api.dependencies import caller
+from api.dependencies import caller, reader
 from api.described import describe
 from api.keys import Keyring
 from api.loads import Failure, told
@@ -23,7 +23,7 @@ from api.origins import EXPOSED, Guard
 from api.pace import Pace
 from api.readiness import Readiness
 from api.requestid import RequestId
-from api.routers import audio, endpoints, health, metrics, models, page, text
+from api.routers import audio, docs, endpoints, health, metrics, models, page, text
 from api.serving import Serving
 from api.settings import Settings
 from api.text.serving import TextServing
@@ -74,7 +74,9 @@ def create_app(
             await texting.stop()
             watchdog.stop()
 
-    app = FastAPI(title="forescribe", lifespan=lifespan, redoc_url=None)
+    app = FastAPI(
+        title="forescribe", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None
+    )
     app.state.settings, app.state.serving, app.state.jobs = settings, engine, jobs
     app.state.keyring = Keyring(settings.api_keys)
     app.state.texting = texting
@@ -84,6 +86,7 @@ def create_app(
     faults.install(app)
     app.include_router(health.router)
     app.include_router(page.router)
+    app.include_router(docs.router, dependencies=[Depends(reader)])
     private = APIRouter(dependencies=[Depends(caller)])  # no route here can forget the key
     for module in (audio, models, text, endpoints, metrics):
         private.include_router(module.router)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from types import MappingProxyType
@@ -25,6 +26,7 @@ NEEDS: Mapping[str, Scope | None] = MappingProxyType(
         "jobs": "jobs",
         "operations": "metrics",
         "models": None,  # any key will do
+        "docs": None,
     }
 )
 """What a key needs for a route, by the route's tag."""
@@ -54,13 +56,41 @@ def caller(request: Request) -> str:
         if needed == "metrics" and not _from_here(request):
             raise ApiError("forbidden", "metrics are for this machine, or for who has a key")
         return ANYBODY
-    scheme, _, key = request.headers.get("authorization", "").partition(" ")
-    owner = keyring.owner(key.strip()) if scheme.lower() == "bearer" else None
+    owner = keyring.owner(_bearer(request) or "")
     if owner is None or keyring.rights[owner].expired(datetime.now(UTC)):
         raise ApiError("invalid_api_key", "give an API key: `Authorization: Bearer <key>`")
     if needed is not None and needed not in keyring.rights[owner].scopes:
         raise ApiError("forbidden", f"this key is not for {needed}")
     return owner
+
+
+def reader(request: Request) -> str:
+    """The same for what people read in a browser, where the key may be the password of HTTP Basic. Other
+    routes take none: browsers send it by themselves, whoever has caused the request."""
+    keyring: Keyring = request.app.state.keyring
+    if not keyring:
+        return ANYBODY
+    owner = keyring.owner(_bearer(request) or _password(request) or "")
+    if owner is None or keyring.rights[owner].expired(datetime.now(UTC)):
+        text = "give an API key: `Authorization: Bearer <key>`, or as the password for any name"
+        challenge = {"WWW-Authenticate": 'Basic realm="forescribe", charset="UTF-8", Bearer'}
+        raise ApiError("invalid_api_key", text, more=challenge)
+    return owner
+
+
+def _bearer(request: Request) -> str | None:
+    scheme, _, key = request.headers.get("authorization", "").partition(" ")
+    return key.strip() if scheme.lower() == "bearer" else None
+
+
+def _password(request: Request) -> str | None:
+    scheme, _, told = request.headers.get("authorization", "").partition(" ")
+    if scheme.lower() != "basic":
+        return None
+    try:
+        return base64.b64decode(told.strip(), validate=True).decode().partition(":")[2]
+    except ValueError:
+        return None
 
 
 def _from_here(request: Request) -> bool:

@@ -38,6 +38,14 @@ DETAIL: dict[str, Any] = {
     "properties": {"detail": {"type": "string"}},
 }
 
+KEY: dict[str, Any] = {
+    "type": "http",
+    "scheme": "bearer",
+    "description": "An API key, made with `forescribe key NAME`. It may be for some of the routes only.",
+}
+PUBLIC = frozenset({"health", "page"})
+"""Tags of routes that want no key."""
+
 EVERYWHERE = {405: "no such method here", 500: "a fault of the server"}
 PRIVATE = {401: "no key, or a wrong one", 403: "the key is not for this"}
 BODIES = {
@@ -73,13 +81,15 @@ def describe(app: FastAPI) -> None:
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
             made = get_openapi(title=app.title, version=app.version, routes=app.routes)
-            made.setdefault("components", {}).setdefault("schemas", {}).update(
-                {"Error": ERROR, "Detail": DETAIL}
-            )
+            parts = made.setdefault("components", {})
+            parts.setdefault("schemas", {}).update({"Error": ERROR, "Detail": DETAIL})
+            parts["securitySchemes"] = {"key": KEY}
+            keyed = bool(app.state.keyring)
             for path in made["paths"].values():
                 for method, operation in path.items():
                     if method in METHODS:
                         _complete(method, operation)
+                        _secure(operation, keyed=keyed)
             _move_definitions(made, made["components"]["schemas"])
             app.openapi_schema = made
         return app.openapi_schema
@@ -91,7 +101,7 @@ def statuses(method: str, tags: list[str]) -> dict[int, str]:
     """Of the errors of a route."""
     tag = tags[0] if tags else ""
     found = dict(EVERYWHERE)
-    if tag in ("health", "page"):
+    if tag in PUBLIC:
         return {**found, **ABOUT}
     found |= PRIVATE | (BODIES if method in ("post", "patch", "put") else ABOUT)
     return found | (JOBS if tag == "jobs" else {})
@@ -112,6 +122,13 @@ def _move_definitions(node: Any, schemas: dict[str, Any]) -> None:
         node["$ref"] = reference.replace("#/$defs/", "#/components/schemas/")
     for one in list(node.values()):
         _move_definitions(one, schemas)
+
+
+def _secure(operation: dict[str, Any], *, keyed: bool) -> None:
+    """What the operation wants: a key where keys are set; the public ones and a server without keys want
+    none, and say so."""
+    public = not set(operation.get("tags", [])) - PUBLIC
+    operation["security"] = [{"key": []}] if keyed and not public else []
 
 
 def _complete(method: str, operation: dict[str, Any]) -> None:

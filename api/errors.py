@@ -121,7 +121,7 @@ class ApiError(Exception):
         if self.retry_after is not None:
             headers["Retry-After"] = str(max(1, self.retry_after))
         if self.status == 401:
-            headers["WWW-Authenticate"] = "Bearer"
+            headers.setdefault("WWW-Authenticate", "Bearer")
         if self.status == 408:
             headers["Connection"] = "close"  # the rest of the body may still come
         return headers

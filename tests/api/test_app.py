@@ -62,6 +62,10 @@ PRIVATE = (
     ("GET", "/v1/models"),
     ("GET", "/v1/models/random"),
     ("GET", "/metrics"),
+    ("GET", "/openapi.json"),
+    ("GET", "/docs"),
+    ("GET", "/docs/start.js"),
+    ("GET", "/docs/swagger-ui.css"),
     ("POST", TRANSCRIBE),
     ("POST", "/v1/audio/translations"),
     ("POST", "/v1/completions"),
@@ -69,13 +73,13 @@ PRIVATE = (
     ("POST", "/"),
     ("POST", "/predict"),
 )
-PUBLIC = (("GET", "/"), ("GET", "/health"), ("GET", "/ready"), ("GET", "/openapi.json"))
+PUBLIC = (("GET", "/"), ("GET", "/health"), ("GET", "/ready"))
 
 
 def test_every_route_wants_a_key_or_is_meant_to_be_public(service) -> None:
     keys = [new_key(), new_key()]
     client = service(api_keys={f"team {i}": digest(key) for i, key in enumerate(keys)})
-    described = client.get("/openapi.json").json()["paths"]
+    described = client.app.openapi()["paths"]
     routes = {(verb.upper(), path) for path, verbs in described.items() for verb in verbs}
     named = {("GET", "/v1/models/{name}") if r[1] == "/v1/models/random" else r for r in PRIVATE}
     assert routes <= named | set(PUBLIC)
@@ -84,7 +88,7 @@ def test_every_route_wants_a_key_or_is_meant_to_be_public(service) -> None:
             headers = {} if value is None else {"Authorization": value}
             answer = client.request(verb, path, headers=headers)
             assert answer.status_code == 401, (verb, path, value)
-            assert answer.headers["www-authenticate"] == "Bearer"
+            assert answer.headers["www-authenticate"].endswith("Bearer")
         for key in keys:
             let_in = client.request(verb, path, headers={"Authorization": f"Bearer {key}"})
             assert let_in.status_code != 401, (verb, path)

@@ -1,0 +1,120 @@
+"""The description of the routes: served from here alone, for whoever has a key, and true of keys."""
+
+from __future__ import annotations
+
+import base64
+import re
+import socket
+import threading
+
+import pytest
+import uvicorn
+from fastapi.testclient import TestClient
+
+from api.app import create_app
+from api.keys import digest, new_key
+from api.settings import Settings
+from tests import browser as browsing
+from tests.api.conftest import until
+
+browser = browsing.browser
+
+KEY = new_key()
+FILES = (
+    "/docs",
+    "/docs/start.js",
+    "/docs/swagger-ui-bundle.js",
+    "/docs/swagger-ui.css",
+    "/openapi.json",
+)
+
+
+def client(**given) -> TestClient:
+    app = create_app(Settings(**{"model": "random", "jobs": False, **given}))
+    return TestClient(app, base_url="http://localhost", raise_server_exceptions=False)
+
+
+@pytest.fixture(scope="module")
+def keyed() -> TestClient:
+    return client(api_keys={"team": digest(KEY)})
+
+
+@pytest.fixture(scope="module")
+def keyless() -> TestClient:
+    return client()
+
+
+def basic(password: str) -> dict[str, str]:
+    told = base64.b64encode(f"anybody:{password}".encode()).decode()
+    return {"Authorization": f"Basic {told}"}
+
+
+def test_nothing_is_loaded_from_elsewhere(keyless) -> None:
+    page = keyless.get("/docs")
+    for address in re.findall(r'(?:src|href)="([^"]+)"', page.text):
+        assert "//" not in address and keyless.get(f"/{address}").status_code == 200, address
+    policy = dict(
+        part.split(" ", 1) for part in page.headers["content-security-policy"].split("; ")
+    )
+    assert policy["default-src"] == "'none'"
+    assert policy["script-src"] == policy["connect-src"] == "'self'"
+    assert policy["frame-ancestors"] == policy["base-uri"] == "'none'"
+    assert len(keyless.get("/docs/swagger-ui-bundle.js").content) > 1_000_000
+    for path in ("/docs/nothing.js", "/docs/..%2Fcore.py", "/docs/redoc.standalone.js", "/redoc"):
+        assert keyless.get(path).status_code == 404, path
+
+
+def test_where_keys_are_set_it_wants_one(keyed) -> None:
+    for path in FILES:
+        for headers in (
+            {},
+            basic(new_key()),
+            {"Authorization": "Basic ?"},
+            {"Authorization": "Basic \xff"},
+        ):
+            sent = {name: value.encode("latin-1") for name, value in headers.items()}
+            refused = keyed.get(path, headers=sent)
+            assert refused.status_code == 401, path
+            assert refused.headers["www-authenticate"].startswith("Basic ")
+        for headers in (basic(KEY), {"Authorization": f"Bearer {KEY}"}):
+            assert keyed.get(path, headers=headers).status_code == 200, path
+
+
+def test_other_routes_take_no_password(keyed) -> None:
+    """A browser sends it by itself, whichever page has asked."""
+    for path in ("/v1/models", "/metrics"):
+        answer = keyed.get(path, headers=basic(KEY))
+        assert answer.status_code == 401 and answer.headers["www-authenticate"] == "Bearer"
+
+
+def test_every_operation_says_whether_it_wants_a_key(keyed, keyless) -> None:
+    told = keyed.app.openapi()
+    assert told["components"]["securitySchemes"]["key"]["scheme"] == "bearer"
+    for path, operations in told["paths"].items():
+        for verb, operation in operations.items():
+            wanted = [] if path in ("/health", "/ready") else [{"key": []}]
+            assert operation["security"] == wanted, (verb, path)
+            answer = keyed.request(verb, path)
+            assert (answer.status_code == 401) is bool(wanted), (verb, path)
+    plain = keyless.app.openapi()["paths"]
+    assert all(op["security"] == [] for path in plain.values() for op in path.values())
+
+
+@pytest.mark.slow
+def test_it_works_in_a_browser(browser) -> None:
+    """Without a violation of the policy, and without a request to anybody else."""
+    app = create_app(Settings(model="random", jobs=False))
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off"))
+        thread = threading.Thread(target=server.run, args=([listening],))
+        thread.start()
+        until(lambda: server.started)
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}/docs"
+        try:
+            with browsing.watched(browser, url) as page:
+                page.get_by_text("/v1/audio/transcriptions").first.wait_for()
+                assert page.locator(".opblock").count() > 5
+        finally:
+            server.should_exit = True
+            thread.join()
