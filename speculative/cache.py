@@ -10,6 +10,7 @@ back a rejected draft is nothing at all: the next round writes over it. Two view
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,9 +68,9 @@ class SlotLayer(_Layer):
     def update(
         self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any
     ) -> tuple[Tensor, Tensor]:
-        index = self.cursor.slots[:, None, :, None].expand_as(key_states)
-        self.keys.scatter_(2, index, key_states)
-        self.values.scatter_(2, index, value_states)
+        slots = self.cursor.slots[:, None, :, None]
+        self.keys.scatter_(2, slots.expand_as(key_states), key_states)
+        self.values.scatter_(2, slots.expand_as(value_states), value_states)
         reach = self.cursor.reach
         return self.keys[:, :, :reach], self.values[:, :, :reach]
 
@@ -95,8 +96,18 @@ class PrefillLayer(_Layer):
         return key_states, value_states
 
 
+@dataclass(frozen=True)
+class LayerShape:
+    """Sizes of one layer's keys and values. Most models have one shape for all; compressed attention
+    (DeepSeek) has wider keys than values, and some families vary their heads from layer to layer."""
+
+    heads: int
+    key_dim: int
+    value_dim: int
+
+
 class SlotCache:
-    """Strips for the self-attention of `layers` layers, and for cross-attention where there is one.
+    """Strips for the self-attention of each layer, and for cross-attention where there is one.
 
     Buffers start at zero: a masked slot still meets the softmax's zero weight, and 0 * NaN is NaN.
     """
@@ -106,17 +117,16 @@ class SlotCache:
         *,
         batch: int,
         slots: int,
-        layers: int,
-        heads: int,
-        head_dim: int,
+        layers: Sequence[LayerShape],
         dtype: torch.dtype,
         device: torch.device,
         cross_slots: int | None = None,
     ) -> None:
         def strips(length: int) -> list[tuple[Tensor, Tensor]]:
-            shape = (batch, heads, length, head_dim)
-            zeros = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(2 * layers)]
-            return list(zip(zeros[::2], zeros[1::2], strict=True))
+            def zeros(heads: int, dim: int) -> Tensor:
+                return torch.zeros((batch, heads, length, dim), dtype=dtype, device=device)
+
+            return [(zeros(s.heads, s.key_dim), zeros(s.heads, s.value_dim)) for s in layers]
 
         self.slots = slots
         self.cursor = Cursor(torch.zeros((batch, 1), dtype=torch.int64, device=device), slots)
@@ -124,7 +134,7 @@ class SlotCache:
         self.cross = None if cross_slots is None else strips(cross_slots)
         self._decode = self._view([SlotLayer(k, v, self.cursor) for k, v in self.strips])
         if isinstance(self._decode, EncoderDecoderCache):
-            self._decode.is_updated = dict.fromkeys(range(layers), True)
+            self._decode.is_updated = dict.fromkeys(range(len(layers)), True)
 
     def _view(self, layers: list[Any], rows: Tensor | None = None) -> Cache:
         if self.cross is None:
@@ -191,6 +201,14 @@ def window_mask(mask: Tensor, positions: Tensor, window: int) -> Tensor:
     """
     near = torch.arange(mask.shape[-1], device=mask.device) > positions[..., None] - window
     return mask.masked_fill(~near[:, None], torch.finfo(mask.dtype).min)
+
+
+def chunk_mask(mask: Tensor, positions: Tensor, chunk: int) -> Tensor:
+    """`mask [B, 1, N, length]` cut to chunks: a query at `positions [B, N]` reads the slots of its own
+    chunk of `chunk` positions. Slots stand for positions, as in `window_mask`."""
+    slots = torch.arange(mask.shape[-1], device=mask.device)
+    same = slots // chunk == (positions // chunk)[..., None]
+    return mask.masked_fill(~same[:, None], torch.finfo(mask.dtype).min)
 
 
 def _additive(reads: Tensor, dtype: torch.dtype) -> Tensor:

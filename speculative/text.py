@@ -180,6 +180,7 @@ class TextGenerator:
             draft.ends,
             self.vocabulary,
             min(self.target.ends, default=None),
+            self.target.vocab_size,
         )
 
     # -- at any time ------------------------------------------------------------------------------

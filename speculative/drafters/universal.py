@@ -24,7 +24,8 @@ drafts begin."""
 
 class UniversalDrafter:
     """Drafts with any `Model`: `own` are its tokens and `ends` those that end its texts; `target` are
-    the tokens to propose, `target_end` the one that ends a text there (None: none does).
+    the tokens to propose, `target_end` the one that ends a text there (None: none does), `vocab_size`
+    how many of them the target has room for: a tokenizer may know more.
 
     A row whose text is no whole characters yet, or too long for the draft, decodes plainly.
     """
@@ -36,9 +37,10 @@ class UniversalDrafter:
         ends: Iterable[int],
         target: Vocabulary,
         target_end: int | None,
+        vocab_size: int,
     ) -> None:
         self.model, self.own, self.ends = model, own, frozenset(ends)
-        self.target, self.target_end = target, target_end
+        self.target, self.target_end, self.vocab_size = target, target_end, vocab_size
         self.fed: list[list[int]] = []  # by row: the draft's tokens that its cache holds
         self.slots = 0
 
@@ -81,9 +83,7 @@ class UniversalDrafter:
         texts = [
             self._own_tokens(ids) if on else None for ids, on in zip(committed, active, strict=True)
         ]
-        texts = [
-            ids if ids and len(ids) + gamma <= self.slots else None for ids in texts
-        ]  # an empty text has no last token to go on from
+        texts = [ids if ids and len(ids) + gamma <= self.slots else None for ids in texts]
         tokens = torch.zeros((rows.batch, gamma), dtype=torch.int64)
         valid = torch.zeros(rows.batch, dtype=torch.int64)
         if any(ids is not None for ids in texts):
@@ -97,6 +97,8 @@ class UniversalDrafter:
                     continue
                 self.fed[row] = ids + drafted[row][:-1]  # the last one was never fed
                 proposed = self._target_tokens(committed[row], ids, drafted[row])[:gamma]
+                fits = [token < self.vocab_size for token in proposed]
+                proposed = proposed[: fits.index(False) if False in fits else gamma]
                 tokens[row, : len(proposed)] = torch.tensor(proposed, dtype=torch.int64)
                 valid[row] = len(proposed)
         return Draft(tokens.to(place), valid.to(place))
@@ -123,9 +125,11 @@ class UniversalDrafter:
         return drafted
 
     def _own_tokens(self, ids: Sequence[int]) -> list[int] | None:
-        """The draft's tokens of a text in target tokens; None where it ends within a character."""
+        """The draft's tokens of a text in target tokens; None where it ends within a character, or where
+        the draft's tokenizer knows a token that its weights have no room for."""
         text = self.target.decode(ids)
-        return None if text.endswith(BROKEN) else list(self.own.bare(text))
+        own = [] if text.endswith(BROKEN) else list(self.own.bare(text))
+        return own if own and max(own) < self.model.vocab_size else None
 
     def _target_tokens(self, committed: list[int], ids: list[int], new: list[int]) -> list[int]:
         """What `new` tokens of the draft behind its `ids` are in target tokens behind `committed`."""

@@ -1,25 +1,41 @@
 """Text LLMs under the core's `Model` protocol, over unmodified transformers classes.
 
-Llama, Qwen, Gemma, Mistral, GPT-2 and every other decoder whose attention is full or a sliding
-window: what a layer reads is said by its mask, so nothing else tells the families apart. A window
+Llama, Qwen, Gemma, Mistral, GPT-2 and every other decoder whose attention is full, a sliding window or
+in chunks: what a layer reads is said by its mask, so nothing else tells the families apart. A window
 saves no memory here, strips hold all positions; it is exact, which is what counts.
+
+What a configuration cannot say is asked of the model itself: see `speculative.models.agreement`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 from transformers.cache_utils import Cache, DynamicCache
 
-from speculative.cache import SlotCache, chain_mask, window_mask
+from speculative.cache import LayerShape, SlotCache, chain_mask, chunk_mask, window_mask
+from speculative.errors import LoadError
+from speculative.models.agreement import LENGTH, Closeness, Reading, difference
 from speculative.models.slots import SlotModel
 from speculative.types import Scores
 
-FULL, SLIDING = "full_attention", "sliding_attention"
+FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
+WINDOWS = {SLIDING: "sliding_window", CHUNKED: "attention_chunk_size"}
+"""What a configuration calls the width of each kind."""
+
+_WIDTH = re.compile(r"window(_size|_len)?$|^index_")
+
+NARROW = 5
+"""Windows are this wide while a model is checked, so that a few tokens reach beyond them."""
+
+_checked: WeakSet[Any] = WeakSet()  # models whose adapter has been compared with them
 
 
 class CausalDecoder(SlotModel):
@@ -28,42 +44,53 @@ class CausalDecoder(SlotModel):
     `positions` bounds the rows (strips are allocated for it): None takes the model's own limit.
     `vocab` is the target's number of tokens where this model is a draft: one vocabulary is padded to
     different sizes in models of one family, and what only one of them has room for is never proposed.
-    Raises ValueError, with the model's type, for layers whose memory is no plain keys and values
-    (recurrent, compressed, of different shapes), and for more positions than the model has.
+
+    The first adapter of a model compares itself with the model's plain forward. Raises LoadError, with
+    the model's type, where they differ, for layers whose memory is no plain keys and values (recurrent,
+    compressed on the way), and for more positions than the model has.
     """
 
     def __init__(self, model: Any, positions: int | None = None, vocab: int | None = None) -> None:
         config = model.config.get_text_config()
-        kinds = set(getattr(config, "layer_types", None) or ())
-        if kinds - {FULL, SLIDING}:
-            unknown = ", ".join(sorted(kinds - {FULL, SLIDING}))
-            raise ValueError(f"{config.model_type}: layers of {unknown} are not supported")
-        limit = config.max_position_embeddings
+        limit = positions_of(config)
         if positions is not None and positions > limit:
-            raise ValueError(f"{config.model_type} has {limit} positions, not {positions}")
-        self.model = model
-        self.window: int | None = getattr(config, "sliding_window", None)
-        self.mixed = SLIDING in kinds
-        # Without layer types a window is every layer's; with them it is of those that say so.
-        self.sliding = self.window is not None and not kinds
+            raise LoadError(f"{config.model_type} has {limit} positions, not {positions}")
+        kinds = set(getattr(config, "layer_types", None) or ())
+        unknown = kinds - {FULL, *WINDOWS}
+        if unknown:
+            raise LoadError(
+                f"{config.model_type}: layers of {', '.join(sorted(unknown))} are not supported"
+            )
+        strange = _strange_windows(config, limit)
+        if strange:
+            raise LoadError(
+                f"{config.model_type} is not supported: beyond {strange} of its config.json its layers "
+                f"choose by rules of their own what they read; {OTHERS}"
+            )
+        self.model, self.config, self.kinds = model, config, kinds
+        self.widths: dict[str, int] = {
+            kind: width
+            for kind, name in WINDOWS.items()
+            if (width := getattr(config, name, None)) is not None
+            # Without layer types a window is every layer's; with them it is of those that say so.
+            and (kind in kinds or (kind == SLIDING and not kinds))
+        }
         super().__init__(
             device=model.device,
             dtype=model.dtype,
             vocab_size=vocab or config.vocab_size,
-            positions=positions or limit,
+            positions=limit,
         )
         self.room = config.vocab_size - self.vocab_size  # for tokens that the other does not have
-        self.layers, self.heads, self.head_dim = _shape(model, config.model_type)
+        self.layers = _shapes(model, config.model_type)
+        if model not in _checked:
+            self._check()
+            _checked.add(model)
+        self._positions = positions or limit
 
     def new_cache(self, batch: int, slots: int) -> SlotCache:
         return SlotCache(
-            batch=batch,
-            slots=slots,
-            layers=self.layers,
-            heads=self.heads,
-            head_dim=self.head_dim,
-            dtype=self.dtype,
-            device=self.device,
+            batch=batch, slots=slots, layers=self.layers, dtype=self.dtype, device=self.device
         )
 
     @torch.inference_mode()
@@ -96,25 +123,178 @@ class CausalDecoder(SlotModel):
 
     def _masks(self, mask: Tensor, positions: Tensor) -> Tensor | dict[str, Tensor]:
         """What each kind of layer reads; `mask [B, 1, N, length]` is that of full attention."""
-        if self.window is None or not (self.mixed or self.sliding):
-            return mask
-        near = window_mask(mask, positions, self.window)
-        return {FULL: mask, SLIDING: near} if self.mixed else near
+        masks = {FULL: mask}
+        if SLIDING in self.widths:
+            masks[SLIDING] = window_mask(mask, positions, self.widths[SLIDING])
+        if CHUNKED in self.widths:
+            masks[CHUNKED] = chunk_mask(mask, positions, self.widths[CHUNKED])
+        if self.kinds and len(masks) > 1:
+            return masks
+        return masks.get(SLIDING, mask)
+
+    # -- the model's plain forward ------------------------------------------------------------------
+
+    def _check(self) -> None:
+        """Raises LoadError where this adapter is not what its model computes."""
+        name = self.config.model_type
+        try:
+            found = self._found()
+        except (torch.OutOfMemoryError, MemoryError):
+            raise
+        except (
+            Exception
+        ) as error:  # its forward does not know masks or positions: many ways to fail
+            line = " ".join(str(error).split())[:150]
+            raise LoadError(
+                f"{name} cannot be given positions and masks row by row, which a batch of ragged texts "
+                f"needs ({type(error).__name__}: {line}); {OTHERS}"
+            ) from error
+        if found is not None:
+            raise LoadError(f"{name} is not supported: {found}; {OTHERS}")
+
+    @torch.inference_mode()
+    def _found(self) -> str | None:
+        """What differs from the model's own forward, in words."""
+        if self._positions < LENGTH:
+            return f"it has {self._positions} positions, fewer than {LENGTH}"
+        reading = self._reading(LENGTH)
+        plain = self._plain(reading.tokens)
+        if not bool(plain.isfinite().any(-1).all()):
+            return f"its logits are no numbers in {str(self.dtype).removeprefix('torch.')}"
+        close = Closeness.of(
+            self.dtype, self.model.get_input_embeddings(), lambda: self._plain(reading.tokens)
+        )
+        strange = self._strange_positions(reading, plain, close)
+        if strange is not None:
+            return strange
+        with self._narrowed() as narrowed:
+            narrow = self._plain(reading.tokens) if narrowed else plain
+            where = difference(self, narrow, reading, close)
+        if narrowed and narrow.equal(plain):
+            return "its layers do not read the windows that its config.json names"
+        if where is None:
+            return None
+        wide = " with windows" if self.widths else ""
+        return f"logits behind {where}{wide} are not those of its plain forward"
+
+    def _reading(self, length: int) -> Reading:
+        vocab = min(self.config.vocab_size, self.vocab_size)
+        return Reading.of(vocab, length, self.device, _specials(self.config, self.model.config))
+
+    def _plain(self, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
+        given = {} if positions is None else {"position_ids": positions}
+        logits: Tensor = self.model(input_ids=tokens, use_cache=False, **given).logits
+        return logits.float()
+
+    def _strange_positions(self, reading: Reading, plain: Tensor, close: Closeness) -> str | None:
+        """What positions mean to the model, where it is not the tokens' places alone: a row at the
+        last positions must leave the rows beside it as they are."""
+        places = torch.arange(LENGTH, device=self.device).repeat(len(plain), 1)
+        late = places.clone()
+        late[-1] += self._positions - LENGTH
+        if not close.apart(self._plain(reading.tokens, late)[:-1], plain[:-1]):
+            return None
+        if close.apart(self._plain(reading.tokens, places), plain):
+            return "it does not count positions from 0"
+        return "what it computes for a text depends on how long the others in its batch are"
+
+    @contextmanager
+    def _narrowed(self) -> Iterator[bool]:
+        """Model and adapter with windows of at most `NARROW`; whether any was wider. Models read the
+        width from their configuration whenever they make masks."""
+        widths = self.widths
+        try:
+            self.widths = {kind: min(width, NARROW) for kind, width in widths.items()}
+            self._configure(self.widths)
+            yield self.widths != widths
+        finally:
+            self.widths = widths
+            self._configure(widths)
+
+    def _configure(self, widths: dict[str, int]) -> None:
+        for kind, width in widths.items():
+            setattr(self.config, WINDOWS[kind], width)
+
+
+OTHERS = "take a model of another family (docs/text.md lists those that were tested)"
+
+
+def positions_of(config: Any) -> int:
+    """The positions at which a token's computation depends on nothing but the tokens before it.
+
+    Rotary frequencies of the type "longrope" change for all texts of a batch once one is longer than
+    those of the training ("dynamic" ones do so behind `max_position_embeddings`): keys of one text
+    would be rotated by different frequencies. Llama 4 scales its queries by a count that it takes from
+    the cache. Raises LoadError for a model without a limit.
+    """
+    limit = getattr(config, "max_position_embeddings", None)
+    if not isinstance(limit, int):
+        raise LoadError(
+            f"{config.model_type} does not say how many positions it has "
+            "(max_position_embeddings): models that place tokens by other means are not supported"
+        )
+    for rope in _ropes(getattr(config, "rope_parameters", None)):
+        if rope.get("rope_type") == "longrope":
+            trained = rope.get("original_max_position_embeddings")
+            limit = min(limit, trained if isinstance(trained, int) else limit)
+    scale = getattr(config, "floor_scale", None)
+    if getattr(config, "attn_temperature_tuning", False) and scale:
+        limit = min(limit, int(scale) - 1)
+    return limit
+
+
+def _strange_windows(config: Any, limit: int) -> str:
+    """A width that masks do not know, as `window_size 256`: GPT-Neo's local layers, Doge's choice of
+    keys, indexed attention. Up to there a model is right, so no short comparison would find it."""
+    for name, value in config.to_dict().items():
+        number = isinstance(value, int) and not isinstance(value, bool)
+        if _WIDTH.search(name) and name not in WINDOWS.values() and number and 0 < value < limit:
+            return f"{name} {value}"
+    return ""
+
+
+def _ropes(parameters: Any) -> list[dict[str, Any]]:
+    """The settings of rotary positions: one set, or one for each kind of layer."""
+    if not isinstance(parameters, dict):
+        return []
+    nested = [value for value in parameters.values() if isinstance(value, dict)]
+    return [parameters, *nested]
+
+
+def _specials(*configs: Any) -> set[int]:
+    """Tokens with a meaning of their own: a picture's place, padding."""
+    found: set[int] = set()
+    for config in configs:
+        for name, value in config.to_dict().items():
+            if name.endswith(("_token_id", "_token_index")):
+                found.update(i for i in (value if isinstance(value, list) else [value])
+                             if isinstance(i, int))  # fmt: skip
+    return found
 
 
 @torch.inference_mode()
-def _shape(model: Any, name: str) -> tuple[int, int, int]:
-    """Layers, heads and head size of the keys and values, from those of one token: configurations
-    have a dozen ways to say it."""
+def _shapes(model: Any, name: str) -> list[LayerShape]:
+    """Heads and sizes of each layer's keys and values, from those of one token: configurations have a
+    dozen ways to say it."""
     token = torch.zeros((1, 1), dtype=torch.int64, device=model.device)
-    cache = model(input_ids=token, use_cache=True).past_key_values
-    layers = cache.layers if isinstance(cache, DynamicCache) else ()
-    shapes = {
-        tuple(strip.shape) if isinstance(strip, Tensor) else None
-        for layer in layers
-        for strip in (getattr(layer, "keys", None), getattr(layer, "values", None))
-    }
-    shape = shapes.pop() if len(shapes) == 1 else None
-    if shape is None or len(shape) != 4:
-        raise ValueError(f"{name}: its layers' memory is not plain keys and values of one shape")
-    return len(layers), shape[1], shape[3]
+    refusal = LoadError(f"{name}: its layers' memory is not plain keys and values")
+    try:
+        cache = model(input_ids=token, use_cache=True).past_key_values
+    except (torch.OutOfMemoryError, MemoryError):
+        raise
+    except Exception as error:
+        line = " ".join(str(error).split())[:150]
+        raise LoadError(
+            f"{name} keeps no keys and values that a cache could hold ({type(error).__name__}: {line})"
+        ) from error
+    shapes = []
+    for layer in cache.layers if isinstance(cache, DynamicCache) else ():
+        keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
+        if not isinstance(keys, Tensor) or not isinstance(values, Tensor):
+            raise refusal
+        if keys.dim() != 4 or keys.shape[:3] != values.shape[:3] or keys.shape[2] != 1:
+            raise refusal
+        shapes.append(LayerShape(keys.shape[1], keys.shape[3], values.shape[3]))
+    if not shapes:
+        raise refusal
+    return shapes

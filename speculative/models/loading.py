@@ -12,9 +12,12 @@ from logging import CRITICAL
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+
 from speculative.device import Device
 from speculative.errors import LoadError
 from speculative.exclusive import loading
+from speculative.models.causal_lm import CausalDecoder, positions_of
 from speculative.vocabulary import Vocabulary
 
 Role = Literal["model", "draft"]
@@ -38,7 +41,8 @@ class LanguageModel:
 
     @property
     def positions(self) -> int:
-        return int(self.model.config.get_text_config().max_position_embeddings)
+        """Those at which it can be decoded: see `causal_lm.positions_of`."""
+        return positions_of(self.model.config.get_text_config())
 
 
 @loading()
@@ -48,7 +52,8 @@ def load(
     """The language model of a folder or hub id; `network` allows a download.
 
     Raises LoadError, in one line that names the culprit: not found, no language model, weights that
-    do not fit their configuration, no tokenizer.
+    do not fit their configuration, no tokenizer, a family whose tokens would not be its own (the
+    adapter is compared with the model here, see `speculative.models.agreement`).
     """
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
@@ -67,11 +72,14 @@ def load(
         if wrong:
             raise ValueError(f"its weights lack {wrong[0]}, or have it in another shape")
         tokenizer = AutoTokenizer.from_pretrained(folder)
+        model = model.eval().to(device.torch)
+        CausalDecoder(model)
+    except torch.OutOfMemoryError:
+        raise
     except Exception as error:  # safetensors, pickle, configuration: each has errors of its own
         raise LoadError(
             f"--{role} {name} cannot be loaded as a language model: {_line(error)}"
         ) from error
-    model = model.eval().to(device.torch)
     return LanguageModel(
         str(name), model, Vocabulary(tokenizer, str(name)), _ends(model, tokenizer)
     )

@@ -14,16 +14,25 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
-from speculative.cache import SlotCache
+from speculative.cache import LayerShape, SlotCache
+from speculative.models.agreement import LENGTH, ROWS, Closeness, Reading, difference
 from speculative.models.slots import SlotModel
 from speculative.types import Scores
 
 
 class WhisperDecoder(SlotModel):
-    """The decoder of a Whisper model; `pick` takes this model's encoder output from a request's memory."""
+    """The decoder of a Whisper model; `pick` takes this model's encoder output from a request's memory,
+    `sources` are the positions of those outputs if they are not the model's own."""
 
-    def __init__(self, model: Any, pick: Callable[[Any], Tensor] = lambda memory: memory) -> None:
+    def __init__(
+        self,
+        model: Any,
+        pick: Callable[[Any], Tensor] = lambda memory: memory,
+        *,
+        sources: int | None = None,
+    ) -> None:
         config = model.config
+        self.sources = config.max_source_positions if sources is None else sources
         inner = model.model  # WhisperModel, or the wrapper of the decoder-only class
         self.decoder, self.head, self.pick = inner.decoder, model.proj_out, pick
         self.config = config
@@ -39,15 +48,14 @@ class WhisperDecoder(SlotModel):
 
     def new_cache(self, batch: int, slots: int) -> SlotCache:
         heads = self.config.decoder_attention_heads
+        size = self.config.d_model // heads
         return SlotCache(
             batch=batch,
             slots=slots,
-            layers=self.config.decoder_layers,
-            heads=heads,
-            head_dim=self.config.d_model // heads,
+            layers=[LayerShape(heads, size, size)] * self.config.decoder_layers,
             dtype=self.dtype,
             device=self.device,
-            cross_slots=self.config.max_source_positions,
+            cross_slots=self.sources,
         )
 
     def memories(self, memory: Sequence[Any]) -> Tensor:
@@ -65,6 +73,34 @@ class WhisperDecoder(SlotModel):
             use_cache=True,
         ).last_hidden_state
         return Scores(self.head(hidden).float(), hidden)
+
+
+@torch.inference_mode()
+def unlike(model: Any) -> str | None:
+    """Where `WhisperDecoder` differs from the model's own decoder, which it is to be asked before its
+    attention is replaced; None where it does not. See `speculative.models.agreement`."""
+    sources = 8  # the positions of a window would cost as much as an encoder's pass
+    decoder = WhisperDecoder(model, sources=sources)
+    if decoder.max_positions < LENGTH:
+        return f"it has {decoder.max_positions} positions, fewer than {LENGTH}"
+    reading = Reading.of(decoder.vocab_size, LENGTH, decoder.device)
+    generator = torch.Generator().manual_seed(1)
+    states = torch.randn((ROWS, sources, model.config.d_model), generator=generator)
+    states = states.to(decoder.device, decoder.dtype)
+
+    def plain() -> Tensor:
+        hidden = decoder.decoder(
+            input_ids=reading.tokens, encoder_hidden_states=states, use_cache=False
+        ).last_hidden_state
+        logits: Tensor = decoder.head(hidden)
+        return logits.float()
+
+    logits = plain()
+    if not bool(logits.isfinite().any(-1).all()):
+        return f"its logits are no numbers in {str(decoder.dtype).removeprefix('torch.')}"
+    close = Closeness.of(decoder.dtype, decoder.decoder.get_input_embeddings(), plain)
+    where = difference(decoder, logits, reading, close, list(states))
+    return where and f"logits behind {where} are not those of its plain forward"
 
 
 def decoder_only(config: Any) -> bool:

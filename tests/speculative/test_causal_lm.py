@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from transformers import MambaConfig, MambaForCausalLM
 
 from speculative import Engine, Fixed, ModelDrafter, NgramDrafter, Request
+from speculative.errors import LoadError
 from speculative.models.causal_lm import CausalDecoder
 from speculative.reference import decode
 from tests.speculative.causal_lms import EOS, FAMILIES, POSITIONS, VOCAB, causal_lm, forward
@@ -104,19 +105,19 @@ def test_fewer_positions_than_the_model_has():
     engine = Engine(CausalDecoder(model, 20), batch=1, eos=())
     (result,) = engine.run([Request((5, 6, 7))])
     assert len(result.tokens) == 17
-    with pytest.raises(ValueError, match="llama has 48 positions, not 49"):
+    with pytest.raises(LoadError, match="llama has 48 positions, not 49"):
         CausalDecoder(model, 49)
 
 
 def test_a_recurrent_model_is_refused_by_name():
     config = MambaConfig(vocab_size=20, hidden_size=8, num_hidden_layers=1, state_size=4)
     config.max_position_embeddings = 16
-    with pytest.raises(ValueError, match="mamba: "):
+    with pytest.raises(LoadError, match="mamba: "):
         CausalDecoder(MambaForCausalLM(config).eval())
 
 
 def test_a_kind_of_layer_without_a_mask_is_refused_by_name():
     model = causal_lm("llama", seed=3)
-    model.config.layer_types = ["chunked_attention"]
-    with pytest.raises(ValueError, match="llama: layers of chunked_attention are not supported"):
+    model.config.layer_types = ["linear_attention"] * 3
+    with pytest.raises(LoadError, match="llama: layers of linear_attention are not supported"):
         CausalDecoder(model)

@@ -1,0 +1,153 @@
+"""Whether an adapter computes what its model computes: asked once, when a model is loaded.
+
+An adapter passes positions and masks itself and writes keys to slots of its own. A model that masks,
+scales or counts inside its layers by other means takes all of that without complaint and writes other
+tokens. So a few tokens are read twice, through the adapter as the engine uses it (prompts of different
+lengths admitted together, several tokens scored at ragged starts, rejected drafts written over) and by
+the model's plain forward without a cache, and the logits are compared.
+
+The cost is seven forwards of at most 42 tokens, and one or two more in half precision and for a model
+with windows, whatever their width: on a processor about as long as reading the weights eight times. (A
+window is not reached by reading past it, which would be thousands of tokens, but by making it narrow for
+the comparison.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from speculative.models.slots import SlotModel
+
+ROWS = 3
+LENGTH = 14
+"""Tokens of each row: enough for a prompt, a round with rejections and a round behind it."""
+STEP = 4
+"""Tokens that a round scores."""
+
+EXACT = frozenset({torch.float32, torch.float64})
+BOUND = 0.01
+"""Root mean square of the difference, as a share of the logits' spread. In float32 it must hold at every
+position: kernels of another shape differ by 1e-6 to 1e-5, a key more or less under a mask by tenths."""
+NOISE = 3.0
+"""In float16 and bfloat16 the median of the positions may be this many times what one unit in the last
+place of the embeddings does. Fourteen families came to 0.0 to 0.9 (where experts are chosen, single
+positions to more), four that compute something else to 8 to 57."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Tokens for every row; `prompts` is how many of them are prefilled, `kept` how many drafts the
+    first round keeps."""
+
+    tokens: Tensor  # [ROWS, L]
+    prompts: tuple[int, ...]
+    kept: tuple[int, ...] = (3, 0, 1)
+
+    @classmethod
+    def of(
+        cls, vocab: int, length: int, device: torch.device, avoid: Collection[int] = ()
+    ) -> Reading:
+        """Arbitrary tokens below `vocab`, the same every time; none to `avoid` where others exist."""
+        generator = torch.Generator().manual_seed(0)
+        usable = torch.tensor([i for i in range(vocab) if i not in avoid] or list(range(vocab)))
+        picks = torch.randint(len(usable), (ROWS, length), generator=generator)
+        return cls(usable[picks].to(device), (3, length - 5, length - 8))
+
+
+@torch.inference_mode()
+def difference(
+    decoder: SlotModel,
+    plain: Tensor,
+    reading: Reading,
+    close: Closeness,
+    memory: Sequence[Any] = (None,) * ROWS,
+) -> str | None:
+    """Where the adapter first differs from `plain`, the model's logits `[ROWS, L, V]` for the reading's
+    tokens; None where it does not. The decoder is left without memory."""
+    tokens, device = reading.tokens, reading.tokens.device
+    junk = tokens.flip(0, 1)  # stands for padding and for drafts that are rejected
+    prompts, kept = list(reading.prompts), list(reading.kept)
+    lengths = torch.tensor(prompts, device=device)
+    decoder.allocate(ROWS, tokens.shape[1] + STEP)
+    try:
+        for rows in ([1], [2, 0]):
+            length = max(prompts[row] for row in rows)
+            own = torch.arange(length, device=device) < lengths[:, None]
+            padded = torch.where(own, tokens[:, :length], junk[:, :length])
+            logits = decoder.prefill(
+                torch.tensor(rows, device=device), padded[rows], [memory[row] for row in rows]
+            )
+            seen = own[rows]
+            if logits.shape[1] and close.apart(logits[seen], plain[rows, :length][seen]):
+                return "a prompt"
+        for drafted, what in ((kept, "several tokens at once"), (None, "a text behind rejections")):
+            start = torch.tensor([p - 1 for p in prompts], device=device)
+            slots = start[:, None] + torch.arange(STEP, device=device)
+            fed = tokens.gather(1, slots)
+            valid = torch.full((ROWS,), STEP, device=device)
+            if drafted is not None:
+                valid = torch.tensor(drafted, device=device) + 1
+                right = torch.arange(STEP, device=device) < valid[:, None]
+                fed = torch.where(right, fed, junk.gather(1, slots))
+            logits = decoder.score(fed, start, reach=tokens.shape[1] + STEP).logits
+            read = torch.arange(STEP, device=device) < valid[:, None]
+            row = torch.arange(ROWS, device=device)[:, None].expand_as(slots)
+            if close.apart(logits[read], plain[row[read], slots[read]]):
+                return what
+            prompts = [p + n for p, n in zip(prompts, kept, strict=True)]
+    finally:
+        decoder.cache = None
+    return None
+
+
+@dataclass(frozen=True)
+class Closeness:
+    """How near two computations of the same logits must be in a dtype."""
+
+    dtype: torch.dtype
+    noise: float = 0.0
+
+    @classmethod
+    def of(
+        cls, dtype: torch.dtype, embedding: torch.nn.Module, read: Callable[[], Tensor]
+    ) -> Closeness:
+        """In half precision rounding is measured: `read` gives the same logits as often as it is
+        called, here with and without noise in the embeddings that it goes through."""
+        if dtype in EXACT:
+            return cls(dtype)
+        unit = torch.finfo(dtype).eps
+        generator = torch.Generator().manual_seed(0)
+
+        def shaken(module: torch.nn.Module, args: Any, output: Tensor) -> Tensor:
+            signs = torch.randint(0, 2, output.shape, generator=generator) * 2 - 1
+            return output * (1 + unit * signs.to(output.device, output.dtype))
+
+        quiet = read()
+        handle = embedding.register_forward_hook(shaken)
+        try:
+            loud = read()
+        finally:
+            handle.remove()
+        return cls(dtype, max(unit, float(_share(loud, quiet).median())))
+
+    def apart(self, ours: Tensor, theirs: Tensor) -> bool:
+        """Whether logits `[..., V]` differ by more than rounding. One may have room for more tokens
+        than the other."""
+        share = _share(ours, theirs)
+        if self.dtype in EXACT:
+            return not bool((share <= BOUND).all())  # not: NaN is apart from everything
+        return not bool(share.median() <= NOISE * self.noise)
+
+
+def _share(ours: Tensor, theirs: Tensor) -> Tensor:
+    """The difference at every position as a share of the spread of `theirs`."""
+    room = min(ours.shape[-1], theirs.shape[-1])
+    ours, theirs = ours[..., :room].double(), theirs[..., :room].double()
+    known = theirs.isfinite()
+    gap = torch.where(known, ours - theirs, 0.0).square().mean(-1).sqrt()
+    return gap / torch.where(known, theirs, 0.0).std(-1).clamp_min(1e-6)
