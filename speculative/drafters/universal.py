@@ -9,6 +9,7 @@ alone), so results are exact at every temperature.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import takewhile
 
 import torch
 from torch import Tensor
@@ -25,7 +26,7 @@ drafts begin."""
 class UniversalDrafter:
     """Drafts with any `Model`: `own` are its tokens and `ends` those that end its texts; `target` are
     the tokens to propose, `target_end` the one that ends a text there (None: none does), `vocab_size`
-    how many of them the target has room for: a tokenizer may know more.
+    how many of them the target has room for where its tokenizer knows more (None: for all).
 
     A row whose text is no whole characters yet, or too long for the draft, decodes plainly.
     """
@@ -37,7 +38,7 @@ class UniversalDrafter:
         ends: Iterable[int],
         target: Vocabulary,
         target_end: int | None,
-        vocab_size: int,
+        vocab_size: int | None = None,
     ) -> None:
         self.model, self.own, self.ends = model, own, frozenset(ends)
         self.target, self.target_end, self.vocab_size = target, target_end, vocab_size
@@ -97,8 +98,9 @@ class UniversalDrafter:
                     continue
                 self.fed[row] = ids + drafted[row][:-1]  # the last one was never fed
                 proposed = self._target_tokens(committed[row], ids, drafted[row])[:gamma]
-                fits = [token < self.vocab_size for token in proposed]
-                proposed = proposed[: fits.index(False) if False in fits else gamma]
+                room = self.vocab_size
+                if room is not None and any(token >= room for token in proposed):
+                    proposed = list(takewhile(room.__gt__, proposed))
                 tokens[row, : len(proposed)] = torch.tensor(proposed, dtype=torch.int64)
                 valid[row] = len(proposed)
         return Draft(tokens.to(place), valid.to(place))
