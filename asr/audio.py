@@ -4,10 +4,10 @@
         for block in recording.blocks():
             ...
 
-Channels are mixed down by their mean, other rates resampled, values that are not finite replaced by
-0. What a reader of the transcript must know about the recording ends up in `recording.warnings`. A
-path is a path: nothing is fetched, no `file:`, `concat:` or `http:` is interpreted. Knows nothing
-of speech.
+Channels are mixed down by their mean, unless they cancel each other in it; other rates resampled,
+values that are not finite replaced by 0. What a reader of the transcript must know about the recording
+ends up in `recording.warnings`. A path is a path: nothing is fetched, no `file:`, `concat:` or `http:`
+is interpreted. Knows nothing of speech.
 """
 
 from __future__ import annotations
@@ -42,6 +42,13 @@ LOUDEST = 1e6
 """Beyond this a sample is damage, not sound: its square would overflow in the spectrum and spoil
 the whole window."""
 
+CANCELLED = 0.1
+"""Of the power that independent channels would leave in their mean: below it they cancel each other.
+Reversed polarity leaves nothing, or little where the channels are not equally loud."""
+
+INAUDIBLE = 1e-9
+"""Mean power, -90 dB: what is said of silence must not depend on its last bit."""
+
 SHORT_S = 0.08
 """Below this nothing can be said: valid audio with an empty transcript, and a warning."""
 
@@ -73,6 +80,9 @@ class Recording:
         self._max_s = max_s
         self._warnings: list[Notice] = []
         self._replaced = 0
+        self._rate = SAMPLE_RATE
+        self._kept: int | None = None  # the channel that stands for all where they cancel
+        self._cancelled_s = 0.0
         self._files: list[BinaryIO] = []
         self._pcm = self._primed()
 
@@ -147,6 +157,7 @@ class Recording:
                 if chosen is not None:
                     yield chosen.finish()
                 rate, chosen = block.rate, resampler(block.rate)
+                self._rate = rate
             yield chosen.push(self._mono(block.samples))
         if chosen is not None:
             yield chosen.finish()
@@ -156,14 +167,32 @@ class Recording:
         if not sound.all():
             self._replaced += int(sound.size - sound.sum())
             samples = np.where(sound, samples, np.float32(0))
-        return np.ascontiguousarray(
-            samples[:, 0] if samples.shape[1] == 1 else samples.mean(axis=1)
-        )
+        mono = samples[:, 0] if samples.shape[1] == 1 else self._mixed(samples)
+        return np.ascontiguousarray(mono)
+
+    def _mixed(self, samples: NDArray[np.float32]) -> Samples:
+        """The mean of the channels or, where they cancel each other, the loudest of them."""
+        mixed: Samples = samples.mean(axis=1)
+        powers = np.square(samples, dtype=np.float64).mean(axis=0)  # [C]
+        power = float(np.square(mixed, dtype=np.float64).mean())
+        # Equal channels keep all of their power, independent ones 1 / C of it.
+        if not powers.mean() > INAUDIBLE or power >= CANCELLED * powers.mean() / len(powers):
+            return mixed
+        if self._kept is None or self._kept >= len(powers):
+            self._kept = int(powers.argmax())  # the same one throughout
+        self._cancelled_s += len(samples) / self._rate
+        return samples[:, self._kept]
 
     def _conclude(self) -> None:
         if self._replaced:
             text = f"{self._replaced} samples were no finite numbers and count as silence"
             self._warnings.append(Notice("non_finite_samples", text))
+        if self._kept is not None:
+            text = (
+                f"the channels cancel each other for {self._cancelled_s:.1f} s (one has its polarity "
+                f"reversed); there only channel {self._kept + 1} is heard"
+            )
+            self._warnings.append(Notice("inverted_channels", text))
         if self.declared_s is not None and self.duration_s < self.declared_s - TRUNCATED_S:
             text = (
                 f"{self.duration_s:.2f} s could be decoded of {self.declared_s:.2f} s declared: "

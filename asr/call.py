@@ -256,7 +256,9 @@ class Call:
         refused = judgement is Judgement.RETRY
         broken = refused and not math.isfinite(mean_logprob(result.logprobs))
         silent = judgement is Judgement.SILENCE
-        doubtful = refused and not broken
+        doubt = reason if refused and not broken else None
+        if judgement is Judgement.KEEP and self.t.is_demo:
+            doubt = account.outside_demo(result)
         return Decoded(
             index=ticket.index,
             start=ticket.start,
@@ -265,8 +267,8 @@ class Call:
             result=replace(result, request=replace(request, memory=None, tag=None)),
             tokens=result.tokens,
             state="failed" if broken else "silent" if silent else "decoded",
-            reason=None if doubtful else reason,
-            doubt=reason if doubtful else None,
+            reason=None if refused and not broken else reason,
+            doubt=doubt,
             memory=request.memory if keep else None,
         )
 

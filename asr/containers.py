@@ -65,6 +65,9 @@ MAX_GAP_S = 600.0
 """Timestamps that jump by less are jitter, by more nonsense; between them audio is missing and
 silence takes its place."""
 
+MAX_BOXES = 1000
+"""Of an mp4, on its outermost level: there are a handful."""
+
 UNKNOWN_SIZE = 0x7FFF0000
 """Bytes. Programs that write wav to a pipe put a size around 2 or 4 GiB, as they cannot know it."""
 
@@ -166,6 +169,11 @@ class _AvReader:
                 **_lenient_metadata(av.__version__),
             )
         except (av.FFmpegError, ValueError) as error:
+            if _lacks_index(file):
+                raise AudioError(
+                    f"{name}: cut off: the index of this kind of file (mp4, m4a, mov) stands at its "
+                    "end and is missing, so nothing of it can be read; copy or download it again"
+                ) from error
             raise AudioError(
                 f"{name}: not audio that can be decoded ({_reason(error)}); "
                 "give a recording (wav, flac, mp3, m4a, ogg, webm, mp4, ...), no playlist or link"
@@ -359,6 +367,30 @@ def _wav_declared_s(file: BinaryIO) -> float | None:
         return None
     except struct.error:
         return None
+    finally:
+        file.seek(here)
+
+
+def _lacks_index(file: BinaryIO) -> bool:
+    """Whether this is an mp4 without its `moov` box, as of a download or a recorder that was broken off.
+
+    Source: ISO/IEC 14496-12, section 4.2: boxes of 4 bytes of size and 4 of type, then 8 for a size of 1.
+    """
+    here = file.tell()
+    try:
+        file.seek(0, 2)
+        end, at, kinds = file.tell(), 0, list[bytes]()
+        while at + 8 <= end and len(kinds) < MAX_BOXES:
+            file.seek(at)
+            head = file.read(16)
+            size, kind = struct.unpack(">I", head[:4])[0], head[4:8]
+            if size == 1 and len(head) == 16:
+                size = struct.unpack(">Q", head[8:])[0]
+            kinds.append(kind)
+            if size < 8:  # 0: up to the end of the file
+                break
+            at += size
+        return kinds[:1] == [b"ftyp"] and b"mdat" in kinds and b"moov" not in kinds
     finally:
         file.seek(here)
 

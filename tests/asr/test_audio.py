@@ -216,6 +216,59 @@ def test_a_file_that_was_cut_off_is_used_as_far_as_it_goes(tmp_path: Path, kind:
         assert "declared" in recording.warnings[-1].message
 
 
+@pytest.mark.parametrize("share", [0.1, 0.6, 0.95])
+def test_an_mp4_whose_index_was_cut_off_says_so(tmp_path: Path, share: float) -> None:
+    data = encode(tmp_path / "a.mp4", *CODECS["mp4"], rate=RATE).read_bytes()
+    assert data.index(b"mdat") < data.index(b"moov")
+    with pytest.raises(AudioError, match=r"^v\.m4a: cut off: the index .* download it again$"):
+        open_audio(data[: int(len(data) * share)], name="v.m4a")
+
+
+@pytest.mark.parametrize(("left", "right"), [(1.0, -1.0), (0.4, -0.5)], ids=["equal", "unequal"])
+@pytest.mark.parametrize("rate", [RATE, 44_100])
+def test_channels_that_cancel_each_other_are_heard_all_the_same(
+    left: float, right: float, rate: int
+) -> None:
+    sound = sweep(rate)
+    recording = from_array(np.stack([left * sound, right * sound], axis=1), rate)
+    alone = joined(from_array(sound * (left if left >= -right else right), rate))
+    assert np.allclose(joined(recording), alone, atol=1e-6)
+    assert codes(recording) == ["inverted_channels"]
+    assert "polarity reversed" in recording.warnings[0].message
+
+
+@pytest.mark.parametrize(
+    "channels",
+    [
+        lambda sound, other: [sound, sound],
+        lambda sound, other: [sound, 0 * sound],
+        lambda sound, other: [sound, other],
+        lambda sound, other: [sound, -0.5 * sound],  # a third of the power is left
+        lambda sound, other: [0 * sound, 0 * sound],
+        lambda sound, other: [sound, -sound, sound],
+    ],
+    ids=["equal", "one", "independent", "half reversed", "silence", "three"],
+)
+def test_other_channels_are_mixed_as_ever(channels) -> None:
+    sound = sweep(RATE)
+    parts = channels(sound, np.random.default_rng(0).normal(size=len(sound)) / 5)
+    array = np.stack(parts, axis=1).astype(np.float32)
+    recording = from_array(array)
+    assert np.array_equal(joined(recording), array.mean(axis=1))
+    assert codes(recording) == []
+
+
+def test_polarity_may_be_reversed_for_a_part_only() -> None:
+    sound = np.tile(sweep(RATE), 8)
+    other = sound.copy()
+    other[len(sound) // 2 :] *= -1
+    recording = from_array(np.stack([sound, other], axis=1))
+    samples = joined(recording)
+    assert codes(recording) == ["inverted_channels"]
+    powers = [float(np.square(part).mean()) for part in np.array_split(samples, 16)]
+    assert min(powers) > 0.5 * max(powers)
+
+
 def test_the_length_of_an_mp3_is_found_behind_its_cover_picture(tmp_path: Path) -> None:
     data = encode(tmp_path / "a.mp3", *CODECS["mp3"], rate=RATE).read_bytes()
     tag = b"ID3\x04\x00\x00" + bytes([0, 0, 39, 8]) + bytes(39 * 128 + 8)  # 5000 bytes, 7 bits each

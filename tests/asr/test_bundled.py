@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM, WhisperForConditionalGeneration, 
 import bundled
 from asr.audio import read_audio
 from asr.audit import audit
+from asr.guards import Guards
 from asr.loading import load
 from asr.outcome import Decoded
 from asr.presets import resolve
@@ -211,3 +212,21 @@ def test_ctranslate2_accepts_the_folder(tmp_path):
     )
     converter.convert(str(tmp_path / "ct2"), quantization="float32")
     assert (tmp_path / "ct2" / "model.bin").stat().st_size > 1e7
+
+
+def test_only_what_does_not_sound_like_its_domain_carries_a_warning(whisper, plain) -> None:
+    """Speech played backwards has the voice and the levels of a sample, and no English."""
+    for name, outcome in plain.items():
+        assert outcome.transcript is not None and outcome.transcript.warnings == (), name
+    file = io.BytesIO()
+    backwards = read_audio(FILES[0])[::-1][: 12 * 16_000]
+    soundfile.write(file, backwards, 16_000, format="WAV")
+    transcriber = Transcriber(whisper, batch=1, gamma=0)
+    options = Options(language="en", guards=Guards(temperatures=(0.0, 0.2)))
+    (outcome,) = transcriber.transcribe([file.getvalue()], options)
+    made = outcome.transcript
+    assert made is not None and made.segments
+    assert [notice.code for notice in made.warnings] == ["doubtful_text", "demo_model"]
+    assert "improbable (mean log-probability -" in made.warnings[0].message
+    assert "synthetic English" in made.warnings[1].message
+    assert all(segment.doubt for segment in made.segments)
