@@ -58,7 +58,8 @@ const outbox = new Outbox({
   onjob(job, one) {
     recordings.put(job);
     notices.drop(subjectOf(one));
-    if (one.leads && location.hash === one.from) location.hash = encodeURIComponent(job.id);
+    if (one.batch.from === location.hash) location.hash = encodeURIComponent(job.id);
+    one.batch.from = null; // the first of them is opened, unless one has gone elsewhere
   },
   onerror: (error, one) => fail(error, one),
 });
@@ -155,8 +156,9 @@ function fail(error, job = null) {
     element("key").focus();
     return;
   }
-  const name = job && nameOf(job);
-  notices.tell(job ? subjectOf(job) : "server", name ? `${name}: ${error.message}` : error.message);
+  if (!job) return notices.tell("server", error.message);
+  // The field of the form that it is about is a matter of programs.
+  notices.tell(subjectOf(job), `${nameOf(job)}: ${error.message.replace(/^file: /, "")}`);
 }
 
 async function told(job, work) {
@@ -171,9 +173,8 @@ async function told(job, work) {
 // -- recordings in ------------------------------------------------------------------------------------
 
 function take(files) {
-  const asked = outbox.add(files, settings.get(), async () => store() || new Promise((resolve) => found.push(resolve)));
-  asked[0].leads = true; // it is opened, unless one has gone elsewhere meanwhile
-  asked[0].from = location.hash;
+  const batch = { from: location.hash };
+  outbox.add(files, settings.get(), batch, async () => store() || new Promise((resolve) => found.push(resolve)));
 }
 
 // -- the list and the one that is open ----------------------------------------------------------------

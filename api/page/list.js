@@ -78,10 +78,10 @@ export class List {
     set(row.name, nameOf(job));
     row.link.title = nameOf(job);
     set(row.state, stateOf(job));
-    row.state.className = `state ${job.state}`;
+    row.state.className = `state ${busy(job) && !moving(job) ? "waiting" : job.state}`;
     set(row.when, when(job));
     const share = progressOf(job);
-    row.bar.hidden = !busy(job);
+    row.bar.hidden = !moving(job);
     row.bar.setAttribute("aria-label", `Progress of ${nameOf(job)}`);
     if (share === null || share === 1) row.bar.removeAttribute("value"); // nobody knows how long it takes
     else row.bar.value = share;
@@ -102,6 +102,11 @@ export function progressOf(job) {
   if (job.state === "sending") return job.trouble ? null : job.sent;
   const { done_s: done, total_s: total } = job.progress || {};
   return total && job.state === "running" ? Math.min(1, done / total) : null;
+}
+
+// What waits for its turn, or for the server, gets nowhere.
+function moving(job) {
+  return job.state === "running" || (job.state === "sending" && job.sent !== null && !job.trouble);
 }
 
 function stateOf(job) {

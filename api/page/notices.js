@@ -8,7 +8,7 @@ export class Notices {
   constructor(root) {
     this.root = root;
     this.held = new Map();
-    this.all = h("button", { type: "button", class: "quietly", onclick: () => this.#close([...this.held.keys()]) }, "Close all messages");
+    this.all = h("button", { type: "button", class: "faint", onclick: () => this.#close([...this.held.keys()]) }, "Close all messages");
     root.append(this.all);
     this.#count();
   }

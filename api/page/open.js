@@ -95,7 +95,7 @@ export class Open {
     this.said.setAttribute("aria-live", this.told === job.state + timing ? "off" : "polite");
     this.told = job.state + timing;
     this.said.textContent = told[job.state] ?? STATES[job.state] ?? job.state;
-    this.bar.hidden = !busy(job);
+    this.bar.hidden = job.state !== "running";
     if (share === null || share === 1) this.bar.removeAttribute("value"); // nobody knows how long it takes
     else this.bar.value = share;
     this.#offer();
@@ -131,7 +131,7 @@ export class Open {
       h("p", { class: "note" }, "The text stays; who said it is looked for anew."),
       h("button", { class: "main", type: "submit" }, "Find speakers"),
     );
-    const root = h("details", { class: "menu" }, h("summary", {}, "Find speakers"), form);
+    const root = h("details", { class: "menu" }, h("summary", {}, this.job.options?.diarize ? "Find speakers again" : "Find speakers"), form);
     closing(root);
     return root;
   }

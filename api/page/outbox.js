@@ -13,7 +13,7 @@ export class Outbox {
     addEventListener("beforeunload", (event) => this.waiting.length && event.preventDefault());
   }
 
-  add(files, options, store) {
+  add(files, options, batch, store) {
     const asked = files.map((file) => ({
       id: `sending-${++this.made}`,
       state: "sending",
@@ -25,6 +25,7 @@ export class Outbox {
       file,
       size: file.size, // now: of a file that is removed browsers say 0 later
       options,
+      batch, // what was chosen together
     }));
     this.waiting = [...asked].reverse().concat(this.waiting);
     for (const one of asked) {
@@ -32,7 +33,6 @@ export class Outbox {
       this.line = this.line.then(() => this.#send(one, store));
     }
     this.onchange();
-    return asked;
   }
 
   async #send(one, store) {

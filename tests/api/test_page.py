@@ -810,16 +810,16 @@ def test_progress_says_what_is_known_and_no_more(browser, tone) -> None:
     told = {"diarize": True}
     fake.add(state="running", progress={"done_s": 20, "total_s": 20}, options=told)
     fake.add(state="running", progress={"done_s": 7.99, "total_s": 8.0})
+    fake.add(state="queued", progress={"done_s": 0, "total_s": 8.0})
     still = {"reduced_motion": "reduce"}
     with running(fake.app) as url, browsing.watched(browser, url, **still) as page:
         page.locator("#list a").first.wait_for()
-        assert page.locator(".list .line").all_inner_texts() == [
-            "running\n99 %",
-            "finding speakers",
-        ]
+        told = page.locator(".list .line").all_inner_texts()
+        assert told[0].startswith("waiting\n") and told[1:] == ["running\n99 %", "finding speakers"]
         bars = page.locator("#list progress")
-        assert bars.nth(0).get_attribute("value") and bars.nth(1).get_attribute("value") is None
-        assert bars.nth(1).evaluate("e => getComputedStyle(e).animationName") == "none"
+        assert not bars.nth(0).is_visible(), "what waits does not move"
+        assert bars.nth(1).get_attribute("value") and bars.nth(2).get_attribute("value") is None
+        assert bars.nth(2).evaluate("e => getComputedStyle(e).animationName") == "none"
 
 
 def test_names_of_files_are_kept_in_downloads_as_far_as_file_systems_take_them(
