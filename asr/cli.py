@@ -484,10 +484,10 @@ def main() -> None:
     """
     from speculative.errors import SpeculativeError
 
-    arguments = _with_command(sys.argv[1:])
-    if arguments[:1] != ["bench"]:  # there all run as they come
-        _wait_briefly()
     try:
+        arguments = _with_command(sys.argv[1:])
+        if arguments[:1] != ["bench"]:  # there all run as they come
+            _wait_briefly()
         app(args=arguments, prog_name="forescribe")
     except (ForescribeError, SpeculativeError) as error:
         typer.echo(f"forescribe: {one_line(str(error))}", err=True)
@@ -496,6 +496,9 @@ def main() -> None:
         if left.code == INTERRUPTED:  # typer's answer to Ctrl-C
             typer.echo("forescribe: interrupted", err=True)
         raise
+    except KeyboardInterrupt:  # before typer listens
+        typer.echo("forescribe: interrupted", err=True)
+        sys.exit(INTERRUPTED)
     except BrokenPipeError:  # the reader of stdout has gone, as with `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)

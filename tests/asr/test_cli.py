@@ -647,6 +647,28 @@ def test_ctrl_c_ends_it_in_one_line_and_keeps_what_is_done(pair, here) -> None:
     assert {r["path"]: r["status"] for r in records} == {"a.wav": "succeeded", "pipe": "cancelled"}
 
 
+def test_ctrl_c_before_anything_has_begun_is_one_line(forescribe, monkeypatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "get_command", interrupted)
+    assert forescribe("a.wav") == Run(130, "", "forescribe: interrupted\n")
+
+
+@pytest.mark.parametrize("where", ["asr.weights.locate", "asr.transcriber.Transcriber.load"])
+def test_ctrl_c_before_a_word_was_heard_claims_no_speed(
+    forescribe, pair, monkeypatch, where
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(where, interrupted)
+    done = forescribe("a.wav", *pair)
+    assert (done.status, done.out) == (130, "")
+    assert done.err.splitlines()[-1] == "forescribe: interrupted"
+    assert "real time" not in done.err
+
+
 def test_a_reader_that_has_gone_ends_it_quietly(here) -> None:
     """As `forescribe models | head -1`."""
     running = separate("models", cwd=here)
