@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -116,6 +117,7 @@ def test_the_console_entry_says_it_in_one_line_with_status_2(tmp_path) -> None:
     assert run.stderr.startswith("forescribe: --gamma many: ") and run.stderr.count("\n") == 1
 
 
+@pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
 def test_a_record_has_no_commit_of_a_repository_around_an_installation(tmp_path, monkeypatch):
     if provenance.ROOT.joinpath(".git").exists():
         assert provenance.commit() is not None
