@@ -66,7 +66,7 @@ def short(transcript: Transcript, tokens: Sequence[Token] | None) -> dict[str, J
     body: dict[str, Json] = {"text": transcript.text, "languages": languages(transcript)}
     if tokens is not None:
         body["logprobs"] = logprobs(tokens)
-    return {**body, "usage": duration_usage(transcript), **_warnings(transcript)}
+    return {**body, "usage": duration_usage(transcript), **warnings(transcript)}
 
 
 def verbose(transcript: Transcript, granularities: set[str]) -> dict[str, Json]:
@@ -107,7 +107,7 @@ def diarized(transcript: Transcript) -> dict[str, Json]:
         "segments": list[Json](spoken(transcript)),
         "usage": duration_usage(transcript),
     }
-    return {**body, **_warnings(transcript)}
+    return {**body, **warnings(transcript)}
 
 
 def spoken(transcript: Transcript) -> list[dict[str, Json]]:
@@ -185,6 +185,6 @@ def _segment(segment: Segment) -> dict[str, Json]:
     }
 
 
-def _warnings(transcript: Transcript) -> dict[str, Json]:
+def warnings(transcript: Transcript) -> dict[str, Json]:
     found: list[Json] = [{"code": w.code, "message": w.message} for w in transcript.warnings]
     return {"warnings": found} if found else {}

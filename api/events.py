@@ -123,5 +123,6 @@ def _done(transcript: Transcript, sent: list[Json] | None) -> dict[str, Json]:
         "text": transcript.text,
         "languages": answers.languages(transcript),
         "usage": answers.token_usage(transcript),
+        **answers.warnings(transcript),
     }
     return body if sent is None else {**body, "logprobs": sent}

@@ -106,6 +106,22 @@ def test_audio_too_short_for_a_word_is_an_answer_with_a_warning(service) -> None
     assert "short_audio" in [warning["code"] for warning in body["warnings"]]
 
 
+def test_a_streams_last_event_has_the_warnings(service) -> None:
+    answer = post(service(), sound(0.03), stream="true")
+    *_, done = events(answer.text)
+    conforms(done, "CreateTranscriptionResponseStreamEvent")
+    assert "short_audio" in [warning["code"] for warning in done["warnings"]]
+
+
+def test_what_the_guards_refused_is_a_warning_in_every_answer(service) -> None:
+    """Random weights: nothing that they write is probable."""
+    for form in ("json", "verbose_json"):
+        body = post(service(), response_format=form).json()
+        (warning,) = [w for w in body["warnings"] if w["code"] == "doubtful_text"]
+        assert "0.0 to 2.0 s (improbable (mean log-probability" in warning["message"]
+    assert "improbable" in body["coverage"]["spans"][0]["reason"]
+
+
 def test_logprobs_are_those_of_the_texts_tokens(service) -> None:
     body = post(service(), **{"include[]": "logprobs"}).json()
     conforms(body, "CreateTranscriptionResponseJson")
@@ -115,7 +131,7 @@ def test_logprobs_are_those_of_the_texts_tokens(service) -> None:
 
 
 def test_a_stream_has_the_whole_text_once_and_ends_with_done(service) -> None:
-    client, audio = service(), sound(70, 4)
+    client, audio = service(), sound(70, 6)
     whole = post(client, audio).json()["text"]
     answer = post(client, audio, stream="true", **{"include[]": "logprobs"})
     assert answer.headers["content-type"].startswith("text/event-stream")
