@@ -17,12 +17,13 @@ from torch import Tensor
 from asr.errors import CapacityError, ModelError, out_of_memory
 from asr.presets import Pair
 from asr.tokens import SpecialTokens
-from asr.weights import Role, check_pair, locate
+from asr.weights import Role, as_ids, check_pair, locate
 from speculative.device import Device
 from speculative.exclusive import loading
 from speculative.models.attention import use_products
+from speculative.models.files import damaged
 from speculative.models.loading import quiet
-from speculative.models.whisper import decoder_only, encoder_of, same_encoder
+from speculative.models.whisper import decoder_only, encoder_of, same_encoder, unlike
 
 _FEATURES = ("preprocessor_config.json", "processor_config.json")  # one of them
 
@@ -100,7 +101,8 @@ def load(pair: Pair, device: Device, *, network: bool = True) -> Whisper:
     if pair.draft is not None:
         draft_folder = locate(pair.draft, role="draft", network=network)
     target = _model(folder, "model", device)
-    tokenizer, extractor = _processor(folder, target.config)
+    tokenizer, extractor = _tokenizer(folder, target.config), _extractor(folder, target.config)
+    tokens = _special_tokens(target, tokenizer, pair)
     draft, shared = None, False
     if draft_folder is not None:
         draft = _model(draft_folder, "draft", device)
@@ -108,18 +110,50 @@ def load(pair: Pair, device: Device, *, network: bool = True) -> Whisper:
             target.config,
             draft.config,
             tokenizer,
-            _processor(draft_folder, draft.config)[0],
+            _tokenizer(draft_folder, draft.config),
             target=str(pair.target),
             draft=str(pair.draft),
         )
+        _check_states(target, draft, pair)
         shared = same_encoder(target, draft)
         if shared and encoder_of(draft) is not None:
             draft.model.encoder = target.model.encoder  # one copy in memory
-    try:
-        tokens = SpecialTokens.of(target.generation_config, tokenizer)
-    except (ValueError, AttributeError) as error:
-        raise ModelError(f"--model {pair.target} is not a Whisper model: {error}") from error
     return Whisper(target, draft, tokenizer, extractor, tokens, pair, device, shared)
+
+
+def _special_tokens(target: Any, tokenizer: Any, pair: Pair) -> SpecialTokens:
+    """The target's, which its generation config then says in one way: rules want single numbers."""
+    options = target.generation_config
+    try:
+        tokens = SpecialTokens.of(options, tokenizer)
+        ids = (tokens.start, *tokens.ends, tokens.no_timestamps, *tokens.languages.values())
+        if max(ids) >= target.config.vocab_size:
+            raise ValueError(f"token {max(ids)} of its generation_config.json is none of its own")
+    except (ValueError, AttributeError, TypeError) as error:
+        raise ModelError(f"--model {pair.target} is not a Whisper model: {error}") from error
+    options.eos_token_id, options.decoder_start_token_id = tokens.end, tokens.start
+    return tokens
+
+
+def _check_states(target: Any, draft: Any, pair: Pair) -> None:
+    """Refuses a draft that cannot read what it hears. Raises ModelError."""
+    ours, theirs = target.config, draft.config
+    problem = None
+    if ours.max_source_positions != theirs.max_source_positions:
+        problem = (
+            f"their windows have {ours.max_source_positions} and {theirs.max_source_positions} "
+            "encoder states"
+        )
+    elif encoder_of(draft) is None and ours.d_model != theirs.d_model:
+        problem = (
+            f"it has no encoder of its own and reads states of {theirs.d_model} numbers, its "
+            f"target's have {ours.d_model}"
+        )
+    if problem is not None:
+        raise ModelError(
+            f"{pair.draft} cannot draft for {pair.target}: {problem}; --draft none",
+            code="model_mismatch",
+        )
 
 
 def _model(folder: Path, role: Role, device: Device) -> Any:
@@ -141,10 +175,20 @@ def _model(folder: Path, role: Role, device: Device) -> Any:
         _check_complete(report)
     except Exception as error:  # safetensors, pickle, configuration: each has errors of its own
         raise ModelError(
-            f"--{role} {folder} cannot be loaded as a Whisper model: {error}"
+            f"--{role} {folder} cannot be loaded as a Whisper model: "
+            f"{damaged(folder) or _line(error)}"
         ) from error
+    model = _placed(model, folder, role, device)
+    problem = unlike(model)
+    if problem is not None:
+        raise ModelError(f"--{role} {folder} is not supported: {problem}")
     if device.products:
         use_products(model)
+    return model
+
+
+def _placed(model: Any, folder: Path, role: Role, device: Device) -> Any:
+    """On its device. Raises CapacityError."""
     try:
         return model.eval().to(device.torch)
     except RuntimeError as error:
@@ -169,15 +213,41 @@ def _check_complete(report: Mapping[str, Any]) -> None:
         raise ValueError(f"{other[0]} has another shape than its config.json says")
 
 
-def _processor(folder: Path, config: Any) -> tuple[Any, Any]:
-    from transformers import WhisperFeatureExtractor, WhisperTokenizer
+def _tokenizer(folder: Path, config: Any) -> Any:
+    from transformers import WhisperTokenizer
 
     try:
         tokenizer = WhisperTokenizer.from_pretrained(folder)
-        if len(tokenizer) < config.eos_token_id:  # made of nothing where the files are missing
+        if len(tokenizer) < max(as_ids(config.eos_token_id), default=1):  # made of nothing
             raise ValueError("it lacks tokenizer.json, or vocab.json with merges.txt")
+    except Exception as error:  # a damaged tokenizer.json raises a bare Exception
+        raise ModelError(
+            f"{folder} has no usable tokenizer: {damaged(folder) or _line(error)}"
+        ) from error
+    return tokenizer
+
+
+def _extractor(folder: Path, config: Any) -> Any:
+    """Of the features that the target's encoder reads."""
+    from transformers import WhisperFeatureExtractor
+
+    try:
         if not any((folder / file).is_file() for file in _FEATURES):
             raise ValueError("it lacks preprocessor_config.json")
-        return tokenizer, WhisperFeatureExtractor.from_pretrained(folder)
-    except Exception as error:  # a damaged tokenizer.json raises a bare Exception
-        raise ModelError(f"{folder} has no usable tokenizer or features: {error}") from error
+        extractor = WhisperFeatureExtractor.from_pretrained(folder)
+    except Exception as error:
+        raise ModelError(
+            f"{folder} has no usable features: {damaged(folder) or _line(error)}"
+        ) from error
+    made = (extractor.feature_size, extractor.nb_max_frames)
+    read = (config.num_mel_bins, 2 * config.max_source_positions)
+    if made != read:
+        raise ModelError(
+            f"{folder} has no usable features: its processor makes {made[0]} mel bins of {made[1]} "
+            f"frames, its encoder reads {read[0]} of {read[1]}"
+        )
+    return extractor
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300] or type(error).__name__

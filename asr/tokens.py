@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from asr.errors import UsageError
 from asr.transcript import SAMPLE_RATE
+from asr.weights import as_ids
 
 Task = Literal["transcribe", "translate"]
 TASKS: tuple[Task, ...] = ("transcribe", "translate")
@@ -44,30 +45,58 @@ class SpecialTokens:
     languages: Mapping[str, int]
     tasks: Mapping[str, int]
     previous: int | None  # opens previous text, where the tokenizer has it
+    other_ends: tuple[int, ...] = ()  # further tokens that end a text, where there are any
 
     @classmethod
     def of(cls, generation_config: Any, tokenizer: Any) -> SpecialTokens:
         """From what a Whisper folder holds. Raises ValueError that says what is missing."""
         no_timestamps = getattr(generation_config, "no_timestamps_token_id", None)
         if no_timestamps is None:
-            raise ValueError("its generation_config.json has no no_timestamps_token_id")
-        end = generation_config.eos_token_id
+            raise ValueError(
+                "its generation_config.json has no no_timestamps_token_id: take the file from the "
+                "model that it was trained from"
+            )
+
+        def known(token: str) -> int | None:
+            found = tokenizer.convert_tokens_to_ids(token)
+            return found if found not in (None, tokenizer.unk_token_id) else None
+
+        start = getattr(generation_config, "decoder_start_token_id", None)
+        if start is None:
+            start = known("<|startoftranscript|>")
+        if not isinstance(start, int):
+            raise ValueError("its generation_config.json has no decoder_start_token_id")
+        for name, said in (("<|startoftranscript|>", start), ("<|notimestamps|>", no_timestamps)):
+            if known(name) not in (None, said):
+                raise ValueError(
+                    f"its generation_config.json says {said} for {name}, its tokenizer {known(name)}"
+                )
+        ends = as_ids(getattr(generation_config, "eos_token_id", None))
+        if not ends:
+            ends = as_ids(getattr(tokenizer, "eos_token_id", None))
+        if not ends:
+            raise ValueError("its generation_config.json has no eos_token_id")
         languages = getattr(generation_config, "lang_to_id", None) or {}
         tasks = dict(getattr(generation_config, "task_to_id", None) or {})
         if getattr(generation_config, "is_multilingual", False) and not languages:
             raise ValueError("its generation_config.json has no lang_to_id")
         if languages and not tasks.keys() >= set(TASKS):
             raise ValueError("its generation_config.json has no task_to_id for both tasks")
-        previous = tokenizer.convert_tokens_to_ids("<|startofprev|>")
         return cls(
-            start=generation_config.decoder_start_token_id,
-            end=end if isinstance(end, int) else end[0],
+            start=start,
+            end=ends[0],
             no_timestamps=no_timestamps,
             no_speech=no_timestamps - 1,
             languages={token[2:-2]: int(i) for token, i in languages.items()},
             tasks=tasks,
-            previous=previous if previous not in (None, tokenizer.unk_token_id) else None,
+            previous=known("<|startofprev|>"),
+            other_ends=ends[1:],
         )
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """All tokens that end a text."""
+        return (self.end, *self.other_ends)
 
     @property
     def timestamp_begin(self) -> int:

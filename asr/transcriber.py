@@ -69,7 +69,7 @@ class Transcriber:
             WhisperDecoder(whisper.target, lambda memory: memory.target),
             drafter,
             batch=batch,
-            eos=(whisper.tokens.end,),
+            eos=whisper.tokens.ends,
             schedule=schedule_for(gamma, drafter),
             processors=whisper_rules(generation, config, device.torch),
             device=device,

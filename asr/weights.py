@@ -10,14 +10,14 @@ is used, torch and transformers never.
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
 from asr.errors import ModelError
+from speculative.models.files import missing
 
 Role = Literal["model", "draft"]
 
@@ -71,7 +71,6 @@ DRAFTS = (
 # Of the many copies that repositories hold (other precisions, Flax, TensorFlow), the one we load.
 _FILES = ("*.json", "*.txt", "model.safetensors", "model-*-of-*.safetensors")
 _OLD_FILES = ("pytorch_model.bin", "pytorch_model-*-of-*.bin")
-_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 
 _CONNECT_S = 5.0
 
@@ -81,7 +80,7 @@ class Config(Protocol):
 
     vocab_size: int
     num_mel_bins: int
-    eos_token_id: int
+    eos_token_id: int | Sequence[int] | None
     decoder_start_token_id: int
     max_target_positions: int
 
@@ -132,8 +131,10 @@ def locate(name: str | Path, *, role: Role = "model", network: bool = True) -> P
         return found
     folder = local(name)
     if os.path.isdir(folder):
-        missing = "weights" if (folder / "config.json").is_file() else "config.json"
-        raise ModelError(f"--{role} {folder}: the folder holds no {missing} of a Whisper model")
+        raise ModelError(
+            f"--{role} {folder}: the folder holds no {missing(folder)}; a Whisper model has "
+            "config.json, its weights and its tokenizer"
+        )
     if isinstance(name, Path) or not _is_hub_id(name):
         raise ModelError(
             f"--{role} {name} is neither a local folder, nor a preset, nor a hub id (owner/name); "
@@ -168,7 +169,7 @@ def check_pair(
     """
     pairs = (
         ("tokens", target_config.vocab_size, draft_config.vocab_size),
-        ("as end of text", target_config.eos_token_id, draft_config.eos_token_id),
+        ("as end of text", _ends(target_config), _ends(draft_config)),
         (
             "as start of transcript",
             target_config.decoder_start_token_id,
@@ -180,7 +181,7 @@ def check_pair(
     problem = next((f"{a} and {b} {what}" for what, a, b in pairs if a != b), None)
     if problem is None and target_tokenizer is not None and draft_tokenizer is not None:
         problem = _token_difference(
-            target_tokenizer.get_vocab(), draft_tokenizer.get_vocab(), target_config.eos_token_id
+            target_tokenizer.get_vocab(), draft_tokenizer.get_vocab(), _ends(target_config)
         )
     if problem is None:
         return
@@ -198,12 +199,29 @@ def check_pair(
     )
 
 
-def _token_difference(target: Mapping[str, int], draft: Mapping[str, int], eos: int) -> str | None:
+def _ends(config: Config) -> int | tuple[int, ...] | None:
+    """What ends a text, written alike whether it is a number or a list of one."""
+    found = tuple(sorted(as_ids(config.eos_token_id)))
+    return found[0] if len(found) == 1 else found or None
+
+
+def as_ids(value: int | Sequence[int] | None) -> tuple[int, ...]:
+    """Token ids of a configuration, which may give one, several or none."""
+    if value is None:
+        return ()
+    return (value,) if isinstance(value, int) else tuple(value)
+
+
+def _token_difference(
+    target: Mapping[str, int], draft: Mapping[str, int], ends: int | tuple[int, ...] | None
+) -> str | None:
     """The first token that both do not have under one id.
 
-    Text tokens (ids below `eos`) must all agree. A special token may be missing on one side or have
-    another name: id 50362 is <|nocaptions|> in some repositories and <|nospeech|> in others.
+    Text tokens (ids below the first of `ends`) must all agree. A special token may be missing on one
+    side or have another name: id 50362 is <|nocaptions|> in some repositories and <|nospeech|> in others.
     """
+
+    eos = min(as_ids(ends), default=max(target.values(), default=0) + 1)
 
     def differs(token: str) -> bool:
         a, b = target.get(token), draft.get(token)
@@ -223,17 +241,7 @@ def _is_hub_id(name: str) -> bool:
 
 def _complete(folder: Path) -> bool:
     """Whether a folder holds a configuration and all files of its weights."""
-    if not (folder / "config.json").is_file():
-        return False
-    return any((folder / file).is_file() or _has_shards(folder, file) for file in _WEIGHTS)
-
-
-def _has_shards(folder: Path, file: str) -> bool:
-    index = folder / f"{file}.index.json"
-    if not index.is_file():
-        return False
-    shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-    return all((folder / shard).is_file() for shard in shards)
+    return missing(folder) is None
 
 
 def _download(name: str, role: Role) -> Path:

@@ -18,6 +18,7 @@ from speculative.device import Device
 from speculative.errors import LoadError
 from speculative.exclusive import loading
 from speculative.models.causal_lm import CausalDecoder, positions_of
+from speculative.models.files import damaged, missing
 from speculative.vocabulary import Vocabulary
 
 Role = Literal["model", "draft"]
@@ -78,7 +79,8 @@ def load(
         raise
     except Exception as error:  # safetensors, pickle, configuration: each has errors of its own
         raise LoadError(
-            f"--{role} {name} cannot be loaded as a language model: {_line(error)}"
+            f"--{role} {name} cannot be loaded as a language model: "
+            f"{damaged(folder) or _line(error)}"
         ) from error
     return LanguageModel(
         str(name), model, Vocabulary(tokenizer, str(name)), _ends(model, tokenizer)
@@ -112,6 +114,9 @@ def _folder(name: str | Path, role: Role, network: bool) -> Path:
             raise LoadError(f"--{role} {name}: the folder holds no config.json of a language model")
         if not any(True for pattern in _WEIGHTS for _ in folder.glob(pattern)):
             raise LoadError(f"--{role} {name}: the folder holds no weights")
+        lost = missing(folder)
+        if lost is not None and lost != "weights":
+            raise LoadError(f"--{role} {name}: the folder holds no {lost}")
         return folder
     if isinstance(name, Path):
         raise LoadError(f"--{role} {name}: there is no such folder")

@@ -87,11 +87,11 @@ def write(folder: Path, *, layers: int = 2, seed: int = 0, **changes: int) -> Pa
     return _save(folder, model, tokens)
 
 
-def write_decoder_only(folder: Path, *, seed: int = 1) -> Path:
+def write_decoder_only(folder: Path, *, seed: int = 1, **changes: int) -> Path:
     """A draft as `WhisperForCausalLM` saves it: it can only hear through its target's encoder."""
     tokens = tokenizer()
     torch.manual_seed(seed)
-    return _save(folder, WhisperForCausalLM(config(tokens, 1)), tokens)
+    return _save(folder, WhisperForCausalLM(config(tokens, 1, **changes)), tokens)
 
 
 def write_distilled(folder: Path, target: Path, *, seed: int = 1) -> Path:

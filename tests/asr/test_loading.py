@@ -9,14 +9,15 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import WhisperForCausalLM
+from transformers import WhisperFeatureExtractor, WhisperForCausalLM
 from transformers.utils import logging
 
 from asr.errors import CapacityError, ModelError
 from asr.loading import Memory, Whisper, load
 from asr.presets import Pair
+from asr.transcriber import Transcriber
 from speculative.device import choose
-from speculative.models.whisper import encoder_of
+from speculative.models.whisper import WhisperDecoder, encoder_of
 from tests.asr import folders
 
 CPU = choose("cpu")
@@ -149,6 +150,39 @@ def test_a_draft_with_other_pieces_is_refused_by_the_token(target, tmp_path) -> 
     assert "for the token 'a'" in refusal(Pair(target, draft))
 
 
+INDEX = "model.safetensors.index.json"
+
+
+def shard(folder: Path) -> None:
+    """The same weights in two files, as large checkpoints have them."""
+    weights = load_file(folder / "model.safetensors")
+    names = sorted(weights)
+    halves = {1: names[: len(names) // 2], 2: names[len(names) // 2 :]}
+    places = {}
+    for number, half in halves.items():
+        file = f"model-0000{number}-of-00002.safetensors"
+        save_file({n: weights[n] for n in half}, folder / file, metadata={"format": "pt"})
+        places |= dict.fromkeys(half, file)
+    (folder / "model.safetensors").unlink()
+    (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": places}))
+
+
+def change(path: Path, **values: object) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def forget(path: Path, key: str) -> None:
+    values = json.loads(path.read_text())
+    values.pop(key, None)
+    path.write_text(json.dumps(values))
+
+
+def rename(folder: Path, token: str) -> None:
+    """A tokenizer that knows a special token by another name."""
+    for path in folder.glob("tokenizer*.json"):
+        path.write_text(path.read_text().replace(token, "<|somethingelse|>"))
+
+
 def spoil(folder: Path, how: str) -> None:
     weights = folder / "model.safetensors"
     config = json.loads((folder / "config.json").read_text())
@@ -181,6 +215,32 @@ def spoil(folder: Path, how: str) -> None:
         (folder / "preprocessor_config.json").unlink()
     elif how == "no generation config":
         (folder / "generation_config.json").unlink()
+    elif "shard" in how or "index" in how:
+        shard(folder)
+        last, index = folder / "model-00002-of-00002.safetensors", folder / INDEX
+        if how == "a shard lost":
+            last.unlink()
+        elif how == "a shard cut":
+            last.write_bytes(last.read_bytes()[:-50])
+        else:
+            index.write_text("{" if how == "a broken index" else '{"weight_map": {}}')
+    elif how == "start nowhere":
+        change(folder / "generation_config.json", decoder_start_token_id=None)
+        forget(folder / "config.json", "decoder_start_token_id")
+        rename(folder, "<|startoftranscript|>")
+    elif how == "a null for the start":
+        change(folder / "config.json", decoder_start_token_id=None)
+    elif how == "start of another":
+        change(folder / "generation_config.json", decoder_start_token_id=256)
+    elif how == "a token too many":
+        change(folder / "generation_config.json", lang_to_id={"<|en|>": 99999})
+    elif how == "other mel bins":
+        WhisperFeatureExtractor(feature_size=128).save_pretrained(folder)
+    elif how == "other frames":
+        WhisperFeatureExtractor(chunk_length=20).save_pretrained(folder)
+    elif how == "cut tokenizer":
+        path = folder / "tokenizer.json"
+        path.write_text(path.read_text()[:500])
     elif how == "no weights":
         weights.unlink()
     elif how == "no config":
@@ -188,10 +248,20 @@ def spoil(folder: Path, how: str) -> None:
 
 
 SPOILT = {
-    "truncated weights": "cannot be loaded as a Whisper model",
-    "half the weights": "cannot be loaded as a Whisper model",
-    "empty weights": "cannot be loaded as a Whisper model",
-    "garbage for weights": "cannot be loaded as a Whisper model",
+    "truncated weights": "model.safetensors is damaged or not complete",
+    "half the weights": "model.safetensors is damaged or not complete",
+    "empty weights": "model.safetensors is damaged or not complete",
+    "garbage for weights": "model.safetensors is damaged or not complete",
+    "a shard lost": "holds no model-00002-of-00002.safetensors, which model.safetensors.index.json",
+    "a shard cut": "model-00002-of-00002.safetensors is damaged or not complete",
+    "a broken index": "holds no readable model.safetensors.index.json",
+    "an index of nothing": "holds no weights: model.safetensors.index.json names none",
+    "start nowhere": "has no decoder_start_token_id",
+    "a null for the start": "field 'decoder_start_token_id'",
+    "start of another": "says 256 for <|startoftranscript|>, its tokenizer 257",
+    "a token too many": "token 99999 of its generation_config.json",
+    "other mel bins": "makes 128 mel bins of 3000 frames, its encoder reads 80 of 3000",
+    "other frames": "makes 80 mel bins of 2000 frames, its encoder reads 80 of 3000",
     "a layer lost": "lack model.decoder.layers.1",  # transformers would fill it with noise
     "other shapes": "another shape than its config.json says",
     "not a whisper": "'bert'",
@@ -200,6 +270,7 @@ SPOILT = {
     "wrong type in config": "d_model",
     "no tokenizer": "lacks tokenizer.json",
     "broken tokenizer": "no usable tokenizer",
+    "cut tokenizer": "tokenizer.json is damaged",
     "no features": "lacks preprocessor_config.json",
     "no generation config": "no_timestamps_token_id",
     "no weights": "holds no weights",
@@ -214,6 +285,75 @@ def test_a_spoilt_folder_is_refused_in_one_line(copy, how, capfd) -> None:
     assert str(copy) in message and SPOILT[how] in message
     assert len(message) < 400
     assert capfd.readouterr() == ("", "")  # and no report beside it
+
+
+def test_shards_and_a_new_processor_file_are_read(copy) -> None:
+    """As newer transformers save: no preprocessor_config.json, one `processor_config.json`."""
+    shard(copy)
+    old = copy / "preprocessor_config.json"
+    (copy / "processor_config.json").write_text(
+        json.dumps(
+            {
+                "processor_class": "WhisperProcessor",
+                "feature_extractor": json.loads(old.read_text()),
+            }
+        )
+    )
+    old.unlink()
+    assert load(Pair(copy), CPU).extractor.feature_size == 80
+
+
+@pytest.mark.parametrize("ends", [[256], [256, 300]], ids=str)
+def test_several_tokens_may_end_a_text(copy, ends) -> None:
+    for file in ("config.json", "generation_config.json"):
+        change(copy / file, eos_token_id=ends)
+    whisper = load(Pair(copy, copy), CPU)
+    assert whisper.tokens.ends == tuple(ends) and whisper.tokens.end == 256
+    made = Transcriber(whisper, gamma=2)
+    assert made.engine._eos.tolist() == ends
+
+
+def test_where_texts_start_and_end_is_also_asked_of_the_tokenizer(copy) -> None:
+    for file in ("config.json", "generation_config.json"):
+        forget(copy / file, "decoder_start_token_id")
+        change(copy / file, eos_token_id=None)
+    tokens = load(Pair(copy, copy), CPU).tokens
+    assert (tokens.start, tokens.ends) == (257, (256,))
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ({"d_model": 24}, "reads states of 24 numbers, its target's have 16"),
+        ({"max_source_positions": 750}, "their windows have 1500 and 750 encoder states"),
+    ],
+    ids=str,
+)
+def test_a_decoder_that_cannot_read_the_targets_states_is_refused(target, tmp_path, how, said):
+    draft = folders.write_decoder_only(tmp_path / "draft", **how)
+    message = refusal(Pair(target, draft))
+    assert f"{draft} cannot draft for {target}" in message and said in message
+    assert message.endswith("--draft none")
+
+
+def test_a_draft_that_hears_other_features_is_refused(target, tmp_path) -> None:
+    bins = folders.write(tmp_path / "bins", layers=1, num_mel_bins=128)
+    assert "80 and 128 mel bins" in refusal(Pair(target, bins))
+    short = folders.write(tmp_path / "short", layers=1, max_source_positions=750)
+    assert "1500 and 750 encoder states" in refusal(Pair(target, short))
+
+
+@pytest.mark.parametrize("name", ["float32", "bfloat16"])
+def test_a_decoder_that_computes_something_else_is_refused(target, monkeypatch, name) -> None:
+    """The adapter is compared with the model's own decoder: here it counts positions wrongly."""
+    right = WhisperDecoder.forward
+
+    def shifted(self, tokens, positions, *rest):
+        return right(self, tokens, positions + (tokens.shape[1] == 4), *rest)
+
+    monkeypatch.setattr(WhisperDecoder, "forward", shifted)
+    with pytest.raises(ModelError, match="is not supported: logits behind several tokens at once"):
+        load(Pair(target), choose("cpu", name))
 
 
 def test_a_spoilt_draft_is_named_as_the_draft(target, copy) -> None:

@@ -40,7 +40,7 @@ class Ours:
         before = t.engine.stats
         tokens: list[list[int]] = [[] for _ in windows]
         for result in t.engine.run(self._requests(windows)):
-            ended = bool(result.tokens) and result.tokens[-1] == t.whisper.tokens.end
+            ended = bool(result.tokens) and result.tokens[-1] in t.whisper.tokens.ends
             tokens[result.request.tag] = list(result.tokens[: len(result.tokens) - ended])
         stats = t.engine.stats - before
         decode, end = t.whisper.tokenizer.decode, t.whisper.tokens.end
