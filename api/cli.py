@@ -66,28 +66,33 @@ def serve(
     docs/serve.md.
     """
     try:
-        from api.server import run
+        from api.listening import bound
         from api.settings import load
     except ModuleNotFoundError as error:
         raise UsageError(
             f"serve needs {error.name}: run `scripts/setup serve` in forescribe's folder"
         ) from error
 
-    run(
-        load(
-            settings,
-            host=host,
-            port=port,
-            model=model,
-            draft=draft,
-            language=language,
-            device=device,
-            dtype=dtype,
-            batch_size=batch_size,
-            workers=workers,
-            local_files_only=local_files_only,
-        )
+    chosen = load(
+        settings,
+        host=host,
+        port=port,
+        model=model,
+        draft=draft,
+        language=language,
+        device=device,
+        dtype=dtype,
+        batch_size=batch_size,
+        workers=workers,
+        local_files_only=local_files_only,
     )
+    with bound(chosen) as listening:
+        from api.server import run  # takes seconds
+
+        place = listening.getsockname()
+        host = f"[{place[0]}]" if ":" in place[0] else place[0]
+        typer.echo(f"forescribe: http://{host}:{place[1]}", err=True)
+        run(chosen, listening)
 
 
 @cli.app.command()

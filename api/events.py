@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from starlette.responses import StreamingResponse
@@ -23,7 +24,7 @@ from api.following import Following
 from asr.transcript import Json, Transcript
 
 if TYPE_CHECKING:
-    from asr.submission import Part
+    from asr.submission import Part, Token
 
 PING_S = 15.0
 """Proxies cut a connection on which nothing is said for a minute."""
@@ -82,13 +83,14 @@ async def events(
             if isinstance(part, bytes):
                 yield part
                 continue
-            found = answers.logprobs(part.tokens)
-            sent += found
-            delta: dict[str, Json] = {"delta": deltas.push(part.text)}
-            if logprobs:
-                delta["logprobs"] = found
-            if delta["delta"] or found:
-                yield data({"type": "transcript.text.delta", **delta})
+            for text, tokens in pieces(part):
+                found = answers.logprobs(tokens)
+                sent += found
+                delta: dict[str, Json] = {"delta": deltas.push(text)}
+                if logprobs:
+                    delta["logprobs"] = found
+                if delta["delta"] or (logprobs and found):
+                    yield data({"type": "transcript.text.delta", **delta})
         assert following.outcome is not None and following.outcome.transcript is not None
         transcript = following.outcome.transcript
         if told is not None:
@@ -102,6 +104,15 @@ async def events(
         yield b"data: [DONE]\n\n"
     except ApiError as error:
         yield b"event: error\n" + data(error.body())
+
+
+def pieces(part: Part) -> Iterator[tuple[str, tuple[Token, ...]]]:
+    """A delta for each segment, with its tokens. Windows that end together come as one part, and half a
+    minute of text at once is nothing to read along with."""
+    tokens = iter(part.tokens)
+    for segment in part.segments:
+        yield segment.text, tuple(islice(tokens, len(segment.tokens)))
+    assert next(tokens, None) is None, "every token is a segment's"
 
 
 async def _next(following: Following) -> Part | bytes | None:

@@ -86,16 +86,16 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
 
-def run(settings: Settings) -> None:
+def run(settings: Settings, listening: socket.socket | None = None) -> None:
     """Serves until it is told to stop (SIGINT, SIGTERM); then nothing comes in any more, and what is
     inside has `drain_s` to end. Ends with a status of its own where a model cannot be loaded. With several
     workers, this process only looks after them."""
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(message)s")
     if settings.workers == 1:
-        return serve(settings)
+        return serve(settings, None if listening is None else [listening])
     from api import workers
 
-    workers.run(settings)
+    workers.run(settings, listening)
 
 
 def serve(

@@ -27,6 +27,7 @@ from types import FrameType
 from typing import Any, Protocol
 
 from api.forward import Worker as Seat
+from api.listening import BACKLOG, bound
 from api.loads import LASTING
 from api.settings import Settings
 from asr.errors import ForescribeError, UsageError
@@ -41,8 +42,6 @@ FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 60.0
 
 GROWN_S = 60.0
 """A worker that has lived so long did not die of its start."""
-
-BACKLOG = 2048
 
 HOPELESS = LASTING
 """A worker's exit status where it would fail again however often it is started: what it was told makes no
@@ -141,11 +140,14 @@ class Supervisor:
                 process.join()
 
 
-def run(settings: Settings) -> None:
+def run(settings: Settings, listening: socket.socket | None = None) -> None:
     """Serves with `settings.workers` processes until SIGINT or SIGTERM. Raises UsageError where there
     are not so many devices, or the address cannot be had."""
     places = devices(settings)
-    with tempfile.TemporaryDirectory(prefix="forescribe-") as folder, bound(settings) as shared:
+    with (
+        tempfile.TemporaryDirectory(prefix="forescribe-") as folder,
+        listening or bound(settings) as shared,
+    ):
         context = multiprocessing.get_context("spawn")
 
         def make(index: int) -> Process:
@@ -184,21 +186,6 @@ def devices(settings: Settings, count: Callable[[str], int] | None = None) -> li
         raise UsageError(f"{workers} workers, but {there} devices of kind {kind}")
     # Gaudi's runtime gives each process the next card that is free, by itself.
     return [kind if kind == "hpu" else f"{kind}:{index}" for index in range(workers)]
-
-
-def bound(settings: Settings) -> socket.socket:
-    """The listening socket. Raises UsageError."""
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    made = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.bind((settings.host, settings.port))
-        made.listen(BACKLOG)
-    except OSError as error:
-        made.close()
-        place = f"{settings.host}:{settings.port}"
-        raise UsageError(f"cannot listen on {place}: {error.strerror}") from error
-    return made
 
 
 def work(seat: Seat, given: dict[str, Any], shared: socket.socket) -> None:

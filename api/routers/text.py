@@ -69,7 +69,7 @@ async def _begin(
 ) -> tuple[FormT, Reading]:
     """The form, and its texts on their way. Raises ApiError, and nothing of it is left then."""
     generator = texting.check()
-    if serving.state in ("draining", "stopped"):
+    if serving.leaving:
         raise ApiError("not_ready", f"the server is {serving.state}")
     place = serving.admission.arrive(caller, keyed=caller != ANYBODY)
     try:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from api import cli, server
+from api import cli, listening, server
 from api.keys import Keyring
 from api.settings import Settings, load
 
@@ -33,13 +33,35 @@ def test_the_whole_command_starts_without_loading_anything_heavy() -> None:
 def test_serve_hands_its_options_to_the_settings(monkeypatch, tmp_path) -> None:
     file, ran = tmp_path / "service.toml", list[Settings]()
     file.write_text("max_requests = 7\nport = 1\n")
-    monkeypatch.setattr(server, "run", ran.append)
+    monkeypatch.setattr(server, "run", lambda settings, listening: ran.append(settings))
+    monkeypatch.setattr(listening, "bound", lambda chosen: socket.create_server(("127.0.0.1", 0)))
     options = ["--model", "demo", "--port", "2", "--batch-size", "3", "--settings", str(file)]
     result = CliRunner().invoke(cli.cli.app, ["serve", *options])
     assert result.exit_code == 0, result.output
     (made,) = ran
     assert made.model_dump() == load(file, model="demo", port=2, batch_size=3).model_dump()
     assert (made.max_requests, made.port, made.batch_size) == (7, 2, 3)
+
+
+def test_a_port_that_is_taken_is_told_before_anything_heavy_is_imported(tmp_path) -> None:
+    heavy = {"torch", "transformers", "fastapi", "uvicorn", "av", "dbos"}
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        code = (
+            "import atexit, sys\n"
+            f"atexit.register(lambda: print(*sorted({heavy!r} & sys.modules.keys())))\n"
+            f"sys.argv = ['forescribe', 'serve', '--port', '{port}']\n"
+            "from api import cli\n"
+            "cli.main()\n"
+        )
+        environment = {**os.environ, "FORESCRIBE_DATA_DIR": str(tmp_path)}
+        run = subprocess.run(
+            [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True
+        )
+    assert run.returncode == 2 and run.stdout.split() == [], run.stderr
+    (line,) = run.stderr.strip().splitlines()
+    assert f"cannot listen on 127.0.0.1:{port}" in line and "--port" in line
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_key_is_printed_once_and_its_line_lets_it_in(tmp_path) -> None:

@@ -28,6 +28,7 @@ from api.errors import STATUS
 from api.jobs.memory import InMemory
 from api.jobs.service import Jobs
 from api.jobs.store import Store
+from api.keys import digest, new_key
 from api.serving import Serving
 from api.settings import Settings
 from tests.api.conftest import Halves, until
@@ -88,12 +89,26 @@ def test_no_description_tells_of_the_frameworks_own_errors(described) -> None:
     assert "HTTPValidationError" not in text and '"422"' not in text
 
 
-@pytest.fixture(scope="module")
-def running(transcriber, decoders, tmp_path_factory) -> Iterator[tuple[BaseSchema, str]]:
+KEY = new_key()
+
+
+@pytest.fixture(
+    scope="module",
+    params=["without keys", pytest.param("with keys", marks=pytest.mark.slow)],
+)
+def running(request, transcriber, decoders, tmp_path_factory) -> Iterator[tuple[BaseSchema, str]]:
     """A service on this machine's network, and its address. Not in memory: schemathesis would end it
     with each test."""
     folder = tmp_path_factory.mktemp("jobs")
-    given = Settings(model="random", diarizer="none", data_dir=folder, min_free_bytes=0, drain_s=0)
+    keys = {"team": digest(KEY)} if request.param == "with keys" else {}
+    given = Settings(
+        model="random",
+        diarizer="none",
+        data_dir=folder,
+        min_free_bytes=0,
+        drain_s=0,
+        api_keys=keys,
+    )
     serving, store = Serving(given, lambda: transcriber, Halves, decoders), Store.at(folder)
     app = create_app(given, serving, Jobs(given, serving, store, InMemory()))
     with socket.socket() as listening:
@@ -124,7 +139,8 @@ def test_no_request_meets_a_fault(running, method, path) -> None:
     )
     @given(case=schema[path][method].as_strategy())
     def look(case) -> None:
-        response = case.call(base_url=address, timeout=PATIENCE_S)
+        keyed = {"Authorization": f"Bearer {KEY}"}  # of no use where there are none, and of no harm
+        response = case.call(base_url=address, timeout=PATIENCE_S, headers=keyed)
         case.validate_response(response, checks=CHECKS)
 
     look()
