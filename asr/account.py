@@ -127,6 +127,18 @@ def untimed(done: Iterable[Decoded], faults: Mapping[int, BaseException]) -> lis
     return [Notice("words_untimed", f"no word times at {spans}: {first}; the text is complete")]
 
 
+def undrafted(done: Iterable[Decoded]) -> list[Notice]:
+    """Windows that went on without drafts through a fault of the draft: that costs time and no word."""
+    without = [d for d in done if d.result.draft_error is not None]
+    if not without:
+        return []
+    spans = _listed([_span(d) for d in without])
+    text = (
+        f"decoded without drafts at {spans}: {without[0].result.draft_error}; the text is complete"
+    )
+    return [Notice("draft_failed", text)]
+
+
 def doubtful(done: Iterable[Decoded], *, demo: bool) -> list[Notice]:
     """Windows whose text was kept although the guards refused it at every temperature, or that do not
     sound like what the demo model was made for."""

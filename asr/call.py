@@ -621,6 +621,7 @@ class Call:
             *account.mixed(done, self.language or job.language),
             *account.dropped(done, lambda d: self._text(d.result.tokens)),
             *account.untimed(done, job.untimed),
+            *account.undrafted(done),
         ]
 
 

@@ -189,7 +189,7 @@ class Session:
 
     def run(self) -> None:
         """Serves until the session is closed. A fault of the model fails what is under way, nothing
-        that comes later."""
+        that comes later. Raises BrokenError once the device has failed."""
         for reader in self._readers:
             reader.start()
         try:
@@ -200,6 +200,8 @@ class Session:
                 except Exception as error:
                     self._fail_all(error)
                 self._began_s = None
+                if self.t.engine.broken is not None:
+                    raise self.t.engine.broken
         finally:
             self.close()
             for reader in self._readers:

@@ -98,9 +98,9 @@ class UniversalDrafter:
                     continue
                 self.fed[row] = ids + drafted[row][:-1]  # the last one was never fed
                 proposed = self._target_tokens(committed[row], ids, drafted[row])[:gamma]
-                room = self.vocab_size
-                if room is not None and any(token >= room for token in proposed):
-                    proposed = list(takewhile(room.__gt__, proposed))
+                size = self.vocab_size
+                if size is not None and any(token >= size for token in proposed):
+                    proposed = list(takewhile(size.__gt__, proposed))
                 tokens[row, : len(proposed)] = torch.tensor(proposed, dtype=torch.int64)
                 valid[row] = len(proposed)
         return Draft(tokens.to(place), valid.to(place))

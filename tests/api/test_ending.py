@@ -20,7 +20,7 @@ from api.serving import Serving
 from api.settings import Settings
 from api.watchdog import STALLED, Watchdog
 from asr.errors import CapacityError, ModelError, UsageError
-from speculative.errors import DeviceError
+from speculative.errors import BrokenError, DeviceError
 from tests.api.conftest import Halves, sound, until
 
 TRANSCRIBE = "/v1/audio/transcriptions"
@@ -138,6 +138,7 @@ def hub(name: str) -> Exception:
         (caused(ModelError("cut off"), ConnectionError()), False),
         (caused(ModelError("full"), OSError(errno.ENOSPC, "No space left")), False),
         (RuntimeError("CUDA error: unspecified launch failure"), False),
+        (caused(BrokenError("the device cuda has failed"), RuntimeError("a launch")), False),
     ],
 )
 def test_whether_another_start_can_help(error, lasting) -> None:

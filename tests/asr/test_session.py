@@ -25,6 +25,7 @@ from asr.transcriber import Options, Outcome, Transcriber
 from asr.transcript import Segment
 from asr.vad import EnergyDetector
 from speculative.device import choose
+from speculative.errors import BrokenError
 from speculative.types import Request
 from tests.asr import folders
 
@@ -330,6 +331,55 @@ def test_a_fault_of_the_model_ends_what_is_under_way_and_nothing_later(
         outcome = second.outcome()
     assert failed is not None and failed.error is not None and failed.error.code == "overloaded"
     assert outcome is not None and outcome.transcript is not None
+
+
+def test_a_draft_that_fails_costs_no_word(whisper, monkeypatch) -> None:
+    made, options = transcriber(whisper), Options(language="de", guards=None)
+    first, second = Ear(), Ear()
+
+    def fail(rows, gamma):
+        raise RuntimeError("the draft")
+
+    with running(Session(made)) as session:
+        session.submit(sound(2, 18), options, first)
+        expected = first.outcome()
+        monkeypatch.setattr(made.engine.drafter, "propose", fail)
+        session.submit(sound(2, 18), options, second)
+        outcome = second.outcome()
+    assert written(outcome) == written(expected)
+    notices = {notice.code: notice.message for notice in outcome.transcript.warnings}
+    assert (
+        "drafting failed: RuntimeError: the draft; the text is complete" in notices["draft_failed"]
+    )
+    assert "draft_failed" not in {notice.code for notice in expected.transcript.warnings}
+
+
+def test_a_session_ends_when_its_device_has_failed(whisper, monkeypatch) -> None:
+    """A service that went on would fail every request from then on."""
+    made, ear, raised = transcriber(whisper), Ear(), []
+
+    def lost(*args: object, **options: object) -> None:
+        raise RuntimeError("an illegal memory access was encountered")
+
+    monkeypatch.setattr(made.engine.target, "score", lost)
+    monkeypatch.setattr(type(made.engine.device), "synchronize", lost)
+    session = Session(made)
+
+    def run() -> None:
+        try:
+            session.run()
+        except BrokenError as error:
+            raised.append(str(error))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    session.submit(sound(2, 18), GERMAN, ear)
+    outcome = ear.outcome()
+    thread.join(SOON)
+    assert not thread.is_alive() and "the device cpu has failed: an illegal" in raised[0]
+    assert outcome is not None and outcome.error is not None
+    with pytest.raises(CapacityError):
+        session.submit(sound(2, 18), GERMAN, Ear())
 
 
 def test_what_is_under_way_when_a_session_closes_is_told_so(whisper) -> None:
