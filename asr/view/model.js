@@ -3,6 +3,7 @@
 //
 //   {duration, language, segments, words, speakers, spans, warnings, figures, settings}
 //
+// `doubt` of a segment says why its text may be wrong; null where nothing speaks against it.
 // A word is {text, lead, start, end, sources, segment, first, last}: `lead` is the white space before it,
 // and `first` to `last` are the words that are lit while it is played: itself, or its whole segment
 // where words have no times.
@@ -16,6 +17,7 @@ export function modelOf(data, diarized = null) {
     end: segment.end,
     text: segment.text,
     speaker: segment.speaker ?? null,
+    doubt: segment.doubt || null,
     words: segment.words || null,
   }));
   if (segments.every((segment) => segment.words === null)) {

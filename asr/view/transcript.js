@@ -10,7 +10,8 @@ export class Transcript {
     this.names = names;
     this.spans = model.words.map((word, n) => {
       const writer = writerOf(word);
-      return h("span", { class: writer ? `w by-${writer}` : "w", "data-n": n, tabindex: "-1" }, word.text);
+      const doubtful = model.segments[word.segment].doubt ? " doubtful" : "";
+      return h("span", { class: `w${writer ? ` by-${writer}` : ""}${doubtful}`, "data-n": n, tabindex: "-1" }, word.text);
     });
     this.starts = model.words.map((word) => word.start);
     this.members = model.segments.map(() => []); // of each segment its words
@@ -103,7 +104,11 @@ export class Transcript {
           h("span", { class: "name", "data-label": speaker || "" }, this.names.shown(speaker)),
         )
       : null;
-    return h("div", { class: `paragraph${colour}` }, who, time, text);
+    const doubts = new Set(segments.map((segment) => segment.doubt).filter(Boolean));
+    const notes = [...doubts].map((doubt) =>
+      h("p", { class: "doubt" }, h("span", { class: "icon", "aria-hidden": "true" }, "?"), `Underlined text is doubtful: ${doubt}`),
+    );
+    return h("div", { class: `paragraph${colour}` }, who, time, text, notes);
   }
 
   #named() {

@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -337,6 +338,22 @@ def test_words_are_found_and_coloured_by_who_wrote_them(browser, tone) -> None:
         assert "1.0 s failed" in page.locator(".coverage").inner_text()
         warned = page.get_by_label("Warnings").inner_text()
         assert warned.split("\n")[1:] == ["A warning about this transcript", WARNING.message]
+
+
+def test_doubtful_text_is_marked_where_it_stands(browser, tone) -> None:
+    told = walk()
+    first, *rest = told.segments
+    doubted = (replace(first, doubt="log-probability -1.37"), *rest)
+    fake = Fake(tone, replace(told, segments=doubted))
+    fake.add()
+    with running(fake.app) as url, browsing.watched(browser, f"{url}/#job-1") as page:
+        page.locator(".viewer").wait_for()
+        marked = page.locator(".transcript .doubtful").all_inner_texts()
+        assert " ".join(marked) == first.text.strip()
+        (said,) = page.locator(".doubt").all_inner_texts()
+        assert said.endswith("doubtful: log-probability -1.37")
+        look = "e => getComputedStyle(e).textDecorationStyle"
+        assert page.locator(".doubtful").first.evaluate(look) == "dashed"
 
 
 def test_recordings_are_cancelled_tried_again_and_deleted(browser, tone) -> None:
