@@ -7,11 +7,14 @@ at once.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from asr.errors import UsageError
+
+if TYPE_CHECKING:
+    from diarize.only import OnlySpeakers
 
 FORMATS = "rttm,json"
 
@@ -102,16 +105,19 @@ def diarize(
     from asr.inputs import discover
     from asr.interrupts import INTERRUPTED, Stop
     from asr.outputs import Destination
+    from asr.tried import tried, usable
     from diarize.asked import Asked
     from diarize.diarizer import Bounds
 
     asked = Asked(
         diarizer, Bounds(num_speakers, min_speakers, max_speakers), known, link=link_speakers
     )
-    sources = discover(audio, recursive=recursive)
+    sources = tried(discover(audio, recursive=recursive))
+    work = usable(sources)  # else no engine is looked for
     destination = Destination.of(sources, output_dir, output_format)
     console = Console(quiet=quiet or json, verbose=False, json=json)
-    settings = {**asked.settings(network=not local_files_only), "words": False}
+    settings = asked.settings(network=not local_files_only) if work else {}
+    settings["words"] = False
     with Stop() as stop:
         batch = Batch(
             sources,
@@ -124,18 +130,19 @@ def diarize(
         console.skipped(list(batch.skipped()), len(sources))
         if not batch.todo:
             return
-        console.status("loading the models")
-        with stop.interruptible():
-            from diarize.only import OnlySpeakers
+        made: list[OnlySpeakers] = []
+        if work:
+            console.status("loading the models")
+            with stop.interruptible():
+                from diarize.only import OnlySpeakers
 
-            engine = asked.engine(device, network=not local_files_only)
-            speakers = OnlySpeakers(
-                engine, asked.bounds, asked.known_people(), asked.people(destination.folder)
-            )
+                engine = asked.engine(device, network=not local_files_only)
+                known_people, people = asked.known_people(), asked.people(destination.folder)
+                made.append(OnlySpeakers(engine, asked.bounds, known_people, people))
         interrupted = False
         try:
             with console.progress(batch.todo) as hook:
-                for ended in batch.run(lambda size: speakers, size=1, hook=hook):
+                for ended in batch.run(lambda size: made[0], size=1, hook=hook):
                     console.ended(ended)
         except KeyboardInterrupt:
             interrupted = True

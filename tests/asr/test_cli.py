@@ -27,6 +27,7 @@ from typer.testing import CliRunner
 from asr import cli, loading, maker, presets, weights
 from asr.manifest import NAME
 from asr.presets import PRESETS
+from diarize import engines
 from tests.asr import folders
 
 ROOT = Path(__file__).parents[2]
@@ -543,6 +544,15 @@ def test_nothing_to_transcribe_needs_no_weights(forescribe, here, more) -> None:
     *failed, last = done.err.splitlines()
     assert len(failed) == len(codes) and all(line.startswith("failed ") for line in failed)
     assert last == f"{len(codes)} failed: " + "; ".join(f"{n}: {c}" for n, c in codes.items())
+
+
+def test_nothing_to_diarize_needs_no_engine(forescribe, here, monkeypatch) -> None:
+    for name in ("load", "resolve"):
+        monkeypatch.setattr(engines, name, None)
+    codes = damaged(here)
+    done = forescribe("diarize", *codes)
+    assert (done.status, done.out) == (1, "")
+    assert done.err.splitlines()[-1].startswith(f"{len(codes)} failed: gone.mp3: missing_file; ")
 
 
 @pytest.mark.usefixtures("no_weights")
