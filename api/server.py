@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import uvicorn
 
@@ -23,7 +23,7 @@ from api.loads import Failure
 from api.protocol import Protocol
 from api.serving import Serving
 from api.settings import Settings
-from asr.errors import UsageError
+from asr.errors import CapacityError, UsageError
 
 if TYPE_CHECKING:
     from api.forward import Worker
@@ -113,7 +113,10 @@ def serve(
     def fail(failure: Failure) -> None:
         server.fail(failure)
 
-    jobs = _jobs(settings, serving) if first else None
+    try:
+        jobs = _jobs(settings, serving) if first else None
+    except CapacityError as error:  # its database's server may come back, its disk be made room on
+        _end(Failure.of("the jobs' store", error))
     app = create_app(settings, serving, jobs, failed=fail)
     if worker is not None:
         from api.forward import Forward
@@ -132,12 +135,17 @@ def serve(
     server = Server(config, serving)
     server.run(sockets)
     if server.failure is not None:
-        sys.stderr.write(f"forescribe: {server.failure.line}\n")
-        sys.exit(server.failure.status)
+        _end(server.failure)
+
+
+def _end(failure: Failure) -> NoReturn:
+    sys.stderr.write(f"forescribe: {failure.line}\n")
+    sys.exit(failure.status)
 
 
 def _jobs(settings: Settings, serving: Serving) -> Jobs | None:
-    """Durable jobs, unless they are switched off. Raises UsageError where they cannot be kept."""
+    """Durable jobs, unless they are switched off. Raises UsageError where they cannot be kept,
+    CapacityError where that may pass."""
     if not settings.jobs:
         return None
     try:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -29,6 +30,9 @@ from asr.zygote import Bounds
 
 TRIES = 2
 """A decoder that dies is tried once more: the machine may have been short of memory."""
+
+KILLED = -signal.SIGKILL
+"""How a child ends that somebody has killed: nothing that it does itself ends it so."""
 
 GRACE_S = 120.0
 """For the zygote to load, and to say that a child's time is up; beyond it, it does not answer."""
@@ -66,8 +70,9 @@ class Decoders:
         """All samples of a recording; waits for them. The source stays open.
 
         Raises AudioError: what `open_audio` and reading raise; `invalid_audio` too where the decoder
-        dies, hangs or takes more than its bounds; `internal_error` where it cannot be started.
-        OutputError `storage_full`. CapacityError once closed.
+        dies of the recording, hangs or takes more than its bounds; `internal_error` where it cannot be
+        started. OutputError `storage_full`. CapacityError where it was killed from outside (the machine is
+        short of memory: no fault of the recording's), and once closed.
         """
         if isinstance(source, bytes):
             with tempfile.TemporaryFile() as file:
@@ -92,8 +97,14 @@ class Decoders:
             if words["late"]:
                 raise AudioError(f"{name}: not decoded within {bounds.wall_s:g} s")
             ends.append(words["exit"])
+        if self._closed:
+            raise CapacityError("the decoders are stopped")
         if None in ends:  # the zygote itself is gone, or does not answer
             raise AudioError(f"{name}: the decoders do not answer", code="internal_error")
+        if KILLED in ends:
+            raise CapacityError(
+                f"{name}: its decoder was killed {ends.count(KILLED)} times; try again"
+            )
         told = " and ".join(map(str, ends))
         raise AudioError(f"{name}: no audio that can be decoded (its decoder ended with {told})")
 

@@ -6,7 +6,8 @@ A decoder that a hostile file takes over, or takes down, is a child's: in a sess
 limits on memory, processor time, files and the size of what it writes, and with nothing open but the
 recording, the file for its samples, and the pipe for its word. Nothing is shared between two
 recordings. Loading takes seconds, a fork milliseconds; this process has one thread, so that forking
-it is safe.
+it is safe. Whoever asked ends, and this process ends; this process ends, however it does, and the kernel
+kills its children: nobody decodes for nobody.
 
 A request is one message with three files attached: recording, samples, reply. On the reply come lines
 of JSON: the child's (`samples` and `notices`, or `error`), then ours (`exit`). Whoever asked and no
@@ -15,6 +16,7 @@ longer listens has the child killed, and with the last of the socket all of them
 
 from __future__ import annotations
 
+import ctypes
 import json
 import math
 import os
@@ -37,6 +39,12 @@ MESSAGE = 1 << 16
 
 FILES = 64
 """Descriptors of a child at most; it needs six, and one more for each module that loads late."""
+
+CPU_GRACE_S = 5
+"""For a child that has used up its time to die of it."""
+
+PR_SET_PDEATHSIG = 1
+"""Of linux/prctl.h."""
 
 DEMUXERS = "wav,w64,aiff,au,caf,flac,ogg,mp3,aac,mov,mp4,m4a,3gp,matroska,webm,amr,amrnb,amrwb,mpeg,asf,avi"
 """Fewer than the command reads: each is code that a stranger's bytes reach. No playlist, no concat
@@ -111,8 +119,9 @@ class _Zygote:
         asked = json.loads(message)
         name, bounds = asked.pop("name"), Bounds(**asked)
         source, samples, reply = files
-        pid = os.fork()
+        parent, pid = os.getpid(), os.fork()
         if pid == 0:
+            _die_with(parent)
             self._become_child(name, bounds, source, samples, reply)
         os.close(source)
         os.close(samples)
@@ -164,18 +173,27 @@ class _Zygote:
             os.close(descriptor)
 
 
+def _die_with(parent: int) -> None:
+    """Ends this process when its parent does. The kernel's signal is sent when the parent's *thread* ends;
+    the zygote has one."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it was gone before
+        os._exit(0)
+
+
 def _bound(bounds: Bounds) -> None:
     with open("/proc/self/statm") as file:
         loaded = int(file.read().split()[0]) * resource.getpagesize()
     written = round((bounds.max_s + 60) * SAMPLE_RATE) * WIDTH
     for kind, value in (
         (resource.RLIMIT_AS, loaded + bounds.memory_bytes),
-        (resource.RLIMIT_CPU, bounds.cpu_s),
         (resource.RLIMIT_FSIZE, written),
         (resource.RLIMIT_NOFILE, FILES),
         (resource.RLIMIT_CORE, 0),
     ):
         resource.setrlimit(kind, (value, value))
+    # At the soft limit comes SIGXCPU, at the hard one SIGKILL, which is what the machine kills with.
+    resource.setrlimit(resource.RLIMIT_CPU, (bounds.cpu_s, bounds.cpu_s + CPU_GRACE_S))
     with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")  # where memory ends, this ends first
 

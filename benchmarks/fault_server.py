@@ -31,7 +31,7 @@ from api.jobs import durable, service
 from api.jobs.blobs import Draft
 from api.jobs.durable import Durable
 from api.jobs.engine import PLAYS, Call, Stopping
-from api.jobs.steps import Over, Steps
+from api.jobs.steps import Steps
 from api.jobs.store import Store
 from api.jobs.webhooks import Webhooks
 from api.serving import Serving
@@ -49,6 +49,7 @@ class Script:
     text: str
     groups: int
     pace_s: float
+    poison: bool = False  # kills the process that works on it
 
     @classmethod
     def of(cls, data: bytes) -> Script:
@@ -117,6 +118,39 @@ class Outcome:
     decoded: tuple[()] = ()
 
 
+PHASES = (
+    "loading",
+    "upload",
+    "accepting",
+    "queued",
+    "decoding",
+    "planning",
+    "engine",
+    "assembling",
+    "speakers",
+    "result",
+    "ended",
+    "callback",
+    "called",
+    "draining",
+)
+"""Where a process can be killed, in the order that a job comes by."""
+
+
+class Trap:
+    """A process that is to die in a phase: FOLDER/die-PHASE says so, once."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __call__(self, phase: str) -> None:
+        try:
+            (self.folder / f"die-{phase}").unlink()
+        except FileNotFoundError:
+            return
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 @dataclass(eq=False)
 class Lane:
     """Stands in for the engine: takes its time, writes down what it did, can be left."""
@@ -124,6 +158,7 @@ class Lane:
     job: str
     script: Script
     log: Callable[[str], None]
+    trap: Callable[[str], None] = lambda phase: None
     left: list[BaseException] = field(default_factory=list)
 
     def group(self, k: int) -> Group:
@@ -133,6 +168,9 @@ class Lane:
             if self.left:
                 raise self.left[0]
             time.sleep(0.005)
+        self.trap("engine")
+        if self.script.poison:
+            os.kill(os.getpid(), signal.SIGKILL)
         self.log(f"end {self.job} {k}")
         return Group(k, self.script.said(k))
 
@@ -150,6 +188,17 @@ class FakeSteps(Steps):
     """The steps, with a lane that needs no model."""
 
     log: ClassVar[Callable[[str], None]]
+    trap: ClassVar[Trap]
+
+    def __call__(self, step: str, job: str, run: int, *args: int) -> Any:
+        phase = {"prepare": "queued", "deliver": "callback"}.get(step)
+        if phase is not None:
+            type(self).trap(phase)
+        made = super().__call__(step, job, run, *args)
+        phase = {"deliver": "called", "finish": "ended"}.get(step)
+        if phase is not None:
+            type(self).trap(phase)
+        return made
 
     def _greet(self, job: str, run: int) -> bool:
         """A step that only a play of another version has."""
@@ -160,19 +209,36 @@ class FakeSteps(Steps):
         return Script.of(self._audio(job).read_bytes())
 
     def _planned(self, job: str) -> Any:
-        return Plan(self._script(job).groups)
+        self._spool(job)
+        with self.inside.job(job, lambda: self._wanted(job)):
+            type(self).trap("planning")
+            return Plan(self._script(job).groups)
+
+    def _spool(self, job: str) -> Any:
+        while self.serving.state == "loading":
+            if self.stopping.wait(0.05):
+                raise Stopping
+        type(self).trap("decoding")
+        return None
+
+    def _told(self, job: str, transcript: Transcript, *others: Any) -> Transcript:
+        with self.inside.job(job, lambda: self._wanted(job)):
+            type(self).trap("speakers")
+            return transcript
+
+    def _keep_ref(self, job: str, run: int, role: str, name: str, data: Any = None) -> str:
+        if role in ("spoken", "result"):
+            type(self).trap("assembling" if role == "spoken" else "result")
+        return super()._keep_ref(job, run, role, name, data)
 
     def _plan(self, name: str) -> Any:
         return Plan(**json.loads(self.store.blobs.read(name)))
 
-    def _lane(self, job: str) -> Any:
+    def _opened(self, job: str) -> Any:
+        made: Any = Lane(job, self._script(job), type(self).log, type(self).trap)
         with self._lock:
-            lane: Any = self._lanes.setdefault(job, Lane(job, self._script(job), type(self).log))  # type: ignore[arg-type]
-        if self.stopping.is_set():
-            raise Stopping
-        if job in self._left:
-            raise Over
-        return lane
+            self._lanes[job] = made
+        return made
 
 
 class Measured:
@@ -186,24 +252,35 @@ class Measured:
 
 
 class FakeServing(Serving):
-    """Ready at once. Who waits for an answer is served by one thread, one after the other."""
+    """Ready in a moment. Who waits for an answer is served by one thread, one after the other."""
+
+    trap: Callable[[str], None] = staticmethod(lambda phase: None)
+    load_s = 0.0
 
     def start(self) -> None:
-        self.state = "ready"
+        if self.load_s:
+            threading.Thread(target=self._slow, daemon=True).start()
+        else:
+            self.state = "ready"
         self._line: queue.SimpleQueue[Following] = queue.SimpleQueue()
         self._gone: set[Following] = set()
         threading.Thread(target=self._work, daemon=True).start()
 
-    async def stop(self) -> None:
-        self.state = "stopped"
+    def _slow(self) -> None:
+        time.sleep(self.load_s)
+        self.trap("loading")
+        self.state = "ready"
 
-    def drain(self) -> None:
-        self.state = "draining"
+    async def stop(self) -> None:
+        self.trap("draining")
+        self.drain()
+        self.state = "stopped"
 
     def check(self) -> None:
         """There is no model to wait for."""
 
     async def decoded(self, file: BinaryIO) -> Any:
+        self.trap("accepting")
         file.seek(0)
         return Measured(Script.of(await asyncio.to_thread(file.read)))
 
@@ -298,6 +375,7 @@ def main() -> None:
     parser.add_argument("--database")
     parser.add_argument("--real", metavar="MODEL", help="a real engine, that can be broken")
     parser.add_argument("--version", help="of the plays: another one, with other steps")
+    parser.add_argument("--load-s", type=float, default=0.0, help="for the fake model")
     parser.add_argument("--concurrency", type=int, default=4)
     parser.add_argument("--schedule", type=float, nargs="+", default=[0, 1, 1, 1])
     parser.add_argument("--setting", action="append", default=[], metavar="NAME=JSON")
@@ -324,6 +402,7 @@ def main() -> None:
         break_engine(serving, asked.folder, log)
     else:
         serving = FakeServing(settings, _nothing, _nothing)
+        FakeServing.trap, FakeServing.load_s = Trap(asked.folder), asked.load_s
     store = Store.at(asked.folder, asked.database)
     engine = Durable(store.engine, concurrency=asked.concurrency)
     alone = asked.database is None
@@ -332,7 +411,7 @@ def main() -> None:
         schedule_s=asked.schedule,
         timeout_s=2,
     )
-    FakeSteps.log = log
+    FakeSteps.log, FakeSteps.trap = log, Trap(asked.folder)
     steps = Steps if asked.real else FakeSteps
     jobs = service.Jobs(
         settings, serving, store, engine, alone=alone, webhooks=allowed, steps=steps

@@ -47,6 +47,7 @@ from benchmarks.fault_harness import (
     until,
 )
 from benchmarks.fault_load import f13
+from benchmarks.fault_phases import f19, f20
 from benchmarks.fault_receiver import SECRET, Receiver
 
 # -- the faults ---------------------------------------------------------------------------------------
@@ -414,6 +415,8 @@ FAULTS: Mapping[str, Fault | str] = {
     "F16": "clocks are arguments: tests/api/test_jobs_keeper.py",
     "F17": f17,
     "F18": "tests/api/test_schema.py, tests/api/test_jobs_machine.py",
+    "F19": f19,
+    "F20": f20,
 }
 
 

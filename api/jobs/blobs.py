@@ -87,6 +87,15 @@ class Blobs:
             if NAME.fullmatch(path.name):
                 yield path.name
 
+    def probe(self) -> None:
+        """Raises OutputError where nothing can be written."""
+        draft = self.draft()
+        try:
+            draft.write(b"\0")
+            draft.flush()
+        finally:
+            draft.discard()
+
     def sweep(self, older_s: float) -> int:
         """Removes drafts that nobody has written to for so long. How many there were."""
         oldest, count = time.time() - older_s, 0
@@ -164,7 +173,8 @@ class Draft:
         """Does nothing after `commit`."""
         with suppress(OSError):
             self._file.close()
-        self.path.unlink(missing_ok=True)
+        with suppress(OSError):  # a disk that is read only: it is swept away later
+            self.path.unlink(missing_ok=True)
 
 
 def place(source: Path, target: Path) -> None:

@@ -75,7 +75,7 @@ class Keeper:
                 self.engine.resume(work.id)
         self.engine.adopt()
         self._leave(mine)
-        self._fail_broken()
+        self._go_on()
 
     def _alive(self) -> dict[str | None, frozenset[str]] | None:
         """Executors that beat, with their work; None where this look cannot tell."""
@@ -128,10 +128,14 @@ class Keeper:
             if job is None or job.ended or job.run != int(run):
                 self.steps.leave(job_id)
 
-    def _fail_broken(self) -> None:
-        """A disk that was full, or a fault of the engine: the work has ended, the job has not."""
+    def _go_on(self) -> None:
+        """The work has ended, the job has not: the engine could not write an answer down, as on a full
+        disk. A new run goes on behind what the rows hold; one that ends so again and again has failed."""
         runs = {run_of(job.id, job.run, job.kind).id: job for job in self.store.open_jobs()}
         for id in self.engine.broken(list(runs)):
             job = runs[id]
+            if job.crashes + 1 < MOST_CRASHES:
+                self.steps.restart(job.id, job.run)
+                continue
             text = "the job could not go on; retry it when the server is well"
             self.steps.fail(job.id, job.run, ApiError("internal_error", text))

@@ -60,7 +60,8 @@ class Job:
     options: Mapping[str, Any] = field(default_factory=dict)
     error: tuple[str, str] | None = None
     hook: Hook | None = None
-    crashes: int = 0  # of the process, since the job last got on
+    crashes: int = 0  # of the process with the job alone inside, since it got on
+    warnings: tuple[Mapping[str, Any], ...] = ()  # code and message, of its transcript
 
     @property
     def ended(self) -> bool:
@@ -90,6 +91,7 @@ class Job:
             "progress": self.progress(),
             "options": dict(self.options),
             "error": None,
+            "warnings": [dict(warning) for warning in self.warnings],
             "speed": self.speed,
         }
         if self.error is not None:

@@ -11,6 +11,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import shutil
+import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,13 +27,13 @@ from api.jobs.engine import JobEngine, Stopping
 from api.jobs.inside import Inside
 from api.jobs.lane import Lane
 from api.jobs.metrics import JobMetrics
-from api.jobs.records import Job, callback_of
+from api.jobs.records import Job, callback_of, run_of
 from api.jobs.request import JobForm, transcription
 from api.jobs.store import Store, Tx
 from api.jobs.webhooks import Webhooks
 from api.serving import NAME, Serving
 from api.settings import Settings
-from asr.errors import AudioError, ForescribeError
+from asr.errors import AudioError, ForescribeError, OutputError
 from asr.transcript import Transcript
 
 if TYPE_CHECKING:
@@ -45,9 +47,16 @@ log = logging.getLogger("forescribe.api")
 PAUSES_S: Sequence[float] = (0.5, 1.0, 2.0)
 """Between tries of a step whose fault may pass."""
 
-PASSING = frozenset({"internal_error", "overloaded", "unwritable_output"})
+PASSING = frozenset({"internal_error", "overloaded", "unwritable_output", "storage_full"})
 SHARED = frozenset({"group", "assemble"})
 """Steps that wait for the engine that all share."""
+
+STORAGE = frozenset({"storage_full", "unwritable_output"})
+ROOM = 4 << 20
+"""Bytes without which a disk counts as full, whatever the settings say."""
+
+TRANSCRIPTS = frozenset({"spoken", "result"})
+"""Roles of blobs that are transcripts, the first one before the speakers."""
 
 POLL_S = 0.1
 AWAY_S = 1.0
@@ -102,10 +111,13 @@ class Steps:
         """The step's answer; None where the run is over. Waits out a database that is away, and an engine
         that is broken. Raises Stopping."""
         if step == "deliver":
-            return self._through(job, lambda: self._deliver(job, run, *args))
-        pauses, tried = iter(PAUSES_S), False
+            return self._stored(job, lambda: self._deliver(job, run, *args))
+        pauses, tried, full = iter(PAUSES_S), False, False
         while True:
             try:
+                if full:
+                    self._wait_for_room(lambda: self._wanted(job))
+                    full = False
                 with self._alone(job) if tried and step in SHARED else nullcontext():
                     return self._through(job, lambda: getattr(self, f"_{step}")(job, run, *args))
             except Over:
@@ -118,6 +130,11 @@ class Steps:
                 self._release(job)
                 raise
             except ForescribeError as error:
+                if error.code in STORAGE and not self._roomy():
+                    report(step, error)
+                    self._release(job)  # nor does it hold its samples meanwhile
+                    full = True
+                    continue
                 told, passing = ApiError.of(error), error.code in PASSING
             except ApiError as error:
                 told, passing = error, error.code in PASSING
@@ -133,9 +150,37 @@ class Steps:
             pause_s = POLL_S if broken else next(pauses, None)
             passing |= broken
             if not passing or pause_s is None:
-                return self._through(job, lambda: self.fail(job, run, told))  # noqa: B023
+                return self._stored(job, lambda: self.fail(job, run, told))  # noqa: B023
             if self.stopping.wait(pause_s):
                 raise Stopping
+
+    def _stored(self, job: str, act: Callable[[], Any]) -> Any:
+        """What `act` gives, once it can be written down. Raises Stopping."""
+        while True:
+            try:
+                return self._through(job, act)
+            except OutputError as error:
+                report("storage", error)
+                self._wait_for_room(lambda: None)
+
+    def _roomy(self) -> bool:
+        """Whether it is not for want of a disk that nothing goes on."""
+        least = max(self.settings.min_free_bytes, ROOM)
+        return (
+            self.store.blobs.free >= least
+            and shutil.disk_usage(tempfile.gettempdir()).free >= ROOM
+            and self.store.writable()
+        )
+
+    def _wait_for_room(self, wanted: Callable[[], None]) -> None:
+        """A full disk, or one that takes no writes, is no fault of a job's, and no try. Raises Stopping,
+        and what `wanted` does."""
+        while True:
+            if self.stopping.wait(AWAY_S):
+                raise Stopping
+            wanted()
+            if self._roomy():
+                return
 
     def _through(self, job: str, act: Callable[[], Any]) -> Any:
         """What `act` gives, however often the database goes away meanwhile: that is nobody's fault, and
@@ -387,6 +432,13 @@ class Steps:
                 state = "succeeded" if row.kind == "diarize" else "failed"
                 self.end(tx, row, state, (error.code, error.message))
 
+    def restart(self, job: str, run: int) -> None:
+        """Another run of a job that is open and whose work has ended."""
+        with self.store.writing() as tx:
+            if self.store.mine(tx, job, run) is not None:
+                again = self.store.restart(tx, job)
+                self.engine.enqueue(tx, run_of(job, again.run, again.kind))
+
     def end(self, tx: Tx, job: Job, state: Any, error: tuple[str, str] | None = None) -> Job:
         """The end of a job, and the first try of its callback, or neither."""
         ended = self.store.end(tx, job.id, state, error)
@@ -456,7 +508,7 @@ class Steps:
 
     def _keep(self, job: str, run: int, role: str, data: Mapping[str, Any]) -> str:
         with self._kept(json.dumps(data)) as name:
-            return self._keep_ref(job, run, role, name)
+            return self._keep_ref(job, run, role, name, data)
 
     @contextmanager
     def _kept(self, text: str) -> Iterator[str]:
@@ -472,10 +524,14 @@ class Steps:
                 self.store.collect([name])
             raise
 
-    def _keep_ref(self, job: str, run: int, role: str, name: str) -> str:
+    def _keep_ref(
+        self, job: str, run: int, role: str, name: str, data: Mapping[str, Any] | None = None
+    ) -> str:
         with self.store.writing() as tx:
             if self.store.mine(tx, job, run) is None:
                 raise Over
             self.store.refer(tx, job, role, name)
             self.store.forgive(tx, job)
+            if data is not None and role in TRANSCRIPTS:
+                self.store.warn(tx, job, data["warnings"])
         return name

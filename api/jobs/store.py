@@ -13,17 +13,18 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
+from uuid import uuid4
 
 import sqlalchemy as sa
 from sqlalchemy import event
 
 from api.jobs.blobs import Blobs
 from api.jobs.records import ENDED, Entry, EntryKind, Hook, HookState, Job, Kind, New, State
-from asr.errors import UsageError
+from asr.errors import CapacityError, Code, OutputError, UsageError
 
 meta = sa.MetaData()
 
@@ -49,6 +50,7 @@ JOBS = sa.Table(
     sa.Column("hook_state", sa.String),
     sa.Column("hook_tries", sa.Integer, nullable=False, default=0),
     sa.Column("crashes", sa.Integer, nullable=False, default=0),
+    sa.Column("warnings", sa.Text),  # of the transcript; NULL: none, or none yet
     sa.Index("forescribe_jobs_of", "tenant", "created_at", "id"),
     sa.Index("forescribe_jobs_state", "state"),
 )
@@ -105,16 +107,35 @@ TRIES = 100
 
 
 def database(url: str) -> sa.Engine:
-    """The engine of a database that has its tables. Raises UsageError where it cannot be opened."""
+    """The engine of a database that has its tables. Raises UsageError where it cannot be opened,
+    CapacityError where that may pass: a server that is away, a full disk."""
     try:
         engine = sa.create_engine(_with_driver(url), pool_pre_ping=True)
         if engine.dialect.name == "sqlite":
             event.listen(engine, "connect", _local)
         meta.create_all(engine)
+        _add_columns(engine)
         return engine
     except (sa.exc.SQLAlchemyError, ImportError, OSError) as error:
         cause = getattr(error, "orig", None) or error
-        raise UsageError(f"the jobs' database cannot be opened: {cause}") from error
+        passes = isinstance(error, sa.exc.OperationalError) and not _nobodys(error)
+        kind = CapacityError if passes else UsageError
+        raise kind(f"the jobs' database cannot be opened: {cause}") from error
+
+
+def _nobodys(error: sa.exc.OperationalError) -> bool:
+    """Whether only somebody who changes something can cure it: a path or a name that is none."""
+    name = getattr(error.orig, "sqlite_errorname", None) or getattr(error.orig, "sqlstate", None)
+    return str(name).startswith(("SQLITE_CANTOPEN", "SQLITE_READONLY", "28", "3D"))
+
+
+def _add_columns(engine: sa.Engine) -> None:
+    """Columns that a database of an earlier version lacks. All may be NULL, so that it can go on beside."""
+    there = {column["name"] for column in sa.inspect(engine).get_columns(JOBS.name)}
+    if "warnings" not in there:
+        known = "IF NOT EXISTS " if engine.dialect.name == "postgresql" else ""
+        with engine.begin() as tx:
+            tx.exec_driver_sql(f"ALTER TABLE {JOBS.name} ADD COLUMN {known}warnings TEXT")
 
 
 def _with_driver(url: str) -> str:
@@ -131,6 +152,33 @@ def _local(connection: Any, record: object) -> None:
     connection.execute("PRAGMA synchronous=FULL")
     connection.execute("PRAGMA secure_delete=ON")
     connection.execute("PRAGMA foreign_keys=ON")
+
+
+_AWAY = frozenset({"25006", "57P01", "57P02", "57P03", "53300"})
+"""PostgreSQL's codes: read only, shutting down, crashed, starting, too many connections."""
+
+_FULL = ("SQLITE_FULL", "53100")
+_UNWRITABLE = ("SQLITE_READONLY", "SQLITE_IOERR", "SQLITE_CANTOPEN")
+
+
+@contextmanager
+def keeping() -> Iterator[None]:
+    """What the database's disk refuses, as an OutputError, as `blobs.storing` does."""
+    try:
+        yield
+    except sa.exc.DBAPIError as error:
+        code = _refused(error)
+        if code is None:
+            raise
+        text = "the jobs' database cannot be written: free some space, or see to its disk"
+        raise OutputError(text, code=code) from error
+
+
+def _refused(error: sa.exc.DBAPIError) -> Code | None:
+    name = getattr(error.orig, "sqlite_errorname", None) or getattr(error.orig, "sqlstate", None)
+    if name in _FULL:
+        return "storage_full"
+    return "unwritable_output" if str(name).startswith(_UNWRITABLE) else None
 
 
 def after(tx: Tx, act: Callable[[], None]) -> None:
@@ -154,8 +202,9 @@ class Store:
 
     @contextmanager
     def writing(self) -> Iterator[Tx]:
-        """A transaction. What `after` was told is done once it is committed."""
-        with self.engine.begin() as tx:
+        """A transaction. What `after` was told is done once it is committed. Raises OutputError where the
+        database's disk is full or cannot be written."""
+        with keeping(), self.engine.begin() as tx:
             tx.info["after"] = told = list[Callable[[], None]]()
             yield tx
         for act in told:
@@ -170,9 +219,23 @@ class Store:
         except sa.exc.DBAPIError:
             return False
 
+    def writable(self) -> bool:
+        """Whether something can be written: rows, which are taken back, and a blob of a byte."""
+        probe = f"probe-{uuid4().hex}"
+        try:
+            with self.writing() as tx:
+                tx.execute(sa.insert(WORKERS).values(executor=probe, beat=0, work="[]"))
+                tx.execute(sa.delete(WORKERS).where(WORKERS.c.executor == probe))
+            self.blobs.probe()
+            return True
+        except (sa.exc.DBAPIError, OutputError):
+            return False
+
     def lost(self, error: sa.exc.DBAPIError) -> bool:
-        """Whether the fault is that the database went away: it was cut off, or is not back yet."""
-        return error.connection_invalidated or not self.there()
+        """Whether the fault is that the database went away: it was cut off, is not back yet, or is one that
+        follows another and takes no writes so far."""
+        state = getattr(error.orig, "sqlstate", None) or ""
+        return error.connection_invalidated or state in _AWAY or not self.there()
 
     def close(self) -> None:
         self.engine.dispose()
@@ -251,6 +314,12 @@ class Store:
         self.log(tx, id, "state", {"state": "queued"})
         return self._one(tx, id)
 
+    def restart(self, tx: Tx, id: str) -> Job:
+        """A new run of an open job, counted as a process that it took down: it must get on before many."""
+        self._set(tx, id, run=JOBS.c.run + 1, state="queued", crashes=JOBS.c.crashes + 1)
+        self.log(tx, id, "state", {"state": "queued"})
+        return self._one(tx, id)
+
     def begin(self, tx: Tx, id: str, run: int) -> Job | None:
         """Running from now on; None where the run is not the job's any more."""
         job = self.mine(tx, id, run)
@@ -280,6 +349,10 @@ class Store:
         self._set(tx, id, done_s=done_s)
         self.log(tx, id, "progress", {"done_s": round(done_s, 3)})
         self.forgive(tx, id)
+
+    def warn(self, tx: Tx, id: str, warnings: Sequence[Mapping[str, Any]]) -> None:
+        """What its transcript says is doubtful, instead of what it said before."""
+        self._set(tx, id, warnings=json.dumps(list(warnings)) if warnings else None)
 
     def hook(self, tx: Tx, id: str, state: HookState, tries: int) -> None:
         """How the callback went."""
@@ -559,4 +632,5 @@ def _job(row: Any) -> Job:
         error=error,
         hook=hook,
         crashes=row.crashes,
+        warnings=tuple(json.loads(row.warnings)) if row.warnings else (),
     )

@@ -21,10 +21,18 @@ def client(tmp_path, transcriber, decoders):
         yield ready(client)
 
 
+LONG_S = 100
+
+
 @pytest.fixture(scope="module")
 def long() -> bytes:
-    """Ten windows of speech: two groups."""
-    return sound(290)
+    """Four windows of speech: two groups, as they are here."""
+    return sound(LONG_S)
+
+
+@pytest.fixture(autouse=True)
+def small_groups(monkeypatch) -> None:
+    monkeypatch.setattr("asr.planned.GROUP", 2)
 
 
 def plain(client, audio: bytes) -> str:
@@ -40,15 +48,15 @@ def test_a_job_says_what_the_route_that_waits_says(client, long) -> None:
     job = answer.json()
     assert answer.status_code == 202 and answer.headers["location"] == f"{JOBS}/{job['id']}"
     assert job["object"] == "job" and job["label"] == "talk.wav" and job["error"] is None
-    assert job["progress"]["total_s"] == 290
+    assert job["progress"]["total_s"] == LONG_S
     over = ended(client, job["id"])
     assert over["state"] == "succeeded" and over["speed"] > 0
-    assert over["progress"] == {"done_s": 290, "total_s": 290}
+    assert over["progress"] == {"done_s": LONG_S, "total_s": LONG_S}
     assert over["created_at"] <= over["started_at"] <= over["finished_at"]
     result = f"{JOBS}/{job['id']}/result"
     assert client.get(result, params={"response_format": "text"}).text == plain(client, long)
     whole = client.get(result, params={"response_format": "transcript"}).json()
-    assert Transcript.from_dict(whole).coverage.sample_count == 290 * 16_000
+    assert Transcript.from_dict(whole).coverage.sample_count == LONG_S * 16_000
     assert any(segment["words"] for segment in whole["segments"])
 
 
@@ -80,7 +88,7 @@ def test_events_tell_all_in_order_and_go_on_behind_any_of_them(client, long) -> 
         "succeeded",
     ]
     done = [data["done_s"] for kind, _, data in seen if kind == "progress"]
-    assert done == sorted(done) and done[-1] == 290 and len(done) == 3
+    assert done == sorted(done) and done[-1] == LONG_S and len(done) == 3
     segments = [s for kind, _, data in seen if kind == "segment" for s in data["segments"]]
     assert [s["id"] for s in segments] == list(range(len(segments)))
     text = client.get(f"{JOBS}/{job}/result").json()["text"]
@@ -388,6 +396,34 @@ def test_a_database_that_is_away_is_worth_another_try(client, monkeypatch, away,
     assert answer.status_code == status
     assert ("retry-after" in answer.headers) == away
     assert ("database" in answer.json()["error"]["message"]) == away
+
+
+def test_what_is_doubtful_in_a_transcript_is_told_by_the_job_as_well(client, monkeypatch) -> None:
+    """By the job, its last event and its result; a diarization that has no doubts takes none away."""
+    from dataclasses import replace
+
+    from api.jobs.lane import Lane
+    from asr.transcript import Notice
+
+    outcome = Lane.outcome
+    doubt = Notice("doubtful_window", "0.0 s to 3.0 s: no try could save it")
+
+    def doubtful(self):
+        found = outcome(self)
+        return replace(found, transcript=replace(found.transcript, warnings=(doubt,)))
+
+    monkeypatch.setattr(Lane, "outcome", doubtful)
+    expected = [{"code": doubt.code, "message": doubt.message}]
+    job = submit(client, memo(3)).json()
+    assert job["warnings"] == []
+    assert ended(client, job["id"])["warnings"] == expected
+    kind, _, last = events(client, job["id"])[-1]
+    assert kind == "done" and last["warnings"] == expected
+    told = client.get(f"{JOBS}/{job['id']}/result?response_format=verbose_json").json()
+    assert told["warnings"] == expected
+    client.post(f"{JOBS}/{job['id']}/diarize")
+    assert ended(client, job["id"])["warnings"] == expected
+    assert client.get(JOBS).json()["data"][0]["warnings"] == expected
 
 
 def test_without_jobs_their_routes_are_not_there(service) -> None:

@@ -8,7 +8,7 @@ from benchmarks import faults
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["F1", "F4", "F9", "F11", "F14"])
+@pytest.mark.parametrize("name", ["F1", "F4", "F9", "F11", "F14", "F19", "F20"])
 def test_jobs_survive(name) -> None:
     row = faults.run(name, long=False, seed=0)
     assert row.held == "yes", row.what

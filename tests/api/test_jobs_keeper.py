@@ -50,9 +50,16 @@ class Engine:
 def made(tmp_path):
     store, engine, now = Store.at(tmp_path), Engine(), [0.0]
     failed, left = [], []
+
+    def restart(job: str, run: int) -> None:
+        with store.writing() as tx:
+            assert store.mine(tx, job, run) is not None
+            store.restart(tx, job)
+
     steps = SimpleNamespace(
         fail=lambda job, run, error: failed.append((job, run, error.code)),
         leave=left.append,
+        restart=restart,
         serving=SimpleNamespace(state="ready"),
         inside=Inside(store, "me"),
     )
@@ -170,10 +177,17 @@ def test_whose_process_lives_is_not_charged(made) -> None:
     assert (made.store.deaths("job"), made.store.job("job").crashes) == (1, 1)
 
 
-def test_a_job_whose_work_has_ended_without_it_has_failed(made) -> None:
-    made.engine.gone = frozenset({"job:1"})
-    made.keeper(alone=True).tick()
-    assert made.failed == [("job", 1, "internal_error")]
+def test_a_job_whose_work_has_ended_without_it_begins_anew_a_few_times(made) -> None:
+    keeper = made.keeper(alone=True)
+    for run in range(1, MOST_CRASHES):
+        made.engine.gone = frozenset({f"job:{run}"})
+        keeper.tick()
+        assert made.failed == [] and made.store.job("job").run == run + 1
+        keeper.tick()  # the new run is at work
+        assert made.store.job("job").run == run + 1
+    made.engine.gone = frozenset({f"job:{MOST_CRASHES}"})
+    keeper.tick()
+    assert made.failed == [("job", MOST_CRASHES, "internal_error")]
 
 
 def test_a_job_that_somebody_else_cancelled_is_left(made) -> None:

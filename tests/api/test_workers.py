@@ -149,6 +149,7 @@ def test_an_address_that_is_taken_is_a_word() -> None:
             bound(Settings(port=taken.getsockname()[1])).close()
 
 
+@pytest.mark.slow
 def test_processes_answer_behind_one_address_and_are_started_again(tmp_path) -> None:
     """Real processes without a model: whoever is killed, somebody answers; jobs are worker 0's."""
     context = multiprocessing.get_context("spawn")
