@@ -92,7 +92,7 @@ class Asked:
 
     def engine(self, device: str, network: bool) -> Diarizer:
         """The diarizer, ready to work. Raises what `engines.load` raises, and UsageError where voices
-        are to be linked and it keeps none."""
+        are to be linked and it keeps none, or where nobody is known to it by a vector of its own."""
         from diarize.engines import load
 
         assert self.diarizer is not None
@@ -101,6 +101,12 @@ class Asked:
             raise UsageError(
                 f"--link-speakers: the engine {found.engine.name} keeps no voices; take another "
                 "--diarizer"
+            )
+        if self.known and all(k.encoder != found.engine.encoder for k in self.known_people()):
+            raise UsageError(
+                f"--known: nobody was enrolled with the engine {found.engine.name} "
+                f"({found.engine.encoder or 'which keeps no voices'}); voices of other engines or "
+                "versions cannot be compared: enrol with it by `forescribe speakers add`"
             )
         return found
 

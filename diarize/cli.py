@@ -189,13 +189,15 @@ def add(
         raise UsageError("--transcript and --speaker go together")
     from diarize.engines import load
     from diarize.enrol import clip, part, voice_of
-    from diarize.known import KnownSpeakers
+    from diarize.known import LEAST_S, KnownSpeakers
 
     engine, store = load(diarizer, device=device), KnownSpeakers()
+    voices = []
     for source in audio:
         samples = clip(source) if transcript is None else part(source, transcript, speaker or "")
-        encoder = engine.engine.encoder
-        known = store.add(name, encoder or "", voice_of(engine, samples, name), note)
+        voices.append(voice_of(engine, samples, name, source=repr(source), least_s=LEAST_S))
+    for voice in voices:  # all clips are heard first: either all are stored, or none
+        known = store.add(name, engine.engine.encoder or "", voice, note)
     typer.echo(
         f"{known.name}: {known.clips} clips, {known.seconds:.1f} s of speech ({known.encoder})"
     )

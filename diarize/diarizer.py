@@ -56,7 +56,10 @@ class Bounds:
         if self.exactly is not None and (self.at_least or self.at_most):
             raise UsageError("give the number of speakers, or its bounds, not both")
         if self.at_least and self.at_most and self.at_least > self.at_most:
-            raise UsageError(f"at least {self.at_least} and at most {self.at_most} speakers")
+            raise UsageError(
+                f"at least {self.at_least} and at most {self.at_most} speakers contradict each other: "
+                "the least number must not exceed the greatest"
+            )
 
     @property
     def least(self) -> int:

@@ -78,7 +78,7 @@ class Tuning:
     speech: float = 0.5  # probability from which on a frame counts
     gap_s: float = 0.0  # within a speaker's turn, bridged; diarize.borders does that
     lda: int = 64  # dimensions of the PLDA that are used
-    threshold: float = 1.2  # distance of unit vectors where linkage stops: a cosine of 0.28
+    threshold: float = 1.1  # distance in the PLDA's space where linkage stops: a cosine of 0.4
     Fa: float = 0.2  # what a window is worth as evidence: twice that of windows half as far apart
     Fb: float = 1.6
 
@@ -254,7 +254,8 @@ def build(
         embedding=VoiceVector(encoder),
         plda=plda,
     )
-    pipeline.clustering = DoubtfulVBx(plda)
+    compare = Comparison(folder)
+    pipeline.clustering = DoubtfulVBx(plda, compare)
     pipeline.instantiate(tuning.parameters())
     pipeline.to(torch_device)
     engine = Engine(
@@ -268,7 +269,7 @@ def build(
             "device": device,
         },
     )
-    return PyannoteDiarizer(pipeline, engine, SHARES, refined, Comparison(folder))
+    return PyannoteDiarizer(pipeline, engine, SHARES, refined, compare)
 
 
 @cache

@@ -9,22 +9,31 @@ import numpy as np
 
 from asr.audio import Input, read_audio
 from asr.errors import UsageError
-from asr.transcript import Transcript
+from asr.transcript import SAMPLE_RATE, Transcript
 from diarize.diarizer import Bounds, Diarizer, Samples, Voice
+from diarize.known import long_enough
 
 
-def voice_of(diarizer: Diarizer, samples: Samples, name: str) -> Voice:
-    """The voice of the one person who speaks in `samples` [T].
+def voice_of(
+    diarizer: Diarizer,
+    samples: Samples,
+    name: str,
+    *,
+    source: str = "the recording",
+    least_s: float = 0.0,
+) -> Voice:
+    """The voice of the one person who speaks in `samples` [T], which are of `source`.
 
-    Raises UsageError where the engine has no speaker encoder, or nobody speaks.
+    Raises UsageError where the engine has no speaker encoder, where nobody speaks, and where there
+    is less than `least_s` of speech.
     """
     engine = diarizer.engine
     if engine.encoder is None:
         raise UsageError(f"the engine {engine.name} keeps no voices; take another --diarizer")
     voices = diarizer.diarize(samples, Bounds(exactly=1)).voices
-    if not voices or voices[0].vector is None:
-        raise UsageError(f"nobody speaks long enough to know {name!r} by")
-    return Voice(name, voices[0].vector, voices[0].samples)
+    found = voices[0] if voices else Voice(name, None, 0)
+    where = f"in the {len(samples) / SAMPLE_RATE:.1f} s of {source}"
+    return long_enough(Voice(name, found.vector, found.samples), where, least_s)
 
 
 def clip(source: Input) -> Samples:

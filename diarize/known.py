@@ -85,11 +85,7 @@ class KnownSpeakers:
         name = " ".join(unicodedata.normalize("NFC", name).split())
         if not name:
             raise UsageError("a speaker needs a name")
-        if voice.vector is None or voice.samples < LEAST_S * SAMPLE_RATE:
-            raise UsageError(
-                f"{voice.samples / SAMPLE_RATE:.1f} s of speech are too little to know {name!r} by; "
-                f"take a clip with {LEAST_S:g} s or more, better 10 to 30"
-            )
+        long_enough(Voice(name, voice.vector, voice.samples))
         path = self._path(name, encoder)
         before = _read(path) if path.is_file() else None
         if before is not None:
@@ -123,6 +119,19 @@ class KnownSpeakers:
     def _path(self, name: str, encoder: str) -> Path:
         """A name may hold any sign; a file's may not."""
         return self.folder / f"{sha256(f'{encoder}/{name}'.encode()).hexdigest()[:32]}.json"
+
+
+def long_enough(voice: Voice, where: str = "in the recording", least_s: float = LEAST_S) -> Voice:
+    """The voice itself. Raises UsageError, which says how much speech was found `where` and how much
+    is needed, for one without a vector or of less than `least_s` of speech."""
+    if voice.vector is not None and voice.samples >= least_s * SAMPLE_RATE:
+        return voice
+    heard = f"{voice.samples / SAMPLE_RATE:.1f} s of speech" if voice.samples else "no speech"
+    needed = f"at least {least_s:g} s of speech are needed, " if least_s else ""
+    raise UsageError(
+        f"{heard} found {where}, too little to know {voice.speaker!r} by: "
+        f"{needed}10 to 30 s of speech are best"
+    )
 
 
 def default_folder() -> Path:

@@ -29,7 +29,7 @@ from benchmarks.mixtures import Mixture, mix, mixtures, usable
 from benchmarks.turn_errors import Errors, turn_errors
 from diarize.borders import Levels, refined
 from diarize.clustering import DoubtfulVBx
-from diarize.embedded import EmbeddedDiarization, Tuning, build
+from diarize.embedded import Comparison, EmbeddedDiarization, Tuning, build
 from diarize.pipeline import PyannoteDiarizer
 from diarize.upstream import PLDA
 from training.channels import CHANNELS
@@ -125,7 +125,8 @@ def tuned(diarizer: PyannoteDiarizer, part: Third, tuning: Tuning, levels: Level
             Path(folder) / "plda.npz",
             lda_dimension=tuning.lda,
         )
-    diarizer.pipeline.clustering = DoubtfulVBx(plda)
+        compare = Comparison(Path(folder))
+    diarizer.pipeline.clustering = DoubtfulVBx(plda, compare)
     diarizer.pipeline.instantiate(tuning.parameters())
     diarizer.refine = lambda turns, samples: refined(turns, samples, levels)
 
@@ -158,8 +159,8 @@ def main() -> None:
     plain, level = Tuning(), Levels()
     parser.add_argument("--speech", type=float, nargs="+", default=[plain.speech])
     parser.add_argument("--lda", type=int, nargs="+", default=[plain.lda])
-    parser.add_argument("--threshold", type=float, nargs="+", default=[1.15, 1.2, 1.25])
-    parser.add_argument("--fa", type=float, nargs="+", default=[0.07, 0.1, 0.2])
+    parser.add_argument("--threshold", type=float, nargs="+", default=[1.05, 1.1, 1.15])
+    parser.add_argument("--fa", type=float, nargs="+", default=[0.1, 0.2, 0.3])
     parser.add_argument("--fb", type=float, nargs="+", default=[0.8, 1.6])
     parser.add_argument("--part", type=float, nargs="+", default=[level.part])
     given = parser.parse_args()

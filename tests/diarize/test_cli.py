@@ -47,10 +47,13 @@ def test_people_are_added_listed_and_removed(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_enrolled_is_refused_and_nothing_is_stored(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="too little"):
-        run("add", "Zoë", clip(tmp_path, "short.wav", 0.5, seconds=1))
+    long, short = clip(tmp_path, "long.wav", 0.5), clip(tmp_path, "short.wav", 0.5, seconds=1)
+    with pytest.raises(UsageError, match=r"1\.0 s of speech.*short\.wav.*Zoë.*3 s of speech"):
+        run("add", "Zoë", long, short)
+    with pytest.raises(UsageError, match=r"no speech found in the 5\.0 s of .*still\.wav"):
+        run("add", "Zoë", clip(tmp_path, "still.wav", 0, seconds=5))
     with pytest.raises(UsageError, match="go together"):
-        run("add", "Zoë", clip(tmp_path, "long.wav", 0.5), "--speaker", "SPEAKER_00")
+        run("add", "Zoë", long, "--speaker", "SPEAKER_00")
     assert not (tmp_path / "voices").exists()
 
 
@@ -119,6 +122,22 @@ def test_an_engine_without_voices_cannot_link(
     monkeypatch.setattr(engines, "load", lambda name, **options: Deaf())
     with pytest.raises(UsageError, match="the engine deaf keeps no voices"):
         diarized(clip(tmp_path, "a.wav", 0.5), "-o", str(tmp_path), "--link-speakers")
+
+
+def test_voices_of_another_encoder_are_not_ignored_in_silence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    talk = clip(tmp_path, "a.wav", 0.5)
+    run("add", "Zoë", talk)
+    assert diarized(talk, "-o", str(tmp_path / "named"), "--known").exit_code == 0
+    assert "Zoë" in (tmp_path / "named" / "a.json").read_text()
+
+    class Newer(LevelDiarizer):
+        engine = Engine("level", "levels-2")
+
+    monkeypatch.setattr(engines, "load", lambda name, **options: Newer())
+    with pytest.raises(UsageError, match=r"nobody was enrolled with the engine level \(levels-2\)"):
+        diarized(talk, "-o", str(tmp_path / "new"), "--known")
 
 
 def test_a_line_says_who_was_heard_and_for_how_long_or_that_nobody_was(tmp_path: Path) -> None:

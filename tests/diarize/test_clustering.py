@@ -12,18 +12,20 @@ from tests.diarize.engines import plda
 pytest.importorskip("pyannote.audio")
 
 WINDOWS, DIMENSIONS = 50, 256
-PARAMETERS = {"threshold": 1.2, "Fa": 0.1, "Fb": 1.6}
+PARAMETERS = {"threshold": 1.1, "Fa": 0.1, "Fb": 1.6}
 
 
 @pytest.fixture(scope="module")
 def clustering(tmp_path_factory: pytest.TempPathFactory) -> Any:
     from diarize.clustering import DoubtfulVBx
+    from diarize.embedded import Comparison
     from diarize.upstream import PLDA
 
     folder = tmp_path_factory.mktemp("plda")
     plda(folder, DIMENSIONS, 128)
     return DoubtfulVBx(
-        PLDA(folder / "xvec_transform.npz", folder / "plda.npz", lda_dimension=64)
+        PLDA(folder / "xvec_transform.npz", folder / "plda.npz", lda_dimension=64),
+        Comparison(folder),
     ).instantiate(PARAMETERS)
 
 
@@ -82,3 +84,34 @@ def test_next_to_nothing_is_one_voice(clustering: Any) -> None:
     nobody.data[:] = 0
     labels, _, centres = clustering(vectors, nobody, max_clusters=100)
     assert labels.tolist() == [[0]] and len(centres) == 1
+
+
+def test_a_recording_s_noise_moves_no_voice_to_another(tmp_path: Any) -> None:
+    """Where the PLDA leaves out the direction of noise, linkage does too."""
+    from diarize.clustering import DoubtfulVBx
+    from diarize.embedded import Comparison
+    from diarize.upstream import PLDA
+
+    axes = np.eye(DIMENSIONS)
+    noise, kept = axes[0], axes[:, 1:129]
+    plda(tmp_path, DIMENSIONS, 128, kept)
+    clustering = DoubtfulVBx(
+        PLDA(tmp_path / "xvec_transform.npz", tmp_path / "plda.npz", lda_dimension=64),
+        Comparison(tmp_path),
+    ).instantiate(PARAMETERS)
+    rng = np.random.default_rng(0)
+    rows = np.repeat(axes[1:4], WINDOWS, axis=0) + 2 * noise
+    rows = (rows + 0.04 * rng.standard_normal(rows.shape)).astype(np.float32)[:, None]
+    labels, _, centres = clustering(rows, spoken(len(rows)), max_clusters=100)
+    assert len(centres) == 3 and (np.diff(labels.reshape(3, WINDOWS)) == 0).all()
+
+
+def test_windows_with_little_speech_found_no_voice(clustering: Any) -> None:
+    vectors = heard(3)
+    activity = spoken(len(vectors))
+    activity.data[2 * WINDOWS :, 20:] = 0  # 40 % of the third voice's windows
+    labels, _, centres = clustering(vectors, activity, max_clusters=100)
+    assert len(centres) == 2 and len(labels) == len(vectors)
+    activity.data[4:, 20:] = 0  # too few are full of speech: all count
+    _, _, centres = clustering(vectors, activity, max_clusters=100)
+    assert len(centres) == 3
