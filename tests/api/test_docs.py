@@ -16,6 +16,7 @@ from api.keys import digest, new_key
 from api.settings import Settings
 from tests import browser as browsing
 from tests.api.conftest import until
+from tests.api.jobbing import application
 
 browser = browsing.browser
 
@@ -87,8 +88,11 @@ def test_other_routes_take_no_password(keyed) -> None:
         assert answer.status_code == 401 and answer.headers["www-authenticate"] == "Bearer"
 
 
-def test_every_operation_says_whether_it_wants_a_key(keyed, keyless) -> None:
+def test_every_operation_says_whether_it_wants_a_key(keyless, tmp_path) -> None:
+    """Those of jobs and uploads too; nothing is started, so whoever is let in would meet a fault."""
+    keyed = application(tmp_path, None, None, api_keys={"team": digest(KEY)})
     told = keyed.app.openapi()
+    assert "/v1/jobs/{id}/audio" in told["paths"] and "/v1/uploads/{id}" in told["paths"]
     assert told["components"]["securitySchemes"]["key"]["scheme"] == "bearer"
     for path, operations in told["paths"].items():
         for verb, operation in operations.items():
