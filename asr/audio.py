@@ -27,7 +27,7 @@ from typing import BinaryIO, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from asr.containers import DEMUXERS, Pcm, Reader, open_container
+from asr.containers import DEMUXERS, MAX_RATE, Pcm, Reader, open_container
 from asr.errors import AudioError
 from asr.opening import empty, open_path
 from asr.resample import Resampler, resampler
@@ -249,13 +249,19 @@ def from_array(samples: ArrayLike, rate: int = SAMPLE_RATE, *, block_s: float = 
     """A recording from samples that are in memory: [T] or [T, C], floats nominally from -1 to 1, or
     integers.
 
-    Raises ValueError for other shapes.
+    Unsigned integers are centred at half of their range. Raises ValueError for other shapes and types,
+    and for an impossible rate.
     """
     array = np.asarray(samples)
-    if array.ndim not in (1, 2):
+    if array.ndim not in (1, 2) or (array.ndim == 2 and not array.shape[1]):
         raise ValueError(f"samples of shape {array.shape}; expected [T] or [T, C]")
-    if array.dtype.kind == "i":
-        array = array / float(1 << (8 * array.dtype.itemsize - 1))
+    if not 0 < rate <= MAX_RATE:
+        raise ValueError(f"rate is {rate} Hz; it must be above 0, up to {MAX_RATE}")
+    if array.dtype.kind not in "fiu":
+        raise ValueError(f"samples of type {array.dtype}; expected floats or integers")
+    if array.dtype.kind in "iu":
+        half = float(1 << (8 * array.dtype.itemsize - 1))
+        array = array / half - (array.dtype.kind == "u")
     with np.errstate(over="ignore"):
         frames = (array[:, None] if array.ndim == 1 else array).astype(np.float32)
     return Recording(_ArrayReader(Pcm(frames, rate)), name="<array>", block_s=block_s)

@@ -105,6 +105,8 @@ def open_container(file: BinaryIO, name: str, demuxers: str = DEMUXERS) -> Reade
 
 def _check(name: str, channels: int, rate: int) -> None:
     """Raises AudioError for what a header says of its sound and nobody can have recorded."""
+    if channels < 1 or rate < 1:
+        raise AudioError(f"{name}: {channels} channels at {rate} Hz: no sound is in it")
     if channels > MAX_CHANNELS or rate > MAX_RATE:
         most = f"{MAX_CHANNELS} channels and {MAX_RATE} Hz"
         raise AudioError(f"{name}: {channels} channels at {rate} Hz; at most {most} are read")

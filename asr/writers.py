@@ -19,7 +19,7 @@ from itertools import groupby
 from pathlib import Path
 from types import MappingProxyType
 
-from asr.errors import OutputError, UsageError
+from asr.errors import ForescribeError, OutputError, UsageError
 from asr.lines import PLAIN, Block, LineRules, blocks
 from asr.rttm import rttm
 from asr.transcript import SAMPLE_RATE, Segment, Transcript
@@ -241,12 +241,12 @@ def write(
     Every format is rendered before the first file appears, and every file appears by a rename: a
     reader sees an old file, a new file or none, never half a file.
 
-    Raises UsageError for an unknown format, OutputError (`unwritable_output`, `storage_full`) if
-    the folder refuses.
+    Raises UsageError for an unknown format, OutputError: `unwritable_output` and `storage_full` if the
+    folder refuses, `internal_error` if a format fails on this transcript.
     """
     if stem in ("", ".", "..") or Path(stem).name != stem:
         raise UsageError(f"{stem!r} is not a file name")
-    rendered = [(format_.name, format_.render(transcript)) for format_ in formats(names, rules)]
+    rendered = [(f.name, _rendered(f, transcript, stem)) for f in formats(names, rules)]
     folder = Path(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -258,6 +258,17 @@ def write(
             "name another folder with -o",
             code="storage_full" if full else "unwritable_output",
         ) from error
+
+
+def _rendered(format_: Format, transcript: Transcript, stem: str) -> str:
+    """A fault of ours in a format ends this recording, not the run."""
+    try:
+        return format_.render(transcript)
+    except ForescribeError:
+        raise
+    except Exception as error:
+        text = f"cannot write {stem!r} as {format_.name}: {type(error).__name__}: {error}"
+        raise OutputError(text, code="internal_error") from error
 
 
 def put(path: Path, text: str) -> Path:

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from torchaudio.functional import resample
 
 from asr.audio import Recording, from_array, open_audio, read_audio
+from asr.containers import Pcm
 from asr.errors import AudioError
 
 Samples = NDArray[np.float32]
@@ -267,6 +268,59 @@ def test_polarity_may_be_reversed_for_a_part_only() -> None:
     assert codes(recording) == ["inverted_channels"]
     powers = [float(np.square(part).mean()) for part in np.array_split(samples, 16)]
     assert min(powers) > 0.5 * max(powers)
+
+
+@pytest.mark.parametrize(
+    ("samples", "rate", "message"),
+    [
+        (np.zeros((100, 0)), RATE, "shape"),
+        (np.zeros((2, 3, 4)), RATE, "shape"),
+        (np.zeros(100), 0, "rate is 0"),
+        (np.zeros(100), -1, "rate is -1"),
+        (np.zeros(100), 10**9, "rate is"),
+        (np.zeros(100, complex), RATE, "complex"),
+        (np.array(["a"]), RATE, "expected floats or integers"),
+        (np.zeros(100, bool), RATE, "bool"),
+    ],
+)
+def test_samples_that_are_none_are_refused(samples, rate: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        from_array(samples, rate)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.int16, np.uint16, np.int32])
+def test_integers_are_scaled_by_their_range(dtype) -> None:
+    info = np.iinfo(dtype)
+    low, middle, high = joined(from_array(np.array([info.min, 0, info.max], dtype)))
+    assert low == -1 and 0.99 <= high <= 1
+    assert middle == (0 if info.min else -1)
+
+
+def test_no_samples_are_a_recording_without_sound() -> None:
+    recording = from_array(np.zeros(0))
+    assert len(joined(recording)) == 0 and codes(recording) == ["short_audio"]
+
+
+def test_sound_beyond_full_scale_stays_as_it_is() -> None:
+    recording = from_array(4 * sweep(RATE))
+    assert np.allclose(joined(recording), 4 * sweep(RATE)) and codes(recording) == []
+
+
+def test_rate_and_channels_may_change_midway() -> None:
+    class Changing:
+        declared_s, notices = None, []
+
+        def read(self):
+            for rate, channels in ((RATE, 1), (48_000, 2), (8_000, 3), (RATE, 1)):
+                yield Pcm(np.repeat(sweep(rate)[:, None], channels, axis=1), rate)
+
+        def close(self) -> None:
+            pass
+
+    samples = joined(Recording(Changing(), name="a"))
+    assert len(samples) == 4 * len(sweep(RATE))
+    for part in np.split(samples, 4)[:2]:  # 8 kHz holds a part of it only
+        assert is_the_sweep(part)
 
 
 def test_the_length_of_an_mp3_is_found_behind_its_cover_picture(tmp_path: Path) -> None:

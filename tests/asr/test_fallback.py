@@ -40,6 +40,12 @@ def recording(tmp_path_factory):
     return str(path)
 
 
+@pytest.fixture(scope="module")
+def plain(whisper, recording):
+    """Every window's first answer."""
+    return decode(whisper, recording, None)
+
+
 def options(guards: Guards | None, **more) -> Options:
     return Options(language="en", vad=False, keep_memory=True, guards=guards, **more)
 
@@ -67,8 +73,7 @@ def failing(window: float, until: float):
     return judge
 
 
-def test_a_planted_failing_window_alone_is_decoded_again(whisper, recording, monkeypatch):
-    plain = decode(whisper, recording, None)
+def test_a_planted_failing_window_alone_is_decoded_again(whisper, recording, plain, monkeypatch):
     victim = plain.decoded[1].result.probe[0]
     guarded = decode(
         whisper, recording, Guards(), judge=failing(victim, 0.4), monkeypatch=monkeypatch
@@ -80,9 +85,8 @@ def test_a_planted_failing_window_alone_is_decoded_again(whisper, recording, mon
     assert guarded.decoded[1].result.tokens != plain.decoded[1].result.tokens
 
 
-def test_a_window_below_a_real_threshold_alone_is_decoded_again(whisper, recording):
+def test_a_window_below_a_real_threshold_alone_is_decoded_again(whisper, recording, plain):
     """Nothing is planted here but the threshold: between the least probable window and the others."""
-    plain = decode(whisper, recording, None)
     means = [mean_logprob(d.result.logprobs) for d in plain.decoded]
     worst = means.index(min(means))
     threshold = (sorted(means)[0] + sorted(means)[1]) / 2
@@ -96,8 +100,8 @@ def test_a_window_below_a_real_threshold_alone_is_decoded_again(whisper, recordi
         assert (before.result.tokens == after.result.tokens) == (before.index != worst)
 
 
-def test_drafts_go_on_at_every_temperature(whisper, recording, monkeypatch):
-    victim = decode(whisper, recording, None).decoded[1].result.probe[0]
+def test_drafts_go_on_at_every_temperature(whisper, recording, plain, monkeypatch):
+    victim = plain.decoded[1].result.probe[0]
     guarded = decode(
         whisper, recording, Guards(), judge=failing(victim, 0.8), monkeypatch=monkeypatch
     )
@@ -107,8 +111,8 @@ def test_drafts_go_on_at_every_temperature(whisper, recording, monkeypatch):
     assert hot.guarantee is Guarantee.EXACT
 
 
-def test_the_others_go_on_while_a_window_is_tried_again(whisper, recording, monkeypatch):
-    victim = decode(whisper, recording, None).decoded[0].result.probe[0]
+def test_the_others_go_on_while_a_window_is_tried_again(whisper, recording, plain, monkeypatch):
+    victim = plain.decoded[0].result.probe[0]
     monkeypatch.setattr(Guards, "judge", failing(victim, 1.0))
     transcriber = Transcriber(whisper, batch=2, gamma=3)
     tries: list[tuple[int, float]] = []
@@ -132,8 +136,8 @@ def test_the_others_go_on_while_a_window_is_tried_again(whisper, recording, monk
 
 
 @pytest.mark.parametrize("batch", [1, 3])
-def test_a_fallback_is_the_same_in_any_batch(whisper, recording, monkeypatch, batch):
-    victim = decode(whisper, recording, None).decoded[1].result.probe[0]
+def test_a_fallback_is_the_same_in_any_batch(whisper, recording, plain, monkeypatch, batch):
+    victim = plain.decoded[1].result.probe[0]
 
     def again(size, gamma=3):
         judge = failing(victim, 0.6)
@@ -171,8 +175,8 @@ def test_what_fails_to_the_end_is_kept_and_tried_at_every_temperature_once(
     assert outcome.transcript.coverage.decoded_samples == 70 * RATE
 
 
-def test_silence_is_dropped_with_a_record(whisper, recording, monkeypatch):
-    victim = decode(whisper, recording, None).decoded[2].result.probe[0]
+def test_silence_is_dropped_with_a_record(whisper, recording, plain, monkeypatch):
+    victim = plain.decoded[2].result.probe[0]
 
     def judge(self, *, compression_ratio, mean_logprob, no_speech_prob):
         if math.isclose(no_speech_prob, victim, rel_tol=1e-6):

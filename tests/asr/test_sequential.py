@@ -53,11 +53,26 @@ def theirs(target, path, *, conditioned: bool) -> list[int]:
     return [int(t) for segment in result["segments"][0] for t in segment["tokens"]]
 
 
+@pytest.fixture(scope="module")
+def expected(pair, recordings):
+    """By path and whether there is previous text."""
+    cases = [(path, conditioned) for path in recordings for conditioned in (True, False)]
+    return {case: theirs(str(pair[0]), case[0], conditioned=case[1]) for case in cases}
+
+
+@pytest.fixture(scope="module")
+def transcribers(pair):
+    """By draft length."""
+    names = list(map(str, pair))
+    return {n: Transcriber.load(*names, gamma=n, batch=2, device="cpu") for n in (0, 4)}
+
+
 @pytest.mark.parametrize("conditioned", [True, False], ids=["previous text", "no previous text"])
 @pytest.mark.parametrize("gamma", [0, 4])
-def test_tokens_equal_transformers_long_form(pair, recordings, gamma, conditioned):
-    target, draft = map(str, pair)
-    transcriber = Transcriber.load(target, draft, gamma=gamma, batch=2, device="cpu")
+def test_tokens_equal_transformers_long_form(
+    transcribers, recordings, expected, gamma, conditioned
+):
+    transcriber = transcribers[gamma]
     options = Options(
         language="de",
         long_form="sequential",
@@ -68,14 +83,14 @@ def test_tokens_equal_transformers_long_form(pair, recordings, gamma, conditione
     for path in recordings:
         outcome = outcomes[path]
         ours = [token for d in outcome.decoded for token in d.tokens]
-        assert ours == theirs(target, path, conditioned=conditioned)
+        assert ours == expected[path, conditioned]
         assert len(outcome.decoded) >= 2
         if conditioned:
             assert len(outcome.decoded[1].result.request.prompt) > 4
 
 
-def test_every_sample_is_covered_once(pair, recordings):
-    transcriber = Transcriber.load(*map(str, pair), gamma=2, batch=2, device="cpu")
+def test_every_sample_is_covered_once(transcribers, recordings):
+    transcriber = transcribers[4]
     options = Options(language="de", long_form="sequential")
     for outcome in transcriber.transcribe(recordings, options):
         coverage = outcome.transcript.coverage
@@ -85,10 +100,10 @@ def test_every_sample_is_covered_once(pair, recordings):
         assert ends[:-1] == [span.start_sample for span in coverage.spans[1:]]
 
 
-def test_a_bad_recording_takes_no_other_with_it(pair, recordings, tmp_path):
+def test_a_bad_recording_takes_no_other_with_it(transcribers, recordings, tmp_path):
     bad = tmp_path / "bad.wav"
     bad.write_bytes(b"RIFF nonsense")
-    transcriber = Transcriber.load(*map(str, pair), gamma=2, batch=2, device="cpu")
+    transcriber = transcribers[4]
     options = Options(language="de", long_form="sequential")
     outcomes = {o.source: o for o in transcriber.transcribe([bad, recordings[1]], options)}
     assert outcomes[bad].error is not None

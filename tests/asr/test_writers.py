@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from asr.errors import OutputError, UsageError
 from asr.transcript import Coverage, Segment, Span, Transcript
-from asr.writers import FORMATS, formats, milliseconds, srt, tsv, txt, vtt, write
+from asr.writers import FORMATS, Format, formats, milliseconds, srt, tsv, txt, vtt, write
 
 RATE = 16_000
 
@@ -269,3 +269,18 @@ def said(
         for n, (start, end, text) in enumerate(parts)
     )
     return Transcript(segments, count, Coverage((Span(0, count, "decoded"),)))
+
+
+def test_a_format_that_fails_is_this_recordings_error_and_leaves_no_file(
+    tmp_path, monkeypatch
+) -> None:
+    def broken(transcript: Transcript) -> str:
+        raise ZeroDivisionError("planted")
+
+    planted = {**FORMATS, "tsv": Format("tsv", broken)}
+    monkeypatch.setattr("asr.writers.FORMATS", planted)
+    with pytest.raises(
+        OutputError, match="cannot write 'a' as tsv: ZeroDivisionError: planted"
+    ) as e:
+        write(Transcript((), 0, Coverage()), tmp_path, "a", "txt,tsv,json")
+    assert e.value.code == "internal_error" and list(tmp_path.iterdir()) == []
