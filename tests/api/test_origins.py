@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
+import httpx
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from api.app import create_app
+from api.forward import Forward, Worker
 from api.keys import digest, new_key
 from api.origins import Place, same
 from api.settings import Settings, load
@@ -189,6 +192,25 @@ def test_a_websocket_is_checked_too(keyless) -> None:
             with client(keyless).websocket_connect("/echo", headers=headers):
                 pass
         assert caught.value.code == 1008
+
+
+def test_a_request_that_a_worker_hands_on_is_for_the_same_name(keyless) -> None:
+    """Who answers it checks it: in a name of the worker's own, nobody could."""
+
+    async def nobody(scope, receive, send) -> None:
+        raise AssertionError("it is another worker's")
+
+    async def ask(host: str) -> int:
+        forward = Forward(nobody, Worker(1, 2, "/nowhere"), jobs=True)
+        forward._clients = {0: httpx.AsyncClient(transport=httpx.ASGITransport(keyless))}
+        transport = httpx.ASGITransport(forward)
+        async with httpx.AsyncClient(transport=transport, base_url=f"http://{host}") as outside:
+            status = (await outside.get("/metrics?worker=0")).status_code
+        await forward._clients[0].aclose()
+        return status
+
+    assert asyncio.run(ask("localhost:8000")) == 200
+    assert asyncio.run(ask("evil.test:8000")) == 403
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,8 @@ def test_a_full_disk_is_told_as_such(service, monkeypatch) -> None:
     "name", ["../../etc/passwd", "a\x00.wav", "-", "http://host/a.wav", "a" * 5000]
 )
 def test_a_files_name_is_nothing_to_us(service, caplog, name) -> None:
-    content = body(part("model", b"random"), part("language", b"de"), part("file", sound(1), name))
+    fields = [part(field, value.encode()) for field, value in FORM.items()]
+    content = body(*fields, part("file", sound(0.3), name))
     with caplog.at_level("DEBUG"):
         answer = service().post(TRANSCRIBE, headers=MULTIPART, content=content)
     assert answer.status_code in (200, 400)
