@@ -56,13 +56,13 @@ def load(
     do not fit their configuration, no tokenizer, a family whose tokens would not be its own (the
     adapter is compared with the model here, see `speculative.models.agreement`).
     """
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     folder = _folder(name, role, network)
     try:
         config = AutoConfig.from_pretrained(folder)
         if config.is_encoder_decoder:
-            raise ValueError(f"{config.model_type} is no causal language model")
+            raise LoadError(f"{config.model_type} is no causal language model")
         kind: Any = AutoModelForCausalLM
         with quiet():
             model, report = kind.from_pretrained(
@@ -72,19 +72,35 @@ def load(
         wrong = sorted(report["missing_keys"]) or sorted(str(k) for k in report["mismatched_keys"])
         if wrong:
             raise ValueError(f"its weights lack {wrong[0]}, or have it in another shape")
-        tokenizer = AutoTokenizer.from_pretrained(folder)
         model = model.eval().to(device.torch)
         CausalDecoder(model)
     except torch.OutOfMemoryError:
         raise
+    except LoadError as error:
+        raise LoadError(f"--{role} {name} cannot be loaded as a language model: {error}") from error
     except Exception as error:  # safetensors, pickle, configuration: each has errors of its own
         raise LoadError(
             f"--{role} {name} cannot be loaded as a language model: "
             f"{damaged(folder) or _line(error)}"
         ) from error
+    tokenizer = _tokenizer(folder, name, role)
     return LanguageModel(
         str(name), model, Vocabulary(tokenizer, str(name)), _ends(model, tokenizer)
     )
+
+
+def _tokenizer(folder: Path, name: str | Path, role: Role) -> Any:
+    from transformers import AutoTokenizer
+
+    try:
+        made = AutoTokenizer.from_pretrained(folder)
+        if not made.get_vocab().keys() - set(made.all_special_tokens):  # made of nothing
+            raise ValueError("it lacks tokenizer.json, or the files that it is made of")
+    except Exception as error:
+        raise LoadError(
+            f"--{role} {name} has no usable tokenizer: {damaged(folder) or _line(error)}"
+        ) from error
+    return made
 
 
 def check_draft(target: LanguageModel, draft: LanguageModel) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from speculative import Sampling, TextGenerator
 from speculative.detokenizer import HELD, Detokenizer
@@ -404,6 +408,83 @@ def test_folders_that_hold_no_language_model_are_refused(pair, tmp_path):
     (tmp_path / "model.safetensors").write_bytes(b"")
     with pytest.raises(LoadError, match="whisper is no causal language model"):
         load(tmp_path, device)
+
+
+def spoil(folder: Path, how: str) -> None:
+    weights = folder / "model.safetensors"
+    if how == "cut weights":
+        weights.write_bytes(weights.read_bytes()[:2000])
+    elif how == "a shard lost":
+        weights.rename(folder / "model-00001-of-00002.safetensors")
+        index = {"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002.x"}}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    elif how == "a broken config":
+        (folder / "config.json").write_text("{")
+    elif how == "no type":
+        (folder / "config.json").write_text("{}")
+    elif how == "no tokenizer":
+        for path in folder.glob("tokenizer*"):
+            path.unlink()
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("cut weights", "model.safetensors is damaged or not complete"),
+        ("a shard lost", "holds no model-00002.x, which model.safetensors.index.json names"),
+        ("a broken config", "config.json is damaged"),
+        ("no type", "model_type"),
+        ("no tokenizer", "has no usable tokenizer"),
+    ],
+)
+def test_spoilt_folders_are_refused_in_one_line_that_names_the_file(pair, tmp_path, how, said):
+    folder = shutil.copytree(pair[0], tmp_path / "copy")
+    spoil(folder, how)
+    with pytest.raises(LoadError) as caught:
+        TextGenerator.load(folder, device="cpu")
+    message = str(caught.value)
+    assert message.startswith(f"--model {folder}") and said in message
+    assert "\n" not in message and len(message) < 500
+
+
+@pytest.mark.parametrize("role", ["model", "draft"])
+def test_a_family_that_would_write_other_tokens_is_refused_when_it_is_loaded(pair, tmp_path, role):
+    """GPT-Neo's local layers read 256 positions, whatever the masks say."""
+    neo = AutoModelForCausalLM.from_config(
+        CONFIG_MAPPING["gpt_neo"](
+            vocab_size=len(tokenizer()),
+            hidden_size=16,
+            num_layers=2,
+            num_heads=2,
+            attention_types=[[["global", "local"], 1]],
+        )
+    )
+    neo.save_pretrained(tmp_path / "neo")
+    tokenizer().save_pretrained(tmp_path / "neo")
+    names = [tmp_path / "neo"] if role == "model" else [pair[0], tmp_path / "neo"]
+    with pytest.raises(LoadError, match=f"--{role} .*neo .*gpt_neo is not supported: .*256"):
+        TextGenerator.load(*names, device="cpu")
+
+
+def test_texts_may_end_with_one_of_several_tokens(pair, tmp_path):
+    folder = shutil.copytree(pair[0], tmp_path / "copy")
+    config = json.loads((folder / "generation_config.json").read_text())
+    config["eos_token_id"] = [config["eos_token_id"], 40, 41]
+    (folder / "generation_config.json").write_text(json.dumps(config))
+    assert TextGenerator.load(folder, device="cpu").target.ends == set(config["eos_token_id"])
+
+
+def test_a_draft_without_room_for_its_own_tokens_drafts_what_it_can(strangers, tmp_path):
+    """Tokenizers may know more than the weights: such texts and proposals are left out."""
+    made = TextGenerator.load(*strangers, universal=True, gamma=4, batch=3, device="cpu")
+    drafter = made.engine.drafter
+    assert isinstance(drafter, UniversalDrafter)
+    expected = [done.ids for done in made.generate(WORDS, Options(max_tokens=20))]
+    drafter.vocab_size = 9
+    drafter.model._vocab_size = 12
+    assert drafter._own_tokens(made.encode("the other")) is None
+    drafter.model._vocab_size = drafter.own.tokenizer.vocab_size + 9
+    assert [d.ids for d in made.generate(WORDS, Options(max_tokens=20))] == expected
 
 
 LETTERS = "abcdehnort.\u0120"  # the last is a space in byte-level vocabularies
