@@ -124,7 +124,11 @@ class Supervisor:
         wait([w.process.sentinel for w in self.workers if w.process is not None], LOOK_S)
 
     def stop(self, sig: int, frame: FrameType | None) -> None:
-        """A signal's handler."""
+        """A signal's handler. The second signal does not wait for the workers to drain."""
+        if self.stopping:
+            for worker in self.workers:
+                if worker.process is not None:
+                    worker.process.kill()
         self.stopping = True
 
     def end(self) -> None:

@@ -120,6 +120,15 @@ def test_at_the_end_all_are_told_and_who_does_not_listen_is_ended(house) -> None
     assert all(process.exitcode is not None for process in made)
 
 
+def test_a_second_signal_ends_all_workers_at_once(house) -> None:
+    supervisor, made, _ = house
+    supervisor.look()
+    supervisor.stop(signal.SIGTERM, None)
+    assert all(process.exitcode is None for process in made)
+    supervisor.stop(signal.SIGTERM, None)
+    assert all(process.said[-1] == "kill" for process in made)
+
+
 @pytest.mark.parametrize(
     ("device", "there", "expected"),
     [
