@@ -436,13 +436,15 @@ class Engine:
             return
         self._watch.start()
         tokens, self._unread = min(self._unread, self._longest), 0
-        if self._attempt(lambda: self._read_text(tokens), faults.CATCH_UP) is not None:
-            for row, slot in self._occupied():
-                if slot.draft_error is None:
-                    with self._only([row]):
-                        error = self._attempt(lambda: self._read_text(tokens), faults.CATCH_UP)
-                    if error is not None:
-                        self._decode_plainly(row, error)
+        read = partial(self._read_text, tokens)
+        drafting = [row for row, slot in self._occupied() if slot.draft_error is None]
+        with self._only(drafting):
+            together = self._attempt(read, faults.CATCH_UP)
+        for row in drafting if together is not None else ():
+            with self._only([row]):
+                error = self._attempt(read, faults.CATCH_UP)
+            if error is not None:
+                self._decode_plainly(row, error)
         self.device.synchronize()
         self._watch.mark("draft")
 

@@ -276,7 +276,8 @@ def test_a_fault_stays_with_its_request(stage, marked, gamma, temperature, call)
         assert hit.error.stage == STAGES[stage]
         assert isinstance(hit.error.__cause__, Injected)
         assert hit.tokens == expected[marked][: len(hit.tokens)]  # what came before is told
-    assert engine.stats.faults > 0 and engine.faults
+    # Together and alone, and never again: what made it fail is not in the rounds of the others.
+    assert 1 <= engine.stats.faults <= 2 and engine.faults
     if stage not in ("result", "commit"):  # whose results or counts are lost
         check_counts(engine, results.values())
 
