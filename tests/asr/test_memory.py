@@ -68,6 +68,9 @@ def test_a_long_recording_holds_no_more_windows_than_a_short_one(whisper, tmp_pa
     short = most_held(whisper, tmp_path / "short.wav", 3 * BATCH, options)
     long = most_held(whisper, tmp_path / "long.wav", 12 * BATCH, options)
     assert long[2] > 2 * short[2]
-    assert long[0] <= short[0] <= 4 * BATCH
+    # In the rows, and beside them what is left of a batch that was encoded for one free row: whether a
+    # short recording comes to that depends on which of its windows end together.
+    beside = 2 * BATCH - 1
+    assert long[0] <= max(short[0], beside) and short[0] <= 4 * BATCH
     assert long[1] <= short[1] <= 2 * BATCH
     assert held() == (0, 0)
