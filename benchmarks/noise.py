@@ -107,12 +107,13 @@ def conversations(seed: int, count: int = len(CASTS)) -> Iterator[Case]:
 
 def read_aloud(lines: Sequence[str], voice: Voice) -> Samples:
     """Sentences with pauses between them, in a quiet room."""
-    pause = np.zeros(RATE // 3, np.float32)
-    parts = [pause]
+    pause: Samples = np.zeros(RATE // 3, np.float32)
+    parts: list[Samples] = [pause]
     for line in lines:
-        parts += [speak(spoken(line), voice).astype(np.float32) / 32768, pause]
-    audio = np.concatenate(parts)
-    return audio / (10 * np.sqrt(np.mean(audio**2)))
+        said: Samples = speak(spoken(line), voice).astype(np.float32) / np.float32(32768)
+        parts += [said, pause]
+    audio: Samples = np.concatenate(parts)
+    return audio / np.float32(10 * np.sqrt(np.mean(audio**2)))
 
 
 def over(case: Case, condition: Condition, seed: int) -> Case:
@@ -123,7 +124,8 @@ def over(case: Case, condition: Condition, seed: int) -> Case:
     speech = float(np.sqrt(np.mean(np.concatenate(spoken_parts) ** 2)))
     noise = NOISES[condition.kind](len(case.samples), np.random.default_rng(seed))
     noisy = case.samples + noise * np.float32(speech * 10 ** (-condition.ratio_db / 20))
-    return replace(case, samples=noisy / max(1.0, float(np.abs(noisy).max())))
+    scaled = np.asarray(noisy / max(1.0, float(np.abs(noisy).max())), np.float32)
+    return replace(case, samples=scaled)
 
 
 HEAD = ("noise", "DER %", "missed", "false", "confused", "fair DER %", "count right", "counted off")
