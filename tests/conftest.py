@@ -14,3 +14,7 @@ settings.load_profile("suite")
 # made tests beside other work up to ten times slower.
 if not os.environ.keys() & {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"}:
     os.environ["GOMP_SPINCOUNT"] = "3000"
+
+# Workers share the cores: more threads than cores cost several times what they gain.
+if int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")) > 1:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
