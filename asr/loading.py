@@ -160,7 +160,8 @@ def _model(folder: Path, role: Role, device: Device) -> Any:
     from transformers import AutoConfig, WhisperForCausalLM, WhisperForConditionalGeneration
 
     try:
-        config = AutoConfig.from_pretrained(folder)
+        with quiet():
+            config = AutoConfig.from_pretrained(folder)
         if config.model_type != "whisper":
             raise ValueError(f"its config.json says {config.model_type!r}")
         bare = decoder_only(config)

@@ -63,6 +63,7 @@ def notebook(runner: ModuleType) -> Any:
 # The file
 
 
+@pytest.mark.slow
 def test_the_notebook_runs_from_top_to_bottom() -> None:
     command = [sys.executable, ROOT / "scripts" / "run_notebook.py", "--check"]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)

@@ -22,7 +22,8 @@ def post(client, audio: bytes, path: str = "/predict", **parameters):
 @pytest.mark.parametrize("path", ["/", "/predict"])
 def test_the_answer_has_the_ancestors_keys(service, path) -> None:
     body = post(service(), sound(40, 1), path).json()
-    assert set(body) == {"speakers", "chunks", "text"}
+    # Random weights write doubtful text, which is said beside the contract's keys.
+    assert set(body) - {"warnings"} == {"speakers", "chunks", "text"}
     assert [one["speaker"] for one in body["speakers"]] == ["SPEAKER_00", "SPEAKER_01"]
     assert "".join(one["text"] for one in body["speakers"]).strip() == body["text"]
     assert 0 <= body["speakers"][0]["timestamp"][0] <= body["speakers"][-1]["timestamp"][1] <= 40
