@@ -35,7 +35,7 @@ PHASES = (
     "called",
     "draining",
 )
-"""As in benchmarks/fault_server.py, which needs not be imported for it."""
+"""Where a process can be killed, in the order that a job comes by."""
 
 GROUPS, PACE_S, LOAD_S = 3, 0.05, 0.3
 

@@ -118,25 +118,6 @@ class Outcome:
     decoded: tuple[()] = ()
 
 
-PHASES = (
-    "loading",
-    "upload",
-    "accepting",
-    "queued",
-    "decoding",
-    "planning",
-    "engine",
-    "assembling",
-    "speakers",
-    "result",
-    "ended",
-    "callback",
-    "called",
-    "draining",
-)
-"""Where a process can be killed, in the order that a job comes by."""
-
-
 class Trap:
     """A process that is to die in a phase: FOLDER/die-PHASE says so, once."""
 
