@@ -71,17 +71,21 @@ class Admission:
         """Requests whose bodies are still coming in."""
         return self._arriving.total()
 
-    def arrive(self, caller: str, *, keyed: bool) -> Place:
+    def arrive(self, caller: str, *, keyed: bool, resumable: bool = False) -> Place:
         """A place for the body of one request. Raises `overloaded` where the server is full already, of
-        requests or of uploads, `rate_limited` where the caller, known by a key, has enough of both."""
+        requests or of uploads, `rate_limited` where the caller, known by a key, has enough of both.
+
+        A piece of a `resumable` upload is never worked on, so it may come in where the server is full of
+        requests, and counts for none of the key's limits per minute and hour."""
         with self._lock:
-            if self._crowded() or self.uploads >= self.settings.max_uploads:
+            crowded = not resumable and self._crowded()
+            if crowded or self.uploads >= self.settings.max_uploads:
                 raise self._full()
             most = self._most(caller)
             if keyed and self._requests[caller] + self._arriving[caller] >= most:
                 text = f"this key has {most} requests under way, its most"
                 raise ApiError("rate_limited", text, retry_after=self._wait_s())
-            if caller in self._meters:
+            if caller in self._meters and not resumable:
                 self._count(self._meters[caller].requests, 1, "requests")
             self._arriving[caller] += 1
         return Place(self, caller)

@@ -17,6 +17,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -49,7 +50,7 @@ EXPOSED = (
 )
 """Headers that pages of allowed origins may read besides those that every page may."""
 
-_HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^\s:/?#@\[\]]+)(?::([0-9]{1,5}))?")
+_HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^\s:/?#@\[\]]+)(?::([0-9]{0,5}))?")
 _ORIGIN = re.compile(r"(https?)://([^\s/?#@]+)")
 _PORTS = {"http": 80, "https": 443}
 
@@ -68,7 +69,14 @@ class Place:
         if match is None:
             return None
         name = match[1].strip("[]").removesuffix(".")
+        with suppress(ValueError):
+            name = str(ipaddress.ip_address(name))  # IPv6 has many spellings
         return cls(name, int(match[2]) if match[2] else None)
+
+    @classmethod
+    def named(cls, host: str) -> Place | None:
+        """From a setting, where an IPv6 address needs no brackets."""
+        return cls.of(f"[{host}]" if host.count(":") > 1 and host[0] != "[" else host)
 
     @property
     def address(self) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
@@ -97,9 +105,7 @@ class Names:
         listed."""
         if settings.api_keys and not settings.allowed_hosts:
             return cls(None, (ANY,))
-        host = settings.host
-        bound = Place.of(f"[{host}]" if ":" in host else host)
-        return cls(bound, tuple(pattern.lower() for pattern in settings.allowed_hosts))
+        return cls(Place.named(settings.host), settings.allowed_hosts)
 
     def answer(self, place: Place) -> bool:
         """Addresses cannot be rebound: a page that calls one was loaded from it. They are answered
@@ -144,16 +150,13 @@ class Guard:
         written = headers.get("host", "")
         host = Place.of(written)
         if host is None or not self.names.answer(host):
-            text = (
-                f"this server does not answer to the name {written[:200]!r}; if it should, add it to "
-                "`allowed_hosts`"
-            )
-            raise ApiError("forbidden", text)
+            raise ApiError("forbidden", _unknown(written))
         origin = headers.get("origin")
         if not self._may_call(headers, origin, host, scope.get("method")):
+            pages = repr(origin[:200]) if origin else "another origin"
             text = (
-                f"pages of {origin or 'another origin'!r} may not call this server; if they should, add "
-                "the origin to `allowed_origins`"
+                f"pages of {pages} may not call this server; if they should, add the origin to "
+                "`allowed_origins`"
             )
             raise ApiError("forbidden", text)
 
@@ -186,13 +189,16 @@ def same(origin: str, host: Place) -> bool:
 
 
 def checked_hosts(names: Iterable[str]) -> tuple[str, ...]:
-    """The setting. Raises ValueError for what is no name."""
-    found = tuple(names)
-    for name in found:
-        place = Place.of(name.removeprefix("*.")) if name != ANY else Place(ANY, None)
-        if place is None or place.port is not None or (ANY in place.name and name != ANY):
-            raise ValueError(f"{name!r} is no host: a name without port, `*.example.com`, or `*`")
-    return found
+    """The setting, as names are compared. Raises ValueError for what is no name."""
+    return tuple(name if name == ANY else _checked_host(name) for name in names)
+
+
+def _checked_host(name: str) -> str:
+    wild = "*." if name.startswith("*.") else ""
+    place = Place.named(name.removeprefix(wild))
+    if place is None or place.port is not None or ANY in place.name:
+        raise ValueError(f"{name!r} is no host: a name without port, `*.example.com`, or `*`")
+    return wild + place.name
 
 
 def checked_origins(origins: Iterable[str]) -> tuple[str, ...]:
@@ -203,6 +209,15 @@ def checked_origins(origins: Iterable[str]) -> tuple[str, ...]:
         if origin != ANY and (match is None or Place.of(match[2]) is None):
             raise ValueError(f"{origin!r} is no origin, as https://app.example.com is")
     return found
+
+
+def _unknown(host: str) -> str:
+    if not host:
+        return "the request does not say which server it is for: send the header Host"
+    return (
+        f"this server does not answer to the name {host[:200]!r}; if it should, add it to "
+        "`allowed_hosts`"
+    )
 
 
 def _fits(name: str, pattern: str) -> bool:

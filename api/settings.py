@@ -90,7 +90,7 @@ class Settings(BaseSettings):
     max_upload_bytes: Count = 1 << 30
     max_audio_s: Seconds = 4 * 3600.0  # decoded, of one upload
     max_requests: Count = 64  # under way at a time, once their bodies are here
-    max_uploads: Count = 256  # bodies coming in at a time
+    max_uploads: Count = 256  # bodies coming in at a time, pieces of resumable ones too
     upload_idle_s: Seconds = 30.0  # without a byte of a body; longer is 408
     min_upload_rate: Rate = 1024.0  # bytes per second of a body, on average; slower is 408
     max_requests_per_key: Count = 16

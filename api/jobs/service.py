@@ -184,8 +184,7 @@ class Jobs:
     def check(self, tenant: str, *, keyed: bool) -> None:
         """Whether one more job may come in, before its audio does. Raises ApiError."""
         settings = self.settings
-        if self.store.blobs.free < settings.min_free_bytes:
-            raise ApiError("storage_full", "the server has no room for the upload")
+        self.check_room()
         count, seconds = self.store.waiting_s()
         if seconds >= settings.max_queued_jobs_s:
             raise ApiError("overloaded", "the queue of jobs is full", retry_after=60)
@@ -194,6 +193,11 @@ class Jobs:
         if keyed and count >= settings.max_jobs_per_key:
             text = f"this key has {count} jobs open, its most"
             raise ApiError("rate_limited", text, retry_after=60)
+
+    def check_room(self) -> None:
+        """Raises ApiError `storage_full` with less than `min_free_bytes` on the disk."""
+        if self.store.blobs.free < self.settings.min_free_bytes:
+            raise ApiError("storage_full", "the server has no room for the upload")
 
     def submit(self, new: New, audio: Draft, key: Key | None = None) -> Job:
         """The job, once all of it is on disk; an earlier one where the key says that it is the same.

@@ -18,10 +18,11 @@ from fastapi import APIRouter, Request
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from api.dependencies import Caller
+from api.dependencies import ANYBODY, Caller, Served
 from api.errors import ApiError
 from api.inputs import label, whole
 from api.jobs.dependencies import Jobbing
+from api.jobs.service import Jobs
 from api.tus import Upload
 
 VERSION = "1.0.0"
@@ -67,12 +68,30 @@ async def where(id: str, request: Request, jobs: Jobbing, caller: Caller) -> Res
 
 
 @router.patch("/{id}", status_code=204)
-async def go_on(id: str, request: Request, jobs: Jobbing, caller: Caller) -> Response:
+async def go_on(
+    id: str, request: Request, serving: Served, jobs: Jobbing, caller: Caller
+) -> Response:
     """What arrived before a client leaves is kept."""
     _check_version(request)
     if request.headers.get("content-type") != BODY:
         raise ApiError("unsupported_media_type", f"send the bytes as {BODY}")
     offset, digest = _number(request, "Upload-Offset"), _digest(request)
+    jobs.check_room()
+    place = serving.admission.arrive(caller, keyed=caller != ANYBODY, resumable=True)
+    try:
+        await _append(jobs, id, caller, offset, request)
+    finally:
+        place.leave()
+    upload = await asyncio.to_thread(jobs.uploads.get, id, caller)
+    if digest is not None and upload.complete:
+        if await asyncio.to_thread(jobs.uploads.digest, id, caller) != digest:
+            await asyncio.to_thread(jobs.uploads.delete, id, caller)
+            text = "what arrived is not what Repr-Digest says; the upload is dropped, begin anew"
+            raise ApiError("invalid_value", text, param="Repr-Digest")
+    return Response(status_code=204, headers=_told(upload))
+
+
+async def _append(jobs: Jobs, id: str, caller: str, offset: int, request: Request) -> None:
     with jobs.uploads.appending(id, caller, offset) as part:
         if whole(request.headers.get("content-length", "0"), part.length - offset) is None:
             raise ApiError(
@@ -81,17 +100,10 @@ async def go_on(id: str, request: Request, jobs: Jobbing, caller: Caller) -> Res
         try:
             async for piece in request.stream():
                 await asyncio.to_thread(part.write, piece)
-        except ClientDisconnect:
+        except (ApiError, ClientDisconnect):  # here, as the disk may be slow
             await asyncio.to_thread(part.sync)
             raise
         await asyncio.to_thread(part.sync)
-    upload = await asyncio.to_thread(jobs.uploads.get, id, caller)
-    if digest is not None and upload.complete:
-        if await asyncio.to_thread(jobs.uploads.digest, id, caller) != digest:
-            await asyncio.to_thread(jobs.uploads.delete, id, caller)
-            text = "what arrived is not what Repr-Digest says; the upload is dropped, begin anew"
-            raise ApiError("invalid_value", text, param="Repr-Digest")
-    return Response(status_code=204, headers=_told(upload))
 
 
 @router.delete("/{id}", status_code=204)

@@ -15,6 +15,7 @@ def post(
     path: str,
     headers: Mapping[str, str],
     receive: Callable[[], Awaitable[Message]],
+    method: str = "POST",
 ) -> list[Message]:
     """What was sent in answer; returns when the application does."""
     sent: list[Message] = []
@@ -26,7 +27,7 @@ def post(
         "type": "http",
         "asgi": {"version": "3.0", "spec_version": "2.3"},
         "http_version": "1.1",
-        "method": "POST",
+        "method": method,
         "scheme": "http",
         "path": path,
         "raw_path": path.encode(),

@@ -128,6 +128,12 @@ def test_its_own_page_programs_and_links_to_it_pass(keyless) -> None:
             ["asr.example.com", "Asr.Example.Com:443", "a.lan", "a.b.lan", "localhost"],
             ["lan", "example.com", "evil.test", "xasr.example.com", "asr.example.com.evil.test"],
         ),
+        (
+            {"allowed_hosts": ("asr.lan.", "[FD00:0::5]", "fd00::6", "*.example.com.")},
+            ["asr.lan", "asr.lan.:80", "[fd00::5]:80", "[fd00:0::6]", "a.example.com", "localhost:"],
+            ["[fd00::7]", "evil.test."],
+        ),
+        ({"host": "::", "open_to_all": True}, ["[fd00::5]:80", "10.0.0.7"], ["asr.lan"]),
         ({"allowed_hosts": ("*",)}, ["evil.test"], ["a b"]),
         ({"api_keys": {"team": digest(KEY)}}, ["anything.example.com"], []),
         (
@@ -144,6 +150,20 @@ def test_the_names_that_a_server_answers_to(settings, answered, refused) -> None
             headers = {"Host": name, "Authorization": f"Bearer {KEY}"}
             found = client(app).get("/v1/models", headers=headers).status_code
             assert found == status, name
+
+
+@pytest.mark.parametrize(
+    ("headers", "said"),
+    [
+        ({"Host": ""}, "send the header Host"),
+        ({"Host": "evil.test"}, "the name 'evil.test'"),
+        ({"Sec-Fetch-Site": "cross-site"}, "pages of another origin may"),
+        ({"Origin": "http://evil.test"}, "pages of 'http://evil.test' may"),
+    ],
+)
+def test_a_refusal_says_what_it_was(keyless, headers, said) -> None:
+    answer = client(keyless).get("/v1/models", headers=headers)
+    assert answer.status_code == 403 and said in answer.json()["error"]["message"]
 
 
 def test_pages_of_allowed_origins_may_call() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import os
+import threading
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -13,7 +15,8 @@ from hypothesis import strategies as st
 from api.errors import ApiError
 from api.keys import digest, new_key
 from api.tus import Uploads
-from tests.api.conftest import memo
+from tests.api import raw
+from tests.api.conftest import memo, until
 from tests.api.jobbing import FORM, JOBS, application, ended, ready
 
 TUS = {"Tus-Resumable": "1.0.0"}
@@ -96,6 +99,70 @@ def test_a_chunked_body_beyond_the_length_is_cut_off(client) -> None:
     pieces = iter([b"12345", b"67890", b"more"])
     answer = client.patch(place, headers={**BODY, "Upload-Offset": "0"}, content=pieces)
     assert answer.status_code == 413 and offset(client, place) <= 10
+
+
+@pytest.mark.parametrize(
+    ("keyed", "limits", "status", "code"),
+    [
+        (False, {"max_uploads": 3}, 503, "overloaded"),
+        (True, {"max_uploads": 9, "max_requests_per_key": 3}, 429, "rate_limited"),
+    ],
+)
+def test_pieces_that_come_slowly_have_a_bound(
+    tmp_path, transcriber, decoders, keyed, limits, status, code
+) -> None:
+    """The places of all uploads; the server's own requests take none of them."""
+    key = new_key()
+    limits |= {"api_keys": {"team": digest(key)}} if keyed else {}
+    with application(tmp_path, transcriber, decoders, max_requests=1, **limits) as client:
+        client.headers["Authorization"] = f"Bearer {key}"
+        admission = client.app.state.serving.admission
+        admission.enter("other", keyed=True)  # no place for a request: pieces come in all the same
+        *slow, last = [create(client, 10).headers["location"] for _ in range(4)]
+        go = threading.Event()
+
+        async def receive():
+            while not go.is_set():
+                await asyncio.sleep(0.01)
+            return {"type": "http.disconnect"}
+
+        headers = {**BODY, "Upload-Offset": "0", "Authorization": f"Bearer {key}"}
+        threads = [
+            threading.Thread(target=raw.post, args=(client, place, headers, receive, "PATCH"))
+            for place in slow
+        ]
+        for thread in threads:
+            thread.start()
+        try:
+            until(lambda: admission.uploads == 3)
+            answer = patch(client, last, 0, b"12345")
+            assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
+            assert int(answer.headers["retry-after"]) >= 1
+        finally:
+            go.set()
+            for thread in threads:
+                thread.join()
+        assert admission.uploads == 0
+        assert patch(client, last, 0, b"12345").status_code == 204
+
+
+def test_pieces_count_for_no_limit_of_a_minute(tmp_path, transcriber, decoders) -> None:
+    key = new_key()
+    rights = {"team": {"hash": digest(key), "requests_per_minute": 1}}
+    with application(tmp_path, transcriber, decoders, api_keys=rights) as client:
+        client.headers["Authorization"] = f"Bearer {key}"
+        place = create(client, 4).headers["location"]
+        assert [patch(client, place, at, b"x").status_code for at in range(4)] == [204] * 4
+
+
+def test_a_disk_below_its_mark_takes_no_further_piece(client, monkeypatch) -> None:
+    place = create(client, 4).headers["location"]
+    jobs = client.app.state.jobs
+    with monkeypatch.context() as patched:
+        patched.setattr(type(jobs.store.blobs), "free", -1)
+        answer = patch(client, place, 0, b"1234")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (507, "storage_full")
+    assert offset(client, place) == 0 and patch(client, place, 0, b"1234").status_code == 204
 
 
 def test_the_digest_of_the_whole_is_compared(client) -> None:
