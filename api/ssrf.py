@@ -12,7 +12,10 @@ sockets of this machine. Knows nothing of what is sent.
 from __future__ import annotations
 
 import ipaddress
+import math
 import socket
+import ssl
+import time
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -146,8 +149,14 @@ class Guarded(httpcore.NetworkBackend):
     """Connects to addresses that were judged. `allowed` are networks inside the house that may be called
     nevertheless, at any port."""
 
-    def __init__(self, allowed: Sequence[Network] = (), resolve: Resolve = resolved) -> None:
-        self.allowed, self.resolve = tuple(allowed), resolve
+    def __init__(
+        self,
+        allowed: Sequence[Network] = (),
+        resolve: Resolve = resolved,
+        end_s: float = math.inf,
+    ) -> None:
+        """`end_s`, by `time.monotonic`: connections may be used until then."""
+        self.allowed, self.resolve, self.end_s = tuple(allowed), resolve, end_s
         self._backend = httpcore.SyncBackend()
 
     def connect_tcp(
@@ -168,22 +177,60 @@ class Guarded(httpcore.NetworkBackend):
         if not found or not all(_may(address, port, self.allowed) for address in found):
             cause = Refused("the address is not one that this server calls")
             raise httpcore.ConnectError(str(cause)) from cause
-        return self._backend.connect_tcp(addresses[0], port, timeout, local_address, socket_options)
+        made = self._backend.connect_tcp(addresses[0], port, timeout, local_address, socket_options)
+        return Ending(made, self.end_s)
 
     def connect_unix_socket(self, *args: Any, **named: Any) -> httpcore.NetworkStream:
         raise httpcore.ConnectError("sockets of this machine are not called")
 
 
+class Ending(httpcore.NetworkStream):
+    """A connection with an end. httpx limits each read by itself: a receiver that sends a byte of its
+    headers now and then would never be waited for too long."""
+
+    def __init__(self, stream: httpcore.NetworkStream, end_s: float) -> None:
+        self._stream, self._end_s = stream, end_s
+
+    def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        return self._stream.read(max_bytes, self._left(httpcore.ReadTimeout, timeout))
+
+    def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        self._stream.write(buffer, self._left(httpcore.WriteTimeout, timeout))
+
+    def close(self) -> None:
+        self._stream.close()
+
+    def start_tls(
+        self,
+        ssl_context: ssl.SSLContext,
+        server_hostname: str | None = None,
+        timeout: float | None = None,
+    ) -> httpcore.NetworkStream:
+        left_s = self._left(httpcore.ConnectTimeout, timeout)
+        return Ending(self._stream.start_tls(ssl_context, server_hostname, left_s), self._end_s)
+
+    def get_extra_info(self, info: str) -> Any:
+        return self._stream.get_extra_info(info)
+
+    def _left(self, late: type[Exception], timeout: float | None) -> float | None:
+        left_s = self._end_s - time.monotonic()
+        if left_s <= 0:
+            raise late("it took too long in all")
+        found = left_s if timeout is None else min(timeout, left_s)
+        return None if math.isinf(found) else found
+
+
 def client(
     *, timeout_s: float, allowed: Sequence[Network] = (), resolve: Resolve = resolved
 ) -> httpx.Client:
-    """An HTTP client that goes nowhere else."""
+    """An HTTP client that goes nowhere else. Made for one request: `timeout_s` is for all of it, the
+    resolver's time apart."""
     transport = httpx.HTTPTransport(trust_env=False)
     # httpx has no public way to hand its pool a backend; tests/api/test_webhooks.py watches over this.
     transport._pool = httpcore.ConnectionPool(
         ssl_context=httpx.create_ssl_context(trust_env=False),
         max_connections=1,
-        network_backend=Guarded(allowed, resolve),
+        network_backend=Guarded(allowed, resolve, time.monotonic() + timeout_s),
     )
     return httpx.Client(
         transport=transport, timeout=timeout_s, follow_redirects=False, trust_env=False

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import base64
 import json
+import socket
 import threading
+import time
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import httpcore
@@ -97,6 +100,30 @@ def test_nobody_home_is_a_failure() -> None:
     with Receiver(200) as receiver:
         url = receiver.url
     assert Webhooks(allowed=HOME, timeout_s=2).deliver(job(url)) == "failed"
+
+
+def test_a_receiver_that_drips_is_left_when_the_time_is_over() -> None:
+    """Each byte comes long before the limit on one read."""
+    over = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def drip() -> None:
+            connection, _ = listening.accept()
+            with connection, suppress(OSError):
+                connection.sendall(b"HTTP/1.1 200 OK\r\nx: ")
+                while not over.wait(0.02):
+                    connection.sendall(b"x")
+
+        thread = threading.Thread(target=drip)
+        thread.start()
+        port = listening.getsockname()[1]
+        began = time.monotonic()
+        try:
+            told = Webhooks(HOME, timeout_s=0.3).deliver(job(f"http://127.0.0.1:{port}/"))
+        finally:
+            over.set()
+            thread.join()
+    assert told == "failed" and time.monotonic() - began < 1.5
 
 
 @pytest.mark.parametrize("secret", ["whsec_%", "whsec_AAAA", "short", ""])
