@@ -38,7 +38,11 @@ class Options:
     def __post_init__(self) -> None:
         if self.task not in TASKS:
             raise UsageError(f"unknown task {self.task!r}; known: {', '.join(TASKS)}")
-        if self.gamma is not None and (not isinstance(self.gamma, int) or self.gamma < 0):
+        for name, value in (("language", self.language), ("initial_prompt", self.initial_prompt)):
+            if value is not None:
+                _check_text(name, value)
+        whole = isinstance(self.gamma, int) and not isinstance(self.gamma, bool)
+        if self.gamma is not None and (not whole or self.gamma < 0):
             raise UsageError(f"gamma is {self.gamma}; it must be 0 (plain decoding) or more")
         if self.long_form not in ("windows", "sequential"):
             raise UsageError(f"long form {self.long_form!r} is neither windows nor sequential")
@@ -46,3 +50,14 @@ class Options:
             raise UsageError(
                 "sequential decoding follows the timestamps: it cannot do without them"
             )
+
+
+def _check_text(name: str, value: object) -> None:
+    """Raises UsageError for what is no string, or has no tokens: half of a surrogate pair, which is also
+    how Python holds a byte of the command line that is not UTF-8."""
+    if not isinstance(value, str):
+        raise UsageError(f"{name} is {value!r}; it must be text")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise UsageError(f"{name} {value!r} is not Unicode text; give it in UTF-8") from None

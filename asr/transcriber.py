@@ -10,6 +10,7 @@ Decode audio -> windows -> log-mel -> encoder -> engine -> tokens -> segments. W
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from importlib.metadata import version
@@ -17,6 +18,7 @@ from typing import Any
 
 from asr.audio import Input, Open, open_audio
 from asr.call import Call
+from asr.errors import UsageError
 from asr.features import LogMel
 from asr.isolation import Isolated
 from asr.loading import Whisper, load
@@ -138,9 +140,11 @@ class Transcriber:
         """Outcomes as they end, which need not be the order of `sources`. `open` opens them, for
         whoever wants to hear them too.
 
-        Raises UsageError, at once, for options that this model cannot serve; what is wrong with a
-        recording is in its outcome.
+        Raises UsageError, at once, for one recording in place of a list and for options that this model
+        cannot serve; what is wrong with a recording is in its outcome.
         """
+        if isinstance(sources, str | bytes | os.PathLike):
+            raise UsageError("the sources are one recording; give a list of them")
         options = options or Options()
         kind = SequentialCall if options.long_form == "sequential" else Call
         return kind(self, options, hook, open).run(sources)

@@ -11,6 +11,7 @@ above temperature 0 its distribution does.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
@@ -105,6 +106,8 @@ class TextGenerator:
             self.engine.warm_up()
         self._writings: dict[int, Writing] = {}
         self._numbers = count()
+        self._awaited: dict[int, deque[Event]] = {}  # news for `stream` and `generate`, by text
+        self._news: deque[Event] = deque()  # of all other texts, until the next `step`
 
     @classmethod
     @loading()
@@ -243,6 +246,10 @@ class TextGenerator:
 
     def cancel(self, number: int) -> None:
         """Its row is free in the next step, and no event of it follows; nothing if it has ended."""
+        self._news = deque(event for event in self._news if event.number != number)
+        self._drop(number)
+
+    def _drop(self, number: int) -> None:
         if self._writings.pop(number, None) is not None:
             self.engine.cancel(number)
             if not self._writings:  # no later step would free its row
@@ -250,8 +257,8 @@ class TextGenerator:
 
     @property
     def idle(self) -> bool:
-        """Whether no text is under way."""
-        return not self._writings
+        """Whether no text is under way, and `step` has nothing more to tell."""
+        return not self._writings and not self._news
 
     @property
     def broken(self) -> BrokenError | None:
@@ -259,7 +266,18 @@ class TextGenerator:
         return self.engine.broken
 
     def step(self) -> list[Event]:
-        """One round of all rows, and what became final by it."""
+        """One round of all rows, and what became final since the last step, except of the texts of
+        `stream` and `generate`, which tell their own callers."""
+        self._advance()
+        events, self._news = self._news, deque()
+        return list(events)
+
+    def _advance(self) -> None:
+        """One round of all rows; what became final goes to whoever waits for it."""
+        for event in self._round():
+            self._awaited.get(event.number, self._news).append(event)
+
+    def _round(self) -> list[Event]:
         events = [self._ended(result) for result in self.engine.step() if self._mine(result)]
         known = {number: len(writing.ids) for number, writing in self._writings.items()}
         for partial in self.engine.peek(known):
@@ -300,11 +318,11 @@ class TextGenerator:
                 partial.tokens, partial.logprobs, partial.ranked, partial.begin
             )
         except Exception as error:
-            self.cancel(number)
+            self._drop(number)
             failed = faults.fault(faults.WRITING, error)
             return Event(number, "", (), writing.completion("failed", failed))
         if writing.stopped is not None:
-            self.cancel(number)
+            self._drop(number)
             return Event(number, text, tokens, writing.completion("stop"))
         return Event(number, text, tokens) if text or tokens else None
 
@@ -321,20 +339,21 @@ class TextGenerator:
         fails later is a completion with `finish` "failed" and an `error`; the others are not affected.
         """
         options = Options() if options is None else options
+        if isinstance(prompts, str | bytes):
+            raise RequestError("the prompts are one text; give a list of them")
         ids = [self.encode(prompt) for prompt in prompts]
         numbers: list[int] = []
         ended: dict[int, Completion] = {}
         try:
             for prompt in ids:
-                numbers.append(self.submit(prompt, options))
-            wanted = set(numbers)
-            while len(ended) < len(numbers):
-                for event in self.step():
-                    if event.completion is not None and event.number in wanted:
-                        ended[event.number] = event.completion
+                numbers.append(self._begin(prompt, options))
+            for number in numbers:
+                for event in self._events(number):
+                    if event.completion is not None:
+                        ended[number] = event.completion
         finally:
             for number in numbers:
-                self.cancel(number)  # nothing where it has ended
+                self._leave(number)
         return [ended[number] for number in numbers]
 
     def stream(
@@ -342,18 +361,36 @@ class TextGenerator:
     ) -> Iterator[Event]:
         """One text as it is written; a caller that stops listening cancels it. Raises DecodingError,
         behind what was written, where it fails."""
-        number = self.submit(prompt, options)
+        number = self._begin(prompt, options)
         try:
-            while True:
-                for event in self.step():
-                    if event.number == number:
-                        yield event
-                        if event.completion is not None:
-                            if event.completion.error is not None:
-                                raise event.completion.error
-                            return
+            for event in self._events(number):
+                yield event
+                if event.completion is not None and event.completion.error is not None:
+                    raise event.completion.error
         finally:
-            self.cancel(number)
+            self._leave(number)
+
+    def _begin(
+        self, prompt: str | Sequence[int] | Sequence[Message], options: Options | None
+    ) -> int:
+        """A text whose events wait for `_events`, whoever plays the rounds."""
+        number = self.submit(prompt, options)
+        self._awaited[number] = deque()
+        return number
+
+    def _events(self, number: int) -> Iterator[Event]:
+        """All events of a text, up to its end."""
+        news = self._awaited[number]
+        while news or number in self._writings:
+            if news:
+                yield news.popleft()
+            else:
+                self._advance()
+
+    def _leave(self, number: int) -> None:
+        """Nobody waits for the text any more; cancelled, unless it has ended."""
+        self._awaited.pop(number, None)
+        self.cancel(number)
 
     @property
     def stats(self) -> Stats:

@@ -44,6 +44,7 @@ def test_guards(wrong) -> None:
         {"gamma": -1},
         {"gamma": math.nan},
         {"gamma": 2.5},
+        {"gamma": True},
         {"task": "sing"},
         {"long_form": "short"},
         {"long_form": "sequential", "timestamps": False},
@@ -53,6 +54,13 @@ def test_guards(wrong) -> None:
 def test_options_of_a_call(wrong) -> None:
     with pytest.raises(UsageError):
         Options(**wrong)
+
+
+@pytest.mark.parametrize("name", ["language", "initial_prompt"])
+@pytest.mark.parametrize("value", [5, b"cafe", "caf\udce9", "\ud800"])
+def test_text_in_options_has_bytes(name, value) -> None:
+    with pytest.raises(UsageError, match=name):
+        Options(**{name: value})
 
 
 @pytest.mark.parametrize("name", ["width", "count", "words"])

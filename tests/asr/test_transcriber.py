@@ -133,6 +133,13 @@ def test_a_recording_can_come_as_bytes(shared, recordings, alone) -> None:
     assert outcome.name == "<bytes>"
 
 
+def test_one_recording_is_no_list(shared, tmp_path) -> None:
+    """A string would be read letter by letter."""
+    for one in ("memo.flac", b"RIFF", tmp_path / "memo.flac"):
+        with pytest.raises(UsageError, match="give a list"):
+            shared.transcribe(one)
+
+
 def test_results_come_as_they_end(whisper, recordings) -> None:
     """The silent recording and the short one need not wait for the long one behind them."""
     short, long, _, silent, _ = recordings

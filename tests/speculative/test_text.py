@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
+from itertools import count as counter
+from itertools import zip_longest
 from pathlib import Path
 
 import pytest
@@ -83,6 +86,51 @@ def test_a_stream_is_its_completion_in_pieces(generator):
     for token in done.tokens:
         assert token.logprob <= 0 and len(token.best) == 2
         assert token.data.decode(errors="replace") == token.text or token.text.startswith("<|")
+
+
+def test_callers_that_share_a_generator_get_their_own_events(generator, monkeypatch):
+    """Whoever plays the rounds, every text's events reach the one who waits for it."""
+    real, steps = generator.engine.step, counter()
+
+    def step():
+        assert next(steps) < 500, "somebody waits for events that went elsewhere"
+        return real()
+
+    monkeypatch.setattr(generator.engine, "step", step)
+    options, prompts = Options(max_tokens=12), ["tea on", "the other day", "a"]
+    alone = [generator.generate([prompt], options)[0].text for prompt in prompts]
+
+    one, two = generator.stream(prompts[0], options), generator.stream(prompts[1], options)
+    said = ["", ""]
+    for events in zip_longest(one, two):
+        for i, event in enumerate(events):
+            said[i] += "" if event is None else event.text
+    assert said == alone[:2]
+
+    stream = generator.stream(prompts[0], options)
+    text = next(stream).text
+    number = generator.submit(prompts[2], replace(options, stop=(alone[2][-2:],)))
+    whole = generator.generate([prompts[1]], Options(max_tokens=40))[0].text
+    assert whole.startswith(alone[1])
+    assert text + "".join(event.text for event in stream) == alone[0]
+    assert not generator.idle
+    events = generator.step()
+    while not generator.idle:
+        events += generator.step()
+    assert {event.number for event in events} == {number}
+    done = events[-1].completion
+    assert done is not None and done.finish == "stop"
+    assert "".join(event.text for event in events) == done.text
+
+    number = generator.submit(prompts[0], options)
+    generator.generate([prompts[1]], Options(max_tokens=40))
+    generator.cancel(number)
+    assert generator.idle and generator.step() == [] and generator.engine.idle
+
+
+def test_one_text_is_no_list_of_prompts(generator):
+    with pytest.raises(RequestError, match="the prompts are one text; give a list of them"):
+        generator.generate("tea on")
 
 
 def test_sampled_drafts_are_judged_as_a_block(pair):
