@@ -26,11 +26,12 @@ from torch.nn.functional import normalize
 
 import bundled
 from asr.transcript import SAMPLE_RATE
-from asr.vad import FRAME, LEVEL_FRAMES, Detector, SileroDetector
+from asr.vad import FRAME, Detector, SileroDetector
 from diarize.borders import refined
 from diarize.clustering import DoubtfulVBx, unit
 from diarize.diarizer import Engine, Likeness
-from diarize.encoder import DIMENSION, WINDOW_SAMPLES, SpeakerEncoder, identity, load
+from diarize.encoder import DIMENSION, PART, WINDOW_SAMPLES, SpeakerEncoder, identity, load
+from diarize.noise import NOISY_DB
 from diarize.pipeline import PyannoteDiarizer
 from diarize.upstream import (
     PLDA,
@@ -56,10 +57,6 @@ LAG_S = 1.5 * FRAME / SAMPLE_RATE
 """Seconds by which borders come late: half a frame since pyannote puts them at a frame's middle, one
 since silero-vad says so a frame late. Measured on synthesised speech: 49 ms at starts, 39 at ends."""
 
-PART = 60 * LEVEL_FRAMES * FRAME
-"""Samples heard at a time, a minute: half an hour at once would take half a GB. Whole seconds of the
-detector's level."""
-
 LIKENESS = Likeness(same=0.5, maybe=0.38)
 """Of vectors in the PLDA's space, each from seconds of speech; bundled/speakers/README.md has the
 figures. Of two people's voices through one kind of channel, one pair in a hundred is as like as
@@ -78,7 +75,7 @@ class Tuning:
     speech: float = 0.5  # probability from which on a frame counts
     gap_s: float = 0.0  # within a speaker's turn, bridged; diarize.borders does that
     lda: int = 64  # dimensions of the PLDA that are used
-    threshold: float = 1.1  # distance in the PLDA's space where linkage stops: a cosine of 0.4
+    threshold: float = 1.2  # distance of unit vectors where linkage stops: a cosine of 0.28
     Fa: float = 0.2  # what a window is worth as evidence: twice that of windows half as far apart
     Fb: float = 1.6
 
@@ -215,20 +212,32 @@ class EmbeddedDiarization(SpeakerDiarization):  # type: ignore[misc]  # pyannote
         hook: Callable[..., None] | None = None,
     ) -> NDArray[np.float32]:
         """[C, 50, 1] -> [C, 1, D]; windows in which nobody speaks are not heard, and get the mean."""
-        spoken = np.flatnonzero(binary_segmentations.data.any(axis=(1, 2)))
-        heard = self.heard(file, spoken, hook)
+        speech = binary_segmentations.data[:, :, 0] > 0
+        spoken = np.flatnonzero(speech.any(1))
+        heard = self.heard(file, spoken, self.noisy(file, speech), hook)
         every = np.tile(heard.mean(0), (len(binary_segmentations.data), 1))  # [C, D]
         every[spoken] = heard
         return every[:, None]
 
+    def noisy(self, file: Any, speech: NDArray[np.bool_]) -> bool:
+        """[C, 50] where there is speech -> whether noise is close under it."""
+        frames = np.append(speech[:-1, :STEP_FRAMES], speech[-1])  # windows overlap
+        encoder: SpeakerEncoder = self._embedding.model_.encoder
+        return encoder.clearance_db(file["waveform"][0].numpy(), frames) < NOISY_DB
+
     def heard(
-        self, file: Any, spoken: NDArray[np.int64], hook: Callable[..., None] | None
+        self,
+        file: Any,
+        spoken: NDArray[np.int64],
+        noisy: bool,
+        hook: Callable[..., None] | None,
     ) -> NDArray[np.float32]:
         """[N] windows -> [N, D]."""
         encoder: SpeakerEncoder = self._embedding.model_.encoder
         found = list[NDArray[np.float32]]()
         starts = spoken * STEP_FRAMES * FRAME
-        for vectors in encoder.windows(file["waveform"][0].numpy(), starts):
+        samples = file["waveform"][0].numpy()
+        for vectors in encoder.windows(samples, starts, noisy=noisy):
             found.append(vectors)
             if hook is not None:
                 done = sum(len(v) for v in found)
@@ -254,8 +263,7 @@ def build(
         embedding=VoiceVector(encoder),
         plda=plda,
     )
-    compare = Comparison(folder)
-    pipeline.clustering = DoubtfulVBx(plda, compare)
+    pipeline.clustering = DoubtfulVBx(plda)
     pipeline.instantiate(tuning.parameters())
     pipeline.to(torch_device)
     engine = Engine(
@@ -269,7 +277,7 @@ def build(
             "device": device,
         },
     )
-    return PyannoteDiarizer(pipeline, engine, SHARES, refined, compare)
+    return PyannoteDiarizer(pipeline, engine, SHARES, refined, Comparison(folder))
 
 
 @cache

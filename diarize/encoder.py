@@ -21,6 +21,8 @@ from torch.nn.functional import normalize
 
 from asr.errors import ModelError
 from asr.transcript import SAMPLE_RATE
+from asr.vad import FRAME, LEVEL_FRAMES
+from diarize.noise import clearance_db, denoised
 
 Samples = NDArray[np.float32]
 
@@ -39,6 +41,10 @@ LEVEL = 10 ** (-30 / 20)
 
 BATCH = 128
 """Windows: below 32 the LSTM leaves half of a core idle, above 128 it only takes room."""
+
+PART = 60 * LEVEL_FRAMES * FRAME
+"""Samples heard at a time, a minute: half an hour at once would take half a GB. Whole seconds of the
+detector's level."""
 
 FAR = 4 * WINDOW_SAMPLES
 
@@ -77,11 +83,27 @@ class SpeakerEncoder(nn.Module):
         return normalize(self.linear(hidden[-1]).relu())
 
     @torch.inference_mode()
-    def windows(self, samples: Samples, starts: NDArray[np.int64]) -> Iterator[Samples]:
+    def windows(
+        self, samples: Samples, starts: NDArray[np.int64], *, noisy: bool = False
+    ) -> Iterator[Samples]:
         """The vectors [n, 256] of windows of 1.6 s that start at these samples, in order, a batch
-        at a time. What lies outside the recording is silence."""
+        at a time; of speech over noise, without the noise. What lies outside the recording is
+        silence."""
         for batch in _batches(starts):
-            yield np.asarray(self(self.mels(samples, batch)).cpu())
+            mels = self.mels(samples, batch)
+            yield np.asarray(self(denoised(mels) if noisy else mels).cpu())
+
+    @torch.inference_mode()
+    def clearance_db(self, samples: Samples, speech: NDArray[np.bool_]) -> float:
+        """How far speech stands above what is under it. `speech` [F] says where it is, in equal
+        parts of `FRAME` samples."""
+        parts = [samples[first : first + PART] for first in range(0, len(samples), PART)]
+        frames = [
+            self.mel(torch.from_numpy(part).to(self.mean.device)).cpu().numpy().T for part in parts
+        ]
+        places = np.concatenate([n * PART + HOP * np.arange(len(f)) for n, f in enumerate(frames)])
+        said = speech[np.minimum(places // FRAME, len(speech) - 1)]
+        return clearance_db(np.concatenate(frames), said)
 
     def mels(self, samples: Samples, starts: NDArray[np.int64]) -> Tensor:
         """[n, 160, 40], each window raised to LEVEL. One spectrum serves windows that overlap;

@@ -13,8 +13,8 @@ from scipy.linalg import eigh
 Vectors = NDArray[np.float32]
 Labels = NDArray[np.int64]
 
-MOST_VECTORS = 800
-"""Eigenvalues cost the cube of it: 12 times 0.2 s here. Others go to the nearest cluster."""
+MOST_VECTORS = 400
+"""Eigenvalues cost the cube of it, twelve times for each voice. Others go to the nearest cluster."""
 
 MOST_CLUSTERS = 8
 SEED = 42

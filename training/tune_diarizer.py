@@ -29,7 +29,7 @@ from benchmarks.mixtures import Mixture, mix, mixtures, usable
 from benchmarks.turn_errors import Errors, turn_errors
 from diarize.borders import Levels, refined
 from diarize.clustering import DoubtfulVBx
-from diarize.embedded import Comparison, EmbeddedDiarization, Tuning, build
+from diarize.embedded import EmbeddedDiarization, Tuning, build
 from diarize.pipeline import PyannoteDiarizer
 from diarize.upstream import PLDA
 from training.channels import CHANNELS
@@ -50,8 +50,8 @@ class Remembering(EmbeddedDiarization):
     def get_segmentations(self, file: Any, hook: Any = None) -> Any:
         return self._once(file, 0, lambda: super(Remembering, self).get_segmentations(file, hook))
 
-    def heard(self, file: Any, spoken: Any, hook: Any) -> Any:
-        return self._once(file, 1, lambda: super(Remembering, self).heard(file, spoken, hook))
+    def heard(self, file: Any, *given: Any) -> Any:
+        return self._once(file, 1, lambda: super(Remembering, self).heard(file, *given))
 
     def _once(self, file: Any, step: int, hear: Any) -> Any:
         key = 2 * file["waveform"].data_ptr() + step
@@ -125,8 +125,7 @@ def tuned(diarizer: PyannoteDiarizer, part: Third, tuning: Tuning, levels: Level
             Path(folder) / "plda.npz",
             lda_dimension=tuning.lda,
         )
-        compare = Comparison(Path(folder))
-    diarizer.pipeline.clustering = DoubtfulVBx(plda, compare)
+    diarizer.pipeline.clustering = DoubtfulVBx(plda)
     diarizer.pipeline.instantiate(tuning.parameters())
     diarizer.refine = lambda turns, samples: refined(turns, samples, levels)
 
@@ -159,8 +158,8 @@ def main() -> None:
     plain, level = Tuning(), Levels()
     parser.add_argument("--speech", type=float, nargs="+", default=[plain.speech])
     parser.add_argument("--lda", type=int, nargs="+", default=[plain.lda])
-    parser.add_argument("--threshold", type=float, nargs="+", default=[1.05, 1.1, 1.15])
-    parser.add_argument("--fa", type=float, nargs="+", default=[0.1, 0.2, 0.3])
+    parser.add_argument("--threshold", type=float, nargs="+", default=[1.15, 1.2, 1.25])
+    parser.add_argument("--fa", type=float, nargs="+", default=[0.07, 0.1, 0.2])
     parser.add_argument("--fb", type=float, nargs="+", default=[0.8, 1.6])
     parser.add_argument("--part", type=float, nargs="+", default=[level.part])
     given = parser.parse_args()

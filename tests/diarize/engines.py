@@ -124,11 +124,10 @@ def community_folder(folder: Path) -> Path:
     return folder
 
 
-def plda(folder: Path, dimensions: int, kept: int, axes: np.ndarray | None = None) -> None:
-    """One that only turns and shortens vectors: [dimensions, kept] `axes`, or random ones."""
+def plda(folder: Path, dimensions: int, kept: int) -> None:
+    """One that only turns and shortens vectors."""
     folder.mkdir(parents=True, exist_ok=True)
     turned, _ = np.linalg.qr(np.random.default_rng(0).standard_normal((dimensions, kept)))
-    turned = turned if axes is None else axes
     zero = np.zeros(kept)
     np.savez(folder / "xvec_transform.npz", mean1=np.zeros(dimensions), mean2=zero, lda=turned)
     np.savez(folder / "plda.npz", mu=zero, tr=np.eye(kept), psi=np.linspace(10, 0.1, kept))

@@ -12,20 +12,18 @@ from tests.diarize.engines import plda
 pytest.importorskip("pyannote.audio")
 
 WINDOWS, DIMENSIONS = 50, 256
-PARAMETERS = {"threshold": 1.1, "Fa": 0.1, "Fb": 1.6}
+PARAMETERS = {"threshold": 1.2, "Fa": 0.1, "Fb": 1.6}
 
 
 @pytest.fixture(scope="module")
 def clustering(tmp_path_factory: pytest.TempPathFactory) -> Any:
     from diarize.clustering import DoubtfulVBx
-    from diarize.embedded import Comparison
     from diarize.upstream import PLDA
 
     folder = tmp_path_factory.mktemp("plda")
     plda(folder, DIMENSIONS, 128)
     return DoubtfulVBx(
-        PLDA(folder / "xvec_transform.npz", folder / "plda.npz", lda_dimension=64),
-        Comparison(folder),
+        PLDA(folder / "xvec_transform.npz", folder / "plda.npz", lda_dimension=64)
     ).instantiate(PARAMETERS)
 
 
@@ -86,26 +84,6 @@ def test_next_to_nothing_is_one_voice(clustering: Any) -> None:
     assert labels.tolist() == [[0]] and len(centres) == 1
 
 
-def test_a_recording_s_noise_moves_no_voice_to_another(tmp_path: Any) -> None:
-    """Where the PLDA leaves out the direction of noise, linkage does too."""
-    from diarize.clustering import DoubtfulVBx
-    from diarize.embedded import Comparison
-    from diarize.upstream import PLDA
-
-    axes = np.eye(DIMENSIONS)
-    noise, kept = axes[0], axes[:, 1:129]
-    plda(tmp_path, DIMENSIONS, 128, kept)
-    clustering = DoubtfulVBx(
-        PLDA(tmp_path / "xvec_transform.npz", tmp_path / "plda.npz", lda_dimension=64),
-        Comparison(tmp_path),
-    ).instantiate(PARAMETERS)
-    rng = np.random.default_rng(0)
-    rows = np.repeat(axes[1:4], WINDOWS, axis=0) + 2 * noise
-    rows = (rows + 0.04 * rng.standard_normal(rows.shape)).astype(np.float32)[:, None]
-    labels, _, centres = clustering(rows, spoken(len(rows)), max_clusters=100)
-    assert len(centres) == 3 and (np.diff(labels.reshape(3, WINDOWS)) == 0).all()
-
-
 def test_windows_with_little_speech_found_no_voice(clustering: Any) -> None:
     vectors = heard(3)
     activity = spoken(len(vectors))
@@ -115,3 +93,26 @@ def test_windows_with_little_speech_found_no_voice(clustering: Any) -> None:
     activity.data[4:, 20:] = 0  # too few are full of speech: all count
     _, _, centres = clustering(vectors, activity, max_clusters=100)
     assert len(centres) == 3
+
+
+@pytest.mark.parametrize(("most", "count"), [(100, 3), (3, 3), (2, 2)])
+def test_two_of_several_voices_that_were_merged_are_parted(
+    clustering: Any, monkeypatch: pytest.MonkeyPatch, most: int, count: int
+) -> None:
+    vectors = heard(3)
+    one, two = vectors[: 2 * WINDOWS, 0].mean(0), vectors[2 * WINDOWS :, 0].mean(0)
+    monkeypatch.setattr(clustering, "_found", lambda heard: np.stack([one, two]).astype(float))
+    labels, _, centres = clustering(vectors, spoken(len(vectors)), max_clusters=most)
+    assert len(centres) == count
+    merged = labels.reshape(3, WINDOWS)
+    assert (merged == merged[:, :1]).all() and len(set(merged[:, 0].tolist())) == count
+
+
+def test_a_voice_of_a_few_seconds_is_not_parted_from_several(
+    clustering: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vectors = heard(3)[WINDOWS - 20 :]  # 5 s of the first voice
+    one, two = vectors[: WINDOWS + 20, 0].mean(0), vectors[WINDOWS + 20 :, 0].mean(0)
+    monkeypatch.setattr(clustering, "_found", lambda heard: np.stack([one, two]).astype(float))
+    _, _, centres = clustering(vectors, spoken(len(vectors)), max_clusters=100)
+    assert len(centres) == 2
