@@ -28,9 +28,15 @@ class Pace:
         self.app, self.idle_s, self.rate, self.clock = app, idle_s, rate, clock
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            receive = Body(receive, self.idle_s, self.rate, self.clock).receive
-        await self.app(scope, receive, send)
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        body = Body(receive, self.idle_s, self.rate, self.clock)
+
+        async def sending(message: Message) -> None:
+            body.answered = True
+            await send(message)
+
+        await self.app(scope, body.receive, sending)
 
 
 class Body:
@@ -39,9 +45,13 @@ class Body:
     def __init__(self, receive: Receive, idle_s: float, rate: float, clock: Clock) -> None:
         self._receive, self.idle_s, self.rate, self.clock = receive, idle_s, rate, clock
         self._whole, self._bytes, self._waited_s = False, 0, 0.0
+        self.answered = False
+        """Whether the answer has begun, so that no other can be given: a stream of events listens for
+        the client's leaving, and a body that nobody reads may be still to come."""
 
     async def receive(self) -> Message:
-        """The next message. Raises ApiError `request_timeout` where it does not come in time."""
+        """The next message. Where it does not come in time, the client counts as gone if it has the
+        beginning of its answer. Raises ApiError `request_timeout` if not."""
         if self._whole:
             return await self._receive()
         left_s = self.idle_s + self._bytes / self.rate - self._waited_s
@@ -50,17 +60,19 @@ class Body:
             async with asyncio.timeout(min(self.idle_s, max(0.0, left_s))):
                 message = await self._receive()
         except TimeoutError:
-            raise self._late() from None
+            return self._late()
         self._waited_s += self.clock() - began_s
         self._whole = message["type"] != "http.request" or not message.get("more_body", False)
         self._bytes += len(message.get("body", b""))
         if not self._whole and self._waited_s > self.idle_s + self._bytes / self.rate:
-            raise self._late()
+            return self._late()
         return message
 
-    def _late(self) -> ApiError:
+    def _late(self) -> Message:
+        if self.answered:
+            return {"type": "http.disconnect"}
         text = (
             f"the body came too slowly: {self._bytes} bytes, with {self.idle_s:g} s of silence or less "
             f"than {self.rate:g} bytes per second"
         )
-        return ApiError("request_timeout", text)
+        raise ApiError("request_timeout", text)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ipaddress
 import math
+import re
 import socket
 import ssl
 import time
@@ -26,6 +27,8 @@ import httpcore
 import httpx
 
 PORTS = (80, 443)
+
+_LABEL = re.compile(r"[a-z0-9_-]{1,63}")
 
 GLOBAL_UNICAST = ipaddress.ip_network("2000::/3")
 """All of IPv6 that has been given to anybody: NAT64, segment routing (5f00::/16), discard and local
@@ -90,6 +93,8 @@ def _check_host(host: str, port: int, allowed: Sequence[Network]) -> None:
     if name == "localhost" or name.endswith(".localhost"):
         raise Refused("localhost is not called")
     address = literal(name)
+    if address is None and not _resolvable(name):
+        raise Refused("a callback's host is a name or an address, and this is neither")
     if address is not None and not _may(address, port, allowed):
         raise Refused(
             f"{name} is not an address that this server calls: it is private, reserved or this machine's, "
@@ -97,6 +102,15 @@ def _check_host(host: str, port: int, allowed: Sequence[Network]) -> None:
         )
     if address is None and port not in PORTS and not allowed:
         raise Refused(f"port {port} is not called; ports are {', '.join(map(str, PORTS))}")
+
+
+def _resolvable(name: str) -> bool:
+    """Whether there can be such a name: labels of 1 to 63 characters, 253 in all, once written in ASCII."""
+    try:
+        written = httpx.URL(scheme="https", host=name).raw_host.decode()
+    except (httpx.InvalidURL, UnicodeError):
+        return False
+    return len(written) <= 253 and all(_LABEL.fullmatch(label) for label in written.split("."))
 
 
 def literal(host: str) -> Address | None:

@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from api.errors import ApiError
-from api.pace import Body
+from api.pace import Body, Pace
 from tests.api import raw
 from tests.api.conftest import sound, until
 from tests.api.test_uploads import FORM, MULTIPART, TRANSCRIBE, body, part
@@ -75,6 +75,24 @@ def test_a_body_that_stalls_ends_by_itself() -> None:
     with pytest.raises(ApiError, match="too slowly") as caught:
         asyncio.run(stalled())
     assert caught.value.code == "request_timeout"
+
+
+def test_a_body_that_stalls_behind_the_beginning_of_its_answer_ends_that_quietly() -> None:
+    """A stream of events listens for the client's leaving; there is no second answer."""
+    sent, heard = [], []
+
+    async def never():
+        await asyncio.sleep(3600)
+
+    async def send(message) -> None:
+        sent.append(message["type"])
+
+    async def streaming(scope, receive, send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        heard.append((await receive())["type"])
+
+    asyncio.run(Pace(streaming, 0.01, RATE)({"type": "http"}, never, send))
+    assert sent == ["http.response.start"] and heard == ["http.disconnect"]
 
 
 def test_after_the_body_nobody_is_hurried() -> None:

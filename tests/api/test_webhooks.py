@@ -212,6 +212,11 @@ def test_addresses_of_the_internet_pass(address) -> None:
         "http://a.localhost/",
         "http://example.org:8080/",
         "http://93.184.215.14:22/",
+        "http://a b/",
+        "http://a..b/",
+        "http://" + "a" * 64 + ".example/",
+        "http://" + "a." * 127 + "example/",
+        "http://\ud800/",
     ],
 )
 def test_what_is_no_web_address_is_refused(url) -> None:
@@ -226,6 +231,7 @@ def test_what_is_no_web_address_is_refused(url) -> None:
         "http://example.org:443",
         "https://93.184.215.14/",
         "https://d\xfc.example",
+        "https://a_b.example.",
     ],
 )
 def test_what_is_one_is_taken(url) -> None:
