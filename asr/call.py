@@ -10,6 +10,7 @@ failed; one in reading or in the whole costs that recording; words that cannot b
 from __future__ import annotations
 
 import math
+import struct
 import time
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
@@ -298,9 +299,9 @@ class Call:
         return True
 
     def _sampled(self, request: Request, temperature: float) -> Request:
-        # The seed is the window's place and the attempt: the same on every machine and in any batch.
-        seed = request.tag.start * 1000 + round(100 * temperature)
-        return replace(request, temperature=temperature, seed=seed)
+        return replace(
+            request, temperature=temperature, seed=seed_of(request.tag.start, temperature)
+        )
 
     def _time(self, ticket: Ticket, decoded: Decoded, memory: Memory) -> None:
         """Times a window's words, together with others of the batch."""
@@ -631,3 +632,11 @@ def _tightened(segment: Segment, words: tuple[Word, ...]) -> Segment:
         return replace(segment, words=words)
     start, end = words[0].start_sample, max(word.end_sample for word in words)
     return replace(segment, start_sample=start, end_sample=end, words=words)
+
+
+def seed_of(start: int, temperature: float) -> int:
+    """The seed of a window from sample `start` at this temperature: the same on every machine and in any
+    batch, and another for every temperature that the engine can tell apart. An attempt that drew by the
+    numbers of one that was refused would not follow the model's distribution."""
+    (bits,) = struct.unpack("<I", struct.pack("<f", temperature))
+    return int(bits) << 32 | start & 0xFFFFFFFF

@@ -234,7 +234,10 @@ class _AvReader:
             yield pcm
         if damaged:
             self.notices.append(
-                Notice("corrupt_audio", f"{damaged} damaged packets could not be decoded")
+                Notice(
+                    "corrupt_audio",
+                    f"{damaged} damaged packet{'s' * (damaged > 1)} could not be decoded",
+                )
             )
 
     def _frames(self) -> Iterator[AudioFrame | None]:

@@ -95,7 +95,7 @@ class Engine:
     the most likely tokens that a request may ask for at each position; `modes` are those that rounds
     are captured for, where the device captures: the first that covers the rows is played. Raises
     `ValueError` for parts that do not fit: another vocabulary, a law the rule cannot verify, a draft
-    length without a drafter.
+    length without a drafter. One thread at a time: whoever has several lets one of them play the rounds.
     """
 
     def __init__(

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import asr.hearing
+from asr.call import seed_of
 from asr.errors import UsageError
 from asr.guards import Guards, Judgement
 from asr.loading import Memory, load
@@ -259,3 +260,12 @@ def test_without_guards_numbers_that_are_none_are_no_text_either(whisper, record
 def test_guards_refuse_impossible_thresholds():
     with pytest.raises(UsageError, match="probability"):
         Guards(no_speech=1.5)
+
+
+def test_every_attempt_of_every_window_has_a_seed_of_its_own() -> None:
+    """Also where temperatures are close or high: numbers that were refused are not drawn by again."""
+    close = [0.015, 0.02, 0.0201, 0.025, 0.2, 0.2000001, 1.0, 9.99, 10.0, 10.02, 1e30]
+    starts = [0, 1, 160_000, 480_000, 10**9]
+    seeds = {seed_of(start, temperature) for start in starts for temperature in close}
+    assert len(seeds) == len(starts) * len(close)
+    assert all(0 <= seed < 2**63 for seed in seeds)
