@@ -126,7 +126,9 @@ def test_logprobs_are_those_of_the_texts_tokens(service) -> None:
     body = post(service(), **{"include[]": "logprobs"}).json()
     conforms(body, "CreateTranscriptionResponseJson")
     written = bytes(b for token in body["logprobs"] for b in token["bytes"])
-    assert written.decode(errors="replace").strip() == body["text"]
+    # Random bytes: what is no character is marked once or twice, as it falls into segments.
+    told, text = (t.replace("\ufffd", "") for t in (written.decode(errors="replace"), body["text"]))
+    assert told.strip() == text != ""
     assert all(token["logprob"] <= 0 for token in body["logprobs"])
 
 
