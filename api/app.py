@@ -14,23 +14,23 @@ from typing import TYPE_CHECKING
 from fastapi import APIRouter, Depends, FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
-from api import faults
-from api.dependencies import caller, reader
-from api.described import describe
-from api.keys import Keyring
-from api.loads import Failure, told
-from api.origins import EXPOSED, Guard
-from api.pace import Pace
-from api.readiness import Readiness
-from api.requestid import RequestId
-from api.routers import audio, docs, endpoints, health, metrics, models, page, text
-from api.serving import Serving
-from api.settings import Settings
-from api.text.serving import TextServing
-from api.watchdog import Watchdog, leave, leave_for
+from .access.keys import Keyring
+from .dependencies import caller, reader
+from .http import exception_handlers
+from .http.openapi import describe
+from .http.origins import EXPOSED, Guard
+from .http.pace import Pace
+from .http.request_id import RequestId
+from .process.model_loads import Failure, told
+from .process.readiness import Readiness
+from .process.watchdog import Watchdog, leave, leave_for
+from .routers import audio, docs, endpoints, health, metrics, models, page, text
+from .settings import Settings
+from .speech.serving import Serving
+from .text.text_serving import TextServing
 
 if TYPE_CHECKING:
-    from api.jobs.service import Jobs
+    from .jobs.service import Jobs
 
 
 def create_app(
@@ -83,7 +83,7 @@ def create_app(
     app.state.readiness = Readiness(settings, engine, texting, jobs)
     texting.watched_by(engine.metrics)
     _guard(app, settings, engine)
-    faults.install(app)
+    exception_handlers.install(app)
     app.include_router(health.router)
     app.include_router(page.router)
     app.include_router(docs.router, dependencies=[Depends(reader)])
@@ -91,10 +91,10 @@ def create_app(
     for module in (audio, models, text, endpoints, metrics):
         private.include_router(module.router)
     if jobs is not None:
-        from api.routers import jobs as job_routes
-        from api.routers import uploads as upload_routes
+        from .routers import jobs as job_routes
+        from .routers import uploads as upload_routes
 
-        faults.install_database(app)
+        exception_handlers.install_database(app)
         private.include_router(job_routes.router)
         private.include_router(upload_routes.router)
     app.include_router(private)
@@ -109,7 +109,7 @@ def _guard(app: FastAPI, settings: Settings, serving: Serving) -> None:
         app.add_middleware(
             CORSMiddleware,
             allow_origins=settings.allowed_origins,
-            allow_methods=faults.METHODS,
+            allow_methods=exception_handlers.METHODS,
             allow_headers=["*"],
             expose_headers=EXPOSED,
             allow_private_network=True,

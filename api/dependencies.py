@@ -10,10 +10,10 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
-from api.errors import ApiError
-from api.keys import Keyring, Scope
-from api.serving import Serving
-from api.settings import Settings, loopback
+from .access.keys import Keyring, Scope
+from .errors import ApiError
+from .settings import Settings, loopback
+from .speech.serving import Serving
 
 ANYBODY = ""
 """The caller's name where no keys are set."""

@@ -13,11 +13,11 @@ from types import MappingProxyType
 
 from starlette.responses import JSONResponse, Response
 
-from asr.errors import ForescribeError
+from forescribe.asr.errors import ForescribeError
 
 STATUS: Mapping[str, int] = MappingProxyType(
     {
-        # asr.errors.Code
+        # forescribe.asr.errors.Code
         "missing_file": 400,
         "unreadable_file": 500,  # the file is ours: it was uploaded
         "empty_file": 400,
@@ -55,7 +55,7 @@ STATUS: Mapping[str, int] = MappingProxyType(
 these."""
 
 ANCESTOR = ("/", "/predict")
-"""Paths whose errors are `{"detail": ...}`, as clients of api.routers.endpoints expect."""
+"""Paths whose errors are `{"detail": ...}`, as clients of forescribe.api.routers.endpoints expect."""
 
 LONGEST = 1000
 """Characters of a message."""

@@ -24,9 +24,10 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
-from api.keys import Rights
-from api.origins import checked_hosts, checked_origins
-from asr.errors import UsageError
+from forescribe.asr.errors import UsageError
+
+from .access.keys import Rights
+from .http.origins import checked_hosts, checked_origins
 
 PREFIX = "FORESCRIBE_"
 OTHERS = (
@@ -75,7 +76,7 @@ class Settings(BaseSettings):
     dtype: str = "auto"
     batch_size: int = Field(8, ge=1, le=1024)
     gamma: int | None = Field(None, ge=0, le=64)
-    workers: Count = 1  # processes, one for each device; see api.workers
+    workers: Count = 1  # processes, one for each device; see forescribe.api.process.workers
     share_device: bool = False  # let several workers have the same one
     local_files_only: bool = False
     text_model: str | None = None  # as for `forescribe generate`; None writes no text
@@ -158,7 +159,7 @@ class Settings(BaseSettings):
     @property
     def model_name(self) -> str:
         """What clients call the model."""
-        from asr.presets import DEFAULT
+        from forescribe.asr.model.presets import DEFAULT
 
         return public_name(self.model or DEFAULT)
 

@@ -23,13 +23,14 @@ from typing import Any
 
 import torch
 
-from asr.audio import Input
-from asr.loading import Memory, Whisper
-from asr.rules import whisper_rules
-from asr.transcriber import Decoded, Options, Outcome, Transcriber
-from asr.transcript import seconds
-from asr.visible import visible
-from speculative.types import Prefix
+from forescribe.speculative.types import Prefix
+
+from .audio.reading import Input
+from .decode.rules import whisper_rules
+from .decode.transcriber import Decoded, Options, Outcome, Transcriber
+from .formats.transcript import seconds
+from .model.loading import Memory, Whisper
+from .printable import visible
 
 
 @dataclass(frozen=True)

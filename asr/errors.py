@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from asr.visible import one_line
+from .printable import one_line
 
 Code = Literal[
     # the recording

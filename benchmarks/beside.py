@@ -19,14 +19,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from asr.bench.columns import layout
-from asr.options import Options
-from asr.outcome import Outcome
-from asr.transcriber import Transcriber
 from benchmarks.provenance import record
-from diarize.engines import AUTO, load
-from diarize.only import OnlySpeakers
-from diarize.transcribing import WithSpeakers
+from forescribe.asr.decode.options import Options
+from forescribe.asr.decode.outcome import Outcome
+from forescribe.asr.decode.transcriber import Transcriber
+from forescribe.bench.columns import layout
+from forescribe.diarize.engines.registry import AUTO, load
+from forescribe.diarize.transcripts.with_speakers import WithSpeakers
+from forescribe.diarize.transcripts.without_words import OnlySpeakers
 
 MOST = 1.25
 """Both together over the slower of the two alone."""

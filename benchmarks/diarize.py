@@ -25,9 +25,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from asr.audio import read_audio
-from asr.bench.columns import layout
-from asr.transcript import Transcript, Word, samples_at
 from benchmarks.mixtures import mixtures, usable
 from benchmarks.provenance import ROOT, record
 from benchmarks.turn_errors import (
@@ -37,11 +34,14 @@ from benchmarks.turn_errors import (
     wrong_words,
     wrong_written_words,
 )
-from diarize.assign import assign
-from diarize.attribute import attributed
-from diarize.diarizer import Bounds, Diarizer
-from diarize.engines import AUTO, load
-from diarize.turns import Turns, read_rttm
+from forescribe.asr.audio.reading import read_audio
+from forescribe.asr.formats.transcript import Transcript, Word, samples_at
+from forescribe.bench.columns import layout
+from forescribe.diarize.attribution.assign import assign
+from forescribe.diarize.attribution.attribute import attributed
+from forescribe.diarize.diarizer import Bounds, Diarizer
+from forescribe.diarize.engines.registry import AUTO, load
+from forescribe.diarize.turns import Turns, read_rttm
 
 RATE = 16_000
 SETS = ("samples", "telephone", "mixtures", "ami")
@@ -225,8 +225,8 @@ def score(
 
 def writer(model: str, device: str) -> Callable[[Path], Transcript]:
     """What a model writes, with the times of words. Raises the error of a recording that fails."""
-    from asr.options import Options
-    from asr.transcriber import Transcriber
+    from forescribe.asr.decode.options import Options
+    from forescribe.asr.decode.transcriber import Transcriber
 
     transcriber = Transcriber.load(model, device=device)
 

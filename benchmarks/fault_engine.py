@@ -22,7 +22,7 @@ PATIENCE_S = 540.0
 LENGTHS_S = (12.0, 17.0, 21.0)
 STALL_S = 20.0
 STALLED = 70
-"""`api.serving.STALLED`, which needs not be imported for it."""
+"""`api.speech.serving.STALLED`, which needs not be imported for it."""
 TRIES = 4
 
 

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 
 import httpx
 
-from api.keys import digest, new_key
 from benchmarks.fault_harness import Inconclusive, Server, holds, right, server
+from forescribe.api.access.keys import digest, new_key
 
 TEXTS, JOBS_ROUTE = "/v1/audio/transcriptions", "/v1/jobs"
 TIMES = 10

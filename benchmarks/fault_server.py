@@ -24,19 +24,20 @@ from typing import Any, BinaryIO, ClassVar
 
 import uvicorn
 
-from api import ssrf
-from api.app import create_app
-from api.following import Following, Task
-from api.jobs import durable, service
-from api.jobs.blobs import Draft
-from api.jobs.durable import Durable
-from api.jobs.engine import PLAYS, Call, Stopping
-from api.jobs.steps import Steps
-from api.jobs.store import Store
-from api.jobs.webhooks import Webhooks
-from api.serving import Serving
-from api.settings import Settings
-from asr.transcript import SAMPLE_RATE, Coverage, Segment, Span, Transcript
+from forescribe.api.access import outbound
+from forescribe.api.app import create_app
+from forescribe.api.jobs import service
+from forescribe.api.jobs.blobs import Draft
+from forescribe.api.jobs.engines import dbos_engine
+from forescribe.api.jobs.engines.dbos_engine import Durable
+from forescribe.api.jobs.engines.workflow_engine import PLAYS, Call, Stopping
+from forescribe.api.jobs.steps import Steps
+from forescribe.api.jobs.store import Store
+from forescribe.api.jobs.webhooks import Webhooks
+from forescribe.api.settings import Settings
+from forescribe.api.speech.following import Following, Task
+from forescribe.api.speech.serving import Serving
+from forescribe.asr.formats.transcript import SAMPLE_RATE, Coverage, Segment, Span, Transcript
 
 GROUP_S = 60
 """Of audio, that a group stands for."""
@@ -77,7 +78,7 @@ class Script:
 
 @dataclass(frozen=True)
 class Plan:
-    """Stands in for `asr.planned.Plan`."""
+    """Stands in for `asr.sessions.planned.Plan`."""
 
     count: int
 
@@ -94,7 +95,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Group:
-    """Stands in for `asr.planned.Group`."""
+    """Stands in for `asr.sessions.planned.Group`."""
 
     k: int
     text: str
@@ -110,7 +111,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Stands in for `asr.outcome.Outcome`, which brings torch: ten kills would wait for it."""
+    """Stands in for `asr.decode.outcome.Outcome`, which brings torch: ten kills would wait for it."""
 
     transcript: Transcript
     error: None = None
@@ -322,7 +323,7 @@ def deploy(version: str) -> None:
         call("greet", job, run)
         PLAYS["transcribe"](call, job, run)
 
-    durable.VERSION = version
+    dbos_engine.VERSION = version
     service.PLAYS = {**PLAYS, "transcribe": transcribe}  # type: ignore[attr-defined]
 
 
@@ -388,7 +389,7 @@ def main() -> None:
     engine = Durable(store.engine, concurrency=asked.concurrency)
     alone = asked.database is None
     allowed = Webhooks(
-        allowed=ssrf.networks(settings.webhook_networks),
+        allowed=outbound.networks(settings.webhook_networks),
         schedule_s=asked.schedule,
         timeout_s=2,
     )

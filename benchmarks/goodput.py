@@ -22,13 +22,13 @@ from pathlib import Path
 
 import torch
 
-from asr.bench.columns import layout
-from asr.errors import ForescribeError
-from asr.loading import Whisper, load
-from asr.presets import resolve
-from asr.transcriber import Options, Transcriber
 from benchmarks import provenance
-from speculative.device import choose
+from forescribe.asr.decode.transcriber import Options, Transcriber
+from forescribe.asr.errors import ForescribeError
+from forescribe.asr.model.loading import Whisper, load
+from forescribe.asr.model.presets import resolve
+from forescribe.bench.columns import layout
+from forescribe.speculative.device import choose
 
 SLOWER = 1.05
 ENCODING = ("audio", "encode")

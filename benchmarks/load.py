@@ -38,14 +38,14 @@ import httpx
 import numpy as np
 import soundfile
 
-from asr.audio import read_audio
-from asr.bench.columns import layout
-from asr.errors import ForescribeError
-from asr.guards import Guards
-from asr.options import Options
-from asr.transcriber import Transcriber
-from asr.transcript import SAMPLE_RATE
 from benchmarks import provenance
+from forescribe.asr.audio.reading import read_audio
+from forescribe.asr.decode.guards import Guards
+from forescribe.asr.decode.options import Options
+from forescribe.asr.decode.transcriber import Transcriber
+from forescribe.asr.errors import ForescribeError
+from forescribe.asr.formats.transcript import SAMPLE_RATE
+from forescribe.bench.columns import layout
 
 LENGTHS_S = (2.0, 4.0, 7.0, 12.0, 20.0, 29.0, 45.0, 60.0)
 """Of the recordings, in turn: most are one window, some two or three."""
@@ -164,7 +164,7 @@ def served(arguments: Sequence[str], settings: dict[str, str]) -> Iterator[tuple
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     given = {f"FORESCRIBE_{name.upper()}": value for name, value in settings.items()}
-    command = [sys.executable, "-m", "api.cli", "serve", "--port", str(port), *arguments]
+    command = [sys.executable, "-m", "forescribe", "serve", "--port", str(port), *arguments]
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
             command, cwd=provenance.ROOT, env={**os.environ, **given}, stderr=log

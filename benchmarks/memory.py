@@ -28,8 +28,8 @@ import numpy as np
 import soundfile
 from numpy.typing import NDArray
 
-from asr.bench.columns import layout
 from benchmarks import provenance
+from forescribe.bench.columns import layout
 
 RATE = 16_000
 CYCLE_S = 600
@@ -114,7 +114,7 @@ def command(audio: Path, out: Path, model: str, extra: Sequence[str]) -> list[st
     start = (
         [str(script)]
         if script.is_file()
-        else [sys.executable, "-c", "from asr.cli import main; main()"]
+        else [sys.executable, "-c", "from forescribe.cli.transcribe import main; main()"]
     )
     return [*start, "transcribe", str(audio), "-o", str(out), "--model", model, "-q", *extra]  # fmt: skip
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from diarize.turns import Turns
+from forescribe.diarize.turns import Turns
 
 RATE = 16_000
 FRAME = RATE // 100

@@ -21,11 +21,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from asr.bench.columns import layout
 from benchmarks.diarize import Case, mixed, score
 from benchmarks.mixtures import mix
 from benchmarks.provenance import record
-from diarize.engines import load
+from forescribe.bench.columns import layout
+from forescribe.diarize.engines.registry import load
 from training.augment import coloured_noise
 from training.split import read_lines
 from training.spoken import spoken

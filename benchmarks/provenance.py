@@ -1,9 +1,9 @@
-"""Provenance of what the programs in this folder measure; see `asr.bench.provenance`."""
+"""Provenance of what the programs in this folder measure; see `bench.provenance`."""
 
 from __future__ import annotations
 
-from asr.bench import provenance
-from asr.bench.provenance import ROOT
+from forescribe.bench import provenance
+from forescribe.bench.provenance import ROOT
 
 __all__ = ["ROOT", "record"]
 

@@ -30,13 +30,13 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from asr.bench.columns import layout
 from benchmarks import provenance
-from speculative import Engine, Fixed, ModelDrafter, NgramDrafter, Request
-from speculative.accept import BlockVerification, TokenRejection
-from speculative.drafters.universal import UniversalDrafter
-from speculative.testing import TinyModel
-from speculative.types import Drafter, Rule, Sampling
+from forescribe.bench.columns import layout
+from forescribe.speculative import Engine, Fixed, ModelDrafter, NgramDrafter, Request
+from forescribe.speculative.rounds.accept import BlockVerification, TokenRejection
+from forescribe.speculative.testing import TinyModel
+from forescribe.speculative.types import Drafter, Rule, Sampling
+from forescribe.text.universal import UniversalDrafter
 
 Text = tuple[int, ...]
 Distribution = dict[Text, float]

@@ -21,11 +21,11 @@ from pathlib import Path
 import soundfile
 import torch
 
-from asr.bench.columns import layout
-from asr.errors import ForescribeError
-from asr.guards import Guards
-from asr.transcriber import Options, Transcriber
 from benchmarks import provenance, sounds
+from forescribe.asr.decode.guards import Guards
+from forescribe.asr.decode.transcriber import Options, Transcriber
+from forescribe.asr.errors import ForescribeError
+from forescribe.bench.columns import layout
 
 WAYS = {
     "default": Options(language="en"),

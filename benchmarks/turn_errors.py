@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
-from asr.transcript import Word, seconds
-from diarize.turns import Turns
+from forescribe.asr.formats.transcript import Word, seconds
+from forescribe.diarize.turns import Turns
 
 
 @dataclass
@@ -135,7 +135,7 @@ def wrong_written_words(reference: Sequence[Word], written: Sequence[Word]) -> t
 
 def _plain(words: Sequence[Word]) -> list[tuple[str, Word]]:
     """Normalised, one for each word that a word's text holds: "12-inch" is two."""
-    from asr.bench.wer import normalise
+    from forescribe.bench.wer import normalise
 
     return [(text, word) for word in words for text in normalise(word.text).split()]
 
@@ -163,7 +163,7 @@ def attributed_errors(
 def _listed(recordings: Mapping[str, Sequence[Word]]) -> Any:
     from meeteval.io import SegLST
 
-    from asr.bench.wer import normalise
+    from forescribe.bench.wer import normalise
 
     return SegLST(
         [

@@ -27,12 +27,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-import bundled
-from asr.bench.columns import layout
 from benchmarks import provenance
-from speculative import Engine, Fixed, ModelDrafter, Request, Stats
-from speculative.device import Device, Stopwatch, choose
-from speculative.schedule import expected_tokens
+from forescribe.bench.columns import layout
+from forescribe.speculative import Engine, Fixed, ModelDrafter, Request, Stats
+from forescribe.speculative.device import Device, Stopwatch, choose
+from forescribe.speculative.engine.schedule import expected_tokens
+from forescribe.speculative.models import bundled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -150,8 +150,8 @@ def speed_ups(points: Sequence[Point]) -> dict[int, float]:
 
 
 def text_pair(device: Device) -> Decode:
-    from speculative.models.causal_lm import CausalDecoder
-    from speculative.models.loading import load
+    from forescribe.speculative.models.causal_lm import CausalDecoder
+    from forescribe.text.language_model import load
 
     target, draft = (
         load(bundled.path(name), device, network=False) for name in ("text", "text-draft")
@@ -180,9 +180,9 @@ def text_pair(device: Device) -> Decode:
 
 
 def speech_pair(device: Device) -> Decode:
-    from asr.loading import load
-    from asr.presets import resolve
-    from asr.transcriber import Options, Transcriber
+    from forescribe.asr.decode.transcriber import Options, Transcriber
+    from forescribe.asr.model.loading import load
+    from forescribe.asr.model.presets import resolve
 
     whisper = load(resolve("demo", None), device)
     audio = [str(provenance.ROOT / "samples" / f"{n}.flac") for n in ("memo", "conversation")]

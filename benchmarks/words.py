@@ -22,10 +22,10 @@ import numpy as np
 import soundfile
 import torch
 
-from asr.bench.columns import layout
-from asr.errors import ForescribeError
-from asr.transcriber import Options, Transcriber
 from benchmarks import provenance
+from forescribe.asr.decode.transcriber import Options, Transcriber
+from forescribe.asr.errors import ForescribeError
+from forescribe.bench.columns import layout
 from training.evaluate import sentence_sets
 from training.voices import RATE, Voice, held_out_voices
 from training.word_errors import MEDIAN_S, P95_S, WordErrors, compare, quantile

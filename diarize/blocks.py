@@ -11,10 +11,11 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from asr.transcript import SAMPLE_RATE, Notice
-from diarize.diarizer import Bounds, Diarization, Diarizer, Hook, Samples, Voice, unheard
-from diarize.linking import link
-from diarize.turns import Turns
+from forescribe.asr.formats.transcript import SAMPLE_RATE, Notice
+
+from .diarizer import Bounds, Diarization, Diarizer, Hook, Samples, Voice, unheard
+from .people.linking import link
+from .turns import Turns
 
 BLOCK = 30 * 60 * SAMPLE_RATE
 """Samples. A recording of up to a quarter more stays whole: a short last block knows few voices."""

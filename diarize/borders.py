@@ -12,9 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from asr.transcript import SAMPLE_RATE
-from diarize.diarizer import Samples
-from diarize.turns import Turns
+from forescribe.asr.formats.transcript import SAMPLE_RATE
+
+from .diarizer import Samples
+from .turns import Turns
 
 FRAME = SAMPLE_RATE // 100
 """Samples, 10 ms; lengths below are in such frames."""

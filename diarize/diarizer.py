@@ -14,9 +14,10 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from asr.errors import UsageError
-from asr.transcript import Json, Notice
-from diarize.turns import Turns, appearance
+from forescribe.asr.errors import UsageError
+from forescribe.asr.formats.transcript import Json, Notice
+
+from .turns import Turns, appearance
 
 Samples = NDArray[np.float32]
 """[T] mono at 16 kHz, nominally from -1 to 1."""

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from asr.errors import UsageError
-from asr.transcript import Turn, samples_at
+from forescribe.asr.errors import UsageError
+from forescribe.asr.formats.transcript import Turn, samples_at
 
 ANONYMOUS = "SPEAKER_"
 """How a speaker without a name is called, with a number behind it."""

@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from IPython.display import Audio
 
-    from asr.transcript import Transcript, Word
-    from asr.windows import Window
-    from speculative.stats import Stats
+    from forescribe.asr.formats.transcript import Transcript, Word
+    from forescribe.asr.segment.windows import Window
+    from forescribe.speculative.engine.stats import Stats
 
 RATE = 16_000
 ORANGE, SKY, GREEN, YELLOW = "#E69F00", "#56B4E9", "#009E73", "#F0E442"

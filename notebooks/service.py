@@ -18,7 +18,7 @@ def serving(model: str, *, patience_s: float = 600) -> Iterator[str]:
     """The address of a service that is ready. Raises RuntimeError with its last words where it ends
     before that, or takes longer than `patience_s`."""
     port = _free_port()
-    command = [sys.executable, "-m", "api.cli", "serve", "--model", model, "--port", str(port)]
+    command = [sys.executable, "-m", "forescribe", "serve", "--model", model, "--port", str(port)]
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)
         try:

@@ -31,7 +31,7 @@ def cli() -> str:
     """All commands, in the order of `forescribe --help`."""
     from typer.main import get_command
 
-    from api.cli import cli as asr_cli
+    from forescribe.cli.main import cli as asr_cli
 
     page = ["# The command", MADE, _paragraphs(asr_cli.app.info.help)]
     page.append(
@@ -91,7 +91,7 @@ def _default(option: Any) -> str:
 
 def settings() -> str:
     """All settings, in the order and under the headings of the source."""
-    from api.settings import PREFIX, Settings
+    from forescribe.api.settings import PREFIX, Settings
 
     page = [
         "# Settings of the service",

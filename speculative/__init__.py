@@ -10,33 +10,31 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from speculative.accept import GreedyMatch, TokenRejection
-    from speculative.device import Device, choose
-    from speculative.drafters.model import ModelDrafter
-    from speculative.drafters.ngram import NgramDrafter
-    from speculative.engine import Engine
-    from speculative.schedule import Fixed, Goodput
-    from speculative.stats import Stats
-    from speculative.text import TextGenerator
-    from speculative.types import Guarantee, Probe, Request, Result, Sampling, Source
+    from .device import Device, choose
+    from .drafters.model_drafter import ModelDrafter
+    from .drafters.ngram import NgramDrafter
+    from .engine.engine import Engine
+    from .engine.schedule import Fixed, Goodput
+    from .engine.stats import Stats
+    from .rounds.accept import GreedyMatch, TokenRejection
+    from .types import Guarantee, Probe, Request, Result, Sampling, Source
 
 _HOMES = {
     "Device": "device",
-    "Engine": "engine",
-    "Fixed": "schedule",
-    "Goodput": "schedule",
-    "GreedyMatch": "accept",
+    "Engine": "engine.engine",
+    "Fixed": "engine.schedule",
+    "Goodput": "engine.schedule",
+    "GreedyMatch": "rounds.accept",
     "Guarantee": "types",
-    "ModelDrafter": "drafters.model",
+    "ModelDrafter": "drafters.model_drafter",
     "NgramDrafter": "drafters.ngram",
     "Probe": "types",
     "Request": "types",
     "Result": "types",
     "Sampling": "types",
     "Source": "types",
-    "Stats": "stats",
-    "TextGenerator": "text",
-    "TokenRejection": "accept",
+    "Stats": "engine.stats",
+    "TokenRejection": "rounds.accept",
     "choose": "device",
 }
 
@@ -55,7 +53,6 @@ __all__ = [
     "Sampling",
     "Source",
     "Stats",
-    "TextGenerator",
     "TokenRejection",
     "choose",
 ]
@@ -63,5 +60,5 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     if name not in _HOMES:
-        raise AttributeError(f"module 'speculative' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"speculative.{_HOMES[name]}"), name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from numbers import Integral, Real
 from typing import Any
 
-from speculative.errors import RequestError
+from .errors import RequestError
 
 INT64 = 2**63 - 1
 ANY = float("inf")  # numbers that no tensor holds may be as large as they like

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from speculative.errors import DeviceError
+from .errors import DeviceError
 
 KINDS = ("cuda", "hpu", "mps", "cpu")  # in order of preference
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-from speculative.accept import draw, law
-from speculative.noise import Stream, uniform
-from speculative.sampling import enter, penalise
-from speculative.types import Mode, Prefix, Processor, Request, Rows
+from .rounds.accept import draw, law
+from .rounds.noise import Stream, uniform
+from .rounds.sampling import enter, penalise
+from .types import Mode, Prefix, Processor, Request, Rows
 
 Forward = Callable[[Tensor], Tensor]  # token ids [L] -> logits [L, V] of the whole prefix
 

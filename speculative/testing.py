@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from speculative.types import Draft, Law, Request, Rows, Scores, Topology, Verdict
+from .types import Draft, Law, Request, Rows, Scores, Topology, Verdict
 
 POISON = 1e3
 

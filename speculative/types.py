@@ -20,8 +20,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from speculative import checks
-from speculative.errors import DecodingError, RequestError, SpeculativeError
+from . import checks
+from .errors import DecodingError, RequestError, SpeculativeError
 
 
 class Guarantee(Enum):

@@ -3,30 +3,29 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections import Counter
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
 
-# A package may import those that its line names: api -> diarize -> asr -> speculative. Speech does not
-# know that somebody may ask who spoke; diarize builds on its records, its audio and its voice activity.
+# A part may import those that its line names: forescribe -> api -> diarize -> asr -> speculative, and
+# text -> speculative. `forescribe` holds the command, which composes the others.
 ALLOWED = {
     "speculative": set(),
-    "bundled": set(),
-    "diarize": {"speculative", "bundled", "asr"},
-    "asr": {"speculative", "bundled"},
-    "api": {"speculative", "bundled", "diarize", "asr"},
+    "text": {"speculative"},
+    "asr": {"speculative"},
+    "diarize": {"speculative", "asr"},
+    "api": {"speculative", "text", "asr", "diarize"},
+    "forescribe": {"speculative", "text", "asr", "diarize", "api"},
 }
-# The command puts together what the packages offer, inside of commands; only the console entry imports it.
-COMPOSES = {"asr/cli.py": {"diarize"}}
 OURS = {*ALLOWED, "training", "benchmarks", "tests"}
 
-# Everything else in the core is tensors and token ids, whatever library the models come from.
-MAY_IMPORT_TRANSFORMERS = {"speculative/cache.py", "speculative/models"}
 
 HEAVY = {
     "torch",
@@ -42,60 +41,110 @@ HEAVY = {
 }
 
 
-def _sources(package: str) -> Iterator[Path]:
-    return (path for path in sorted((ROOT / package).rglob("*.py")))
+FOLDER_FILES = 12
+"""Modules in a folder, at most: more is more than one subject."""
+
+SAME_NAME = {"__init__", "__main__", "errors"}
+"""Names that every folder may use. Routers are named after the resource that they serve."""
 
 
-def _imports(path: Path) -> set[str]:
-    """Full names of all modules that a file imports anywhere in it, type checking included."""
-    names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            names.update(alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: imports are absolute"
-            names.add(node.module or "")
-    return names
+@pytest.fixture(scope="module")
+def module_map() -> ModuleType:
+    path = ROOT / "scripts" / "module_map.py"
+    spec = importlib.util.spec_from_file_location("module_map", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
-def _name(path: Path) -> str:
-    return path.relative_to(ROOT).as_posix()
+def _part(name: str) -> str:
+    """The part of a module of ours, or the package of another's: `torch`."""
+    names = name.split(".")
+    if names[0] == "forescribe":
+        return names[1] if len(names) > 1 and names[1] in ALLOWED else "forescribe"
+    return names[0]
 
 
-@pytest.mark.parametrize("package", ALLOWED)
-def test_imports_point_one_way(package: str) -> None:
-    for path in _sources(package):
-        packages = {name.split(".")[0] for name in _imports(path)}
-        wrong = (packages & OURS) - ALLOWED[package] - {package} - COMPOSES.get(_name(path), set())
-        assert not wrong, f"{_name(path)} imports {', '.join(sorted(wrong))}"
+@pytest.mark.parametrize("part", ALLOWED)
+def test_imports_point_one_way(module_map: ModuleType, part: str) -> None:
+    for path in module_map.sources(part):
+        used = {_part(name) for name in module_map.imports(path, set())}
+        wrong = (used & OURS) - ALLOWED[part] - {part}
+        assert not wrong, f"{path.relative_to(ROOT)} imports {', '.join(sorted(wrong))}"
 
 
-def test_only_the_adapters_of_the_core_know_transformers() -> None:
-    for path in _sources("speculative"):
-        name = _name(path)
-        if any(
-            name == allowed or name.startswith(f"{allowed}/") for allowed in MAY_IMPORT_TRANSFORMERS
-        ):
-            continue
-        assert "transformers" not in {i.split(".")[0] for i in _imports(path)}, name
+def test_inside_a_part_imports_are_relative_and_across_parts_absolute(
+    module_map: ModuleType,
+) -> None:
+    """So every import that leaves a part names the other one; `asr` alone is another project's."""
+    for part in ALLOWED:
+        for path in module_map.sources(part):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if not isinstance(node, ast.ImportFrom) or node.level:
+                    continue
+                name = node.module or ""
+                assert name.split(".")[0] not in ALLOWED.keys() - {"forescribe"}, path
+                assert part == "forescribe" or _part(name) != part, path
 
 
-def test_the_core_knows_no_audio_no_text_and_no_http() -> None:
-    strangers = {
-        "av",
-        "soundfile",
-        "librosa",
-        "torchaudio",
-        "soxr",
-        "tokenizers",
-        "fastapi",
-        "httpx",
-    }
-    for path in _sources("speculative"):
-        assert not {i.split(".")[0] for i in _imports(path)} & strangers, _name(path)
+def test_no_modules_import_each_other(module_map: ModuleType) -> None:
+    assert module_map.cycles(module_map.graph()) == []
 
 
-@pytest.mark.parametrize("module", ["asr.cli", "asr.presets", "asr.errors", "diarize.cli"])
+def test_a_cycle_would_be_seen(module_map: ModuleType) -> None:
+    edges = {"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}, "e": {"e"}}
+    assert module_map.cycles(edges) == [["a", "b", "c"]]
+
+
+def test_folders_hold_one_subject(module_map: ModuleType) -> None:
+    counts = Counter(p.parent for part in ALLOWED for p in module_map.sources(part))
+    assert not {str(f.relative_to(ROOT)): n for f, n in counts.items() if n > FOLDER_FILES + 1}
+
+
+def test_no_two_modules_have_one_name(module_map: ModuleType) -> None:
+    paths = [p for part in ALLOWED for p in module_map.sources(part)]
+    names = Counter(p.stem for p in paths if p.parent.name != "routers")
+    assert {name for name, count in names.items() if count > 1} <= SAME_NAME
+
+
+def test_every_folder_says_what_it_knows(module_map: ModuleType) -> None:
+    for folder in {p.parent for part in ALLOWED for p in module_map.sources(part)}:
+        doc = ast.get_docstring(ast.parse((folder / "__init__.py").read_text(encoding="utf-8")))
+        assert doc and len(doc.splitlines()) >= 3, f"{folder.relative_to(ROOT)}/__init__.py"
+
+
+def test_the_map_is_up_to_date(module_map: ModuleType) -> None:
+    assert module_map.PAGE.read_text(encoding="utf-8") == module_map.page(), "run scripts/map"
+
+
+def test_the_links_lead_to_the_parts() -> None:
+    for part in ALLOWED.keys() - {"forescribe"}:
+        assert (ROOT / "forescribe" / part).readlink() == Path("..") / part
+
+
+def test_only_the_adapters_of_the_core_know_transformers(module_map: ModuleType) -> None:
+    for path in module_map.sources("speculative"):
+        if "models" not in path.relative_to(ROOT).parts:
+            used = {_part(name) for name in module_map.imports(path, set())}
+            assert "transformers" not in used, path
+
+
+def test_the_core_knows_no_audio_no_text_and_no_http(module_map: ModuleType) -> None:
+    foreign = {"av", "soundfile", "librosa", "torchaudio", "soxr", "tokenizers", "fastapi", "httpx"}
+    for path in module_map.sources("speculative"):
+        assert not {_part(name) for name in module_map.imports(path, set())} & foreign, path
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "forescribe.cli.transcribe",
+        "forescribe.asr.model.presets",
+        "forescribe.asr.errors",
+        "forescribe.cli.speakers",
+    ],
+)
 def test_the_command_starts_without_loading_anything_heavy(module: str) -> None:
     """`--help` answers in under half a second; torch alone takes two."""
     code = f"import sys, {module}; print(*sorted({HEAVY!r} & sys.modules.keys()))"
@@ -104,9 +153,9 @@ def test_the_command_starts_without_loading_anything_heavy(module: str) -> None:
     assert run.stdout.split() == []
 
 
-def test_the_scan_sees_imports_inside_functions(tmp_path: Path) -> None:
+def test_the_scan_sees_imports_inside_functions(module_map: ModuleType) -> None:
     """The tests above would pass on any tree if the scan saw nothing."""
-    path = tmp_path / "late.py"
-    path.write_text("def f():\n    from asr.errors import ModelError\n    import torch.fx\n")
-    assert _imports(path) == {"asr.errors", "torch.fx"}
-    assert len(list(_sources("speculative"))) > 5
+    path = ROOT / "asr" / "model" / "presets.py"
+    assert "forescribe.speculative.models" in set(module_map.imports(path, set()))
+    assert "forescribe.speculative.models" not in set(module_map.imports(path, set(), lazy=False))
+    assert len(module_map.sources("speculative")) > 5

@@ -19,10 +19,10 @@ import pytest
 import soundfile
 from matplotlib.figure import Figure
 
-from asr.transcript import Coverage, Segment, Span, Transcript, Word
-from asr.windows import Window
-from speculative.schedule import expected_tokens
-from speculative.stats import Stats
+from forescribe.asr.formats.transcript import Coverage, Segment, Span, Transcript, Word
+from forescribe.asr.segment.windows import Window
+from forescribe.speculative.engine.schedule import expected_tokens
+from forescribe.speculative.engine.stats import Stats
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "notebooks"

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from diarize.encoder import DIMENSION, NAME
+from forescribe.diarize.engines.voice_encoder import DIMENSION, NAME
 
 FOLDER = Path(__file__).parent.parent / "bundled" / "speakers"
 SOURCE = "Resemblyzer 0.1.4, pretrained.pt"

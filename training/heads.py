@@ -21,13 +21,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asr.features import LogMel
-from asr.loading import Whisper, load
-from asr.pauses import Pause, pauses
-from asr.presets import Pair
-from asr.timing import TokenTimes, Utterance, alignment_heads, attention, boundaries
-from asr.words import words
-from speculative.device import choose
+from forescribe.asr.audio.features import LogMel
+from forescribe.asr.model.loading import Whisper, load
+from forescribe.asr.model.presets import Pair
+from forescribe.asr.segment.pauses import Pause, pauses
+from forescribe.asr.words.assembly import words
+from forescribe.asr.words.timing import (
+    TokenTimes,
+    Utterance,
+    alignment_heads,
+    attention,
+    boundaries,
+)
+from forescribe.speculative.device import choose
 from training import meeting
 from training.split import held_out, read_lines
 from training.voices import training_voice

@@ -1,4 +1,4 @@
-"""Makes tests/asr/data/words.flac and .json: speech with known word times for machines without flite.
+"""Makes tests/asr/words/data/words.flac and .json: speech with known word times for machines without flite.
 
     python -m training.make_timed_words
 

@@ -25,13 +25,13 @@ import torch
 from safetensors import safe_open
 from scipy.linalg import eigh
 
-from diarize.encoder import NAME, WINDOW_SAMPLES
+from forescribe.diarize.engines.voice_encoder import NAME, WINDOW_SAMPLES
 from training.channels import CHANNELS
 from training.encoder import FOLDER, save
 from training.speakers import STEP, WORK
 
 DIMENSIONS = 128
-"""Of the space that is kept; diarize/embedded.py may use fewer, the most telling come first."""
+"""Of the space that is kept; diarize/engines/embedded.py may use fewer, the most telling come first."""
 
 RIDGE = 1e-4
 
@@ -203,7 +203,7 @@ def main() -> None:
 def calibrated() -> dict[str, dict[str, float]]:
     """`likeness` of the training voices, each third of them under a mean and a PLDA that the others
     have trained; written to likeness.json."""
-    from diarize.embedded import LIKENESS
+    from forescribe.diarize.engines.embedded import LIKENESS
     from training.tune_diarizer import FOLDS, third
 
     training = split(everybody()).training

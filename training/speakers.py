@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from asr.audio import read_audio
-from diarize.encoder import WINDOW_SAMPLES, SpeakerEncoder, load
+from forescribe.asr.audio.reading import read_audio
+from forescribe.diarize.engines.voice_encoder import WINDOW_SAMPLES, SpeakerEncoder, load
 from training.channels import CHANNELS
 from training.encoder import FOLDER
 

@@ -7,7 +7,7 @@ The training voices are split in three; each third is mixed and judged under a m
 the other two have trained. Voices of the test group are not touched. Both networks hear a recording
 once; then each combination only clusters again. Three kinds: conversations of two minutes, half a
 minute of two voices over the telephone, one voice alone. Prints a table, the best last; what was
-chosen stands in diarize/embedded.py.
+chosen stands in diarize/engines/embedded.py.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from asr.audio import read_audio
 from benchmarks.mixtures import Mixture, mix, mixtures, usable
 from benchmarks.turn_errors import Errors, turn_errors
-from diarize.borders import Levels, refined
-from diarize.clustering import DoubtfulVBx
-from diarize.embedded import EmbeddedDiarization, Tuning, build
-from diarize.pipeline import PyannoteDiarizer
-from diarize.upstream import PLDA
+from forescribe.asr.audio.reading import read_audio
+from forescribe.diarize.borders import Levels, refined
+from forescribe.diarize.engines.clustering import DoubtfulVBx
+from forescribe.diarize.engines.embedded import EmbeddedDiarization, Tuning, build
+from forescribe.diarize.engines.pyannote_pipeline import PyannoteDiarizer
+from forescribe.diarize.engines.upstream import PLDA
 from training.channels import CHANNELS
 from training.encoder import FOLDER
 from training.plda import DIMENSIONS, Plda, loaded, split, store, train

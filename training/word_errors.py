@@ -11,7 +11,7 @@ from difflib import SequenceMatcher
 
 import numpy as np
 
-from asr.transcript import Word
+from forescribe.asr.formats.transcript import Word
 from training.split import fold
 from training.voices import RATE
 from training.word_times import TimedWord

@@ -27,7 +27,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from asr.errors import OutputError
+from forescribe.asr.errors import OutputError
 
 NAME = re.compile(r"[0-9a-f]{64}")
 

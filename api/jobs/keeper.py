@@ -12,12 +12,12 @@ import logging
 import time
 from collections.abc import Callable
 
-from api.errors import ApiError
-from api.jobs.engine import JobEngine, Pending
-from api.jobs.metrics import JobMetrics
-from api.jobs.records import run_of
-from api.jobs.steps import Steps
-from api.jobs.store import Store
+from ..errors import ApiError
+from .engines.workflow_engine import JobEngine, Pending
+from .job_metrics import JobMetrics
+from .records import run_of
+from .steps import Steps
+from .store import Store
 
 log = logging.getLogger("forescribe.api")
 
@@ -28,7 +28,7 @@ STUCK_S = 60.0
 """Begun by a process that lives and knows nothing of it."""
 
 MOST_CRASHES = 5
-"""Processes that may die with a job alone inside (`api.jobs.inside`) before it gets on: then it fails."""
+"""Processes that may die with a job alone inside (`api.jobs.in_progress`) before it fails."""
 
 MOST_DEATHS = 20
 """The same with requests beside it, of which each may be to blame."""

@@ -14,13 +14,13 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-from asr.errors import ForescribeError
+from forescribe.asr.errors import ForescribeError
 
 if TYPE_CHECKING:
-    from asr.outcome import Outcome
-    from asr.planned import Group, Planned
-    from asr.session import Session
-    from asr.submission import Part
+    from forescribe.asr.decode.outcome import Outcome
+    from forescribe.asr.sessions.planned import Group, Planned
+    from forescribe.asr.sessions.session import Session
+    from forescribe.asr.sessions.submission import Part
 
 
 class Lane:

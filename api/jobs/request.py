@@ -6,13 +6,15 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from api import options, ssrf
-from api.errors import ApiError
-from api.forms import TranscriptionForm
-from api.jobs.webhooks import check_secret
-from api.serving import Serving
-from api.settings import Settings
-from asr.options import Options
+from forescribe.asr.decode.options import Options
+
+from ..access import outbound
+from ..errors import ApiError
+from ..settings import Settings
+from ..speech import form_options
+from ..speech.forms import TranscriptionForm
+from ..speech.serving import Serving
+from .webhooks import check_secret
 
 SHOWN = (
     "model",
@@ -79,7 +81,7 @@ def transcription(form: JobForm, serving: Serving, settings: Settings) -> Option
             "timestamp_granularities": None,
         }
     )
-    made = options.transcription(plain, serving, settings)
+    made = form_options.transcription(plain, serving, settings)
     return Options(
         language=made.language,
         task=form.task,
@@ -99,8 +101,8 @@ def shown(form: JobForm) -> dict[str, Any]:
 def _check_hook(form: JobForm, settings: Settings) -> None:
     assert form.webhook_url is not None
     try:
-        ssrf.check_url(form.webhook_url, ssrf.networks(settings.webhook_networks))
-    except ssrf.Refused as error:
+        outbound.check_url(form.webhook_url, outbound.networks(settings.webhook_networks))
+    except outbound.Refused as error:
         raise _no("webhook_url", str(error)) from error
     secret = form.webhook_secret or settings.webhook_secret
     if secret is None:

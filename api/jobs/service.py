@@ -24,21 +24,22 @@ from uuid import uuid4
 
 from sqlalchemy.exc import IntegrityError
 
-from api import ssrf
-from api.errors import ApiError
-from api.jobs.blobs import Draft
-from api.jobs.engine import PLAYS, JobEngine
-from api.jobs.keeper import Keeper
-from api.jobs.metrics import JobMetrics
-from api.jobs.records import Job, New, prefix, run_of
-from api.jobs.steps import Steps, report
-from api.jobs.store import Store
-from api.jobs.webhooks import Webhooks
-from api.serving import Serving
-from api.settings import Settings
-from api.tus import Uploads
-from asr.errors import UsageError
-from asr.transcript import Transcript
+from forescribe.asr.errors import UsageError
+from forescribe.asr.formats.transcript import Transcript
+
+from ..access import outbound
+from ..errors import ApiError
+from ..settings import Settings
+from ..speech.serving import Serving
+from ..uploads.tus import Uploads
+from .blobs import Draft
+from .engines.workflow_engine import PLAYS, JobEngine
+from .job_metrics import JobMetrics
+from .keeper import Keeper
+from .records import Job, New, prefix, run_of
+from .steps import Steps, report
+from .store import Store
+from .webhooks import Webhooks
 
 TICK_S = 1.0
 TIDY_S = 60.0
@@ -76,7 +77,7 @@ class Jobs:
         self.settings, self.serving = settings, serving
         self.store, self.engine = store, engine
         self.metrics = JobMetrics(serving.metrics.registry)
-        self.webhooks = webhooks or Webhooks(allowed=ssrf.networks(settings.webhook_networks))
+        self.webhooks = webhooks or Webhooks(allowed=outbound.networks(settings.webhook_networks))
         self.uploads = uploads or Uploads(
             settings.data_folder / "uploads", settings.max_upload_bytes, store.clock
         )
@@ -92,7 +93,7 @@ class Jobs:
     def of(cls, settings: Settings, serving: Serving) -> Jobs:
         """With the database and the folder that the settings name. Raises UsageError."""
         try:
-            from api.jobs.durable import Durable
+            from .engines.dbos_engine import Durable
         except ModuleNotFoundError as error:
             raise UsageError(
                 f"jobs need {error.name}: run `scripts/setup serve` in forescribe's folder, "

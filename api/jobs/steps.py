@@ -22,25 +22,26 @@ from typing import TYPE_CHECKING, Any, cast
 
 from sqlalchemy.exc import DBAPIError
 
-from api.errors import ApiError
-from api.jobs.engine import JobEngine, Stopping
-from api.jobs.inside import Inside
-from api.jobs.lane import Lane
-from api.jobs.metrics import JobMetrics
-from api.jobs.records import Job, callback_of, run_of
-from api.jobs.request import JobForm, transcription
-from api.jobs.store import Store, Tx
-from api.jobs.webhooks import Webhooks
-from api.serving import NAME, Serving
-from api.settings import Settings
-from asr.errors import AudioError, ForescribeError, OutputError
-from asr.transcript import Transcript
+from forescribe.asr.errors import AudioError, ForescribeError, OutputError
+from forescribe.asr.formats.transcript import Transcript
+
+from ..errors import ApiError
+from ..settings import Settings
+from ..speech.serving import NAME, Serving
+from .engines.workflow_engine import JobEngine, Stopping
+from .in_progress import Inside
+from .job_metrics import JobMetrics
+from .lane import Lane
+from .records import Job, callback_of, run_of
+from .request import JobForm, transcription
+from .store import Store, Tx
+from .webhooks import Webhooks
 
 if TYPE_CHECKING:
-    from asr.planned import Group, Plan
-    from asr.session import Session
-    from asr.spool import Spool
-    from diarize.known import Known
+    from forescribe.asr.audio.decoded_file import Spool
+    from forescribe.asr.sessions.planned import Group, Plan
+    from forescribe.asr.sessions.session import Session
+    from forescribe.diarize.people.known import Known
 
 log = logging.getLogger("forescribe.api")
 
@@ -254,8 +255,8 @@ class Steps:
         return len(plan.groups)
 
     def _planned(self, job: str) -> Plan:
-        from asr.audio import open_audio
-        from asr.planned import plan_of
+        from forescribe.asr.audio.reading import open_audio
+        from forescribe.asr.sessions.planned import plan_of
 
         session, form = self._session(), self._form(job)
         options = transcription(form, self.serving, self.settings)
@@ -318,7 +319,7 @@ class Steps:
         return lane
 
     def _opened(self, job: str) -> Lane:
-        from asr.planned import Planned
+        from forescribe.asr.sessions.planned import Planned
 
         session, lane = self._session(), Lane()
         made = Planned(
@@ -384,10 +385,10 @@ class Steps:
     def _told(
         self, job: str, transcript: Transcript, form: JobForm, count: int | None
     ) -> Transcript:
-        from asr.audio import open_audio
-        from diarize.blocks import diarize_blocks, in_blocks
-        from diarize.diarizer import Bounds
-        from diarize.transcribing import with_speakers
+        from forescribe.asr.audio.reading import open_audio
+        from forescribe.diarize.blocks import diarize_blocks, in_blocks
+        from forescribe.diarize.diarizer import Bounds
+        from forescribe.diarize.transcripts.with_speakers import with_speakers
 
         def going_on(step: str, done: float) -> None:
             self._wanted(job)
@@ -490,12 +491,12 @@ class Steps:
         return self.store.blobs.path(name)
 
     def _plan(self, name: str) -> Plan:
-        from asr.planned import Plan
+        from forescribe.asr.sessions.planned import Plan
 
         return Plan.from_dict(json.loads(self.store.blobs.read(name)))
 
     def _groups(self, job: str) -> list[Group]:
-        from asr.planned import Group
+        from forescribe.asr.sessions.planned import Group
 
         names = self.store.refs(job, "group")
         return [Group.from_dict(json.loads(self.store.blobs.read(name))) for name in names]

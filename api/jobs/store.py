@@ -22,9 +22,10 @@ from uuid import uuid4
 import sqlalchemy as sa
 from sqlalchemy import event
 
-from api.jobs.blobs import Blobs
-from api.jobs.records import ENDED, Entry, EntryKind, Hook, HookState, Job, Kind, New, State
-from asr.errors import CapacityError, Code, OutputError, UsageError
+from forescribe.asr.errors import CapacityError, Code, OutputError, UsageError
+
+from .blobs import Blobs
+from .records import ENDED, Entry, EntryKind, Hook, HookState, Job, Kind, New, State
 
 meta = sa.MetaData()
 

@@ -23,8 +23,8 @@ from typing import Literal
 import httpx
 from standardwebhooks import Webhook
 
-from api import ssrf
-from api.jobs.records import Job
+from ..access import outbound
+from .records import Job
 
 SCHEDULE_S: Sequence[float] = (
     0,
@@ -55,10 +55,10 @@ Answer = Literal["delivered", "gone", "failed"]
 class Webhooks:
     """How callbacks are made."""
 
-    allowed: tuple[ssrf.Network, ...] = ()
+    allowed: tuple[outbound.Network, ...] = ()
     schedule_s: Sequence[float] = SCHEDULE_S
     timeout_s: float = TIMEOUT_S
-    resolve: ssrf.Resolve = ssrf.resolved
+    resolve: outbound.Resolve = outbound.resolved
     clock: Callable[[], float] = time.time
 
     def deliver(self, job: Job) -> Answer:
@@ -74,7 +74,7 @@ class Webhooks:
         }
         try:
             with (
-                ssrf.client(
+                outbound.client(
                     timeout_s=self.timeout_s, allowed=self.allowed, resolve=self.resolve
                 ) as http,
                 http.stream("POST", job.hook.url, content=text, headers=headers) as reply,

@@ -12,16 +12,17 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from api import options
-from api.answers import answer
-from api.dependencies import Caller, Configured, Served
-from api.entry import Entry, admitted, attended, parts
-from api.events import EventStream, events
-from api.following import Following
-from api.forms import TranscriptionForm, TranslationForm, parse
-from api.routers.models import known
-from asr.options import Options
-from asr.transcript import Transcript
+from forescribe.asr.decode.options import Options
+from forescribe.asr.formats.transcript import Transcript
+
+from ..dependencies import Caller, Configured, Served
+from ..speech import form_options
+from ..speech.answers import answer
+from ..speech.entry import Entry, admitted, attended, parts
+from ..speech.events import EventStream, events
+from ..speech.following import Following
+from ..speech.forms import TranscriptionForm, TranslationForm, parse
+from .models import known
 
 router = APIRouter(prefix="/v1/audio", tags=["audio"])
 
@@ -45,7 +46,7 @@ async def transcriptions(
     async with admitted(request, settings, serving, caller) as entry:
         form = parse(TranscriptionForm, entry.upload.fields)
         known(form.model, settings)
-        chosen = options.transcription(form, serving, settings)
+        chosen = form_options.transcription(form, serving, settings)
         if form.diarized:
             return await _diarized(request, entry, form, chosen)
         following = await entry.follow(chosen)
@@ -90,7 +91,7 @@ async def translations(
     async with admitted(request, settings, serving, caller) as entry:
         form = parse(TranslationForm, entry.upload.fields)
         known(form.model, settings)
-        following = await entry.follow(options.translation(form, serving))
+        following = await entry.follow(form_options.translation(form, serving))
     await parts(request, following)
     return answer(form.response_format, _transcript(following))
 

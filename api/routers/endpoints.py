@@ -1,6 +1,6 @@
 """`POST /` and `/predict`: the Hugging Face asr-diarization contract over the same engine.
 
-Errors are `{"detail": ...}` here, as its clients expect; `api.faults` sees to that.
+Errors are `{"detail": ...}` here, as its clients expect; `api.http.exception_handlers` sees to that.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
-from api import ancestor
-from api.dependencies import Caller, Configured, Served
-from api.entry import admitted, attended, parts
-from api.errors import ApiError
-from api.settings import NONE
+from ..dependencies import Caller, Configured, Served
+from ..errors import ApiError
+from ..settings import NONE
+from ..speech import huggingface_contract
+from ..speech.entry import admitted, attended, parts
 
 router = APIRouter(tags=["endpoints"])
 
@@ -48,7 +48,7 @@ async def predict(
         fields = dict(entry.upload.fields)
         if len(fields) < len(entry.upload.fields):
             raise ApiError("invalid_value", "a field comes twice")
-        parameters, warnings = ancestor.parameters(fields.pop("parameters", None))
+        parameters, warnings = huggingface_contract.parameters(fields.pop("parameters", None))
         if fields:
             raise ApiError("invalid_value", f"unknown field {next(iter(fields))[:100]!r}")
         if parameters.language not in (None, "auto"):
@@ -67,7 +67,9 @@ async def predict(
             assert outcome is not None and outcome.transcript is not None  # else it was raised
             transcript, spoken = outcome.transcript, None
             if hearing is not None:
-                spoken = await attended(request, hearing.told(transcript, ancestor.speaker))
+                spoken = await attended(
+                    request, hearing.told(transcript, huggingface_contract.speaker)
+                )
     drafting = serving.transcriber.whisper.draft is not None
     warnings += parameters.warnings(drafting=drafting, diarizing=diarizing)
-    return JSONResponse(ancestor.answer(transcript, spoken, warnings))
+    return JSONResponse(huggingface_contract.answer(transcript, spoken, warnings))

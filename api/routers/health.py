@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from fastapi.responses import PlainTextResponse
 
-from api.readiness import Readiness
+from ..process.readiness import Readiness
 
 router = APIRouter(tags=["health"])
 

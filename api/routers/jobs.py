@@ -16,23 +16,24 @@ from typing import Annotated, Any, BinaryIO, Literal
 from fastapi import APIRouter, Depends, Query, Request
 from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response
 
-from api.answers import answer
-from api.dependencies import ANYBODY, Caller, Configured, Served
-from api.errors import ApiError
-from api.events import EventStream
-from api.forms import parse
-from api.inputs import loads, whole
-from api.jobs.blobs import Draft
-from api.jobs.dependencies import Jobbing
-from api.jobs.events import follow
-from api.jobs.records import ENDED, Hook, Job, New, State
-from api.jobs.request import JobForm, check, shown
-from api.jobs.service import Jobs, Key, fingerprint, new_id
-from api.routers.models import known
-from api.serving import Serving
-from api.uploads import Received, media_type, receive_form
-from asr import writers
-from asr.rttm import rttm
+from forescribe.asr.formats import files
+from forescribe.asr.formats.rttm import rttm
+
+from ..dependencies import ANYBODY, Caller, Configured, Served
+from ..errors import ApiError
+from ..http.validation import loads, whole
+from ..jobs.blobs import Draft
+from ..jobs.job_dependencies import Jobbing
+from ..jobs.job_events import follow
+from ..jobs.records import ENDED, Hook, Job, New, State
+from ..jobs.request import JobForm, check, shown
+from ..jobs.service import Jobs, Key, fingerprint, new_id
+from ..speech.answers import answer
+from ..speech.events import EventStream
+from ..speech.forms import parse
+from ..speech.serving import Serving
+from ..uploads.multipart import Received, media_type, receive_form
+from .models import known
 
 POLL_S = 5
 """How often a client that polls had better look."""
@@ -148,7 +149,7 @@ async def result(
     if response_format == "transcript":
         return JSONResponse(transcript.to_dict())
     if response_format == "tsv":
-        return PlainTextResponse(writers.tsv(transcript))
+        return PlainTextResponse(files.tsv(transcript))
     if response_format == "rttm":
         return PlainTextResponse(rttm(transcript))
     return answer(response_format, transcript, granularities=("word", "segment"))

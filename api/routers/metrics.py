@@ -8,7 +8,7 @@ from fastapi import APIRouter
 from fastapi.responses import PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from api.dependencies import Served
+from ..dependencies import Served
 
 router = APIRouter(tags=["operations"])
 

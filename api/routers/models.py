@@ -6,9 +6,9 @@ from __future__ import annotations
 from fastapi import APIRouter
 from pydantic import BaseModel
 
-from api.dependencies import Configured
-from api.errors import ApiError
-from api.settings import Settings
+from ..dependencies import Configured
+from ..errors import ApiError
+from ..settings import Settings
 
 router = APIRouter(prefix="/v1/models", tags=["models"])
 

@@ -14,17 +14,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 from fastapi import APIRouter, Depends, Request
 from starlette.responses import JSONResponse, Response
 
-from api.dependencies import ANYBODY, Caller, Served
-from api.entry import attended
-from api.errors import ApiError
-from api.events import PING, PING_S, EventStream, data
-from api.text.answers import ChatShape, Shape, TextShape, usage_of
-from api.text.forms import MOST, ChatForm, CompletionForm, FormT, TextForm, parse
-from api.text.serving import Reading, TextServing
-from speculative.errors import RequestError
+from forescribe.speculative.errors import RequestError
+
+from ..dependencies import ANYBODY, Caller, Served
+from ..errors import ApiError
+from ..speech.entry import attended
+from ..speech.events import PING, PING_S, EventStream, data
+from ..text.text_answers import ChatShape, Shape, TextShape, usage_of
+from ..text.text_forms import MOST, ChatForm, CompletionForm, FormT, TextForm, parse
+from ..text.text_serving import Reading, TextServing
 
 if TYPE_CHECKING:
-    from speculative.writing import Completion
+    from forescribe.text.streaming import Completion
 
 router = APIRouter(prefix="/v1", tags=["text"])
 

@@ -18,12 +18,12 @@ from fastapi import APIRouter, Request
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from api.dependencies import ANYBODY, Caller, Served
-from api.errors import ApiError
-from api.inputs import label, whole
-from api.jobs.dependencies import Jobbing
-from api.jobs.service import Jobs
-from api.tus import Upload
+from ..dependencies import ANYBODY, Caller, Served
+from ..errors import ApiError
+from ..http.validation import label, whole
+from ..jobs.job_dependencies import Jobbing
+from ..jobs.service import Jobs
+from ..uploads.tus import Upload
 
 VERSION = "1.0.0"
 TUS = {"Tus-Resumable": VERSION, "Cache-Control": "no-store"}

@@ -1,1 +1,1 @@
-"""Text models: `forescribe generate` and OpenAI's completions, over `speculative.text`."""
+"""Text models: `forescribe generate` and OpenAI's completions, over `text.generator`."""

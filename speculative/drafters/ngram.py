@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from speculative.types import Draft, Law, Request, Rows, Scores, Verdict
+from ..types import Draft, Law, Request, Rows, Scores, Verdict
 
 _NOTHING = -1
 

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from speculative.models.slots import SlotModel
+from .slot_model import SlotModel
 
 ROWS = 3
 LENGTH = 14

@@ -20,11 +20,11 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers.cache_utils import Cache, DynamicCache
 
-from speculative.cache import LayerShape, SlotCache, chain_mask, chunk_mask, window_mask
-from speculative.errors import LoadError
-from speculative.models.agreement import LENGTH, Closeness, Reading, difference
-from speculative.models.slots import SlotModel
-from speculative.types import Scores
+from ..errors import LoadError
+from ..types import Scores
+from .agreement import LENGTH, Closeness, Reading, difference
+from .cache import LayerShape, SlotCache, chain_mask, chunk_mask, window_mask
+from .slot_model import SlotModel
 
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
 WINDOWS = {SLIDING: "sliding_window", CHUNKED: "attention_chunk_size"}

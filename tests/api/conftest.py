@@ -15,19 +15,19 @@ import pytest
 import soundfile
 from fastapi.testclient import TestClient
 
-from api.app import create_app
-from api.loads import Failure
-from api.serving import Serving
-from api.settings import Settings
-from asr.apart import Decoders
-from asr.loading import Whisper, load
-from asr.presets import Pair
-from asr.transcriber import Transcriber
-from asr.vad import EnergyDetector
-from diarize.diarizer import Bounds, Diarization, Engine, Hook, Samples, Voice, unheard
-from diarize.turns import Turns
-from speculative.device import choose
-from tests.asr import folders
+from forescribe.api.app import create_app
+from forescribe.api.process.model_loads import Failure
+from forescribe.api.settings import Settings
+from forescribe.api.speech.serving import Serving
+from forescribe.asr.audio.sandbox import Decoders
+from forescribe.asr.decode.transcriber import Transcriber
+from forescribe.asr.model.loading import Whisper, load
+from forescribe.asr.model.presets import Pair
+from forescribe.asr.segment.vad import EnergyDetector
+from forescribe.diarize.diarizer import Bounds, Diarization, Engine, Hook, Samples, Voice, unheard
+from forescribe.diarize.turns import Turns
+from forescribe.speculative.device import choose
+from tests.asr.model import folders
 
 RATE = 16_000
 SAMPLE = Path(__file__).parents[2] / "samples" / "memo.flac"

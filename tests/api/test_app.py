@@ -7,12 +7,12 @@ import threading
 
 import pytest
 
-from api.keys import digest, new_key
-from api.settings import OPENAI_NAMES
-from asr.errors import ModelError
-from tests.api import raw
+from forescribe.api.access.keys import digest, new_key
+from forescribe.api.settings import OPENAI_NAMES
+from forescribe.asr.errors import ModelError
 from tests.api.conftest import sound, until
 from tests.api.contract import conforms
+from tests.api.http import raw
 
 TRANSCRIBE = "/v1/audio/transcriptions"
 
@@ -139,7 +139,7 @@ def test_a_fault_of_ours_is_told_without_its_cause_and_logged_without_its_words(
     service, caplog, monkeypatch
 ) -> None:
     client = service()
-    monkeypatch.setattr("api.routers.models.names", lambda settings: 1 / 0 or "secret")
+    monkeypatch.setattr("forescribe.api.routers.models.names", lambda settings: 1 / 0 or "secret")
     with caplog.at_level("INFO", "forescribe.api"):
         answer = client.get("/v1/models", headers={"x-request-id": "mine"})
     assert answer.status_code == 500 and answer.json()["error"]["code"] == "internal_error"

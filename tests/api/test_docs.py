@@ -11,12 +11,12 @@ import pytest
 import uvicorn
 from fastapi.testclient import TestClient
 
-from api.app import create_app
-from api.keys import digest, new_key
-from api.settings import Settings
+from forescribe.api.access.keys import digest, new_key
+from forescribe.api.app import create_app
+from forescribe.api.settings import Settings
 from tests import browser as browsing
 from tests.api.conftest import until
-from tests.api.jobbing import application
+from tests.api.jobs.jobbing import application
 
 browser = browsing.browser
 

@@ -1,6 +1,6 @@
 """The page at /: what it serves, and what people can do with it, in a real browser over a fake service.
 
-The fake (`tests/api/fakejobs.py`) keeps the jobs' contract; texts and names are what an attacker would
+The fake (`tests/api/jobs/fakejobs.py`) keeps the jobs' contract; texts and names are what an attacker would
 choose.
 """
 
@@ -25,12 +25,12 @@ import soundfile
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from api.routers import page as pages
-from asr import writers
-from asr.transcript import Transcript
+from forescribe.api.routers import page as pages
+from forescribe.asr.formats import files
+from forescribe.asr.formats.transcript import Transcript
 from tests import browser as browsing
 from tests.api.conftest import until
-from tests.api.fakejobs import WARNING, Fake, Server, conversation, running, transcript
+from tests.api.jobs.fakejobs import WARNING, Fake, Server, conversation, running, transcript
 
 browser = browsing.browser
 
@@ -277,7 +277,7 @@ def test_names_are_given_kept_and_written_into_files(browser, tone) -> None:
     with running(fake.app) as url, browsing.watched(browser, f"{url}/#job-1") as page:
         page.locator(".viewer").wait_for()
         for name in ("txt", "srt", "vtt", "tsv"):
-            assert download(page, name) == writers.FORMATS[name].render(fake.told), name
+            assert download(page, name) == files.FORMATS[name].render(fake.told), name
         assert json.loads(download(page, "json")) == fake.told.to_dict()
         assert download(page, "rttm") == "rttm of job-1\n"
         page.get_by_label("Name of speaker B").fill("Zoë")
@@ -764,7 +764,7 @@ def test_keys_of_one_letter_work_outside_of_fields_and_can_be_turned_off(browser
         page.keyboard.press("c")
         page.get_by_text("Copied.").wait_for()
         copied = page.evaluate("navigator.clipboard.readText()")
-        assert copied == writers.FORMATS["txt"].render(fake.told)
+        assert copied == files.FORMATS["txt"].render(fake.told)
         page.keyboard.press("l")
         assert page.get_by_label("Position").input_value() == "5"
         page.keyboard.press("?")
@@ -857,7 +857,7 @@ def test_names_of_files_are_kept_in_downloads_as_far_as_file_systems_take_them(
 @contextmanager
 def served(port: int, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     """The real service with the demo pair; killed, with all its children, at the end."""
-    command = [sys.executable, "-m", "api.cli", "serve", "--model", "demo", "--port", str(port)]
+    command = [sys.executable, "-m", "forescribe", "serve", "--model", "demo", "--port", str(port)]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("FORESCRIBE_")}
     environment["FORESCRIBE_DATA_DIR"] = str(folder)
     with subprocess.Popen(

@@ -22,15 +22,15 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from api.app import create_app
-from api.described import METHODS, statuses
-from api.errors import STATUS
-from api.jobs.memory import InMemory
-from api.jobs.service import Jobs
-from api.jobs.store import Store
-from api.keys import digest, new_key
-from api.serving import Serving
-from api.settings import Settings
+from forescribe.api.access.keys import digest, new_key
+from forescribe.api.app import create_app
+from forescribe.api.errors import STATUS
+from forescribe.api.http.openapi import METHODS, statuses
+from forescribe.api.jobs.engines.memory_engine import InMemory
+from forescribe.api.jobs.service import Jobs
+from forescribe.api.jobs.store import Store
+from forescribe.api.settings import Settings
+from forescribe.api.speech.serving import Serving
 from tests.api.conftest import Halves, until
 
 PATIENCE_S = 300

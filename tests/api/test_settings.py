@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from api.keys import digest, new_key
-from api.settings import load
-from asr.errors import UsageError
+from forescribe.api.access.keys import digest, new_key
+from forescribe.api.settings import load
+from forescribe.asr.errors import UsageError
 
 
 @pytest.fixture(autouse=True)

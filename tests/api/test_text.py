@@ -16,12 +16,12 @@ import pytest
 import uvicorn
 from fastapi.testclient import TestClient
 
-from api.app import create_app
-from api.keys import digest, new_key
-from api.serving import Serving
-from api.settings import Settings
+from forescribe.api.access.keys import digest, new_key
+from forescribe.api.app import create_app
+from forescribe.api.settings import Settings
+from forescribe.api.speech.serving import Serving
 from tests.api.conftest import until
-from tests.speculative.language_models import write
+from tests.text.language_models import write
 
 KEY = new_key()
 ASKED = {"max_tokens": 24, "seed": 6, "temperature": 1.0}

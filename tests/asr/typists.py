@@ -18,12 +18,12 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from asr.batch import Batch, Ended
-from asr.errors import AudioError, ForescribeError
-from asr.inputs import discover
-from asr.interrupts import INTERRUPTED, Stop
-from asr.outputs import Destination
-from asr.transcript import Coverage, Segment, Span, Transcript, Word
+from forescribe.asr.batch.batch import Batch, Ended
+from forescribe.asr.batch.inputs import discover
+from forescribe.asr.batch.interrupts import INTERRUPTED, Stop
+from forescribe.asr.batch.outputs import Destination
+from forescribe.asr.errors import AudioError, ForescribeError
+from forescribe.asr.formats.transcript import Coverage, Segment, Span, Transcript, Word
 
 RATE = 16_000
 SETTINGS = "5e77"
@@ -31,7 +31,7 @@ SETTINGS = "5e77"
 
 @dataclass(frozen=True)
 class Outcome:
-    """As `asr.outcome.Outcome`, whose module loads torch."""
+    """As `asr.decode.outcome.Outcome`, whose module loads torch."""
 
     source: str
     transcript: Transcript | None = None
@@ -145,7 +145,7 @@ def main() -> None:
     if moment == "replace":
         _die(int(number), os, "replace")
     elif moment == "append":
-        from asr.manifest import Manifest
+        from forescribe.asr.batch.manifest import Manifest
 
         _die(int(number), Manifest, "append")
     elif moment == "pause":

@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from asr.transcript import Word
 from benchmarks.diarize import samples, spread
 from benchmarks.mixtures import mixtures, speech
 from benchmarks.provenance import ROOT
@@ -18,7 +17,8 @@ from benchmarks.turn_errors import (
     wrong_words,
     wrong_written_words,
 )
-from diarize.turns import Turns
+from forescribe.asr.formats.transcript import Word
+from forescribe.diarize.turns import Turns
 
 pytest.importorskip("pyannote.metrics")
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import soundfile
 
-from asr.loading import load
-from asr.presets import Pair
 from benchmarks import goodput
 from benchmarks.goodput import Compared, Run
-from speculative import choose
-from tests.asr import folders
+from forescribe.asr.model.loading import load
+from forescribe.asr.model.presets import Pair
+from forescribe.speculative import choose
+from tests.asr.model import folders
 
 SAMPLE = Path(__file__).parents[2] / "samples" / "memo.flac"
 

@@ -9,8 +9,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from asr.audio import read_audio
 from benchmarks import load, provenance
+from forescribe.asr.audio.reading import read_audio
 
 SAMPLES = provenance.ROOT / "samples"
 

@@ -12,7 +12,7 @@ import pytest
 import soundfile
 
 from benchmarks import memory
-from tests.asr import folders
+from tests.asr.model import folders
 
 MEMO = Path(__file__).parents[2] / "samples" / "memo.flac"
 LINUX = pytest.mark.skipif(not Path("/proc/self/status").is_file(), reason="needs Linux's /proc")

@@ -11,10 +11,10 @@ import torch
 
 from benchmarks import sampled
 from benchmarks.sampled import DRAFTERS, RULES, SAMPLINGS, Outcome, engine, measure, requests
-from speculative import accept
-from speculative.noise import uniform
-from speculative.types import Guarantee, Law
-from tests.speculative import test_rounds
+from forescribe.speculative.rounds import accept
+from forescribe.speculative.rounds.noise import uniform
+from forescribe.speculative.types import Guarantee, Law
+from tests.speculative.rounds import test_rounds
 
 TEXTS = 1000  # of each kind
 
@@ -81,8 +81,8 @@ def test_rounds_that_share_random_numbers_are_found_out():
         return uniform(seed, torch.zeros_like(start), slot, stream)
 
     with (
-        mock.patch("speculative.accept.uniform", by_slot),
-        mock.patch("speculative.drafters.model.uniform", by_slot),
+        mock.patch("forescribe.speculative.rounds.accept.uniform", by_slot),
+        mock.patch("forescribe.speculative.drafters.model_drafter.uniform", by_slot),
     ):
         outcome = measure("block verification", "model", 4, texts=TEXTS)
     assert not outcome.holds

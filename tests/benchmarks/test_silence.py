@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from asr.loading import load
-from asr.presets import resolve
-from asr.transcriber import Transcriber
 from benchmarks import silence, sounds
 from benchmarks.silence import Heard
-from speculative import choose
+from forescribe.asr.decode.transcriber import Transcriber
+from forescribe.asr.model.loading import load
+from forescribe.asr.model.presets import resolve
+from forescribe.speculative import choose
 
 LOUD = [(kind, level) for kind, (_, levels) in sounds.KINDS.items() for level in levels]
 COUNT = 20 * sounds.RATE

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from benchmarks import when_it_pays
 from benchmarks.when_it_pays import FITTED_AT, GAMMAS, Point, Prices, best_speed_up, implied_alpha
-from speculative.schedule import expected_tokens
+from forescribe.speculative.engine.schedule import expected_tokens
 
 alphas = st.floats(0.01, 0.99)
 costs = st.floats(0.001, 1.0)

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("jiwer", reason="training.evaluate, whose sentences are read, needs jiwer")
 
 from benchmarks import words
-from tests.asr import folders
+from tests.asr.model import folders
 from training.voices import held_out_voices
 from training.word_errors import WordErrors
 from training.word_times import speak_timed

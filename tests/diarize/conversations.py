@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from asr.transcript import Coverage, Segment, Span, Transcript, Word
-from diarize.turns import Turns
+from forescribe.asr.formats.transcript import Coverage, Segment, Span, Transcript, Word
+from forescribe.diarize.turns import Turns
 
 RATE = 16_000
 

@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diarize.borders import FRAME, refined
-from diarize.turns import Turns
+from forescribe.diarize.borders import FRAME, refined
+from forescribe.diarize.turns import Turns
 
 RATE = 16_000
 

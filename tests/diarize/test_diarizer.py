@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from asr.errors import UsageError
-from diarize.diarizer import Bounds, Diarization, Engine, Likeness, Voice
-from diarize.turns import Turns
+from forescribe.asr.errors import UsageError
+from forescribe.diarize.diarizer import Bounds, Diarization, Engine, Likeness, Voice
+from forescribe.diarize.turns import Turns
 from tests.diarize.test_turns import turns
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from diarize.blocks import diarize_blocks
-from diarize.diarizer import Diarizer
+from forescribe.diarize.blocks import diarize_blocks
+from forescribe.diarize.diarizer import Diarizer
 
 DOCS = Path(__file__).parent.parent.parent / "docs" / "diarize.md"
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asr.errors import UsageError
-from asr.rttm import lines
-from diarize.turns import Turn, Turns, appearance, read_rttm
+from forescribe.asr.errors import UsageError
+from forescribe.asr.formats.rttm import lines
+from forescribe.diarize.turns import Turn, Turns, appearance, read_rttm
 
 SECOND = 16_000
 MS = 16

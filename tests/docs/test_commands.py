@@ -21,7 +21,7 @@ from unittest.mock import Mock
 import pytest
 import soundfile
 
-from asr.errors import ForescribeError
+from forescribe.asr.errors import ForescribeError
 from tests.docs.commands import Command, commands, documented
 from tests.docs.pages import ROOT, Block, pages
 
@@ -35,14 +35,14 @@ SECONDS = 8
 def cli() -> Any:
     from typer.main import get_command
 
-    from api.cli import cli as module
+    from forescribe.cli.main import cli as module
 
     return get_command(module.app)
 
 
 def check_forescribe(command: Command) -> None:
     """Raises what the command line would say."""
-    from asr.cli import _with_command
+    from forescribe.cli.transcribe import _with_command
 
     group, name, words = cli(), "forescribe", _with_command(list(command.words[1:]))
     while (children := getattr(group, "commands", None)) is not None:
@@ -88,8 +88,8 @@ def check_curl(command: Command) -> None:
 
 @cache
 def routes() -> list[str]:
-    from api.app import create_app
-    from api.settings import load
+    from forescribe.api.app import create_app
+    from forescribe.api.settings import load
 
     jobs: Any = Mock()  # their routes are there with whatever keeps them
     app = create_app(load(), jobs=jobs)
@@ -122,7 +122,7 @@ CHECKS: dict[str, Callable[[Command], None]] = {
 
 
 def check(command: Command) -> None:
-    from api.settings import OTHERS, PREFIX, Settings
+    from forescribe.api.settings import OTHERS, PREFIX, Settings
 
     for name in command.variables:
         known = {PREFIX + field.upper() for field in Settings.model_fields}
@@ -252,7 +252,7 @@ def samples(tmp_path_factory) -> Path:
 
 @pytest.mark.parametrize("command", LINES, ids=str)
 def test_a_command_on_the_samples_works(command: Command, samples, tmp_path, monkeypatch, capfd):
-    from api.cli import main
+    from forescribe.cli.main import main
 
     (tmp_path / "samples").symlink_to(samples)
     monkeypatch.chdir(tmp_path)

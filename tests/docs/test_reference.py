@@ -27,7 +27,7 @@ def test_the_reference_is_what_the_code_says(writer: ModuleType, name: str) -> N
 
 
 def test_every_setting_is_described(writer: ModuleType) -> None:
-    from api.settings import Settings
+    from forescribe.api.settings import Settings
 
     page = writer.settings()
     assert [name for name in Settings.model_fields if f"| `{name}` |" not in page] == []

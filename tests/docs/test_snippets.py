@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from api.settings import Settings
+from forescribe.api.settings import Settings
 from tests.docs.pages import ROOT, Block, blocks
 
 RUN = {"README.md", "docs/quickstart.md", "docs/drafters.md", "docs/exactness.md"}
@@ -68,5 +68,11 @@ def test_settings_in_the_documentation_exist(block: Block) -> None:
 
 
 def test_a_name_that_is_gone_is_seen() -> None:
-    text = "from asr.transcriber import Transcriber, Gone\nimport asr.gone\nimport numpy.none\n"
-    assert missing(Block("here", 1, "python", text)) == ["asr.transcriber.Gone", "asr.gone"]
+    text = (
+        "from forescribe.asr.decode.transcriber import Transcriber, Gone\n"
+        "import forescribe.asr.gone\nimport numpy.none\n"
+    )
+    assert missing(Block("here", 1, "python", text)) == [
+        "forescribe.asr.decode.transcriber.Gone",
+        "forescribe.asr.gone",
+    ]

@@ -9,7 +9,7 @@ from typing import get_args
 
 import pytest
 
-from asr.errors import Code
+from forescribe.asr.errors import Code
 from tests.docs.pages import ROOT
 
 PAGE = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")

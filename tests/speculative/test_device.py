@@ -13,14 +13,14 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 
-from asr.rules import whisper_rules
-from speculative import Engine, Fixed, ModelDrafter, Request, device
-from speculative.device import Device, available, choose, keep_to_one_core
-from speculative.errors import DeviceError
-from speculative.models.whisper import WhisperDecoder
-from speculative.testing import TinyModel
-from speculative.types import Result
-from tests.speculative.whispers import EOS, SOT, decoder_only, memory, whisper
+from forescribe.asr.decode.rules import whisper_rules
+from forescribe.speculative import Engine, Fixed, ModelDrafter, Request, device
+from forescribe.speculative.device import Device, available, choose, keep_to_one_core
+from forescribe.speculative.errors import DeviceError
+from forescribe.speculative.models.whisper_decoder import WhisperDecoder
+from forescribe.speculative.testing import TinyModel
+from forescribe.speculative.types import Result
+from tests.speculative.models.whispers import EOS, SOT, decoder_only, memory, whisper
 
 # Threads
 
@@ -144,7 +144,7 @@ def test_a_cpu_rounds_as_it_is_and_looks_every_time() -> None:
 
 def test_a_stopwatch_sums_laps_by_stage(monkeypatch) -> None:
     times = iter([0.0, 1.0, 3.0, 10.0, 14.0])
-    monkeypatch.setattr("speculative.device.time.perf_counter", lambda: next(times))
+    monkeypatch.setattr("forescribe.speculative.device.time.perf_counter", lambda: next(times))
     watch = choose("cpu").stopwatch()
     watch.start()
     watch.mark("draft")
@@ -533,7 +533,9 @@ def test_capturing_while_rows_are_busy_moves_none_of_them(cards, monkeypatch) ->
     nobody."""
     playing(cards, monkeypatch)
     # A row that moved would be longer than what the next round reads.
-    monkeypatch.setattr("speculative.engine.REACH_BUCKETS", (4, 8, 12, 16, 20, 24, 32))
+    monkeypatch.setattr(
+        "forescribe.speculative.engine.engine.REACH_BUCKETS", (4, 8, 12, 16, 20, 24, 32)
+    )
     busy = tiny(Second("cuda", torch.float32, 1), 3)
     assert tokens(busy) == tokens(tiny(None, 3))
     assert busy.stats.emitted == tiny_emitted()

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from transformers import GenerationConfig
 
-from asr.timing import alignment_heads
-from tests.asr import folders
+from forescribe.asr.words.timing import alignment_heads
+from tests.asr.model import folders
 from training.heads import Read, measure, select, write
 from training.word_times import TimedSpeech, TimedWord
 

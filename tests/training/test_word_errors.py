@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from asr.transcript import Word
+from forescribe.asr.formats.transcript import Word
 from training.word_errors import WordErrors, compare, quantile
 from training.word_times import TimedWord
 

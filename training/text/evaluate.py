@@ -20,9 +20,9 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from speculative import Engine, ModelDrafter, Request, Result, Stats
-from speculative.models.causal_lm import CausalDecoder
-from speculative.types import Look, Schedule
+from forescribe.speculative import Engine, ModelDrafter, Request, Result, Stats
+from forescribe.speculative.models.causal_lm import CausalDecoder
+from forescribe.speculative.types import Look, Schedule
 from training.text.corpus import Document, documents, glossary
 from training.text.export import BUNDLED, DRAFT, TARGET
 from training.text.tokenizer import prompt_of, text_of

@@ -1,0 +1,4 @@
+"""Who may call, how much, and where the service itself may call.
+
+Knows keys, quotas and addresses; nothing of routes.
+"""

@@ -1,0 +1,152 @@
+"""Loads: a model's load as operators see it: in the log, with its seconds, and as an exit status.
+
+    load = Load("the speech model", "large")
+    model = load.run(make)                  # raises what `make` raises
+    failure = Failure.of(load.what, error)
+
+A service whose model cannot be loaded is of no use to anybody, so its process ends, and whoever looks
+after it starts the next. The status says whether that can help.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypeVar
+
+from forescribe.asr.errors import CapacityError, ForescribeError, out_of_memory
+from forescribe.speculative.errors import BrokenError, SpeculativeError
+
+log = logging.getLogger("forescribe.api")
+
+LASTING = 2
+"""The exit status where another start would end the same way: a usage error's, and what
+`api.process.workers` does not start again."""
+
+PASSING = 75
+"""Where it may not (EX_TEMPFAIL of sysexits.h): no memory, no network, a full disk, a device's fault."""
+
+PROGRESS_S = 15.0
+"""Between two lines of the log, while a load goes on."""
+
+_UNREACHED = frozenset(
+    {
+        "ConnectionError",
+        "TimeoutError",
+        "TransportError",
+        "HfHubHTTPError",
+        "LocalEntryNotFoundError",
+    }
+)
+_ANSWERED = frozenset({"RepositoryNotFoundError", "HFValidationError", "OfflineModeIsEnabled"})
+"""The network's errors by the names of their classes (Python's, httpx's, the hub's): those that pass, and
+those among them that only other settings cure."""
+
+_SCARCE = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO}
+)
+
+Made = TypeVar("Made")
+
+
+@dataclass(frozen=True)
+class Load:
+    """One load: `what` it is, and the name that the settings give it."""
+
+    what: str
+    name: str
+
+    def run(self, make: Callable[[], Made]) -> Made:
+        """What `make` makes."""
+        began_s = time.monotonic()
+        self._say("loading")
+        with self._repeated(began_s):
+            made = make()
+        self._say("loaded", seconds=round(time.monotonic() - began_s, 1))
+        return made
+
+    @contextmanager
+    def _repeated(self, began_s: float) -> Iterator[None]:
+        """A slow load is not a hang, and the log says so."""
+        over = threading.Event()
+
+        def repeat() -> None:
+            while not over.wait(PROGRESS_S):
+                self._say("loading", seconds=round(time.monotonic() - began_s, 1))
+
+        threading.Thread(target=repeat, name="load", daemon=True).start()
+        try:
+            yield
+        finally:
+            over.set()
+
+    def _say(self, event: str, **facts: float) -> None:
+        log.info(json.dumps({"event": event, "what": self.what, "name": self.name, **facts}))
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why the process has to end."""
+
+    what: str
+    message: str
+    lasting: bool
+
+    @classmethod
+    def of(cls, what: str, error: Exception) -> Failure:
+        return cls(what, " ".join(str(error).split()) or type(error).__name__, _lasting(error))
+
+    @property
+    def status(self) -> int:
+        """The exit status of the process."""
+        return LASTING if self.lasting else PASSING
+
+    @property
+    def line(self) -> str:
+        """For the terminal and the log."""
+        cure = (
+            "starting again will not help: change the settings or the model"
+            if self.lasting
+            else "start the service again"
+        )
+        return f"{self.what} cannot be used: {self.message.rstrip('.')}; {cure}"
+
+
+def told(error: Exception) -> None:
+    """A traceback in the log, unless the error says by itself what is wrong."""
+    if not isinstance(error, ForescribeError | SpeculativeError):
+        log.error("the process cannot go on", exc_info=error)
+
+
+def _lasting(error: Exception) -> bool:
+    """Whether the cause is one that this package has named, and none that passes by itself."""
+    if not isinstance(error, ForescribeError | SpeculativeError):
+        return False
+    if isinstance(error, CapacityError | BrokenError):
+        return False
+    causes = list(_causes(error))
+    if any(_kinds(cause) & _ANSWERED for cause in causes):
+        return True
+    return not any(_passes(cause) for cause in causes[1:])
+
+
+def _passes(cause: BaseException) -> bool:
+    scarce = isinstance(cause, OSError) and cause.errno in _SCARCE
+    return bool(_kinds(cause) & _UNREACHED) or scarce or out_of_memory(cause)
+
+
+def _kinds(error: BaseException) -> set[str]:
+    return {kind.__name__ for kind in type(error).__mro__}
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    seen: BaseException | None = error
+    while seen is not None:
+        yield seen
+        seen = seen.__cause__

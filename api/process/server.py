@@ -1,0 +1,158 @@
+"""The server process: uvicorn with our log, over one engine.
+
+Several processes, one for each device, are looked after by `api.process.workers`.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import TYPE_CHECKING, NoReturn
+
+import uvicorn
+
+from forescribe.asr.errors import CapacityError, UsageError
+
+from ..app import create_app
+from ..http.protocol import Protocol
+from ..settings import Settings
+from ..speech.serving import Serving
+from .model_loads import Failure
+
+if TYPE_CHECKING:
+    from ..jobs.service import Jobs
+    from .forward import Worker
+
+
+def die(sig: int) -> None:
+    """Ends the process as the signal does where nobody handles it."""
+    signal.signal(sig, signal.SIG_DFL)
+    os.kill(os.getpid(), sig)
+
+
+GRACE_S = 5
+"""For the last answers, once nothing is decoded any more."""
+
+
+class Server(uvicorn.Server):
+    """Tells the engine of the end at the signal. uvicorn's own shutdown begins when all answers are
+    given, which would leave nothing to drain.
+
+    SIGTERM is announced first (`announce_s`): the listening socket stays open and work is let in, while
+    `/ready` already says no. SIGINT, somebody at a terminal, is obeyed at once. A second signal of either
+    kind ends the process as it would any other.
+    """
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        serving: Serving,
+        clock: Callable[[], float] = time.monotonic,
+        die: Callable[[int], None] = die,
+    ) -> None:
+        super().__init__(config)
+        self.serving, self.clock, self.die = serving, clock, die
+        self.failure: Failure | None = None
+        self._exit_s: float | None = None  # when the announcement is over
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self._exit_s is not None:
+            return self.die(sig)
+        if sig == signal.SIGTERM:
+            announce_s = self.serving.announce()
+        else:
+            announce_s = 0.0
+            self.serving.drain()
+        self._exit_s = self.clock() + announce_s
+        if announce_s:
+            self._captured_signals.append(sig)  # raised again when all is done
+        else:
+            super().handle_exit(sig, frame)
+
+    async def on_tick(self, counter: int) -> bool:
+        if self._exit_s is not None and self.clock() >= self._exit_s:
+            self.should_exit = True
+        return await super().on_tick(counter)
+
+    def fail(self, failure: Failure) -> None:
+        """Ends the process in order, with the failure's status. From any thread."""
+        self.failure = failure
+        self.should_exit = True
+
+
+def run(settings: Settings, listening: socket.socket | None = None) -> None:
+    """Serves until it is told to stop (SIGINT, SIGTERM); then nothing comes in any more, and what is
+    inside has `drain_s` to end. Ends with a status of its own where a model cannot be loaded. With several
+    workers, this process only looks after them."""
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(message)s")
+    if settings.workers == 1:
+        return serve(settings, None if listening is None else [listening])
+    from . import workers
+
+    workers.run(settings, listening)
+
+
+def serve(
+    settings: Settings,
+    sockets: list[socket.socket] | None = None,
+    worker: Worker | None = None,
+) -> None:
+    """One process with one engine, on sockets that somebody has bound, or its own."""
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # it writes addresses
+    serving = Serving.of(settings)
+    first = worker is None or worker.index == 0
+    server: Server
+
+    def fail(failure: Failure) -> None:
+        server.fail(failure)
+
+    try:
+        jobs = _jobs(settings, serving) if first else None
+    except CapacityError as error:  # its database's server may come back, its disk be made room on
+        _end(Failure.of("the jobs' store", error))
+    app = create_app(settings, serving, jobs, failed=fail)
+    if worker is not None:
+        from .forward import Forward
+
+        app.add_middleware(Forward, worker=worker, jobs=settings.jobs)
+    config = uvicorn.Config(
+        app,
+        host=settings.host,
+        port=settings.port,
+        access_log=False,  # it writes paths and addresses; ours has neither
+        log_config=None,
+        http=Protocol,
+        server_header=False,
+        timeout_graceful_shutdown=math.ceil(settings.drain_s) + GRACE_S,
+    )
+    server = Server(config, serving)
+    server.run(sockets)
+    if server.failure is not None:
+        _end(server.failure)
+
+
+def _end(failure: Failure) -> NoReturn:
+    sys.stderr.write(f"forescribe: {failure.line}\n")
+    sys.exit(failure.status)
+
+
+def _jobs(settings: Settings, serving: Serving) -> Jobs | None:
+    """Durable jobs, unless they are switched off. Raises UsageError where they cannot be kept,
+    CapacityError where that may pass."""
+    if not settings.jobs:
+        return None
+    try:
+        from ..jobs.service import Jobs
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            f"jobs need {error.name}: run `scripts/setup serve` in forescribe's folder, or set jobs = false"
+        ) from error
+    return Jobs.of(settings, serving)

@@ -1,0 +1,190 @@
+"""Answers: an outcome in the format that was asked for. Pure functions of what was decoded.
+
+Contract keys keep their names; what we know beyond them comes in keys of its own. No speech is an
+answer too: empty text, empty lists.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+
+from forescribe.asr.formats import files
+from forescribe.asr.formats.transcript import Json, Segment, Transcript, Word
+
+if TYPE_CHECKING:
+    from forescribe.asr.sessions.submission import Token
+
+UNKNOWN = "unknown"
+"""The language of a recording in which nobody was heard, the speaker of words that nobody seems to have
+said; the contract wants a text."""
+
+STEPS_PER_S = 50
+"""Positions that Whisper's encoder makes of a second: what usage counts as audio tokens."""
+
+SPECULATION = (
+    "rounds",
+    "drafted",
+    "accepted",
+    "acceptance_rate",
+    "mean_acceptance_length",
+    "written",
+    "judged_at_depth",
+    "accepted_at_depth",
+)
+"""Of a transcript's figures, those of `verbose_json`."""
+
+FILES: Mapping[str, files.Render] = MappingProxyType({"srt": files.srt, "vtt": files.vtt})
+
+
+def answer(
+    form: str,
+    transcript: Transcript,
+    *,
+    tokens: Sequence[Token] | None = None,
+    granularities: Iterable[str] | None = None,
+) -> Response:
+    """In any of the contract's formats; `diarized_json` wants speakers in the transcript. `tokens` are
+    given where their chances were asked for; `granularities` None means segments."""
+    if form == "text":
+        return PlainTextResponse(f"{transcript.text}\n")
+    if form in FILES:
+        return PlainTextResponse(FILES[form](transcript))
+    if form == "diarized_json":
+        return JSONResponse(diarized(transcript))
+    if form == "json":
+        return JSONResponse(short(transcript, tokens))
+    return JSONResponse(verbose(transcript, set(granularities or ("segment",))))
+
+
+def short(transcript: Transcript, tokens: Sequence[Token] | None) -> dict[str, Json]:
+    """`json`."""
+    body: dict[str, Json] = {"text": transcript.text, "languages": languages(transcript)}
+    if tokens is not None:
+        body["logprobs"] = logprobs(tokens)
+    return {**body, "usage": duration_usage(transcript), **warnings(transcript)}
+
+
+def verbose(transcript: Transcript, granularities: set[str]) -> dict[str, Json]:
+    """`verbose_json`."""
+    task = str(transcript.settings["task"])
+    translated = task == "translate"
+    body: dict[str, Json] = {
+        "task": task,
+        "language": "english" if translated else language_name(transcript.language),
+        "duration": transcript.duration,
+        "text": transcript.text,
+    }
+    if "word" in granularities:
+        body["words"] = [
+            _word(word) for segment in transcript.segments for word in segment.words or ()
+        ]
+    if "segment" in granularities:
+        body["segments"] = [_segment(segment) for segment in transcript.segments]
+    whole = transcript.to_dict()
+    return {
+        **body,
+        "usage": duration_usage(transcript),
+        "language_probability": whole["language_probability"],
+        "warnings": whole["warnings"],
+        "coverage": whole["coverage"],
+        "speculation": {
+            key: transcript.stats[key] for key in SPECULATION if key in transcript.stats
+        },
+    }
+
+
+def diarized(transcript: Transcript) -> dict[str, Json]:
+    """`diarized_json`. `text` is the text alone, without names: the schema's word, not its example's."""
+    body: dict[str, Json] = {
+        "task": "transcribe",
+        "duration": transcript.duration,
+        "text": transcript.text,
+        "segments": list[Json](spoken(transcript)),
+        "usage": duration_usage(transcript),
+    }
+    return {**body, **warnings(transcript)}
+
+
+def spoken(transcript: Transcript) -> list[dict[str, Json]]:
+    """The segments with their speakers; nobody's is UNKNOWN."""
+    return [
+        {
+            "type": "transcript.text.segment",
+            "id": f"seg_{number:03}",
+            "start": segment.start,
+            "end": segment.end,
+            "text": segment.text,
+            "speaker": segment.speaker or UNKNOWN,
+        }
+        for number, segment in enumerate(transcript.segments, start=1)
+    ]
+
+
+def languages(transcript: Transcript) -> list[Json]:
+    """Empty where none could be told."""
+    return [{"code": transcript.language}] if transcript.language else []
+
+
+def logprobs(tokens: Iterable[Token]) -> list[Json]:
+    return [{"token": t.text, "logprob": t.logprob, "bytes": list(t.data)} for t in tokens]
+
+
+def duration_usage(transcript: Transcript) -> dict[str, Json]:
+    return {"type": "duration", "seconds": math.ceil(transcript.duration)}
+
+
+def token_usage(transcript: Transcript) -> dict[str, Json]:
+    """What an event's usage counts: encoder positions in, tokens out."""
+    heard = math.ceil(transcript.duration * STEPS_PER_S)
+    written = transcript.stats["tokens"]
+    assert isinstance(written, int)
+    return {
+        "type": "tokens",
+        "input_tokens": heard,
+        "input_token_details": {"text_tokens": 0, "audio_tokens": heard},
+        "output_tokens": written,
+        "total_tokens": heard + written,
+    }
+
+
+def language_name(code: str | None) -> str:
+    """The lower-case English name, as OpenAI writes it."""
+    from transformers.models.whisper.tokenization_whisper import LANGUAGES
+
+    return UNKNOWN if code is None else str(LANGUAGES.get(code, code))
+
+
+def _word(word: Word) -> dict[str, Json]:
+    """The contract's three keys, and who wrote its tokens."""
+    data: dict[str, Json] = {"word": word.text.strip(), "start": word.start, "end": word.end}
+    return data if word.sources is None else {**data, "sources": list[Json](word.sources)}
+
+
+def _segment(segment: Segment) -> dict[str, Json]:
+    """The contract's ten keys, none null."""
+    guarded = {
+        "temperature": segment.temperature,
+        "avg_logprob": segment.avg_logprob,
+        "compression_ratio": segment.compression_ratio,
+        "no_speech_prob": segment.no_speech_prob,
+    }
+    assert all(value is not None and math.isfinite(value) for value in guarded.values())
+    return {
+        "id": segment.id,
+        "seek": segment.seek,
+        "start": segment.start,
+        "end": segment.end,
+        "text": segment.text,
+        "tokens": list(segment.tokens),
+        **guarded,
+    }
+
+
+def warnings(transcript: Transcript) -> dict[str, Json]:
+    found: list[Json] = [{"code": w.code, "message": w.message} for w in transcript.warnings]
+    return {"warnings": found} if found else {}

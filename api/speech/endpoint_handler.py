@@ -1,0 +1,138 @@
+"""EndpointHandler: what a Hugging Face Inference Endpoint calls, for a repository with a custom handler.
+
+    handler = EndpointHandler()
+    handler({"inputs": "<base64 audio>", "parameters": {"language": "en"}})
+
+The environment names the models, as the ancestor did: ASR_MODEL, ASSISTANT_MODEL, DIARIZATION_MODEL
+(one of `forescribe diarize --diarizer`; without it there are no speakers) and HF_TOKEN (read by the
+hub's own client). Audio is decoded in a process of its own. Calls may overlap: they share the engine's
+slots. The module imports api, so the repository's handler.py is one line:
+
+    from forescribe.api.speech.endpoint_handler import EndpointHandler
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import threading
+from collections.abc import Mapping
+from contextlib import ExitStack, closing
+from typing import TYPE_CHECKING, Any
+
+from forescribe.asr.audio.decoded_file import Spool
+from forescribe.asr.audio.fork_server import Bounds
+from forescribe.asr.audio.sandbox import Decoders
+from forescribe.asr.decode.outcome import Outcome
+from forescribe.asr.decode.transcriber import Transcriber
+from forescribe.asr.errors import ForescribeError
+from forescribe.asr.formats.transcript import Json, Transcript
+from forescribe.asr.sessions.session import Session
+from forescribe.asr.sessions.submission import Part
+
+from ..errors import ApiError
+from . import huggingface_contract
+from .diarization import Speakers
+
+if TYPE_CHECKING:
+    from forescribe.diarize.diarizer import Diarizer
+
+
+class EndpointHandler:
+    """One transcriber and its thread. `path` is the folder of a repository that holds weights; the
+    environment's ASR_MODEL wins.
+
+    Raises ModelError for weights that cannot be had.
+    """
+
+    def __init__(self, path: str = "") -> None:
+        model = os.environ.get("ASR_MODEL") or path or None
+        self.decoders = Decoders()
+        self.decoders.start()  # beside the weights
+        self.session = Session(Transcriber.load(model, os.environ.get("ASSISTANT_MODEL") or None))
+        diarizer = os.environ.get("DIARIZATION_MODEL")
+        self.speakers = Speakers(lambda: _diarizer(diarizer), self.decoders) if diarizer else None
+        self._thread = threading.Thread(target=self.session.run, name="engine", daemon=True)
+        self._thread.start()
+
+    def __call__(self, data: Mapping[str, Any]) -> dict[str, Json]:
+        """`inputs` are base64 text, or bytes that the endpoint's toolkit has decoded already. An error
+        is `{"detail": ...}`: this interface has no status."""
+        try:
+            parameters, warnings = huggingface_contract.parameters(data.get("parameters"))
+            audio = _audio(data.get("inputs"))
+            with closing(self.decoders.decode(audio, Bounds(), name="inputs")) as spool:
+                transcript, spoken = self._transcribed(spool, parameters)
+        except ForescribeError as error:
+            return {"detail": ApiError.of(error).message}
+        except ApiError as error:
+            return {"detail": error.message}
+        drafting = self.session.t.whisper.draft is not None
+        warnings += parameters.warnings(drafting=drafting, diarizing=self.speakers is not None)
+        return huggingface_contract.answer(transcript, spoken, warnings)
+
+    def _transcribed(
+        self, spool: Spool, parameters: huggingface_contract.Parameters
+    ) -> tuple[Transcript, Transcript | None]:
+        """The transcript, and the same with speakers. Raises ForescribeError, ApiError."""
+        waiting, diarizing = _Waiting(), self.speakers is not None
+        with ExitStack() as over:
+            hearing = self.speakers.heard(bounds=parameters.bounds()) if self.speakers else None
+            if hearing is not None:
+                over.callback(hearing.close)
+            tap = hearing.hear if hearing is not None else None
+            options = parameters.options(diarizing=diarizing)
+            self.session.submit(spool, options, waiting, name="inputs", tap=tap)
+            outcome = waiting.outcome()
+            if outcome.error is not None:
+                raise outcome.error
+            assert outcome.transcript is not None
+            if hearing is None:
+                return outcome.transcript, None
+            return outcome.transcript, hearing.answer(
+                outcome.transcript, huggingface_contract.speaker
+            )
+
+    def close(self) -> None:
+        """Ends the thread and the decoders. An endpoint never does."""
+        self.session.close()
+        self._thread.join()
+        self.decoders.close()
+
+
+class _Waiting:
+    """A listener that somebody waits for."""
+
+    def __init__(self) -> None:
+        self._done = threading.Event()
+        self._outcome: Outcome | None = None
+
+    def progressed(self, part: Part) -> None:
+        """The answer is given whole."""
+
+    def ended(self, outcome: Outcome | None) -> None:
+        self._outcome = outcome
+        self._done.set()
+
+    def outcome(self) -> Outcome:
+        self._done.wait()
+        assert self._outcome is not None  # nobody cancels here
+        return self._outcome
+
+
+def _diarizer(name: str) -> Diarizer:
+    from forescribe.diarize.engines import registry
+
+    return registry.load(name)
+
+
+def _audio(inputs: object) -> bytes:
+    """Raises ApiError: `missing_file`, `invalid_audio`."""
+    if isinstance(inputs, bytes):
+        return inputs
+    if not isinstance(inputs, str):
+        raise ApiError("missing_file", "inputs: base64 audio is missing")
+    try:
+        return base64.b64decode(inputs, validate=True)
+    except ValueError as error:  # also for what is not ASCII
+        raise ApiError("invalid_audio", "inputs: no base64") from error

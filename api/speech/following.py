@@ -1,0 +1,137 @@
+"""Following: one upload on its way through the engine, seen from the event loop.
+
+following = serving.follow(task)
+try:
+    while (part := await following.next()) is not None: ...
+    following.outcome
+finally:
+    following.cancel()          # does nothing after the end
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..access.capacity import Place
+from ..errors import ApiError
+from ..http.request_id import CURRENT, report
+from ..metrics import Metrics
+
+if TYPE_CHECKING:
+    from forescribe.asr.audio.decoded_file import Spool
+    from forescribe.asr.decode.options import Options
+    from forescribe.asr.decode.outcome import Outcome
+    from forescribe.asr.sessions.submission import Part, Tap
+
+
+@dataclass(frozen=True)
+class Task:
+    """An upload that is to be transcribed. The spool is closed when the engine is done with it, whatever
+    becomes of it, and the place given back, unless there is a `tap`: whoever listens there has more to
+    do, and gives it back."""
+
+    spool: Spool
+    options: Options
+    place: Place
+    tap: Tap | None = None
+
+    def release(self) -> None:
+        self.spool.close()
+        if self.tap is None:
+            self.place.leave()
+
+
+class Following:
+    """The submission's listener: hears on the engine's thread, tells on the event loop's.
+
+    `timeout_s` counts from here. `cancel` is set by whoever submits.
+    """
+
+    def __init__(self, task: Task, timeout_s: float, metrics: Metrics) -> None:
+        self.task, self.timeout_s, self.metrics = task, timeout_s, metrics
+        self.outcome: Outcome | None = None
+        self._loop = asyncio.get_running_loop()
+        self._end_s = self._loop.time() + timeout_s
+        self._heard: asyncio.Queue[Part | None] = asyncio.Queue()  # at most a recording's windows
+        self._cancel: Callable[[], None] | None = None
+        self._request_id, self._queued_s = CURRENT.get(), time.perf_counter()
+
+    # -- on the engine's thread -------------------------------------------------------------------
+
+    def progressed(self, part: Part) -> None:
+        self.task.place.progressed(part.done_s)
+        self._tell(part)
+
+    def ended(self, outcome: Outcome | None) -> None:
+        self.outcome = outcome
+        try:
+            if outcome is not None:
+                self._report(outcome)
+                self.task.place.admission.paced(self.task.spool.duration_s, outcome.wall_s)
+        finally:
+            self.task.release()
+            self._tell(None)
+
+    def _report(self, outcome: Outcome) -> None:
+        """Figures, and a line of the log: nothing of what was said."""
+        self.metrics.ended(outcome)
+        wait_s = max(0.0, time.perf_counter() - self._queued_s - outcome.wall_s)
+        self.metrics.took("wait", wait_s)
+        self.metrics.took("transcribe", outcome.wall_s)
+        facts: dict[str, object] = {"request_id": self._request_id, "wait_s": round(wait_s, 3)}
+        if outcome.error is not None:
+            report("recording", **facts, error=outcome.error.code)
+            return
+        assert outcome.transcript is not None
+        audio_s, stats = outcome.transcript.duration, outcome.transcript.stats
+        report(
+            "recording",
+            **facts,
+            audio_s=round(audio_s, 3),
+            wall_s=round(outcome.wall_s, 3),
+            x_real_time=round(audio_s / outcome.wall_s, 2) if outcome.wall_s > 0 else None,
+            windows=stats["windows"],
+            tokens=stats["tokens"],
+            acceptance_rate=stats["acceptance_rate"],
+            fallbacks=sum(d.result.request.temperature > 0 for d in outcome.decoded),
+        )
+
+    def _tell(self, part: Part | None) -> None:
+        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            self._loop.call_soon_threadsafe(self._heard.put_nowait, part)
+
+    # -- on the event loop ------------------------------------------------------------------------
+
+    def cancelled_by(self, cancel: Callable[[], None]) -> None:
+        self._cancel = cancel
+
+    async def next(self) -> Part | None:
+        """The next part; None at the end, when there is an outcome.
+
+        Raises ApiError where the recording has failed or takes too long.
+        """
+        try:
+            async with asyncio.timeout_at(self._end_s):
+                part = await self._heard.get()
+        except TimeoutError as error:
+            if self._loop.time() < self._end_s:
+                raise  # somebody else's
+            text = f"not done within {self.timeout_s:g} s"
+            raise ApiError("inference_timeout", text) from error
+        if part is None:
+            self._cancel = None
+            assert self.outcome is not None  # who has cancelled does not listen on
+            if self.outcome.error is not None:
+                raise ApiError.of(self.outcome.error) from self.outcome.error
+        return part
+
+    def cancel(self) -> None:
+        """Its slots are free before the engine's next round."""
+        if self._cancel is not None:
+            self._cancel()
+            self._cancel = None

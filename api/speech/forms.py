@@ -1,0 +1,151 @@
+"""Forms: the fields of a request, in every spelling that clients send, to one checked record.
+
+    timestamp_granularities[]=word      the Python SDK, curl from the docs
+    timestamp_granularities=word        curl by hand, once or repeated
+    timestamp_granularities=["word"]    gateways and form builders
+    chunking_strategy[type]=server_vad  likewise {"type": "server_vad"} and auto
+
+A field that nobody knows is an error: an option is never accepted and then dropped. Knows nothing of
+HTTP or models.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ..errors import ApiError
+from ..http.validation import loads, text
+
+Value = str | list[str] | dict[str, Any]
+Format = Literal["json", "text", "srt", "verbose_json", "vtt", "diarized_json"]
+
+_NAME = re.compile(r"([^\[\]]+)(?:\[([^\[\]]*)\])?")
+
+
+class VadConfig(BaseModel):
+    """OpenAI's `server_vad`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    type: Literal["server_vad"]
+    prefix_padding_ms: int = Field(300, ge=0, le=5000)
+    silence_duration_ms: int = Field(200, ge=1, le=15000)
+    threshold: float = Field(0.5, gt=0, le=1)
+
+
+class TranslationForm(BaseModel):
+    """`/v1/audio/translations`, without the file."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: str
+    prompt: str | None = None
+    response_format: Literal["json", "text", "srt", "verbose_json", "vtt"] = "json"
+    temperature: float = Field(0.0, ge=0, le=1)
+
+
+class TranscriptionForm(BaseModel):
+    """`/v1/audio/transcriptions`, without the file."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: str
+    language: str | None = None
+    languages: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
+    keywords: tuple[str, ...] = ()
+    prompt: str | None = None
+    response_format: Format = "json"
+    temperature: float = Field(0.0, ge=0, le=1)
+    include: tuple[Literal["logprobs"], ...] = ()
+    timestamp_granularities: tuple[Literal["word", "segment"], ...] | None = None
+    stream: bool = False
+    chunking_strategy: Literal["auto"] | VadConfig | None = None
+    known_speaker_names: Annotated[tuple[str, ...], Field(max_length=4)] = ()
+    known_speaker_references: Annotated[tuple[str, ...], Field(max_length=4)] = ()
+
+    @property
+    def diarized(self) -> bool:
+        return self.response_format == "diarized_json"
+
+
+ARRAYS = frozenset(
+    {
+        "languages",
+        "keywords",
+        "include",
+        "timestamp_granularities",
+        "known_speaker_names",
+        "known_speaker_references",
+    }
+)
+OBJECTS = frozenset({"chunking_strategy"})
+
+FormT = TypeVar("FormT", bound=BaseModel)
+
+
+def parse(kind: type[FormT], fields: Iterable[tuple[str, str]]) -> FormT:
+    """The record. Raises ApiError `invalid_value` with the field as the client knows it."""
+    values = normalised(fields, kind.model_fields)
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        param = str(first["loc"][0])
+        message = "is missing" if first["type"] == "missing" else first["msg"]
+        raise ApiError("invalid_value", f"{param}: {message}", param=param) from error
+
+
+def normalised(fields: Iterable[tuple[str, str]], known: Mapping[str, object]) -> dict[str, Value]:
+    """Every spelling as one: text, a list, or an object. Fields that are empty were not given.
+
+    Raises ApiError `invalid_value` for a name that is not known, a scalar that comes twice, and JSON
+    that is none.
+    """
+    values: dict[str, Value] = {}
+    for written, value in fields:
+        match = _NAME.fullmatch(written)
+        name, key = match.groups() if match else (written, None)
+        if name not in known:
+            message = f"unknown field {name[:100]!r}; known: file, {', '.join(known)}"
+            raise ApiError("invalid_value", message, param=name[:100])
+        text(value, name)
+        if value.strip() in ("", "null"):
+            continue
+        if name in ARRAYS:
+            held = values.setdefault(name, [])
+            assert isinstance(held, list)
+            held += _elements(name, value)
+        elif key and name in OBJECTS:
+            held = values.setdefault(name, {})
+            if not isinstance(held, dict):
+                raise ApiError("invalid_value", f"{name} comes in two spellings", param=name)
+            held[key] = value
+        elif key is not None:
+            raise ApiError("invalid_value", f"{name} is neither a list nor an object", param=name)
+        elif name in values:
+            raise ApiError("invalid_value", f"{name} comes twice", param=name)
+        else:
+            values[name] = _object(name, value) if name in OBJECTS else value
+    return values
+
+
+def _elements(name: str, value: str) -> list[str]:
+    """One element, or the JSON list that is in the field."""
+    if not value.lstrip().startswith("["):
+        return [value]
+    found = loads(value, name)
+    if not isinstance(found, list) or not all(isinstance(item, str) for item in found):
+        raise ApiError("invalid_value", f"{name}: not a list of texts", param=name)
+    return found
+
+
+def _object(name: str, value: str) -> Value:
+    if not value.lstrip().startswith("{"):
+        return value
+    found = loads(value, name)
+    assert isinstance(found, dict)
+    return found

@@ -1,0 +1,237 @@
+"""Zygote: a process that has the decoders loaded, and forks a child of its own for every recording.
+
+    python -c "from forescribe.asr.audio.fork_server import serve; serve(0)"
+
+Descriptor 0 is a socket, see `asr.audio.sandbox`.
+
+A decoder that a hostile file takes over, or takes down, is a child's: in a session of its own, with
+limits on memory, processor time, files and the size of what it writes, and with nothing open but the
+recording, the file for its samples, and the pipe for its word. Nothing is shared between two
+recordings. Loading takes seconds, a fork milliseconds; this process has one thread, so that forking
+it is safe. Whoever asked ends, and this process ends; this process ends, however it does, and the kernel
+kills its children: nobody decodes for nobody.
+
+A request is one message with three files attached: recording, samples, reply. On the reply come lines
+of JSON: the child's (`samples` and `notices`, or `error`), then ours (`exit`). Whoever asked and no
+longer listens has the child killed, and with the last of the socket all of them end.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import math
+import os
+import resource
+import select
+import signal
+import socket
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import BinaryIO
+
+from ..errors import AudioError, ForescribeError, OutputError
+from ..formats.transcript import SAMPLE_RATE
+from .decoded_file import WIDTH
+from .reading import open_audio
+
+MESSAGE = 1 << 16
+"""Bytes of a request at most."""
+
+FILES = 64
+"""Descriptors of a child at most; it needs six, and one more for each module that loads late."""
+
+CPU_GRACE_S = 5
+"""For a child that has used up its time to die of it."""
+
+PR_SET_PDEATHSIG = 1
+"""Of linux/prctl.h."""
+
+DEMUXERS = "wav,w64,aiff,au,caf,flac,ogg,mp3,aac,mov,mp4,m4a,3gp,matroska,webm,amr,amrnb,amrwb,mpeg,asf,avi"
+"""Fewer than the command reads: each is code that a stranger's bytes reach. No playlist, no concat
+script, no transport stream."""
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What one recording may cost."""
+
+    max_s: float = 4 * 3600.0  # decoded
+    wall_s: float = 600.0
+    cpu_s: int = 600
+    memory_bytes: int = 1 << 30  # beyond what the loaded decoders have
+    demuxers: str = DEMUXERS
+
+    def __post_init__(self) -> None:
+        for name in ("max_s", "wall_s", "cpu_s", "memory_bytes"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be above 0")
+
+    def request(self, name: str) -> bytes:
+        return json.dumps({"name": name, **asdict(self)}).encode()
+
+
+@dataclass(frozen=True)
+class _Child:
+    pid: int
+    end_s: float
+
+
+class _Zygote:
+    def __init__(self, control: socket.socket) -> None:
+        self.control = control
+        self.children: dict[int, _Child] = {}  # by the reply's descriptor
+        self.poll = select.poll()
+        self.woken, waker = os.pipe()
+        for end in (self.woken, waker):
+            os.set_blocking(end, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
+        self.poll.register(control.fileno(), select.POLLIN)
+        self.poll.register(self.woken, select.POLLIN)
+
+    def run(self) -> None:
+        while True:
+            for descriptor, _ in self.poll.poll(self._wait_ms()):
+                if descriptor == self.woken:
+                    with suppress(BlockingIOError):
+                        os.read(self.woken, 4096)
+                elif descriptor == self.control.fileno():
+                    if not self._asked():
+                        return
+                elif descriptor in self.children:  # nobody listens any more
+                    self._kill(descriptor)
+            for descriptor, child in list(self.children.items()):
+                if time.monotonic() > child.end_s:
+                    self._kill(descriptor)
+            self._reap()
+
+    def _wait_ms(self) -> float | None:
+        ends = [child.end_s for child in self.children.values()]
+        return max(0.0, min(ends) - time.monotonic()) * 1000 + 1 if ends else None
+
+    def _asked(self) -> bool:
+        """A child for the next request; False where nobody will ask again."""
+        message, files, _, _ = socket.recv_fds(self.control, MESSAGE, 3)
+        if not message:
+            for descriptor in list(self.children):
+                self._kill(descriptor)
+            return False
+        asked = json.loads(message)
+        name, bounds = asked.pop("name"), Bounds(**asked)
+        source, samples, reply = files
+        parent, pid = os.getpid(), os.fork()
+        if pid == 0:
+            _die_with(parent)
+            self._become_child(name, bounds, source, samples, reply)
+        os.close(source)
+        os.close(samples)
+        self.children[reply] = _Child(pid, time.monotonic() + bounds.wall_s)
+        self.poll.register(reply, 0)  # says only when its reader has gone
+        return True
+
+    def _become_child(
+        self, name: str, bounds: Bounds, source: int, samples: int, reply: int
+    ) -> None:
+        """Never returns."""
+        try:
+            os.setsid()
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            nothing = os.open(os.devnull, os.O_RDWR)
+            for descriptor in (0, 1, 2):
+                os.dup2(nothing, descriptor)
+            for descriptor in map(int, os.listdir("/proc/self/fd")):
+                if descriptor > 2 and descriptor not in (source, samples, reply):
+                    with suppress(OSError):
+                        os.close(descriptor)
+            _bound(bounds)
+            with open(source, "rb") as file, open(samples, "wb") as spool:
+                word = _decoded(name, bounds, file, spool)
+            os.write(reply, json.dumps(word).encode() + b"\n")
+        finally:
+            os._exit(0)
+
+    def _kill(self, descriptor: int) -> None:
+        """The child is not reaped yet, so its id is nobody else's."""
+        pid = self.children[descriptor].pid
+        with suppress(ProcessLookupError, PermissionError):  # it may not have its session yet
+            os.killpg(pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+    def _reap(self) -> None:
+        for descriptor, child in list(self.children.items()):
+            pid, status = os.waitpid(child.pid, os.WNOHANG)
+            if not pid:
+                continue
+            late = time.monotonic() > child.end_s
+            line = {"exit": os.waitstatus_to_exitcode(status), "late": late}
+            with suppress(OSError):  # nobody listens any more
+                os.write(descriptor, json.dumps(line).encode() + b"\n")
+            self.poll.unregister(descriptor)
+            del self.children[descriptor]
+            os.close(descriptor)
+
+
+def _die_with(parent: int) -> None:
+    """Ends this process when its parent does. The kernel's signal is sent when the parent's *thread* ends;
+    the zygote has one."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it was gone before
+        os._exit(0)
+
+
+def _bound(bounds: Bounds) -> None:
+    with open("/proc/self/statm") as file:
+        loaded = int(file.read().split()[0]) * resource.getpagesize()
+    written = round((bounds.max_s + 60) * SAMPLE_RATE) * WIDTH
+    for kind, value in (
+        (resource.RLIMIT_AS, loaded + bounds.memory_bytes),
+        (resource.RLIMIT_FSIZE, written),
+        (resource.RLIMIT_NOFILE, FILES),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        resource.setrlimit(kind, (value, value))
+    # At the soft limit comes SIGXCPU, at the hard one SIGKILL, which is what the machine kills with.
+    resource.setrlimit(resource.RLIMIT_CPU, (bounds.cpu_s, bounds.cpu_s + CPU_GRACE_S))
+    with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+        file.write("1000")  # where memory ends, this ends first
+
+
+def _decoded(name: str, bounds: Bounds, file: BinaryIO, spool: BinaryIO) -> dict[str, object]:
+    """The child's word. All that a decoder may raise is the recording's fault; that there is no room
+    for its samples is ours."""
+    try:
+        with open_audio(file, max_s=bounds.max_s, name=name, demuxers=bounds.demuxers) as recording:
+            for block in recording.blocks():
+                try:
+                    spool.write(block.data)
+                except OSError as error:
+                    text = f"no room for the samples ({error.strerror})"
+                    raise OutputError(text, code="storage_full") from error
+            spool.flush()
+            notices = [[notice.code, notice.message] for notice in recording.warnings]
+            return {"samples": recording.sample_count, "notices": notices}
+    except ForescribeError as error:
+        return {"error": [error.code, error.message]}
+    except MemoryError:
+        wrong = AudioError(f"{name}: needs more than {bounds.memory_bytes >> 20} MiB to decode")
+    except Exception as error:
+        wrong = AudioError(f"{name}: not audio that can be decoded ({type(error).__name__})")
+    return {"error": [wrong.code, wrong.message]}
+
+
+def serve(descriptor: int) -> None:
+    """Until the other end of the socket is closed."""
+    import av
+    import soundfile  # noqa: F401  # loaded once, here, for all children
+    import torch
+    from torchaudio.functional import resample
+
+    av.logging.set_level(av.logging.PANIC)
+    torch.set_num_threads(1)  # a second one would not survive a fork
+    resample(torch.zeros(64), 3, 2)
+    _Zygote(socket.socket(fileno=descriptor)).run()
+    os._exit(0)  # nothing to tidy up, and torch takes seconds over it

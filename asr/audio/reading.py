@@ -1,0 +1,340 @@
+"""Any recording to mono float32 at 16 kHz, in blocks: ten hours never sit in memory whole.
+
+    with open_audio("meeting.m4a") as recording:
+        for block in recording.blocks():
+            ...
+
+Channels are mixed down by their mean, unless they cancel each other in it; other rates resampled,
+values that are not finite replaced by 0. What a reader of the transcript must know about the recording
+ends up in `recording.warnings`. A path is a path: nothing is fetched, no `file:`, `concat:` or `http:`
+is interpreted. Knows nothing of speech.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from itertools import chain
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ..errors import AudioError
+from ..formats.transcript import SAMPLE_RATE, Notice, seconds
+from ..printable import visible
+from .containers import DEMUXERS, MAX_RATE, Pcm, Reader, open_container
+from .decoded_file import Spool
+from .opening import empty, open_path
+from .resampling import Resampler, resampler
+
+Samples = NDArray[np.float32]
+Input = str | os.PathLike[str] | bytes | BinaryIO | Spool
+
+LOUDEST = 1e6
+"""Beyond this a sample is damage, not sound: its square would overflow in the spectrum and spoil
+the whole window."""
+
+CANCELLED = 0.1
+"""Of the power that independent channels would leave in their mean: below it they cancel each other.
+Reversed polarity leaves nothing, or little where the channels are not equally loud."""
+
+INAUDIBLE = 1e-9
+"""Mean power, -90 dB: what is said of silence must not depend on its last bit."""
+
+SHORT_S = 0.08
+"""Below this nothing can be said: valid audio with an empty transcript, and a warning."""
+
+TRUNCATED_S = 0.25
+"""Declared and decoded length differ by up to this through codec delay and rounding; beyond it
+audio is missing."""
+
+
+class Recording:
+    """An opened recording, to be read once.
+
+    `declared_s` is the container's word on its length in seconds, None where it has none.
+    `sample_count` and `warnings` are complete when `blocks()` is exhausted.
+    """
+
+    def __init__(
+        self, reader: Reader, *, name: str, block_s: float = 30.0, max_s: float | None = None
+    ) -> None:
+        if not 1 <= block_s * SAMPLE_RATE < math.inf:
+            raise ValueError(f"block_s is {block_s}; a block needs one sample or more")
+        if max_s is not None and not max_s > 0:
+            raise ValueError(f"max_s is {max_s}; it must be above 0, or None")
+        self.name = name
+        self.declared_s = reader.declared_s
+        self.sample_count = 0
+        self.tap: Callable[[Samples], None] | None = None  # hears each block before it is given out
+        self._reader = reader
+        self._block = round(block_s * SAMPLE_RATE)
+        self._max_s = max_s
+        self._warnings: list[Notice] = []
+        self._replaced = 0
+        self._rate = SAMPLE_RATE
+        self._kept: int | None = None  # the channel that stands for all where they cancel
+        self._cancelled_s = 0.0
+        self._files: list[BinaryIO] = []
+        self._pcm = self._primed()
+
+    @property
+    def warnings(self) -> tuple[Notice, ...]:
+        """What was wrong with the recording, so far."""
+        return (*self._reader.notices, *self._warnings)
+
+    @property
+    def duration_s(self) -> float:
+        """Seconds read so far."""
+        return seconds(self.sample_count)
+
+    def blocks(self) -> Iterator[Samples]:
+        """The samples: blocks [block_s * 16000] float32, the last one shorter, none empty. Closes
+        the recording at their end.
+
+        Raises AudioError `audio_too_long` once more than `max_s` seconds were read, RuntimeError on
+        a second call.
+        """
+        pcm, self._pcm = self._pcm, None
+        if pcm is None:
+            raise RuntimeError(f"{self.name} was read already; open it again")
+        try:
+            for block in _reblock(self._resampled(pcm), self._block):
+                self.sample_count += len(block)
+                if self._max_s is not None and self.duration_s > self._max_s:
+                    message = f"{self.name}: longer than {self._max_s:g} s"
+                    raise AudioError(message, code="audio_too_long")
+                if self.tap is not None:
+                    self.tap(block)
+                yield block
+            self._conclude()
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Close what was opened for it. A file object that was passed in stays open."""
+        self._reader.close()
+        while self._files:
+            self._files.pop().close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _primed(self) -> Iterator[Pcm] | None:
+        """Decode the first samples now: that a file is no audio shows when it is opened, not
+        halfway through a batch."""
+        pcm = self._reader.read()
+        first = next(pcm, None)
+        if first is None and self._reader.notices:
+            raise AudioError(
+                f"{self.name}: no sound could be decoded ({self._reader.notices[-1].message})"
+            )
+        return pcm if first is None else chain([first], pcm)
+
+    def _resampled(self, pcm: Iterator[Pcm]) -> Iterator[Samples]:
+        """[T] at 16 kHz. A container may change its rate midway: each stretch has its own
+        resampler."""
+        rate = 0
+        chosen: Resampler | None = None
+        for block in pcm:
+            if chosen is None or block.rate != rate:
+                if chosen is not None:
+                    yield chosen.finish()
+                rate, chosen = block.rate, resampler(block.rate)
+                self._rate = rate
+            yield chosen.push(self._mono(block.samples))
+        if chosen is not None:
+            yield chosen.finish()
+
+    def _mono(self, samples: NDArray[np.float32]) -> Samples:
+        sound = np.abs(samples) < LOUDEST  # false for NaN too
+        if not sound.all():
+            self._replaced += int(sound.size - sound.sum())
+            samples = np.where(sound, samples, np.float32(0))
+        mono = samples[:, 0] if samples.shape[1] == 1 else self._mixed(samples)
+        return np.ascontiguousarray(mono)
+
+    def _mixed(self, samples: NDArray[np.float32]) -> Samples:
+        """The mean of the channels or, where they cancel each other, the loudest of them."""
+        mixed: Samples = samples.mean(axis=1)
+        powers = np.square(samples, dtype=np.float64).mean(axis=0)  # [C]
+        power = float(np.square(mixed, dtype=np.float64).mean())
+        # Equal channels keep all of their power, independent ones 1 / C of it.
+        if not powers.mean() > INAUDIBLE or power >= CANCELLED * powers.mean() / len(powers):
+            return mixed
+        if self._kept is None or self._kept >= len(powers):
+            self._kept = int(powers.argmax())  # the same one throughout
+        self._cancelled_s += len(samples) / self._rate
+        return samples[:, self._kept]
+
+    def _conclude(self) -> None:
+        if self._replaced:
+            text = f"{self._replaced} samples were no finite numbers and count as silence"
+            self._warnings.append(Notice("non_finite_samples", text))
+        if self._kept is not None:
+            text = (
+                f"the channels cancel each other for {self._cancelled_s:.1f} s (one has its polarity "
+                f"reversed); there only channel {self._kept + 1} is heard"
+            )
+            self._warnings.append(Notice("inverted_channels", text))
+        if self.declared_s is not None and self.duration_s < self.declared_s - TRUNCATED_S:
+            text = (
+                f"{self.duration_s:.2f} s could be decoded of {self.declared_s:.2f} s declared: "
+                "the file is cut off or damaged"
+            )
+            self._warnings.append(Notice("truncated_audio", text))
+        if self.duration_s < SHORT_S:
+            text = f"{1000 * self.duration_s:.0f} ms of audio are too short for speech"
+            self._warnings.append(Notice("short_audio", text))
+
+
+def open_audio(
+    source: Input,
+    *,
+    block_s: float = 30.0,
+    max_s: float | None = None,
+    name: str | None = None,
+    demuxers: str = DEMUXERS,
+) -> Recording:
+    """Open a recording: a path, "-" for standard input, the bytes of a file, a binary file object, or
+    a spool of what was decoded before.
+
+    What it holds decides how it is read, not its name. `max_s` limits the decoded length, `name` is
+    for messages, `demuxers` are what libav may open. Raises AudioError: `missing_file`,
+    `unreadable_file`, `empty_file`, `invalid_audio`, `no_audio_stream`.
+    """
+    name = name or _name(source)
+    if isinstance(source, Spool):
+        return Recording(source.reader(), name=name, block_s=block_s, max_s=max_s)
+    file, owned = _binary_file(source, name)
+    try:
+        if not file.read(1):
+            raise empty(name)
+        reader = open_container(file, name, demuxers)
+        try:
+            recording = Recording(reader, name=name, block_s=block_s, max_s=max_s)
+        except BaseException:
+            reader.close()
+            raise
+    except BaseException:
+        if owned:
+            file.close()
+        raise
+    if owned:
+        recording._files.append(file)
+    return recording
+
+
+Open = Callable[[Input], Recording]
+"""How a call opens its recordings: `open_audio`, or something around it that taps them."""
+
+
+def from_array(samples: ArrayLike, rate: int = SAMPLE_RATE, *, block_s: float = 30.0) -> Recording:
+    """A recording from samples that are in memory: [T] or [T, C], floats nominally from -1 to 1, or
+    integers.
+
+    Unsigned integers are centred at half of their range. Raises ValueError for other shapes and types,
+    and for an impossible rate.
+    """
+    array = np.asarray(samples)
+    if array.ndim not in (1, 2) or (array.ndim == 2 and not array.shape[1]):
+        raise ValueError(f"samples of shape {array.shape}; expected [T] or [T, C]")
+    if not 0 < rate <= MAX_RATE:
+        raise ValueError(f"rate is {rate} Hz; it must be above 0, up to {MAX_RATE}")
+    if array.dtype.kind not in "fiu":
+        raise ValueError(f"samples of type {array.dtype}; expected floats or integers")
+    if array.dtype.kind in "iu":
+        half = float(1 << (8 * array.dtype.itemsize - 1))
+        array = array / half - (array.dtype.kind == "u")
+    with np.errstate(over="ignore"):
+        frames = (array[:, None] if array.ndim == 1 else array).astype(np.float32)
+    return Recording(_ArrayReader(Pcm(frames, rate)), name="<array>", block_s=block_s)
+
+
+def read_audio(source: Input) -> Samples:
+    """The whole recording at once, [T] float32 at 16 kHz. Raises what `open_audio` raises."""
+    with open_audio(source) as recording:
+        return np.concatenate([np.zeros(0, np.float32), *recording.blocks()])
+
+
+class _ArrayReader:
+    def __init__(self, pcm: Pcm) -> None:
+        self.pcm = pcm
+        self.declared_s: float | None = len(pcm.samples) / pcm.rate
+        self.notices: list[Notice] = []
+
+    def read(self) -> Iterator[Pcm]:
+        step = 1 << 16
+        for start in range(0, len(self.pcm.samples), step):
+            yield Pcm(self.pcm.samples[start : start + step], self.pcm.rate)
+
+    def close(self) -> None:
+        pass
+
+
+def _reblock(pieces: Iterator[Samples], size: int) -> Iterator[Samples]:
+    held: list[Samples] = []
+    count = 0
+    for piece in pieces:
+        held.append(piece)
+        count += len(piece)
+        if count < size:
+            continue
+        joined = np.concatenate(held)
+        held = []
+        whole = count - count % size
+        for start in range(0, whole, size):
+            yield joined[start : start + size].copy()  # a view would keep its neighbours alive
+        held, count = [joined[whole:]], count - whole
+    if count:
+        yield np.concatenate(held)
+
+
+def _name(source: Input) -> str:
+    if isinstance(source, str | os.PathLike):
+        return "<stdin>" if source == "-" else visible(os.fspath(source))
+    return "<bytes>" if isinstance(source, bytes) else str(getattr(source, "name", "<file>"))
+
+
+def _binary_file(
+    source: str | os.PathLike[str] | bytes | BinaryIO, name: str
+) -> tuple[BinaryIO, bool]:
+    """A seekable file and whether it is ours to close. What cannot seek goes to disk first: an mp4
+    needs its end."""
+    if isinstance(source, bytes):
+        return io.BytesIO(source), True
+    if source == "-":
+        return _spooled(sys.stdin.buffer), True
+    if isinstance(source, str | os.PathLike):
+        file = open_path(Path(source), name)
+        if file.seekable():
+            return file, True
+        with file:
+            return _spooled(file), True
+    if source.seekable():
+        source.seek(0)
+        return source, False
+    return _spooled(source), True
+
+
+def _spooled(file: BinaryIO) -> BinaryIO:
+    spool = tempfile.TemporaryFile()  # closed with the recording
+    shutil.copyfileobj(file, spool)
+    spool.seek(0)
+    return spool

@@ -1,0 +1,92 @@
+"""Reel: a whole recording to seek in, as Whisper's features at any place.
+
+Sequential decoding hears audio again, and Whisper scales its features by the loudest sound of the whole
+recording. So the samples go to a temporary file first: 230 MB an hour on disk, a window in memory.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from .features import LogMel
+from .reading import Samples
+
+
+class Reel:
+    """The samples of a recording, [N] at 16 kHz, and its features.
+
+    Frames are counted from 0, 0.01 s each. A recording shorter than a window is padded with zeros to
+    one, as Whisper's extractor pads it. Close it, or use it in a `with`.
+    """
+
+    def __init__(self, blocks: Iterable[Samples], mel: LogMel) -> None:
+        self.mel = mel
+        self._file = tempfile.TemporaryFile()
+        try:
+            self.sample_count = 0
+            for block in blocks:
+                self._file.write(np.ascontiguousarray(block, np.float32).tobytes())
+                self.sample_count += len(block)
+            self._file.flush()
+            self._loudest = self._measure()
+        except BaseException:
+            self._file.close()
+            raise
+
+    @property
+    def frames(self) -> int:
+        """Whole frames of the recording itself, at least 1."""
+        return max(1, self.sample_count // self.mel.hop)
+
+    def features(self, frame: int) -> Tensor:
+        """[M, F] of the window that starts at `frame`; behind the end of the recording zeros."""
+        mel = self._log(frame, min(self.mel.frames, self._total - frame))
+        scaled = self.mel.scaled(mel, self._loudest)
+        return torch.nn.functional.pad(scaled, (0, self.mel.frames - scaled.shape[1]))
+
+    def close(self) -> None:
+        self._file.close()
+
+    @property
+    def _length(self) -> int:
+        """Samples, with the zeros behind a short recording."""
+        return max(self.sample_count, self.mel.samples)
+
+    @property
+    def _total(self) -> int:
+        return self._length // self.mel.hop
+
+    def _measure(self) -> float:
+        """The loudest log mel power; one piece of the recording in memory at a time."""
+        step = self.mel.frames
+        return max(
+            float(self._log(frame, min(step, self._total - frame)).max())
+            for frame in range(0, self._total, step)
+        )
+
+    def _log(self, frame: int, count: int) -> Tensor:
+        """[M, count] log10 mel power. Frame t is heard from samples t * hop - n_fft / 2 on."""
+        hop, size = self.mel.hop, self.mel.n_fft
+        begin = frame * hop - size // 2
+        return self.mel.frames_of(self._read(begin, begin + (count - 1) * hop + size))
+
+    def _read(self, begin: int, end: int) -> NDArray[np.float32]:
+        """Samples begin..end; both ends of the recording are mirrored, as a centred STFT does."""
+        before, after = max(0, -begin), max(0, end - self._length)
+        inside = self._held(begin + before, end - after)
+        left = self._held(1, before + 1)[::-1]
+        right = self._held(self._length - 1 - after, self._length - 1)[::-1]
+        return np.concatenate([left, inside, right])
+
+    def _held(self, begin: int, end: int) -> NDArray[np.float32]:
+        """Samples begin..end of what is on disk, zeros behind it."""
+        count = max(0, min(end, self.sample_count) - begin)
+        self._file.seek(4 * begin)
+        held = np.frombuffer(self._file.read(4 * count), np.float32)
+        return np.pad(held, (0, end - begin - len(held)))

@@ -1,0 +1,4 @@
+"""Many recordings in one run: inputs, outputs, what is done already, and a record for each.
+
+Knows paths and fingerprints; nothing of models.
+"""

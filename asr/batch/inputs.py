@@ -1,0 +1,275 @@
+"""Inputs: from what is typed to a list of recordings. Files, folders, patterns, lists of files.
+
+In a folder, and behind a pattern, a recording is known by how it begins or by its name: a damaged
+`.mp3` is taken and fails by name later, where leaving it out would lose it in silence. Hidden files
+and the results of other runs are passed over, a folder is entered once however many links lead
+there. Opens no recording further than its first bytes; knows nothing of what becomes of them.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import stat
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..audio.opening import unreadable
+from ..errors import AudioError, UsageError
+from ..printable import visible
+
+STDIN = "-"
+LIST = ".jsonl"
+RESULTS = frozenset({".txt", ".srt", ".vtt", ".tsv", ".json", ".rttm", LIST})
+
+NAMES = frozenset(
+    "wav wave w64 rf64 aif aiff aifc au snd caf flac mp3 mp2 m4a m4b m4v aac ogg oga opus spx "
+    "wma asf webm mkv mka mp4 mov 3gp 3g2 avi flv mpg mpeg m2ts mts amr ac3 eac3 dts ape wv tta "
+    "tak mpc dsf gsm voc nut mxf".split()
+)
+"""Extensions of recordings. `ts` is none: most files of that name are programs."""
+
+HEAD = 4096
+"""Bytes that are looked at: two frames of any mp3 or aac."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A recording to be transcribed, as people know it.
+
+    `place` is where it was found below the folder that was named, as a path; its results go to
+    the same place below the output folder. `length_s` is a list's word on its length. `error` says
+    why there is nothing to open.
+    """
+
+    path: str
+    place: str = ""
+    length_s: float | None = None
+    error: AudioError | None = None
+
+
+def discover(names: Iterable[str], *, recursive: bool = False) -> list[Source]:
+    """All recordings behind `names`, in order, each once.
+
+    A name is a file, a folder (with `recursive` all folders below it), a pattern with `*`, `?`,
+    `[]` or `**`, a list (`.jsonl`, a JSON object per line with `audio_filepath`), or "-". A folder
+    without recordings fails by itself; the same file named twice, a pattern that matches nothing
+    and a list that cannot be read raise UsageError.
+    """
+    named: set[str] = set()
+    found: dict[str, Source] = {}
+    for name in names:
+        plain = _is_plain(name)
+        if plain:
+            if identity(name) in named:
+                raise UsageError(f"{'stdin' if name == STDIN else identity(name)} was given twice")
+            named.add(identity(name))
+        for source in [Source(name)] if plain else _expanded(name, recursive):
+            found.setdefault(identity(source.path), source)
+    return list(found.values())
+
+
+def identity(path: str) -> str:
+    """What tells one recording from another: its absolute path, links kept."""
+    return STDIN if path == STDIN else os.path.abspath(path)
+
+
+def _is_plain(name: str) -> bool:
+    """A file, or what is to be reported as a missing one."""
+    if name == STDIN:
+        return True
+    if os.path.lexists(name):
+        return not os.path.isdir(name) and not name.endswith(LIST)
+    return not glob.has_magic(name) and not name.endswith(LIST)
+
+
+def _expanded(name: str, recursive: bool) -> list[Source]:
+    if name.endswith(LIST) and not os.path.isdir(name):
+        return list(_listed(Path(name)))
+    if os.path.isdir(name):
+        return _below(name, recursive)
+    matched = list(_matched(name, recursive))
+    if not matched:
+        raise UsageError(f"no recording matches {name!r}; check the pattern and its folder")
+    return matched
+
+
+def _matched(pattern: str, recursive: bool) -> Iterator[Source]:
+    for path in _globbed(pattern):
+        if os.path.isdir(path):
+            yield from _walked(path, recursive)
+        elif is_recording(path):
+            yield Source(path)
+
+
+def _globbed(pattern: str) -> list[str]:
+    """As a shell does it: nothing hidden unless the pattern says so, and `**` enters no links.
+    (`glob.glob` enters them; two links in a circle kept it busy for ever.)"""
+    if "**" not in pattern:
+        return sorted(glob.glob(pattern))
+    path = Path(pattern)
+    top = Path(path.anchor)
+    literal = set(path.parts)
+    found = top.glob(str(path.relative_to(top)))
+    return sorted(
+        str(match)
+        for match in found
+        if not any(part[0] == "." and part not in literal for part in match.parts)
+    )
+
+
+def _below(folder: str, recursive: bool) -> list[Source]:
+    found = list(_walked(folder, recursive))
+    if not found:
+        hint = "" if recursive else "; --recursive looks in the folders below it"
+        text = f"{folder}: a directory without recordings{hint}"
+        found = [Source(folder, error=AudioError(text, code="unreadable_file"))]
+    return found
+
+
+def _walked(top: str, recursive: bool) -> Iterator[Source]:
+    entered: set[tuple[int, int]] = set()
+    refused: list[OSError] = []
+    walk = os.walk(top, onerror=refused.append, followlinks=True)
+    for folder, below, files in walk:
+        entry = os.stat(folder)
+        if (entry.st_dev, entry.st_ino) in entered:
+            below.clear()
+            continue
+        entered.add((entry.st_dev, entry.st_ino))
+        inner = [d for d in below if recursive and not d.startswith(".")]
+        # Links last: the place of a recording is better a folder than a link to it.
+        below[:] = sorted(inner, key=lambda d: (os.path.islink(os.path.join(folder, d)), d))
+        place = os.path.relpath(folder, top)
+        for file in sorted(files):
+            path = os.path.join(folder, file)
+            if not file.startswith(".") and is_recording(path):
+                yield Source(path, "" if place == os.curdir else place)
+    for error in refused:  # a folder that cannot be read may hold recordings: not in silence
+        yield Source(str(error.filename), error=unreadable(visible(str(error.filename)), error))
+
+
+def is_recording(path: str) -> bool:
+    """By its first bytes, or by its name. Pipes and devices are none: opening one may wait for
+    ever. Never raises."""
+    extension = os.path.splitext(path)[1].lower()
+    if extension in RESULTS:
+        return False
+    named = extension.removeprefix(".") in NAMES
+    try:
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            return False
+        with open(path, "rb") as file:
+            return sounds(file.read(HEAD)) or named
+    except OSError:  # a broken link, no permission: its name decides, and opening it says why
+        return named
+
+
+def sounds(head: bytes) -> bool:
+    """Whether a file that begins so may hold sound: the signatures of what `asr.audio.containers` reads.
+
+    Pictures share containers with sound (webp with wav, heic with mp4): those are told apart.
+    """
+    kind = head[8:12]
+    if head[:4] in (b"RIFF", b"RF64", b"RIFX", b"FORM"):
+        return kind in (b"WAVE", b"AVI ", b"AIFF", b"AIFC")
+    if head[4:8] == b"ftyp":
+        return kind not in (b"heic", b"heix", b"mif1", b"msf1", b"avif", b"avis", b"crx ")
+    return head.startswith(SIGNATURES) or _frames(head) or _packets(head)
+
+
+SIGNATURES = (
+    b"fLaC",
+    b"OggS",
+    b"ID3",
+    b"riff",  # w64
+    b".snd",
+    b"caff",
+    b"\x1aE\xdf\xa3",  # matroska, webm
+    b"\x30\x26\xb2\x75\x8e\x66\xcf\x11",  # asf, wma
+    b"FLV\x01",
+    b"#!AMR",
+    b"MAC ",
+    b"wvpk",
+    b"TTA1",
+    b"tBaK",
+    b"MP+",
+    b"MPCK",
+    b"DSD ",
+    b"Creative Voice File",
+    b"\x00\x00\x01\xba",  # mpeg program stream
+    b"\x0bw",  # ac3
+    b"\x7f\xfe\x80\x01",  # dts
+    b"NIST_1A",
+)
+
+
+def _frames(head: bytes) -> bool:
+    """Two mp3 or aac (ADTS) frames in a row. One alone proves little: text in UTF-16 begins like
+    one."""
+    length = _frame_length(head)
+    return 0 < length < len(head) - 6 and _frame_length(head[length:]) > 0
+
+
+def _frame_length(head: bytes) -> int:
+    """Bytes of the frame that begins here, 0 for none. ISO 11172-3, 2.4.1.3; ISO 13818-7, 6.2."""
+    if len(head) < 6 or head[0] != 0xFF or head[1] & 0xE0 != 0xE0:
+        return 0
+    layer = head[1] >> 1 & 3
+    if head[1] & 0xF6 == 0xF0:
+        return (head[3] & 3) << 11 | head[4] << 3 | head[5] >> 5
+    version, rate, bits = head[1] >> 3 & 3, head[2] >> 2 & 3, head[2] >> 4
+    if layer != 1 or version == 1 or rate == 3 or bits in (0, 15):  # layer III; no reserved value
+        return 0
+    hertz = (44100, 48000, 32000)[rate] >> {3: 0, 2: 1, 0: 2}[version]
+    kbits = (MPEG1 if version == 3 else MPEG2)[bits - 1]
+    return (144 if version == 3 else 72) * 1000 * kbits // hertz + (head[2] >> 1 & 1)
+
+
+MPEG1 = (32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320)
+MPEG2 = (8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160)
+
+
+def _packets(head: bytes) -> bool:
+    """MPEG transport: a sync byte every 188 bytes, or every 192 behind a time code (m2ts)."""
+    return any(
+        len(head) > start + 4 * step and all(head[start + n * step] == 0x47 for n in range(5))
+        for start, step in ((0, 188), (4, 192))
+    )
+
+
+def _listed(path: Path) -> Iterator[Source]:
+    """The recordings of a list with NeMo's keys. Relative paths start at the list's folder, or,
+    where nothing lies there, here. Raises UsageError that names the line."""
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "not UTF-8"
+        raise UsageError(f"the list {path} cannot be read: {reason}") from error
+    entries = [(n, line) for n, line in enumerate(lines, start=1) if line.strip()]
+    if not entries:
+        raise UsageError(f"the list {path} names no recording")
+    for number, line in entries:
+        yield _entry(line, path, f"{path} line {number}")
+
+
+def _entry(line: str, path: Path, where: str) -> Source:
+    try:
+        entry = json.loads(line)
+    except ValueError as error:
+        raise UsageError(f"{where} is no JSON: {error}") from error
+    name = entry.get("audio_filepath") if isinstance(entry, dict) else None
+    if not isinstance(name, str) or not name:
+        raise UsageError(f"{where} has no audio_filepath")
+    if entry.get("offset"):
+        raise UsageError(f"{where} has an offset: recordings are transcribed whole; cut it first")
+    length = entry.get("duration")
+    number = isinstance(length, int | float) and not isinstance(length, bool) and length > 0
+    beside = path.parent / os.path.expanduser(name)
+    chosen = str(beside) if beside.exists() else name
+    return Source(chosen, length_s=float(length) if number else None)
+
+
+__all__ = ["STDIN", "Source", "discover", "identity", "is_recording", "sounds"]

@@ -1,0 +1,77 @@
+"""Tried: recordings that cannot be read are known before any weights are looked for.
+
+    sources = tried(discover(names))
+    if usable(sources): ...                # load a model
+
+A run with nothing to transcribe must not download gigabytes to say so. Pipes and stdin are left alone,
+as they can be read only once. Import is light: decoders come in with the first file that can be read.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from ..audio.opening import empty, open_path, unreadable
+from ..errors import AudioError
+from ..printable import visible
+from .inputs import STDIN, Source
+
+
+def tried(sources: Iterable[Source], *, decode: bool = True) -> list[Source]:
+    """The same recordings; those that cannot be read have an error now.
+
+    With `decode` the first that can be read is opened, and the next where that is no audio, until one
+    is: a folder of a thousand costs one.
+    """
+    found = [_tried(source) for source in sources]
+    for index, source in enumerate(found):
+        if not decode or (source.error is None and not _is_file(source.path)):
+            break
+        if source.error is None:
+            found[index] = source = _decoded(source)
+            if source.error is None:
+                break
+    return found
+
+
+def usable(sources: Iterable[Source]) -> bool:
+    """Whether there is anything to load a model for."""
+    return any(source.error is None for source in sources)
+
+
+def _tried(source: Source) -> Source:
+    if source.error is not None or source.path == STDIN or _is_pipe(source.path):
+        return source
+    name = visible(source.path)
+    try:
+        with open_path(Path(source.path), name) as file:
+            return source if file.read(1) else replace(source, error=empty(name))
+    except AudioError as error:
+        return replace(source, error=error)
+    except OSError as error:  # it opens, and cannot be read
+        return replace(source, error=unreadable(name, error))
+
+
+def _decoded(source: Source) -> Source:
+    from ..audio.reading import open_audio
+
+    try:
+        open_audio(source.path).close()
+    except AudioError as error:
+        return replace(source, error=error)
+    return source
+
+
+def _is_file(path: str) -> bool:
+    return path != STDIN and os.path.isfile(path)
+
+
+def _is_pipe(path: str) -> bool:
+    try:
+        return stat.S_ISFIFO(os.stat(path).st_mode)
+    except (OSError, ValueError):
+        return False

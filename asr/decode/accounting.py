@@ -1,0 +1,177 @@
+"""Account: what a transcript says of how it came about. Coverage, figures and warnings.
+
+Pure functions of a recording's windows. Knows nothing of models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from forescribe.speculative.engine.faults import release
+from forescribe.speculative.types import Result
+
+from ..audio.reading import Input
+from ..errors import AudioError, CapacityError, ForescribeError, out_of_memory
+from ..formats.transcript import Coverage, Json, Notice, Span, seconds
+from ..segment.windows import Window
+from ..words import token_sources
+from ..words.segments import mean_logprob
+from .outcome import Decoded, Outcome
+
+LISTED = 3
+"""Places that a warning names; of more it says how many."""
+
+DEMO_LOGPROB = -0.4
+"""Below this mean log-probability a window is not what the demo model was made for. Measured: -0.27 or
+above in every window of the samples, noise included; -0.89 to -0.43 in clips of 29 people who read
+(LibriSpeech), all of which pass Whisper's own guard of -1."""
+
+PURPOSE = (
+    "the demo model understands synthetic English of a limited vocabulary and nothing else: it is for "
+    "trying and testing; name another model for real recordings"
+)
+
+
+def fault(name: str, cause: BaseException) -> ForescribeError:
+    """What an exception that nobody raised on purpose is to the recording of this name."""
+    release(cause)
+    if isinstance(cause, ForescribeError):
+        return cause
+    error: ForescribeError
+    if out_of_memory(cause):
+        error = CapacityError(f"{name}: out of memory; try a smaller batch or a smaller model")
+    else:
+        text = f"{name}: {type(cause).__name__}: {cause}"
+        error = AudioError(text, code="internal_error")
+    error.__cause__ = cause
+    return error
+
+
+def internal(source: Input, cause: Exception) -> ForescribeError:
+    """Likewise, of a source."""
+    return fault(Outcome(source).name, cause)
+
+
+def reason(error: BaseException) -> str:
+    """Why a window was lost, for the coverage."""
+    if isinstance(error, ForescribeError | ArithmeticError):
+        return str(error)
+    return f"internal error ({type(error).__name__}: {' '.join(str(error).split())})"
+
+
+def coverage(done: Iterable[Decoded], silent: Iterable[Window]) -> Coverage:
+    spans = [Span(d.start, d.end, d.state, d.reason or d.doubt) for d in done]
+    spans += [Span(w.start, w.end, "silent", "no voice activity") for w in silent]
+    return Coverage(tuple(sorted(spans, key=lambda span: span.start_sample)))
+
+
+def stats(done: Sequence[Decoded], wall: float) -> dict[str, Json]:
+    """A recording's own share: counted by row, so it does not depend on who shared the batch."""
+    results = [d.result for d in done]
+    rounds, drafted, accepted = (
+        sum(getattr(r, name) for r in results) for name in ("rounds", "drafted", "accepted")
+    )
+    guarantees: list[Any] = sorted({r.guarantee.value for r in results})
+    return {
+        "windows": len(results),
+        "tokens": sum(len(r.tokens) for r in results),
+        "rounds": rounds,
+        "drafted": drafted,
+        "accepted": accepted,
+        "acceptance_rate": accepted / drafted if drafted else None,
+        "mean_acceptance_length": 1 + accepted / rounds if rounds else None,
+        **token_sources.stats([r.sources for r in results]),
+        "guarantees": guarantees,
+        "wall_s": wall,
+    }
+
+
+# -- warnings -----------------------------------------------------------------------------------------
+
+
+def mixed(done: Iterable[Decoded], language: str | None) -> list[Notice]:
+    """Windows in another language than the recording's."""
+    others = {d.language for d in done if d.state != "failed"} - {language}
+    if not others:
+        return []
+    text = f"some windows are in another language: {', '.join(sorted(others))}"
+    return [Notice("mixed_languages", text)]
+
+
+def dropped(done: Iterable[Decoded], written: Callable[[Decoded], str]) -> list[Notice]:
+    """Text that was decoded and does not count."""
+    texts = [(d, written(d).strip()) for d in done if d.state != "decoded"]
+    return [
+        Notice("dropped_text", f"{text!r} at {_span(d)} left out: {d.reason}")
+        for d, text in texts
+        if text
+    ]
+
+
+def failed(done: Sequence[Decoded]) -> list[Notice]:
+    """Windows without text through a fault."""
+    lost = [d for d in done if d.state == "failed"]
+    if not lost:
+        return []
+    text = f"no text for {_places(lost)}: decoding failed there; transcribe the recording again"
+    return [Notice("failed_windows", text)]
+
+
+def untimed(done: Iterable[Decoded], faults: Mapping[int, BaseException]) -> list[Notice]:
+    """Windows whose words have no times through a fault."""
+    without = [d for d in done if d.index in faults]
+    if not without:
+        return []
+    first = reason(faults[without[0].index])
+    spans = _listed([_span(d) for d in without])
+    return [Notice("words_untimed", f"no word times at {spans}: {first}; the text is complete")]
+
+
+def undrafted(done: Iterable[Decoded]) -> list[Notice]:
+    """Windows that went on without drafts through a fault of the draft: that costs time and no word."""
+    without = [d for d in done if d.result.draft_error is not None]
+    if not without:
+        return []
+    spans = _listed([_span(d) for d in without])
+    text = (
+        f"decoded without drafts at {spans}: {without[0].result.draft_error}; the text is complete"
+    )
+    return [Notice("draft_failed", text)]
+
+
+def doubtful(done: Iterable[Decoded], *, demo: bool) -> list[Notice]:
+    """Windows whose text was kept although the guards refused it at every temperature, or that do not
+    sound like what the demo model was made for."""
+    found = [d for d in done if d.doubt is not None]
+    if not found:
+        return []
+    text = (
+        f"doubtful text at {_places(found)}; check it against the recording, name the language, or use "
+        "a larger model"
+    )
+    return [Notice("doubtful_text", text), *([Notice("demo_model", PURPOSE)] if demo else [])]
+
+
+def outside_demo(result: Result) -> str | None:
+    """Why a window that passes the guards does not sound like what the demo model was made for."""
+    mean = mean_logprob(result.logprobs)
+    return None if mean >= DEMO_LOGPROB else f"improbable (mean log-probability {mean:.2f})"
+
+
+def _places(found: Sequence[Decoded]) -> str:
+    """Times with reasons; of many windows the first, and how much there is in all."""
+    said = _listed([f"{_span(d)} ({d.reason or d.doubt})" for d in found])
+    if len(found) == 1:
+        return said
+    total = seconds(sum(d.length for d in found))
+    return f"{len(found)} windows, {total:.1f} s in all: {said}"
+
+
+def _listed(texts: Sequence[str]) -> str:
+    more = len(texts) - LISTED
+    return ", ".join(texts[:LISTED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _span(decoded: Decoded) -> str:
+    return f"{seconds(decoded.start):.1f} to {seconds(decoded.end):.1f} s"

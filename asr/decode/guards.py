@@ -1,0 +1,76 @@
+"""Guards: is a window's answer to be believed, tried again at a higher temperature, or silence?
+
+Whisper's own rules (Radford et al. 2022, section 4.5; openai/whisper `transcribe.py`), judged for each
+window on its own, so that windows decoded in parallel lose none of them: only a window that fails
+is queued again, while the rest go on. Pure functions of numbers; NaN counts as failure, because a
+comparison with NaN would switch the guard off in silence.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import Enum
+
+from ..errors import UsageError
+
+
+class Judgement(Enum):
+    """What to do with an answer."""
+
+    KEEP = "keep"
+    RETRY = "retry"
+    SILENCE = "silence"
+
+
+@dataclass(frozen=True)
+class Guards:
+    """Thresholds; None switches one off. Raises UsageError for values that make no sense.
+
+    An answer fails if its text compresses by more than `compression_ratio` (it repeats itself) or its
+    mean log-probability is below `logprob`. It is silence if the no-speech probability exceeds
+    `no_speech` while the answer is improbable. `temperatures` are tried in order.
+    """
+
+    compression_ratio: float | None = 2.4
+    logprob: float | None = -1.0
+    no_speech: float | None = 0.6
+    temperatures: tuple[float, ...] = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+
+    def __post_init__(self) -> None:
+        if not self.temperatures or not all(0 <= t < math.inf for t in self.temperatures):
+            raise UsageError(f"temperatures are {self.temperatures}; need one or more, from 0 up")
+        if list(self.temperatures) != sorted(set(self.temperatures)):
+            raise UsageError(f"temperatures are {self.temperatures}; they must rise")
+        if self.no_speech is not None and not 0 <= self.no_speech <= 1:
+            raise UsageError(f"no_speech is {self.no_speech}; it is a probability, 0 to 1")
+        # Beyond these every answer would fail, and NaN would switch the guard off.
+        if self.compression_ratio is not None and not self.compression_ratio > 0:
+            raise UsageError(
+                f"compression_ratio is {self.compression_ratio}; it must be above 0, or None"
+            )
+        if self.logprob is not None and not self.logprob <= 0:
+            raise UsageError(
+                f"logprob is {self.logprob}; a mean log-probability is 0 or less, or None"
+            )
+
+    def judge(
+        self, *, compression_ratio: float, mean_logprob: float, no_speech_prob: float
+    ) -> tuple[Judgement, str | None]:
+        """The judgement, with its reason unless the answer is kept."""
+        if any(map(math.isnan, (compression_ratio, mean_logprob, no_speech_prob))):
+            return Judgement.RETRY, "the model's numbers are not finite"
+        improbable = self.logprob is not None and mean_logprob < self.logprob
+        quiet = self.no_speech is not None and no_speech_prob > self.no_speech
+        # openai: a window that is both improbable and likely silent is skipped, whatever it repeats.
+        if quiet and (improbable or self.logprob is None):
+            return Judgement.SILENCE, f"no speech (probability {no_speech_prob:.2f})"
+        if self.compression_ratio is not None and compression_ratio > self.compression_ratio:
+            return Judgement.RETRY, f"repeats itself (compression ratio {compression_ratio:.2f})"
+        if improbable:
+            return Judgement.RETRY, f"improbable (mean log-probability {mean_logprob:.2f})"
+        return Judgement.KEEP, None
+
+    def next_temperature(self, temperature: float) -> float | None:
+        """The temperature to try after this one; None after the last."""
+        return next((t for t in self.temperatures if t > temperature + 1e-9), None)

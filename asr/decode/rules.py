@@ -1,0 +1,251 @@
+"""Whisper's token rules: which token may come next, as pure functions over tensors.
+
+A rule takes the logits of N scored positions and what each of them may look at, and returns new
+logits with -inf where a token is forbidden. Every other value passes through untouched, so the
+rules can be checked bit for bit against transformers' own processors, which see one position at a
+time. Drafted positions obey the rules of *their own* drafted prefix.
+
+All of it runs inside one captured round: fixed shapes, no read of a device value by the host, no
+boolean indexing, no change of an input, no copy from host to device (constants live on the device
+from the start). This file knows token ids; it does not know audio, models, caches or text.
+
+Shapes: B rows, N scored positions, T slots, V vocabulary.
+
+Sources: openai/whisper `decoding.py` (SuppressBlank, SuppressTokens, ApplyTimestampRules) and
+transformers 5.23 `generation/logits_process.py`, whose order and arithmetic are followed here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from forescribe.speculative.types import Probe
+
+if TYPE_CHECKING:
+    from transformers import GenerationConfig, WhisperConfig
+
+    from forescribe.speculative.types import Prefix, Processor
+
+FORBIDDEN = float("-inf")
+
+
+@dataclass(frozen=True, eq=False)
+class Suppress:
+    """Tokens that are never written: brackets, music signs, speaker marks, special tokens.
+
+    `mask [V]` bool, true where suppressed, on the device of the logits.
+    """
+
+    mask: Tensor
+
+    @classmethod
+    def of(
+        cls, ids: Iterable[int], vocab_size: int, device: torch.device | str = "cpu"
+    ) -> Suppress:
+        """The rule for these token ids; ids outside the vocabulary have nothing to suppress."""
+        return cls(_mask(ids, vocab_size, device))
+
+    def __call__(self, logits: Tensor, prefix: Prefix) -> Tensor:
+        """Return logits [B, N, V] with the suppressed tokens at -inf."""
+        return logits.masked_fill(self.mask, FORBIDDEN)
+
+
+@dataclass(frozen=True, eq=False)
+class SuppressAtBegin:
+    """Tokens that may not be the first generated one: the lone space and end-of-text.
+
+    transformers drops this rule when it assists generation, so its assisted output may begin where
+    its plain output cannot. Here it holds in every round.
+
+    `mask [V]` bool, true where suppressed, on the device of the logits.
+    """
+
+    mask: Tensor
+
+    @classmethod
+    def of(
+        cls, ids: Iterable[int], vocab_size: int, device: torch.device | str = "cpu"
+    ) -> SuppressAtBegin:
+        """The rule for these token ids; ids outside the vocabulary have nothing to suppress."""
+        return cls(_mask(ids, vocab_size, device))
+
+    def __call__(self, logits: Tensor, prefix: Prefix) -> Tensor:
+        """Return logits [B, N, V] with the tokens at -inf where the first token is predicted."""
+        first = prefix.last + 1 == prefix.begin[:, None]  # [B, N]
+        return logits.masked_fill(first[..., None] & self.mask, FORBIDDEN)
+
+
+@dataclass(frozen=True)
+class Timestamps:
+    """Timestamps come first, in pairs and in order; and they win by their joint probability.
+
+    The vocabulary ends with them: text and special tokens are ids < `timestamp_begin`. At each
+    position two intervals of ids are open, one of text and one of timestamps:
+
+    | the prefix                      | text              | timestamps                           |
+    |---------------------------------|-------------------|--------------------------------------|
+    | nothing generated yet           | none              | the first `max_initial` steps        |
+    | ends with a closed pair         | all               | none: words must follow              |
+    | ends with the end of a segment  | `eos` and above   | from that timestamp on               |
+    | anything else                   | all               | after the latest timestamp           |
+
+    Then, where the timestamps together are more probable than the likeliest text token, text is
+    closed. Rows whose prompt ends with `no_timestamps` are left alone.
+
+    Token ids: `timestamp_begin` (<|0.00|>), `eos`, `no_timestamps` (<|notimestamps|>).
+    `max_initial`: highest step of the first timestamp (a step is 20 ms), None for no limit.
+    `by_mass`: whether the joint probability of the timestamps counts.
+    """
+
+    timestamp_begin: int
+    eos: int
+    no_timestamps: int
+    max_initial: int | None = None
+    by_mass: bool = True
+
+    def __call__(self, logits: Tensor, prefix: Prefix) -> Tensor:
+        """Return logits [B, N, V] with -inf where the prefix of a position forbids a token."""
+        V = logits.shape[-1]
+        before = (prefix.begin - 1).clamp(min=0)[:, None]
+        timed = prefix.tokens.gather(1, before) != self.no_timestamps  # [B, 1]
+        allowed = self._allowed(prefix, V) | ~timed[..., None]  # [B, N, V]
+        scores = logits.masked_fill(~allowed, FORBIDDEN)
+        if not self.by_mass:
+            return scores
+        is_text = torch.arange(V, device=logits.device) < self.timestamp_begin
+        stamp_wins = self._stamp_wins(scores) & timed  # [B, N]
+        return scores.masked_fill(stamp_wins[..., None] & is_text, FORBIDDEN)
+
+    def _allowed(self, prefix: Prefix, V: int) -> Tensor:
+        """Which tokens the prefix allows, as two intervals of ids per position: [B, N, V] bool."""
+        tokens, last, begin = prefix.tokens, prefix.last, prefix.begin[:, None]
+        generated = last + 1 - begin  # [B, N]
+        previous = tokens.gather(1, last)
+        second = tokens.gather(1, (last - 1).clamp(min=0))
+        ends_in_stamp = (generated >= 1) & (previous >= self.timestamp_begin)
+        # A lone first timestamp opens the first segment: it counts as the second half of a pair.
+        paired = (generated < 2) | (second >= self.timestamp_begin)
+        segment_ended = ends_in_stamp & ~paired
+        first = generated == 0
+
+        # Constants enter by masked_fill: `where` with a number may copy it from the host.
+        text_from = torch.zeros_like(last).masked_fill(first, self.timestamp_begin)
+        text_from = text_from.masked_fill(segment_ended, self.eos)
+        stamp_from = self._latest_stamp(prefix) + (~segment_ended).to(last.dtype)
+        stamp_from = stamp_from.clamp(min=self.timestamp_begin)
+        stamp_from = stamp_from.masked_fill(ends_in_stamp & paired, V)
+        limit = V if self.max_initial is None else self.timestamp_begin + self.max_initial + 1
+        stamp_to = torch.full_like(last, V).masked_fill(first, limit)
+
+        v = torch.arange(V, device=tokens.device)
+        text = (v >= text_from[..., None]) & (v < self.timestamp_begin) & (v != self.no_timestamps)
+        stamp = (v >= stamp_from[..., None]) & (v < stamp_to[..., None])
+        return text | stamp
+
+    def _latest_stamp(self, prefix: Prefix) -> Tensor:
+        """The latest timestamp generated before each prediction, [B, N]; -1 where there is none.
+
+        One comparison of every position with every slot, B x N x T integers: small beside the
+        logits, and it needs no scan, which accelerators do badly.
+        """
+        tokens, last, begin = prefix.tokens, prefix.last, prefix.begin[:, None]
+        slot = torch.arange(tokens.shape[1], device=tokens.device)  # [T]
+        is_stamp = (tokens >= self.timestamp_begin) & (slot >= begin)  # [B, T]
+        seen = is_stamp[:, None] & (slot <= last[..., None])  # [B, N, T]
+        latest = slot.masked_fill(~seen, -1).amax(-1)  # [B, N]
+        return tokens.gather(1, latest.clamp(min=0)).masked_fill(latest < 0, -1)
+
+    def _stamp_wins(self, scores: Tensor) -> Tensor:
+        """Whether timestamps together beat the likeliest text token, [B, N] bool.
+
+        Both sides are normalised first although the normaliser cancels: transformers compares the
+        rounded values, and a near-tie should fall the same way here.
+        """
+        logprobs = torch.log_softmax(scores.float(), dim=-1)
+        stamps = logprobs[..., self.timestamp_begin :].logsumexp(-1)
+        return stamps > logprobs[..., : self.timestamp_begin].amax(-1)
+
+
+@dataclass(frozen=True)
+class NoSpeech:
+    """How sure the target is that a window holds no speech, before any rule has been applied.
+
+    Token ids: `token` (<|nospeech|>), `start` (<|startoftranscript|>).
+    """
+
+    token: int
+    start: int
+
+    @classmethod
+    def of(cls, generation_config: GenerationConfig) -> NoSpeech:
+        """From a Whisper generation config; <|nospeech|> is the token before <|notimestamps|>."""
+        return cls(
+            token=_id(generation_config, "no_timestamps_token_id") - 1,
+            start=_id(generation_config, "decoder_start_token_id"),
+        )
+
+    def probe(self, prompt: Sequence[int]) -> Probe:
+        """What to ask of this prompt: the token, at the slot of start-of-transcript.
+
+        Previous text may stand before it, so it is not always slot 0.
+
+        Raises ValueError where the prompt has no start-of-transcript.
+        """
+        slots = [slot for slot, token in enumerate(prompt) if token == self.start]
+        if not slots:
+            raise ValueError(f"the prompt has no start-of-transcript token {self.start}")
+        return Probe(slot=slots[-1], tokens=(self.token,))
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        """Probability [B] of no speech from raw logits [B, V] at the start-of-transcript slot."""
+        return logits.float().softmax(-1)[..., self.token]
+
+
+def whisper_rules(
+    generation_config: GenerationConfig,
+    config: WhisperConfig,
+    device: torch.device | str = "cpu",
+) -> tuple[Processor, ...]:
+    """All rules of a Whisper model, in the order in which transformers applies them.
+
+    What the generation config leaves out has no rule. The timestamp rule is always there where the
+    model has timestamps: each row's own prompt says whether it applies.
+
+    Raises ValueError where an id that the rules need is missing or not a single integer.
+    """
+    V = config.vocab_size
+    rules: list[Processor] = []
+    if generation_config.begin_suppress_tokens is not None:
+        rules.append(SuppressAtBegin.of(generation_config.begin_suppress_tokens, V, device))
+    if generation_config.suppress_tokens is not None:
+        rules.append(Suppress.of(generation_config.suppress_tokens, V, device))
+    if getattr(generation_config, "no_timestamps_token_id", None) is not None:
+        no_timestamps = _id(generation_config, "no_timestamps_token_id")
+        rules.append(
+            Timestamps(
+                timestamp_begin=no_timestamps + 1,
+                eos=_id(generation_config, "eos_token_id"),
+                no_timestamps=no_timestamps,
+                max_initial=getattr(generation_config, "max_initial_timestamp_index", None),
+                by_mass=getattr(generation_config, "_detect_timestamp_from_logprob", True),
+            )
+        )
+    return tuple(rules)
+
+
+def _mask(ids: Iterable[int], vocab_size: int, device: torch.device | str) -> Tensor:
+    """`[V]` bool, true at `ids`, made once on the device."""
+    wanted = torch.tensor(list(ids), dtype=torch.long)
+    return torch.isin(torch.arange(vocab_size), wanted).to(device)
+
+
+def _id(generation_config: GenerationConfig, name: str) -> int:
+    value = getattr(generation_config, name, None)
+    if not isinstance(value, int):
+        raise ValueError(f"the generation config needs one integer as {name} (got {value!r})")
+    return value

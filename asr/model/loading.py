@@ -1,0 +1,260 @@
+"""Loading: names of weights to a pair that is ready to decode on a device.
+
+Unmodified transformers classes and loaders only. Decides what cannot be known from names: whether
+the draft hears through the target's encoder, by comparing its weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from forescribe.speculative.device import Device
+from forescribe.speculative.models.attention import use_products
+from forescribe.speculative.models.checkpoint_files import damaged
+from forescribe.speculative.models.load_lock import loading
+from forescribe.speculative.models.quiet import quiet
+from forescribe.speculative.models.whisper_decoder import (
+    decoder_only,
+    encoder_of,
+    same_encoder,
+    unlike,
+)
+
+from ..errors import CapacityError, ModelError, out_of_memory
+from .hub import Role, as_ids, check_pair, locate
+from .presets import Pair
+from .special_tokens import SpecialTokens
+
+_FEATURES = ("preprocessor_config.json", "processor_config.json")  # one of them
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What a window's decoding is conditioned on: encoder states `[S, D]` for both models."""
+
+    target: Tensor
+    draft: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Whisper:
+    """A target with its draft, on one device."""
+
+    target: Any  # WhisperForConditionalGeneration
+    draft: Any | None  # the same, or WhisperForCausalLM
+    tokenizer: Any
+    extractor: Any
+    tokens: SpecialTokens
+    pair: Pair
+    device: Device
+    shared_encoder: bool  # the draft hears through the target's encoder
+
+    @torch.inference_mode()
+    def encode(self, features: Tensor) -> list[Memory]:
+        """Memories of windows from features `[B, M, F]`; one encoder pass, or two."""
+        rows = len(features)
+        if self.device.static_shapes:  # a batch of another size would be a shape of its own
+            padding = (1 << (rows - 1).bit_length()) - rows
+            features = torch.cat([features, features[-1:].expand(padding, -1, -1)])
+        states = self._encoded(self.target, features)[:rows]
+        if self.draft is None:
+            return [Memory(s) for s in states]
+        drafts = states if self.shared_encoder else self._encoded(self.draft, features)[:rows]
+        return [Memory(s, d) for s, d in zip(states, drafts, strict=True)]
+
+    def _encoded(self, model: Any, features: Tensor) -> list[Tensor]:
+        """States `[S, D]` by row. Copies: a view would hold the whole batch for as long as one of its
+        windows is tried again."""
+        features = features.to(self.device.torch, self.device.dtype)
+        groups = [features] if self.device.rows_together else features.split(1)
+        return [
+            row.clone() for group in groups for row in encoder_of(model)(group).last_hidden_state
+        ]
+
+    @torch.inference_mode()
+    def detect_language(self, memories: list[Memory]) -> list[tuple[str, float]]:
+        """The likeliest language of each window and its probability among the languages.
+
+        One decoder step over start-of-transcript (Radford et al. 2022, section 2.3).
+        """
+        if not self.tokens.multilingual:
+            return [("en", 1.0)] * len(memories)
+        start = torch.full((len(memories), 1), self.tokens.start, device=self.device.torch)
+        states = torch.stack([m.target for m in memories])
+        hidden = self.target.model.decoder(
+            input_ids=start, encoder_hidden_states=states, use_cache=False
+        ).last_hidden_state
+        codes = list(self.tokens.languages)
+        ids = torch.tensor([self.tokens.languages[c] for c in codes], device=hidden.device)
+        chances = self.target.proj_out(hidden)[:, 0].float()[:, ids].softmax(-1)
+        best = chances.max(-1)
+        return [
+            (codes[i], p) for i, p in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        ]
+
+
+@loading()
+def load(pair: Pair, device: Device, *, network: bool = True) -> Whisper:
+    """Both models of a pair. Raises ModelError: not found, not a Whisper, or a pair that does not fit."""
+    folder = locate(pair.target, role="model", network=network)
+    draft_folder = None
+    if pair.draft is not None:
+        draft_folder = locate(pair.draft, role="draft", network=network)
+    target = _model(folder, "model", device)
+    tokenizer, extractor = _tokenizer(folder, target.config), _extractor(folder, target.config)
+    tokens = _special_tokens(target, tokenizer, pair)
+    draft, shared = None, False
+    if draft_folder is not None:
+        draft = _model(draft_folder, "draft", device)
+        check_pair(
+            target.config,
+            draft.config,
+            tokenizer,
+            _tokenizer(draft_folder, draft.config),
+            target=str(pair.target),
+            draft=str(pair.draft),
+        )
+        _check_states(target, draft, pair)
+        shared = same_encoder(target, draft)
+        if shared and encoder_of(draft) is not None:
+            draft.model.encoder = target.model.encoder  # one copy in memory
+    return Whisper(target, draft, tokenizer, extractor, tokens, pair, device, shared)
+
+
+def _special_tokens(target: Any, tokenizer: Any, pair: Pair) -> SpecialTokens:
+    """The target's, which its generation config then says in one way: rules want single numbers."""
+    options = target.generation_config
+    try:
+        tokens = SpecialTokens.of(options, tokenizer)
+        ids = (tokens.start, *tokens.ends, tokens.no_timestamps, *tokens.languages.values())
+        if max(ids) >= target.config.vocab_size:
+            raise ValueError(f"token {max(ids)} of its generation_config.json is none of its own")
+    except (ValueError, AttributeError, TypeError) as error:
+        raise ModelError(f"--model {pair.target} is not a Whisper model: {error}") from error
+    options.eos_token_id, options.decoder_start_token_id = tokens.end, tokens.start
+    return tokens
+
+
+def _check_states(target: Any, draft: Any, pair: Pair) -> None:
+    """Refuses a draft that cannot read what it hears. Raises ModelError."""
+    ours, theirs = target.config, draft.config
+    problem = None
+    if ours.max_source_positions != theirs.max_source_positions:
+        problem = (
+            f"their windows have {ours.max_source_positions} and {theirs.max_source_positions} "
+            "encoder states"
+        )
+    elif encoder_of(draft) is None and ours.d_model != theirs.d_model:
+        problem = (
+            f"it has no encoder of its own and reads states of {theirs.d_model} numbers, its "
+            f"target's have {ours.d_model}"
+        )
+    if problem is not None:
+        raise ModelError(
+            f"{pair.draft} cannot draft for {pair.target}: {problem}; --draft none",
+            code="model_mismatch",
+        )
+
+
+def _model(folder: Path, role: Role, device: Device) -> Any:
+    from transformers import AutoConfig, WhisperForCausalLM, WhisperForConditionalGeneration
+
+    try:
+        with quiet():
+            config = AutoConfig.from_pretrained(folder)
+        if config.model_type != "whisper":
+            raise ValueError(f"its config.json says {config.model_type!r}")
+        bare = decoder_only(config)
+        if bare and role == "model":
+            raise ValueError("it has no encoder, so it can only be a --draft")
+        kind: Any = WhisperForCausalLM if bare else WhisperForConditionalGeneration
+        with quiet():
+            # Mismatches are let through only to be refused below, by name.
+            model, report = kind.from_pretrained(
+                folder, dtype=device.dtype, output_loading_info=True, ignore_mismatched_sizes=True
+            )
+        _check_complete(report)
+    except Exception as error:  # safetensors, pickle, configuration: each has errors of its own
+        raise ModelError(
+            f"--{role} {folder} cannot be loaded as a Whisper model: "
+            f"{damaged(folder) or _line(error)}"
+        ) from error
+    model = _placed(model, folder, role, device)
+    problem = unlike(model)
+    if problem is not None:
+        raise ModelError(f"--{role} {folder} is not supported: {problem}")
+    if device.products:
+        use_products(model)
+    return model
+
+
+def _placed(model: Any, folder: Path, role: Role, device: Device) -> Any:
+    """On its device. Raises CapacityError."""
+    try:
+        return model.eval().to(device.torch)
+    except RuntimeError as error:
+        if not out_of_memory(error):
+            raise
+        raise CapacityError(
+            f"{device.name} has no room for the weights of --{role} {folder}: free some, or take a "
+            "smaller model or --dtype float16"
+        ) from error
+
+
+def _check_complete(report: Mapping[str, Any]) -> None:
+    """transformers would fill gaps with random numbers, and the model would babble.
+
+    Raises ValueError that names a weight.
+    """
+    missing = sorted(report["missing_keys"])
+    other = sorted(str(key[0]) for key in report["mismatched_keys"])
+    if missing:
+        raise ValueError(f"its weights lack {missing[0]} ({len(missing)} in all)")
+    if other:
+        raise ValueError(f"{other[0]} has another shape than its config.json says")
+
+
+def _tokenizer(folder: Path, config: Any) -> Any:
+    from transformers import WhisperTokenizer
+
+    try:
+        tokenizer = WhisperTokenizer.from_pretrained(folder)
+        if len(tokenizer) < max(as_ids(config.eos_token_id), default=1):  # made of nothing
+            raise ValueError("it lacks tokenizer.json, or vocab.json with merges.txt")
+    except Exception as error:  # a damaged tokenizer.json raises a bare Exception
+        raise ModelError(
+            f"{folder} has no usable tokenizer: {damaged(folder) or _line(error)}"
+        ) from error
+    return tokenizer
+
+
+def _extractor(folder: Path, config: Any) -> Any:
+    """Of the features that the target's encoder reads."""
+    from transformers import WhisperFeatureExtractor
+
+    try:
+        if not any((folder / file).is_file() for file in _FEATURES):
+            raise ValueError("it lacks preprocessor_config.json")
+        extractor = WhisperFeatureExtractor.from_pretrained(folder)
+    except Exception as error:
+        raise ModelError(
+            f"{folder} has no usable features: {damaged(folder) or _line(error)}"
+        ) from error
+    made = (extractor.feature_size, extractor.nb_max_frames)
+    read = (config.num_mel_bins, 2 * config.max_source_positions)
+    if made != read:
+        raise ModelError(
+            f"{folder} has no usable features: its processor makes {made[0]} mel bins of {made[1]} "
+            f"frames, its encoder reads {read[0]} of {read[1]}"
+        )
+    return extractor
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300] or type(error).__name__

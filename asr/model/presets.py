@@ -1,0 +1,292 @@
+"""Presets: which target with which draft, by name and by language.
+
+A draft must write its target's tokens, and it only pays in the languages that it was made for: an
+English draft on French audio changes no word of the result, but almost nothing that it proposes is
+kept. So a preset names its drafts with their languages.
+
+Speculation is lossless with any of them; the choice here is about speed alone. Nothing is loaded:
+names in, names and folders out.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import ModelError
+from .hub import ENGLISH, KNOWN, Role, check_pair, find, local, locate
+
+__all__ = [
+    "PRESETS",
+    "Cached",
+    "Pair",
+    "Preset",
+    "bundled_folder",
+    "cached",
+    "check_pair",
+    "folder_or_hub_id",
+    "locate",
+    "resolve",
+]
+
+DEFAULT = "large"
+NO_DRAFT = "none"
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A draft by hub id or bundled name; `languages` (ISO 639-1) where it pays, None for all."""
+
+    name: str
+    languages: frozenset[str] | None = None
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A target with the drafts that fit it.
+
+    `drafts` in order of preference: the first that covers the language is taken. `note` says in
+    one line what to expect. `bundled` names are folders of this package, not hub ids.
+    """
+
+    name: str
+    target: str
+    drafts: tuple[Draft, ...] = ()
+    note: str = ""
+    bundled: bool = False
+
+    def draft_for(self, language: str | None) -> Draft | None:
+        """The draft for a language; for one that is yet to be detected (None), the first."""
+        for draft in self.drafts:
+            if language is None or draft.languages is None or language in draft.languages:
+                return draft
+        return None
+
+
+@dataclass(frozen=True)
+class Pair:
+    """What to load: hub ids (str) or folders (Path), for `locate`.
+
+    `draft` is None for decoding without a draft model. `draft_languages` are those in which the
+    draft pays, None for all: elsewhere rows decode with gamma 0.
+    """
+
+    target: str | Path
+    draft: str | Path | None = None
+    draft_languages: frozenset[str] | None = None
+
+
+@dataclass(frozen=True)
+class Cached:
+    """Whether a preset's weights are on this machine; `draft` is None where it has none."""
+
+    preset: Preset
+    target: bool
+    draft: bool | None
+
+
+_LARGE_V3_DRAFTS = (
+    Draft("distil-whisper/distil-large-v3.5", ENGLISH),
+    Draft("bofenghuang/whisper-large-v3-distil-fr-v0.2", frozenset({"fr"})),
+)
+_TINY = (Draft("openai/whisper-tiny"),)
+_TINY_EN = (Draft("openai/whisper-tiny.en", ENGLISH),)
+
+PRESETS: Mapping[str, Preset] = {
+    preset.name: preset
+    for preset in (
+        Preset(
+            "large",
+            "openai/whisper-large-v3",
+            _LARGE_V3_DRAFTS,
+            "the default: best words; drafts for English and French, plain decoding elsewhere",
+        ),
+        Preset("large-v3", "openai/whisper-large-v3", _LARGE_V3_DRAFTS, "the same as large"),
+        Preset(
+            "large-v2",
+            "openai/whisper-large-v2",
+            # tiny brings its own small encoder, so it serves the languages distil does not know.
+            (Draft("distil-whisper/distil-large-v2", ENGLISH), *_TINY),
+            "drafts for all languages",
+        ),
+        Preset(
+            "large-v1",
+            "openai/whisper-large",
+            # distil-large-v2 was cut from another encoder: beside v1 it would need a second pass
+            # of 32 layers, where tiny needs 4.
+            _TINY,
+            "the first large model",
+        ),
+        Preset("medium", "openai/whisper-medium", _TINY, "drafts for all languages"),
+        Preset(
+            "medium.en",
+            "openai/whisper-medium.en",
+            (Draft("distil-whisper/distil-medium.en", ENGLISH),),
+            "English only",
+        ),
+        Preset("small", "openai/whisper-small", _TINY, "drafts for all languages"),
+        Preset("small.en", "openai/whisper-small.en", _TINY_EN, "English only"),
+        Preset("base", "openai/whisper-base", _TINY, "the draft is half as large: little gain"),
+        Preset(
+            "base.en",
+            "openai/whisper-base.en",
+            _TINY_EN,
+            "English only; the draft is half as large: little gain",
+        ),
+        Preset("tiny", "openai/whisper-tiny", (), "no smaller model exists to draft for it"),
+        Preset(
+            "tiny.en",
+            "openai/whisper-tiny.en",
+            (),
+            "English only; no smaller model exists to draft for it",
+        ),
+        Preset(
+            "turbo",
+            "openai/whisper-large-v3-turbo",
+            (),
+            "no draft is published: its 4 decoder layers leave little to save",
+        ),
+        Preset(
+            "distil-large-v3.5",
+            "distil-whisper/distil-large-v3.5",
+            (),
+            "English only; itself a draft of large, its own words",
+        ),
+        Preset(
+            "distil-large-v3",
+            "distil-whisper/distil-large-v3",
+            (),
+            "English only; itself a draft of large, its own words",
+        ),
+        Preset(
+            "distil-large-v2",
+            "distil-whisper/distil-large-v2",
+            (),
+            "English only; itself a draft of large-v2, its own words",
+        ),
+        Preset(
+            "distil-medium.en",
+            "distil-whisper/distil-medium.en",
+            (),
+            "English only; itself a draft of medium.en, its own words",
+        ),
+        Preset("distil-small.en", "distil-whisper/distil-small.en", (), "English only"),
+        Preset(
+            "demo",
+            "demo",
+            (Draft("demo-draft", ENGLISH),),
+            "bundled, no download: understands synthetic English only, for trying and testing",
+            bundled=True,
+        ),
+    )
+}
+
+
+def resolve(model: str | None, draft: str | None, language: str | None = None) -> Pair:
+    """The pair that a user means.
+
+    Args:
+        model: preset, hub id or local folder; None for `large`. `demo` only where it says so.
+        draft: likewise; None for the target's own, "none" for no draft model.
+        language: ISO 639-1 code of the audio if it is known, for the choice among drafts.
+
+    A target that no preset knows has no draft of its own: name one, or it decodes without.
+
+    Raises ModelError where a name can be none of the three.
+    """
+    preset = _preset_of(model or DEFAULT)
+    target = _target(preset) if preset else _name(model or DEFAULT, "model")
+    if draft == NO_DRAFT:
+        return Pair(target)
+    if draft is not None:
+        return Pair(target, *_named_draft(draft))
+    own = preset.draft_for(language) if preset else None
+    if preset is None or own is None:
+        return Pair(target)
+    return Pair(target, _folder_or_id(preset, own.name), own.languages)
+
+
+def cached() -> list[Cached]:
+    """All presets with what of them is on this machine; never touches the network."""
+    return [_cached(preset) for preset in PRESETS.values()]
+
+
+def _cached(preset: Preset) -> Cached:
+    draft = preset.draft_for(None)
+    return Cached(
+        preset,
+        target=find(_target(preset)) is not None,
+        draft=None if draft is None else find(_folder_or_id(preset, draft.name)) is not None,
+    )
+
+
+def _named_draft(name: str) -> tuple[str | Path, frozenset[str] | None]:
+    """What `--draft NAME` means, and the languages in which it pays."""
+    preset = _preset_of(name)
+    if preset is None:
+        draft = _name(name, "draft")
+        return draft, _languages(draft)
+    if preset.bundled:  # the small half of the bundled pair is the draft
+        return _folder_or_id(preset, preset.drafts[0].name), preset.drafts[0].languages
+    return preset.target, _languages(preset.target)
+
+
+def _preset_of(name: str) -> Preset | None:
+    """The preset of this name, or the first with this target; folders are nobody's preset.
+
+    Other programs know targets by what follows the owner: `large-v3-turbo`.
+    """
+    if name in PRESETS:
+        return PRESETS[name]
+    if os.path.isdir(local(name)):
+        return None
+    targets = (name, f"openai/whisper-{name}")
+    return next((p for p in PRESETS.values() if p.target in targets and not p.bundled), None)
+
+
+def _target(preset: Preset) -> str | Path:
+    return _folder_or_id(preset, preset.target)
+
+
+def _folder_or_id(preset: Preset, name: str) -> str | Path:
+    return bundled_folder(name) if preset.bundled else name
+
+
+def bundled_folder(name: str) -> Path:
+    """Where a bundled model lies."""
+    from forescribe.speculative.models import bundled
+
+    return bundled.FOLDER / name
+
+
+def _name(name: str, role: Role) -> str | Path:
+    return folder_or_hub_id(name, role, PRESETS)
+
+
+def folder_or_hub_id(name: str, role: Role, presets: Iterable[str]) -> str | Path:
+    """What no preset knows. Raises ModelError, with the presets, for what can be neither."""
+    folder = local(name)
+    if os.path.isdir(folder):
+        return folder
+    if os.path.exists(folder):  # before it is taken for a hub id
+        raise ModelError(
+            f"--{role} {name} is a file: give the folder with config.json and model.safetensors that "
+            "transformers saves; openai's .pt and whisper.cpp's .bin are other formats"
+        )
+    if "/" not in name:
+        raise ModelError(
+            f"--{role} {name} is neither a local folder, nor a hub id (owner/name), "
+            f"nor a preset: {', '.join(presets)}"
+        )
+    return name
+
+
+def _languages(name: str | Path) -> frozenset[str] | None:
+    for preset in PRESETS.values():
+        for draft in preset.drafts:
+            if draft.name == name:
+                return draft.languages
+    known = KNOWN.get(name) if isinstance(name, str) else None
+    return known.languages if known else None

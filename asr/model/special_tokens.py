@@ -1,0 +1,142 @@
+"""Whisper's special tokens by name, and the prompts that are made of them.
+
+Built from a model's own generation config and tokenizer, so that every vocabulary of the family
+works: English-only models have neither languages nor tasks, large-v3 has one language more.
+Knows token ids and text; nothing of audio or models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ..errors import UsageError
+from ..formats.transcript import SAMPLE_RATE
+from .hub import as_ids
+
+Task = Literal["transcribe", "translate"]
+TASKS: tuple[Task, ...] = ("transcribe", "translate")
+
+SAMPLES_PER_STEP = SAMPLE_RATE // 50
+"""A timestamp token counts steps of 20 ms."""
+
+
+AUTO = "auto"
+"""Where a language is asked for: detect it."""
+
+
+def language_code(name: str) -> str:
+    """The ISO 639-1 code of an English language name, in any case; anything else as it is."""
+    from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE
+
+    wanted = name.strip().lower()
+    return str(TO_LANGUAGE_CODE.get(wanted, wanted))
+
+
+@dataclass(frozen=True)
+class SpecialTokens:
+    """Token ids. `languages` maps ISO 639-1 codes; empty, like `tasks`, in English-only models."""
+
+    start: int
+    end: int
+    no_timestamps: int
+    no_speech: int
+    languages: Mapping[str, int]
+    tasks: Mapping[str, int]
+    previous: int | None  # opens previous text, where the tokenizer has it
+    other_ends: tuple[int, ...] = ()  # further tokens that end a text, where there are any
+
+    @classmethod
+    def of(cls, generation_config: Any, tokenizer: Any) -> SpecialTokens:
+        """From what a Whisper folder holds. Raises ValueError that says what is missing."""
+        no_timestamps = getattr(generation_config, "no_timestamps_token_id", None)
+        if no_timestamps is None:
+            raise ValueError(
+                "its generation_config.json has no no_timestamps_token_id: take the file from the "
+                "model that it was trained from"
+            )
+
+        def known(token: str) -> int | None:
+            found = tokenizer.convert_tokens_to_ids(token)
+            return found if found not in (None, tokenizer.unk_token_id) else None
+
+        start = getattr(generation_config, "decoder_start_token_id", None)
+        if start is None:
+            start = known("<|startoftranscript|>")
+        if not isinstance(start, int):
+            raise ValueError("its generation_config.json has no decoder_start_token_id")
+        for name, said in (("<|startoftranscript|>", start), ("<|notimestamps|>", no_timestamps)):
+            if known(name) not in (None, said):
+                raise ValueError(
+                    f"its generation_config.json says {said} for {name}, its tokenizer {known(name)}"
+                )
+        ends = as_ids(getattr(generation_config, "eos_token_id", None))
+        if not ends:
+            ends = as_ids(getattr(tokenizer, "eos_token_id", None))
+        if not ends:
+            raise ValueError("its generation_config.json has no eos_token_id")
+        languages = getattr(generation_config, "lang_to_id", None) or {}
+        tasks = dict(getattr(generation_config, "task_to_id", None) or {})
+        if getattr(generation_config, "is_multilingual", False) and not languages:
+            raise ValueError("its generation_config.json has no lang_to_id")
+        if languages and not tasks.keys() >= set(TASKS):
+            raise ValueError("its generation_config.json has no task_to_id for both tasks")
+        return cls(
+            start=start,
+            end=ends[0],
+            no_timestamps=no_timestamps,
+            no_speech=no_timestamps - 1,
+            languages={token[2:-2]: int(i) for token, i in languages.items()},
+            tasks=tasks,
+            previous=known("<|startofprev|>"),
+            other_ends=ends[1:],
+        )
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """All tokens that end a text."""
+        return (self.end, *self.other_ends)
+
+    @property
+    def timestamp_begin(self) -> int:
+        """<|0.00|>; the ids behind it are the later timestamps."""
+        return self.no_timestamps + 1
+
+    @property
+    def multilingual(self) -> bool:
+        return bool(self.languages)
+
+    def language(self, name: str) -> str:
+        """The code of a language given as a code or an English name, in any case.
+
+        Raises UsageError for a language that the model does not know.
+        """
+        code = language_code(name)
+        known = self.languages or {"en": 0}
+        if code not in known:
+            raise UsageError(
+                f"unknown language {name!r} for this model; known: auto, {', '.join(sorted(known))}"
+            )
+        return code
+
+    def prompt(
+        self,
+        language: str | None,
+        task: Task,
+        *,
+        timestamps: bool,
+        previous: Sequence[int] = (),
+    ) -> tuple[int, ...]:
+        """The forced start of a window's answer, behind the tokens of previous text, if any."""
+        head = (self.previous, *previous) if previous and self.previous is not None else ()
+        which: tuple[int, ...] = ()
+        if self.multilingual:
+            which = (self.languages[language or "en"], self.tasks[task])
+        return (*head, self.start, *which, *(() if timestamps else (self.no_timestamps,)))
+
+    def stamp(self, token: int) -> int | None:
+        """The samples that a timestamp token stands for, from the window's start; None for others."""
+        if token < self.timestamp_begin:
+            return None
+        return (token - self.timestamp_begin) * SAMPLES_PER_STEP

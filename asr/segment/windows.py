@@ -1,0 +1,335 @@
+"""Windows: a recording cut, in its pauses, into pieces that a model can hear at once (30 s).
+
+The windows **partition** the samples: every sample belongs to exactly one window, in order, by
+integer offsets. Long silence becomes windows of its own that nobody needs to decode; they stay in
+the coverage. Knows nothing of models.
+
+How a cut is found: the decision for the window that starts here is a pure function of the next 33 s
+of probabilities, never of how the samples arrived, so the size of the blocks changes nothing and
+memory stays bounded (about a minute, whatever the length of the recording).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..formats.transcript import SAMPLE_RATE, seconds
+from .vad import FRAME, Detector, Probabilities
+
+Samples = NDArray[np.float32]
+
+MAX_SAMPLES = 30 * SAMPLE_RATE
+"""What Whisper hears at once."""
+
+MAX_FRAMES = MAX_SAMPLES // FRAME
+MAX_CLICK_S = 5.0
+"""What is longer than this is no click: leaving it out would be losing speech."""
+
+BATCH_FRAMES = 256
+"""Frames per call of the detector, always: other shapes round differently, and blocks must not
+change windows."""
+
+
+@dataclass(frozen=True)
+class WindowOptions:
+    """How to cut.
+
+    Speech begins at probability `onset` and lasts until it falls below `offset`; less than
+    `min_speech_s` is a click. A pause of `min_pause_s` is a place to cut; a pause of
+    `max_silence_s` is not decoded, except for `pad_s` on both sides of the speech. A window that
+    fills up is cut in the longest pause of its last `search_s`, or in its last pause at all, or, in
+    speech without any, where speech is least probable in those last `search_s`. Raises ValueError
+    for values that contradict each other.
+    """
+
+    # Below silero-vad's own 0.5 and 0.35: a whisper in noise stays in, and noise stays out.
+    onset: float = 0.4
+    offset: float = 0.25
+    min_speech_s: float = 0.1
+    min_pause_s: float = 0.1
+    max_silence_s: float = 2.0
+    pad_s: float = 0.3
+    search_s: float = 8.0
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if not math.isfinite(value):
+                raise ValueError(f"{name} is {value}; it must be a finite number")
+        if not 0 < self.offset <= self.onset <= 1:
+            raise ValueError(
+                f"offset {self.offset} and onset {self.onset} must be 0 < offset <= onset <= 1"
+            )
+        if not 0 <= self.min_speech_s <= MAX_CLICK_S:
+            raise ValueError(f"min_speech_s is {self.min_speech_s}; it must be 0 to {MAX_CLICK_S}")
+        if not 1 <= self.search_s <= 15:
+            raise ValueError(f"search_s is {self.search_s}; it must be 1 to 15")
+        if not 0 < self.min_pause_s <= self.max_silence_s <= 15:
+            raise ValueError(
+                f"min_pause_s {self.min_pause_s} and max_silence_s {self.max_silence_s} must be "
+                "0 < min_pause_s <= max_silence_s <= 15"
+            )
+        if self.pad_s < 0:
+            raise ValueError(f"pad_s is {self.pad_s}; it must be 0 or more")
+        # In frames, as silence is cut: rounded, pads that fit in seconds may not fit any more.
+        if 2 * self.pad_frames >= self.max_silence_frames:
+            raise ValueError(
+                f"two pads of {self.pad_s} s do not fit in a silence of {self.max_silence_s} s "
+                f"(both count in frames of {1000 * FRAME // SAMPLE_RATE} ms); take a smaller pad_s "
+                "or a larger max_silence_s"
+            )
+
+    @property
+    def pad_frames(self) -> int:
+        return _frames(self.pad_s)
+
+    @property
+    def max_silence_frames(self) -> int:
+        return _frames(self.max_silence_s)
+
+
+@dataclass(frozen=True)
+class Window:
+    """Samples `start` to `end` (exclusive) of the recording.
+
+    With `speech`, `samples` [end - start] float32 are held, at most 30 s. Without, the window may
+    have any length and holds no samples: ten silent minutes are one record. Raises ValueError where
+    this does not hold.
+    """
+
+    index: int
+    start: int
+    end: int
+    speech: bool
+    samples: Samples
+
+    def __post_init__(self) -> None:
+        if self.index < 0 or not 0 <= self.start < self.end:
+            raise ValueError(f"window {self.index} runs from sample {self.start} to {self.end}")
+        held = self.end - self.start if self.speech else 0
+        if self.samples.shape != (held,):
+            raise ValueError(f"window {self.index} holds {self.samples.shape} samples, not {held}")
+        if self.speech and held > MAX_SAMPLES:
+            raise ValueError(f"window {self.index} of {seconds(held)} s is longer than 30 s")
+
+    @property
+    def length(self) -> int:
+        """Samples."""
+        return self.end - self.start
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A decision: the next `frames` frames are speech, or silence."""
+
+    frames: int
+    speech: bool
+
+
+def cut(
+    blocks: Iterable[Samples], detector: Detector | None, options: WindowOptions | None = None
+) -> Iterator[Window]:
+    """The windows of a recording, from its blocks [any length] at 16 kHz, as soon as they are
+    certain.
+
+    Without a detector every window is 30 s (the last one shorter) and counts as speech.
+    """
+    if detector is None:
+        return _fixed(blocks)
+    return _Cutter(detector, options or WindowOptions()).windows(blocks)
+
+
+def next_piece(
+    probabilities: Probabilities,
+    voiced: NDArray[np.bool_],
+    options: WindowOptions,
+    *,
+    after_silence: bool,
+) -> Piece:
+    """The piece that starts at the first of these frames; the caller gives `lookahead(options)` of
+    them, or all that are left.
+
+    `probabilities` and `voiced` are [F]. `after_silence`: the piece before was silent, so its
+    silence goes on here.
+    """
+    pad, max_silence = options.pad_frames, options.max_silence_frames
+    total = len(voiced)
+    last = total < lookahead(options)
+    runs = _speech_runs(voiced, _frames(options.min_speech_s))
+    if not runs:
+        return Piece(total if last else total - pad, speech=False)
+
+    # A long pause gave `pad` of its frames to the speech before it.
+    lead = runs[0][0]
+    if lead >= max_silence - pad or (after_silence and lead > pad):
+        return Piece(lead - pad, speech=False)
+
+    # The recording ends soon after the last word, or not at all within sight.
+    following = [start for start, _ in runs[1:]] + [total if last else total + max_silence]
+    pauses = [(end, start) for (_, end), start in zip(runs, following, strict=True)]
+    for start, end in pauses:
+        if start <= MAX_FRAMES and end - start >= max_silence:
+            return Piece(min(start + pad, MAX_FRAMES, total), speech=True)
+    if last and total <= MAX_FRAMES:
+        return Piece(total, speech=True)
+    return Piece(_cut_at(pauses, probabilities, options), speech=True)
+
+
+def lookahead(options: WindowOptions) -> int:
+    """Frames that decide where a window ends: a full window, the longest pause at its end, and a
+    little."""
+    return MAX_FRAMES + options.max_silence_frames + 1
+
+
+def _cut_at(
+    pauses: list[tuple[int, int]], probabilities: Probabilities, options: WindowOptions
+) -> int:
+    """Where to end a window that is full: frames from its start."""
+    earliest = MAX_FRAMES - _frames(options.search_s)
+    short = _frames(options.min_pause_s)
+    places = [
+        ((start + min(end, 2 * MAX_FRAMES - start)) // 2, end - start)  # the middle, or the limit
+        for start, end in pauses
+        if start <= MAX_FRAMES
+    ]
+    usable = [(middle, length) for middle, length in places if length >= short]
+    late = [(length, middle) for middle, length in usable if middle >= earliest]
+    if late:
+        return max(late)[1]
+    if usable:
+        return usable[-1][0]
+    sums = probabilities[earliest - 1 : MAX_FRAMES - 1] + probabilities[earliest:MAX_FRAMES]
+    return (
+        earliest + len(sums) - 1 - int(np.argmin(sums[::-1]))
+    )  # of equals the latest: fuller windows
+
+
+def _speech_runs(voiced: NDArray[np.bool_], shortest: int) -> list[tuple[int, int]]:
+    """Runs [start, end) of voiced frames, without clicks. A run at either border may go on beyond
+    it, so it counts."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], voiced, [False]]).astype(np.int8)))
+    runs = [(int(start), int(end)) for start, end in zip(edges[::2], edges[1::2], strict=True)]
+    return [(a, b) for a, b in runs if b - a >= shortest or a == 0 or b == len(voiced)]
+
+
+class _Cutter:
+    """One recording: the samples and probabilities from the current window's start on."""
+
+    def __init__(self, detector: Detector, options: WindowOptions) -> None:
+        self.stream = detector.stream()
+        self.options = options
+        self.start = 0  # sample where the undecided part begins
+        self.samples = _Queue()
+        self.seen = 0  # samples of the queue that the detector has seen
+        self.probabilities = np.zeros(0, np.float32)
+        self.voiced = np.zeros(0, np.bool_)
+        self.active = False
+        self.index = 0
+        self.silent_from: int | None = None
+
+    def windows(self, blocks: Iterable[Samples]) -> Iterator[Window]:
+        for block in blocks:
+            # A block may be longer than memory should hold at once: a few seconds at a time.
+            for at in range(0, len(block), BATCH_FRAMES * FRAME):
+                self.samples.push(block[at : at + BATCH_FRAMES * FRAME])
+                while self.samples.count - self.seen >= BATCH_FRAMES * FRAME:
+                    self._listen(self.samples.peek(self.seen, BATCH_FRAMES * FRAME))
+                    self.seen += BATCH_FRAMES * FRAME
+                while len(self.voiced) >= lookahead(self.options):
+                    yield from self._decide()
+        rest = self.samples.peek(self.seen, self.samples.count - self.seen)
+        self._listen(np.pad(rest, (0, -len(rest) % FRAME)))
+        while len(self.voiced):
+            yield from self._decide()
+        yield from self._end_silence()
+
+    def _listen(self, samples: Samples) -> None:
+        fresh = self.stream.probabilities(samples)
+        self.probabilities = np.concatenate([self.probabilities, fresh])
+        self.voiced = np.concatenate([self.voiced, self._voiced(fresh)])
+
+    def _voiced(self, probabilities: Probabilities) -> NDArray[np.bool_]:
+        """Speech by hysteresis: a NaN counts as speech, for doubt must not lose words."""
+        voiced = np.zeros(len(probabilities), np.bool_)
+        for at, probability in enumerate(probabilities):
+            limit = self.options.offset if self.active else self.options.onset
+            voiced[at] = self.active = not probability < limit
+        return voiced
+
+    def _decide(self) -> Iterator[Window]:
+        view = lookahead(self.options)
+        piece = next_piece(
+            self.probabilities[:view],
+            self.voiced[:view],
+            self.options,
+            after_silence=self.silent_from is not None,
+        )
+        self.probabilities = self.probabilities[piece.frames :]
+        self.voiced = self.voiced[piece.frames :]
+        samples = self.samples.pop(piece.frames * FRAME)  # fewer at the very end, in mid-frame
+        self.seen = max(0, self.seen - len(samples))
+        if piece.speech:
+            yield from self._end_silence()
+            yield self._window(self.start, self.start + len(samples), samples)
+        elif self.silent_from is None:
+            self.silent_from = self.start
+        self.start += len(samples)
+
+    def _end_silence(self) -> Iterator[Window]:
+        if self.silent_from is not None:
+            yield self._window(self.silent_from, self.start, None)
+            self.silent_from = None
+
+    def _window(self, start: int, end: int, samples: Samples | None) -> Window:
+        held = np.zeros(0, np.float32) if samples is None else samples
+        window = Window(self.index, start, end, samples is not None, held)
+        self.index += 1
+        return window
+
+
+class _Queue:
+    """Samples in, samples out. Joined when asked for, so that pushing many small blocks stays
+    cheap."""
+
+    def __init__(self) -> None:
+        self.parts: list[Samples] = []
+        self.count = 0
+
+    def push(self, samples: Samples) -> None:
+        self.parts.append(np.array(samples, np.float32))
+        self.count += len(samples)
+
+    def peek(self, start: int, count: int) -> Samples:
+        return self._joined()[start : start + count]
+
+    def pop(self, count: int) -> Samples:
+        joined = self._joined()
+        taken = joined[:count].copy()
+        self.parts = [joined[count:].copy()]
+        self.count -= len(taken)
+        return taken
+
+    def _joined(self) -> Samples:
+        if len(self.parts) != 1:
+            self.parts = [np.concatenate([np.zeros(0, np.float32), *self.parts])]
+        return self.parts[0]
+
+
+def _fixed(blocks: Iterable[Samples]) -> Iterator[Window]:
+    queue, index, start = _Queue(), 0, 0
+    for block in blocks:
+        for at in range(0, len(block), MAX_SAMPLES):
+            queue.push(block[at : at + MAX_SAMPLES])
+            while queue.count >= MAX_SAMPLES:
+                yield Window(index, start, start + MAX_SAMPLES, True, queue.pop(MAX_SAMPLES))
+                index, start = index + 1, start + MAX_SAMPLES
+    if queue.count:
+        yield Window(index, start, start + queue.count, True, queue.pop(queue.count))
+
+
+def _frames(time_s: float) -> int:
+    return round(time_s * SAMPLE_RATE / FRAME)

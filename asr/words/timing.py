@@ -1,0 +1,173 @@
+"""Word times: where in its window the target was listening while it wrote each token.
+
+One teacher-forced forward over the final tokens of several windows; the cross-attention of the
+alignment heads is recomputed from the projections that pass by, so the model keeps its fast
+attention kernel and its configuration. Dynamic time warping then finds the monotone path (openai/whisper
+`timing.py`; the heads of published models are in their generation config).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ..model.loading import Memory, Whisper
+from ..model.special_tokens import SAMPLES_PER_STEP
+
+MEDIAN = 7
+"""Width of the median filter along time, in steps of 20 ms (openai/whisper)."""
+
+
+@dataclass(frozen=True)
+class Utterance:
+    """A window's text to be timed. `prompt` ends with <|notimestamps|>; `length` in samples."""
+
+    memory: Memory
+    prompt: tuple[int, ...]
+    tokens: tuple[int, ...]  # text only
+    length: int
+
+
+@dataclass(frozen=True)
+class TokenTimes:
+    """n tokens: boundaries `[n + 1]` in samples from the window's start, never falling, and
+    probabilities `[n]`."""
+
+    boundaries: tuple[int, ...]
+    probabilities: tuple[float, ...]
+
+
+def alignment_heads(whisper: Whisper) -> list[tuple[int, int]]:
+    """(layer, head) of the heads that follow the audio; without a word on it, all of the upper half."""
+    known = getattr(whisper.target.generation_config, "alignment_heads", None)
+    if known:
+        return [(int(layer), int(head)) for layer, head in known]
+    config = whisper.target.config
+    layers = range(config.decoder_layers // 2, config.decoder_layers)
+    return [(layer, head) for layer in layers for head in range(config.decoder_attention_heads)]
+
+
+@dataclass(frozen=True, eq=False)
+class Attention:
+    """How each head stood to n tokens and the end behind them: maps `[H, n + 1, F]` over F steps of
+    20 ms, larger where the token is heard; probabilities `[n]` of the tokens."""
+
+    maps: Tensor
+    probabilities: tuple[float, ...]
+
+
+def token_times(whisper: Whisper, utterances: Sequence[Utterance]) -> list[TokenTimes]:
+    """Times and probabilities of all tokens, in one forward over all utterances."""
+    heard = attention(whisper, utterances, alignment_heads(whisper))
+    return [
+        TokenTimes(boundaries(h.maps.mean(0), len(u.tokens), u.length), h.probabilities)
+        for u, h in zip(utterances, heard, strict=True)
+    ]
+
+
+@torch.inference_mode()
+def attention(
+    whisper: Whisper, utterances: Sequence[Utterance], heads: Sequence[tuple[int, int]]
+) -> list[Attention]:
+    """What `heads`, as (layer, head), look at while the target reads the text."""
+    place, end = whisper.device.torch, whisper.tokens.end
+    positions = whisper.target.config.max_target_positions
+    rows = [[*u.prompt, *u.tokens, end][:positions] for u in utterances]
+    longest = max(map(len, rows))
+    tokens = torch.tensor([row + [end] * (longest - len(row)) for row in rows], device=place)
+    states = torch.stack([u.memory.target for u in utterances])
+    with _listening(whisper, heads) as caught:
+        hidden = whisper.target.model.decoder(
+            input_ids=tokens, encoder_hidden_states=states, use_cache=False
+        ).last_hidden_state
+    weights = torch.stack([q @ k.mT for q, k in caught()], dim=1).float()  # [B, H, N, S]
+    found = []
+    for row, utterance in enumerate(utterances):
+        first, count = len(utterance.prompt), len(utterance.tokens)
+        frames = _frames(utterance.length)
+        maps = _sharpened(weights[row, :, : first + count + 1, :frames])
+        # The query at the token before writes a token; the last row is the one that writes the end,
+        # unless the text fills all positions. Logits row by row: all at once are gigabytes in a large
+        # model.
+        written = whisper.target.proj_out(hidden[row, first - 1 : first + count - 1])  # [n, V]
+        picked = written.float().softmax(-1).gather(1, tokens[row, first : first + count, None])
+        found.append(Attention(maps[:, first - 1 : first + count], tuple(picked[:, 0].tolist())))
+    return found
+
+
+def boundaries(matrix: Tensor, count: int, length: int) -> tuple[int, ...]:
+    """Where `count` tokens begin, and the last ends, from one map `[n + 1, F]`: samples up to `length`."""
+    frames = _frames(length)
+    starts = _path_starts(matrix.cpu().numpy())
+    starts += [frames] * (count + 1 - len(starts))
+    return tuple(min(start * SAMPLES_PER_STEP, length) for start in starts)
+
+
+def _frames(length: int) -> int:
+    return max(1, -(-length // SAMPLES_PER_STEP))
+
+
+@contextmanager
+def _listening(whisper: Whisper, wanted: Sequence[tuple[int, int]]) -> Iterator[Any]:
+    """Catches the queries and keys of the wanted heads in the forward that runs inside.
+
+    Yields a function that gives them as pairs ([B, N, d] scaled, [B, S, d]).
+    """
+    layers = whisper.target.model.decoder.layers
+    caught: dict[tuple[int, str], Tensor] = {}
+
+    def keep(key: tuple[int, str], module: Any, inputs: Any, output: Tensor) -> None:
+        caught[key] = output
+
+    handles = []
+    for layer in {layer for layer, _ in wanted}:
+        attention = layers[layer].encoder_attn
+        for name in ("q_proj", "k_proj"):
+            hook = partial(keep, (layer, name))
+            handles.append(getattr(attention, name).register_forward_hook(hook))
+
+    def heads() -> list[tuple[Tensor, Tensor]]:
+        pairs = []
+        for layer, head in wanted:
+            attention = layers[layer].encoder_attn
+            size = attention.head_dim
+            q, k = (caught[layer, n][..., head * size :][..., :size] for n in ("q_proj", "k_proj"))
+            pairs.append((q * attention.scaling, k))
+        return pairs
+
+    try:
+        yield heads
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _sharpened(weights: Tensor) -> Tensor:
+    """Scores `[H, N, F]` -> maps `[H, N, F]`: softmax over frames, each frame normalised over the
+    tokens, median-filtered along time."""
+    weights = weights.softmax(-1)
+    deviation, mean = torch.std_mean(weights, dim=-2, keepdim=True, unbiased=False)
+    weights = (weights - mean) / deviation.clamp_min(1e-8)
+    pad = min(MEDIAN // 2, weights.shape[-1] - 1)
+    if pad:
+        padded = torch.nn.functional.pad(weights, (pad, pad), mode="reflect")
+        weights = padded.unfold(-1, 2 * pad + 1, 1).median(-1).values
+    return weights
+
+
+def _path_starts(matrix: NDArray[np.float32]) -> list[int]:
+    """First frame of every row on the cheapest monotone path through `-matrix [n + 1, F]`."""
+    from librosa.sequence import dtw
+
+    _, path = dtw(C=-matrix.astype(np.float64), backtrack=True)
+    starts = np.zeros(len(matrix), dtype=np.int64)
+    starts[path[:, 0]] = path[:, 1]  # the path runs backwards, so the first frame is written last
+    return [int(s) for s in starts]

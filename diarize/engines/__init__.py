@@ -1,0 +1,4 @@
+"""Diarization engines: pyannote's pipelines and the models that ship with the package.
+
+Know samples and turns; nothing of words.
+"""

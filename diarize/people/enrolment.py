@@ -1,0 +1,70 @@
+"""From a recording to a voice that can be known: a clip of one person, or a speaker of a transcript."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from forescribe.asr.audio.reading import Input, read_audio
+from forescribe.asr.errors import UsageError
+from forescribe.asr.formats.transcript import SAMPLE_RATE, Transcript
+
+from ..diarizer import Bounds, Diarizer, Samples, Voice
+from .known import long_enough
+
+
+def voice_of(
+    diarizer: Diarizer,
+    samples: Samples,
+    name: str,
+    *,
+    source: str = "the recording",
+    least_s: float = 0.0,
+) -> Voice:
+    """The voice of the one person who speaks in `samples` [T], which are of `source`.
+
+    Raises UsageError where the engine has no speaker encoder, where nobody speaks, and where there
+    is less than `least_s` of speech.
+    """
+    engine = diarizer.engine
+    if engine.encoder is None:
+        raise UsageError(f"the engine {engine.name} keeps no voices; take another --diarizer")
+    voices = diarizer.diarize(samples, Bounds(exactly=1)).voices
+    found = voices[0] if voices else Voice(name, None, 0)
+    where = f"in the {len(samples) / SAMPLE_RATE:.1f} s of {source}"
+    return long_enough(Voice(name, found.vector, found.samples), where, least_s)
+
+
+def clip(source: Input) -> Samples:
+    """A recording of one person. Raises AudioError."""
+    return read_audio(source)
+
+
+def part(source: Input, transcript: Path, speaker: str) -> Samples:
+    """What `speaker` says in a recording, by its transcript (JSON of a diarized run), without words
+    into which somebody else speaks.
+
+    Raises AudioError, and UsageError for a file that is no transcript and for a speaker who is not
+    in it.
+    """
+    try:
+        told = Transcript.from_dict(json.loads(transcript.read_text(encoding="utf-8")))
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise UsageError(f"{str(transcript)!r} is no transcript of ours: {error}") from error
+    spans = [
+        (span.start_sample, span.end_sample)
+        for segment in told.segments
+        for span in segment.words or (segment,)
+        if span.speaker == speaker and not getattr(span, "overlap", False)
+    ]
+    spans = spans or [(t.start_sample, t.end_sample) for t in told.turns if t.speaker == speaker]
+    if not spans:
+        known = dict.fromkeys(
+            [*(t.speaker for t in told.turns), *(s.speaker for s in told.segments)]
+        )
+        names = ", ".join(name for name in known if name) or "nobody"
+        raise UsageError(f"{speaker!r} says nothing in {str(transcript)!r}; its speakers: {names}")
+    samples = read_audio(source)
+    return np.concatenate([samples[start:end] for start, end in spans])

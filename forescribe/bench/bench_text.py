@@ -1,0 +1,294 @@
+"""Text generation beside transformers' own, on the same weights in one process.
+
+    result = measured(Options(gamma=(3, 5)), say=print)
+    print(result.text())
+
+Systems take turns, A B C A B C; a row's wall is the median of its turns. `equal` counts texts that are
+those of transformers' greedy decoding, one prompt at a time; `tokens` those before the first difference.
+Knows nothing of commands and files of results.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import torch
+
+from forescribe.asr.errors import UsageError
+from forescribe.speculative.device import Device, choose
+from forescribe.text.language_model import LanguageModel, check_draft, load
+from forescribe.text.text_presets import NGRAM, Pair, resolve
+
+from . import provenance
+from .columns import layout
+from .equality import Equality, compare
+from .prompts import System, Texts, room, systems
+
+HEAD = (
+    "system",
+    "batch",
+    "wall s",
+    "tokens/s",
+    "x greedy",
+    "equal",
+    "tokens",
+    "accepted",
+    "length",
+)
+
+TEXTS = (
+    "The train was late that morning, and",
+    "A good map shows three things:",
+    "When the rain stopped, the children",
+    "To make bread you need flour, water,",
+    "The river begins in the mountains and",
+    "She opened the letter and read:",
+    "In the year when the bridge was built,",
+    "There are two ways to learn a language:",
+)
+
+QUESTIONS = (
+    'Define "harbour".',
+    'Use "quiet" in a sentence.',
+    "Write the minutes of the sales meeting on March 3.",
+    'Define "lantern".',
+    "Write the minutes of the legal meeting on May 12.",
+    'Use "carry" in a sentence.',
+    "Write the minutes of the design meeting on June 9.",
+    'Define "gentle".',
+)
+"""For models that converse; the bundled pair was made for such ones."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is measured. `chat` None: where the model has a chat template; `threads` 0: torch's choice.
+
+    In half precision near-ties flip, so that texts differ between systems that are all right.
+    """
+
+    model: str | None = None
+    draft: str | None = None
+    prompts: Path | None = None
+    chat: bool | None = None
+    max_tokens: int = 128
+    batch: tuple[int, ...] = (1, 4, 8)
+    gamma: tuple[int, ...] = (5,)
+    repeats: int = 3
+    device: str = "cpu"
+    dtype: str = "float32"
+    threads: int = 0
+
+    @property
+    def batches(self) -> list[int]:
+        """In order, 1 always among them: it is the reference's."""
+        return sorted({1, *self.batch})
+
+
+@dataclass
+class Row:
+    """A system's turns."""
+
+    system: System
+    walls: list[float] = field(default_factory=list)
+    texts: Texts = field(default_factory=list)
+    steady: bool = True  # all turns wrote the same
+    acceptance_rate: float | None = None
+    mean_acceptance_length: float | None = None
+
+    @property
+    def wall_s(self) -> float:
+        return statistics.median(self.walls)
+
+    def turn(self, prompts: Sequence[tuple[int, ...]]) -> None:
+        before = self.system.stats() if self.system.stats else None
+        started = time.perf_counter()
+        texts = self.system.write(prompts)
+        self.walls.append(time.perf_counter() - started)
+        self.steady = self.steady and (not self.texts or texts == self.texts)
+        self.texts = texts
+        if before is not None and self.system.stats is not None:
+            found = self.system.stats() - before
+            if found.drafted:
+                self.acceptance_rate = found.acceptance_rate
+                self.mean_acceptance_length = found.mean_acceptance_length
+
+
+@dataclass(frozen=True)
+class Result:
+    """All rows, the reference first, and what they were measured on."""
+
+    options: Options
+    pair: Pair
+    device: Device
+    prompts: Sequence[tuple[int, ...]]
+    rows: Sequence[Row]
+
+    def equality(self, row: Row) -> Equality:
+        return compare(self.rows[0].texts, row.texts)
+
+    @property
+    def differing(self) -> list[Row]:
+        """This engine's rows that do not do what they promise."""
+        return [row for row in self.rows if row.system.ours and not self.equality(row).complete]
+
+    def text(self) -> str:
+        """For people; rows that did not write the same in each turn are named beneath."""
+        unsteady = [
+            f"{row.system.label}: its turns wrote different texts"
+            for row in self.rows
+            if not row.steady
+        ]
+        return "\n".join([*layout([HEAD, *map(self._cells, self.rows)]), *unsteady])
+
+    def _cells(self, row: Row) -> tuple[str, ...]:
+        same, rate, length = self.equality(row), row.acceptance_rate, row.mean_acceptance_length
+        return (
+            row.system.name,
+            str(row.system.batch),
+            f"{row.wall_s:.2f}",
+            f"{sum(map(len, row.texts)) / row.wall_s:.1f}",
+            f"{self.rows[0].wall_s / row.wall_s:.2f}",
+            f"{same.windows} of {same.windows_of}",
+            f"{same.tokens} of {same.tokens_of}",
+            "-" if rate is None else f"{rate:.1%}",
+            "-" if length is None else f"{length:.2f}",
+        )
+
+    def record(self, program: str) -> dict[str, object]:
+        """For machines; tokens are counted, not listed. `program` as in `provenance.record`."""
+        target, draft = self.pair.target, self.pair.draft
+        return {
+            "benchmark": "text",
+            **provenance.record(program),
+            "device": provenance.device() | {"kind": self.device.name},
+            "model": _name(target),
+            "draft": None if draft is None else _name(draft),
+            "weights": {
+                "target": _weights(target),
+                "draft": None if draft in (None, NGRAM) else _weights(draft),
+            },
+            "dtype": self.options.dtype,
+            "threads": torch.get_num_threads(),
+            "prompts": len(self.prompts),
+            "prompt_tokens": sum(map(len, self.prompts)),
+            "max_tokens": self.options.max_tokens,
+            "rows": [self.describe(row) for row in self.rows],
+        }
+
+    def describe(self, row: Row) -> dict[str, object]:
+        return {
+            "system": row.system.name,
+            "batch": row.system.batch,
+            "wall_s": row.wall_s,
+            "walls_s": row.walls,
+            "tokens": sum(map(len, row.texts)),
+            "equality": asdict(self.equality(row)),
+            "steady": row.steady,
+            "acceptance_rate": row.acceptance_rate,
+            "mean_acceptance_length": row.mean_acceptance_length,
+        }
+
+
+def measured(options: Options, say: Callable[[str], None]) -> Result:
+    """Loads the pair and runs all systems; `say` is told of each turn. Nothing is downloaded.
+
+    Raises UsageError and ModelError for what was asked for, SpeculativeError for weights, device and
+    prompts that do not fit.
+    """
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()  # assisted, it writes a warning per round: no cost of decoding
+    lines = None if options.prompts is None else read_prompts(options.prompts)
+    pair, device = resolve(options.model, options.draft), choose(options.device, options.dtype)
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    target = load(pair.target, device, network=False)
+    draft = None
+    if pair.draft is not None and pair.draft != NGRAM:
+        draft = load(pair.draft, device, role="draft", network=False)
+        check_draft(target, draft)
+    prompts = encoded(target, lines, options.chat)
+    check_room(prompts, options.max_tokens, room(target, draft), target.name)
+    found = systems(
+        target,
+        draft,
+        device,
+        batches=options.batches,
+        gammas=options.gamma,
+        most=options.max_tokens,
+    )
+    return Result(options, pair, device, prompts, take_turns(found, prompts, options.repeats, say))
+
+
+def take_turns(
+    found: Sequence[System],
+    prompts: Sequence[tuple[int, ...]],
+    repeats: int,
+    say: Callable[[str], None],
+) -> list[Row]:
+    """All systems in turn, then all again. A first round over one prompt is not counted."""
+    rows = [Row(system) for system in found]
+    for row in rows:
+        row.system.write(prompts[:1])
+    for turn in range(1, repeats + 1):
+        for row in rows:
+            row.turn(prompts)
+            say(f"{turn}/{repeats} {row.system.label}: {row.walls[-1]:.2f} s")
+    return rows
+
+
+def read_prompts(path: Path) -> list[str]:
+    """One a line; empty lines are none. Raises UsageError."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--prompts {path} cannot be read as UTF-8 text: {error}") from error
+    found = [line for line in lines if line.strip()]
+    if not found:
+        raise UsageError(f"--prompts {path} has no prompt: write one a line")
+    return found
+
+
+def encoded(
+    target: LanguageModel, lines: Sequence[str] | None, chat: bool | None
+) -> list[tuple[int, ...]]:
+    """The prompts, as conversations where the model is made for them or it was asked for; None takes
+    eight of ours. Raises RequestError where the model cannot converse."""
+    words = target.vocabulary
+    chat = words.converses if chat is None else chat
+    if lines is None:
+        lines = QUESTIONS if chat else TEXTS
+    if chat:
+        return [words.chat([{"role": "user", "content": line}]) for line in lines]
+    return [words.encode(line) for line in lines]
+
+
+def check_room(prompts: Sequence[tuple[int, ...]], most: int, positions: int, name: str) -> None:
+    """A text that is cut at the model's end would be no fault of any system, and still differ. Raises
+    UsageError."""
+    longest = max(range(len(prompts)), key=lambda i: len(prompts[i]))
+    if len(prompts[longest]) + most > positions:
+        raise UsageError(
+            f"--max-tokens {most}: prompt {longest + 1} has {len(prompts[longest])} tokens, and {name} "
+            f"has {positions} for both; ask for fewer, or shorten the prompt"
+        )
+
+
+def _name(place: str | Path) -> str:
+    """Without the folders of this machine; the weights' digests say which one it is."""
+    return place.name if isinstance(place, Path) else place
+
+
+def _weights(name: str | Path) -> dict[str, str]:
+    """sha256 by file."""
+    folder = Path(name).expanduser()
+    if not folder.is_dir():
+        from huggingface_hub import snapshot_download
+
+        folder = Path(snapshot_download(str(name), local_files_only=True))  # it has been loaded
+    return provenance.weights(folder)

@@ -1,0 +1,229 @@
+"""This engine, transformers and faster-whisper on the same weights and windows, in one run.
+
+    result = measured(Options(("samples/memo.flac",)), say=print)
+    print(result.text())
+
+Rows of peers may fail; they say why. Knows nothing of commands and files of results.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from forescribe.asr.errors import ForescribeError, UsageError
+from forescribe.asr.model.hub import locate
+from forescribe.asr.model.presets import Pair, resolve
+
+from . import provenance, table
+from .clips import Clip, Material, join, read_clips
+from .convert import convert
+from .measure import Series, child, measure
+from .needs import INSTALL, missing
+from .result_rows import Row, make_row
+from .systems import (
+    ASSISTED,
+    ASSISTED_DEFAULTS,
+    BATCHED,
+    GENERATE,
+    LANGUAGE,
+    NAMES,
+    OURS,
+    SEQUENTIAL,
+    Gamma,
+    Job,
+)
+from .wer import normalise
+
+TRANSFORMERS_DRAFTS = 20
+"""What `generate` drafts per round where nobody says otherwise, if its confidence lasts."""
+
+FASTER = (SEQUENTIAL, BATCHED)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is measured. `reference` None: the .txt beside each recording; `batch` is this engine's,
+    `peer_batch` that of peers that batch; `only` are the systems beside this engine; `threads` 0: all
+    cores, for every system alike."""
+
+    audio: tuple[str, ...]
+    model: str = "demo"
+    draft: str | None = None
+    reference: tuple[str, ...] | None = None
+    minutes: float = 10.0
+    batch: tuple[int, ...] = (1, 4, 8, 16)
+    peer_batch: int = 8
+    gamma: int = 5
+    repeats: int = 3
+    threads: int = 0
+    only: tuple[str, ...] = NAMES
+
+    @property
+    def cores(self) -> int:
+        return self.threads or _cores()
+
+
+@dataclass(frozen=True)
+class Result:
+    """All rows, the reference first, and what they were measured on."""
+
+    options: Options
+    target: Path
+    draft: Path | None
+    material: Material
+    rows: Sequence[Row]
+
+    @property
+    def differing(self) -> list[Row]:
+        """This engine's rows without every token of plain decoding."""
+        ours = [row for row in self.rows if row.system == OURS]
+        return [row for row in ours if row.equality is None or not row.equality.complete]
+
+    def text(self) -> str:
+        """For people."""
+        options, material = self.options, self.material
+        parts = [
+            f"{options.model}, {material.length_s / 60:.1f} minutes in {len(material.windows)} windows "
+            f"({material.speech_s / 60:.1f} minutes of speech), {provenance.device()['cpu']}, "
+            f"{options.cores} threads, median of {options.repeats}",
+            "wall: features, encoder and decoding; equal: to this engine's gamma 0 at batch 1\n",
+            table.results(self.rows),
+            "\nSeconds of this engine by stage (of the median run)\n",
+            table.stages(self.rows),
+        ]
+        gains = table.gains(self.rows)
+        return "\n".join([*parts, *(["", gains] if gains else [])])
+
+    def record(self, program: str) -> dict[str, object]:
+        """For machines: everything. `program` as in `provenance.record`."""
+        given = {k: v for k, v in asdict(self.options).items() if k not in ("audio", "reference")}
+        return {
+            "benchmark": "transcribe",
+            **provenance.record(program),
+            "options": given | {"threads": self.options.cores},
+            "weights": {
+                "target": provenance.weights(self.target),
+                "draft": None if self.draft is None else provenance.weights(self.draft),
+            },
+            "audio": {
+                "recordings": provenance.digests(map(Path, self.options.audio)),
+                "joined": self.material.clips,
+                "seconds": self.material.length_s,
+                "speech_seconds": self.material.speech_s,
+                "windows": len(self.material.windows),
+                "reference_words": len(self.material.reference.split()),
+            },
+            "rows": [asdict(row) for row in self.rows],
+        }
+
+
+def measured(options: Options, say: Callable[[str], None]) -> Result:
+    """Loads, cuts, and runs every job in processes of their own; `say` is told of each run. Nothing is
+    downloaded.
+
+    Raises UsageError, ModelError and AudioError for what was asked for; ForescribeError where plain
+    decoding fails.
+    """
+    target, draft = folders(resolve(options.model, options.draft, LANGUAGE))
+    clips = read_clips(options.audio, options.reference)
+    check_words(clips)
+    material = join(clips, options.minutes)
+    with tempfile.TemporaryDirectory() as scratch:
+        rows = run(options, target, draft, material, Path(scratch), say)
+    return Result(options, target, draft, material, rows)
+
+
+def check_words(clips: Sequence[Clip]) -> None:
+    """Raises UsageError where no error rate could be told at the end."""
+    if not any(normalise(clip.words) for clip in clips):
+        raise UsageError("the reference texts have no words: there would be no error rate")
+
+
+def folders(pair: Pair) -> tuple[Path, Path | None]:
+    """Where the weights are. Raises ModelError: nothing is downloaded in a measurement."""
+    draft = None if pair.draft is None else locate(pair.draft, role="draft", network=False)
+    return locate(pair.target, role="model", network=False), draft
+
+
+def run(
+    options: Options,
+    target: Path,
+    draft: Path | None,
+    material: Material,
+    scratch: Path,
+    say: Callable[[str], None],
+) -> list[Row]:
+    windows = scratch / "windows.npz"
+    material.save(windows)
+    converted, trouble = converted_for(options, target, scratch)
+    if trouble is not None:
+        say(f"faster-whisper cannot take part: {trouble}")
+    jobs = plan(options, target, draft, converted)
+    all_series = measure(jobs, child(windows), options.repeats, say)
+    return [_clean(row, scratch, trouble) for row in rows_of(all_series, material)]
+
+
+def converted_for(
+    options: Options, target: Path, scratch: Path
+) -> tuple[dict[str, str], str | None]:
+    """CTranslate2's folders by dtype, and why there are none. Nothing of both where no row wants them."""
+    if not set(FASTER) & set(options.only):
+        return {}, None
+    package = missing("faster_whisper", "ctranslate2")
+    if package is not None:
+        return {}, f"{package} is not installed: {INSTALL}"
+    return convert(target, scratch, ("float32", "int8"))
+
+
+def plan(
+    options: Options, target: Path, draft: Path | None, converted: Mapping[str, str]
+) -> list[Job]:
+    """All rows, the reference first: this engine at gamma 0, one window at a time."""
+
+    def job(system: str, batch: int, gamma: Gamma = None, dtype: str = "float32") -> Job:
+        model, own = str(target), None if draft is None else str(draft)
+        folder = converted.get(dtype)
+        return Job(system, batch, gamma, dtype, model, own, options.cores, folder)
+
+    jobs = [job(OURS, 1, 0)]
+    jobs += [job(OURS, batch, 0) for batch in options.batch if batch != 1]
+    lengths: tuple[Gamma, ...] = (options.gamma, "auto") if options.gamma else ()
+    jobs += [job(OURS, batch, gamma) for gamma in lengths for batch in options.batch]
+    jobs += [job(GENERATE, batch) for batch in (1, options.peer_batch)]
+    # Batch 1 is all it can: larger ones it refuses.
+    jobs += [job(ASSISTED, 1, options.gamma)] if options.gamma else []
+    jobs += [job(ASSISTED_DEFAULTS, 1, TRANSFORMERS_DRAFTS)]
+    for dtype in ("float32", "int8"):
+        jobs += [job(SEQUENTIAL, 1, None, dtype), job(BATCHED, options.peer_batch, None, dtype)]
+    wanted = {OURS, *options.only}
+    return [each for each in dict.fromkeys(jobs) if each.system in wanted]
+
+
+def rows_of(all_series: Sequence[Series], material: Material) -> list[Row]:
+    """Raises ForescribeError where plain decoding failed: there is nothing to compare with."""
+    first = all_series[0]
+    if first.error is not None:
+        raise ForescribeError(f"plain decoding failed, so nothing can be compared: {first.error}")
+    assert first.median.written is not None
+    plain = first.median.written.tokens
+    return [make_row(series, plain, material) for series in all_series]
+
+
+def _clean(row: Row, scratch: Path, trouble: str | None) -> Row:
+    """Messages without the paths of this machine, and with the reason behind the reason."""
+    if row.error is None:
+        return row
+    text = row.error
+    if trouble is not None and row.system in FASTER:
+        text = f"{text} ({trouble})"
+    for path in (str(scratch), str(provenance.ROOT), str(Path.home())):
+        text = text.replace(path, "...")
+    return Row(row.system, row.batch, row.gamma, row.dtype, error=text)

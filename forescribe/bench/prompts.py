@@ -1,0 +1,165 @@
+"""Texts: what continues prompts, transformers' own `generate` and this engine, on the same weights.
+
+transformers drafts for one prompt at a time only: in its drafting rows the prompts of a batch follow one
+another, which is what its users have to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from forescribe.speculative.device import Device
+from forescribe.speculative.engine.stats import Stats
+from forescribe.text.generator import CONTEXT, Options, TextGenerator
+from forescribe.text.language_model import LanguageModel
+from forescribe.text.text_presets import NGRAM
+
+OURS, THEIRS = "forescribe", "transformers"
+
+Texts = list[tuple[int, ...]]  # without the token that ends them
+
+
+@dataclass(frozen=True)
+class System:
+    """One row: how it is called, and what it does with prompts. `stats` are ours alone."""
+
+    name: str
+    batch: int
+    write: Callable[[Sequence[tuple[int, ...]]], Texts]
+    stats: Callable[[], Stats] | None = None
+
+    @property
+    def label(self) -> str:
+        return f"{self.name}, batch {self.batch}"
+
+    @property
+    def ours(self) -> bool:
+        return self.name.startswith(OURS)
+
+
+class Theirs:
+    """transformers' generate on loaded weights, greedy."""
+
+    def __init__(self, target: LanguageModel, draft: LanguageModel | None, most: int) -> None:
+        self.target, self.draft, self.most = target, draft, most
+
+    @torch.inference_mode()
+    def _generate(self, prompts: Sequence[tuple[int, ...]], **options: Any) -> Texts:
+        """One call; shorter prompts are padded on the left."""
+        length = max(map(len, prompts))
+        rows = [[0] * (length - len(p)) + list(p) for p in prompts]
+        masks = [[0] * (length - len(p)) + [1] * len(p) for p in prompts]
+        model = self.target.model
+        made = model.generate(
+            torch.tensor(rows, device=model.device),
+            attention_mask=torch.tensor(masks, device=model.device),
+            do_sample=False,
+            num_beams=1,
+            repetition_penalty=1.0,  # some models' own settings have one, which is no greedy decoding
+            max_new_tokens=self.most,
+            pad_token_id=min(self.target.ends, default=0),
+            **options,
+        )
+        return [cut(row[length:], self.target.ends) for row in made.tolist()]
+
+    def greedy(self, batch: int) -> Callable[[Sequence[tuple[int, ...]]], Texts]:
+        def write(prompts: Sequence[tuple[int, ...]]) -> Texts:
+            parts = [prompts[i : i + batch] for i in range(0, len(prompts), batch)]
+            return [text for part in parts for text in self._generate(part)]
+
+        return write
+
+    def assisted(self, gamma: int | None) -> Callable[[Sequence[tuple[int, ...]]], Texts]:
+        """With its own settings (None), or always `gamma` drafts."""
+        assert self.draft is not None
+        assistant = self.draft.model
+        settings = assistant.generation_config
+        own = {
+            name: getattr(settings, name, None)
+            for name in ("num_assistant_tokens", "num_assistant_tokens_schedule",
+                         "assistant_confidence_threshold")
+        }  # fmt: skip
+        always = {
+            "num_assistant_tokens": gamma,
+            "num_assistant_tokens_schedule": "constant",
+            "assistant_confidence_threshold": 0.0,
+        }
+
+        def write(prompts: Sequence[tuple[int, ...]]) -> Texts:
+            # Read from the assistant's own settings; in the call to generate they have no effect.
+            for name, value in (own if gamma is None else always).items():
+                setattr(settings, name, value)
+            return [self._generate([p], assistant_model=assistant)[0] for p in prompts]
+
+        return write
+
+    def lookup(self, gamma: int) -> Callable[[Sequence[tuple[int, ...]]], Texts]:
+        return lambda prompts: [
+            self._generate([p], prompt_lookup_num_tokens=gamma)[0] for p in prompts
+        ]
+
+
+def cut(ids: Sequence[int], ends: frozenset[int]) -> tuple[int, ...]:
+    """Up to the token that ends it, which not all return."""
+    end = next((i for i, token in enumerate(ids) if token in ends), len(ids))
+    return tuple(ids[:end])
+
+
+def room(target: LanguageModel, draft: LanguageModel | str | None) -> int:
+    """Positions that prompt and text may take together."""
+    both = [target, draft] if isinstance(draft, LanguageModel) else [target]
+    return min(CONTEXT, *(model.positions for model in both))
+
+
+def ours(
+    target: LanguageModel,
+    draft: LanguageModel | str | None,
+    device: Device,
+    *,
+    batch: int,
+    gamma: int | None,
+    most: int,
+) -> System:
+    made = TextGenerator(
+        target, draft, device=device, batch=batch, gamma=gamma, context=room(target, draft)
+    )
+    kind = "plain" if draft is None else NGRAM if isinstance(draft, str) else "draft"
+    length = "" if draft is None else " auto" if gamma is None else f" {gamma}"
+
+    def write(prompts: Sequence[tuple[int, ...]]) -> Texts:
+        done = made.generate(prompts, Options(max_tokens=most))
+        return [cut(each.ids, target.ends) for each in done]
+
+    return System(f"{OURS} {kind}{length}", batch, write, lambda: made.stats)
+
+
+def systems(
+    target: LanguageModel,
+    draft: LanguageModel | None,
+    device: Device,
+    *,
+    batches: Sequence[int],
+    gammas: Sequence[int],
+    most: int,
+) -> list[System]:
+    """The reference first: greedy decoding by transformers, one prompt at a time, so `batches` begin
+    with 1. Raises LoadError where the draft does not fit."""
+    theirs = Theirs(target, draft, most)
+    found = [System(f"{THEIRS} greedy", batch, theirs.greedy(batch)) for batch in batches]
+    if draft is not None:
+        found.append(System(f"{THEIRS} assisted, its defaults", 1, theirs.assisted(None)))
+        found += [System(f"{THEIRS} assisted {g}", 1, theirs.assisted(g)) for g in gammas]
+    found += [System(f"{THEIRS} lookup {gamma}", 1, theirs.lookup(gamma)) for gamma in gammas]
+    drafts: list[LanguageModel | str] = [NGRAM] if draft is None else [draft, NGRAM]
+    for batch in batches:
+        found.append(ours(target, None, device, batch=batch, gamma=0, most=most))
+        found += [
+            ours(target, each, device, batch=batch, gamma=gamma, most=most)
+            for each in drafts
+            for gamma in (*gammas, None)
+        ]
+    return found

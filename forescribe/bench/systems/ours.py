@@ -1,0 +1,71 @@
+"""This project: the transcriber's own parts, from windows to words.
+
+Voice activity is left out for all systems alike; everything behind it is inside: features, encoder,
+admission, rounds. The encoder takes a batch of windows at a time, as the command does.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+
+from forescribe.asr.decode.transcriber import Transcriber
+from forescribe.speculative.types import Request
+
+from ..clips import Samples
+from . import LANGUAGE, TASK, Drafting, Job, Written, use_threads
+
+
+class Ours:
+    """Gamma 0 is plain decoding by the same engine: the reference of every row."""
+
+    def __init__(self, job: Job) -> None:
+        self.threads = use_threads(job.threads)
+        self.transcriber = Transcriber.load(
+            job.model,
+            job.draft or "none",  # without a draft model, drafts come from lookup
+            language=LANGUAGE,
+            device="cpu",
+            dtype=job.dtype,
+            batch=job.batch,
+            gamma=None if job.gamma == "auto" else job.gamma or 0,
+            network=False,
+        )
+        self.drafts = bool(job.gamma)
+        self.lookup = job.draft is None
+        self.stages: dict[str, float] = {}
+
+    def run(self, windows: Sequence[Samples]) -> Written:
+        t = self.transcriber
+        self.stages = {"features": 0.0, "encode": 0.0}
+        before = t.engine.stats
+        tokens: list[list[int]] = [[] for _ in windows]
+        for result in t.engine.run(self._requests(windows)):
+            ended = bool(result.tokens) and result.tokens[-1] in t.whisper.tokens.ends
+            tokens[result.request.tag] = list(result.tokens[: len(result.tokens) - ended])
+        stats = t.engine.stats - before
+        decode, end = t.whisper.tokenizer.decode, t.whisper.tokens.end
+        texts = [decode([i for i in ids if i < end], skip_special_tokens=True) for ids in tokens]
+        drafting = Drafting(stats.row_rounds, stats.drafted, stats.accepted)
+        return Written(
+            tokens,
+            texts,
+            drafting if self.drafts else None,
+            self.stages | stats.seconds,
+            ["drafts by lookup: the model has no draft"] if self.drafts and self.lookup else [],
+        )
+
+    def _requests(self, windows: Sequence[Samples]) -> Iterator[Request]:
+        """Pulled by the engine as rows become free."""
+        t = self.transcriber
+        prompt = t.whisper.tokens.prompt(LANGUAGE, TASK, timestamps=True)
+        for first in range(0, len(windows), t.batch):
+            started = time.perf_counter()
+            features = t.mel(windows[first : first + t.batch])
+            heard = time.perf_counter()
+            memories = t.whisper.encode(features)
+            self.stages["features"] += heard - started
+            self.stages["encode"] += time.perf_counter() - heard
+            for tag, memory in enumerate(memories, start=first):
+                probe = t.no_speech.probe(prompt)
+                yield Request(prompt=prompt, memory=memory, probe=probe, tag=tag)

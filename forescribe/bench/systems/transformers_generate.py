@@ -1,0 +1,152 @@
+"""transformers' own `generate`, plain and with an assistant; never its pipeline.
+
+The pipeline's defaults run a beam search of five and drop the assistant without a word. Here beams
+are 1, sampling is off, and the assisted loops are counted, so that a row called assisted is.
+
+A window is decoded once: where its last segment is unfinished, `generate` would seek back and
+decode the rest as a window of its own, which is long-form, and work that nobody else does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers import (
+    WhisperConfig,
+    WhisperFeatureExtractor,
+    WhisperForCausalLM,
+    WhisperForConditionalGeneration,
+    WhisperTokenizer,
+)
+from transformers.generation.candidate_generator import AssistedCandidateGenerator
+from transformers.utils import logging
+
+from forescribe.asr.formats.transcript import SAMPLE_RATE
+from forescribe.speculative.models.whisper_decoder import decoder_only, same_encoder
+
+from ..clips import Samples
+from . import ASSISTED, GENERATE, LANGUAGE, TASK, Drafting, Job, Written, use_threads
+
+
+class _Watched(WhisperForConditionalGeneration):
+    """The class itself, with two looks inside."""
+
+    first_pass: list[torch.Tensor]
+    assisted_loops = 0
+
+    def generate_with_fallback(self, *args: Any, **options: Any) -> Any:
+        inner: Any = super()
+        out = inner.generate_with_fallback(*args, **options)
+        self.first_pass = out[0]  # [B] of [tokens], neither prompt nor end-of-text in them
+        return out
+
+    def _assisted_decoding(self, *args: Any, **options: Any) -> Any:
+        self.assisted_loops += 1
+        inner: Any = super()
+        return inner._assisted_decoding(*args, **options)
+
+
+class Generate:
+    """The assistant is the draft's decoder on the target's encoder output where the draft has no
+    encoder or an equal one, which is what makes it fast; else the whole draft."""
+
+    def __init__(self, job: Job) -> None:
+        logging.set_verbosity_error()  # assisted, it writes a warning per round: no cost of decoding
+        logging.disable_progress_bar()
+        self.threads = use_threads(job.threads)
+        dtype = getattr(torch, job.dtype)
+        self.batch = job.batch
+        self.model: Any = _Watched.from_pretrained(job.model, dtype=dtype)
+        self.model.train(False)
+        self.tokenizer = WhisperTokenizer.from_pretrained(job.model)
+        self.extractor = WhisperFeatureExtractor.from_pretrained(job.model)
+        self.options: dict[str, Any] = {}
+        self.notes: list[str] = []
+        if job.system != GENERATE:
+            self.options["assistant_model"] = self._assistant(job, dtype)
+            self.counts = _count_drafts()
+
+    def _assistant(self, job: Job, dtype: torch.dtype) -> Any:
+        if job.draft is None:
+            raise ValueError("the model has no draft")
+        assistant: Any = None
+        if not decoder_only(WhisperConfig.from_pretrained(job.draft)):
+            assistant = WhisperForConditionalGeneration.from_pretrained(job.draft, dtype=dtype)
+        if assistant is None or same_encoder(self.model, assistant):
+            assistant = WhisperForCausalLM.from_pretrained(job.draft, dtype=dtype)
+            self.notes.append("draft's decoder on the target's encoder output")
+        else:
+            self.notes.append("whole draft, with an encoder of its own")
+        if job.system == ASSISTED:
+            # Read from the assistant's own settings; in the call to generate they have no effect.
+            settings = assistant.generation_config
+            settings.num_assistant_tokens = job.gamma
+            settings.num_assistant_tokens_schedule = "constant"
+            settings.assistant_confidence_threshold = 0.0
+        return assistant.train(False)
+
+    @torch.inference_mode()
+    def run(self, windows: Sequence[Samples]) -> Written:
+        assisted = "assistant_model" in self.options
+        self.model.assisted_loops = 0
+        if assisted:
+            self.counts.clear()
+        tokens: list[list[int]] = []
+        for first in range(0, len(windows), self.batch):
+            features = self.extractor(
+                list(windows[first : first + self.batch]),
+                sampling_rate=SAMPLE_RATE,
+                return_tensors="pt",
+            ).input_features.to(self.model.dtype)
+            self.model.generate(
+                features,
+                language=LANGUAGE,
+                task=TASK,
+                return_timestamps=True,
+                num_beams=1,
+                do_sample=False,
+                temperature=0.0,
+                force_unique_generate_call=True,
+                **self.options,
+            )
+            tokens += [row.tolist() for row in self.model.first_pass]
+        if assisted and self.model.assisted_loops != len(windows):
+            loops = self.model.assisted_loops
+            raise RuntimeError(f"assisted {loops} of {len(windows)} windows: not a measurement")
+        end = self.model.generation_config.eos_token_id
+        decode = self.tokenizer.decode
+        texts = [decode([i for i in ids if i < end], skip_special_tokens=True) for ids in tokens]
+        drafting = self.counts.drafting if assisted else None
+        notes = self.notes + ([f"{self.model.assisted_loops} assisted loops"] if assisted else [])
+        return Written(tokens, texts, drafting, notes=notes)
+
+
+class _Counts:
+    """Rounds and drafts, as the assisted loop reports them to its candidate generator."""
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        self.drafting = Drafting(0, 0, 0)
+
+    def add(self, drafted: int, accepted: int) -> None:
+        so_far = self.drafting
+        self.drafting = Drafting(
+            so_far.rounds + 1, so_far.drafted + drafted, so_far.accepted + accepted
+        )
+
+
+def _count_drafts() -> _Counts:
+    """Counts from now on, for this process: it runs one system and ends."""
+    counts, inner = _Counts(), AssistedCandidateGenerator.update_candidate_strategy
+
+    def counted(self: Any, input_ids: Any, scores: torch.Tensor, num_matches: Any) -> None:
+        counts.add(scores.shape[1] - 1, int(num_matches))  # scores [1, drafted + 1, V]
+        inner(self, input_ids, scores, num_matches)
+
+    patched: Any = AssistedCandidateGenerator
+    patched.update_candidate_strategy = counted
+    return counts

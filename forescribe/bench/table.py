@@ -1,0 +1,102 @@
+"""Tables of transcription for people."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .columns import layout
+from .result_rows import Row
+from .systems import OURS
+
+HEAD = (
+    "system",
+    "batch",
+    "gamma",
+    "dtype",
+    "wall s",
+    "x real time",
+    "WER %",
+    "equal tokens",
+    "equal windows",
+    "accepted",
+    "mean length",
+    "peak MB",
+)
+
+STAGES = ("features", "encode", "prefill", "draft", "score", "accept")
+"""As they happen; others follow."""
+
+
+def results(rows: Sequence[Row]) -> str:
+    """All rows; what could not be measured says why beneath, as do the notes."""
+    lines = layout([HEAD, *map(_cells, rows)])
+    for row in rows:
+        said = [row.error] if row.error else row.notes
+        if said:
+            lines.append(f"{_name(row)}: {'; '.join(said)}")
+    return "\n".join(lines)
+
+
+def _name(row: Row) -> str:
+    return f"{row.system}, batch {row.batch}, {row.dtype}"
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    head = (row.system, str(row.batch), _or(row.gamma, "{}"), row.dtype)
+    if row.error is not None or row.equality is None:
+        return (*head, "failed", *["-"] * (len(HEAD) - len(head) - 1))
+    same = row.equality
+    return (
+        *head,
+        _or(row.wall_s, "{:.2f}"),
+        _or(row.x_real_time, "{:.1f}"),
+        _or(row.word_error_rate, "{:.2%}").removesuffix("%"),
+        f"{same.tokens} of {same.tokens_of}",
+        f"{same.windows} of {same.windows_of}",
+        _or(row.acceptance_rate, "{:.1%}"),
+        _or(row.mean_acceptance_length, "{:.2f}"),
+        _or(row.peak_bytes and row.peak_bytes / 1e6, "{:.0f}"),
+    )
+
+
+def stages(rows: Sequence[Row]) -> str:
+    """Where this engine's seconds go."""
+    ours = [row for row in rows if row.system == OURS and row.stages_s]
+    found = {name for row in ours for name in row.stages_s}
+    names = [name for name in STAGES if name in found] + sorted(found.difference(STAGES))
+    body = [
+        (
+            str(row.batch),
+            _or(row.gamma, "{}"),
+            *(_or(row.stages_s.get(name), "{:.2f}") for name in names),
+            f"{sum(row.stages_s.values()):.2f}",
+            _or(row.wall_s, "{:.2f}"),
+        )
+        for row in ours
+    ]
+    return "\n".join(layout([("batch", "gamma", *names, "sum", "wall"), *body]))
+
+
+def gains(rows: Sequence[Row]) -> str:
+    """What speculation gains at each batch size, of the whole wall and of the rounds alone."""
+    ours = {(r.batch, r.gamma): r for r in rows if r.system == OURS and r.wall_s}
+    lines = []
+    for (batch, gamma), row in ours.items():
+        plain = ours.get((batch, 0))
+        if not gamma or plain is None or not plain.wall_s or not row.wall_s or not row.equality:
+            continue
+        same = "all tokens equal" if row.equality.complete else "TOKENS DIFFER"
+        lines.append(
+            f"gamma {gamma} at batch {batch}: {plain.wall_s / row.wall_s:.2f}x the speed of gamma 0, "
+            f"{_decoding(plain) / _decoding(row):.2f}x in decoding alone ({same})"
+        )
+    return "\n".join(lines)
+
+
+def _decoding(row: Row) -> float:
+    """Seconds behind the encoder: admission with its cross-attention keys, and the rounds."""
+    return sum(s for name, s in row.stages_s.items() if name not in ("features", "encode"))
+
+
+def _or(value: object, form: str) -> str:
+    return "-" if value is None else form.format(value)

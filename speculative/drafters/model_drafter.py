@@ -1,0 +1,111 @@
+"""A smaller model drafts, one token at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ..device import Device
+from ..rounds.accept import draw, law
+from ..rounds.noise import Stream, uniform
+from ..rounds.sampling import penalise
+from ..types import Draft, Law, Model, Prefix, Processor, Request, Rows, Scores, Verdict
+
+CONFIDENCE = 0.2
+"""Where the draft gives itself one chance in five, it ends. The bundled text pair wrote most per second with
+it; the speech pair wrote the same from 0.2 to 0.5, within what repeated runs differ (docs/log.md,
+2026-11-22, where a bound learnt from measured prices gained nothing either)."""
+
+
+def confidence_for(gamma: int | None, device: Device) -> float:
+    """Drafts end early where their length is left to the engine (`gamma` None) and a look costs nothing."""
+    return CONFIDENCE if gamma is None and device.synchronous else 0.0
+
+
+class ModelDrafter:
+    """Drafts with any `Model` of the target's vocabulary.
+
+    `processors` are applied to the draft's logits too. They cannot change the output, only the
+    acceptance, and each costs its passes per drafted token. In greedy rounds the drafts are the
+    draft's argmax; in sampled ones they follow the row's temperature and bounds, and carry their
+    probabilities. A row's penalties shape them as they shape the target.
+
+    With `confidence` above 0 a greedy draft ends where the draft itself no longer believes that all
+    of it will be kept: where the product of its tokens' probabilities, in every active row, is below.
+    (transformers' `assistant_confidence_threshold` looks at each token alone.) The text cannot change:
+    whether another token is drafted depends on those before it only. It reads the device after every
+    drafted token, which costs a processor nothing and a card its graph: the engine refuses it where
+    shapes are static. Sampled rounds draft all gamma tokens, so that a seeded text does not depend on
+    the rows beside it. Raises `ValueError` for a confidence outside 0 to 1.
+    """
+
+    def __init__(
+        self, model: Model, processors: Sequence[Processor] = (), *, confidence: float = 0.0
+    ) -> None:
+        if not 0 <= confidence <= 1:
+            raise ValueError(f"confidence is {confidence}; it must be from 0 to 1")
+        self.model = model
+        self.processors = tuple(processors)
+        self.confidence = confidence
+
+    def law(self, *, sampling: bool) -> Law:
+        return Law.DENSE if sampling else Law.ONE_HOT
+
+    def allocate(self, batch: int, slots: int, device: torch.device) -> None:
+        self.model.allocate(batch, slots)
+
+    def forwards(self, gamma: int) -> int:
+        return gamma
+
+    def admit(self, rows: Tensor, tokens: Tensor, requests: Sequence[Request]) -> None:
+        self.model.prefill(rows, tokens, [r.memory for r in requests])
+
+    def catch_up(self, rows: Rows, start: Tensor, count: int) -> None:
+        slots = start[:, None] + torch.arange(count, device=start.device)
+        self.model.score(rows.tokens.gather(1, slots), start, reach=rows.reach)
+
+    def propose(self, rows: Rows, gamma: int) -> Draft:
+        known, lengths = rows.tokens, rows.lengths
+        # After a fully accepted round the last draft was committed but never fed, so one or two tokens
+        # are new to the draft. Feeding two is right in both cases (the first is idempotent then) and
+        # keeps one shape. In a row of one token it is the first of the two, with junk behind it.
+        start = (lengths - 2).clamp_min(0)
+        two = start[:, None] + torch.arange(2, device=start.device)
+        logits = self.model.score(known.gather(1, two), start, reach=rows.reach).logits  # [B, 2, V]
+        pending = (lengths - 1 - start)[:, None, None].expand(-1, 1, logits.shape[2])
+        logits = logits.gather(1, pending)
+        tokens, probs = [], []
+        belief = torch.ones_like(logits[:, 0, 0])  # [B] that all drafts so far are kept
+        for depth in range(gamma):
+            slot = lengths + depth  # of the token drafted now
+            logits = self._process(logits, rows, known, slot - 1)  # [B, 1, V]
+            if rows.mode.sampling:
+                q = law(rows, logits)[:, 0]
+                token = draw(q, uniform(rows.seed, lengths, slot, Stream.DRAFT))
+                probs.append(q)
+            else:
+                token = logits[:, 0].argmax(-1)
+            tokens.append(token)
+            if self.confidence and not rows.mode.sampling:
+                belief = belief * logits[:, 0].softmax(-1).amax(-1)
+                if not bool((rows.active & (belief >= self.confidence)).any()):
+                    break
+            if depth + 1 < gamma:
+                known = known.scatter(1, slot[:, None], token[:, None])
+                logits = self.model.score(token[:, None], slot, reach=rows.reach).logits
+        return Draft(
+            tokens=torch.stack(tokens, dim=1),
+            valid=torch.full_like(lengths, len(tokens)),
+            probs=torch.stack(probs, dim=1) if probs else None,
+        )
+
+    def _process(self, logits: Tensor, rows: Rows, known: Tensor, last: Tensor) -> Tensor:
+        prefix = Prefix(known, last[:, None], rows.begin)
+        for processor in self.processors:
+            logits = processor(logits, prefix)
+        return penalise(rows, logits, prefix) if rows.mode.penalised else logits
+
+    def observe(self, rows: Rows, draft: Draft, scores: Scores, verdict: Verdict) -> None:
+        """Nothing to learn: rejected drafts are written over by the next round."""

@@ -1,0 +1,129 @@
+"""Whisper under the core's `Model` protocol, over unmodified transformers classes.
+
+`WhisperForConditionalGeneration` (OpenAI's and distil-whisper's checkpoints) and the decoder-only
+`WhisperForCausalLM` both hold the same decoder. A request's memory is the encoder's output for its
+window; its cross-attention keys and values are computed once, when the request is admitted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache
+
+from ..types import Scores
+from .agreement import LENGTH, ROWS, Closeness, Reading, difference
+from .cache import LayerShape, SlotCache
+from .slot_model import SlotModel
+
+
+class WhisperDecoder(SlotModel):
+    """The decoder of a Whisper model; `pick` takes this model's encoder output from a request's memory,
+    `sources` are the positions of those outputs if they are not the model's own."""
+
+    def __init__(
+        self,
+        model: Any,
+        pick: Callable[[Any], Tensor] = lambda memory: memory,
+        *,
+        sources: int | None = None,
+    ) -> None:
+        config = model.config
+        self.sources = config.max_source_positions if sources is None else sources
+        inner = model.model  # WhisperModel, or the wrapper of the decoder-only class
+        self.decoder, self.head, self.pick = inner.decoder, model.proj_out, pick
+        self.config = config
+        super().__init__(
+            device=self.head.weight.device,
+            dtype=self.head.weight.dtype,
+            vocab_size=config.vocab_size,
+            positions=config.max_target_positions,
+        )
+        # Cross-attention is entered only if encoder states are given; with the cache filled, their
+        # content is never read.
+        self._seen = torch.empty((1, 0, config.d_model), device=self.device, dtype=self.dtype)
+
+    def new_cache(self, batch: int, slots: int) -> SlotCache:
+        heads = self.config.decoder_attention_heads
+        size = self.config.d_model // heads
+        return SlotCache(
+            batch=batch,
+            slots=slots,
+            layers=[LayerShape(heads, size, size)] * self.config.decoder_layers,
+            dtype=self.dtype,
+            device=self.device,
+            cross_slots=self.sources,
+        )
+
+    def memories(self, memory: Sequence[Any]) -> Tensor:
+        return torch.stack([self.pick(m) for m in memory]).to(self.device, self.dtype)
+
+    def forward(
+        self, tokens: Tensor, positions: Tensor, mask: Tensor, cache: Cache, memory: Tensor | None
+    ) -> Scores:
+        hidden = self.decoder(
+            input_ids=tokens,
+            position_ids=positions,
+            attention_mask=mask,
+            encoder_hidden_states=self._seen if memory is None else memory,
+            past_key_values=cache,
+            use_cache=True,
+        ).last_hidden_state
+        return Scores(self.head(hidden).float(), hidden)
+
+
+@torch.inference_mode()
+def unlike(model: Any) -> str | None:
+    """Where `WhisperDecoder` differs from the model's own decoder, which it is to be asked before its
+    attention is replaced; None where it does not. See `speculative.models.agreement`."""
+    sources = 8  # the positions of a window would cost as much as an encoder's pass
+    decoder = WhisperDecoder(model, sources=sources)
+    if decoder.max_positions < LENGTH:
+        return f"it has {decoder.max_positions} positions, fewer than {LENGTH}"
+    reading = Reading.of(decoder.vocab_size, LENGTH, decoder.device)
+    generator = torch.Generator().manual_seed(1)
+    states = torch.randn((ROWS, sources, model.config.d_model), generator=generator)
+    states = states.to(decoder.device, decoder.dtype)
+
+    def plain() -> Tensor:
+        hidden = decoder.decoder(
+            input_ids=reading.tokens, encoder_hidden_states=states, use_cache=False
+        ).last_hidden_state
+        logits: Tensor = decoder.head(hidden)
+        return logits.float()
+
+    logits = plain()
+    if not bool(logits.isfinite().any(-1).all()):
+        return f"its logits are no numbers in {str(decoder.dtype).removeprefix('torch.')}"
+    close = Closeness.of(decoder.dtype, decoder.decoder.get_input_embeddings(), plain)
+    where = difference(decoder, logits, reading, close, list(states))
+    return where and f"logits behind {where} are not those of its plain forward"
+
+
+def decoder_only(config: Any) -> bool:
+    """Whether a folder with this configuration holds a `WhisperForCausalLM`: a draft, never a target."""
+    return "WhisperForCausalLM" in (config.architectures or [])
+
+
+def encoder_of(model: Any) -> Any:
+    """The encoder of a `WhisperForConditionalGeneration`; None for the decoder-only class."""
+    return getattr(model.model, "encoder", None)
+
+
+def same_encoder(model: Any, other: Any) -> bool:
+    """True where both encoders hold equal weights, so that one's output serves both; else False.
+
+    Compared tensor by tensor, never assumed from names: a fine-tuned encoder of the same shape would
+    silently cost acceptance.
+    """
+    encoder, second = encoder_of(model), encoder_of(other)
+    if encoder is None or second is None:
+        return second is None
+    weights, others = encoder.state_dict(), second.state_dict()
+    return weights.keys() == others.keys() and all(
+        weights[name].shape == others[name].shape and torch.equal(weights[name], others[name])
+        for name in weights
+    )

@@ -1,0 +1,201 @@
+"""Acceptance rules: what of a draft is kept, and which token of the target follows.
+
+A policy turns logits into probabilities, one-hot at temperature 0, and a draft without `probs` is
+one-hot as well, so greedy decoding and lookup drafts are cases of the one general rule. Inside the
+rules `p` is the target and `q` the draft, as in the papers.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..types import Draft, Guarantee, Law, Rows, Verdict
+from .noise import Stream, uniform
+from .sampling import bound
+
+
+def one_hot(tokens: Tensor, vocab: int, dtype: torch.dtype) -> Tensor:
+    """`[..., V]` with all mass on `tokens [...]`. torch's own looks at the values, which is a sync."""
+    return (tokens[..., None] == torch.arange(vocab, device=tokens.device)).to(dtype)
+
+
+def law(rows: Rows, logits: Tensor) -> Tensor:
+    """Probabilities `[B, N, V]` that rows sample from, of processed `logits`: temperature, then bounds."""
+    if not rows.mode.bounded:
+        return policy(logits, rows.temperature)
+    t = rows.temperature[:, None, None]
+    warm = bound(rows, logits / t.clamp_min(1e-6))
+    return torch.where(t > 0, warm.softmax(-1), policy(logits, torch.zeros_like(rows.temperature)))
+
+
+def policy(logits: Tensor, temperature: Tensor) -> Tensor:
+    """Probabilities `[B, N, V]` of processed `logits`; `temperature [B]`, 0 puts all mass on the argmax."""
+    t = temperature[:, None, None]
+    greedy = one_hot(logits.argmax(-1), logits.shape[-1], logits.dtype)
+    return torch.where(t > 0, (logits / t.clamp_min(1e-6)).softmax(-1), greedy)
+
+
+def draw(weights: Tensor, u: Tensor) -> Tensor:
+    """Index `[...]` drawn from unnormalised `weights [..., V]` by the inverse of their running sum.
+
+    `1 - u` lies in (0, 1], so a token of zero weight is never drawn; scaling by the last sum needs no
+    division and cannot run past the vocabulary.
+    """
+    mass = weights.cumsum(-1)
+    return (mass < (1 - u)[..., None] * mass[..., -1:]).sum(-1)
+
+
+def kept(matches: Tensor, valid: Tensor) -> Tensor:
+    """Length `[B]` of the accepted prefix of `matches [B, G]`; drafts from `valid [B]` on do not count."""
+    usable = torch.arange(matches.shape[1], device=matches.device) < valid[:, None]
+    return (matches & usable).long().cumprod(-1).sum(-1)
+
+
+class GreedyMatch:
+    """Keep drafts while they equal the target's argmax: token rejection with one-hot p.
+
+    An optimisation of `TokenRejection` for temperature 0 (a test holds them equal): one argmax
+    instead of several passes over the vocabulary. It reads no draft probabilities, so any drafter
+    will do, and it is the one rule that also walks trees.
+    """
+
+    name = "greedy match"
+    laws = frozenset({Law.ONE_HOT, Law.DENSE})
+
+    def guarantee(self, law: Law) -> Guarantee:
+        return Guarantee.GREEDY_ONLY
+
+    def __call__(self, rows: Rows, draft: Draft, logits: Tensor) -> Verdict:
+        choice = logits.argmax(-1)  # [B, N]
+        if draft.topology is not None:
+            return self._walk(draft, choice)
+        # An accepted draft equals the target's choice, so the choices are the tokens to emit.
+        return Verdict(choice, kept(draft.tokens == choice[:, :-1], draft.valid))
+
+    def _walk(self, draft: Draft, choice: Tensor) -> Verdict:
+        """Deepest node all of whose ancestors are the target's choice; loops over static nodes only."""
+        assert draft.topology is not None
+        parents, depths = draft.topology.parents, draft.topology.depths
+        ok = [torch.ones_like(draft.valid, dtype=torch.bool)]
+        best = torch.zeros_like(draft.valid)
+        depth = torch.zeros_like(draft.valid)
+        for node, parent in enumerate(parents, start=1):
+            match = draft.tokens[:, node - 1] == choice[:, parent]
+            ok.append(ok[parent] & match & (draft.valid >= node))
+            deeper = ok[node] & (depths[node] > depth)
+            best = torch.where(deeper, node, best)
+            depth = torch.where(deeper, depths[node], depth)
+        # Walk up from the best node, once per level of the tree; the root is its own parent.
+        up = torch.tensor((0, *parents), device=choice.device)
+        here, column = best, torch.arange(choice.shape[1], device=choice.device)
+        path = torch.zeros_like(choice)
+        for level in range(max(depths), -1, -1):
+            on_path = depth >= level
+            path = torch.where((column == level) & on_path[:, None], here[:, None], path)
+            here = torch.where(on_path, up[here], here)
+        return Verdict(choice.gather(1, path), depth, path)
+
+
+class _Sampling:
+    """What the rules of sampled rows share: keyed noise, and the token that follows the drafts."""
+
+    laws = frozenset({Law.ONE_HOT, Law.DENSE})
+
+    def guarantee(self, law: Law) -> Guarantee:
+        return Guarantee.EXACT
+
+    def __call__(self, rows: Rows, draft: Draft, logits: Tensor) -> Verdict:
+        seed, start = rows.seed[:, None], rows.lengths[:, None]
+        slots = start + torch.arange(logits.shape[1], device=logits.device)
+        return self.judge(
+            draft,
+            law(rows, logits),
+            uniform(seed, start, slots[:, :-1], Stream.ACCEPT),
+            uniform(seed, start, slots, Stream.EXTRA),
+        )
+
+    @classmethod
+    def judge(cls, draft: Draft, p: Tensor, accept_u: Tensor, extra_u: Tensor) -> Verdict:
+        """The rule itself: `p [B, N, V]`, uniform numbers `accept_u [B, G]` and `extra_u [B, N]`.
+
+        Noise is an argument, so that tests can integrate over it instead of sampling.
+        """
+        if draft.topology is not None:
+            raise ValueError("sampling rules verify chains; use greedy match for a tree")
+        gamma, vocab = draft.tokens.shape[1], p.shape[-1]
+        q = one_hot(draft.tokens, vocab, p.dtype) if draft.probs is None else draft.probs
+        usable = torch.arange(gamma, device=p.device) < draft.valid[:, None]
+        # With q = 0 behind the last draft, "all accepted" leaves p itself to draw from.
+        q = torch.cat([q * usable[..., None], torch.zeros_like(p[:, :1])], dim=1)
+        n, share = cls.count(draft, p, q, accept_u)  # [B], [B]
+
+        at = n[:, None, None].expand(-1, 1, vocab)
+        p_n, q_n = p.gather(1, at)[:, 0], q.gather(1, at)[:, 0]
+        residual = (share[:, None] * p_n - q_n).clamp_min(0)
+        # p == q leaves nothing to draw from; it is only reached when rounding rejects a sure token.
+        residual = torch.where(residual.sum(-1, keepdim=True) > 0, residual, p_n)
+        extra = draw(residual, extra_u.gather(1, n[:, None])[:, 0])
+
+        column = torch.arange(gamma + 1, device=p.device)
+        drafts = torch.cat([draft.tokens, extra[:, None]], dim=1)
+        return Verdict(torch.where(column < n[:, None], drafts, extra[:, None]), n)
+
+    @staticmethod
+    def count(draft: Draft, p: Tensor, q: Tensor, accept_u: Tensor) -> tuple[Tensor, Tensor]:
+        """Drafts kept `[B]`, and the share `[B]` of p that the token behind them is drawn from, less q.
+
+        `q [B, N, V]` is zero where no draft counts.
+        """
+        raise NotImplementedError
+
+
+def _at_drafts(draft: Draft, p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
+    """Both probabilities `[B, G]` of the drafted tokens."""
+    x, gamma = draft.tokens[..., None], draft.tokens.shape[1]
+    return p[:, :gamma].gather(-1, x)[..., 0], q[:, :gamma].gather(-1, x)[..., 0]
+
+
+class TokenRejection(_Sampling):
+    """Leviathan et al. 2023 (2211.17192), algorithm 1, one verdict per row; Chen et al. 2302.01318.
+
+    Draft x_i survives with probability min(1, p(x_i) / q(x_i)); the first rejected one is replaced by
+    a draw from max(p - q, 0).
+    """
+
+    name = "token rejection"
+
+    @staticmethod
+    def count(draft: Draft, p: Tensor, q: Tensor, accept_u: Tensor) -> tuple[Tensor, Tensor]:
+        p_x, q_x = _at_drafts(draft, p, q)
+        n = kept(accept_u * q_x < p_x, draft.valid)
+        return n, torch.ones_like(n, dtype=p.dtype)
+
+
+class BlockVerification(_Sampling):
+    """Sun et al. 2024 (2403.10444), algorithm 2: the draft is judged as one block.
+
+    r_i = min(1, r_{i-1} p(x_i) / q(x_i)) is how much of the target's law the first i drafts hold. The
+    block ends at the *last* i whose own coin succeeds, not before the first that fails: a good
+    continuation rescues a weak token, so never fewer tokens than token rejection are expected. The
+    price is two passes over the vocabulary of every drafted position.
+    """
+
+    name = "block verification"
+
+    @staticmethod
+    def count(draft: Draft, p: Tensor, q: Tensor, accept_u: Tensor) -> tuple[Tensor, Tensor]:
+        p_x, q_x = _at_drafts(draft, p, q)
+        ratio = p_x / q_x.clamp_min(torch.finfo(p.dtype).tiny)
+        share = [torch.ones_like(p[:, 0, 0])]  # r_0, r_1, ..., each [B]
+        for i in range(ratio.shape[1]):
+            share.append((share[-1] * ratio[:, i]).clamp_max(1))
+        r = torch.stack(share, dim=1)  # [B, N]
+        left = (r[..., None] * p - q).clamp_min(0).sum(-1)  # [B, N]
+        whole = left + 1 - r
+        h = (left / whole).masked_fill(whole <= 0, 1.0)[:, 1:]  # [B, G]
+        column = torch.arange(1, r.shape[1], device=p.device)
+        # At the last draft that counts q is 0 behind it, so that left is r, whole 1 and h is r.
+        success = (accept_u < h) & (column <= draft.valid[:, None])
+        n = (column * success).amax(1) if len(column) else torch.zeros_like(draft.valid)
+        return n, r.gather(1, n[:, None])[:, 0]

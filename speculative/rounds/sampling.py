@@ -1,0 +1,85 @@
+"""What shapes the law that a row samples from: penalties, then (above temperature 0) bounds.
+
+Tensor functions of the rows' own settings, one value per row, and of each position's prefix with the
+drafts before it, so target and draft are shaped alike at every drafted position. Rows whose settings
+change nothing come out bit for bit as they went in: who shares the batch decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ..types import Prefix, Request, Rows
+
+
+def enter(rows: Rows, index: Tensor, requests: Sequence[Request]) -> None:
+    """Writes how these requests are sampled into the rows `index [K]`."""
+
+    def put(target: Tensor, values: Sequence[float]) -> None:
+        target[index] = torch.tensor(values, dtype=target.dtype, device=target.device)
+
+    put(rows.temperature, [r.temperature for r in requests])
+    put(rows.seed, [r.seed for r in requests])
+    put(rows.top_k, [r.sampling.top_k for r in requests])
+    put(rows.top_p, [r.sampling.top_p for r in requests])
+    put(rows.min_p, [r.sampling.min_p for r in requests])
+    put(rows.repetition, [r.sampling.repetition for r in requests])
+    put(rows.presence, [r.sampling.presence for r in requests])
+    put(rows.frequency, [r.sampling.frequency for r in requests])
+
+
+def penalise(rows: Rows, logits: Tensor, prefix: Prefix) -> Tensor:
+    """`logits [B, N, V]` less likely where the prefix has a token already.
+
+    `repetition` (Keskar et al. 2019, transformers) looks at prompt and text; `presence` and `frequency`
+    (OpenAI) at the text alone. The price is two counts of the vocabulary per position.
+    """
+    first, drafts = prefix.last[:, :1], prefix.tokens.gather(1, prefix.last[:, 1:])
+    slots = torch.arange(prefix.tokens.shape[1], device=logits.device)
+
+    def counts(begin: Tensor) -> Tensor:
+        """How often each token is among those from slot `begin [B, 1]` on, `[B, N, V]`."""
+        there = ((slots >= begin) & (slots <= first)).to(logits.dtype)  # [B, T]
+        base = torch.zeros_like(logits[:, 0]).scatter_add(1, prefix.tokens, there)
+        steps = [base]
+        for i in range(drafts.shape[1]):  # a position sees the drafts before it
+            one = torch.ones_like(base[:, :1])
+            steps.append(steps[-1].scatter_add(1, drafts[:, i : i + 1], one))
+        return torch.stack(steps, dim=1)
+
+    # In a tree every node is a row of its own.
+    copies = len(logits) // rows.batch
+
+    def each(values: Tensor) -> Tensor:
+        return values.repeat_interleave(copies, output_size=len(logits))[:, None, None]
+
+    said = counts(torch.zeros_like(prefix.begin)[:, None]) > 0
+    by = torch.where(said, each(rows.repetition), 1.0)
+    logits = torch.where(logits < 0, logits * by, logits / by)
+    text = counts(prefix.begin[:, None])
+    return logits - each(rows.presence) * (text > 0) - each(rows.frequency) * text
+
+
+def bound(rows: Rows, logits: Tensor) -> Tensor:
+    """`logits [B, N, V]`, divided by the temperature, at -inf where top-k, top-p or min-p cut them.
+
+    All three are thresholds in the sorted vocabulary, so tokens that tie with the last one kept are
+    kept too. The price is one sort of the vocabulary per position.
+    """
+    lowest, vocab = float("-inf"), logits.shape[-1]
+    down = logits.sort(-1, descending=True).values
+    most = torch.where(rows.top_k > 0, rows.top_k, vocab).clamp_max(vocab)
+    at = (most - 1)[:, None, None].expand(-1, down.shape[1], 1)
+    by_k = down.gather(-1, at)
+    mass = down.masked_fill(down < by_k, lowest).softmax(-1)
+    before = mass.cumsum(-1) - mass  # of the tokens that are likelier
+    top_p = rows.top_p[:, None, None]
+    held = (before < top_p).sum(-1, keepdim=True).clamp_min(1)
+    # A whole law stays whole: its running sum may reach 1 early by rounding.
+    by_p = torch.where(top_p < 1, down.gather(-1, held - 1), lowest)
+    by_min = down[..., :1] + rows.min_p[:, None, None].log()
+    least = torch.maximum(torch.maximum(by_k, by_p), by_min)
+    return logits.masked_fill(logits < least, lowest)

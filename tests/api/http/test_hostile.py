@@ -1,0 +1,396 @@
+"""Hostile input: whatever a client sends, the answer is a client's error in our form, never a fault.
+
+Requests are made of bytes, as no client library would send them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from urllib.parse import quote
+
+import pytest
+from fastapi.testclient import TestClient
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from forescribe.api.errors import ApiError
+from forescribe.api.http.validation import loads, text, whole
+from tests.api.conftest import sound, until
+from tests.api.contract import conforms
+from tests.api.jobs.jobbing import JOBS, application, ready
+from tests.api.uploads.test_uploads import BOUNDARY, MULTIPART, body, part
+from tests.text.language_models import write
+
+TRANSCRIBE, TRANSLATE = "/v1/audio/transcriptions", "/v1/audio/translations"
+COMPLETE, CHAT = "/v1/completions", "/v1/chat/completions"
+KIND = MULTIPART["Content-Type"]
+JSON = {"Content-Type": "application/json"}
+AUDIO = sound(0.3)
+FILE = part("file", AUDIO, "a.wav")
+NO_AUDIO = part("file", b"no audio", "a.wav")
+NO_JOB = f"{JOBS}/job_{'0' * 32}"
+
+DEEP = (
+    '{"type":' * 5000,
+    "[" * 100_000,
+    "[" * 100_000 + "]" * 100_000,
+    '{"a":' * 100_000 + "1" + "}" * 100_000,
+    '["\\ud800"]',
+    '{"type": "server_vad", "threshold": 1e999}',
+    '{"type": "server_vad", "prefix_padding_ms": ' + "9" * 400 + "}",
+    '{"type": "server_vad", "prefix_padding_ms": ' + "9" * 5000 + "}",
+    '{"type": "\\u0000"}',
+    '{"type": NaN}',
+    '{"\\udfff": 1}',
+)
+TEXTS = (b"\xff\xfe", b"\xed\xa0\x80", b"a\x00b", b"\x00", b"1e999", b"9" * 5000, b"-" + b"9" * 400)
+
+
+@pytest.fixture(scope="module")
+def client(transcriber, decoders, tmp_path_factory) -> Iterator[TestClient]:
+    """All that the service has: speech, text and jobs."""
+    folder = tmp_path_factory.mktemp("hostile")
+    text_model = str(write(folder / "text"))
+    more = {"text_model": text_model, "text_draft": "none", "batch_size": 2, "diarizer": "none"}
+    made = application(folder / "jobs", transcriber, decoders, device="cpu", **more)
+    with made as client:
+        ready(client)
+        until(lambda: client.app.state.texting.state == "ready", 240)
+        client.text_model = text_model
+        yield client
+
+
+def refused(answer, where: object) -> None:
+    """A client's error, in the form of its route, that can be read."""
+    assert 400 <= answer.status_code < 500, (where, answer.status_code, answer.text[:300])
+    if answer.request.url.path in ("/", "/predict"):
+        assert set(answer.json()) == {"detail"}
+    else:
+        conforms(answer.json(), "ErrorResponse")
+    assert len(answer.content) < 10_000
+
+
+def form(*parts: bytes) -> bytes:
+    return body(part("model", b"random"), *parts, FILE)
+
+
+FIELDS = {
+    TRANSCRIBE: ("chunking_strategy", "languages", "timestamp_granularities", "include[]", "keywords"),
+    JOBS: ("chunking_strategy", "languages", "keywords", "known_speaker_names[]"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("deep", DEEP, ids=lambda text: text[:24])
+def test_no_json_of_a_field_is_a_fault(client, deep) -> None:
+    for path, fields in FIELDS.items():
+        for name in fields:
+            if deep.startswith("{") and name != "chunking_strategy":
+                continue  # a text like any other there
+            content = form(part(name, deep.encode()))
+            refused(client.post(path, headers=MULTIPART, content=content), (path, name))
+    content = body(part("parameters", deep.encode()), FILE)
+    answer = client.post("/predict", headers=MULTIPART, content=content)
+    if (
+        "9" * 400 in deep and "9" * 5000 not in deep
+    ):  # a number like any other, of a name that is ignored
+        assert answer.status_code == 200
+    else:
+        refused(answer, "/predict")
+
+
+@pytest.mark.parametrize(
+    "deep", [*DEEP, '"text"', "1", "", "{", "\ufeff{}", "'"], ids=lambda t: t[:24]
+)
+def test_no_json_body_is_a_fault(client, deep) -> None:
+    for path in (COMPLETE, CHAT):
+        refused(client.post(path, headers=JSON, content=deep.encode()), path)
+        model, value = json.dumps(client.text_model), deep or "?"
+        inside = f'{{"model": {model}, "prompt": {value}, "messages": {value}}}'
+        if deep != '"text"':
+            refused(client.post(path, headers=JSON, content=inside.encode()), path)
+    for content in (deep, f'{{"num_speakers": {deep or "?"}}}'):
+        answer = client.post(f"{NO_JOB}/diarize", headers=JSON, content=content.encode())
+        refused(answer, "diarize")
+
+
+@pytest.mark.parametrize("value", TEXTS, ids=lambda value: repr(value[:8]))
+def test_no_text_of_a_field_is_a_fault(client, value) -> None:
+    names = {
+        TRANSCRIBE: ("prompt", "language", "temperature", "stream", "keywords", "model", "response_format"),
+        TRANSLATE: ("prompt", "temperature", "model"),
+        JOBS: ("prompt", "num_speakers", "webhook_url", "webhook_secret", "upload_id", "task"),
+    }  # fmt: skip
+    for path, fields in names.items():
+        for name in fields:
+            parts = [part(name, value), NO_AUDIO]
+            if name != "model":
+                parts.insert(0, part("model", b"random"))
+            answer = client.post(path, headers=MULTIPART, content=body(*parts))
+            refused(answer, (path, name))
+            plain = value.isascii() and b"\0" not in value and name in ("prompt", "keywords")
+            assert (answer.json()["error"]["code"] == "invalid_audio") is plain, (path, name)
+    for name in (b"\xff", b"a\x00", b"\xed\xa0\x80", b"x" * 5000, b"[]", b"model[" + b"a" * 100):
+        raw = part("NAME", value).replace(b"NAME", name)
+        for path in (TRANSCRIBE, JOBS, "/predict"):
+            refused(client.post(path, headers=MULTIPART, content=form(raw)), (path, name))
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        '[{"role": "user", "content": "\\ud800"}]',
+        '[{"role": "user", "content": "a\\u0000"}]',
+        '[{"role": "user", "content": [{"type": "text", "text": "\\udc00 x"}]}]',
+        '[{"role": "user", "content": "x", "name": "\\ud83d"}]',
+        '[{"role": "\\ud800", "content": "x"}]',
+        '[{"role": "user", "content": "x", "\\ud800": 1}]',
+    ],
+)
+def test_no_message_is_a_fault(client, messages) -> None:
+    content = f'{{"model": {json.dumps(client.text_model)}, "messages": {messages}}}'
+    refused(client.post(CHAT, headers=JSON, content=content.encode()), messages)
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        '"prompt": "\\udc80"',
+        '"prompt": ["a", "\\ud800"]',
+        '"prompt": [99999999999999999999999999]',
+        '"prompt": [[1, 2], [4294967296]]',
+        '"prompt": [-1]',
+        '"prompt": []',
+        '"prompt": "a", "temperature": 1e999',
+        '"prompt": "a", "top_k": 1e400',
+        '"prompt": "a", "seed": ' + "9" * 400,
+        '"prompt": "a", "stop": "\\ud800"',
+        '"prompt": "a", "stop": ["a", "b", "c", "d", "e"]',
+        '"prompt": "a", "user": "\\ud800"',
+        '"prompt": "a", "n": 1e5',
+        '"prompt": "a", "\\ud800": 1',
+        '"prompt": "a", "prompt": 5',
+        '"prompt": "a", "max_tokens": 0',
+        '"prompt": "a", "max_tokens": 1.5',
+    ],
+)
+def test_no_field_of_a_completion_is_a_fault(client, field) -> None:
+    content = f'{{"model": {json.dumps(client.text_model)}, {field}}}'
+    refused(client.post(COMPLETE, headers=JSON, content=content.encode()), field)
+
+
+@pytest.mark.parametrize(
+    "field",
+    ['"top_k": ' + "9" * 30, '"max_tokens": ' + "9" * 30, '"max_tokens": 2147483648', '"top_k": 4294967296'],
+)  # fmt: skip
+def test_numbers_beyond_the_machines_are_no_faults(client, field) -> None:
+    content = f'{{"model": {json.dumps(client.text_model)}, "prompt": "a", "stop": ["e", "a", " "], {field}}}'
+    answer = client.post(COMPLETE, headers=JSON, content=content.encode())
+    assert answer.status_code < 500, answer.text
+
+
+def multipart(head: str, value: bytes = AUDIO) -> bytes:
+    return f"--{BOUNDARY}\r\n{head}\r\n\r\n".encode("latin-1") + value + b"\r\n"
+
+
+NAMES = (
+    "form-data; name=\"file\"; filename*=UTF-8''na%C3%AFve%20%22.wav",
+    'form-data; name="file"; filename="a.wav"; filename*=UTF-8\'\'b.wav',
+    'form-data; name="file"; filename*=bogus',
+    "form-data; name=\"file\"; filename*=UTF-8''%FF%00",
+    'form-data; name="file"',
+    'form-data; name="file"; filename=""',
+    'form-data; name="file"; filename="\\xff\\x00"',
+    'form-data; name="file"; filename="\xff\xfe.wav"',
+    'form-data; name="file"; filename="' + "x" * 300 + '"',
+    'Form-Data; Name="file"; FileName="a.wav"',
+    "form-data; name=file; filename=a.wav",
+)
+
+
+@pytest.mark.parametrize("disposition", NAMES, ids=lambda text: text[11:50])
+def test_a_file_is_one_however_it_is_named(client, disposition) -> None:
+    """Told by what is wrong with it: nothing has to be transcribed for that."""
+    file = multipart(f"Content-Disposition: {disposition}", b"no audio")
+    for path in (TRANSCRIBE, JOBS, "/predict"):
+        fields = [] if path == "/predict" else [part("model", b"random")]
+        answer = client.post(path, headers=MULTIPART, content=body(*fields, file))
+        refused(answer, path)
+        assert "audio" in answer.text and "no file" not in answer.text
+
+
+@pytest.mark.parametrize(
+    "kind", ["multipart/form-data", "Multipart/Form-Data", "MULTIPART/FORM-DATA"]
+)
+def test_a_media_type_is_the_same_in_capitals(client, kind) -> None:
+    headers = {"Content-Type": f"{kind} ; Boundary={BOUNDARY}"}
+    answer = client.post(TRANSCRIBE, headers=headers, content=form(part("language", b"de")))
+    assert answer.status_code == 200, answer.text
+
+
+def test_a_name_in_another_spelling_is_read(client) -> None:
+    expected = {NAMES[0]: 'naïve ".wav', NAMES[1]: "a.wav", NAMES[-1]: "a.wav"}
+    for disposition, label in expected.items():
+        file = multipart(f"Content-Disposition: {disposition}")
+        posted = client.post(JOBS, headers=MULTIPART, content=body(part("language", b"de"), file))
+        assert posted.json()["label"] == label
+        client.delete(f"{JOBS}/{posted.json()['id']}")
+
+
+@pytest.mark.parametrize(
+    ("kind", "content"),
+    [
+        ("multipart/form-data", form()),
+        ("multipart/form-data; boundary=", form()),
+        ("multipart/form-data; boundary=other", form()),
+        ("multipart/form-data; boundary=" + "x" * 5000, form()),
+        ("multipart/form-data; boundary=\xff", form()),
+        (KIND, b""),
+        (KIND, form()[:-8]),
+        (KIND, form()[:200]),
+        (KIND, b"\0" * 1000),
+        (KIND, form(FILE)),
+        (KIND, form(part("model", b"random"))),
+        (KIND, body(multipart("Content-Disposition: form-data"))),
+        (KIND, body(multipart("Content-Type: audio/wav"))),
+        (KIND, body(multipart("no header"))),
+        (f"{KIND}; charset=nonsense", form(part("prompt", b"\xff"))),
+        (f"{KIND}; charset=unicode_escape", form(part("prompt", rb"\ud800"), FILE)),
+        ("multipart/mixed; boundary=x", form()),
+        ("multipart/form-dataX; boundary=x", form()),
+        ("application/x-www-form-urlencoded", b"model=random"),
+        ("text/plain", b"model=random"),
+        ("", b"x"),
+        ("\xff", b"x"),
+    ],
+    ids=range(22),
+)  # fmt: skip
+def test_a_form_that_cannot_be_read_is_refused(client, kind, content) -> None:
+    headers = {"Content-Type": kind.encode("latin-1")}
+    for path in (TRANSCRIBE, TRANSLATE, JOBS, "/predict", "/"):
+        refused(client.post(path, headers=headers, content=content), (path, kind))
+
+
+ODD = ("%00", "%ED%A0%80", "9" * 5000, "1e999", "-1", "%F0%9F%98%80", "a" * 10_000, "٣")
+
+
+@pytest.mark.parametrize("odd", ODD, ids=lambda text: text[:12])
+def test_no_path_query_or_header_is_a_fault(client, odd) -> None:
+    gets = [
+        f"{JOBS}?limit={odd}",
+        f"{JOBS}?after={odd}",
+        f"{JOBS}?state={odd}",
+        f"{JOBS}/{odd}",
+        f"{JOBS}/{odd}/events",
+        f"{JOBS}/{odd}/result",
+        f"{JOBS}/{odd}/audio",
+        f"{NO_JOB}/result?response_format={odd}",
+        f"/v1/models/{odd}",
+        f"/page/{odd}",
+        f"/{odd}",
+    ]
+    for path in gets:
+        refused(client.get(path), path)
+    for path in (
+        f"{JOBS}/{odd}/cancel",
+        f"{JOBS}/{odd}/retry",
+        f"{NO_JOB}/diarize?num_speakers={odd}",
+    ):
+        refused(client.post(path), path)
+    refused(client.delete(f"{JOBS}/{odd}"), "DELETE")
+    refused(client.delete(f"/v1/uploads/{odd}"), "DELETE upload")
+    raw = quote(odd[:4000], safe="%").encode("latin-1").replace(b"%", b"")
+    for name in ("Upload-Length", "Upload-Offset", "Repr-Digest", "Tus-Resumable"):
+        for value in (raw, b"\xff\xfe", b"", b"1e9", b"9" * 30):
+            headers = {name.encode(): value, b"Content-Type": b"application/offset+octet-stream"}
+            answer = client.request("PATCH", f"/v1/uploads/up_{'0' * 32}", headers=headers)
+            refused(answer, (name, value))
+    for value in (b"\xff" * 20, b"x" * 300, b"", b"a b\tc"):
+        headers = {
+            b"Idempotency-Key": value,
+            **{k.encode(): v.encode() for k, v in MULTIPART.items()},
+        }
+        answer = client.post(JOBS, headers=headers, content=form(part("nonsense", b"")))
+        refused(answer, ("Idempotency-Key", value))
+
+
+def test_a_jobs_headers_are_no_faults(client) -> None:
+    posted = client.post(
+        JOBS, headers=MULTIPART, content=body(part("language", b"de"), FILE)
+    ).json()
+    for value in (
+        "bytes=",
+        "bytes=a-b",
+        "bytes=9-1",
+        "bytes=" + "0-1," * 500,
+        "bytes=" + "9" * 5000 + "-",
+        "x=1",
+    ):
+        answer = client.get(f"{JOBS}/{posted['id']}/audio", headers={"Range": value})
+        assert answer.status_code in (200, 206, 400, 416), value
+        if answer.status_code >= 400:
+            conforms(answer.json(), "ErrorResponse")
+    for value in (b"9" * 5000, b"\xff", b"-1", b"1e9"):
+        answer = client.get(f"{JOBS}/{posted['id']}/events", headers={b"Last-Event-ID": value})
+        refused(answer, value)
+    client.delete(f"{JOBS}/{posted['id']}")
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        b"filename AAAA",
+        b"filename gA==",
+        b"filename \xff",
+        b"filename 7aCA",
+        b"filename",
+        b"," * 5000,
+    ],
+)
+def test_the_metadata_of_an_upload_is_a_label_or_nothing(client, metadata) -> None:
+    headers = {b"Upload-Length": b"4", b"Upload-Metadata": metadata}
+    made = client.post("/v1/uploads", headers=headers)
+    assert made.status_code == 201, made.text
+    where = made.headers["location"]
+    patch = {"Upload-Offset": "0", "Content-Type": "application/offset+octet-stream"}
+    assert client.patch(where, headers=patch, content=b"RIFF").status_code == 204
+    content = body(part("upload_id", where.rpartition("/")[2].encode()))
+    refused(client.post(JOBS, headers=MULTIPART, content=content), metadata)  # no audio
+    assert client.delete(where).status_code == 204
+
+
+# -- the functions ----------------------------------------------------------------------------------
+
+
+JSONS = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.one_of(st.text(max_size=40), st.binary(max_size=40), JSONS.map(json.dumps)))
+@settings(suppress_health_check=[HealthCheck.too_slow])
+def test_what_is_loaded_can_be_sent_again(data) -> None:
+    try:
+        found = loads(data, "body")
+    except ApiError as error:
+        assert error.status == 400 and error.param == "body"
+    else:
+        json.dumps(found, allow_nan=False, ensure_ascii=False).encode()
+
+
+def test_nesting_has_one_limit_whoever_notices_it() -> None:
+    for depth in (33, 900, 2000, 200_000):
+        with pytest.raises(ApiError, match="nested deeper than 32"):
+            loads("[" * depth + "]" * depth, "body")
+    assert loads("[" * 32 + "]" * 32, "body")
+
+
+def test_text_and_numbers_are_checked() -> None:
+    assert text("naïve 😀", "prompt") == "naïve 😀"
+    for wrong in ("a\0", "\ud800", "\udfff x"):
+        with pytest.raises(ApiError):
+            text(wrong, "prompt")
+    assert [whole(given, 100) for given in ("0", "7", "100")] == [0, 7, 100]
+    assert [whole(given, 100) for given in ("101", "-1", "", "1.0", "٣", "9" * 5000)] == [None] * 6

@@ -1,0 +1,169 @@
+"""Pace: a body that stalls or drips ends, and takes no place from others meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+
+import pytest
+
+from forescribe.api.errors import ApiError
+from forescribe.api.http.pace import Body, Pace
+from tests.api.conftest import sound, until
+from tests.api.http import raw
+from tests.api.uploads.test_uploads import FORM, MULTIPART, TRANSCRIBE, body, part
+
+IDLE_S, RATE = 30.0, 1024.0
+
+
+class Client:
+    """Sends `size` bytes after each `wait_s`, by its own clock."""
+
+    def __init__(self, size: int, wait_s: float, pieces: int = 1000) -> None:
+        self.now, self.size, self.wait_s, self.pieces = 0.0, size, wait_s, pieces
+
+    def clock(self) -> float:
+        return self.now
+
+    async def send(self):
+        self.now += self.wait_s
+        self.pieces -= 1
+        return {"type": "http.request", "body": b"x" * self.size, "more_body": self.pieces > 0}
+
+
+def read(client: Client, think_s: float = 0.0) -> int:
+    """All of its body, by a reader that takes so long over each piece; how many bytes there were."""
+
+    async def whole() -> int:
+        received, size = Body(client.send, IDLE_S, RATE, client.clock).receive, 0
+        while True:
+            message = await received()
+            size += len(message["body"])
+            client.now += think_s
+            if not message["more_body"]:
+                return size
+
+    return asyncio.run(whole())
+
+
+def test_a_body_that_drips_ends_once_its_average_is_too_low() -> None:
+    """A byte before each limit on silence: the average ends it, at 30 s and a little."""
+    dripping = Client(1, 10.0)
+    with pytest.raises(ApiError) as caught:
+        read(dripping)
+    assert caught.value.status == 408 and caught.value.headers()["Connection"] == "close"
+    assert IDLE_S < dripping.now <= IDLE_S + 10.0 + 1
+
+
+def test_a_body_that_is_slow_but_fast_enough_comes_in() -> None:
+    assert read(Client(2048, 1.9)) == 2048 * 1000  # half an hour
+    assert read(Client(1, 2.9, pieces=10)) == 10  # small, and within the grace
+
+
+def test_our_own_slowness_is_not_the_clients() -> None:
+    assert read(Client(1024, 0.1, pieces=100), think_s=60.0) == 102_400
+
+
+def test_a_body_that_stalls_ends_by_itself() -> None:
+    async def never():
+        await asyncio.sleep(3600)
+
+    async def stalled() -> None:
+        await Body(never, 0.01, RATE, Client(0, 0).clock).receive()
+
+    with pytest.raises(ApiError, match="too slowly") as caught:
+        asyncio.run(stalled())
+    assert caught.value.code == "request_timeout"
+
+
+def test_a_body_that_stalls_behind_the_beginning_of_its_answer_ends_that_quietly() -> None:
+    """A stream of events listens for the client's leaving; there is no second answer."""
+    sent, heard = [], []
+
+    async def never():
+        await asyncio.sleep(3600)
+
+    async def send(message) -> None:
+        sent.append(message["type"])
+
+    async def streaming(scope, receive, send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        heard.append((await receive())["type"])
+
+    asyncio.run(Pace(streaming, 0.01, RATE)({"type": "http"}, never, send))
+    assert sent == ["http.response.start"] and heard == ["http.disconnect"]
+
+
+def test_after_the_body_nobody_is_hurried() -> None:
+    """The next message says that the client has left, whenever that is."""
+
+    async def talk() -> list[str]:
+        messages = iter([{"type": "http.request", "body": b"x", "more_body": False}])
+
+        async def receive():
+            for message in messages:
+                return message
+            await asyncio.sleep(0.05)
+            return {"type": "http.disconnect"}
+
+        made = Body(receive, 0.01, RATE, Client(0, 0).clock)
+        return [(await made.receive())["type"] for _ in range(2)]
+
+    assert asyncio.run(talk()) == ["http.request", "http.disconnect"]
+
+
+@pytest.mark.parametrize("path", [TRANSCRIBE, "/predict", "/v1/audio/translations"])
+def test_a_stalled_upload_is_told_so_and_leaves_nothing(service, path) -> None:
+    client, sent = service(upload_idle_s=0.1), []
+
+    async def receive():
+        if sent:
+            await asyncio.sleep(3600)
+        sent.append(1)
+        return {"type": "http.request", "body": part("model", b"random"), "more_body": True}
+
+    start, rest = raw.post(client, path, MULTIPART, receive)
+    assert start["status"] == 408
+    told = json.loads(rest["body"])
+    assert "detail" in told or told["error"]["code"] == "request_timeout"
+    assert client.app.state.serving.admission.uploads == 0
+
+
+def test_stalled_uploads_take_no_place_from_others(service) -> None:
+    """As many as there are places, and more: whoever sends all of a recording is still served."""
+    client = service(max_requests=2, max_uploads=8)
+    go, admission = threading.Event(), client.app.state.serving.admission
+
+    async def receive():
+        while not go.is_set():
+            await asyncio.sleep(0.01)
+        return {"type": "http.disconnect"}
+
+    stalled = [
+        threading.Thread(target=raw.post, args=(client, TRANSCRIBE, MULTIPART, receive))
+        for _ in range(7)
+    ]
+    for thread in stalled:
+        thread.start()
+    try:
+        until(lambda: admission.uploads == 7)
+        assert admission.requests == 0
+        answer = client.post(TRANSCRIBE, files={"file": sound(1)}, data=FORM)
+        assert answer.status_code == 200
+    finally:
+        go.set()
+        for thread in stalled:
+            thread.join()
+    assert admission.uploads == admission.requests == 0
+
+
+def test_uploads_have_a_bound_of_their_own(service) -> None:
+    client = service(max_uploads=1)
+    admission = client.app.state.serving.admission
+    place = admission.arrive("", keyed=False)
+    content = body(part("model", b"random"), part("file", sound(1), "a.wav"))
+    answer = client.post(TRANSCRIBE, headers=MULTIPART, content=content)
+    assert answer.status_code == 503 and int(answer.headers["retry-after"]) >= 1
+    place.leave()
+    assert admission.uploads == 0

@@ -1,0 +1,136 @@
+"""Connections as uvicorn has them with our protocol: bytes by hand."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, StreamingResponse
+from starlette.routing import Route
+
+from forescribe.api.http.protocol import Protocol
+from tests.api.conftest import until
+from tests.api.contract import conforms
+
+HEAD_S = 0.3
+GET = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+class Hasty(Protocol):
+    head_s = HEAD_S
+
+
+async def hello(request: Request) -> PlainTextResponse:
+    return PlainTextResponse("hello")
+
+
+async def slow(request: Request) -> StreamingResponse:
+    """Takes longer than a head may."""
+    import asyncio
+
+    async def lines():
+        for _ in range(5):
+            yield b"."
+            await asyncio.sleep(HEAD_S / 3)
+
+    return StreamingResponse(lines())
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[tuple[str, int]]:
+    app = Starlette(routes=[Route("/", hello), Route("/slow", slow)])
+    config = uvicorn.Config(app, port=0, log_config=None, http=Hasty, timeout_keep_alive=60)
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    until(lambda: server.started)
+    yield server.servers[0].sockets[0].getsockname()
+    server.should_exit = True
+    thread.join()
+
+
+def all_of(connection: socket.socket) -> bytes:
+    """Until the server ends the connection."""
+    connection.settimeout(20)
+    found = b""
+    while piece := connection.recv(65536):
+        found += piece
+    return found
+
+
+def refused(answer: bytes, status: int, code: str) -> None:
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 %d" % status), answer
+    assert b"content-type: application/json" in head.lower()
+    told = json.loads(body)
+    conforms(told, "ErrorResponse")
+    assert told["error"]["code"] == code
+
+
+@pytest.mark.parametrize("start", [b"", b"GET", b"GET / HTTP/1.1\r\nHost: localhost\r\nX-Slow: "])
+def test_a_head_that_does_not_come_ends_the_connection(address, start) -> None:
+    with socket.create_connection(address) as connection:
+        connection.sendall(start)
+        began = time.monotonic()
+        refused(all_of(connection), 408, "request_timeout")
+        assert HEAD_S * 0.9 <= time.monotonic() - began < 10
+
+
+def test_a_head_that_drips_ends_too(address) -> None:
+    """Bytes do not wind the clock back."""
+    with socket.create_connection(address) as connection:
+        for byte in GET[:-1]:
+            try:
+                connection.sendall(bytes([byte]))
+            except OSError:
+                break
+            time.sleep(HEAD_S / 10)
+        else:
+            raise AssertionError("a head may take as long as it likes")
+
+
+def test_the_second_request_of_a_connection_has_the_same_limit(address) -> None:
+    with socket.create_connection(address) as connection:
+        connection.sendall(GET)
+        answer = b""
+        while not answer.endswith(b"hello"):  # head and body may come in pieces
+            answer += connection.recv(65536)
+        assert answer.startswith(b"HTTP/1.1 200")
+        connection.sendall(b"GET / HT")
+        refused(all_of(connection), 408, "request_timeout")
+
+
+def test_an_answer_may_take_longer(address) -> None:
+    with socket.create_connection(address) as connection:
+        connection.sendall(
+            GET.replace(b"GET /", b"GET /slow").replace(
+                b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"
+            )
+        )
+        answer = all_of(connection)
+    assert answer.startswith(b"HTTP/1.1 200") and answer.count(b"\r\n.\r\n") == 5
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        b"no http\r\n\r\n",
+        b"GET / HTTP/1.1\r\n\r\n",  # no Host
+        b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
+        b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n",
+        b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: -1\r\n\r\n",
+        b"GET /\xff HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",  # TLS
+    ],
+)  # fmt: skip
+def test_what_is_no_http_is_told_so_in_our_form(address, request_) -> None:
+    with socket.create_connection(address) as connection:
+        connection.sendall(request_)
+        refused(all_of(connection), 400, "invalid_value")

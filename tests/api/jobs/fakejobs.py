@@ -1,0 +1,489 @@
+"""A service as the page sees it, without models: the contract of jobs and uploads, or streaming alone.
+
+Everything is told by the test: what is there, when a running job goes on, which connection breaks. `Server`
+is stopped and started again at its address; the Fake that it runs keeps what it has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI, Request
+from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response
+from starlette.responses import StreamingResponse as Stream
+
+from forescribe.api.http.origins import Guard
+from forescribe.api.routers import page
+from forescribe.api.settings import Settings
+from forescribe.asr.formats.files import json_
+from forescribe.asr.formats.transcript import (
+    Coverage,
+    Notice,
+    Segment,
+    Span,
+    Transcript,
+    Word,
+    samples_at,
+)
+
+WRITERS = ("accepted", "accepted", "accepted", "bonus", "accepted", "correction")
+
+
+def transcript(
+    lines: list[tuple[str | None, str]], *, pace_s: float = 0.4, failed_s: float = 0.0, **more: Any
+) -> Transcript:
+    """Words at one pace, a segment for each line of (speaker, text), half a second between them."""
+    segments, at, n = [], 0.5, 0
+    for number, (speaker, text) in enumerate(lines):
+        start, words = at, []
+        for word in text.split():
+            end = samples_at(at + pace_s)
+            sources = (WRITERS[n % 6], WRITERS[n % 5])[: 1 + n % 2]
+            words.append(
+                Word(f" {word}", samples_at(at), end, 0.9, speaker, 0.9, False, sources)  # type: ignore[arg-type]
+            )
+            at, n = at + pace_s, n + 1
+        segments.append(
+            Segment(
+                number,
+                0,
+                0,
+                samples_at(start),
+                samples_at(at),
+                f" {text}",
+                words=tuple(words),
+                speaker=speaker,
+            )
+        )
+        at += 0.5
+    ends = [samples_at(end) for end in (0.5, at - 0.5, at, at + failed_s)]
+    spans = [Span(0, ends[0], "silent"), Span(ends[0], ends[1], "decoded")]
+    spans += [Span(ends[1], ends[2], "silent")]
+    spans += [Span(ends[2], ends[3], "failed", "numbers broke")] if failed_s else []
+    stats = {
+        "rounds": 40,
+        "drafted": 160,
+        "accepted": 118,
+        "acceptance_rate": 118 / 160,
+        "mean_acceptance_length": 1 + 118 / 40,
+        "written": {"accepted": 118, "correction": 21, "bonus": 19, "plain": 0},
+        "judged_at_depth": [40, 37, 31, 28],
+        "accepted_at_depth": [37, 31, 28, 22],
+        "wall_s": at / 11,
+    }
+    told = {"language": "en", "diarized": any(s for s, _ in lines), "stats": stats, **more}
+    return Transcript(tuple(segments), ends[3 if failed_s else 2], Coverage(tuple(spans)), **told)
+
+
+def verbose(told: Transcript) -> dict[str, Any]:
+    whole: dict[str, Any] = told.to_dict()
+    words = [
+        {"word": w.text.strip(), "start": w.start, "end": w.end, "sources": list(w.sources or ())}
+        for s in told.segments
+        for w in s.words or ()
+    ]
+    segments = [{"id": s.id, "start": s.start, "end": s.end, "text": s.text} for s in told.segments]
+    return {
+        "task": "transcribe",
+        "language": "english",
+        "duration": told.duration,
+        "text": told.text,
+        "words": words,
+        "segments": segments,
+        "warnings": whole["warnings"],
+        "coverage": whole["coverage"],
+        "speculation": whole["stats"],
+    }
+
+
+def diarized(told: Transcript) -> dict[str, Any]:
+    segments = [
+        {
+            "type": "transcript.text.segment",
+            "id": f"seg_{n:03}",
+            "start": s.start,
+            "end": s.end,
+            "text": s.text,
+            "speaker": s.speaker or "unknown",
+        }
+        for n, s in enumerate(told.segments, 1)
+    ]
+    return {
+        "task": "transcribe",
+        "duration": told.duration,
+        "text": told.text,
+        "segments": segments,
+    }
+
+
+@dataclass
+class Job:
+    told: Transcript
+    view: dict[str, Any]
+    going: threading.Event = field(default_factory=threading.Event)  # set: it runs to its end
+    breaks: int = 0  # connections that end behind their second event
+
+    @property
+    def state(self) -> str:
+        return str(self.view["state"])
+
+
+@dataclass
+class Upload:
+    """An upload by tus, as far as it has come."""
+
+    name: str
+    length: int
+    body: bytearray = field(default_factory=bytearray)
+
+
+class Fake:
+    """`jobs` False: they are switched off. `key`: requests must carry it. `loading`: no job comes in."""
+
+    def __init__(self, audio: Path, told: Transcript, *, jobs: bool = True, key: str = "") -> None:
+        self.audio, self.told, self.key, self.on = audio, told, key, jobs
+        self.jobs: dict[str, Job] = {}
+        self.made = 0
+        self.forms: list[dict[str, Any]] = []
+        self.resumed: list[str] = []
+        self.refuse: tuple[int, str, str] | None = None  # of what is posted
+        self.streaming = threading.Event()
+        self.streaming.set()
+        self.loading = False
+        self.uploads: dict[str, Upload] = {}
+        self.offsets: list[int] = []  # of each PATCH
+        self.holds_at: int | None = None  # bytes after which an upload gets no further
+        self.forbidden: list[str] = []  # requests that the service would refuse to this page
+        self.audio_gone = False
+        self.bodies: list[bytes] = []  # of finished uploads
+        self.held = threading.Event()  # set: one has got there
+        self.app = self._app()
+
+    def add(self, told: Transcript | None = None, **view: Any) -> Job:
+        told = told or self.told
+        n = self.made = self.made + 1
+        total = told.duration
+        body = {
+            "id": f"job-{n}",
+            "object": "job",
+            "state": "succeeded",
+            "label": f"recording {n}.wav",
+            "created_at": int(time.time()) - 60 * n,
+            "started_at": None,
+            "finished_at": None,
+            "progress": {"done_s": total, "total_s": total},
+            "options": {"diarize": told.diarized},
+            "error": None,
+            "speed": 11.0,
+            **view,
+        }
+        job = Job(told, body)
+        self.jobs = {body["id"]: job, **self.jobs}
+        return job
+
+    def _app(self) -> FastAPI:
+        app = FastAPI()
+        app.include_router(page.router)
+        settings = Settings(model="demo")
+        app.add_middleware(
+            Guard, settings=settings, metrics=SimpleNamespace(refused=self.forbidden.append)
+        )
+
+        @app.middleware("http")
+        async def guarded(request: Request, call_next: Any) -> Response:
+            path = request.url.path
+            if self.key and path.startswith("/v1"):
+                if request.headers.get("authorization") != f"Bearer {self.key}":
+                    return refused(401, "invalid_api_key", "give an API key")
+            if path.startswith("/v1/jobs") and not self.on:
+                return refused(404, "not_found", "GET: Not Found")
+            return await call_next(request)
+
+        @app.get("/health")
+        async def health() -> Response:
+            return PlainTextResponse("OK")
+
+        @app.get("/ready")
+        async def ready() -> Response:
+            if self.loading:
+                return refused(503, "not_ready", "the server is loading")
+            return PlainTextResponse("OK")
+
+        @app.get("/v1/models")
+        async def models() -> dict[str, Any]:
+            return {"object": "list", "data": [{"id": "demo", "object": "model"}]}
+
+        @app.get("/v1/jobs")
+        async def listed(limit: int = 20, after: str = "") -> dict[str, Any]:
+            ids = list(self.jobs)
+            rest = ids[ids.index(after) + 1 :] if after else ids
+            data = [self.jobs[id].view for id in rest[:limit]]
+            return {"object": "list", "data": data, "has_more": len(rest) > limit}
+
+        @app.post("/v1/jobs", status_code=202)
+        async def submit(request: Request) -> Any:
+            form = await self._read(request)
+            if self.loading:
+                return refused(503, "not_ready", "the server is loading")
+            if self.refuse:
+                return refused(*self.refuse)
+            upload = self.uploads.pop(form["upload_id"])
+            self.bodies.append(bytes(upload.body))
+            form |= {"file": upload.name, "bytes": len(upload.body)}
+            return self.add(
+                label=form["file"],
+                state="running",
+                progress={"done_s": 0.0, "total_s": self.told.duration},
+                options={"diarize": form.get("diarize") == "true"},
+                speed=None,
+            ).view
+
+        @app.post("/v1/uploads", status_code=201)
+        async def create(request: Request) -> Response:
+            name = request.headers["upload-metadata"].removeprefix("filename ")
+            length = int(request.headers["upload-length"])
+            id = f"up_{len(self.uploads) + 1}"
+            self.uploads[id] = Upload(base64.b64decode(name).decode(), length)
+            return Response(status_code=201, headers={"Location": f"/v1/uploads/{id}"})
+
+        @app.head("/v1/uploads/{id}")
+        async def where(id: str) -> Response:
+            if id not in self.uploads:
+                return refused(404, "not_found", "there is no such upload")
+            return Response(headers=told_of(self.uploads[id]))
+
+        @app.patch("/v1/uploads/{id}", status_code=204)
+        async def append(id: str, request: Request) -> Response:
+            upload, offset = self.uploads[id], int(request.headers["upload-offset"])
+            if offset != len(upload.body):
+                return refused(409, "conflict", f"the upload is at {len(upload.body)}")
+            self.offsets.append(offset)
+            async for piece in request.stream():
+                if self.holds_at is None:
+                    upload.body += piece
+                    continue
+                upload.body += piece[: max(0, self.holds_at - len(upload.body))]
+                if len(upload.body) == self.holds_at:
+                    self.held.set()
+                    while self.holds_at is not None:
+                        await asyncio.sleep(0.02)
+                    break  # whoever sent it has gone
+            return Response(status_code=204, headers=told_of(upload))
+
+        @app.delete("/v1/uploads/{id}", status_code=204)
+        async def drop(id: str) -> None:
+            self.uploads.pop(id, None)
+
+        @app.get("/v1/jobs/{id}")
+        async def one(id: str) -> Any:
+            if id not in self.jobs:
+                return refused(404, "not_found", f"no job {id!r}")
+            return self.jobs[id].view
+
+        @app.get("/v1/jobs/{id}/events")
+        async def events(id: str, request: Request) -> Response:
+            if id not in self.jobs:
+                return refused(404, "not_found", f"no job {id!r}")
+            last = request.headers.get("last-event-id")
+            if last is not None:
+                self.resumed.append(last)
+            body = self._events(self.jobs[id], 0 if last is None else int(last) + 1)
+            return Stream(body, media_type="text/event-stream")
+
+        @app.get("/v1/jobs/{id}/result")
+        async def result(id: str, response_format: str) -> Response:
+            told = self.jobs[id].told
+            if response_format == "transcript":
+                return Response(json_(told), media_type="application/json")
+            made = {"verbose_json": verbose, "diarized_json": diarized}
+            if response_format in made:
+                return JSONResponse(made[response_format](told))
+            return PlainTextResponse(f"{response_format} of {id}\n")
+
+        @app.get("/v1/jobs/{id}/audio")
+        async def audio(id: str) -> Response:
+            if self.audio_gone:
+                return refused(404, "not_found", "the job's audio is not kept any more")
+            return FileResponse(self.audio, media_type="audio/wav")
+
+        @app.post("/v1/jobs/{id}/cancel")
+        async def cancel(id: str) -> Any:
+            self.jobs[id].view["state"] = "cancelled"
+            return self.jobs[id].view
+
+        @app.post("/v1/jobs/{id}/retry")
+        async def retry(id: str) -> Any:
+            self.jobs[id].view.update(state="running", error=None)
+            return self.jobs[id].view
+
+        @app.post("/v1/jobs/{id}/diarize", status_code=202)
+        async def diarize(id: str, request: Request) -> Any:
+            await self._read(request)
+            job = self.jobs[id]
+            job.told, job.view["state"] = self.told, "running"
+            job.going.set()
+            return job.view
+
+        @app.delete("/v1/jobs/{id}", status_code=204)
+        async def delete(id: str) -> None:
+            self.jobs.pop(id).view["state"] = "erased"
+
+        @app.post("/v1/audio/transcriptions")
+        async def transcriptions(request: Request) -> Response:
+            form = await self._read(request)
+            if self.refuse:
+                return refused(*self.refuse)
+            if form.get("stream") == "true":
+                return Stream(self._deltas(form), media_type="text/event-stream")
+            return JSONResponse(verbose(self.told))
+
+        return app
+
+    async def _read(self, request: Request) -> dict[str, Any]:
+        told: dict[str, Any] = {}
+        async with request.form() as form:
+            for name, value in form.multi_items():
+                if not isinstance(value, str):
+                    told["bytes"], value = len(await value.read()), value.filename or ""
+                if name.endswith("[]"):
+                    told.setdefault(name, []).append(value)
+                else:
+                    told[name] = value
+        self.forms.append(told)
+        return told
+
+    async def _events(self, job: Job, first: int) -> AsyncIterator[bytes]:
+        total = job.told.duration
+        log: list[tuple[str, Any]] = [("state", {**job.view, "state": "running"})]
+        for k, segment in enumerate(job.told.segments):
+            piece = {"id": k, "start": segment.start, "end": segment.end, "text": segment.text}
+            log += [
+                ("segment", {"k": k, "segments": [piece]}),
+                ("progress", {"done_s": segment.end, "total_s": total}),
+            ]
+        yield b": ping\n\n"
+        for n in range(first, len(log)):
+            if n >= 3 and not await self._released(job):
+                break
+            kind, data = log[n]
+            yield f"id: {n}\nevent: {kind}\ndata: {json.dumps(data)}\n\n".encode()
+            if n == first + 1 and job.breaks:
+                job.breaks -= 1
+                return
+        if job.state == "erased":
+            return
+        if job.state == "running":
+            job.view.update(state="succeeded", progress={"done_s": total, "total_s": total})
+        yield f"id: {len(log)}\nevent: done\ndata: {json.dumps(job.view)}\n\n".encode()
+
+    async def _released(self, job: Job) -> bool:
+        while not job.going.is_set() and job.state == "running":
+            await asyncio.sleep(0.02)
+        return job.state == "running"
+
+    async def _deltas(self, form: dict[str, Any]) -> AsyncIterator[bytes]:
+        def event(body: dict[str, Any]) -> bytes:
+            return f"data: {json.dumps(body)}\n\n".encode()
+
+        for n, segment in enumerate(self.told.segments):
+            text = segment.text if n else segment.text.lstrip()
+            yield event({"type": "transcript.text.delta", "delta": text})
+            while not self.streaming.is_set():
+                await asyncio.sleep(0.02)
+        if form["response_format"] == "diarized_json":
+            for segment in diarized(self.told)["segments"]:
+                yield event(segment)
+        yield event({"type": "transcript.text.done", "text": self.told.text})
+        yield b"data: [DONE]\n\n"
+
+
+def refused(status: int, code: str, message: str) -> Response:
+    return JSONResponse({"error": {"message": message, "code": code}}, status)
+
+
+def told_of(upload: Upload) -> dict[str, str]:
+    return {"Upload-Offset": str(len(upload.body)), "Upload-Length": str(upload.length)}
+
+
+class Server:
+    """An application at an address, in a thread; `stop` breaks what is open, as a crash does."""
+
+    def __init__(self, app: FastAPI) -> None:
+        self.app = app
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port: int = free.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.start()
+
+    def start(self) -> None:
+        config = uvicorn.Config(
+            self.app, port=self.port, log_level="critical", timeout_graceful_shutdown=0
+        )
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._server.run, daemon=True)
+        self._thread.start()
+        while not self._server.started:
+            assert self._thread.is_alive(), "the server does not start"
+            time.sleep(0.01)
+
+    def stop(self) -> None:
+        def reset() -> None:
+            for listening in self._server.servers:
+                listening.close()
+            for connection in list(self._server.server_state.connections):
+                connection.transport.abort()
+            self._server.should_exit = self._server.force_exit = True
+
+        if self._thread.is_alive():
+            self._server.servers[0].get_loop().call_soon_threadsafe(reset)
+            self._thread.join()
+
+
+@contextmanager
+def running(app: FastAPI) -> Any:
+    """Its address, while it runs in a thread."""
+    server = Server(app)
+    try:
+        yield server.url
+    finally:
+        server.stop()
+
+
+def conversation(turns: int) -> list[tuple[str | None, str]]:
+    """Two people who plan a walk, for as long as it takes."""
+    said = [
+        (
+            "SPEAKER_00",
+            "Good morning, thanks for joining. Did the weather report change overnight?",
+        ),
+        (
+            "SPEAKER_01",
+            "It did. Rain until ten, then it clears from the west, so we could leave at eleven.",
+        ),
+        ("SPEAKER_00", "Eleven works. I would take the ridge path, it drains well after rain."),
+        (
+            "SPEAKER_01",
+            "The ridge, then. Bring the map with the new bridge on it, the old one sends you round.",
+        ),
+        (
+            "SPEAKER_01",
+            "And something warm; last time the wind up there was stronger than anybody expected.",
+        ),
+    ]
+    return [said[n % len(said)] for n in range(turns)]
+
+
+WARNING = Notice("mixed_languages", "some windows are in another language: de")

@@ -1,0 +1,97 @@
+"""Jobs in memory and on disk: what their tests share."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from fastapi.testclient import TestClient
+
+from forescribe.api.app import create_app
+from forescribe.api.jobs.engines.memory_engine import InMemory
+from forescribe.api.jobs.engines.workflow_engine import JobEngine
+from forescribe.api.jobs.service import Jobs
+from forescribe.api.jobs.store import Store
+from forescribe.api.jobs.webhooks import Webhooks
+from forescribe.api.settings import Settings
+from forescribe.api.speech.serving import Serving
+from forescribe.asr.audio.sandbox import Decoders
+from forescribe.asr.decode.transcriber import Transcriber
+from tests.api.conftest import Halves, until
+
+JOBS = "/v1/jobs"
+FORM = {"language": "de", "temperature": "0.5"}
+
+
+def application(
+    folder: Path,
+    transcriber: Transcriber,
+    decoders: Decoders,
+    engine: Callable[[Store], JobEngine] = lambda store: InMemory(),
+    webhooks: Webhooks | None = None,
+    **given: Any,
+) -> TestClient:
+    """Not started."""
+    chosen = {"model": "random", "drain_s": 0.0, "min_free_bytes": 0, "data_dir": folder, **given}
+    settings = Settings(**chosen)
+    serving = Serving(settings, lambda: transcriber, Halves, decoders)
+    store = Store.at(made(folder))
+    jobs = Jobs(settings, serving, store, engine(store), webhooks=webhooks)
+    app = create_app(settings, serving, jobs, failed=lambda failure: None)
+    return TestClient(app, base_url="http://localhost", raise_server_exceptions=False)
+
+
+def ready(client: TestClient) -> TestClient:
+    until(lambda: client.app.state.serving.state == "ready")
+    return client
+
+
+def submit(
+    client: TestClient, audio: bytes, *, headers: Mapping[str, str] = {}, **fields: str
+) -> Any:
+    files = {"file": ("talk.wav", audio)}
+    return client.post(JOBS, files=files, data={**FORM, **fields}, headers=dict(headers))
+
+
+def ended(client: TestClient, job: str, seconds: float = 120.0) -> dict[str, Any]:
+    """The job, once it has ended."""
+    end = time.monotonic() + seconds
+    while True:
+        found = client.get(f"{JOBS}/{job}").json()
+        if found["state"] in ("succeeded", "failed", "cancelled"):
+            return found
+        assert time.monotonic() < end, found
+        time.sleep(0.05)
+
+
+def told(lines: Iterator[str]) -> Iterator[tuple[str, int, Any]]:
+    """Server-sent events: their kind, id and data."""
+    found: dict[str, str] = {}
+    for line in lines:
+        if line:
+            name, _, value = line.partition(": ")
+            found[name] = value
+        elif "event" in found:
+            yield found["event"], int(found["id"]), json.loads(found["data"])
+            found = {}
+
+
+def events(client: TestClient, job: str, after: int = 0) -> list[tuple[str, int, Any]]:
+    """All of a job's events from behind `after` on, to its end."""
+    headers = {"Last-Event-ID": str(after)} if after else {}
+    with client.stream("GET", f"{JOBS}/{job}/events", headers=headers) as answer:
+        assert answer.status_code == 200
+        return list(told(answer.iter_lines()))
+
+
+def files(folder: Path) -> bytes:
+    """Everything that is on disk, joined."""
+    return b"\0".join(path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file())
+
+
+def made(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder

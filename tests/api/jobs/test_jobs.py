@@ -1,0 +1,439 @@
+"""Jobs over HTTP: what is promised, what is seen on the way, what comes out."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from unittest.mock import Mock
+from urllib.parse import unquote
+
+import pytest
+from sqlalchemy.exc import OperationalError
+
+from forescribe.api.access.keys import digest, new_key
+from forescribe.asr.formats.transcript import Transcript
+from tests.api.conftest import memo, silence, sound, until
+from tests.api.jobs.jobbing import FORM, JOBS, application, ended, events, files, ready, submit
+
+
+@pytest.fixture
+def client(tmp_path, transcriber, decoders):
+    with application(tmp_path, transcriber, decoders) as client:
+        yield ready(client)
+
+
+LONG_S = 100
+
+
+@pytest.fixture(scope="module")
+def long() -> bytes:
+    """Four windows of speech: two groups, as they are here."""
+    return sound(LONG_S)
+
+
+@pytest.fixture(autouse=True)
+def small_groups(monkeypatch) -> None:
+    monkeypatch.setattr("forescribe.asr.sessions.planned.GROUP", 2)
+
+
+def plain(client, audio: bytes) -> str:
+    """What the route that waits says of it."""
+    form = {**FORM, "model": "random", "response_format": "text"}
+    answer = client.post("/v1/audio/transcriptions", files={"file": audio}, data=form)
+    assert answer.status_code == 200
+    return answer.text
+
+
+def test_a_job_says_what_the_route_that_waits_says(client, long) -> None:
+    answer = submit(client, long)
+    job = answer.json()
+    assert answer.status_code == 202 and answer.headers["location"] == f"{JOBS}/{job['id']}"
+    assert job["object"] == "job" and job["label"] == "talk.wav" and job["error"] is None
+    assert job["progress"]["total_s"] == LONG_S
+    over = ended(client, job["id"])
+    assert over["state"] == "succeeded" and over["speed"] > 0
+    assert over["progress"] == {"done_s": LONG_S, "total_s": LONG_S}
+    assert over["created_at"] <= over["started_at"] <= over["finished_at"]
+    result = f"{JOBS}/{job['id']}/result"
+    assert client.get(result, params={"response_format": "text"}).text == plain(client, long)
+    whole = client.get(result, params={"response_format": "transcript"}).json()
+    assert Transcript.from_dict(whole).coverage.sample_count == LONG_S * 16_000
+    assert any(segment["words"] for segment in whole["segments"])
+
+
+def test_every_format_comes_from_what_was_decoded(client) -> None:
+    job = submit(client, memo(12), diarize="true", num_speakers="2").json()["id"]
+    assert ended(client, job)["state"] == "succeeded"
+    found = {}
+    for form in ("json", "text", "srt", "vtt", "tsv", "verbose_json", "diarized_json", "rttm"):
+        answer = client.get(f"{JOBS}/{job}/result", params={"response_format": form})
+        assert answer.status_code == 200, form
+        found[form] = answer
+    text = found["json"].json()["text"]
+    assert text and found["text"].text.strip() == text
+    assert found["vtt"].text.startswith("WEBVTT") and found["tsv"].text.startswith("start\tend")
+    assert all(segment["speaker"] for segment in found["diarized_json"].json()["segments"])
+    assert len(found["rttm"].text.splitlines()) == 2
+    assert found["verbose_json"].json()["words"] and found["verbose_json"].json()["segments"]
+    assert client.get(f"{JOBS}/{job}/result?response_format=mp3").status_code == 400
+
+
+def test_events_tell_all_in_order_and_go_on_behind_any_of_them(client, long) -> None:
+    job = submit(client, long).json()["id"]
+    seen = events(client, job)
+    kinds = [kind for kind, _, _ in seen]
+    assert kinds[0] == "state" and kinds[-1] == "done" and kinds.count("done") == 1
+    assert [data["state"] for kind, _, data in seen if kind == "state"] == [
+        "queued",
+        "running",
+        "succeeded",
+    ]
+    done = [data["done_s"] for kind, _, data in seen if kind == "progress"]
+    assert done == sorted(done) and done[-1] == LONG_S and len(done) == 3
+    segments = [s for kind, _, data in seen if kind == "segment" for s in data["segments"]]
+    assert [s["id"] for s in segments] == list(range(len(segments)))
+    text = client.get(f"{JOBS}/{job}/result").json()["text"]
+    assert "".join(s["text"] for s in segments).strip() == text
+    log = [(kind, n) for kind, n, _ in seen]
+    assert [n for _, n in log[:-1]] == list(range(1, len(log)))
+    for n in (1, 4, len(log) - 1):
+        rest = [(kind, at) for kind, at, _ in events(client, job, after=n)]
+        assert rest == [*log[n:-1], log[-1]]
+
+
+def test_silence_is_a_job_too(client) -> None:
+    job = submit(client, silence(3)).json()["id"]
+    assert ended(client, job)["state"] == "succeeded"
+    assert client.get(f"{JOBS}/{job}/result").json()["text"] == ""
+
+
+def test_the_audio_comes_back_whole_and_in_parts(client) -> None:
+    sent = memo(3)
+    job = submit(client, sent).json()["id"]
+    whole = client.get(f"{JOBS}/{job}/audio")
+    assert whole.content == sent and whole.headers["content-type"].startswith("audio/")
+    part = client.get(f"{JOBS}/{job}/audio", headers={"Range": "bytes=10-19"})
+    assert (part.status_code, part.content) == (206, sent[10:20])
+    ended(client, job)
+
+
+def test_a_files_name_comes_back_as_it_was(client) -> None:
+    """Forms hold a quote and line breaks as %22, %0D and %0A (WHATWG); tus holds names as they are."""
+    name = 'the "best" of ä & 100%.wav'
+    for sent, label in ((name, name), ("a\r\nb%20c.wav", "a  b%20c.wav")):
+        answer = client.post(JOBS, files={"file": (sent, memo(1))}, data=FORM)
+        assert answer.json()["label"] == label
+        audio = client.get(f"{JOBS}/{answer.json()['id']}/audio")
+        told = audio.headers["content-disposition"]
+        assert told.startswith("inline; filename*=utf-8''")
+        assert unquote(told.partition("''")[2]) == label
+        ended(client, answer.json()["id"])
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"stream": "true"}, "stream"),
+        ({"num_speakers": "2"}, "num_speakers"),
+        ({"diarize": "maybe"}, "diarize"),
+        ({"webhook_url": "https://example.org"}, "webhook_secret"),
+        (
+            {"webhook_url": "file:///etc/passwd", "webhook_secret": "whsec_" + "A" * 32},
+            "webhook_url",
+        ),
+        ({"webhook_secret": "whsec_" + "A" * 32}, "webhook_secret"),
+        ({"colour": "blue"}, "colour"),
+        ({"language": "tlh"}, "language"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_at_the_door(client, tmp_path, fields, param) -> None:
+    answer = submit(client, memo(1), **fields)
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == param
+    assert client.get(JOBS).json()["data"] == []
+
+
+def test_what_is_no_audio_is_no_job_and_leaves_nothing(client, tmp_path) -> None:
+    answer = submit(client, b"MARKER is no audio" * 100)
+    assert answer.status_code == 400 and answer.json()["error"]["code"] == "invalid_audio"
+    assert b"MARKER" not in files(tmp_path)
+
+
+def test_a_key_makes_one_job_of_the_same_request(client) -> None:
+    headers = {"Idempotency-Key": "mine"}
+    first = submit(client, memo(2), headers=headers)
+    second = submit(client, memo(2), headers=headers)
+    assert first.status_code == second.status_code == 202
+    assert first.json()["id"] == second.json()["id"]
+    other = submit(client, memo(2), headers=headers, prompt="another")
+    assert (other.status_code, other.json()["error"]["code"]) == (422, "idempotency_key_reused")
+    client.app.state.jobs.claims.add(("", "coming"))
+    early = submit(client, memo(2), headers={"Idempotency-Key": "coming"})
+    assert (early.status_code, early.json()["error"]["code"]) == (409, "in_progress")
+    assert len(client.get(JOBS).json()["data"]) == 1
+    ended(client, first.json()["id"])
+
+
+def test_the_same_key_at_the_same_time_is_one_job(client) -> None:
+    def send(_):
+        return submit(client, memo(2), headers={"Idempotency-Key": "twice"})
+
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(send, range(4)))
+    accepted = {a.json()["id"] for a in answers if a.status_code == 202}
+    assert len(accepted) == 1
+    assert {a.status_code for a in answers} <= {202, 409}
+    ended(client, accepted.pop())
+
+
+def test_a_list_goes_on_where_it_ended(client) -> None:
+    made = [submit(client, sound(1, seed)).json()["id"] for seed in range(5)]
+    seen, after = [], None
+    while True:
+        page = client.get(JOBS, params={"limit": 2, **({"after": after} if after else {})}).json()
+        seen += [job["id"] for job in page["data"]]
+        after = seen[-1]
+        if not page["has_more"]:
+            break
+    assert seen == made[::-1]
+    for job in made:
+        ended(client, job)
+
+
+def test_a_job_is_its_own_keys(tmp_path, transcriber, decoders) -> None:
+    keys = {name: new_key() for name in ("one", "two")}
+    hashes = {name: digest(key) for name, key in keys.items()}
+    with application(tmp_path, transcriber, decoders, api_keys=hashes) as client:
+        ready(client)
+
+        def as_(name: str) -> dict[str, str]:
+            return {"Authorization": f"Bearer {keys[name]}"}
+
+        job = submit(client, memo(1), headers=as_("one")).json()["id"]
+        assert client.get(f"{JOBS}/{job}", headers=as_("one")).status_code == 200
+        for method, path in (
+            ("GET", ""),
+            ("GET", "/events"),
+            ("GET", "/result"),
+            ("GET", "/audio"),
+            ("POST", "/cancel"),
+            ("POST", "/retry"),
+            ("POST", "/diarize"),
+            ("DELETE", ""),
+        ):
+            answer = client.request(method, f"{JOBS}/{job}{path}", headers=as_("two"))
+            assert (answer.status_code, answer.json()["error"]["code"]) == (404, "job_not_found")
+        assert client.get(JOBS, headers=as_("two")).json()["data"] == []
+        assert client.get(JOBS).status_code == 401
+        until(lambda: client.get(f"{JOBS}/{job}", headers=as_("one")).json()["finished_at"])
+
+
+def test_a_cancelled_job_frees_its_rows_and_writes_no_more(client, held, transcriber, long) -> None:
+    job = submit(client, long).json()["id"]
+    until(lambda: transcriber.engine.free == 0)
+    assert client.post(f"{JOBS}/{job}/cancel").json()["state"] == "cancelled"
+    serving = client.app.state.serving
+    held.set()
+    until(lambda: not serving.session._live and transcriber.engine.idle)
+    until(lambda: not client.app.state.jobs.engine.running())
+    after = client.get(f"{JOBS}/{job}").json()
+    assert after["state"] == "cancelled" and after["progress"]["done_s"] == 0
+    assert client.get(f"{JOBS}/{job}/result").status_code == 404
+    assert client.post(f"{JOBS}/{job}/cancel").json() == after
+    again = client.post(f"{JOBS}/{job}/retry")
+    assert again.status_code == 202 and ended(client, job)["state"] == "succeeded"
+
+
+def test_a_queued_job_can_be_cancelled(tmp_path, transcriber, decoders, held) -> None:
+    from forescribe.api.jobs.engines.memory_engine import InMemory
+
+    def one(store):
+        return InMemory(concurrency=1)
+
+    with application(tmp_path, transcriber, decoders, one) as client:
+        ready(client)
+        first, second = (submit(client, sound(2, seed)).json()["id"] for seed in (1, 2))
+        assert client.post(f"{JOBS}/{second}/cancel").json()["state"] == "cancelled"
+        held.set()
+        assert ended(client, first)["state"] == "succeeded"
+        assert client.get(f"{JOBS}/{second}").json()["started_at"] is None
+
+
+@pytest.mark.parametrize("moment", ["running", "ended"])
+def test_a_deleted_job_leaves_no_trace(
+    tmp_path, client, held, transcriber, moment, monkeypatch
+) -> None:
+    """Prompt, file name and options are searched for in all bytes on disk."""
+    job = submit(client, memo(8), prompt="MARKERPROMPT").json()["id"]
+    if moment == "running":
+        until(lambda: transcriber.engine.free < 4)
+        assert b"MARKERPROMPT" in files(tmp_path)
+    else:
+        held.set()
+        ended(client, job)
+        assert b"MARKERPROMPT" in files(tmp_path) and b"talk.wav" in files(tmp_path)
+    assert client.delete(f"{JOBS}/{job}").status_code == 204
+    held.set()
+    until(lambda: not client.app.state.jobs.engine.running())
+    left = files(tmp_path)
+    found = [word for word in (b"MARKERPROMPT", b"talk.wav", b"random") if word in left]
+    assert found == []  # an id alone may be: it says nothing
+    assert not list((tmp_path / "blobs").glob("??/*"))
+    assert client.get(f"{JOBS}/{job}").status_code == 404
+    assert client.delete(f"{JOBS}/{job}").status_code == 404
+
+
+def test_a_blob_of_two_jobs_stays_until_both_are_gone(tmp_path, client) -> None:
+    first, second = (submit(client, memo(2)).json()["id"] for _ in range(2))
+    for job in (first, second):
+        ended(client, job)
+    client.delete(f"{JOBS}/{first}")
+    assert client.get(f"{JOBS}/{second}/audio").content == memo(2)
+    assert client.get(f"{JOBS}/{second}/result").status_code == 200
+    client.delete(f"{JOBS}/{second}")
+    assert not list((tmp_path / "blobs").glob("??/*"))
+
+
+def test_speakers_are_found_anew_on_the_same_words(client, monkeypatch, transcriber) -> None:
+    job = submit(client, memo(8)).json()["id"]
+    ended(client, job)
+    plain = client.get(f"{JOBS}/{job}/result?response_format=transcript").json()
+    assert client.get(f"{JOBS}/{job}/result?response_format=rttm").status_code == 409
+    monkeypatch.setattr(transcriber.engine, "submit", None)  # nothing is decoded again
+    for count in (1, 2):
+        answer = client.post(f"{JOBS}/{job}/diarize", json={"num_speakers": count})
+        assert answer.status_code == 202
+        over = ended(client, job)
+        assert over["state"] == "succeeded" and over["options"]["num_speakers"] == count
+        told = client.get(f"{JOBS}/{job}/result?response_format=transcript").json()
+        assert told["text"] == plain["text"] and told["diarized"]
+        assert len({turn["speaker"] for turn in told["turns"]}) == count
+        words = [w["word"] for s in told["segments"] for w in s["words"]]
+        assert words == [w["word"] for s in plain["segments"] for w in s["words"]]
+    assert client.post(f"{JOBS}/{job}/diarize?num_speakers=0").status_code == 400
+
+
+def test_a_diarizer_that_fails_leaves_the_transcript(client, monkeypatch) -> None:
+    from forescribe.asr.errors import UsageError
+
+    job = submit(client, memo(4)).json()["id"]
+    ended(client, job)
+
+    def fail(*_):
+        raise UsageError("no such voice")
+
+    monkeypatch.setattr(client.app.state.serving.speakers, "diarize", fail)
+    client.post(f"{JOBS}/{job}/diarize")
+    over = ended(client, job)
+    assert over["state"] == "succeeded" and over["error"]["code"] == "invalid_value"
+    assert client.get(f"{JOBS}/{job}/result").status_code == 200
+
+
+def test_a_fault_that_passes_is_tried_again_and_one_that_stays_is_told(
+    client, transcriber, monkeypatch
+) -> None:
+    step, faults = transcriber.engine.step, [RuntimeError("secret")]
+
+    def faulty():
+        if faults:
+            raise faults.pop()
+        return step()
+
+    monkeypatch.setattr(transcriber.engine, "step", faulty)
+    job = submit(client, memo(3)).json()["id"]
+    assert ended(client, job)["state"] == "succeeded"
+    monkeypatch.setattr("forescribe.api.jobs.steps.PAUSES_S", (0.01, 0.01))
+    faults += [RuntimeError("secret")] * 10_000
+    other = submit(client, sound(3)).json()["id"]
+    over = ended(client, other)
+    assert over["state"] == "failed" and over["error"]["code"] == "internal_error"
+    assert "secret" not in str(over)
+    faults.clear()
+    assert client.post(f"{JOBS}/{other}/retry").status_code == 202
+    assert ended(client, other)["state"] == "succeeded"
+
+
+def test_retention_forgets_audio_first_and_results_later(client, tmp_path) -> None:
+    job = submit(client, memo(2)).json()["id"]
+    ended(client, job)
+    jobs, now = client.app.state.jobs, client.app.state.jobs.store.clock()
+    jobs.store.clock = lambda: now + 3600  # an hour on: nothing is due
+    jobs.tidy()
+    assert client.get(f"{JOBS}/{job}/audio").status_code == 200
+    jobs.store.clock = lambda: now + 25 * 3600
+    jobs.tidy()
+    assert client.get(f"{JOBS}/{job}/audio").status_code == 404
+    assert client.get(f"{JOBS}/{job}/result").status_code == 200
+    assert client.post(f"{JOBS}/{job}/diarize").status_code == 404
+    jobs.store.clock = lambda: now + 31 * 24 * 3600
+    jobs.tidy()
+    assert client.get(f"{JOBS}/{job}").status_code == 404
+    assert not list((tmp_path / "blobs").glob("??/*"))
+
+
+def test_a_full_queue_and_a_full_disk_are_told_before_the_body(
+    tmp_path, transcriber, decoders, held
+) -> None:
+    with application(tmp_path, transcriber, decoders, max_queued_jobs_s=3) as client:
+        ready(client)
+        job = submit(client, sound(4)).json()["id"]
+        refused = submit(client, sound(1))
+        assert refused.status_code == 503 and int(refused.headers["retry-after"]) >= 1
+        held.set()
+        ended(client, job)
+    with application(tmp_path / "full", transcriber, decoders, min_free_bytes=1 << 60) as client:
+        ready(client)
+        refused = submit(client, sound(1))
+        assert (refused.status_code, refused.json()["error"]["code"]) == (507, "storage_full")
+        assert not list((tmp_path / "full" / "blobs" / "drafts").iterdir())
+
+
+@pytest.mark.parametrize(("away", "status"), [(True, 503), (False, 500)])
+def test_a_database_that_is_away_is_worth_another_try(client, monkeypatch, away, status) -> None:
+    store = client.app.state.jobs.store
+    fault = OperationalError("select", {}, Exception("server closed the connection"))
+    monkeypatch.setattr(store, "there", lambda: not away)
+    monkeypatch.setattr(store, "jobs", Mock(side_effect=fault))
+    answer = client.get(JOBS)
+    assert answer.status_code == status
+    assert ("retry-after" in answer.headers) == away
+    assert ("database" in answer.json()["error"]["message"]) == away
+
+
+def test_what_is_doubtful_in_a_transcript_is_told_by_the_job_as_well(client, monkeypatch) -> None:
+    """By the job, its last event and its result; a diarization that has no doubts takes none away."""
+    from dataclasses import replace
+
+    from forescribe.api.jobs.lane import Lane
+    from forescribe.asr.formats.transcript import Notice
+
+    outcome = Lane.outcome
+    doubt = Notice("doubtful_window", "0.0 s to 3.0 s: no try could save it")
+
+    def doubtful(self):
+        found = outcome(self)
+        return replace(found, transcript=replace(found.transcript, warnings=(doubt,)))
+
+    monkeypatch.setattr(Lane, "outcome", doubtful)
+    expected = [{"code": doubt.code, "message": doubt.message}]
+    job = submit(client, memo(3)).json()
+    assert job["warnings"] == []
+    assert ended(client, job["id"])["warnings"] == expected
+    kind, _, last = events(client, job["id"])[-1]
+    assert kind == "done" and last["warnings"] == expected
+    told = client.get(f"{JOBS}/{job['id']}/result?response_format=verbose_json").json()
+    assert told["warnings"] == expected
+    client.post(f"{JOBS}/{job['id']}/diarize")
+    assert ended(client, job["id"])["warnings"] == expected
+    assert client.get(JOBS).json()["data"][0]["warnings"] == expected
+
+
+def test_without_jobs_their_routes_are_not_there(service) -> None:
+    answer = service().get(JOBS)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
+
+
+def test_metrics_tell_of_jobs_without_names(client) -> None:
+    job = submit(client, memo(2)).json()["id"]
+    ended(client, job)
+    text = client.get("/metrics").text
+    assert 'forescribe_jobs_ended_total{state="succeeded"} 1.0' in text
+    assert "forescribe_jobs_open 0.0" in text and job not in text and "talk" not in text

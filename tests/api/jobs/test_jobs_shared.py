@@ -1,0 +1,151 @@
+"""What jobs share can fail: the engine's memory, the engine, the database. None of it is a job's fault, and
+a job whose fault it is takes no other with it."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import pytest
+from sqlalchemy.exc import OperationalError
+
+from tests.api.conftest import memo, sound, until
+from tests.api.jobs.jobbing import JOBS, application, ended, ready, submit
+
+GREEDY = "0.9"
+"""The temperature of a job that takes all memory there is."""
+
+
+@pytest.fixture
+def client(tmp_path, transcriber, decoders, monkeypatch):
+    monkeypatch.setattr("forescribe.api.jobs.steps.PAUSES_S", (0.02, 0.02, 0.02))
+    monkeypatch.setattr("forescribe.api.jobs.steps.AWAY_S", 0.01)
+    with application(tmp_path, transcriber, decoders) as client:
+        yield ready(client)
+
+
+@pytest.fixture
+def memory(transcriber, monkeypatch):
+    """The engine runs out of memory with every window of a greedy job; how often it did."""
+    faults, enter = [], transcriber.engine.submit
+
+    def submit(request) -> None:
+        if request.temperature == float(GREEDY):
+            faults.append(request)
+            raise MemoryError("secret")
+        enter(request)
+
+    monkeypatch.setattr(transcriber.engine, "submit", submit)
+    return faults
+
+
+def text(client, job: str) -> str:
+    return client.get(f"{JOBS}/{job}/result?response_format=text").text
+
+
+def test_a_job_that_takes_all_memory_fails_alone(client, held, memory, transcriber) -> None:
+    sounds = [sound(3, seed) for seed in (1, 2)]
+    jobs = [submit(client, one).json()["id"] for one in sounds]
+    until(lambda: transcriber.engine.free == 2)  # both are in it
+    greedy = submit(client, sound(2), temperature=GREEDY).json()["id"]
+    until(lambda: memory)  # and all are thrown out
+    held.set()
+    over = ended(client, greedy)
+    assert over["state"] == "failed" and over["error"]["code"] == "overloaded"
+    assert len(memory) == 4 and "secret" not in str(over)
+    for job, one in zip(jobs, sounds, strict=True):
+        assert ended(client, job)["state"] == "succeeded"
+        again = submit(client, one).json()["id"]  # the service is back in work
+        assert ended(client, again)["state"] == "succeeded"
+        assert text(client, job) == text(client, again)
+
+
+def test_who_waits_for_his_turn_after_a_fault_can_be_cancelled(client, held, memory) -> None:
+    job = submit(client, sound(2)).json()["id"]
+    steps = client.app.state.jobs.steps
+    with steps._turn:  # somebody else's
+        greedy = submit(client, sound(2), temperature=GREEDY).json()["id"]
+        until(lambda: len(memory) == 1)
+        for id in (job, greedy):
+            assert client.post(f"{JOBS}/{id}/cancel").json()["state"] == "cancelled"
+        until(lambda: not client.app.state.jobs.engine.running())
+    assert len(memory) == 1
+    held.set()
+    third = submit(client, memo(2)).json()["id"]
+    assert ended(client, third)["state"] == "succeeded"
+
+
+def test_an_engine_that_is_broken_fails_no_job(client, held, transcriber, monkeypatch) -> None:
+    """Every job would end in seconds, one after the other, for a fault that is none of them."""
+    serving, step = client.app.state.serving, transcriber.engine.step
+    looks = []
+
+    def broken():
+        looks.append(1)
+        raise RuntimeError("the device is gone")
+
+    jobs = [submit(client, memo(2)).json()["id"] for _ in range(5)]  # one waits in line
+    until(lambda: not transcriber.engine.idle)
+    monkeypatch.setattr(transcriber.engine, "step", broken)
+    serving.state = "broken"
+    until(lambda: len(looks) > 0 and not serving.session._live)
+    beats = client.app.state.jobs.store.workers()
+    client.app.state.jobs.keeper.tick()
+    assert client.app.state.jobs.store.workers() == beats
+    states = [client.get(f"{JOBS}/{id}").json()["state"] for id in jobs]
+    assert states == ["running"] * 4 + ["queued"]
+    monkeypatch.setattr(transcriber.engine, "step", step)
+    held.set()
+    serving.state = "ready"  # as the next process finds it
+    assert {ended(client, id)["state"] for id in jobs} == {"succeeded"}
+
+
+def test_a_database_that_goes_away_is_waited_for(client, held, monkeypatch) -> None:
+    """However long: a step's own tries are over in seconds, and then its job would have failed."""
+    store = client.app.state.jobs.store
+    writing, away, looks = store.writing, threading.Event(), []
+
+    @contextmanager
+    def cut_off():
+        if away.is_set():
+            raise OperationalError("select", {}, Exception("gone"), connection_invalidated=True)
+        with writing() as tx:
+            yield tx
+
+    def there() -> bool:
+        looks.append(1)
+        return not away.is_set()
+
+    hook = {"webhook_url": "https://example.com/", "webhook_secret": "whsec_" + "a" * 40}
+    job = submit(client, memo(3), **hook).json()["id"]
+    monkeypatch.setattr(store, "writing", cut_off)
+    monkeypatch.setattr(store, "there", there)
+
+    def deliver(_) -> str:
+        if not called:
+            away.set()  # as the receiver has answered
+        called.append(1)
+        return "delivered"
+
+    called = []
+    receiver = SimpleNamespace(deliver=deliver, wait_s=lambda number: None)
+    monkeypatch.setattr(client.app.state.jobs.steps, "webhooks", receiver)
+    away.set()
+    held.set()
+    until(lambda: len(looks) > 20)
+    assert client.get(f"{JOBS}/{job}").json()["state"] == "running"
+    away.clear()
+    assert ended(client, job)["state"] == "succeeded" and text(client, job).strip()
+    until(away.is_set)
+    looks.clear()
+    until(lambda: len(looks) > 20)
+    away.clear()
+    until(lambda: client.get(f"{JOBS}/{job}").json()["webhook"]["state"] == "delivered")
+    assert len(called) == 2  # at least once
+
+
+def test_a_fault_of_the_database_that_is_there_is_no_reason_to_wait(client) -> None:
+    store = client.app.state.jobs.store
+    assert not store.lost(OperationalError("select", {}, Exception("no such column")))
+    assert store.lost(OperationalError("select", {}, Exception(), connection_invalidated=True))

@@ -1,0 +1,211 @@
+"""A disk that is full or takes no writes, a database that is away: nothing is lost, no job is to blame."""
+
+from __future__ import annotations
+
+import errno
+import sqlite3
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from sqlalchemy.exc import OperationalError
+
+from forescribe.api.jobs import store as stores
+from forescribe.api.jobs.blobs import Blobs, Draft
+from forescribe.api.jobs.records import New
+from forescribe.api.jobs.store import Store, database, keeping
+from forescribe.api.process.model_loads import PASSING
+from forescribe.asr.errors import CapacityError, OutputError, UsageError
+from tests.api.conftest import memo, until
+from tests.api.jobs.jobbing import JOBS, application, ended, ready, submit
+
+
+@pytest.fixture
+def client(tmp_path, transcriber, decoders, monkeypatch):
+    monkeypatch.setattr("forescribe.api.jobs.steps.PAUSES_S", (0.01, 0.01, 0.01))
+    monkeypatch.setattr("forescribe.api.jobs.steps.AWAY_S", 0.01)
+    with application(tmp_path, transcriber, decoders) as client:
+        yield ready(client)
+
+
+@pytest.fixture
+def full(client, monkeypatch):
+    """While it is set, neither blobs nor rows can be written: real errors of both."""
+    state = threading.Event()
+    state.looks = 0  # type: ignore[attr-defined]
+    write, begin = Draft.write, Store.writing
+
+    def refused(self: Draft, data: bytes) -> None:
+        if state.is_set():
+            state.looks += 1
+            raise OutputError("no space", code="storage_full")
+        write(self, data)
+
+    @contextmanager
+    def writing(self: Store):
+        with keeping(), begin(self) as tx:
+            yield tx
+            if state.is_set():
+                state.looks += 1
+                tx.exec_driver_sql("PRAGMA max_page_count=1")
+                tx.exec_driver_sql("create table filler as select zeroblob(1000000)")
+
+    monkeypatch.setattr(Draft, "write", refused)
+    monkeypatch.setattr(Store, "writing", writing)
+    yield state
+    state.clear()
+
+
+@pytest.mark.parametrize("moment", ["queued", "running"])
+def test_a_full_disk_is_waited_for_however_long(client, held, transcriber, full, moment) -> None:
+    job = submit(client, memo(3)).json()["id"]
+    if moment == "running":
+        until(lambda: not transcriber.engine.idle)
+    full.set()
+    held.set()
+    until(lambda: full.looks > 12)  # a step has four tries
+    assert client.get(f"{JOBS}/{job}").json()["finished_at"] is None
+    refused = submit(client, memo(3))
+    assert (refused.status_code, refused.json()["error"]["code"]) == (507, "storage_full")
+    full.clear()
+    assert ended(client, job)["state"] == "succeeded"
+    assert client.get(f"{JOBS}/{job}/result").json()["text"]
+    assert len(client.get(JOBS).json()["data"]) == 1
+
+
+def test_a_recording_that_never_fits_is_not_waited_for(client, monkeypatch) -> None:
+    """There is room, but not for its samples."""
+
+    async def decoded(file):
+        raise OutputError("no room for the samples", code="storage_full")
+
+    job = submit(client, memo(2))
+    assert job.status_code == 202
+    ended(client, job.json()["id"])
+    serving = client.app.state.serving
+    whole = serving.decoded
+    answers = iter([whole])
+
+    async def only_first(file):
+        return await next(answers, decoded)(file)
+
+    monkeypatch.setattr(serving, "decoded", only_first)
+    other = submit(client, memo(3)).json()["id"]
+    over = ended(client, other)
+    assert over["state"] == "failed" and over["error"]["code"] == "storage_full"
+
+
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(errno.ENOSPC, "storage_full"), (errno.EROFS, "unwritable_output")],
+)
+def test_what_the_disk_refuses_leaves_no_half_blob(tmp_path, monkeypatch, number, code) -> None:
+    blobs = Blobs(tmp_path)
+
+    def fsync(_: int) -> None:
+        raise OSError(number, "refused")
+
+    monkeypatch.setattr("os.fsync", fsync)
+    with pytest.raises(OutputError) as caught:
+        blobs.put(b"text")
+    assert caught.value.code == code
+    assert list(blobs.names()) == [] and list((tmp_path / "drafts").iterdir()) == []
+    with pytest.raises(OutputError):
+        blobs.probe()
+
+
+def fault(name: str | None = None, state: str | None = None) -> OperationalError:
+    made = sqlite3.OperationalError("refused")
+    made.sqlite_errorname = name
+    if state is not None:
+        made.sqlstate = state
+    return OperationalError("insert", {}, made)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (fault("SQLITE_FULL"), "storage_full"),
+        (fault("SQLITE_READONLY"), "unwritable_output"),
+        (fault("SQLITE_IOERR_WRITE"), "unwritable_output"),
+        (fault("SQLITE_CANTOPEN"), "unwritable_output"),
+        (fault(state="53100"), "storage_full"),
+    ],
+)
+def test_what_the_databases_disk_refuses_has_a_code(error, code) -> None:
+    with pytest.raises(OutputError) as caught, keeping():
+        raise error
+    assert caught.value.code == code
+
+
+def test_other_faults_of_the_database_stay_what_they_are(tmp_path) -> None:
+    with pytest.raises(OperationalError), keeping():
+        raise fault("SQLITE_ERROR")
+    store = Store.at(tmp_path)
+    assert store.lost(fault(state="25006")) and store.lost(fault(state="57P03"))
+    assert not store.lost(fault("SQLITE_ERROR"))
+    assert store.writable()
+    store.close()
+
+
+def test_a_database_that_takes_no_writes_is_not_writable(tmp_path) -> None:
+    store = Store.at(tmp_path)
+    with store.engine.connect() as tx:
+        tx.exec_driver_sql("PRAGMA query_only=ON")
+        tx.rollback()
+    assert not store.writable() and store.there()
+    store.close()
+
+
+def test_a_database_of_an_earlier_version_is_taken_over(tmp_path) -> None:
+    store = Store.at(tmp_path)
+    with store.writing() as tx:
+        store.insert(tx, New("job", "", None, 60.0, {}, {}))
+        tx.exec_driver_sql("ALTER TABLE forescribe_jobs DROP COLUMN warnings")
+        tx.exec_driver_sql("DROP TABLE forescribe_exposed")
+    store.close()
+    store = Store.at(tmp_path)
+    found = store.job("job")
+    assert found is not None and found.warnings == ()
+    with store.writing() as tx:
+        store.warn(tx, "job", [{"code": "doubt", "message": "said"}])
+    again = store.job("job")
+    assert again is not None and again.warnings == ({"code": "doubt", "message": "said"},)
+    store.close()
+
+
+def test_a_server_that_is_away_at_the_start_may_come_back(monkeypatch) -> None:
+    with pytest.raises(CapacityError, match="cannot be opened"):
+        database("postgresql://nobody@127.0.0.1:1/none?connect_timeout=2")
+    with pytest.raises(UsageError):
+        database("sqlite:////no/such/folder/jobs.db")
+    with pytest.raises(UsageError):
+        database("mongodb://x")
+    assert stores.database is database
+
+
+@pytest.mark.slow
+def test_a_service_whose_database_is_away_ends_with_a_line_and_a_status() -> None:
+    code = """
+from forescribe.api.process.server import run
+from forescribe.api.settings import Settings
+run(Settings(port=0, database_url="postgresql://nobody@127.0.0.1:1/none?connect_timeout=2",
+             data_dir="{folder}"))
+"""
+    root = Path(__file__).parents[3]
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run(
+            [sys.executable, "-c", code.replace("{folder}", folder)],
+            cwd=root,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+    assert done.returncode == PASSING, done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("forescribe: ")]
+    assert "the jobs' store" in line and "Traceback" not in done.stderr

@@ -1,0 +1,159 @@
+"""`diarized_json`: every segment has a speaker, and people who are known have their names."""
+
+from __future__ import annotations
+
+import base64
+import threading
+import time
+from contextlib import closing
+
+import numpy as np
+import pytest
+
+from forescribe.api.speech.diarization import Speakers
+from forescribe.asr.audio.sandbox import Decoders
+from forescribe.asr.errors import CapacityError, ModelError
+from tests.api.conftest import Halves, silence, sound, until
+from tests.api.contract import conforms
+from tests.api.speech.test_transcriptions import events
+
+TRANSCRIBE = "/v1/audio/transcriptions"
+FORM = {
+    "model": "gpt-4o-transcribe-diarize",
+    "language": "de",
+    "response_format": "diarized_json",
+    "temperature": "0.5",
+    "chunking_strategy": "auto",
+}
+
+
+def post(client, audio: bytes, **fields):
+    return client.post(TRANSCRIBE, files={"file": audio}, data={**FORM, **fields})
+
+
+def url(audio: bytes) -> str:
+    return "data:audio/wav;base64," + base64.b64encode(audio).decode()
+
+
+def nobody_inside(client) -> None:
+    admission = client.app.state.serving.admission
+    until(lambda: admission.requests == 0 and admission.seconds == 0)
+
+
+def test_every_segment_has_a_speaker_by_order_of_appearance(service) -> None:
+    client = service()
+    body = post(client, sound(70, 1)).json()
+    conforms(body, "CreateTranscriptionResponseDiarizedJson")
+    assert list(dict.fromkeys(s["speaker"] for s in body["segments"])) == ["A", "B"]
+    assert [s["id"] for s in body["segments"]][:2] == ["seg_001", "seg_002"]
+    assert "".join(s["text"] for s in body["segments"]).strip() == body["text"]
+    nobody_inside(client)
+
+
+@pytest.mark.parametrize(("name", "other"), [("agent", "A"), ("A", "B")])
+def test_who_is_known_has_a_name_and_the_others_letters(service, name, other) -> None:
+    """The first half sounds as the reference does, the second does not; a letter is nobody's name."""
+    known = {"known_speaker_names[]": name, "known_speaker_references[]": url(sound(4, 2))}
+    body = post(service(), sound(70, 1), **known).json()
+    assert list(dict.fromkeys(s["speaker"] for s in body["segments"])) == [name, other]
+
+
+def test_a_stream_ends_with_the_segments(service) -> None:
+    client = service()
+    whole = post(client, sound(70, 1)).json()
+    sent = events(post(client, sound(70, 1), stream="true").text)
+    for event in sent:
+        conforms(event, "CreateTranscriptionResponseStreamEvent")
+    by_type = {name: [e for e in sent if e["type"] == f"transcript.text.{name}"] for name in KINDS}
+    assert "".join(event["delta"] for event in by_type["delta"]) == whole["text"]
+    assert by_type["segment"] == whole["segments"]
+    assert sent[-1] == by_type["done"][0] and sent[-1]["text"] == whole["text"]
+    nobody_inside(client)
+
+
+KINDS = ("delta", "segment", "done")
+
+
+def test_silence_has_no_speakers(service) -> None:
+    body = post(service(), silence(3)).json()
+    conforms(body, "CreateTranscriptionResponseDiarizedJson")
+    assert body["segments"] == [] and body["text"] == ""
+
+
+@pytest.mark.parametrize(
+    ("names", "references", "param"),
+    [
+        (["a"], [], "known_speaker_references"),
+        (["a"], ["http://host/a.wav"], "known_speaker_references"),
+        (["a"], ["data:audio/wav;base64,!"], "known_speaker_references"),
+        (["a"], [url(b"no audio")], "known_speaker_references"),
+        (["a"], [url(sound(1))], "known_speaker_references"),
+        (["a"], [url(sound(11))], "known_speaker_references"),
+        (["a"] * 5, [url(b"")] * 5, "known_speaker_names"),
+    ],
+)
+def test_a_reference_that_is_none_is_refused(service, names, references, param) -> None:
+    client = service()
+    known = {"known_speaker_names[]": names, "known_speaker_references[]": references}
+    answer = post(client, sound(2), **known)
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == param
+    nobody_inside(client)
+
+
+def test_references_without_diarization_are_not_ignored(service) -> None:
+    answer = post(service(), sound(1), response_format="json", known_speaker_names="a")
+    assert answer.json()["error"]["param"] == "known_speaker_names"
+
+
+@pytest.mark.parametrize(
+    ("fault", "status"),
+    [(CapacityError("no memory"), 503), (ModelError("/secret/weights are broken"), 500)],
+)
+def test_a_diarizer_that_fails_fails_its_request_alone(service, monkeypatch, fault, status) -> None:
+    def fail(self, *args: object) -> None:
+        raise fault
+
+    loading = isinstance(fault, ModelError)
+    monkeypatch.setattr(Halves, "__init__" if loading else "diarize", fail)
+    client = service()
+    answer = post(client, sound(2))
+    assert answer.status_code == status and "secret" not in answer.text
+    nobody_inside(client)
+    assert post(client, sound(2), response_format="json").status_code == 200
+
+
+def test_a_request_is_inside_until_its_speakers_are_found(service, monkeypatch) -> None:
+    client, seen = service(), []
+    diarize = Halves.diarize
+
+    def slow(self, *args):
+        time.sleep(0.2)
+        seen.append(client.app.state.serving.admission.requests)
+        return diarize(self, *args)
+
+    monkeypatch.setattr(Halves, "diarize", slow)
+    post(client, sound(1))
+    assert seen == [1]
+    nobody_inside(client)
+
+
+def test_threads_that_tell_speakers_apart_end_with_their_work() -> None:
+    """Their teams of OpenMP threads would stay with them, and slow the model's down."""
+    seen: list[threading.Thread] = []
+
+    class Watched(Halves):
+        def __init__(self) -> None:
+            super().__init__()
+            seen.append(threading.current_thread())
+
+        def diarize(self, *given, **named):
+            seen.append(threading.current_thread())
+            return super().diarize(*given, **named)
+
+    with closing(Decoders(1)) as decoders:
+        speakers = Speakers(Watched, decoders)
+        samples = np.zeros(16000, np.float32)
+        made = [speakers.diarize(samples).exclusive for _ in range(2)]
+    assert made == [Halves().diarize(samples).exclusive] * 2
+    assert len(seen) == 3 and threading.current_thread() not in seen
+    assert not any(thread.is_alive() for thread in seen)

@@ -1,0 +1,89 @@
+"""Events: text is sent once, in order, and all of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forescribe.api.errors import ApiError
+from forescribe.api.speech import events as events_
+from forescribe.api.speech.events import PING, Deltas, data, events
+from forescribe.asr.decode.outcome import Outcome
+from forescribe.asr.sessions.submission import Part, Token
+from tests.api.jobs.fakejobs import transcript
+
+
+@given(st.lists(st.text(alphabet="ab \n\u2003", max_size=6)))
+def test_deltas_joined_are_the_whole_text(texts) -> None:
+    deltas = Deltas()
+    assert "".join(deltas.push(text) for text in texts) == "".join(texts).strip()
+
+
+def test_an_event_is_one_line_whatever_is_in_it() -> None:
+    sent = data({"delta": "a\nb\r\nc\u2028d\x00é"})
+    assert sent.endswith(b"\n\n") and sent.count(b"\n") == 2 and b"\r" not in sent
+    assert json.loads(sent.removeprefix(b"data: "))["delta"] == "a\nb\r\nc\u2028d\x00é"
+
+
+class Failing:
+    """A following whose recording fails after a long time."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    async def next(self) -> None:
+        self.calls += 1
+        if self.calls == 1:
+            await asyncio.sleep(3600)
+        raise ApiError("overloaded", "no memory")
+
+
+async def _collect(following) -> list[bytes]:
+    return [event async for event in events(following, logprobs=False)]
+
+
+def test_a_failure_on_the_way_is_an_event_of_its_own_and_the_last(monkeypatch) -> None:
+    monkeypatch.setattr(events_, "PING_S", 0.01)
+    ping, error = asyncio.run(_collect(Failing()))
+    assert ping == PING
+    name, body = error.decode().splitlines()[:2]
+    assert name == "event: error"
+    assert json.loads(body.removeprefix("data: "))["error"]["code"] == "overloaded"
+
+
+class Spoken:
+    """A following whose windows end together: all text comes as one part."""
+
+    def __init__(self, lines: list[str]) -> None:
+        told = transcript([(None, line) for line in lines], stats={"tokens": 2 * len(lines)})
+        segments = tuple(replace(s, tokens=(1, 2)) for s in told.segments)
+        words = [Token(text, -0.5, text.encode()) for line in lines for text in (" ", line)]
+        self.parts = [Part(segments, tuple(words), 1.0), Part((), (), 2.0)]
+        self.outcome = Outcome("file", transcript=replace(told, segments=segments))
+
+    async def next(self) -> Part | None:
+        return self.parts.pop(0) if self.parts else None
+
+
+@pytest.mark.parametrize("logprobs", [False, True])
+def test_windows_that_end_together_still_come_in_pieces(logprobs) -> None:
+    lines = ["Good morning.", "How are you?", "Fine."]
+
+    async def collect() -> list[bytes]:
+        return [event async for event in events(Spoken(lines), logprobs=logprobs)]
+
+    *deltas, done, _ = asyncio.run(collect())
+    told = [json.loads(delta.removeprefix(b"data: ")) for delta in deltas]
+    assert [one["delta"].strip() for one in told] == lines
+    whole = json.loads(done.removeprefix(b"data: "))
+    assert "".join(one["delta"] for one in told) == whole["text"] == " ".join(lines)
+    if logprobs:
+        assert [[t["token"] for t in one["logprobs"]] for one in told] == [[" ", x] for x in lines]
+        assert whole["logprobs"] == [t for one in told for t in one["logprobs"]]
+    else:
+        assert all("logprobs" not in one for one in told)

@@ -1,0 +1,125 @@
+"""Forms: every spelling that clients send gives the same record."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forescribe.api.errors import ApiError
+from forescribe.api.speech.forms import ARRAYS, TranscriptionForm, TranslationForm, VadConfig, parse
+
+MODEL = ("model", "whisper-1")
+
+
+def transcription(*fields: tuple[str, str]) -> TranscriptionForm:
+    return parse(TranscriptionForm, [MODEL, *fields])
+
+
+def refused(*fields: tuple[str, str], kind: type = TranscriptionForm) -> ApiError:
+    with pytest.raises(ApiError) as caught:
+        parse(kind, fields)
+    assert caught.value.code == "invalid_value"
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        [("timestamp_granularities[]", "word"), ("timestamp_granularities[]", "segment")],
+        [("timestamp_granularities", "word"), ("timestamp_granularities", "segment")],
+        [("timestamp_granularities[0]", "word"), ("timestamp_granularities[1]", "segment")],
+        [("timestamp_granularities", '["word", "segment"]')],
+        [("timestamp_granularities[]", '["word", "segment"]')],
+        [("timestamp_granularities[]", "word"), ("timestamp_granularities", '["segment"]')],
+    ],
+)
+def test_every_spelling_of_a_list_means_the_same(fields) -> None:
+    assert transcription(*fields).timestamp_granularities == ("word", "segment")
+
+
+@pytest.mark.parametrize("name", sorted(ARRAYS))
+def test_every_list_may_come_as_one_element(name) -> None:
+    values = {"include": "logprobs", "timestamp_granularities": "word"}
+    value = values.get(name, "en")
+    for written in (name, f"{name}[]"):
+        assert getattr(transcription((written, value)), name) == (value,)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        [("chunking_strategy[type]", "server_vad"), ("chunking_strategy[threshold]", "0.7")],
+        [("chunking_strategy", '{"type": "server_vad", "threshold": 0.7}')],
+    ],
+)
+def test_every_spelling_of_an_object_means_the_same(fields) -> None:
+    assert transcription(*fields).chunking_strategy == VadConfig(type="server_vad", threshold=0.7)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"), [("auto", "auto"), ("null", None), ("", None), (" ", None)]
+)
+def test_a_strategy_may_be_a_word_or_nothing(value, expected) -> None:
+    assert transcription(("chunking_strategy", value)).chunking_strategy == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [("true", True), ("1", True), ("True", True), ("false", False), ("0", False), ("", False)],
+)
+def test_booleans_come_in_every_spelling(value, expected) -> None:
+    assert transcription(("stream", value)).stream is expected
+
+
+def test_what_is_not_given_has_the_contracts_default() -> None:
+    made = transcription()
+    assert made.response_format == "json" and made.temperature == 0 and not made.stream
+    assert made.timestamp_granularities is None and made.include == ()
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ([], "model"),
+        ([MODEL, MODEL], "model"),
+        ([MODEL, ("temperature", "1.5")], "temperature"),
+        ([MODEL, ("temperature", "nan")], "temperature"),
+        ([MODEL, ("temperature", "warm")], "temperature"),
+        ([MODEL, ("response_format", "xml")], "response_format"),
+        ([MODEL, ("stream", "perhaps")], "stream"),
+        ([MODEL, ("include[]", "everything")], "include"),
+        ([MODEL, ("timestamp_granularities[]", "letter")], "timestamp_granularities"),
+        ([MODEL, ("timestamp_granularities", '["word"')], "timestamp_granularities"),
+        ([MODEL, ("timestamp_granularities", "[1]")], "timestamp_granularities"),
+        ([MODEL, ("languages", "[]")], "languages"),
+        ([MODEL, ("chunking_strategy", "sometimes")], "chunking_strategy"),
+        ([MODEL, ("chunking_strategy", "{}")], "chunking_strategy"),
+        ([MODEL, ("chunking_strategy", "{")], "chunking_strategy"),
+        ([MODEL, ("chunking_strategy[type]", "client_vad")], "chunking_strategy"),
+        ([MODEL, ("chunking_strategy[size]", "3")], "chunking_strategy"),
+        (
+            [MODEL, ("chunking_strategy", "auto"), ("chunking_strategy[type]", "server_vad")],
+            "chunking_strategy",
+        ),
+        ([MODEL, ("model[name]", "x")], "model"),
+        ([MODEL, ("known_speaker_names", '["a", "b", "c", "d", "e"]')], "known_speaker_names"),
+        ([MODEL, ("beam_size", "5")], "beam_size"),
+        ([MODEL, ("[]", "5")], "[]"),
+    ],
+)
+def test_what_is_wrong_is_named_as_the_client_knows_it(fields, param) -> None:
+    assert refused(*fields).param == param
+
+
+@pytest.mark.parametrize("name", ["language", "stream", "timestamp_granularities[]", "include"])
+def test_a_translation_has_no_fields_of_a_transcription(name) -> None:
+    assert refused(MODEL, (name, "en"), kind=TranslationForm).param == name.removesuffix("[]")
+
+
+@given(st.lists(st.tuples(st.text(max_size=30), st.text(max_size=30)), max_size=5))
+def test_whatever_is_sent_is_a_record_or_a_refusal(fields) -> None:
+    try:
+        parse(TranscriptionForm, [MODEL, *fields])
+    except ApiError as error:
+        assert error.status == 400 and error.param is not None

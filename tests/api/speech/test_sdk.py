@@ -1,0 +1,145 @@
+"""OpenAI's own client against the running server, with the bundled model: what an application sees."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Iterator
+
+import openai
+import pytest
+import uvicorn
+
+from forescribe.api.access.keys import digest, new_key
+from forescribe.api.app import create_app
+from forescribe.api.settings import Settings
+from tests.api.conftest import memo, silence, sound, until
+
+MEMO = ("memo.wav", memo(5.0))
+KEY = new_key()
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    settings = Settings(model="demo", api_keys={"sdk": digest(KEY)}, drain_s=0)
+    app = create_app(settings)
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="on"))
+        thread = threading.Thread(target=server.run, args=([listening],))
+        thread.start()
+        until(lambda: app.state.serving.state == "ready", 60)
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}/v1"
+        server.should_exit = True
+        thread.join(30)
+    assert not thread.is_alive()
+    assert app.state.serving.state == "stopped"
+
+
+@pytest.fixture
+def client(address: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=address, api_key=KEY, max_retries=0) as client:
+        yield client
+
+
+def test_the_models_are_listed(client) -> None:
+    assert {"demo", "whisper-1"} <= {model.id for model in client.models.list()}
+
+
+def test_json(client) -> None:
+    made = client.audio.transcriptions.create(model="whisper-1", file=MEMO)
+    assert isinstance(made.text, str) and made.text
+    assert made.usage.type == "duration"
+
+
+@pytest.mark.parametrize("form", ["text", "srt", "vtt"])
+def test_text_formats_are_text(client, form) -> None:
+    made = client.audio.transcriptions.create(model="demo", file=MEMO, response_format=form)
+    assert isinstance(made, str) and made.strip()
+
+
+def test_verbose_json_with_words(client) -> None:
+    made = client.audio.transcriptions.create(
+        model="whisper-1",
+        file=MEMO,
+        language="en",
+        response_format="verbose_json",
+        timestamp_granularities=["word", "segment"],
+    )
+    assert made.language == "english" and made.duration > 1
+    assert made.segments and made.words
+    joined = "".join(segment.text for segment in made.segments).split()
+    assert [word.word for word in made.words] == joined
+    assert all(0 <= w.start <= w.end <= made.duration for w in made.words)
+
+
+def test_every_field_of_the_contract_is_taken(client) -> None:
+    made = client.audio.transcriptions.create(
+        model="gpt-4o-transcribe",
+        file=(*MEMO, "audio/wav"),
+        language="en",
+        prompt="A memo.",
+        temperature=0.2,
+        response_format="json",
+        include=["logprobs"],
+        chunking_strategy={"type": "server_vad", "silence_duration_ms": 400},
+        stream=False,
+    )
+    written = bytes(int(byte) for token in made.logprobs for byte in token.bytes)
+    assert written.decode().strip() == made.text
+
+
+def test_a_stream_is_deltas_and_one_done(client) -> None:
+    with client.audio.transcriptions.create(
+        model="whisper-1", file=MEMO, stream=True, chunking_strategy="auto", include=["logprobs"]
+    ) as stream:
+        *deltas, done = list(stream)
+    assert {event.type for event in deltas} == {"transcript.text.delta"}
+    assert done.type == "transcript.text.done"
+    assert "".join(event.delta for event in deltas) == done.text
+    assert done.usage.output_tokens >= len(done.logprobs)
+
+
+@pytest.mark.filterwarnings("ignore:deprecated:DeprecationWarning")  # the client's view of it
+def test_a_translation(client) -> None:
+    made = client.audio.translations.create(
+        model="whisper-1", file=MEMO, response_format="verbose_json"
+    )
+    assert made.language == "english" and made.segments is not None
+
+
+def test_silence_is_no_error(client) -> None:
+    assert client.audio.transcriptions.create(model="demo", file=silence(2)).text == ""
+
+
+def test_errors_are_the_clients_own_exceptions(client, address) -> None:
+    create = client.audio.transcriptions.create
+    with pytest.raises(openai.BadRequestError) as caught:
+        create(model="whisper-1", file=b"no audio at all")
+    assert (caught.value.code, caught.value.param) == ("invalid_audio", "file")
+    with pytest.raises(openai.NotFoundError):
+        create(model="large-v9", file=MEMO)
+    stranger = openai.OpenAI(base_url=address, api_key=new_key(), max_retries=0)
+    with stranger, pytest.raises(openai.AuthenticationError):
+        stranger.models.list()
+
+
+def test_many_at_once_each_get_their_own(address) -> None:
+    """Silence and sound, at the same time, through the asynchronous client."""
+
+    async def run() -> list[str]:
+        async with openai.AsyncOpenAI(base_url=address, api_key=KEY, max_retries=0) as client:
+            made = await asyncio.gather(
+                *(
+                    client.audio.transcriptions.create(
+                        model="demo", file=silence(1) if i % 2 else sound(2), response_format="srt"
+                    )
+                    for i in range(8)
+                )
+            )
+            return [str(one) for one in made]
+
+    made = asyncio.run(run())
+    assert [bool(text) for text in made[1::2]] == [False] * 4
+    assert len(set(made[::2])) == 1

@@ -1,0 +1,233 @@
+"""`/v1/audio/transcriptions` and translations: every format, every field, every refusal."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from forescribe.asr.decode.transcriber import Options
+from tests.api.conftest import silence, sound, wav
+from tests.api.contract import conforms
+
+TRANSCRIBE, TRANSLATE = "/v1/audio/transcriptions", "/v1/audio/translations"
+GERMAN = {"model": "whisper-1", "language": "de", "temperature": "0.5"}  # one try a window
+
+
+def post(client, audio: bytes | None = None, path: str = TRANSCRIBE, **fields):
+    given = {**(GERMAN if path == TRANSCRIBE else {"model": "whisper-1"}), **fields}
+    given = {name: value for name, value in given.items() if value is not None}
+    audio = sound(2, 1) if audio is None else audio
+    return client.post(path, files={"file": ("a.wav", audio)}, data=given)
+
+
+def events(text: str) -> list[dict]:
+    lines = [line for line in text.split("\n\n") if line and line != ": ping"]
+    assert all(re.match("data: |event: error\ndata: ", line) for line in lines)
+    return [json.loads(line.split("data: ", 1)[1]) for line in lines if "[DONE]" not in line]
+
+
+def test_json_is_the_contracts(service) -> None:
+    body = post(service()).json()
+    conforms(body, "CreateTranscriptionResponseJson")
+    assert body["text"] and body["languages"] == [{"code": "de"}]
+    assert body["usage"] == {"type": "duration", "seconds": 2}
+
+
+def test_verbose_json_has_every_key_of_every_segment(service) -> None:
+    body = post(service(), sound(40, 2), response_format="verbose_json").json()
+    conforms(body, "CreateTranscriptionResponseVerboseJson")
+    assert body["task"] == "transcribe" and body["language"] == "german"
+    assert isinstance(body["duration"], float) and body["duration"] == 40
+    assert "words" not in body and len(body["segments"]) > 1
+    assert [segment["id"] for segment in body["segments"]] == list(range(len(body["segments"])))
+    assert all(None not in segment.values() and len(segment) == 10 for segment in body["segments"])
+    assert body["text"] == "".join(segment["text"] for segment in body["segments"]).strip()
+    assert body["coverage"]["spans"][-1]["end"] == 40
+
+
+@pytest.mark.parametrize(
+    ("asked", "words", "segments"),
+    [(["word"], True, False), (["segment"], False, True), (["word", "segment"], True, True)],
+)
+def test_words_and_segments_come_where_they_are_asked_for(service, asked, words, segments) -> None:
+    body = post(
+        service(), response_format="verbose_json", **{"timestamp_granularities[]": asked}
+    ).json()
+    conforms(body, "CreateTranscriptionResponseVerboseJson")
+    assert ("words" in body, "segments" in body) == (words, segments)
+    if words:
+        assert body["words"] and all(w["start"] <= w["end"] <= 2 for w in body["words"])
+
+
+def test_the_words_are_those_of_the_transcriber(service, whisper, transcriber) -> None:
+    """The upload's way (streamed, in a session, beside others) changes no token."""
+    audio = sound(35, 3)
+    made = post(service(), audio, response_format="verbose_json", temperature="0").json()
+    from forescribe.asr.decode.guards import Guards
+    from forescribe.asr.decode.transcriber import Transcriber
+
+    alone = Transcriber(whisper, batch=4, gamma=2, detector=transcriber.detector)
+    (outcome,) = alone.transcribe([audio], Options(language="de", guards=Guards()))
+    assert [s["tokens"] for s in made["segments"]] == [
+        list(s.tokens) for s in outcome.transcript.segments
+    ]
+
+
+@pytest.mark.parametrize("form", ["text", "srt", "vtt"])
+def test_files_come_as_plain_text(service, form) -> None:
+    answer = post(service(), response_format=form)
+    assert answer.headers["content-type"] == "text/plain; charset=utf-8"
+    start = {"text": "", "srt": "1\n00:00:0", "vtt": "WEBVTT\n\n00:0"}[form]
+    assert answer.text.startswith(start) and answer.text.endswith("\n")
+
+
+@pytest.mark.parametrize(("form", "expected"), [("text", "\n"), ("srt", ""), ("vtt", "WEBVTT\n\n")])
+def test_silence_is_an_answer_in_every_file(service, form, expected) -> None:
+    answer = post(service(), silence(3), response_format=form)
+    assert answer.status_code == 200 and answer.text == expected
+
+
+def test_silence_is_an_answer_in_every_json(service) -> None:
+    client = service()
+    short = post(client, silence(3), language=None).json()
+    conforms(short, "CreateTranscriptionResponseJson")
+    assert short["text"] == "" and short["languages"] == []
+    asked = {"response_format": "verbose_json", "timestamp_granularities": '["word", "segment"]'}
+    whole = post(client, silence(3), language=None, **asked).json()
+    conforms(whole, "CreateTranscriptionResponseVerboseJson")
+    assert (whole["text"], whole["words"], whole["segments"]) == ("", [], [])
+    assert whole["coverage"]["silent_s"] == whole["duration"] == 3
+
+
+def test_audio_too_short_for_a_word_is_an_answer_with_a_warning(service) -> None:
+    body = post(service(), sound(0.03)).json()
+    assert "short_audio" in [warning["code"] for warning in body["warnings"]]
+
+
+def test_a_streams_last_event_has_the_warnings(service) -> None:
+    answer = post(service(), sound(0.03), stream="true")
+    *_, done = events(answer.text)
+    conforms(done, "CreateTranscriptionResponseStreamEvent")
+    assert "short_audio" in [warning["code"] for warning in done["warnings"]]
+
+
+def test_what_the_guards_refused_is_a_warning_in_every_answer(service) -> None:
+    """Random weights: nothing that they write is probable."""
+    for form in ("json", "verbose_json"):
+        body = post(service(), response_format=form).json()
+        (warning,) = [w for w in body["warnings"] if w["code"] == "doubtful_text"]
+        assert "0.0 to 2.0 s (improbable (mean log-probability" in warning["message"]
+    assert "improbable" in body["coverage"]["spans"][0]["reason"]
+
+
+def test_logprobs_are_those_of_the_texts_tokens(service) -> None:
+    body = post(service(), **{"include[]": "logprobs"}).json()
+    conforms(body, "CreateTranscriptionResponseJson")
+    written = bytes(b for token in body["logprobs"] for b in token["bytes"])
+    # Random bytes: what is no character is marked once or twice, as it falls into segments.
+    told, text = (t.replace("\ufffd", "") for t in (written.decode(errors="replace"), body["text"]))
+    assert told.strip() == text != ""
+    assert all(token["logprob"] <= 0 for token in body["logprobs"])
+
+
+def test_a_stream_has_the_whole_text_once_and_ends_with_done(service) -> None:
+    client, audio = service(), sound(70, 6)
+    whole = post(client, audio).json()["text"]
+    answer = post(client, audio, stream="true", **{"include[]": "logprobs"})
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    assert answer.text.endswith("data: [DONE]\n\n")
+    *deltas, done = events(answer.text)
+    for event in (*deltas, done):
+        conforms(event, "CreateTranscriptionResponseStreamEvent")
+    assert {event["type"] for event in deltas} == {"transcript.text.delta"} and len(deltas) > 1
+    assert done["type"] == "transcript.text.done"
+    assert "".join(event["delta"] for event in deltas) == done["text"] == whole
+    assert [t for event in deltas for t in event["logprobs"]] == done["logprobs"]
+    assert done["usage"]["total_tokens"] == 70 * 50 + done["usage"]["output_tokens"]
+
+
+def test_what_fails_early_fails_before_a_stream_begins(service) -> None:
+    answer = post(service(max_audio_s=1), sound(2), stream="true")
+    assert answer.status_code == 413 and answer.json()["error"]["code"] == "audio_too_long"
+
+
+def test_a_strategy_moves_the_cuts(service) -> None:
+    import numpy as np
+
+    pause = np.zeros(16_000 * 3)
+    samples = np.concatenate([np.sin(np.arange(32_000) * 0.1), pause, np.sin(np.arange(32_000))])
+    client, fields = service(), {"response_format": "verbose_json"}
+    strategy = json.dumps({"type": "server_vad", "silence_duration_ms": 8000})
+    auto = post(client, wav(samples), chunking_strategy="auto", **fields).json()
+    told = post(client, wav(samples), chunking_strategy=strategy, **fields).json()
+    assert [s["state"] for s in auto["coverage"]["spans"]] == ["decoded", "silent", "decoded"]
+    assert [s["state"] for s in told["coverage"]["spans"]] == ["decoded"]
+
+
+def test_keywords_and_a_prompt_are_what_was_said_before(service, transcriber) -> None:
+    client, seen = service(), []
+    submit = transcriber.engine.submit
+    transcriber.engine.submit = lambda request: (seen.append(request), submit(request))[1]
+    try:
+        post(client, prompt="ab", keywords='["cd", "ef"]')
+    finally:
+        del transcriber.engine.submit
+    previous = transcriber.whisper.tokenizer.encode(" ab, cd, ef", add_special_tokens=False)
+    assert seen[0].prompt[1 : 1 + len(previous)] == tuple(previous)
+
+
+def test_a_temperature_is_the_only_one_that_is_tried(service) -> None:
+    body = post(service(), response_format="verbose_json", temperature="0.7").json()
+    assert {segment["temperature"] for segment in body["segments"]} == {0.7}
+
+
+def test_a_translation_is_english_whatever_was_said(service) -> None:
+    client = service()
+    short = post(client, path=TRANSLATE)
+    conforms(short.json(), "CreateTranslationResponseJson")
+    body = post(client, path=TRANSLATE, response_format="verbose_json").json()
+    conforms(body, "CreateTranslationResponseVerboseJson")
+    assert (body["task"], body["language"]) == ("translate", "english")
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "code", "param"),
+    [
+        ({"model": None}, 400, "invalid_value", "model"),
+        ({"model": "large-v9"}, 404, "model_not_found", "model"),
+        ({"language": "tlh"}, 400, "invalid_value", "language"),
+        ({"languages": '["de"]'}, 400, "invalid_value", "languages"),
+        ({"prompt": "<|endoftext|>"}, 400, "invalid_value", "prompt"),
+        ({"response_format": "srt", "stream": "1"}, 400, "invalid_value", "stream"),
+        ({"include": "logprobs", "response_format": "text"}, 400, "invalid_value", "include"),
+        ({"timestamp_granularities": "word"}, 400, "invalid_value", "timestamp_granularities"),
+        ({"known_speaker_names": "me"}, 400, "invalid_value", "known_speaker_names"),
+        ({"beam_size": "5"}, 400, "invalid_value", "beam_size"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_by_name(service, fields, status, code, param) -> None:
+    answer = post(service(), **fields)
+    conforms(answer.json(), "ErrorResponse")
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["param"]) == (status, code, param)
+
+
+@pytest.mark.parametrize("path", [TRANSCRIBE, TRANSLATE])
+@pytest.mark.parametrize(
+    ("audio", "code"), [(b"", "empty_file"), (b"no audio at all, only words", "invalid_audio")]
+)
+def test_a_file_that_is_no_audio_is_refused(service, path, audio, code) -> None:
+    answer = post(service(), audio, path=path)
+    assert answer.status_code == 400
+    assert (answer.json()["error"]["code"], answer.json()["error"]["param"]) == (code, "file")
+
+
+def test_nothing_is_left_inside_after_refusals(service) -> None:
+    client = service()
+    for fields in ({"model": "large-v9"}, {"language": "tlh"}, {"prompt": "<|endoftext|>"}):
+        post(client, **fields)
+    post(client, b"no audio at all")
+    admission = client.app.state.serving.admission
+    assert admission.requests == 0 and admission.seconds == 0

@@ -1,0 +1,641 @@
+"""Recordings: every container to the same samples, and one clear answer for what is no
+recording."""
+
+from __future__ import annotations
+
+import io
+import os
+import struct
+import sys
+import wave
+from collections.abc import Callable
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+import av
+import numpy as np
+import pytest
+import soundfile
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from torchaudio.functional import resample
+
+from forescribe.asr.audio.containers import Pcm
+from forescribe.asr.audio.reading import Recording, from_array, open_audio, read_audio
+from forescribe.asr.errors import AudioError
+
+Samples = NDArray[np.float32]
+RATE = 16_000
+
+
+# every container
+
+
+CODECS = {
+    "m4a": ("ipod", "aac"),
+    "mp4": ("mp4", "aac"),
+    "mov": ("mov", "pcm_s16le"),
+    "aac": ("adts", "aac"),
+    "webm": ("webm", "libopus"),
+    "mkv": ("matroska", "flac"),
+    "opus": ("ogg", "libopus"),
+    "mp3": ("mp3", "libmp3lame"),
+    "flac": ("flac", "flac"),
+    "avi": ("avi", "pcm_s16le"),
+    "wma": ("asf", "wmav2"),
+    "wav": ("wav", "pcm_s16le"),
+    "ts": ("mpegts", "aac"),
+}
+
+
+@pytest.mark.parametrize("kind", CODECS)
+def test_any_container_gives_the_same_sound(tmp_path: Path, kind: str) -> None:
+    path = encode(tmp_path / f"sound.{kind}", *CODECS[kind], rate=48_000)
+    samples = read_audio(path)
+    assert samples.dtype == np.float32 and samples.ndim == 1
+    assert abs(len(samples) - 3 * RATE) < 0.15 * RATE
+    assert is_the_sweep(samples)
+
+
+@pytest.mark.parametrize("codec", ["libx264", "mpeg4"])
+def test_the_sound_of_a_video_is_heard(tmp_path: Path, codec: str) -> None:
+    if codec not in av.codecs_available:
+        pytest.skip(f"this PyAV has no {codec}")
+    path = encode(tmp_path / "video.mp4", "mp4", "aac", rate=44_100, video=codec)
+    assert is_the_sweep(read_audio(path))
+
+
+@pytest.mark.parametrize(
+    "subtype", ["PCM_U8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE", "ULAW"]
+)
+def test_any_bit_depth_of_wav_is_read(tmp_path: Path, subtype: str) -> None:
+    sound = sweep(RATE)
+    soundfile.write(tmp_path / "a.wav", sound, RATE, subtype=subtype)
+    error = np.abs(read_audio(tmp_path / "a.wav") - sound).max()
+    assert error < {"PCM_U8": 0.01, "ULAW": 0.02}.get(subtype, 1e-4)
+
+
+def test_the_content_decides_not_the_name(tmp_path: Path) -> None:
+    soundfile.write(tmp_path / "a.wav", sweep(RATE), RATE)
+    odd = (tmp_path / "a.wav").rename(tmp_path / "a.mp4")
+    assert is_the_sweep(read_audio(odd))
+    raw = odd.rename(tmp_path / "a.raw")
+    assert is_the_sweep(read_audio(raw))
+
+
+@pytest.mark.parametrize("kind", ["wav", "mp3", "m4a"])
+def test_bytes_files_and_pipes_are_read_like_paths(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = encode(tmp_path / f"a.{kind}", *CODECS[kind], rate=RATE)
+    expected, data = read_audio(path), path.read_bytes()
+    assert np.array_equal(read_audio(data), expected)
+    with path.open("rb") as file:
+        assert np.array_equal(read_audio(file), expected)
+        assert not file.closed
+    assert np.array_equal(read_audio(cast(BinaryIO, Pipe(data))), expected)
+    monkeypatch.setattr(sys, "stdin", type("Stdin", (), {"buffer": Pipe(data)}))
+    assert np.array_equal(read_audio("-"), expected)
+
+
+# samples: rate, channels, blocks
+
+
+@pytest.mark.parametrize("rate", [8000, 11_025, 22_050, 32_000, 44_100, 48_000, 96_000])
+@pytest.mark.parametrize("extra", [0, 1, 17])
+def test_resampling_in_blocks_equals_resampling_at_once(rate: int, extra: int) -> None:
+    sound = np.random.default_rng(rate).normal(size=5 * rate + extra).astype(np.float32)
+    expected = resample(torch.from_numpy(sound), rate, RATE).numpy()
+    got = joined(from_array(sound, rate, block_s=0.7))
+    assert len(got) == len(expected)
+    assert np.abs(got - expected).max() < 1e-5
+
+
+@settings(deadline=None, max_examples=40)
+@given(rate=st.integers(4000, 200_000), count=st.integers(0, 40_000))
+def test_the_number_of_samples_is_exact_at_any_rate(rate: int, count: int) -> None:
+    assert len(joined(from_array(np.zeros(count, np.float32), rate))) == -(-count * RATE // rate)
+
+
+@pytest.mark.parametrize("rate", [44_099, 22_255, 7_919])
+def test_an_odd_rate_keeps_pitch_and_level(rate: int) -> None:
+    assert is_the_sweep(joined(from_array(sweep(rate), rate)))
+
+
+def test_channels_are_mixed_by_their_mean(tmp_path: Path) -> None:
+    channels = np.stack([sweep(RATE), np.zeros(3 * RATE, np.float32), 0.5 * sweep(RATE)], axis=1)
+    soundfile.write(tmp_path / "a.wav", channels, RATE, subtype="FLOAT")
+    np.testing.assert_allclose(read_audio(tmp_path / "a.wav"), channels.mean(axis=1), atol=1e-6)
+
+
+def test_stereo_of_a_compressed_file_is_mixed_by_its_mean(tmp_path: Path) -> None:
+    path = encode(tmp_path / "a.flac", "flac", "flac", rate=RATE, right=-0.5)
+    np.testing.assert_allclose(read_audio(path), 0.25 * sweep(RATE), atol=1e-4)
+
+
+@settings(deadline=None, max_examples=30)
+@given(count=st.integers(0, 50_000), block=st.integers(1, 30_000))
+def test_blocks_are_whole_but_for_the_last_and_never_empty(count: int, block: int) -> None:
+    sound = np.arange(count, dtype=np.float32) / 50_000
+    recording = from_array(sound, block_s=block / RATE)
+    blocks = list(recording.blocks())
+    assert all(len(part) == block for part in blocks[:-1]) and all(len(part) for part in blocks)
+    assert np.array_equal(np.concatenate([np.zeros(0, np.float32), *blocks]), sound)
+    assert recording.sample_count == count
+
+
+def test_a_long_recording_is_never_whole_in_memory(tmp_path: Path) -> None:
+    import tracemalloc
+
+    path = tmp_path / "a.wav"
+    with soundfile.SoundFile(path, "w", RATE, 1, "PCM_16") as file:
+        for _ in range(30):
+            file.write(np.zeros(60 * RATE, np.int16))
+    tracemalloc.start()
+    with open_audio(path, block_s=30) as recording:
+        assert sum(len(block) for block in recording.blocks()) == 1800 * RATE
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 180 * RATE * 4, "six blocks, of sixty"
+
+
+def test_integers_are_scaled_to_one() -> None:
+    assert joined(from_array(np.array([-32768, 16384], np.int16))).tolist() == [-1.0, 0.5]
+
+
+def test_arrays_of_other_shapes_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"\(1, 2, 3\)"):
+        from_array(np.zeros((1, 2, 3)))
+
+
+def test_a_recording_is_read_once() -> None:
+    recording = from_array(np.zeros(10))
+    joined(recording)
+    with pytest.raises(RuntimeError, match="open it again"):
+        joined(recording)
+
+
+def test_a_recording_beyond_the_limit_stops_and_is_not_cropped() -> None:
+    path = wav_bytes(np.zeros(10 * RATE))
+    with open_audio(path, block_s=1, max_s=5) as recording:
+        with pytest.raises(AudioError, match="longer than 5 s") as caught:
+            list(recording.blocks())
+        assert recording.sample_count < 7 * RATE
+    assert caught.value.code == "audio_too_long"
+
+
+# odd recordings: used, with a warning
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e30])
+def test_what_is_no_sound_becomes_silence_with_a_warning(tmp_path: Path, value: float) -> None:
+    sound = sweep(44_100)
+    sound[1000:1010] = value
+    soundfile.write(tmp_path / "a.wav", sound, 44_100, subtype="FLOAT")
+    recording = open_audio(tmp_path / "a.wav")
+    samples = joined(recording)
+    assert np.isfinite(samples).all() and is_the_sweep(samples)
+    assert (
+        codes(recording) == ["non_finite_samples"] and "10 samples" in recording.warnings[0].message
+    )
+
+
+@pytest.mark.parametrize("kind", ["wav", "mp3", "flac", "webm", "mkv", "mp4", "ts"])
+def test_a_file_that_was_cut_off_is_used_as_far_as_it_goes(tmp_path: Path, kind: str) -> None:
+    path = encode(tmp_path / f"a.{kind}", *CODECS[kind], rate=RATE, faststart=True)
+    data = path.read_bytes()
+    recording = open_audio(data[: len(data) * 6 // 10])
+    samples = joined(recording)
+    assert RATE < len(samples) < 2.2 * RATE
+    assert is_the_sweep(samples)
+    if kind != "ts":  # a transport stream does not say how long it is
+        assert recording.declared_s == pytest.approx(3, abs=0.1)
+        assert "truncated_audio" in codes(recording)
+        assert "declared" in recording.warnings[-1].message
+    for warning in recording.warnings:
+        assert "1 damaged packets" not in warning.message
+
+
+@pytest.mark.parametrize("share", [0.1, 0.6, 0.95])
+def test_an_mp4_whose_index_was_cut_off_says_so(tmp_path: Path, share: float) -> None:
+    data = encode(tmp_path / "a.mp4", *CODECS["mp4"], rate=RATE).read_bytes()
+    assert data.index(b"mdat") < data.index(b"moov")
+    with pytest.raises(AudioError, match=r"^v\.m4a: cut off: the index .* download it again$"):
+        open_audio(data[: int(len(data) * share)], name="v.m4a")
+
+
+@pytest.mark.parametrize(("left", "right"), [(1.0, -1.0), (0.4, -0.5)], ids=["equal", "unequal"])
+@pytest.mark.parametrize("rate", [RATE, 44_100])
+def test_channels_that_cancel_each_other_are_heard_all_the_same(
+    left: float, right: float, rate: int
+) -> None:
+    sound = sweep(rate)
+    recording = from_array(np.stack([left * sound, right * sound], axis=1), rate)
+    alone = joined(from_array(sound * (left if left >= -right else right), rate))
+    assert np.allclose(joined(recording), alone, atol=1e-6)
+    assert codes(recording) == ["inverted_channels"]
+    assert "polarity reversed" in recording.warnings[0].message
+
+
+@pytest.mark.parametrize(
+    "channels",
+    [
+        lambda sound, other: [sound, sound],
+        lambda sound, other: [sound, 0 * sound],
+        lambda sound, other: [sound, other],
+        lambda sound, other: [sound, -0.5 * sound],  # a third of the power is left
+        lambda sound, other: [0 * sound, 0 * sound],
+        lambda sound, other: [sound, -sound, sound],
+    ],
+    ids=["equal", "one", "independent", "half reversed", "silence", "three"],
+)
+def test_other_channels_are_mixed_as_ever(channels) -> None:
+    sound = sweep(RATE)
+    parts = channels(sound, np.random.default_rng(0).normal(size=len(sound)) / 5)
+    array = np.stack(parts, axis=1).astype(np.float32)
+    recording = from_array(array)
+    assert np.array_equal(joined(recording), array.mean(axis=1))
+    assert codes(recording) == []
+
+
+def test_polarity_may_be_reversed_for_a_part_only() -> None:
+    sound = np.tile(sweep(RATE), 8)
+    other = sound.copy()
+    other[len(sound) // 2 :] *= -1
+    recording = from_array(np.stack([sound, other], axis=1))
+    samples = joined(recording)
+    assert codes(recording) == ["inverted_channels"]
+    powers = [float(np.square(part).mean()) for part in np.array_split(samples, 16)]
+    assert min(powers) > 0.5 * max(powers)
+
+
+@pytest.mark.parametrize(
+    ("samples", "rate", "message"),
+    [
+        (np.zeros((100, 0)), RATE, "shape"),
+        (np.zeros((2, 3, 4)), RATE, "shape"),
+        (np.zeros(100), 0, "rate is 0"),
+        (np.zeros(100), -1, "rate is -1"),
+        (np.zeros(100), 10**9, "rate is"),
+        (np.zeros(100, complex), RATE, "complex"),
+        (np.array(["a"]), RATE, "expected floats or integers"),
+        (np.zeros(100, bool), RATE, "bool"),
+    ],
+)
+def test_samples_that_are_none_are_refused(samples, rate: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        from_array(samples, rate)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.int16, np.uint16, np.int32])
+def test_integers_are_scaled_by_their_range(dtype) -> None:
+    info = np.iinfo(dtype)
+    low, middle, high = joined(from_array(np.array([info.min, 0, info.max], dtype)))
+    assert low == -1 and 0.99 <= high <= 1
+    assert middle == (0 if info.min else -1)
+
+
+def test_no_samples_are_a_recording_without_sound() -> None:
+    recording = from_array(np.zeros(0))
+    assert len(joined(recording)) == 0 and codes(recording) == ["short_audio"]
+
+
+def test_sound_beyond_full_scale_stays_as_it_is() -> None:
+    recording = from_array(4 * sweep(RATE))
+    assert np.allclose(joined(recording), 4 * sweep(RATE)) and codes(recording) == []
+
+
+def test_rate_and_channels_may_change_midway() -> None:
+    class Changing:
+        declared_s, notices = None, []
+
+        def read(self):
+            for rate, channels in ((RATE, 1), (48_000, 2), (8_000, 3), (RATE, 1)):
+                yield Pcm(np.repeat(sweep(rate)[:, None], channels, axis=1), rate)
+
+        def close(self) -> None:
+            pass
+
+    samples = joined(Recording(Changing(), name="a"))
+    assert len(samples) == 4 * len(sweep(RATE))
+    for part in np.split(samples, 4)[:2]:  # 8 kHz holds a part of it only
+        assert is_the_sweep(part)
+
+
+def test_the_length_of_an_mp3_is_found_behind_its_cover_picture(tmp_path: Path) -> None:
+    data = encode(tmp_path / "a.mp3", *CODECS["mp3"], rate=RATE).read_bytes()
+    tag = b"ID3\x04\x00\x00" + bytes([0, 0, 39, 8]) + bytes(39 * 128 + 8)  # 5000 bytes, 7 bits each
+    recording = open_audio(tag + data)
+    recording.close()
+    assert recording.declared_s == pytest.approx(3, abs=0.1)
+
+
+def test_an_mp3_without_a_length_is_heard_to_its_end(tmp_path: Path) -> None:
+    """Readers that trust the length guessed from the first frames lose most of this file."""
+    loud_then_quiet = np.concatenate(
+        [np.random.default_rng(0).normal(size=2 * RATE) / 5, np.zeros(8 * RATE)]
+    )
+    path = tmp_path / "a.mp3"
+    with soundfile.SoundFile(
+        path, "w", RATE, 1, "MPEG_LAYER_III", format="MP3", bitrate_mode="VARIABLE"
+    ) as file:
+        file.write(loud_then_quiet)
+    data = path.read_bytes()
+    start = data.index(data[:2], 4)  # the second frame: the first one carried the length
+    recording = open_audio(data[start:])
+    assert len(joined(recording)) == pytest.approx(10 * RATE, abs=0.2 * RATE)
+    assert recording.declared_s is None and codes(recording) == []
+
+
+@pytest.mark.parametrize("kind", ["mp3", "opus"])
+def test_two_files_joined_are_both_heard(tmp_path: Path, kind: str) -> None:
+    data = encode(tmp_path / f"a.{kind}", *CODECS[kind], rate=48_000).read_bytes()
+    assert len(read_audio(data + data)) == pytest.approx(6 * RATE, abs=0.3 * RATE)
+
+
+def test_a_flac_of_unknown_length_is_heard_to_its_end(tmp_path: Path) -> None:
+    data = bytearray(encode(tmp_path / "a.flac", "flac", "flac", rate=RATE).read_bytes())
+    data[21] &= 0xF0
+    data[22:26] = bytes(4)
+    recording = open_audio(bytes(data))
+    assert len(joined(recording)) == 3 * RATE
+    assert recording.declared_s is None
+
+
+@pytest.mark.parametrize("size", [0, 0xFFFFFFFF, 0x7FFFFFFF])
+def test_a_wav_from_a_pipe_states_no_length_and_is_heard(size: int) -> None:
+    data = bytearray(wav_bytes(sweep(RATE)))
+    data[40:44] = size.to_bytes(4, "little")
+    recording = open_audio(bytes(data))
+    assert len(joined(recording)) == 3 * RATE
+    assert codes(recording) == []
+
+
+def test_missing_packets_become_silence_so_that_times_stay_true(tmp_path: Path) -> None:
+    path = encode(tmp_path / "a.mkv", "matroska", "pcm_s16le", rate=RATE, skip=(1.0, 2.0))
+    recording = open_audio(path)
+    samples = joined(recording)
+    assert len(samples) == pytest.approx(3 * RATE, abs=0.1 * RATE)
+    assert np.abs(samples[int(1.2 * RATE) : int(1.8 * RATE)]).max() == 0
+    np.testing.assert_allclose(
+        samples[int(2.2 * RATE) :], sweep(RATE)[int(2.2 * RATE) :], atol=1e-3
+    )
+    assert codes(recording) == ["audio_gap"]
+
+
+@pytest.mark.parametrize("count", [0, 1, 320, 1279])
+def test_a_moment_of_audio_is_valid_and_comes_with_a_warning(count: int) -> None:
+    recording = open_audio(wav_bytes(np.zeros(count)))
+    assert len(joined(recording)) == count
+    assert codes(recording) == ["short_audio"]
+
+
+def test_eighty_milliseconds_are_not_too_short() -> None:
+    recording = open_audio(wav_bytes(np.zeros(1280)))
+    joined(recording)
+    assert recording.warnings == ()
+
+
+def test_the_second_sound_track_is_mentioned(tmp_path: Path) -> None:
+    path = encode(tmp_path / "a.mkv", "matroska", "flac", rate=RATE, tracks=2)
+    recording = open_audio(path)
+    assert is_the_sweep(joined(recording)) and codes(recording) == ["several_audio_streams"]
+
+
+def test_tags_that_are_not_utf8_do_not_fail_a_recording(tmp_path: Path) -> None:
+    path = encode(tmp_path / "tagged.flac", "flac", "flac")
+    path.write_bytes(tagged(path.read_bytes(), b"TITLE=caf\xe9 \xff"))
+    assert is_the_sweep(read_audio(path))
+
+
+@pytest.mark.parametrize(("version", "arguments"), [("18.1.0", True), ("19.0.2", False)])
+def test_pyav_is_asked_for_what_its_version_knows(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str, arguments: bool
+) -> None:
+    path, asked = encode(tmp_path / "sound.flac", "flac", "flac"), []
+    plainly = av.open
+
+    def opened(file: BinaryIO, **named: Any) -> Any:
+        lenient = named.pop("metadata_errors", None)
+        asked.append(lenient)
+        return plainly(file, **named)
+
+    monkeypatch.setattr(av, "open", opened)
+    monkeypatch.setattr(av, "__version__", version)
+    assert is_the_sweep(read_audio(path))
+    assert asked == ["replace" if arguments else None]
+
+
+# no recordings: refused, with one line and a code
+
+
+REFUSED: dict[str, Callable[[Path], Any]] = {
+    "missing_file": lambda folder: folder / "nothing.wav",
+    "unreadable_file": lambda folder: folder,
+    "empty_file": lambda folder: written(folder / "a.wav", b""),
+    "invalid_audio": lambda folder: written(folder / "a.wav", b"Dear diary, " * 500),
+    "no_audio_stream": lambda folder: encode(folder / "a.mp4", "mp4", None, video="mpeg4"),
+}
+
+
+@pytest.mark.parametrize("code", REFUSED)
+def test_what_cannot_be_heard_is_refused_by_code_and_name(tmp_path: Path, code: str) -> None:
+    path = REFUSED[code](tmp_path)
+    with pytest.raises(AudioError) as caught:
+        open_audio(path)
+    assert caught.value.code == code
+    assert str(path) in caught.value.message and "\n" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        bytes(5000),
+        np.random.default_rng(0).bytes(50_000),
+        b"\x89PNG\r\n\x1a\n" + bytes(500),
+        b"%PDF-1.7\n" + bytes(500),
+        b"PK\x03\x04" + bytes(500),
+        b"RIFF\x24\x00\x00\x00WAVE",
+        b"ID3\x04\x00\x00\x00\x00\x00\x00",
+        b"OggS" + bytes(100),
+        b"x",
+    ],
+    ids=["zeros", "noise", "png", "pdf", "zip", "wav header", "id3 only", "ogg header", "one byte"],
+)
+def test_bytes_that_are_no_sound_are_refused(data: bytes) -> None:
+    with pytest.raises(AudioError) as caught:
+        open_audio(data)
+    assert caught.value.code == "invalid_audio"
+
+
+def test_permission_denied_is_said_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    path = written(tmp_path / "a.wav", b"x")
+    monkeypatch.setattr(Path, "open", denied)
+    with pytest.raises(AudioError, match="Permission denied") as caught:
+        open_audio(path)
+    assert caught.value.code == "unreadable_file"
+
+
+@pytest.mark.parametrize(
+    "link", ["http://127.0.0.1:9/a.wav", "file:a.wav", "concat:a.wav|a.wav", "pipe:0"]
+)
+def test_a_link_is_a_path_that_does_not_exist(
+    link: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.wav").write_bytes(wav_bytes(np.zeros(RATE)))
+    with pytest.raises(AudioError, match="no such file") as caught:
+        open_audio(link)
+    assert caught.value.code == "missing_file"
+
+
+PLAYLISTS = {
+    "hls": "#EXTM3U\n#EXT-X-TARGETDURATION:3\n#EXTINF:3,\n{path}\n#EXT-X-ENDLIST\n",
+    "concat": "ffconcat version 1.0\nfile '{path}'\n",
+    "dash": '<?xml version="1.0"?><MPD><Period><BaseURL>{path}</BaseURL></Period></MPD>',
+    "sdp": "v=0\ns=x\nc=IN IP4 127.0.0.1\nt=0 0\nm=audio 5004 RTP/AVP 0\n",
+}
+
+
+@pytest.mark.parametrize("kind", PLAYLISTS)
+def test_a_playlist_opens_nothing(tmp_path: Path, kind: str) -> None:
+    secret = encode(tmp_path / "secret.ts", "mpegts", "aac", rate=RATE)
+    playlist = written(tmp_path / "list.wav", PLAYLISTS[kind].format(path=secret).encode())
+    with pytest.raises(AudioError) as caught:
+        open_audio(playlist)
+    assert caught.value.code == "invalid_audio"
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no devices here")
+def test_a_device_is_no_recording() -> None:
+    with pytest.raises(AudioError, match="neither a file nor a pipe"):
+        open_audio("/dev/zero")
+
+
+def test_what_was_opened_is_closed_again(tmp_path: Path) -> None:
+    """pytest turns an unclosed file into an error, if it is collected within a test."""
+    import gc
+
+    path = written(tmp_path / "a.wav", wav_bytes(np.zeros(RATE)))
+    with open_audio(path) as recording:
+        pass
+    recording = open_audio(path)
+    joined(recording)
+    next(open_audio(path).blocks())
+    with pytest.raises(AudioError):
+        open_audio(written(tmp_path / "b.wav", b"nonsense"))
+    del recording
+    gc.collect()
+
+
+class Pipe(io.RawIOBase):
+    """Bytes that can be read once and not be searched."""
+
+    def __init__(self, data: bytes) -> None:
+        self.inner = io.BytesIO(data)
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return False
+
+    def readinto(self, buffer: Any) -> int:
+        return self.inner.readinto(buffer)
+
+
+def sweep(rate: int, seconds: float = 3.0) -> Samples:
+    """A tone that rises from 200 to 2000 Hz: cheap to recognise, at any place."""
+    time = np.arange(round(seconds * rate)) / rate
+    return (0.4 * np.sin(2 * np.pi * (200 * time + 300 * time**2))).astype(np.float32)
+
+
+def is_the_sweep(samples: Samples) -> bool:
+    """Whether the tone rises as it should and is as loud, wherever a codec's delay put it (50 ms at
+    most)."""
+    reference = sweep(RATE)[: len(samples)]
+    for start in range(RATE // 4, len(reference) - RATE // 2, RATE // 2):
+        piece = reference[start : start + RATE // 4]
+        near = samples[max(0, start - 2400) : start + RATE // 4 + 2400]
+        match = np.correlate(near, piece).max() / np.dot(piece, piece)
+        if not 0.85 < match < 1.15:
+            return False
+    return True
+
+
+def encode(
+    path: Path,
+    container: str,
+    codec: str | None,
+    *,
+    rate: int = RATE,
+    video: str | None = None,
+    right: float | None = None,
+    skip: tuple[float, float] | None = None,
+    tracks: int = 1,
+    faststart: bool = False,
+) -> Path:
+    """A file with the sweep (`right`: its factor on a second channel; `skip`: seconds left out), or
+    with a picture."""
+    options = {"movflags": "faststart"} if faststart and container in ("mp4", "ipod") else {}
+    with av.open(str(path), "w", format=container, options=options) as output:
+        picture: Any = output.add_stream(video, rate=10) if video else None
+        layout = "mono" if right is None else "stereo"
+        sounds: list[Any] = [
+            output.add_stream(codec, rate=rate, layout=layout) for _ in range(tracks) if codec
+        ]
+        if picture is not None:
+            picture.width, picture.height, picture.pix_fmt = 64, 64, "yuv420p"
+            for number in range(30):
+                image = av.VideoFrame.from_ndarray(
+                    np.full((64, 64, 3), number, np.uint8), format="rgb24"
+                )
+                image.pts = number
+                output.mux(picture.encode(image))
+            output.mux(picture.encode(None))
+        channels = np.stack([sweep(rate)] if right is None else [sweep(rate), right * sweep(rate)])
+        for sound in sounds:
+            sound.bit_rate = 64_000  # some codecs have no default
+            for start in range(0, channels.shape[1], 960):
+                if skip and skip[0] <= start / rate < skip[1]:
+                    continue
+                part = np.ascontiguousarray(channels[:, start : start + 960])
+                frame = av.AudioFrame.from_ndarray(part, format="fltp", layout=layout)
+                frame.sample_rate, frame.pts, frame.time_base = rate, start, Fraction(1, rate)
+                output.mux(sound.encode(frame))
+            output.mux(sound.encode(None))
+    return path
+
+
+def wav_bytes(samples: NDArray[Any]) -> bytes:
+    buffer = io.BytesIO()
+    with wave.open(buffer, "wb") as file:
+        file.setparams((1, 2, RATE, 0, "NONE", ""))
+        file.writeframes((samples * 32767).astype("<i2").tobytes())
+    return buffer.getvalue()
+
+
+def written(path: Path, data: bytes) -> Path:
+    path.write_bytes(data)
+    return path
+
+
+def joined(recording: Recording) -> Samples:
+    return np.concatenate([np.zeros(0, np.float32), *recording.blocks()])
+
+
+def codes(recording: Recording) -> list[str]:
+    return [notice.code for notice in recording.warnings]
+
+
+def tagged(flac: bytes, comment: bytes) -> bytes:
+    """With its first tag (a Vorbis comment) in these bytes."""
+    end = 4 + 4 + 34  # the marker, and STREAMINFO behind the head of its block
+    fields = bytes(4) + struct.pack("<II", 1, len(comment)) + comment
+    return flac[:end] + b"\x04" + len(fields).to_bytes(3, "big") + fields + flac[end:]

@@ -1,0 +1,77 @@
+"""Log-mel features against transformers' own extractor."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from transformers import WhisperFeatureExtractor
+
+from forescribe.asr.audio.features import LogMel
+
+Samples = NDArray[np.float32]
+
+
+@pytest.fixture(scope="module")
+def windows() -> list[Samples]:
+    """A full window, a short one, one sample, digital silence, a quiet one, an odd length."""
+    rng = np.random.default_rng(0)
+    time = np.arange(480_000) / 16_000
+    full = np.sin(2 * np.pi * 300 * time) * (1 + np.sin(2 * np.pi * 3 * time)) / 4
+    noise = rng.normal(size=480_000) / 10
+    parts = [
+        full + noise,
+        noise[:51_234],
+        noise[:1],
+        np.zeros(16_000),
+        full * 1e-4,
+        noise[:479_999],
+    ]
+    return [part.astype(np.float32) for part in parts]
+
+
+@pytest.mark.parametrize("bands", [80, 128])
+def test_features_equal_those_of_transformers(bands: int, windows: list[Samples]) -> None:
+    extractor = WhisperFeatureExtractor(feature_size=bands)
+    expected = extractor(windows, sampling_rate=16_000, return_tensors="np")["input_features"]
+    features = LogMel(extractor)(windows)
+    assert features.shape == (len(windows), bands, 3000) and features.dtype == torch.float32
+    assert np.abs(features.numpy() - expected).max() < 1e-4
+
+
+def test_a_window_does_not_depend_on_who_shares_its_batch(windows: list[Samples]) -> None:
+    log_mel = LogMel(WhisperFeatureExtractor(feature_size=80))
+    together = log_mel(windows)
+    for row, window in zip(together, windows, strict=True):
+        assert row.equal(log_mel([window])[0])
+
+
+def test_features_are_finite_for_silence_and_for_clipping() -> None:
+    log_mel = LogMel(WhisperFeatureExtractor(feature_size=80))
+    loud = np.full(480_000, 1e6, np.float32)
+    assert log_mel([np.zeros(0, np.float32), loud]).isfinite().all()
+
+
+def test_a_window_that_is_too_long_is_refused_not_cut() -> None:
+    log_mel = LogMel(WhisperFeatureExtractor(feature_size=80))
+    with pytest.raises(ValueError, match=r"\(480001,\).*480000"):
+        log_mel([np.zeros(480_001, np.float32)])
+
+
+def test_an_extractor_of_another_length_keeps_its_own_shape() -> None:
+    log_mel = LogMel(WhisperFeatureExtractor(feature_size=80, chunk_length=10))
+    assert (
+        log_mel([np.zeros(5, np.float32)]).shape
+        == (1, log_mel.bands, log_mel.frames)
+        == (1, 80, 1000)
+    )
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_gpu_gives_the_same_features(windows: list[Samples]) -> None:
+    extractor = WhisperFeatureExtractor(feature_size=128)
+    torch.testing.assert_close(
+        LogMel(extractor, "cuda")(windows).cpu(), LogMel(extractor)(windows), atol=1e-4, rtol=0
+    )

@@ -1,0 +1,578 @@
+"""Runs over many recordings: nothing is lost, nothing is done twice, nothing is half written."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forescribe.asr.batch import fingerprint
+from forescribe.asr.batch.inputs import Source
+from forescribe.asr.batch.manifest import NAME
+from forescribe.asr.errors import AudioError, OutputError, out_of_memory
+from tests.asr.typists import Outcome, Typist, batch, run, text_of, write_wav
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def calls(count: int, folder: str = "calls") -> list[Path]:
+    """A folder of recordings, each longer than the one before."""
+    names = [Path(folder, f"{n:02}.wav") for n in range(count)]
+    return [write_wav(name, 0.05 * (n + 1), n) for n, name in enumerate(names)]
+
+
+def records(out: str = "out") -> list[dict]:
+    return [
+        json.loads(line) for line in Path(out, NAME).read_text().splitlines() if line[-1:] == "}"
+    ]
+
+
+def files(out: str = "out") -> dict[str, str]:
+    return {
+        str(p.relative_to(out)): p.read_text()
+        for p in sorted(Path(out).rglob("*"))
+        if p.is_file() and p.name != NAME
+    }
+
+
+def statuses(ended) -> Counter[str]:
+    return Counter(e.record.status for e in ended)
+
+
+# Records and files
+
+
+def test_every_recording_has_its_files_and_one_record() -> None:
+    ended = run(calls(3), "out")
+    assert statuses(ended) == {"succeeded": 3}
+    assert set(files()) == {f"{n:02}.{kind}" for n in range(3) for kind in ("txt", "srt")}
+    assert files()["01.txt"] == text_of("calls/01.wav") + "\n"
+    first = next(r for r in records() if r["path"] == "calls/00.wav")
+    assert first == {
+        "path": "calls/00.wav",
+        "source": "../calls/00.wav",
+        "status": "succeeded",
+        "code": None,
+        "message": None,
+        "audio_s": 1.0,
+        "wall_s": 0.5,
+        "rtfx": 2.0,
+        "language": "en",
+        "coverage": {"decoded_s": 1.0, "silent_s": 0.0, "failed_s": 0.0},
+        "acceptance_rate": 0.5,
+        "mean_acceptance_length": 1.5,
+        "warnings": [],
+        "outputs": ["00.txt", "00.srt"],
+        "fingerprint": f"sha256:{fingerprint.content('calls/00.wav')}+5e77",
+        "attempt": 1,
+    }
+
+
+def test_a_record_comes_after_its_files() -> None:
+    """Whoever reads a line may open what it names."""
+    made = batch(calls(4), "out")
+    for _ in made.run(lambda size: Typist(), size=4):
+        for record in records():
+            assert all(Path("out", name).is_file() for name in record["outputs"])
+    assert len(records()) == 4
+
+
+def test_the_longest_goes_first_and_a_list_is_believed() -> None:
+    names = calls(4)
+    typist = Typist()
+    run(reversed(names), "out", typist)
+    assert typist.typed == [str(name) for name in reversed(names)]
+    Path("list.jsonl").write_text(
+        "".join(
+            json.dumps({"audio_filepath": str(name), "duration": 9 - n}) + "\n"
+            for n, name in enumerate(names)
+        )
+    )
+    run(["list.jsonl"], "out", typist := Typist(), overwrite=True)
+    assert [Path(path).name for path in typist.typed] == [name.name for name in names]
+
+
+def test_a_tree_is_mirrored() -> None:
+    for name in ("a.wav", "x/a.wav", "x/y/b.wav"):
+        write_wav(Path("calls", name), value=len(name))
+    run(["calls"], "out")
+    assert set(files()) == {
+        f"{stem}.{kind}" for stem in ("a", "x/a", "x/y/b") for kind in ("txt", "srt")
+    }
+    assert files()["x/a.txt"] == text_of("calls/x/a.wav") + "\n"
+
+
+def test_a_bad_recording_takes_no_other_with_it() -> None:
+    calls(3)
+    Path("calls/01.wav").unlink()
+    Path("empty").mkdir()
+    ended = run(["calls/00.wav", "calls/01.wav", "empty", "calls/02.wav"], "out")
+    assert statuses(ended) == {"succeeded": 2, "failed": 2}
+    codes = {r["path"]: r["code"] for r in records()}
+    assert codes == {
+        "calls/00.wav": None,
+        "calls/01.wav": "missing_file",
+        "calls/02.wav": None,
+        "empty": "unreadable_file",
+    }
+    failed = next(r for r in records() if r["path"] == "empty")
+    assert "directory without recordings" in failed["message"]
+    assert failed["outputs"] == [] and failed["fingerprint"] is None
+
+
+def test_a_result_that_cannot_be_put_in_place_fails_alone() -> None:
+    Path("out/00.txt").mkdir(parents=True)
+    ended = {e.record.path: e for e in run(calls(2), "out")}
+    assert ended["calls/00.wav"].record.code == "unwritable_output"
+    assert ended["calls/01.wav"].record.status == "succeeded"
+    assert {r["path"]: r["status"] for r in records()} == {
+        "calls/00.wav": "failed",
+        "calls/01.wav": "succeeded",
+    }
+
+
+def test_a_manifest_that_cannot_be_written_is_a_failure_and_no_more(monkeypatch) -> None:
+    made = batch(calls(2), "out")
+    manifest = made.destination.manifest
+    real = manifest.append
+
+    def full(records) -> None:
+        if records[0].path == "calls/00.wav":
+            raise OutputError("disk full", code="storage_full")
+        real(records)
+
+    monkeypatch.setattr(manifest, "append", full)
+    ended = {e.record.path: e.record for e in made.run(lambda size: Typist(), size=4)}
+    assert ended["calls/00.wav"].code == "storage_full"
+    assert ended["calls/01.wav"].status == "succeeded"
+    assert statuses(run(["calls"], "out")) == {"succeeded": 1}  # what has no record is done again
+
+
+# Resume
+
+
+def test_what_is_done_is_not_done_again() -> None:
+    run(calls(3), "out")
+    before = {p: p.stat().st_mtime_ns for p in Path("out").iterdir()}
+    made = batch(["calls"], "out")
+    assert not made.todo and [e.record.status for e in made.skipped()] == ["skipped"] * 3
+    assert list(made.run(lambda size: pytest.fail("no model is needed"), size=4)) == []
+    assert {p: p.stat().st_mtime_ns for p in Path("out").iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    ("change", "again"),
+    [
+        (lambda: write_wav(Path("calls/01.wav"), 0.3, 77), {"calls/01.wav"}),
+        (lambda: Path("out/02.srt").unlink(), {"calls/02.wav"}),
+        (lambda: os.utime("calls/01.wav", (1, 1)), set()),  # content counts, no date
+        (lambda: Path("out/00.txt").write_text("by hand"), set()),  # corrections are kept
+        (lambda: Path("calls/00.wav").rename("calls/moved.wav"), {"calls/moved.wav"}),
+    ],
+)
+def test_only_what_changed_is_done_again(change, again) -> None:
+    run(calls(3), "out")
+    change()
+    assert {source.path for source in batch(["calls"], "out").todo} == again
+
+
+def test_other_settings_do_all_again_and_equal_ones_nothing() -> None:
+    run(calls(2), "out")
+    assert len(batch(["calls"], "out", settings="0123").todo) == 2
+    assert len(batch(["calls"], "out", overwrite=True).todo) == 2
+    assert len(batch(["calls"], "out").todo) == 0
+
+
+def test_each_file_is_judged_by_the_run_that_wrote_it() -> None:
+    """The last record alone would lie here: it says that the settings of `a.txt` are the old ones."""
+    calls(1)
+    run(["calls"], "out", formats="txt")
+    run(["calls"], "out", formats="txt", settings="0123")
+    run(["calls"], "out", formats="srt")
+    assert len(batch(["calls"], "out", formats="srt").todo) == 0
+    assert len(batch(["calls"], "out", formats="txt").todo) == 1
+    assert len(batch(["calls"], "out", formats="txt", settings="0123").todo) == 0
+
+
+def test_a_failure_is_tried_again_and_counted() -> None:
+    calls(1)
+    for attempt in (1, 2):
+        broken = Typist(trouble=lambda path: None)
+        broken._typed = lambda path: Outcome(path, error=AudioError("no"))
+        (ended,) = run(["calls"], "out", broken)
+        assert (ended.record.status, ended.record.attempt) == ("failed", attempt)
+    (ended,) = run(["calls"], "out")
+    assert (ended.record.status, ended.record.attempt) == ("succeeded", 3)
+    assert [r["attempt"] for r in records()] == [1, 2, 3]
+
+
+def test_a_folder_that_moved_with_its_results_is_done(here, monkeypatch) -> None:
+    run(calls(2), "out")
+    (here / "new").mkdir()
+    Path("calls").rename("new/calls")
+    Path("out").rename("new/out")
+    monkeypatch.chdir(here / "new")
+    assert not batch(["calls"], "out").todo
+    assert not batch([here / "new" / "calls"], here / "new" / "out").todo
+
+
+def test_recordings_that_moved_alone_are_done_too() -> None:
+    run(calls(2), "out")
+    Path("calls").rename("elsewhere")
+    assert not batch(["elsewhere"], "out").todo
+
+
+def test_recordings_that_moved_and_are_redone_keep_their_names() -> None:
+    run(calls(2), "out")
+    Path("calls").rename("elsewhere")
+    run(["elsewhere"], "out", settings="0123")
+    assert set(files()) == {f"{n:02}.{kind}" for n in range(2) for kind in ("txt", "srt")}
+    assert not batch(["elsewhere"], "out", settings="0123").todo
+
+
+def test_stdout_has_no_memory(capsysbinary) -> None:
+    for _ in range(2):
+        calls(1)
+        assert statuses(run(["calls"], "-", formats="txt")) == {"succeeded": 1}
+    assert capsysbinary.readouterr().out.decode() == (text_of("calls/00.wav") + "\n") * 2
+    assert not list(Path().rglob(NAME))
+
+
+class Hasty(Typist):
+    """What is pulled last is done first."""
+
+    def transcribe(self, sources, options=None, hook=None):
+        yield from reversed(list(super().transcribe(sources)))
+
+
+def test_texts_on_stdout_come_in_the_order_in_which_they_were_named(capsysbinary) -> None:
+    names = [*calls(4), Path("missing.wav")]
+    ended = run(names, "-", Hasty(), formats="txt")
+    assert [e.record.path for e in ended] == [str(name) for name in names]
+    texts = "".join(f"{text_of(name)}\n" for name in names[:4])
+    assert capsysbinary.readouterr().out.decode() == texts
+
+
+# Names
+
+
+def test_runs_after_each_other_never_overwrite_each_other() -> None:
+    write_wav(Path("x/a.wav"), value=1)
+    write_wav(Path("y/a.wav"), value=2)
+    run(["x/a.wav"], "out", formats="txt")
+    run(["y/a.wav"], "out", formats="txt")
+    texts = files()
+    assert texts.pop("a.txt") == text_of("x/a.wav") + "\n"
+    assert texts == {"a.wav.txt": text_of("y/a.wav") + "\n"}
+    assert not batch(["x/a.wav", "y/a.wav"], "out", formats="txt").todo  # and both keep theirs
+
+
+def test_a_name_that_another_process_took_meanwhile_is_left_alone() -> None:
+    write_wav(Path("x/a.wav"), value=1)
+    write_wav(Path("y/a.wav"), value=2)
+    late = batch(["y/a.wav"], "out", formats="txt")  # it chose `a` before the other one wrote it
+    run(["x/a.wav"], "out", formats="txt")
+    list(late.run(lambda size: Typist(), size=1))
+    assert files()["a.txt"] == text_of("x/a.wav") + "\n"
+    assert set(files().values()) == {text_of("x/a.wav") + "\n", text_of("y/a.wav") + "\n"}
+
+
+def test_no_recording_is_replaced_by_a_result() -> None:
+    """Sound under the name that its text would have."""
+    sound = write_wav(Path("a.txt"), value=3).read_bytes()
+    (ended,) = run(["a.txt"], ".", formats="txt")
+    assert Path("a.txt").read_bytes() == sound
+    assert ended.record.outputs == ("a.txt.txt",)
+
+
+@given(
+    names=st.sets(st.sampled_from(["a.wav", "a.mp3", "x/a.wav", "y/a.wav", "a-1.wav"]), min_size=1)
+)
+def test_any_order_of_runs_keeps_all_results_apart(tmp_path_factory, names) -> None:
+    os.chdir(tmp_path_factory.mktemp("run"))
+    for n, name in enumerate(sorted(names)):
+        write_wav(Path(name), value=n)
+        run([name], "out", formats="txt")
+    assert sorted(files().values()) == sorted(text_of(name) + "\n" for name in names)
+    assert not batch(sorted(names), "out", formats="txt").todo
+
+
+# Killed
+
+
+def child(die_at: str, *names: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.asr.typists", "out", die_at, *names],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def expect_whole() -> None:
+    """Every file in the folder holds all of some recording's text, and nothing else is there."""
+    texts = {text_of(path) for path in Path("calls").iterdir()}
+    for name, text in files().items():
+        if name.startswith(".forescribe-"):  # half written, under a name that nobody reads
+            continue
+        assert text.splitlines()[-1 if name.endswith("txt") else 2] in texts, name
+
+
+def expect_complete(count: int) -> None:
+    assert set(files()) == {f"{n:02}.{kind}" for n in range(count) for kind in ("txt", "srt")}
+    for n in range(count):
+        assert files()[f"{n:02}.txt"] == text_of(f"calls/{n:02}.wav") + "\n"
+    good = Counter(r["path"] for r in records() if r["status"] == "succeeded")
+    assert good == {f"calls/{n:02}.wav": 1 for n in range(count)}  # none lost, none done twice
+
+
+@pytest.mark.parametrize("die_at", ["replace:0", "replace:1", "replace:17", "append:0", "append:9"])
+def test_killed_at_any_point_of_20_the_next_run_completes_it(die_at) -> None:
+    """kill -9 before a file's rename, between two files, and between the files and their record."""
+    calls(20)
+    killed = child(die_at, "calls")
+    killed.communicate(timeout=120)
+    assert killed.returncode == -signal.SIGKILL
+    expect_whole()
+    done = {r["path"]: r["outputs"] for r in records()}
+    assert len(done) == {"replace:17": 8, "append:9": 9}.get(die_at, 0)
+    before = {n: Path("out", n).stat().st_mtime_ns for names in done.values() for n in names}
+    typist = Typist()
+    run(["calls"], "out", typist)
+    assert sorted(typist.typed) == sorted({f"calls/{n:02}.wav" for n in range(20)} - done.keys())
+    assert before == {name: Path("out", name).stat().st_mtime_ns for name in before}
+    expect_complete(20)  # and the litter of the killed process is gone
+
+
+@pytest.mark.parametrize("die_at", ["replace:1", "append:1"])
+def test_killed_while_it_replaces_a_result_the_old_one_is_not_taken_for_whole(die_at) -> None:
+    """Between two files and before the record: the first file is of the new settings already."""
+    run(calls(2), "out", settings="0123")
+    killed = child(die_at, "calls")
+    killed.communicate(timeout=120)
+    assert killed.returncode == -signal.SIGKILL
+    for settings in ("0123", "5e77"):
+        assert "calls/01.wav" in {s.path for s in batch(["calls"], "out", settings=settings).todo}
+    assert [s.path for s in batch(["calls"], "out", settings="0123").done] == ["calls/00.wav"]
+    assert records()[-1]["status"] == "cancelled"
+    run(["calls"], "out")
+    assert not batch(["calls"], "out").todo
+
+
+def test_killed_from_outside_in_the_middle_of_20_the_next_run_completes_it() -> None:
+    calls(20)
+    running = child("pause:0.03", "calls")
+    for _ in range(7):
+        assert running.stdout.readline().startswith("succeeded")
+    running.kill()
+    running.communicate(timeout=60)
+    assert running.returncode == -signal.SIGKILL
+    expect_whole()
+    done = len(records())
+    assert 7 <= done < 20
+    again = child("never", "calls")
+    out, err = again.communicate(timeout=120)
+    assert (again.returncode, err) == (0, "") and len(out.splitlines()) == 20 - done
+    expect_complete(20)
+
+
+def test_half_a_line_in_the_manifest_hurts_nobody() -> None:
+    run(calls(3), "out")
+    whole = Path("out", NAME).read_bytes()
+    Path("out", NAME).write_bytes(whole[:-40])
+    again = batch(["calls"], "out")
+    assert len(again.todo) == 1
+    list(again.run(lambda size: Typist(), size=4))
+    assert not batch(["calls"], "out").todo
+    assert len(records()) == 3
+
+
+def test_two_processes_at_once_leave_whole_files_and_whole_lines() -> None:
+    calls(8)
+    both = [child("pause:0.01", "calls") for _ in range(2)]
+    for running in both:
+        _, err = running.communicate(timeout=120)
+        assert (running.returncode, err) == (0, "")
+    expect_whole()
+    assert len(files()) == 16 and not batch(["calls"], "out").todo
+    assert {r["status"] for r in records()} == {"succeeded"}
+
+
+# Interrupted
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_signal_ends_it_with_a_record_for_everything(number) -> None:
+    calls(20)
+    running = child("pause:0.05", "calls")
+    running.stdout.readline()
+    running.send_signal(number)
+    _, err = running.communicate(timeout=60)
+    assert (running.returncode, err) == (130, "")
+    found = Counter(r["status"] for r in records())
+    assert found["succeeded"] >= 1 and found["cancelled"] >= 10
+    assert {r["path"] for r in records()} == {f"calls/{n:02}.wav" for n in range(20)}
+    assert len(files()) == 2 * found["succeeded"]
+    again = child("never", "calls")
+    out, _ = again.communicate(timeout=60)
+    assert len(out.splitlines()) == 20 - found["succeeded"]
+    expect_complete(20)
+
+
+def test_the_second_signal_ends_it_at_once() -> None:
+    """The process is in a library that hears nothing: hashing, for a minute or so."""
+    calls(1)
+    running = child("deaf", "calls")
+    assert running.stdout.readline() == "deaf\n"
+    time.sleep(0.2)
+    began = time.monotonic()
+    running.send_signal(signal.SIGINT)
+    time.sleep(0.3)
+    assert running.poll() is None  # the first one waits
+    running.send_signal(signal.SIGINT)
+    running.communicate(timeout=300)
+    assert running.returncode == 130 and time.monotonic() - began < 5
+
+
+class Picky(Typist):
+    """Fails with one recording of six, in the midst of them."""
+
+    def _typed(self, path):
+        if path == "calls/03.wav":
+            return Outcome(path, error=AudioError(f"{path}: no sound"))
+        return super()._typed(path)
+
+
+def test_fail_fast_ends_with_the_first_failure() -> None:
+    calls(6)
+    assert statuses(run(["calls"], "out", Picky())) == {"succeeded": 5, "failed": 1}
+    typist = Picky()
+    ended = run(["calls"], "out2", typist, fail_fast=True)
+    assert statuses(ended) == {"succeeded": 2, "failed": 1, "cancelled": 3} and typist.closed
+    assert Counter(r["status"] for r in records("out2")) == statuses(ended)
+
+
+# Out of memory
+
+
+class OutOfMemoryError(RuntimeError):
+    """Named as torch names it."""
+
+
+def run_in(memory: int, error: Exception | None = None, ahead: int = 3):
+    """A run on a device where batches above `memory` fail; what came back, and what was said."""
+    said: list[str] = []
+    made = batch(["calls"], "out", notice=said.append)
+    sizes: list[int] = []
+
+    def make(size: int) -> Typist:
+        sizes.append(size)
+        count = iter(range(2))
+
+        def trouble(path: str) -> None:
+            if size > memory and next(count, None) is None:  # after two that went well
+                raise error or OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+        return Typist(ahead=ahead, trouble=trouble)
+
+    return list(made.run(make, size=8)), sizes, said
+
+
+def test_out_of_memory_halves_the_batch_once_and_says_so() -> None:
+    calls(8)
+    ended, sizes, said = run_in(memory=4)
+    assert sizes == [8, 4] and statuses(ended) == {"succeeded": 8}
+    assert said == ["out of memory with 8 windows at a time: going on with 4"]
+    expect_complete(8)
+
+
+def test_a_second_time_fails_what_was_in_the_air_and_goes_on() -> None:
+    calls(8)
+    ended, sizes, said = run_in(memory=2)
+    found = statuses(ended)
+    assert found["failed"] >= 3 and found["succeeded"] >= 4 and sum(found.values()) == 8
+    assert set(sizes[1:]) == {4} and len(said) == 1
+    failed = next(e for e in ended if e.error)
+    assert failed.record.code == "overloaded"
+    assert "out of memory with 4 windows at a time; try a smaller --batch-size" in str(failed.error)
+
+
+def test_memory_that_is_never_enough_ends_the_run() -> None:
+    calls(8)
+    made, sizes = batch(["calls"], "out"), []
+
+    def make(size: int) -> Typist:
+        sizes.append(size)
+        raise MemoryError
+
+    assert statuses(made.run(make, size=8)) == {"failed": 8} and sizes == [8, 4]
+
+
+def test_what_the_transcriber_caught_itself_counts_as_well() -> None:
+    calls(3)
+    sizes = []
+
+    class Catching(Typist):
+        def _typed(self, path):
+            if sizes[-1] == 8:
+                error = AudioError(path, code="internal_error")
+                error.__cause__ = OutOfMemoryError()
+                return Outcome(path, error=error)
+            return super()._typed(path)
+
+    made = batch(["calls"], "out")
+    ended = made.run(lambda size: sizes.append(size) or Catching(), size=8)
+    assert statuses(ended) == {"succeeded": 3} and sizes == [8, 4]
+
+
+def test_a_pipe_cannot_be_read_again() -> None:
+    os.mkfifo("pipe")
+    made = batch(["pipe"], "out")
+    assert made.todo == [Source("pipe")]
+    ended = list(made.run(lambda size: Typist(trouble=_raise(MemoryError())), size=8))
+    assert [e.record.code for e in ended] == ["overloaded"]
+
+
+def _raise(error: Exception):
+    def trouble(path: str) -> None:
+        raise error
+
+    return trouble
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (OutOfMemoryError(), True),
+        (MemoryError(), True),
+        (RuntimeError("MPS backend out of memory (MPS allocated: 5 GB)"), True),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), True),
+        (RuntimeError("FATAL ERROR :: Allocation failed for size::1024 (1MB)"), True),
+        (RuntimeError("shapes do not match"), False),
+        (ValueError("out of memory"), False),
+    ],
+)
+def test_out_of_memory_is_known_by_its_name(error, expected) -> None:
+    assert out_of_memory(error) is expected
+
+
+def test_any_other_error_of_the_transcriber_is_not_hidden() -> None:
+    calls(2)
+    with pytest.raises(ZeroDivisionError):
+        run(["calls"], "out", Typist(trouble=_raise(ZeroDivisionError())))

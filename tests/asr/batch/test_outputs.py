@@ -1,0 +1,172 @@
+"""Every recording has a place of its own, and what cannot be written is known before any work."""
+
+from __future__ import annotations
+
+import io
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forescribe.asr.batch import outputs
+from forescribe.asr.batch.inputs import Source
+from forescribe.asr.batch.outputs import Destination
+from forescribe.asr.errors import AudioError, OutputError, UsageError
+from forescribe.asr.formats.transcript import Coverage, Segment, Span, Transcript
+
+TRANSCRIPT = Transcript(
+    segments=(Segment(0, 0, 0, 0, 16_000, " Grüße."),),
+    sample_count=16_000,
+    coverage=Coverage((Span(0, 16_000, "decoded"),)),
+)
+
+
+A = [Source("a.wav")]
+
+
+def stems(*sources: str) -> dict[str, str]:
+    return Destination.of([Source(source) for source in sources], "-", "txt").stems
+
+
+def test_a_file_lends_its_stem() -> None:
+    assert stems("x/meeting.mp3") == {"x/meeting.mp3": "meeting"}
+    assert stems("a.b.wav", "noext", ".hidden") == {
+        "a.b.wav": "a.b",
+        "noext": "noext",
+        ".hidden": ".hidden",
+    }
+
+
+def test_stdin_has_a_name() -> None:
+    assert stems("-", "a.wav") == {"-": "stdin", "a.wav": "a"}
+
+
+def test_equal_stems_keep_their_extensions() -> None:
+    assert stems("a.mp3", "a.wav", "b.wav") == {"a.mp3": "a.mp3", "a.wav": "a.wav", "b.wav": "b"}
+
+
+def test_equal_names_get_a_hash_of_their_place() -> None:
+    found = stems("x/a.mp3", "y/a.mp3")
+    assert len(set(found.values())) == 2
+    assert all(stem.startswith("a-") and len(stem) == 10 for stem in found.values())
+    assert stems("x/a.mp3", "y/a.mp3", "z.wav")["x/a.mp3"] == found["x/a.mp3"]  # it stays the same
+
+
+folders = st.sampled_from(["", "x/", "y/", "x/y/", "a.mp3/"])
+names = st.sampled_from(["a", "a.mp3", "a.wav", "a.mp3.wav", "stdin", "stdin.wav", ".a", "b.c"])
+paths = st.one_of(st.just("-"), st.builds(str.__add__, folders, names))
+
+
+@given(st.lists(paths, unique=True, max_size=12))
+def test_no_two_recordings_share_a_stem(sources) -> None:
+    """`x/a.mp3.wav` has the stem `a.mp3`, which is what `a.mp3` beside `a.wav` would take."""
+    found = stems(*sources)
+    assert list(found) == sources
+    assert len(set(found.values())) == len(sources)
+    assert not any("/" in stem or not stem for stem in found.values())
+
+
+def test_a_tree_is_mirrored_and_names_need_differ_only_in_one_place() -> None:
+    sources = [Source("c/a.mp3"), Source("c/x/a.mp3", "x"), Source("c/x/a.wav", "x")]
+    assert Destination.of(sources, "-", "txt").stems == {
+        "c/a.mp3": "a",
+        "c/x/a.mp3": "x/a.mp3",
+        "c/x/a.wav": "x/a.wav",
+    }
+
+
+def test_the_same_place_of_two_trees_gets_a_hash() -> None:
+    sources = [Source("c/x/a.mp3", "x"), Source("d/x/a.mp3", "x")]
+    found = Destination.of(sources, "-", "txt").stems
+    assert len(set(found.values())) == 2
+    assert all(stem.startswith("x/a-") for stem in found.values())
+
+
+def test_a_folder_without_recordings_takes_no_name() -> None:
+    sources = [Source("a", error=AudioError("a: a directory")), Source("a.wav")]
+    assert Destination.of(sources, "-", "txt").stems == {"a.wav": "a"}
+
+
+def test_nothing_is_made_for_a_list_of_what_would_be(tmp_path) -> None:
+    destination = Destination.of(A, str(tmp_path / "out"), "txt,srt", make=False)
+    assert destination.files("a.wav") == [tmp_path / "out" / "a.txt", tmp_path / "out" / "a.srt"]
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_manifest_that_cannot_be_read_is_refused_by_its_folder(tmp_path) -> None:
+    (tmp_path / "manifest.jsonl").mkdir()
+    with pytest.raises(OutputError, match="cannot read the manifest"):
+        Destination.of(A, str(tmp_path), "txt")
+
+
+def test_only_what_a_killed_process_left_is_swept(tmp_path) -> None:
+    for name in (".forescribe-12ab.tmp", ".other.tmp", "a.txt"):
+        (tmp_path / name).touch()
+    destination = Destination.of(A, str(tmp_path), "txt")
+    destination.sweep()  # nobody has ever written here with a lock: leave all
+    assert len(list(tmp_path.iterdir())) == 3
+    (tmp_path / "manifest.jsonl").touch()
+    destination.sweep()
+    assert {path.name for path in tmp_path.iterdir()} == {".other.tmp", "a.txt", "manifest.jsonl"}
+
+
+@pytest.mark.parametrize("names", ["all", "txt,srt"])
+def test_stdout_takes_one_format(names) -> None:
+    with pytest.raises(UsageError, match="stdout takes one format"):
+        Destination.of(A, "-", names)
+
+
+def test_an_unknown_format_is_refused_before_anything_is_made(tmp_path) -> None:
+    with pytest.raises(UsageError, match="'doc'; known: txt"):
+        Destination.of(A, str(tmp_path / "out"), "doc")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_is_made_with_its_parents(tmp_path) -> None:
+    destination = Destination.of(A, str(tmp_path / "x" / "y"), "txt,srt")
+    files = destination.write("a.wav", TRANSCRIPT)
+    assert files == [tmp_path / "x" / "y" / "a.txt", tmp_path / "x" / "y" / "a.srt"]
+    assert files[0].read_text(encoding="utf-8") == "Grüße.\n"
+    assert sorted(p.name for p in (tmp_path / "x" / "y").iterdir()) == ["a.srt", "a.txt"]
+
+
+@pytest.mark.parametrize("folder", ["file/below", "file", "/proc/forescribe"])
+def test_a_folder_that_cannot_be_written_is_refused_by_name(tmp_path, folder) -> None:
+    (tmp_path / "file").touch()
+    place = str(tmp_path / folder)  # an absolute path stays as it is
+    with pytest.raises(OutputError, match="cannot write to the output folder") as caught:
+        Destination.of(A, place, "txt")
+    assert place in str(caught.value) and "-o" in str(caught.value)
+
+
+def stdout(monkeypatch: pytest.MonkeyPatch, buffer: io.RawIOBase | io.BytesIO) -> None:
+    monkeypatch.setattr(outputs.sys, "stdout", SimpleNamespace(buffer=buffer))
+
+
+def test_stdout_is_utf8_whatever_the_locale(monkeypatch) -> None:
+    buffer = io.BytesIO()
+    stdout(monkeypatch, buffer)
+    assert Destination.of(A, "-", "txt").write("a.wav", TRANSCRIPT) == []
+    assert buffer.getvalue() == "Grüße.\n".encode()
+
+
+class Full(io.BytesIO):
+    def __init__(self, error: OSError) -> None:
+        super().__init__()
+        self.error = error
+
+    def write(self, data) -> int:
+        raise self.error
+
+
+def test_a_full_disk_behind_stdout_is_one_line(monkeypatch) -> None:
+    stdout(monkeypatch, Full(OSError(28, "No space left on device")))
+    with pytest.raises(OutputError, match="cannot write to stdout: No space left"):
+        Destination.of(A, "-", "txt").write("a.wav", TRANSCRIPT)
+
+
+def test_a_reader_that_has_gone_is_no_fault(monkeypatch) -> None:
+    stdout(monkeypatch, Full(BrokenPipeError()))
+    with pytest.raises(BrokenPipeError):
+        Destination.of(A, "-", "txt").write("a.wav", TRANSCRIPT)

@@ -1,0 +1,273 @@
+"""Guards in the transcriber: only a failing window is decoded again, reproducibly, with a record."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import forescribe.asr.decode.encoding
+from forescribe.asr.decode.call import seed_of
+from forescribe.asr.decode.guards import Guards, Judgement
+from forescribe.asr.decode.transcriber import Options, Transcriber
+from forescribe.asr.errors import UsageError
+from forescribe.asr.model.loading import Memory, load
+from forescribe.asr.model.presets import Pair
+from forescribe.asr.words.segments import mean_logprob
+from forescribe.speculative import Guarantee, choose
+from tests.asr.model import folders
+
+RATE = 16000
+
+
+@pytest.fixture(scope="module")
+def whisper(tmp_path_factory):
+    root = tmp_path_factory.mktemp("pair")
+    target = folders.write(root / "target")
+    draft = folders.write_distilled(root / "draft", target)
+    return load(Pair(target, draft), choose("cpu"), network=False)
+
+
+@pytest.fixture(scope="module")
+def recording(tmp_path_factory):
+    """70 s of noise: three windows of 30, 30 and 10 s without voice activity."""
+    import soundfile
+
+    path = tmp_path_factory.mktemp("audio") / "noise.wav"
+    noise = np.random.default_rng(0).standard_normal(70 * RATE) * 0.1
+    soundfile.write(path, noise.astype(np.float32), RATE, subtype="FLOAT")
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def plain(whisper, recording):
+    """Every window's first answer."""
+    return decode(whisper, recording, None)
+
+
+def options(guards: Guards | None, **more) -> Options:
+    return Options(language="en", vad=False, keep_memory=True, guards=guards, **more)
+
+
+def decode(whisper, recording, guards, *, batch=2, gamma=3, judge=None, monkeypatch=None):
+    if judge is not None:
+        monkeypatch.setattr(Guards, "judge", judge)
+    transcriber = Transcriber(whisper, batch=batch, gamma=gamma)
+    (outcome,) = transcriber.transcribe([recording], options(guards))
+    assert outcome.error is None
+    return outcome
+
+
+def failing(window: float, until: float):
+    """A judge that fails one window, known by its no-speech probability, below a temperature."""
+
+    def judge(self, *, compression_ratio, mean_logprob, no_speech_prob):
+        hit = math.isclose(no_speech_prob, window, rel_tol=1e-6)
+        if hit and judge.temperature < until:
+            judge.temperature = self.next_temperature(judge.temperature) or math.inf
+            return Judgement.RETRY, "planted"
+        return Judgement.KEEP, None
+
+    judge.temperature = 0.0
+    return judge
+
+
+def test_a_planted_failing_window_alone_is_decoded_again(whisper, recording, plain, monkeypatch):
+    victim = plain.decoded[1].result.probe[0]
+    guarded = decode(
+        whisper, recording, Guards(), judge=failing(victim, 0.4), monkeypatch=monkeypatch
+    )
+    temperatures = [d.result.request.temperature for d in guarded.decoded]
+    assert temperatures == [0.0, 0.4, 0.0]
+    for n in (0, 2):
+        assert guarded.decoded[n].result.tokens == plain.decoded[n].result.tokens
+    assert guarded.decoded[1].result.tokens != plain.decoded[1].result.tokens
+
+
+def test_a_window_below_a_real_threshold_alone_is_decoded_again(whisper, recording, plain):
+    """Nothing is planted here but the threshold: between the least probable window and the others."""
+    means = [mean_logprob(d.result.logprobs) for d in plain.decoded]
+    worst = means.index(min(means))
+    threshold = (sorted(means)[0] + sorted(means)[1]) / 2
+    guards = Guards(
+        compression_ratio=None, no_speech=None, logprob=threshold, temperatures=(0.0, 0.5)
+    )
+    guarded = decode(whisper, recording, guards)
+    hot = [d.result.request.temperature for d in guarded.decoded]
+    assert hot == [0.5 if n == worst else 0.0 for n in range(3)]
+    for before, after in zip(plain.decoded, guarded.decoded, strict=True):
+        assert (before.result.tokens == after.result.tokens) == (before.index != worst)
+
+
+def test_drafts_go_on_at_every_temperature(whisper, recording, plain, monkeypatch):
+    victim = plain.decoded[1].result.probe[0]
+    guarded = decode(
+        whisper, recording, Guards(), judge=failing(victim, 0.8), monkeypatch=monkeypatch
+    )
+    hot = guarded.decoded[1].result
+    assert hot.request.temperature == 0.8
+    assert hot.drafted > hot.accepted >= 0
+    assert hot.guarantee is Guarantee.EXACT
+
+
+def test_the_others_go_on_while_a_window_is_tried_again(whisper, recording, plain, monkeypatch):
+    victim = plain.decoded[0].result.probe[0]
+    monkeypatch.setattr(Guards, "judge", failing(victim, 1.0))
+    transcriber = Transcriber(whisper, batch=2, gamma=3)
+    tries: list[tuple[int, float]] = []
+    submit = transcriber.engine.submit
+
+    def recorded(request):
+        tries.append((request.tag.index, request.temperature))
+        submit(request)
+
+    monkeypatch.setattr(transcriber.engine, "submit", recorded)
+    ended: list[int] = []
+
+    def hook(progress):
+        ended.extend({segment.window for segment in progress.segments})
+
+    (outcome,) = transcriber.transcribe([recording], options(Guards()), hook)
+    assert ended == [1, 2, 0]  # the first to start is the last to end; nobody waited for it
+    assert [index for index, temperature in tries if temperature] == [0] * 5
+    assert [temperature for index, temperature in tries if index] == [0.0, 0.0]
+    assert [d.index for d in outcome.decoded] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_a_fallback_is_the_same_in_any_batch(whisper, recording, plain, monkeypatch, batch):
+    victim = plain.decoded[1].result.probe[0]
+
+    def again(size, gamma=3):
+        judge = failing(victim, 0.6)
+        with pytest.MonkeyPatch.context() as patch:
+            return decode(
+                whisper,
+                recording,
+                Guards(),
+                batch=size,
+                gamma=gamma,
+                judge=judge,
+                monkeypatch=patch,
+            )
+
+    first, second = again(2), again(batch)
+    assert [d.result.tokens for d in first.decoded] == [d.result.tokens for d in second.decoded]
+    # Draft lengths by the clock are no exception: sampled rounds have one length.
+    first, second = again(2, None), again(batch, None)
+    assert [d.result.tokens for d in first.decoded] == [d.result.tokens for d in second.decoded]
+
+
+def test_what_fails_to_the_end_is_kept_and_tried_at_every_temperature_once(
+    whisper, recording, monkeypatch
+):
+    tried = []
+
+    def never(self, *, compression_ratio, mean_logprob, no_speech_prob):
+        tried.append(no_speech_prob)
+        return Judgement.RETRY, "planted"
+
+    guards = Guards(temperatures=(0.0, 0.5, 1.0))
+    outcome = decode(whisper, recording, guards, judge=never, monkeypatch=monkeypatch)
+    assert len(tried) == 9
+    assert [d.result.request.temperature for d in outcome.decoded] == [1.0] * 3
+    assert outcome.transcript.coverage.decoded_samples == 70 * RATE
+
+
+def test_silence_is_dropped_with_a_record(whisper, recording, plain, monkeypatch):
+    victim = plain.decoded[2].result.probe[0]
+
+    def judge(self, *, compression_ratio, mean_logprob, no_speech_prob):
+        if math.isclose(no_speech_prob, victim, rel_tol=1e-6):
+            return Judgement.SILENCE, "no speech (planted)"
+        return Judgement.KEEP, None
+
+    outcome = decode(whisper, recording, Guards(), judge=judge, monkeypatch=monkeypatch)
+    transcript = outcome.transcript
+    assert {s.window for s in transcript.segments} <= {0, 1}
+    assert [s.state for s in transcript.coverage.spans] == ["decoded", "decoded", "silent"]
+    assert transcript.coverage.spans[2].reason == "no speech (planted)"
+    assert [n.code for n in transcript.warnings] == ["dropped_text"]
+    message = transcript.warnings[0].message
+    written = whisper.tokenizer.decode(
+        [token for token in outcome.decoded[2].result.tokens if token < whisper.tokens.end],
+        clean_up_tokenization_spaces=False,
+    )
+    assert repr(written.strip()) in message
+    assert "60.0 to 70.0 s" in message and "no speech (planted)" in message
+
+
+def test_a_window_of_nan_is_failed_not_kept(whisper, recording, monkeypatch):
+    transcriber = Transcriber(whisper, batch=2, gamma=0)
+    collect = transcriber.engine._collect
+
+    def broken(row, tenant):
+        result = collect(row, tenant)
+        return replace(result, logprobs=(math.nan,) * len(result.logprobs))
+
+    monkeypatch.setattr(transcriber.engine, "_collect", broken)
+    (outcome,) = transcriber.transcribe([recording], options(Guards(temperatures=(0.0, 0.2))))
+    assert outcome.transcript.coverage.failed_samples == 70 * RATE
+    assert outcome.transcript.text == ""
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_a_window_whose_numbers_break_fails_alone(whisper, recording, monkeypatch, batch):
+    """The model itself yields NaN here, and the encoder's check is off: the next window in that row must
+    not inherit it."""
+    monkeypatch.setattr(
+        forescribe.asr.decode.encoding, "_finite", lambda memories: [True] * len(memories)
+    )
+    plain = decode(whisper, recording, None, batch=batch)
+    encode, count = whisper.encode, 0
+
+    def broken(self, features):
+        nonlocal count
+        memories = encode(features)
+        for n, memory in enumerate(memories):
+            if count + n == 1:
+                memories[n] = Memory(memory.target * math.nan, memory.draft * math.nan)
+        count += len(memories)
+        return memories
+
+    monkeypatch.setattr(type(whisper), "encode", broken)
+    guarded = decode(
+        whisper, recording, Guards(logprob=-math.inf, compression_ratio=None), batch=batch
+    )
+    assert [d.state for d in guarded.decoded] == ["decoded", "failed", "decoded"]
+    assert "not finite" in guarded.decoded[1].reason
+    assert guarded.decoded[1].result.request.temperature == 1.0
+    for n in (0, 2):
+        assert guarded.decoded[n].result.tokens == plain.decoded[n].result.tokens
+    coverage = guarded.transcript.coverage
+    assert (coverage.failed_samples, coverage.decoded_samples) == (30 * RATE, 40 * RATE)
+
+
+def test_without_guards_numbers_that_are_none_are_no_text_either(whisper, recording, monkeypatch):
+    transcriber = Transcriber(whisper, batch=2, gamma=0)
+    collect = transcriber.engine._collect
+
+    def broken(row, *rest):
+        result = collect(row, *rest)
+        return replace(result, logprobs=(math.nan,) * len(result.logprobs))
+
+    monkeypatch.setattr(transcriber.engine, "_collect", broken)
+    (outcome,) = transcriber.transcribe([recording], options(None))
+    assert outcome.transcript.coverage.failed_samples == 70 * RATE
+    assert [n.code for n in outcome.transcript.warnings][0] == "failed_windows"
+
+
+def test_guards_refuse_impossible_thresholds():
+    with pytest.raises(UsageError, match="probability"):
+        Guards(no_speech=1.5)
+
+
+def test_every_attempt_of_every_window_has_a_seed_of_its_own() -> None:
+    """Also where temperatures are close or high: numbers that were refused are not drawn by again."""
+    close = [0.015, 0.02, 0.0201, 0.025, 0.2, 0.2000001, 1.0, 9.99, 10.0, 10.02, 1e30]
+    starts = [0, 1, 160_000, 480_000, 10**9]
+    seeds = {seed_of(start, temperature) for start in starts for temperature in close}
+    assert len(seeds) == len(starts) * len(close)
+    assert all(0 <= seed < 2**63 for seed in seeds)

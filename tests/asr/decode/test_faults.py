@@ -1,0 +1,588 @@
+"""A fault stays where it happened: injected at every stage, in calls and in sessions.
+
+The victim has two windows of speech; the fault is in the second. Whatever the stage, the recordings
+beside it are transcribed as if nothing had been, and nothing is left behind.
+"""
+
+from __future__ import annotations
+
+import gc
+import io
+import math
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+import soundfile
+
+import forescribe.asr.audio.reading
+import forescribe.asr.decode.accounting
+import forescribe.asr.decode.call
+from forescribe.asr.audio.seekable import Reel
+from forescribe.asr.decode.guards import Guards, Judgement
+from forescribe.asr.decode.outcome import Outcome
+from forescribe.asr.decode.transcriber import Options, Transcriber
+from forescribe.asr.errors import AudioError
+from forescribe.asr.model.loading import Memory, Whisper, load
+from forescribe.asr.model.presets import Pair
+from forescribe.asr.segment.vad import EnergyDetector
+from forescribe.asr.sessions.session import Session
+from forescribe.asr.sessions.submission import Part
+from forescribe.speculative.device import choose
+from tests.asr.model import folders
+
+RATE = 16_000
+MARK = np.float32(0.4375)
+"""A sample that only the victim's second window has."""
+
+SOON = 120.0
+SECOND = 2
+"""The index of that window: the first is speech, then there is silence."""
+
+# Random weights fail every guard: all windows are tried at both temperatures.
+GUARDED = Options(words=True, guards=Guards(None, -0.01, None, (0.0, 0.4)))
+
+
+def tone(seconds: float, seed: int) -> np.ndarray:
+    rng, t = np.random.default_rng(seed), np.arange(round(RATE * seconds))
+    return (0.3 * np.sin(t * rng.uniform(0.02, 0.3)) + 0.05 * rng.standard_normal(len(t))).astype(
+        np.float32
+    )
+
+
+def wav(samples: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    soundfile.write(file, samples, RATE, format="WAV", subtype="FLOAT")
+    return file.getvalue()
+
+
+def victim_samples() -> np.ndarray:
+    marked = tone(2.5, 3)
+    marked[RATE] = MARK
+    return np.concatenate([tone(1.5, 2), np.zeros(4 * RATE, np.float32), marked])
+
+
+BEFORE, VICTIM, AFTER = wav(tone(2, 1)), wav(victim_samples()), wav(tone(3, 4))
+
+
+@pytest.fixture(scope="module")
+def whisper(tmp_path_factory) -> Whisper:
+    target = folders.write(tmp_path_factory.mktemp("pair") / "target", max_target_positions=24)
+    return load(Pair(target), choose("cpu"), network=False)
+
+
+@pytest.fixture(scope="module")
+def shared(whisper) -> Transcriber:
+    return Transcriber(whisper, batch=3, gamma=0, detector=EnergyDetector())
+
+
+@dataclass
+class Ear:
+    done: threading.Event = field(default_factory=threading.Event)
+    outcome: Outcome | None = None
+    at_part: Callable[[], None] = lambda: None
+    at_end: Callable[[], None] = lambda: None
+
+    def progressed(self, part: Part) -> None:
+        self.at_part()
+
+    def ended(self, outcome: Outcome | None) -> None:
+        self.outcome = outcome
+        self.done.set()
+        self.at_end()
+
+
+def called(one: Transcriber, sources: list[bytes], options: Options) -> list[Outcome]:
+    found = {id(outcome.source): outcome for outcome in one.transcribe(sources, options)}
+    return [found[id(source)] for source in sources]
+
+
+def in_session(
+    one: Transcriber, sources: list[bytes], options: Options, ears: list[Ear] | None = None
+) -> list[Outcome]:
+    """All queued before the session runs, so that they share the encoder and the engine."""
+    session, ears = Session(one), ears or [Ear() for _ in sources]
+    for source, ear in zip(sources, ears, strict=True):
+        session.submit(source, options, ear)
+    thread = threading.Thread(target=session.run)
+    thread.start()
+    try:
+        assert all(ear.done.wait(SOON) for ear in ears)
+        late = Ear()  # the session stays usable
+        session.submit(AFTER, options, late)
+        assert late.done.wait(SOON) and late.outcome.transcript is not None
+    finally:
+        session.close()
+        thread.join(SOON)
+    assert not thread.is_alive()
+    assert not any(thread.name.startswith("reader-") for thread in threading.enumerate())
+    assert not (session._live or session._owners or session._readings or session._encoded)
+    return [ear.outcome for ear in ears]
+
+
+WAYS = pytest.mark.parametrize("way", [called, in_session], ids=["call", "session"])
+
+
+def essence(outcome: Outcome) -> tuple:
+    made = outcome.transcript
+    assert made is not None, outcome.error
+    spans = [
+        (s.start_sample, s.end_sample, s.tokens, s.text, [(w.text, w.start) for w in s.words or ()])
+        for s in made.segments
+    ]
+    states = [(span.start_sample, span.end_sample, span.state) for span in made.coverage.spans]
+    return made.text, spans, states, made.language, [n.code for n in made.warnings]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(shared) -> list[Outcome]:
+    outcomes = called(shared, [BEFORE, VICTIM, AFTER], GUARDED)
+    states = [span.state for span in outcomes[1].transcript.coverage.spans]
+    assert states == ["decoded", "silent", "decoded"]
+    assert all(outcome.transcript.segments for outcome in outcomes)
+    return outcomes
+
+
+@pytest.fixture
+def clean(shared, monkeypatch) -> Iterator[None]:
+    """Nothing is in the engine or in memory afterwards."""
+    memories: list[weakref.ref[Memory]] = []
+    encode = type(shared.whisper).encode
+
+    def watched(self, features):
+        made = encode(self, features)
+        memories.extend(map(weakref.ref, made))
+        return made
+
+    monkeypatch.setattr(type(shared.whisper), "encode", watched)
+    yield
+    monkeypatch.undo()
+    (outcome,) = called(shared, [AFTER], Options(language="de"))
+    assert outcome.transcript is not None
+    assert shared.engine.idle and shared.slots.idle
+    assert not shared.engine.rows.active.any()
+    gc.collect()
+    assert memories and not any(memory() for memory in memories)
+
+
+class Planted(RuntimeError):
+    """The fault."""
+
+
+def marked(samples: np.ndarray) -> bool:
+    return bool((np.asarray(samples) == MARK).any())
+
+
+def raises(wrong: Callable[..., bool], real: Callable, error: Exception | None = None) -> Callable:
+    """`real`, but a fault where `wrong` says so of its arguments."""
+
+    def planted(*arguments, **named):
+        if wrong(*arguments, **named):
+            raise error or Planted("planted")
+        return real(*arguments, **named)
+
+    return planted
+
+
+# Each plants its fault: at the victim's second window, or in what is made of the whole.
+
+
+def in_decoding_audio(one, patch, error=None):
+    real = forescribe.asr.audio.reading.Recording._mono
+    patch.setattr(
+        forescribe.asr.audio.reading.Recording,
+        "_mono",
+        raises(lambda self, samples: marked(samples), real, error),
+    )
+
+
+def in_voice_activity(one, patch):
+    real = EnergyDetector.probabilities
+    patch.setattr(
+        EnergyDetector, "probabilities", raises(lambda self, samples: marked(samples), real)
+    )
+
+
+def in_features(one, patch):
+    patch.setattr(one, "mel", Mel(one.mel, lambda windows: any(map(marked, windows))))
+
+
+class Mel:
+    """Features with a fault, that remember which are the marked window's."""
+
+    def __init__(self, real, wrong=lambda windows: False):
+        self.real, self.wrong, self.sums = real, wrong, set()
+
+    def __call__(self, windows):
+        if self.wrong(windows):
+            raise Planted("planted")
+        features = self.real(windows)
+        self.sums |= {
+            float(row.sum()) for row, w in zip(features, windows, strict=True) if marked(w)
+        }
+        return features
+
+    def __getattr__(self, name):
+        return getattr(self.real, name)
+
+    def heard(self, features) -> bool:
+        return any(float(row.sum()) in self.sums for row in features)
+
+
+def in_the_encoder(one, patch, error=None):
+    mel, real = Mel(one.mel), type(one.whisper).encode
+    patch.setattr(one, "mel", mel)
+    patch.setattr(
+        type(one.whisper), "encode", raises(lambda self, features: mel.heard(features), real, error)
+    )
+
+
+def nan_from_the_encoder(one, patch):
+    mel, real = Mel(one.mel), type(one.whisper).encode
+
+    def encode(self, features):
+        return [
+            Memory(memory.target * math.nan) if mel.heard(row[None]) else memory
+            for row, memory in zip(features, real(self, features), strict=True)
+        ]
+
+    patch.setattr(one, "mel", mel)
+    patch.setattr(type(one.whisper), "encode", encode)
+
+
+def memories_of(one, patch) -> Callable[[object], bool]:
+    """Whether encoder states are those of the marked window."""
+    mel, real = Mel(one.mel), type(one.whisper).encode
+    ids: weakref.WeakSet = weakref.WeakSet()
+
+    def encode(self, features):
+        found = real(self, features)
+        for row, memory in zip(features, found, strict=True):
+            if mel.heard(row[None]):
+                ids.add(memory.target)
+        return found
+
+    patch.setattr(one, "mel", mel)
+    patch.setattr(type(one.whisper), "encode", encode)
+    return lambda memory: any(memory.target is own for own in ids)
+
+
+def in_detecting_the_language(one, patch):
+    is_victims, real = memories_of(one, patch), Whisper.detect_language
+    patch.setattr(
+        Whisper,
+        "detect_language",
+        raises(lambda self, memories: any(map(is_victims, memories)), real),
+    )
+
+
+def in_prefill(one, patch):
+    is_victims, real = memories_of(one, patch), one.engine.target.prefill
+    patch.setattr(
+        one.engine.target,
+        "prefill",
+        raises(lambda rows, tokens, memory: any(map(is_victims, memory)), real),
+    )
+
+
+def in_pauses(one, patch):
+    mel = Mel(one.mel)
+    patch.setattr(one, "mel", mel)
+    wrong = raises(
+        lambda features, length: mel.heard(features[None]), forescribe.asr.decode.call.pauses
+    )
+    patch.setattr(forescribe.asr.decode.call, "pauses", wrong)
+
+
+def in_building_the_request(one, patch):
+    real = forescribe.asr.decode.call.Call._request
+    wrong = raises(lambda self, ticket, *rest: ticket.index == SECOND, real)
+    patch.setattr(forescribe.asr.decode.call.Call, "_request", wrong)
+
+
+def in_submitting(one, patch):
+    real = one.engine.submit
+    patch.setattr(one.engine, "submit", raises(lambda request: request.tag.index == SECOND, real))
+
+
+def in_guards(one, patch):
+    real = forescribe.asr.decode.call.Call._judge
+    wrong = raises(lambda self, result: result.request.tag.index == SECOND, real)
+    patch.setattr(forescribe.asr.decode.call.Call, "_judge", wrong)
+
+
+def in_a_retry(one, patch):
+    real = one.engine.submit
+    hot = raises(lambda r: r.tag.index == SECOND and r.temperature > 0, real)
+    patch.setattr(one.engine, "submit", hot)
+
+
+def in_segments(one, patch):
+    real = forescribe.asr.decode.call.Call._made
+    wrong = raises(lambda self, decoded: decoded.index == SECOND, real)
+    patch.setattr(forescribe.asr.decode.call.Call, "_made", wrong)
+
+
+def in_alignment(one, patch):
+    wrong = raises(
+        lambda _, all_: any(u.length == length() for u in all_),
+        forescribe.asr.decode.call.token_times,
+    )
+    patch.setattr(forescribe.asr.decode.call, "token_times", wrong)
+
+
+def length() -> int:
+    """Of the marked window: what no other has."""
+    count = len(victim_samples())
+    return count - SECOND_START[0]
+
+
+SECOND_START: list[int] = []
+
+
+def in_words(one, patch):
+    real = forescribe.asr.decode.call.words
+    wrong = raises(lambda tokenizer, language, texts, times, quiet, offset, *rest: offset > 0, real)
+    patch.setattr(forescribe.asr.decode.call, "words", wrong)
+
+
+def in_figures(one, patch):
+    real = forescribe.asr.decode.accounting.stats
+    patch.setattr(
+        forescribe.asr.decode.accounting, "stats", raises(lambda done, wall: len(done) == 2, real)
+    )
+
+
+RECORDING = [in_decoding_audio, in_voice_activity, in_figures]
+WINDOW = [
+    in_features,
+    in_the_encoder,
+    nan_from_the_encoder,
+    in_detecting_the_language,
+    in_pauses,
+    in_building_the_request,
+    in_submitting,
+    in_prefill,
+    in_guards,
+    in_a_retry,
+    in_segments,
+]
+
+
+@WAYS
+@pytest.mark.parametrize("plant", RECORDING, ids=lambda plant: plant.__name__)
+def test_a_fault_in_the_whole_ends_that_recording_only(
+    shared, undisturbed, clean, monkeypatch, way, plant
+) -> None:
+    plant(shared, monkeypatch)
+    before, victim, after = way(shared, [BEFORE, VICTIM, AFTER], GUARDED)
+    assert victim.transcript is None and victim.error.code == "internal_error"
+    assert "Planted: planted" in str(victim.error)
+    assert [essence(o) for o in (before, after)] == [essence(undisturbed[i]) for i in (0, 2)]
+
+
+@WAYS
+@pytest.mark.parametrize("plant", WINDOW, ids=lambda plant: plant.__name__)
+def test_a_fault_in_a_window_costs_that_window_only(
+    shared, undisturbed, clean, monkeypatch, way, plant
+) -> None:
+    plant(shared, monkeypatch)
+    before, victim, after = way(shared, [BEFORE, VICTIM, AFTER], GUARDED)
+    assert [essence(o) for o in (before, after)] == [essence(undisturbed[i]) for i in (0, 2)]
+    made, whole = victim.transcript, undisturbed[1].transcript
+    assert victim.error is None
+    assert [span.state for span in made.coverage.spans] == ["decoded", "silent", "failed"]
+    assert "planted" in made.coverage.spans[2].reason or "finite" in made.coverage.spans[2].reason
+    assert [n.code for n in made.warnings] == ["failed_windows", "doubtful_text"]
+    assert "5.2 to 8.0 s" in made.warnings[0].message
+    kept = [segment for segment in whole.segments if segment.window == 0]
+    assert [s.tokens for s in made.segments] == [s.tokens for s in kept] != []
+    assert made.language == whole.language and made.sample_count == whole.sample_count
+
+
+@WAYS
+@pytest.mark.parametrize("plant", [in_alignment, in_words], ids=lambda plant: plant.__name__)
+def test_a_fault_in_word_times_costs_the_times_only(
+    shared, undisturbed, clean, monkeypatch, way, plant
+) -> None:
+    SECOND_START[:] = [undisturbed[1].transcript.coverage.spans[2].start_sample]
+    plant(shared, monkeypatch)
+    before, victim, after = way(shared, [BEFORE, VICTIM, AFTER], GUARDED)
+    assert [essence(o) for o in (before, after)] == [essence(undisturbed[i]) for i in (0, 2)]
+    made, whole = victim.transcript, undisturbed[1].transcript
+    assert made.text == whole.text
+    for segment, other in zip(made.segments, whole.segments, strict=True):
+        expected = None if segment.window == SECOND else [w.text for w in other.words]
+        assert (segment.words and [w.text for w in segment.words]) == expected
+    assert [n.code for n in made.warnings] == ["doubtful_text", "words_untimed"]
+
+
+@WAYS
+def test_a_recording_none_of_whose_windows_was_decoded_has_failed(
+    shared, undisturbed, clean, monkeypatch, way
+) -> None:
+    real = shared.engine.submit
+    one = raises(lambda request: request.tag.job.source is BEFORE, real)
+    monkeypatch.setattr(shared.engine, "submit", one)
+    failed, victim = way(shared, [BEFORE, VICTIM], GUARDED)
+    assert failed.transcript is None and failed.error.code == "internal_error"
+    assert essence(victim) == essence(undisturbed[1])
+
+
+@WAYS
+def test_want_of_memory_is_no_transcript(shared, undisturbed, clean, monkeypatch, way) -> None:
+    """The same recording may pass with a smaller batch: the command tries that."""
+    in_the_encoder(shared, monkeypatch, MemoryError())
+    before, victim, after = way(shared, [BEFORE, VICTIM, AFTER], GUARDED)
+    assert victim.error.code == "overloaded" and isinstance(victim.error.__cause__, MemoryError)
+    assert [essence(o) for o in (before, after)] == [essence(undisturbed[i]) for i in (0, 2)]
+
+
+@WAYS
+def test_an_error_that_was_expected_keeps_its_words(
+    shared, undisturbed, clean, monkeypatch, way
+) -> None:
+    in_decoding_audio(shared, monkeypatch, AudioError("v.wav: cut off"))
+    _, victim, after = way(shared, [BEFORE, VICTIM, AFTER], GUARDED)
+    assert (victim.error.code, victim.error.message) == ("invalid_audio", "v.wav: cut off")
+    assert essence(after) == essence(undisturbed[2])
+
+
+# Sequential: a window that is lost is passed over, and its recording goes on behind it.
+
+
+@pytest.mark.parametrize("plant", ["_request", "_judge", "_made", "features", "submit"])
+def test_a_sequential_recording_goes_on_behind_a_lost_window(
+    shared, clean, monkeypatch, plant
+) -> None:
+    reels: list[Reel] = []
+    init = Reel.__init__
+    monkeypatch.setattr(
+        Reel, "__init__", lambda self, *rest: (reels.append(self), init(self, *rest))[0]
+    )
+    long, options = wav(tone(41.003, 7)), Options(language="de", long_form="sequential")
+    expected = essence(called(shared, [BEFORE], options)[0])
+    if plant == "features":
+        real = Reel.features
+        wrong = raises(lambda self, frame: frame == 0 and self.frames > 3000, real)
+        monkeypatch.setattr(Reel, "features", wrong)
+    elif plant == "submit":
+        is_first = lambda r: r.tag.job.source is long and r.tag.index == 0  # noqa: E731
+        monkeypatch.setattr(shared.engine, "submit", raises(is_first, shared.engine.submit))
+    else:
+        real = getattr(forescribe.asr.decode.call.Call, plant)
+        firsts = {
+            "_request": lambda self, ticket, *_: ticket.end == 30 * RATE,
+            "_judge": lambda self, result: result.request.tag.end == 30 * RATE,
+            "_made": lambda self, decoded: decoded.start == 0 and decoded.end > 10 * RATE,
+        }
+        monkeypatch.setattr(forescribe.asr.decode.call.Call, plant, raises(firsts[plant], real))
+    victim, other = called(shared, [long, BEFORE], options)
+    spans = victim.transcript.coverage.spans
+    assert (spans[0].end_sample, spans[0].state) == (30 * RATE, "failed")
+    assert {span.state for span in spans[1:]} == {"decoded"}
+    assert victim.transcript.sample_count == len(tone(41.003, 7))
+    assert essence(other) == expected
+    assert len(reels) == 3 and all(reel._file.closed for reel in reels)
+
+
+# Those who listen, those who leave
+
+
+def test_a_listener_that_fails_harms_its_own_recording_only(
+    shared, undisturbed, clean, caplog
+) -> None:
+    def broken() -> None:
+        raise Planted("planted")
+
+    ears = [Ear(), Ear(at_part=broken), Ear(at_end=broken)]
+    before, victim, after = in_session(shared, [BEFORE, VICTIM, AFTER], GUARDED, ears)
+    assert victim.error.code == "internal_error"
+    assert [essence(o) for o in (before, after)] == [essence(undisturbed[i]) for i in (0, 2)]
+    assert "a listener failed at the end" in caplog.text
+    caplog.clear()  # a record holds the frames that the exception has passed
+
+
+def test_a_tap_that_fails_harms_its_own_recording_only(shared, undisturbed, clean) -> None:
+    session, ears = Session(shared), [Ear(), Ear()]
+
+    def tap(samples) -> None:
+        raise Planted("planted")
+
+    session.submit(VICTIM, GUARDED, ears[0], tap=tap, name="upload.wav")
+    session.submit(AFTER, GUARDED, ears[1])
+    thread = threading.Thread(target=session.run)
+    thread.start()
+    assert all(ear.done.wait(SOON) for ear in ears)
+    session.close()
+    thread.join(SOON)
+    assert str(ears[0].outcome.error) == "upload.wav: Planted: planted"
+    assert essence(ears[1].outcome) == essence(undisturbed[2])
+
+
+def test_a_call_that_is_left_releases_what_it_held(shared, clean, monkeypatch) -> None:
+    """By `close`, and by nobody holding its generator any more."""
+
+    def harsh(self, result):
+        again = result.request.tag.index == SECOND
+        return (Judgement.RETRY, "planted") if again else (Judgement.KEEP, None)
+
+    monkeypatch.setattr(forescribe.asr.decode.call.Call, "_judge", harsh)
+    running = shared.transcribe([VICTIM, BEFORE, AFTER], GUARDED)
+    next(running)
+    assert not shared.engine.idle
+    running.close()
+    assert shared.engine.idle and shared.slots.idle
+    for _ in shared.transcribe([BEFORE, VICTIM, AFTER], GUARDED):
+        break
+    gc.collect()
+    assert shared.engine.idle and shared.slots.idle
+
+
+def test_what_settles_takes_no_result_of_others(shared, undisturbed, clean) -> None:
+    """A generator that is forgotten may be closed while the next call is under way."""
+    forgotten = shared.transcribe([BEFORE, VICTIM], GUARDED)
+    next(forgotten)
+    running = shared.transcribe([AFTER, VICTIM], GUARDED)
+    outcomes = [next(running)]
+    forgotten.close()
+    outcomes += running
+    found = {id(outcome.source): essence(outcome) for outcome in outcomes}
+    assert found == {id(AFTER): essence(undisturbed[2]), id(VICTIM): essence(undisturbed[1])}
+
+
+def test_a_cancelled_recording_releases_what_it_held(shared, undisturbed, clean) -> None:
+    session, ears = Session(shared), [Ear(), Ear()]
+    victim = session.submit(VICTIM, GUARDED, ears[0])
+    session.submit(AFTER, GUARDED, ears[1])
+    step = shared.slots.step
+
+    def cancelling():
+        shared.slots.step = step
+        session.cancel(victim)
+        return step()
+
+    shared.slots.step = cancelling
+    thread = threading.Thread(target=session.run)
+    thread.start()
+    assert all(ear.done.wait(SOON) for ear in ears)
+    session.close()
+    thread.join(SOON)
+    assert ears[0].outcome is None and essence(ears[1].outcome) == essence(undisturbed[2])
+
+
+@WAYS
+def test_a_fault_in_closing_changes_nothing(shared, undisturbed, clean, monkeypatch, way) -> None:
+    """All has been read by then."""
+    real = forescribe.asr.audio.reading.Recording.__exit__
+
+    def leave(self, *rest):
+        real(self, *rest)
+        raise Planted("planted")
+
+    monkeypatch.setattr(forescribe.asr.audio.reading.Recording, "__exit__", leave)
+    outcomes = way(shared, [BEFORE, VICTIM, AFTER], GUARDED)
+    assert list(map(essence, outcomes)) == list(map(essence, undisturbed))

@@ -1,0 +1,58 @@
+"""Guards judge as openai/whisper does, and NaN never passes."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forescribe.asr.decode.guards import Guards, Judgement
+from forescribe.asr.errors import UsageError
+
+GOOD = {"compression_ratio": 1.5, "mean_logprob": -0.3, "no_speech_prob": 0.01}
+KEEP, RETRY, SILENCE = Judgement.KEEP, Judgement.RETRY, Judgement.SILENCE
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({}, KEEP),
+        ({"compression_ratio": 2.41}, RETRY),
+        ({"compression_ratio": 2.4}, KEEP),
+        ({"mean_logprob": -1.01}, RETRY),
+        ({"mean_logprob": -1.0}, KEEP),
+        ({"no_speech_prob": 0.99}, KEEP),  # probable words outweigh a doubt about speech
+        ({"no_speech_prob": 0.61, "mean_logprob": -1.01}, SILENCE),
+        ({"no_speech_prob": 0.6, "mean_logprob": -1.01}, RETRY),
+        ({"no_speech_prob": 0.9, "mean_logprob": -2.0, "compression_ratio": 9.0}, SILENCE),
+    ],
+)
+def test_judgements_are_those_of_whisper(change, expected):
+    judgement, reason = Guards().judge(**{**GOOD, **change})
+    assert judgement is expected
+    assert (reason is None) == (judgement is KEEP)
+
+
+@given(st.sampled_from(sorted(GOOD)))
+def test_a_nan_is_never_kept_in_silence(name):
+    assert Guards().judge(**{**GOOD, name: math.nan})[0] is RETRY
+
+
+def test_a_guard_that_is_off_does_not_judge():
+    bad = {"compression_ratio": 9.0, "mean_logprob": -9.0, "no_speech_prob": 0.0}
+    assert Guards(compression_ratio=None, logprob=None).judge(**bad)[0] is KEEP
+    assert Guards(compression_ratio=None).judge(**bad)[0] is RETRY
+    assert Guards(logprob=None).judge(**{**GOOD, "no_speech_prob": 0.9})[0] is SILENCE
+
+
+def test_temperatures_are_tried_in_order_and_end():
+    guards, seen = Guards(), [0.0]
+    while (following := guards.next_temperature(seen[-1])) is not None:
+        seen.append(following)
+    assert tuple(seen) == guards.temperatures
+    with pytest.raises(UsageError, match="rise"):
+        Guards(temperatures=(0.4, 0.2))
+    with pytest.raises(UsageError, match="one or more"):
+        Guards(temperatures=())

@@ -1,0 +1,76 @@
+"""Memory: what is held does not grow with the recording. In processes: tests/benchmarks/test_memory.py."""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+
+from forescribe.asr.decode.guards import Guards
+from forescribe.asr.decode.transcriber import Options, Transcriber
+from forescribe.asr.model.loading import Memory, load
+from forescribe.asr.model.presets import Pair
+from forescribe.asr.segment.windows import Window
+from forescribe.speculative import choose
+from tests.asr.model import folders
+
+RATE = 16_000
+BATCH = 2
+
+
+@pytest.fixture(scope="module")
+def whisper(tmp_path_factory):
+    target = folders.write(tmp_path_factory.mktemp("pair") / "target", max_target_positions=16)
+    return load(Pair(target), choose("cpu"), network=False)
+
+
+@torch.inference_mode()
+def test_a_window_that_is_tried_again_does_not_hold_the_batch_it_was_heard_in(whisper):
+    memories = whisper.encode(torch.zeros(3, 80, 3000))
+    assert len({memory.target.data_ptr() for memory in memories}) == 3
+    for memory in memories:
+        assert memory.target.untyped_storage().nbytes() == memory.target.nbytes
+
+
+def held() -> tuple[int, int]:
+    """Encoder states and samples of windows that are alive."""
+    alive = gc.get_objects()
+    memories = sum(type(each) is Memory for each in alive)
+    return memories, sum(type(each) is Window and len(each.samples) > 0 for each in alive)
+
+
+def most_held(whisper, path, windows: int, options: Options) -> tuple[int, int, int]:
+    """The most at any time, looked at after every window, and the number of windows."""
+    noise = np.random.default_rng(0).standard_normal(30 * RATE) * 0.1
+    with soundfile.SoundFile(path, "w", RATE, 1, "PCM_16") as file:
+        for _ in range(windows):
+            file.write(noise)
+    seen = []
+    transcriber = Transcriber(whisper, batch=BATCH, gamma=0)
+    (outcome,) = transcriber.transcribe([str(path)], options, lambda _: seen.append(held()))
+    assert outcome.error is None
+    return *map(max, zip(*seen, strict=True)), len(seen)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        Options(language="en", vad=False, words=True),
+        Options(language="en", vad=False, guards=Guards(temperatures=(0.0, 0.5))),
+        Options(language="en", long_form="sequential", words=True),
+    ],
+    ids=["words", "guards", "sequential"],
+)
+def test_a_long_recording_holds_no_more_windows_than_a_short_one(whisper, tmp_path, options):
+    short = most_held(whisper, tmp_path / "short.wav", 3 * BATCH, options)
+    long = most_held(whisper, tmp_path / "long.wav", 12 * BATCH, options)
+    assert long[2] > 2 * short[2]
+    # In the rows, and beside them what is left of a batch that was encoded for one free row: whether a
+    # short recording comes to that depends on which of its windows end together.
+    beside = 2 * BATCH - 1
+    assert long[0] <= max(short[0], beside) and short[0] <= 4 * BATCH
+    assert long[1] <= short[1] <= 2 * BATCH
+    assert held() == (0, 0)

@@ -1,0 +1,590 @@
+"""Recordings in, transcripts out: what one of them is does not depend on the others."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+from transformers import WhisperForConditionalGeneration
+
+import forescribe.asr.decode.call
+from forescribe.asr.audio.containers import Pcm
+from forescribe.asr.audio.reading import Recording, open_audio
+from forescribe.asr.decode.guards import Guards, Judgement
+from forescribe.asr.decode.outcome import Partial
+from forescribe.asr.decode.transcriber import Options, Outcome, Progress, Transcriber
+from forescribe.asr.errors import AudioError, UsageError
+from forescribe.asr.formats.files import srt, tsv, txt, vtt
+from forescribe.asr.formats.transcript import Coverage, Segment, Transcript
+from forescribe.asr.model.loading import Whisper, load
+from forescribe.asr.model.presets import Pair
+from forescribe.asr.segment.vad import EnergyDetector
+from forescribe.speculative.device import choose
+from tests.asr.model import folders
+
+RATE = 16_000
+GERMAN = Options(language="de")
+
+
+@pytest.fixture(scope="module")
+def whisper(tmp_path_factory) -> Whisper:
+    """A target, and a draft that is the target with noise: some of its tokens are kept, not all."""
+    root = tmp_path_factory.mktemp("pair")
+    target = folders.write(root / "target")
+    model = WhisperForConditionalGeneration.from_pretrained(target)
+    noise = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for weight in model.model.decoder.layers.parameters():
+            weight += 0.1 * torch.randn(weight.shape, generator=noise)
+    model.save_pretrained(root / "draft")
+    for part in ("tokenizer.json", "tokenizer_config.json", "preprocessor_config.json"):
+        (root / "draft" / part).write_bytes((target / part).read_bytes())
+    return load(Pair(target, root / "draft"), choose("cpu"))
+
+
+def transcriber(whisper: Whisper, batch: int = 4, gamma: int = 3) -> Transcriber:
+    return Transcriber(whisper, batch=batch, gamma=gamma, detector=EnergyDetector())
+
+
+@pytest.fixture(scope="module")
+def shared(whisper) -> Transcriber:
+    """One for many tests: that calls leave nothing behind is itself a claim here."""
+    return transcriber(whisper)
+
+
+def sound(seconds: float, seed: int = 0) -> np.ndarray:
+    rng, t = np.random.default_rng(seed), np.arange(round(RATE * seconds))
+    tone = np.sin(t * rng.uniform(0.02, 0.3)) * rng.uniform(0.1, 0.5)
+    return (tone + 0.1 * rng.standard_normal(len(t))).astype(np.float32)
+
+
+def silence(seconds: float) -> np.ndarray:
+    return np.zeros(round(RATE * seconds), np.float32)
+
+
+@pytest.fixture(scope="module")
+def recordings(tmp_path_factory) -> list[str]:
+    root, paths = tmp_path_factory.mktemp("recordings"), []
+    for name, samples in {
+        "short": sound(2, 1),
+        "long": sound(40, 2),
+        "pause": np.concatenate([silence(5), sound(6, 3), silence(12), sound(3, 4)]),
+        "silent": silence(40),
+        "other": sound(7, 5),
+    }.items():
+        paths.append(str(root / f"{name}.wav"))
+        soundfile.write(paths[-1], samples, RATE, subtype="FLOAT")
+    return paths
+
+
+def essence(outcome: Outcome) -> tuple:
+    """What must not depend on the batch; probabilities are rounded otherwise by other shapes."""
+    made = outcome.transcript
+    assert made is not None, outcome.error
+    spans = [(s.start_sample, s.end_sample, s.tokens, s.text) for s in made.segments]
+    return made.text, spans, made.coverage, made.language, made.sample_count, made.warnings
+
+
+@pytest.fixture(scope="module")
+def alone(whisper, recordings) -> dict[str, tuple]:
+    """Each recording by itself, plainly decoded, by a transcriber of its own."""
+    found = {}
+    for path in recordings:
+        (outcome,) = transcriber(whisper, batch=1, gamma=0).transcribe([path], GERMAN)
+        found[path] = essence(outcome)
+    return found
+
+
+# The whole
+
+
+@pytest.mark.parametrize(("batch", "gamma"), [(1, 3), (2, 0), (3, 5), (8, 2)])
+def test_recordings_together_are_what_each_is_alone(whisper, recordings, alone, batch, gamma):
+    together = transcriber(whisper, batch, gamma)
+    found = {o.source: essence(o) for o in together.transcribe(recordings, GERMAN)}
+    assert found == alone
+    assert sum(bool(text) for text, *_ in found.values()) == 4
+    if gamma:
+        assert 0 < together.stats().acceptance_rate < 1  # or the comparison shows little
+
+
+def test_one_transcriber_serves_many_calls(shared, recordings, alone) -> None:
+    for path in [*recordings[:3], recordings[0]]:
+        (outcome,) = shared.transcribe([path], GERMAN)
+        assert essence(outcome) == alone[path]
+
+
+def test_calls_may_differ_in_their_options(shared, recordings, alone) -> None:
+    list(shared.transcribe(recordings[:2], Options(language="fr", timestamps=False, gamma=0)))
+    (outcome,) = shared.transcribe(recordings[:1], GERMAN)
+    assert essence(outcome) == alone[recordings[0]]
+
+
+def test_a_recording_can_come_as_bytes(shared, recordings, alone) -> None:
+    with open(recordings[0], "rb") as file:
+        data = file.read()
+    (outcome,) = shared.transcribe([data], GERMAN)
+    assert essence(outcome) == alone[recordings[0]]
+    assert outcome.name == "<bytes>"
+
+
+def test_one_recording_is_no_list(shared, tmp_path) -> None:
+    """A string would be read letter by letter."""
+    for one in ("memo.flac", b"RIFF", tmp_path / "memo.flac"):
+        with pytest.raises(UsageError, match="give a list"):
+            shared.transcribe(one)
+
+
+def test_results_come_as_they_end(whisper, recordings) -> None:
+    """The silent recording and the short one need not wait for the long one behind them."""
+    short, long, _, silent, _ = recordings
+    one = transcriber(whisper, batch=1)
+    names = [o.source for o in one.transcribe([silent, short, long], GERMAN)]
+    assert names[-1] == long
+
+
+def test_a_recording_that_is_done_does_not_wait_for_the_next_to_be_read(whisper, recordings):
+    """The next may be a pipe into which somebody speaks."""
+    opened = []
+
+    def sources() -> Iterator[str]:
+        for path in recordings[:2]:
+            opened.append(path)
+            yield path
+
+    outcome = next(transcriber(whisper, batch=1).transcribe(sources(), GERMAN))
+    assert outcome.source == recordings[0] and opened == recordings[:1]
+
+
+# Coverage
+
+
+def test_coverage_is_a_partition_and_silence_is_not_decoded(shared, recordings) -> None:
+    (outcome,) = shared.transcribe([recordings[2]], replace(GERMAN, keep_memory=True))
+    made = outcome.transcript
+    assert made is not None and made.sample_count == 26 * RATE
+    assert isinstance(made.coverage, Coverage)  # which refuses gaps and overlaps
+    states = [span.state for span in made.coverage.spans]
+    assert states == ["silent", "decoded", "silent", "decoded"]
+    assert made.coverage.silent_samples > 14 * RATE
+    decoded = [(s.start_sample, s.end_sample) for s in made.coverage.spans if s.state == "decoded"]
+    assert [(d.start, d.end) for d in outcome.decoded] == decoded
+    assert made.stats["windows"] == 2
+    for segment in made.segments:
+        assert any(a <= segment.start_sample <= segment.end_sample <= b for a, b in decoded)
+
+
+def test_silence_costs_no_forward_and_has_no_text(whisper, recordings) -> None:
+    quiet = transcriber(whisper)
+    (outcome,) = quiet.transcribe([recordings[3]])
+    made = outcome.transcript
+    assert made is not None and (made.text, made.segments) == ("", ())
+    assert made.coverage.silent_samples == made.sample_count == 40 * RATE
+    assert quiet.stats().target_forwards == quiet.stats().draft_forwards == 0
+    assert made.stats["acceptance_rate"] is None
+
+
+def test_without_voice_activity_every_sample_is_decoded(shared, recordings) -> None:
+    (outcome,) = shared.transcribe([recordings[3]], replace(GERMAN, vad=False))
+    assert outcome.transcript is not None
+    assert outcome.transcript.coverage.decoded_samples == 40 * RATE
+    assert outcome.transcript.stats["windows"] == 2
+
+
+@pytest.mark.parametrize("vad", [True, False])
+def test_twenty_milliseconds_are_a_recording(shared, tmp_path, vad) -> None:
+    soundfile.write(tmp_path / "a.wav", sound(0.02), RATE)
+    (outcome,) = shared.transcribe([tmp_path / "a.wav"], replace(GERMAN, vad=vad))
+    assert outcome.transcript is not None and outcome.transcript.sample_count == 320
+    assert [n.code for n in outcome.transcript.warnings] == ["short_audio"]
+
+
+# Failures
+
+
+def test_a_failing_recording_takes_no_other_with_it(shared, recordings, alone, tmp_path) -> None:
+    (tmp_path / "empty.wav").touch()
+    bad = [str(tmp_path / "missing.wav"), str(tmp_path / "empty.wav"), str(tmp_path)]
+    mixed = [bad[0], *recordings[:2], bad[1], *recordings[2:], bad[2]]
+    outcomes = {o.source: o for o in shared.transcribe(mixed, GERMAN)}
+    assert {p: essence(outcomes[p]) for p in recordings} == alone
+    codes = [outcomes[path].error.code for path in bad]
+    assert codes == ["missing_file", "empty_file", "unreadable_file"]
+    assert all(outcomes[path].transcript is None for path in bad)
+
+
+class Breaking:
+    """A reader of 35 s that then fails: one window is on its way by then."""
+
+    declared_s: float | None = 60.0
+
+    def __init__(self, error: Exception) -> None:
+        self.error, self.notices, self.closed = error, [], False
+
+    def read(self) -> Iterator[Pcm]:
+        yield Pcm(sound(35, 9)[:, None], RATE)
+        raise self.error
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(AudioError("bad.wav: broken"), "invalid_audio"), (ZeroDivisionError("x"), "internal_error")],
+    ids=["expected", "unexpected"],
+)
+def test_a_recording_that_fails_halfway_disturbs_no_other(
+    whisper, recordings, alone, batch, error, code
+) -> None:
+    reader, seen = Breaking(error), []
+
+    def opened(source):
+        return Recording(reader, name="bad.wav") if source == "bad.wav" else open_audio(source)
+
+    one = transcriber(whisper, batch)
+    options = replace(GERMAN, vad=False)
+    expected = {o.source: essence(o) for o in one.transcribe(recordings[:2], options)}
+    sources = [recordings[0], "bad.wav", recordings[1]]
+    outcomes = one.transcribe(sources, options, lambda p: seen.append(p.source), open=opened)
+    found = {o.source: o for o in outcomes}
+    assert found["bad.wav"].error.code == code
+    assert found["bad.wav"].name in str(found["bad.wav"].error)
+    assert reader.closed
+    assert {p: essence(found[p]) for p in recordings[:2]} == expected
+    assert one.engine.idle  # what it had in the engine is gone
+    assert len(found) == 3
+
+
+# A call that is broken off
+
+
+def test_a_call_that_is_broken_off_leaves_nothing_behind(whisper, recordings, alone) -> None:
+    one = transcriber(whisper, batch=3)
+    running = one.transcribe(recordings, GERMAN)
+    next(running)
+    running.close()
+    seen: list[Progress] = []
+    found = {o.source: essence(o) for o in one.transcribe(recordings[:2], GERMAN, seen.append)}
+    assert found == {p: alone[p] for p in recordings[:2]}
+    assert {p.source for p in seen} == set(recordings[:2])
+    assert one.engine.idle
+
+
+def test_a_loop_that_is_left_frees_the_rows(whisper, recordings) -> None:
+    one = transcriber(whisper, batch=4)
+    for _ in one.transcribe([recordings[0], recordings[1], recordings[4]], GERMAN):
+        break
+    assert not one.engine.rows.active.any()
+
+
+def test_a_hook_that_raises_ends_the_call_only(whisper, recordings, alone) -> None:
+    one = transcriber(whisper, batch=3)
+
+    def hook(progress: Progress) -> None:
+        raise RuntimeError("mine")
+
+    with pytest.raises(RuntimeError, match="mine"):
+        list(one.transcribe(recordings, GERMAN, hook))
+    (outcome,) = one.transcribe([recordings[1]], GERMAN)
+    assert essence(outcome) == alone[recordings[1]]
+
+
+# Languages
+
+
+def hears(monkeypatch, *languages: tuple[str, float]) -> None:
+    """The model's verdict on window after window."""
+    verdicts = list(languages)
+
+    def detect(self, memories):
+        return [verdicts.pop(0) for _ in memories]
+
+    monkeypatch.setattr(Whisper, "detect_language", detect)
+
+
+@pytest.fixture
+def three_windows(tmp_path) -> str:
+    soundfile.write(tmp_path / "a.wav", sound(80, 7), RATE)
+    return str(tmp_path / "a.wav")
+
+
+def test_a_window_leaves_its_recordings_language_only_with_confidence(
+    shared, three_windows, monkeypatch
+) -> None:
+    hears(monkeypatch, ("de", 0.5), ("fr", 0.85), ("en", 0.95))
+    options = Options(vad=False, keep_memory=True)
+    (outcome,) = shared.transcribe([three_windows], options)
+    assert [d.language for d in outcome.decoded] == ["de", "de", "en"]
+    made = outcome.transcript
+    assert made is not None and (made.language, made.language_probability) == ("de", 0.5)
+    (notice,) = made.warnings
+    assert notice.code == "mixed_languages" and "en" in notice.message
+    tokens = shared.whisper.tokens
+    for decoded in outcome.decoded:
+        expected = tokens.prompt(decoded.language, "transcribe", timestamps=True)
+        assert decoded.result.request.prompt == expected
+
+
+@pytest.mark.parametrize("language", [None, "auto", "Auto"])
+def test_a_language_is_detected_unless_it_is_given(shared, recordings, language) -> None:
+    (outcome,) = shared.transcribe(recordings[:1], Options(language=language))
+    made = outcome.transcript
+    assert made is not None and made.language in folders.CODES
+    assert made.language_probability is not None and 1 / 3 <= made.language_probability <= 1
+
+
+def test_a_given_language_is_not_detected(shared, recordings, monkeypatch) -> None:
+    hears(monkeypatch)  # asked once, it fails
+    (outcome,) = shared.transcribe(recordings[:1], Options(language="French"))
+    made = outcome.transcript
+    assert made is not None and (made.language, made.language_probability) == ("fr", None)
+
+
+def test_a_draft_is_off_in_languages_that_it_was_not_made_for(whisper, recordings) -> None:
+    english = replace(whisper, pair=replace(whisper.pair, draft_languages=frozenset({"en"})))
+    one = transcriber(english)
+    for language, drafts in (("en", True), ("de", False)):
+        (outcome,) = one.transcribe(recordings[:1], Options(language=language))
+        assert outcome.transcript is not None
+        assert bool(outcome.transcript.stats["drafted"]) is drafts
+
+
+@pytest.mark.parametrize("language", [None, "auto", "en", "English", "EN"])
+def test_the_draft_is_chosen_by_the_language_however_it_is_written(monkeypatch, language) -> None:
+    chosen: list[Pair] = []
+
+    def loaded(pair, device, *, network):
+        chosen.append(pair)
+        raise KeyboardInterrupt  # far enough
+
+    monkeypatch.setattr(forescribe.asr.decode.transcriber, "load", loaded)
+    with pytest.raises(KeyboardInterrupt):
+        Transcriber.load(language=language, device="cpu")
+    assert chosen[0].draft == "distil-whisper/distil-large-v3.5"
+
+
+# Prompts and other options
+
+
+def prompt_of(one: Transcriber, path: str, options: Options) -> tuple[int, ...]:
+    (outcome,) = one.transcribe([path], replace(options, keep_memory=True))
+    return outcome.decoded[0].result.request.prompt
+
+
+def test_an_initial_prompt_stands_before_every_window(shared, three_windows) -> None:
+    options = replace(GERMAN, initial_prompt="Zoë", vad=False, keep_memory=True)
+    (outcome,) = shared.transcribe([three_windows], options)
+    ids = shared.whisper.tokenizer.encode(" Zoë", add_special_tokens=False)
+    assert len(outcome.decoded) == 3
+    for decoded in outcome.decoded:
+        prompt = decoded.result.request.prompt
+        assert prompt[: len(ids) + 1] == (shared.whisper.tokens.previous, *ids)
+        assert decoded.result.request.hint == tuple(ids)
+
+
+def test_a_long_prompt_keeps_its_end(shared, recordings) -> None:
+    """Half of the positions less one, as openai/whisper: 223 of 448, here 31 of 64."""
+    text = "".join(chr(97 + n % 26) for n in range(100))
+    prompt = prompt_of(shared, recordings[0], replace(GERMAN, initial_prompt=text))
+    ids = shared.whisper.tokenizer.encode(text, add_special_tokens=False)
+    assert prompt[1:32] == tuple(ids[-31:])
+    assert prompt[32] == shared.whisper.tokens.start
+
+
+@pytest.mark.parametrize("text", [None, "", "  \n"])
+def test_a_blank_prompt_is_none(shared, recordings, text) -> None:
+    prompt = prompt_of(shared, recordings[0], replace(GERMAN, initial_prompt=text))
+    assert prompt[0] == shared.whisper.tokens.start
+
+
+def test_options_that_the_model_cannot_serve_are_refused_at_once(whisper, shared) -> None:
+    bare = replace(whisper.tokens, languages={}, tasks={}, previous=None)
+    english = transcriber(replace(whisper, tokens=bare))
+    for one, options, message in (
+        (shared, Options(language="klingon"), "unknown language 'klingon'.*de, en, fr"),
+        (shared, Options(gamma=9), "gamma 9 is more than the 3"),
+        (shared, Options(initial_prompt="a <|endoftext|> b"), "special token"),
+        (english, Options(language="de"), "known: auto, en$"),
+        (english, Options(task="translate"), "English-only"),
+        (english, Options(initial_prompt="names"), "no prompt"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            one.transcribe(["never opened"], options)  # not even iterated
+
+
+def test_options_that_make_no_sense_are_refused() -> None:
+    with pytest.raises(UsageError, match="'sing'; known: transcribe, translate"):
+        Options(task="sing")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="gamma is -1"):
+        Options(gamma=-1)
+
+
+def test_gamma_can_be_lowered_for_a_call(shared, recordings, alone) -> None:
+    (outcome,) = shared.transcribe(recordings[:1], replace(GERMAN, gamma=0))
+    assert outcome.transcript is not None and outcome.transcript.stats["drafted"] == 0
+    assert outcome.transcript.settings["gamma"] == 0
+    assert essence(outcome) == alone[recordings[0]]
+
+
+# What is told, what is kept
+
+
+def test_the_hook_hears_of_every_window(whisper, three_windows) -> None:
+    one, seen = transcriber(whisper, batch=2), []
+    options = replace(GERMAN, vad=False)
+    list(one.transcribe([three_windows], options))
+    (outcome,) = one.transcribe([three_windows], options, seen.append)
+    assert [p.source for p in seen] == [three_windows] * 3
+    assert [p.total_s for p in seen] == [80.0] * 3
+    assert seen[0].done_s > 0 and seen[-1].done_s == 80.0
+    assert [p.done_s for p in seen] == sorted(p.done_s for p in seen)
+    assert outcome.transcript is not None
+    told = sorted((s.start_sample, s.tokens) for p in seen for s in p.segments)
+    assert told == sorted((s.start_sample, s.tokens) for s in outcome.transcript.segments)
+    # Statistics are of this call alone, not of the one before.
+    assert seen[-1].stats.emitted <= outcome.transcript.stats["tokens"]
+
+
+def test_a_hook_hears_the_text_in_order_and_follows_what_is_being_written(
+    whisper, three_windows
+) -> None:
+    """The second window takes three tries, so the third ends before it."""
+    one = transcriber(whisper, batch=3)
+    judge = forescribe.asr.decode.call.Call._judge
+    told: list[Segment] = []
+    followed: list[Partial] = []
+
+    class Reader:
+        wants = True
+
+        def __call__(self, progress: Progress) -> None:
+            told.extend(progress.spoken)
+
+        def follow(self, partial: Partial) -> None:
+            followed.append(partial)
+
+    def harsh(self, result):
+        if result.request.tag.index == 1:
+            return Judgement.RETRY, "planted"
+        return Judgement.KEEP, None
+
+    options = replace(GERMAN, vad=False, guards=Guards(temperatures=(0.0, 0.2, 0.4)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(forescribe.asr.decode.call.Call, "_judge", harsh)
+        (outcome,) = one.transcribe([three_windows], options, Reader())
+    assert forescribe.asr.decode.call.Call._judge is judge
+    assert outcome.transcript is not None
+    assert [s.tokens for s in told] == [s.tokens for s in outcome.transcript.segments]
+    texts = [partial.text for partial in followed]
+    assert any(text and outcome.transcript.text.startswith(text.strip()) for text in texts)
+
+
+def test_what_the_guards_could_not_save_carries_a_warning(shared, three_windows) -> None:
+    guards = Guards(None, -0.01, None, (0.0, 0.4))  # no text of random weights is so probable
+    options = replace(GERMAN, vad=False, guards=guards)
+    (outcome,) = shared.transcribe([three_windows], options)
+    made = outcome.transcript
+    assert made is not None
+    (notice,) = made.warnings
+    assert notice.code == "doubtful_text"
+    assert "3 windows, 80.0 s in all: 0.0 to 30.0 s (improbable (mean log-" in notice.message
+    assert "name the language, or use a larger model" in notice.message
+    assert all("improbable" in segment.doubt for segment in made.segments)
+    assert all("improbable" in span.reason for span in made.coverage.spans)
+    assert Transcript.from_dict(json.loads(json.dumps(made.to_dict()))).segments == made.segments
+    (calm,) = shared.transcribe([three_windows], replace(GERMAN, vad=False))
+    assert calm.transcript is not None and calm.transcript.warnings == ()
+    assert all(segment.doubt is None for segment in calm.transcript.segments)
+
+
+def test_settings_claim_only_what_was_done(shared, recordings) -> None:
+    cases = {
+        "windows": (Options(language="de"), (False, True)),
+        "no voice activity": (Options(language="de", vad=False), (False, False)),
+        "sequential": (Options(language="de", long_form="sequential"), (True, False)),
+    }
+    for options, expected in cases.values():
+        told = shared.settings(options)
+        assert (told["condition_on_previous_text"], told["vad"]) == expected
+        assert (told["windows"] is not None) is expected[1]
+    assert shared.settings(Options(guards=Guards()))["guards"]["temperatures"][0] == 0.0
+    assert shared.settings(Options())["guards"] is None
+
+
+def test_segments_last_from_their_first_to_their_last_word(shared, recordings) -> None:
+    (plain,) = shared.transcribe([recordings[1]], GERMAN)
+    (timed,) = shared.transcribe([recordings[1]], replace(GERMAN, words=True))
+    assert plain.transcript is not None and timed.transcript is not None
+    assert timed.transcript.text == plain.transcript.text
+    end = 0
+    for segment in timed.transcript.segments:
+        assert segment.words
+        assert segment.start_sample == segment.words[0].start_sample >= end
+        assert segment.end_sample == max(word.end_sample for word in segment.words)
+        end = segment.end_sample
+    assert end <= timed.transcript.sample_count
+    for render in (srt, vtt, tsv, txt):
+        assert render(timed.transcript)
+
+
+def test_memory_is_kept_only_if_asked_for(shared, recordings) -> None:
+    (bare,) = shared.transcribe(recordings[:1], GERMAN)
+    assert bare.decoded == ()
+    (full,) = shared.transcribe(recordings[:1], replace(GERMAN, keep_memory=True))
+    (decoded,) = full.decoded
+    assert decoded.memory is not None and decoded.memory.target.shape == (1500, 16)
+    assert decoded.result.request.memory is None and decoded.result.request.tag is None
+
+
+def test_a_window_on_its_way_out_holds_no_memory(whisper, recordings, monkeypatch) -> None:
+    one, held = transcriber(whisper), []
+    real = forescribe.asr.decode.call.Call._decoded
+
+    def spy(self, *arguments):
+        held.append(real(self, *arguments))
+        return held[-1]
+
+    monkeypatch.setattr(forescribe.asr.decode.call.Call, "_decoded", spy)
+    list(one.transcribe(recordings[:2], GERMAN))
+    assert len(held) == 3
+    assert all(d.memory is None and d.result.request.memory is None for d in held)
+
+
+def test_a_transcript_explains_itself_in_json(shared, recordings) -> None:
+    (outcome,) = shared.transcribe(recordings[1:2], GERMAN)
+    assert outcome.transcript is not None
+    data = json.loads(json.dumps(outcome.transcript.to_dict()))
+    settings, stats = data["settings"], data["stats"]
+    assert (settings["model"], settings["draft"]) == ("target", "draft")
+    assert (settings["gamma"], settings["batch_size"], settings["device"]) == (3, 4, "cpu")
+    assert settings["versions"]["torch"]
+    assert stats["guarantees"] == ["exact"]
+    assert stats["acceptance_rate"] == stats["accepted"] / stats["drafted"]
+    assert stats["windows"] == 2 and outcome.wall_s > 0
+
+
+def test_seconds_are_counted_by_stage(shared, recordings) -> None:
+    list(shared.transcribe(recordings[:1], GERMAN))
+    assert {
+        "audio",
+        "encode",
+        "prefill",
+        "draft",
+        "score",
+        "accept",
+    } <= shared.stats().seconds.keys()
+
+
+def test_without_a_draft_model_text_is_looked_up(whisper, recordings, alone) -> None:
+    one = transcriber(replace(whisper, draft=None, pair=replace(whisper.pair, draft=None)))
+    (outcome,) = one.transcribe(recordings[:1], GERMAN)
+    assert essence(outcome) == alone[recordings[0]]
+    assert one.stats().draft_forwards == 0
+    assert outcome.transcript is not None and outcome.transcript.settings["draft"] is None

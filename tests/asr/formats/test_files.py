@@ -1,0 +1,296 @@
+"""Output formats, read back by small parsers that share no code with the writers."""
+
+from __future__ import annotations
+
+import errno
+import html
+import json
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forescribe.asr.errors import OutputError, UsageError
+from forescribe.asr.formats.files import (
+    FORMATS,
+    Format,
+    formats,
+    milliseconds,
+    srt,
+    tsv,
+    txt,
+    vtt,
+    write,
+)
+from forescribe.asr.formats.transcript import Coverage, Segment, Span, Transcript
+
+RATE = 16_000
+
+
+@dataclass(frozen=True)
+class Read:
+    """What a parser found: times in milliseconds."""
+
+    start: int
+    end: int
+    text: str
+
+
+def read_srt(document: str) -> list[Read]:
+    cues = []
+    for number, block in enumerate(document.split("\n\n")[:-1], start=1):
+        index, times, text = block.split("\n")
+        assert index == str(number)
+        clock = r"(\d\d+):(\d\d):(\d\d),(\d{3})"
+        match = re.fullmatch(f"{clock} --> {clock}", times)
+        assert match, times
+        cues.append(Read(_ms(match.groups()[:4]), _ms(match.groups()[4:]), text))
+    assert document == "" or document.endswith("\n\n")
+    return cues
+
+
+def read_vtt(document: str) -> list[Read]:
+    header, *blocks, last = document.split("\n\n")
+    assert header == "WEBVTT" and last == ""
+    cues = []
+    for block in blocks:
+        times, text = block.split("\n")
+        clock = r"(?:(\d\d+):)?(\d\d):(\d\d)\.(\d{3})"
+        match = re.fullmatch(f"{clock} --> {clock}", times)
+        assert match, times
+        assert "<" not in re.sub(r"^<v [^<>&]*>", "", text) and "-->" not in text
+        cues.append(Read(_ms(match.groups()[:4]), _ms(match.groups()[4:]), html.unescape(text)))
+    return cues
+
+
+def read_tsv(document: str) -> list[Read]:
+    header, *rows, last = document.split("\n")
+    assert header == "start\tend\ttext" and last == ""
+    fields = [row.split("\t") for row in rows]
+    return [Read(int(start), int(end), text) for start, end, text in fields]
+
+
+def _ms(parts: tuple[str | None, ...]) -> int:
+    hours, minutes, seconds, ms = (int(part or 0) for part in parts)
+    assert minutes < 60 and seconds < 60
+    return ((hours * 60 + minutes) * 60 + seconds) * 1000 + ms
+
+
+PARSERS: dict[str, tuple[Callable[[Transcript], str], Callable[[str], list[Read]]]] = {
+    "srt": (srt, read_srt),
+    "vtt": (vtt, read_vtt),
+    "tsv": (tsv, read_tsv),
+}
+
+words = st.text(st.characters(codec="utf-8", exclude_categories=["C", "Z"]), min_size=1, max_size=6)
+
+
+@st.composite
+def disorderly(draw: st.DrawFn) -> Transcript:
+    """Segments as a model may give them: touching, equal, reversed in order, or behind the audio's
+    end."""
+    count = draw(st.integers(1, 4000 * RATE))
+    times = st.integers(0, count + 30 * RATE)
+    segments = []
+    for index in range(draw(st.integers(0, 6))):
+        start, end = sorted((draw(times), draw(times)))
+        text = " " + draw(words | st.sampled_from(["-->", "a\tb", "<b>&", "x\n\ny", "", "  "]))
+        segments.append(Segment(index, 0, 0, start, end, text))
+    return Transcript(tuple(segments), count, Coverage((Span(0, count, "decoded"),)))
+
+
+@pytest.mark.parametrize("name", PARSERS)
+@given(transcript=disorderly())
+def test_cues_are_ordered_apart_and_inside_the_audio(name: str, transcript: Transcript) -> None:
+    render, parse = PARSERS[name]
+    cues = parse(render(transcript))
+    limit = max(1, round(transcript.sample_count / 16 + 1e-9))
+    assert all(cue.start < cue.end <= limit for cue in cues)
+    assert all(one.end <= two.start for one, two in zip(cues, cues[1:], strict=False))
+
+
+@pytest.mark.parametrize("name", PARSERS)
+@given(transcript=disorderly())
+def test_no_cue_loses_text(name: str, transcript: Transcript) -> None:
+    render, parse = PARSERS[name]
+    spoken = sorted(transcript.segments, key=lambda segment: segment.start_sample)
+    wanted = "".join(segment.text for segment in spoken).replace("-->", "->").split()
+    found = " ".join(cue.text for cue in parse(render(transcript)))
+    assert found.replace("-->", "->").split() == wanted  # harmless in tsv, forbidden in subtitles
+
+
+@pytest.mark.parametrize("name", PARSERS)
+@given(cuts=st.lists(st.integers(0, 20_000 * RATE), min_size=2, max_size=9))
+def test_orderly_times_come_back_within_half_a_millisecond(name: str, cuts: list[int]) -> None:
+    edges = sorted({edge - edge % 320 for edge in cuts})  # Whisper's grid of 20 ms
+    pairs = list(zip(edges[::2], edges[1::2], strict=False))
+    transcript = said(*[(start, end, " word") for start, end in pairs], total=edges[-1] or 1)
+    render, parse = PARSERS[name]
+    got = [(cue.start, cue.end) for cue in parse(render(transcript))]
+    assert got == [(start // 16, end // 16) for start, end in pairs]
+
+
+def test_a_cue_that_runs_into_the_next_ends_there() -> None:
+    cues = read_srt(srt(said((0, 3 * RATE, " a"), (2 * RATE, 4 * RATE, " b"))))
+    assert [(cue.start, cue.end) for cue in cues] == [(0, 2000), (2000, 4000)]
+
+
+def test_srt_is_written_as_players_expect_it() -> None:
+    document = srt(said((0, 53_120, " The beach was a popular spot."), (53_120, 83_200, " Swim.")))
+    assert document == (
+        "1\n00:00:00,000 --> 00:00:03,320\nThe beach was a popular spot.\n\n"
+        "2\n00:00:03,320 --> 00:00:05,200\nSwim.\n\n"
+    )
+
+
+def test_vtt_is_written_as_players_expect_it() -> None:
+    document = vtt(said((0, 53_120, " The beach was a popular spot.")))
+    assert document == "WEBVTT\n\n00:00.000 --> 00:03.320\nThe beach was a popular spot.\n\n"
+
+
+def test_rounding_carries_into_the_minute() -> None:
+    almost = round(59.9996 * RATE)
+    assert milliseconds(almost) == 60_000
+    document = srt(said((0, almost, " a"), total=61 * RATE))
+    assert "00:00:00,000 --> 00:01:00,000" in document
+
+
+def test_a_cue_may_cross_the_hour() -> None:
+    transcript = said((3599 * RATE, 3601 * RATE, " a"))
+    assert "00:59:59,000 --> 01:00:01,000" in srt(transcript)
+    assert "59:59.000 --> 01:00:01.000" in vtt(transcript)
+    assert "\n3599000\t3601000\ta\n" in tsv(transcript)
+    assert "100:00:00,000 --> 100:00:01,000" in srt(said((360_000 * RATE, 360_001 * RATE, " a")))
+
+
+def test_nothing_said_is_a_valid_file_in_every_format() -> None:
+    empty = Transcript((), 0, Coverage())
+    assert (txt(empty), srt(empty)) == ("", "")
+    assert vtt(empty) == "WEBVTT\n\n"
+    assert tsv(empty) == "start\tend\ttext\n"
+    data = json.loads(FORMATS["json"].render(empty))
+    assert (data["text"], data["segments"], data["warnings"]) == ("", [], [])
+
+
+@pytest.mark.parametrize("text", ["مرحبا بالعالم", "שלום", "👩‍👩‍👧 ok 🎉", "naïve café", "中文"])
+@pytest.mark.parametrize("name", PARSERS)
+def test_text_of_any_script_comes_back(name: str, text: str) -> None:
+    render, parse = PARSERS[name]
+    assert [cue.text for cue in parse(render(said((0, RATE, " " + text))))] == [text]
+
+
+def test_an_arrow_in_the_text_is_no_time_line() -> None:
+    transcript = said((0, RATE, " a --> b ---> c"))
+    assert read_srt(srt(transcript))[0].text == "a -> b -> c"
+    assert "-->" not in vtt(transcript).split("\n")[3]
+
+
+def test_vtt_escapes_what_would_be_markup() -> None:
+    assert "R&amp;D &lt;i>" in vtt(said((0, RATE, " R&D <i>")))
+
+
+def test_speakers_are_labelled_in_each_format_its_own_way() -> None:
+    transcript = said(
+        (0, RATE, " Hi."),
+        (RATE, 2 * RATE, " I am Ann."),
+        (2 * RATE, 3 * RATE, " Bob."),
+        (3 * RATE, 4 * RATE, " Hm."),
+        speakers=("SPEAKER_00", "SPEAKER_00", "A<B>", None),
+    )
+    assert txt(transcript) == "SPEAKER_00: Hi. I am Ann.\nA<B>: Bob.\nHm.\n"
+    assert [cue.text for cue in read_srt(srt(transcript))][0] == "[SPEAKER_00]: Hi."
+    assert "<v SPEAKER_00>Hi.\n" in vtt(transcript) and "<v A&lt;B&gt;>Bob.\n" in vtt(transcript)
+    assert read_tsv(tsv(transcript))[3].text == "Hm."
+
+
+def test_txt_has_a_trimmed_line_per_segment() -> None:
+    assert (
+        txt(said((0, RATE, " One. "), (RATE, 2 * RATE, ""), (RATE, 2 * RATE, " Two.")))
+        == "One.\nTwo.\n"
+    )
+
+
+def test_an_unknown_format_is_answered_with_the_known_ones() -> None:
+    with pytest.raises(UsageError, match="'docx'; known: txt, srt, vtt, tsv, json, rttm, all"):
+        formats("txt,docx")
+    with pytest.raises(UsageError, match="no output format; known: txt"):
+        formats([])
+
+
+def test_all_means_each_format_once() -> None:
+    assert [f.name for f in formats("all")] == [name for name in FORMATS if name != "rttm"]
+    assert [f.name for f in formats("srt, TXT,srt")] == ["srt", "txt"]
+    assert [f.name for f in formats(["srt", "all"])][0] == "srt" and len(formats("srt,all")) == 5
+
+
+def test_files_appear_in_a_new_folder_and_nothing_else_does(tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "deep"
+    paths = write(said((0, RATE, " Grüße")), folder, "v1.2 talk", "all")
+    assert [path.name for path in paths] == [f"v1.2 talk.{f.name}" for f in formats("all")]
+    assert sorted(folder.iterdir()) == sorted(paths)
+    assert paths[0].read_bytes() == "Grüße\n".encode()
+
+
+def test_a_file_has_the_permissions_of_any_new_file(tmp_path: Path) -> None:
+    (tmp_path / "plain").write_text("")
+    path = write(said(), tmp_path, "a", "txt")[0]
+    assert path.stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+def test_a_failed_write_leaves_the_old_file_and_no_litter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = write(said((0, RATE, " old")), tmp_path, "a", "txt")[0]
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(OutputError, match="No space left") as caught:
+        write(said((0, RATE, " new")), tmp_path, "a", "txt")
+    assert caught.value.code == "storage_full"
+    assert list(tmp_path.iterdir()) == [old] and old.read_text() == "old\n"
+
+
+def test_a_folder_that_is_a_file_is_refused_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("")
+    with pytest.raises(OutputError, match="name another folder") as caught:
+        write(said(), tmp_path / "out", "a", "txt")
+    assert caught.value.code == "unwritable_output" and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("stem", ["../a", "b/c", "", ".."])
+def test_a_stem_cannot_leave_the_folder(tmp_path: Path, stem: str) -> None:
+    with pytest.raises(UsageError, match="is not a file name"):
+        write(said(), tmp_path, stem, "txt")
+
+
+def said(
+    *parts: tuple[int, int, str], total: int | None = None, speakers: tuple[str | None, ...] = ()
+) -> Transcript:
+    count = total or max([end for _, end, _ in parts], default=RATE)
+    segments = tuple(
+        Segment(n, 0, 0, start, end, text, speaker=speakers[n] if speakers else None)
+        for n, (start, end, text) in enumerate(parts)
+    )
+    return Transcript(segments, count, Coverage((Span(0, count, "decoded"),)))
+
+
+def test_a_format_that_fails_is_this_recordings_error_and_leaves_no_file(
+    tmp_path, monkeypatch
+) -> None:
+    def broken(transcript: Transcript) -> str:
+        raise ZeroDivisionError("planted")
+
+    planted = {**FORMATS, "tsv": Format("tsv", broken)}
+    monkeypatch.setattr("forescribe.asr.formats.files.FORMATS", planted)
+    with pytest.raises(
+        OutputError, match="cannot write 'a' as tsv: ZeroDivisionError: planted"
+    ) as e:
+        write(Transcript((), 0, Coverage()), tmp_path, "a", "txt,tsv,json")
+    assert e.value.code == "internal_error" and list(tmp_path.iterdir()) == []

@@ -1,0 +1,259 @@
+"""Reports: one file that can be read, heard and passed on, whatever was said in it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+
+from forescribe.asr.batch.batch import Ended
+from forescribe.asr.batch.manifest import Record
+from forescribe.asr.errors import AudioError, OutputError, UsageError
+from forescribe.asr.formats import files as writers
+from forescribe.asr.formats import report
+from forescribe.asr.formats.report import Reports, Sound, index, page, sound
+from forescribe.asr.formats.transcript import Coverage, Notice, Segment, Span, Transcript, Word
+from forescribe.asr.words.token_sources import stats
+from forescribe.cli import transcribe
+from forescribe.speculative.types import Source
+from tests import browser as browsing
+from tests.asr.model import folders
+
+browser = browsing.browser
+
+HOSTILE = "</script><img src=x onerror=\"document.title='owned'\">@DATA@"
+SILENCE = Sound(None, "nothing to play")
+
+
+def spoken(*texts: str, speakers: tuple[str, ...] = (), seconds: float = 8.0) -> Transcript:
+    """A second for each word; drafts right but for each third word."""
+    segments, at = [], 0
+    for n, text in enumerate(texts):
+        start, words = at, []
+        speaker = speakers[n % len(speakers)] if speakers else None
+        for word in text.split():
+            who = "correction" if len(words) % 3 == 2 else "accepted"
+            words.append(Word(f" {word}", at, at + 16_000, 0.9, speaker, sources=(who,)))
+            at += 16_000
+        segments.append(
+            Segment(n, 0, 0, start, at, f" {text}", words=tuple(words), speaker=speaker)
+        )
+    end = max(at, round(16_000 * seconds))
+    spans = [Span(0, at, "decoded")] * bool(at) + [Span(at, end, "silent")] * (end > at)
+    told = stats([[Source.ACCEPTED, Source.ACCEPTED, Source.CORRECTION] * 4])
+    return Transcript(
+        tuple(segments),
+        end,
+        Coverage(tuple(spans)),
+        language="en",
+        diarized=bool(speakers),
+        stats={"rounds": 4, "drafted": 12, "accepted": 8, "wall_s": 0.5, **told},
+        settings={"model": "demo", "draft": None, "device": "cpu"},
+    )
+
+
+def wav(path: Path, seconds: float = 8.0) -> Path:
+    soundfile.write(path, 0.1 * np.sin(np.arange(round(8000 * seconds)) * 0.2), 8000)
+    return path
+
+
+def ended(path: str, transcript: Transcript | None, error: Any = None) -> Ended:
+    status = "succeeded" if error is None else "failed"
+    return Ended(Record(path=path, status=status), transcript, error)
+
+
+# -- the file -----------------------------------------------------------------------------------------
+
+
+def test_what_was_said_cannot_leave_its_place() -> None:
+    told = spoken(HOSTILE, speakers=(HOSTILE,))
+    text = page(told, HOSTILE, SILENCE)
+    assert text.count("</script>") == 2 and "<img" not in text
+    held = json.loads(text.split('id="report">')[1].split("</script>")[0])
+    assert held["transcript"] == json.loads(json.dumps(told.to_dict()))
+    assert held["title"] == HOSTILE
+
+
+def test_it_asks_nobody_for_anything() -> None:
+    text = page(spoken("one two"), "a.wav", SILENCE)
+    assert not re.search(r"https?:|<link|\ssrc=|@import|url\(", text)
+    policy = re.search(r'Security-Policy" content="([^"]+)"', text)[1]
+    assert policy.startswith("default-src 'none'".replace("'", "&#x27;"))
+    assert "unsafe" not in policy
+
+
+def test_modules_are_joined_whole_and_in_order() -> None:
+    """No import is left, nothing is imported before it is there, and no two have one name."""
+    script = report._script()
+    assert not re.search(r"^(import|export) ", script, flags=re.M)
+    seen: set[str] = set()
+    names: list[str] = []
+    for module in report.MODULES:
+        text = report.view(module)
+        assert set(re.findall(r'from "\./([\w.]+)"', text)) <= seen, module
+        seen.add(module)
+        found = r"^(?:export )?(?:async )?(?:function\*?|class|const|let) (\w+)"
+        names += re.findall(found, text, flags=re.M)
+    assert len(names) == len(set(names))
+
+
+def test_a_recording_travels_in_the_page_up_to_a_size(tmp_path, monkeypatch) -> None:
+    path = wav(tmp_path / "a b.wav")
+    inside = sound(str(path), tmp_path / "out")
+    assert inside.embedded and inside.src.startswith("data:audio/wav;base64,UklGR")
+    monkeypatch.setattr(report, "EMBEDDED_BYTES", path.stat().st_size - 1)
+    beside = sound(str(path), tmp_path / "out")
+    assert beside.src == "../a%20b.wav" and "is not in this page" in beside.note
+    assert "media-src data:" not in page(spoken("one"), "a", beside)
+
+
+def test_a_name_that_is_no_text_in_any_encoding_is_shown_as_it_can_be(tmp_path) -> None:
+    name = os.fsdecode(b"caf\xe9.wav")
+    reports = Reports.of(str(tmp_path / "r.html"), {name: "a"})
+    reports.add(ended(name, spoken("one")))
+    assert "caf?.wav" in reports.close()[0].read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("name", "note"),
+    [("-", "through a pipe"), ("a.amr", "do not play .amr"), ("gone.wav", "No such file")],
+)
+def test_what_cannot_be_played_is_said(tmp_path, name, note) -> None:
+    played = sound(name if name == "-" else str(tmp_path / name), tmp_path)
+    assert played.src is None and note in played.note
+
+
+def test_several_recordings_are_a_folder_with_a_list(tmp_path) -> None:
+    names = [str(wav(tmp_path / name)) for name in ("a.wav", "b.wav")]
+    stems = {names[0]: "a", names[1]: "sub/b", "<i>.mp3": "c"}
+    reports = Reports.of(str(tmp_path / "out"), stems)
+    for name in names:
+        reports.add(ended(name, spoken("one two")))
+    reports.add(ended("<i>.mp3", None, AudioError("<i>.mp3: no audio in it")))
+    assert reports.close() == [tmp_path / "out" / "index.html"]
+    text = (tmp_path / "out" / "index.html").read_text(encoding="utf-8")
+    assert re.findall(r'href="([^"]+)"', text) == ["a.html", "sub/b.html"]
+    assert (tmp_path / "out" / "sub" / "b.html").is_file()
+    assert "&lt;i&gt;.mp3: no audio in it" in text and "<i>" not in text
+
+
+def test_warnings_are_in_the_page_with_and_without_programs_and_in_the_list(tmp_path) -> None:
+    warned = replace(spoken("one two"), warnings=(Notice("a", HOSTILE), Notice("b", "not sure")))
+    text = page(warned, "a.wav", SILENCE)
+    assert "Warning: &lt;/script&gt;" in text and "Warning: not sure" in text
+    held = json.loads(text.split('id="report">')[1].split("</script>")[0])
+    assert [notice["message"] for notice in held["transcript"]["warnings"]] == [HOSTILE, "not sure"]
+    reports = Reports.of(str(tmp_path), {"a.wav": "a", "b.wav": "b"})
+    reports.add(ended("a.wav", warned))
+    reports.add(ended("b.wav", replace(warned, warnings=warned.warnings[:1])))
+    (listed,) = reports.close()
+    assert re.findall(r"<td>(done[^<]*)</td>", listed.read_text(encoding="utf-8")) == [
+        "done, 2 warnings",
+        "done, 1 warning",
+    ]
+
+
+def test_one_page_holds_one_recording(tmp_path) -> None:
+    with pytest.raises(UsageError, match=r"--report r.html: .* there are 2; name a folder"):
+        Reports.of("r.html", {"a.wav": "a", "b.wav": "b"})
+    name = str(wav(tmp_path / "a.wav"))
+    reports = Reports.of(str(tmp_path / "r.html"), {name: "a"})
+    reports.add(ended(name, spoken("one")))
+    assert reports.close() == [tmp_path / "r.html"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.wav", "r.html"]
+
+
+def test_a_page_that_cannot_be_written_stops_no_recording(tmp_path) -> None:
+    (tmp_path / "file").touch()
+    reports = Reports.of(str(tmp_path / "file" / "out"), {"a.wav": "a"})
+    reports.add(ended("a.wav", spoken("one")))
+    reports.add(ended("a.wav", spoken("one")))
+    with pytest.raises(OutputError, match="cannot write the report .* --report"):
+        reports.close()
+
+
+def test_what_an_earlier_run_has_done_is_shown_from_its_json(tmp_path) -> None:
+    told, name = spoken("one two", speakers=("A",)), str(wav(tmp_path / "a.wav"))
+    files = tuple(writers.write(told, tmp_path, "a", "txt,json"))
+    reports = Reports.of(str(tmp_path / "r.html"), {name: "a"})
+    record = Record(path=name, status="skipped")
+    assert reports.skipped(Ended(record, files=files))
+    assert not reports.skipped(Ended(record, files=files[:1]))
+    (tmp_path / "changed.json").write_text('{"text": 1}')
+    assert not reports.skipped(Ended(record, files=(tmp_path / "changed.json",)))
+    reports.close()
+    assert '"speaker": "A"' in (tmp_path / "r.html").read_text(encoding="utf-8")
+
+
+def test_the_command_writes_them_and_shows_what_is_done_already(
+    tmp_path, monkeypatch, capfd
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = [wav(Path(name), 2).name for name in ("a.wav", "b.wav")]
+    folder = folders.write(tmp_path / "target", max_target_positions=40)
+    given = [*names, "--model", str(folder), "--draft", "none", "--device", "cpu", "--no-vad"]
+
+    def forescribe(*arguments: str) -> int:
+        monkeypatch.setattr(sys, "argv", ["forescribe", *given, "-o", "out", *arguments])
+        try:
+            transcribe.main()
+        except SystemExit as left:
+            return int(left.code or 0)
+        return 0
+
+    assert forescribe("--report", "r.html") == 2 and "name a folder" in capfd.readouterr().err
+    for _ in ("decoded", "skipped"):
+        assert forescribe("--report", "pages") == 0
+        made = {path.name: path.read_text(encoding="utf-8") for path in Path("pages").iterdir()}
+        assert set(made) == {"a.html", "b.html", "index.html"}
+        assert all('"written": {"accepted": ' in made[f"{name}.html"] for name in "ab")
+        assert json.loads(Path("out/a.json").read_text())["segments"][0]["words"]
+        shutil.rmtree("pages")
+    assert "already done" in capfd.readouterr().err
+
+
+# -- in a browser -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def shown(tmp_path, browser) -> Iterator[Any]:
+    told = spoken("Good morning <b>all", f"bye {HOSTILE}", speakers=("A", HOSTILE))
+    told = replace(told, warnings=(Notice("unsure", HOSTILE),))
+    path = tmp_path / "r.html"
+    path.write_text(page(told, HOSTILE, sound(str(wav(tmp_path / "a.wav")), tmp_path)), "utf-8")
+    with browsing.watched(browser, path.as_uri()) as opened:
+        yield opened
+
+
+def test_it_is_read_heard_and_looked_into(shown) -> None:
+    """Under its own policy, from a file, with nothing beside it."""
+    assert shown.title() == HOSTILE and shown.locator("img").count() == 0
+    assert "Good morning <b>all" in shown.locator(".transcript").inner_text()
+    assert shown.locator(".facts").inner_text().split("\n")[:2] == ["Length", "8.0 s"]
+    shown.locator(".w", has_text="morning").click()
+    shown.locator(".w.now").first.wait_for()
+    shown.locator(".views").get_by_text("Who wrote it").click()
+    figures = shown.get_by_role("region", name="Who wrote it").inner_text()
+    assert "66.7 % of 12 drafted tokens accepted" in figures and "4 of 4" in figures
+    assert shown.locator(".transcript .by-correction").count() >= 1
+    shown.get_by_label("Name of speaker B").wait_for(state="attached")
+    assert HOSTILE in shown.get_by_label("Warnings").inner_text()
+    shown.keyboard.press("?")
+    assert shown.get_by_role("dialog", name="Keyboard shortcuts").is_visible()
+
+
+def test_the_list_is_a_page_too(tmp_path, browser) -> None:
+    path = tmp_path / "index.html"
+    path.write_text(index([report.Row(None, HOSTILE, "failed")]), encoding="utf-8")
+    with browsing.watched(browser, path.as_uri()) as opened:
+        assert opened.get_by_role("rowheader").inner_text() == HOSTILE

@@ -1,0 +1,248 @@
+"""Subtitle lines: within their limits, cut where a reader would cut, and without losing a word."""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forescribe.asr.errors import UsageError
+from forescribe.asr.formats.files import cues, formats, srt, tsv, txt, vtt, write
+from forescribe.asr.formats.subtitles import PLAIN, LineRules, blocks
+from forescribe.asr.formats.transcript import Coverage, Segment, Span, Transcript, Word
+
+RATE = 16_000
+
+
+def spoken(*sentences: str, pause: float = 0.0, each: float = 0.4) -> Transcript:
+    """A segment per sentence; a word takes `each` seconds, `pause` seconds pass between segments."""
+    at, segments = 0.0, []
+    for number, sentence in enumerate(sentences):
+        words = []
+        for text in re.findall(r"\s*\S+", " " + sentence):
+            words.append(Word(text, round(at * RATE), round((at + each) * RATE), 0.9))
+            at += each
+        start, end = words[0].start_sample, words[-1].end_sample
+        text = " " + sentence
+        segments.append(Segment(number, 0, 0, start, end, text, words=tuple(words)))
+        at += pause
+    count = max(1, round(at * RATE))
+    return Transcript(tuple(segments), count, Coverage((Span(0, count, "decoded"),)))
+
+
+def shown(transcript: Transcript, **rules: int) -> list[list[str]]:
+    """The lines of each cue."""
+    return [cue.text.split("\n") for cue in cues(transcript, LineRules(**rules))]
+
+
+BEACH = (
+    "The beach was a popular spot. People were swimming, and nobody knew that it would rain soon."
+)
+
+words = st.text("abcxyz", min_size=1, max_size=14)
+ends = st.sampled_from(["", "", "", ",", ".", "?", '."'])
+sentences = st.lists(st.builds(str.__add__, words, ends), min_size=1, max_size=14).map(" ".join)
+transcripts = st.builds(
+    lambda texts, pause: spoken(*texts, pause=pause),
+    st.lists(sentences, max_size=3),
+    st.sampled_from([0.0, 1.0, 4.0]),
+)
+sizes = st.none() | st.integers(1, 30)
+
+
+@settings(max_examples=40)
+@given(transcripts, sizes, st.none() | st.integers(1, 3), st.none() | st.integers(1, 6))
+def test_no_line_is_too_long_no_cue_too_high_and_no_word_lost(
+    transcript, width, count, most
+) -> None:
+    if width is None and most is None:
+        count = None
+    found = shown(transcript, width=width, count=count, words=most)
+    assert " ".join(line for lines in found for line in lines) == transcript.text
+    for lines in found:
+        assert count is None or len(lines) <= count
+        for line in lines:
+            assert most is None or len(line.split()) <= most
+            assert width is None or len(line) <= width or " " not in line
+
+
+@settings(max_examples=40)
+@given(transcripts, st.integers(1, 30), st.booleans())
+def test_cues_stay_in_order_apart_and_inside_the_audio(transcript, width, highlight) -> None:
+    found = cues(transcript, LineRules(width=width, count=2, highlight=highlight))
+    assert all(one.end_ms <= two.start_ms for one, two in pairwise(found))
+    assert all(cue.start_ms < cue.end_ms for cue in found)
+    assert not found or found[-1].end_ms <= transcript.sample_count // 16 + 1
+
+
+@settings(max_examples=40)
+@given(transcripts, st.integers(1, 40), st.integers(1, 3))
+def test_no_block_could_be_joined_with_the_next_for_nothing(transcript, width, count) -> None:
+    """Few blocks: two neighbours that would fit into one are apart for a reason, a pause of more
+    than 3 s or the end of a sentence or a clause."""
+    rules = LineRules(width=width, count=count)
+    for one, two in pairwise(blocks(transcript, rules)):
+        text = " ".join(piece.text for piece in (*one.words(), *two.words()))
+        far = two.start_sample - one.end_sample > 3 * RATE
+        if len(text) <= width and not far:
+            assert one.words()[-1].text.rstrip('"')[-1] in ",.?", (one, two)
+
+
+# Where it cuts
+
+
+def test_sentences_end_lines_and_cues() -> None:
+    assert shown(spoken(BEACH), width=42, count=2) == [
+        ["The beach was a popular spot."],
+        ["People were swimming,", "and nobody knew that it would rain soon."],
+    ]
+
+
+def test_clauses_come_before_the_midst_of_words() -> None:
+    text = "when it rains, the road is closed for cars"
+    assert shown(spoken(text), width=30, count=1) == [
+        ["when it rains,"], ["the road is closed for cars"]
+    ]  # fmt: skip
+    assert shown(spoken(text.replace(",", "")), width=30, count=1) == [
+        ["when it rains the road"], ["is closed for cars"]
+    ]  # fmt: skip  # even, where no place is better
+
+
+def test_a_pause_is_a_better_place_than_none() -> None:
+    made = spoken("one two three four", "five six seven", pause=0.5)
+    assert shown(made, words=4, count=1) == [["one two three four"], ["five six seven"]]
+    assert shown(made, words=6, count=1) == [["one two three four"], ["five six seven"]]
+
+
+def test_a_long_pause_always_ends_a_cue() -> None:
+    assert shown(spoken("a", "b", pause=4.0), width=40, count=2) == [["a"], ["b"]]
+    assert shown(spoken("a", "b", pause=1.0), width=40, count=2) == [["a b"]]
+
+
+def test_segments_are_joined_only_with_a_number_of_lines() -> None:
+    made = spoken("We went home", "by the river.")
+    assert shown(made, width=40, count=1) == [["We went home by the river."]]
+    assert shown(made, width=40) == [["We went home"], ["by the river."]]
+    assert shown(made, width=8) == [["We went", "home"], ["by the", "river."]]
+
+
+def test_words_alone_mean_one_line_at_a_time() -> None:
+    found = cues(spoken("one two three four five"), LineRules(words=2))
+    assert sorted(len(cue.text.split()) for cue in found) == [1, 2, 2]
+    assert (found[0].start_ms, found[-1].end_ms) == (0, 2000)
+    assert all(two.start_ms == one.end_ms for one, two in pairwise(found))
+
+
+def test_a_word_longer_than_a_line_has_one_to_itself() -> None:
+    assert shown(spoken("a Donaudampfschiff b"), width=10, count=1) == [
+        ["a"], ["Donaudampfschiff"], ["b"]
+    ]  # fmt: skip
+
+
+def test_text_without_spaces_is_cut_at_its_words() -> None:
+    pieces = [
+        Word(text, n * RATE, (n + 1) * RATE)
+        for n, text in enumerate("今日は|いい|天気。".split("|"))
+    ]
+    segment = Segment(0, 0, 0, 0, 3 * RATE, "今日はいい天気。", words=tuple(pieces))
+    made = Transcript((segment,), 3 * RATE, Coverage((Span(0, 3 * RATE, "decoded"),)))
+    assert shown(made, width=5, count=1) == [["今日は"], ["いい天気。"]]
+
+
+def test_speakers_never_share_a_cue() -> None:
+    words = tuple(Word(f" w{n}", n * RATE, (n + 1) * RATE, speaker="AB"[n // 2]) for n in range(4))
+    segment = Segment(0, 0, 0, 0, 4 * RATE, " w0 w1 w2 w3", words=words)
+    made = Transcript(
+        (segment,), 4 * RATE, Coverage((Span(0, 4 * RATE, "decoded"),)), diarized=True
+    )
+    found = cues(made, LineRules(width=40, count=2))
+    assert [(cue.speaker, cue.text) for cue in found] == [("A", "w0 w1"), ("B", "w2 w3")]
+    assert "[A]: w0 w1" in srt(made, LineRules(width=40, count=2))
+
+
+def test_a_segment_without_word_times_stays_whole() -> None:
+    segments = (
+        Segment(0, 0, 0, 0, RATE, " no times for these", words=None),
+        Segment(1, 0, 0, RATE, 2 * RATE, " nor these", words=()),
+    )
+    made = Transcript(segments, 2 * RATE, Coverage((Span(0, 2 * RATE, "decoded"),)))
+    assert shown(made, width=8, count=1) == [["no times", "for", "these"], ["nor", "these"]]
+    highlit = cues(made, LineRules(highlight=True))
+    assert [(cue.text, cue.mark) for cue in highlit] == [
+        ("no times for these", None), ("nor these", None)
+    ]  # fmt: skip
+
+
+def test_silence_has_no_lines() -> None:
+    made = Transcript((), RATE, Coverage((Span(0, RATE, "silent"),)))
+    assert srt(made, LineRules(width=10)) == "" and vtt(made, LineRules(width=10)) == "WEBVTT\n\n"
+
+
+# Highlighting
+
+
+def test_each_word_is_underlined_while_it_is_said() -> None:
+    made = spoken("Hi & <you>", each=0.5)
+    assert srt(made, LineRules(highlight=True)) == (
+        "1\n00:00:00,000 --> 00:00:00,500\n<u>Hi</u> & <you>\n\n"
+        "2\n00:00:00,500 --> 00:00:01,000\nHi <u>&</u> <you>\n\n"
+        "3\n00:00:01,000 --> 00:00:01,500\nHi & <u><you></u>\n\n"
+    )
+    assert "Hi &amp; <u>&lt;you></u>" in vtt(made, LineRules(highlight=True))
+
+
+def test_between_words_none_is_underlined() -> None:
+    words = (Word(" a", 0, RATE), Word(" b", 2 * RATE, 2 * RATE), Word(" c", 3 * RATE, 4 * RATE))
+    segment = Segment(0, 0, 0, 0, 4 * RATE, " a b c", words=words)
+    made = Transcript((segment,), 5 * RATE, Coverage((Span(0, 5 * RATE, "decoded"),)))
+    found = cues(made, LineRules(highlight=True))
+    assert [(cue.start_ms, cue.end_ms, cue.mark) for cue in found] == [
+        (0, 1000, (0, 1)), (1000, 3000, None), (3000, 4000, (4, 5))
+    ]  # fmt: skip  # b takes no time
+
+
+@settings(max_examples=40)
+@given(transcripts, st.integers(1, 30))
+def test_highlighting_changes_neither_text_nor_times(transcript, width) -> None:
+    plain = cues(transcript, LineRules(width=width, count=2))
+    lit = cues(transcript, LineRules(width=width, count=2, highlight=True))
+    for cue in plain:
+        parts = [part for part in lit if cue.start_ms <= part.start_ms < cue.end_ms]
+        assert {part.text for part in parts} == {cue.text}
+        assert (parts[0].start_ms, parts[-1].end_ms) == (cue.start_ms, cue.end_ms)
+        marked = [part.text[slice(*part.mark)] for part in parts if part.mark]
+        assert marked == cue.text.split()
+
+
+# The rules themselves, and the formats
+
+
+@pytest.mark.parametrize("rules", [{"width": 0}, {"count": -1, "width": 5}, {"words": 0}])
+def test_rules_that_make_no_sense_are_refused(rules) -> None:
+    with pytest.raises(UsageError, match="must be 1 or more"):
+        LineRules(**rules)
+
+
+def test_a_number_of_lines_needs_the_size_of_one() -> None:
+    with pytest.raises(UsageError, match="--max-line-width or --max-words-per-line"):
+        LineRules(count=2)
+
+
+def test_without_rules_nothing_changes_and_with_them_subtitles_only(tmp_path) -> None:
+    made, rules = spoken(BEACH, "And so on."), LineRules(width=20, count=1)
+    assert LineRules() == PLAIN and PLAIN.plain
+    assert srt(made, PLAIN) == srt(made) and vtt(made, PLAIN) == vtt(made)
+    render = {f.name: f.render(made) for f in formats("all", rules)}
+    assert (render["txt"], render["tsv"]) == (txt(made), tsv(made))
+    assert render["srt"] == srt(made, rules) != srt(made)
+    assert render["vtt"] == vtt(made, rules) != vtt(made)
+    write(made, tmp_path, "a", "srt", rules)
+    assert (tmp_path / "a.srt").read_text() == srt(made, rules)
+
+
+def test_a_long_talk_without_punctuation_has_few_blocks() -> None:
+    made = spoken(*["word " * 9 + "word"] * 200)
+    assert len(blocks(made, LineRules(width=42, count=2))) == 125  # 8 words fit into a line

@@ -1,0 +1,201 @@
+"""The transcript record: its invariants, and JSON that gives it back."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from typing import Any, cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forescribe.asr.formats.transcript import (
+    Coverage,
+    Json,
+    Notice,
+    Segment,
+    Span,
+    State,
+    Transcript,
+    Turn,
+    Word,
+    samples_at,
+    seconds,
+)
+
+HOURS_100 = 100 * 3600 * 16_000
+
+texts = st.text(st.characters(codec="utf-8"), max_size=12)
+numbers = st.none() | st.floats(allow_nan=False, allow_infinity=False)
+speakers = st.none() | st.sampled_from(["SPEAKER_00", "Zoë"])
+
+
+@st.composite
+def transcripts(draw: st.DrawFn) -> Transcript:
+    lengths = draw(st.lists(st.integers(1, 40 * 16_000), max_size=5))
+    total = sum(lengths)
+    ends = [sum(lengths[: n + 1]) for n in range(len(lengths))]
+    states = st.sampled_from(cast(list[State], ["decoded", "silent", "failed"]))
+    spans = tuple(
+        Span(end - length, end, draw(states), draw(st.none() | texts))
+        for end, length in zip(ends, lengths, strict=True)
+    )
+    diarized = draw(st.booleans())
+
+    def stretch() -> tuple[int, int]:
+        start, end = sorted((draw(st.integers(0, total)), draw(st.integers(0, total))))
+        return start, end
+
+    def word() -> Word:
+        if not diarized:
+            return Word(draw(texts), *stretch(), draw(numbers))
+        heard = draw(speakers), draw(numbers), draw(st.none() | st.booleans())
+        return Word(draw(texts), *stretch(), draw(numbers), *heard)
+
+    def turn() -> Turn:
+        start, end = stretch()
+        return Turn(start, end + 1, draw(st.sampled_from(["SPEAKER_00", "Zoë"])))
+
+    def segment(index: int) -> Segment:
+        return Segment(
+            index,
+            draw(st.integers(0, 9)),
+            draw(st.integers(0, total)),
+            *stretch(),
+            text=draw(texts),
+            tokens=tuple(draw(st.lists(st.integers(0, 51_865), max_size=4))),
+            temperature=draw(numbers),
+            avg_logprob=draw(numbers),
+            compression_ratio=draw(numbers),
+            no_speech_prob=draw(numbers),
+            words=tuple(word() for _ in range(draw(st.integers(0, 2))))
+            if draw(st.booleans())
+            else None,
+            speaker=draw(speakers) if diarized else None,
+            speaker_confidence=draw(numbers) if diarized else None,
+        )
+
+    return Transcript(
+        segments=tuple(segment(index) for index in range(draw(st.integers(0, 3)))),
+        sample_count=total,
+        coverage=Coverage(spans),
+        language=draw(st.none() | st.sampled_from(["en", "de"])),
+        language_probability=draw(numbers),
+        warnings=tuple(Notice(draw(texts), draw(texts)) for _ in range(draw(st.integers(0, 2)))),
+        settings={"model": "demo", "gamma": 5, "draft": None},
+        stats={"rounds": draw(st.integers(0, 9))},
+        diarized=diarized,
+        turns=tuple(turn() for _ in range(draw(st.integers(0, 2)))) if diarized else (),
+    )
+
+
+@given(transcripts())
+def test_json_gives_back_the_same_transcript(transcript: Transcript) -> None:
+    written = json.dumps(transcript.to_dict(), allow_nan=False)
+    assert Transcript.from_dict(json.loads(written)) == transcript
+
+
+@given(st.integers(0, HOURS_100))
+def test_seconds_lose_no_sample(samples: int) -> None:
+    assert samples_at(seconds(samples)) == samples
+
+
+def test_text_is_the_joined_segments_and_segments_keep_their_leading_space() -> None:
+    transcript = spoken(" Good morning,", " everyone.")
+    assert transcript.text == "Good morning, everyone."
+    assert segments(transcript)[1]["text"] == " everyone."
+
+
+def test_a_number_that_is_not_finite_becomes_null() -> None:
+    segment = Segment(0, 0, 0, 0, 1600, " a", no_speech_prob=math.nan, avg_logprob=-math.inf)
+    stats: dict[str, Json] = {"nested": [{"loss": math.nan}]}
+    data = Transcript((segment,), 1600, decoded(1600), stats=stats).to_dict()
+    assert json.loads(json.dumps(data, allow_nan=False))["segments"][0]["no_speech_prob"] is None
+    assert data["stats"] == {"nested": [{"loss": None}]}
+
+
+@pytest.mark.parametrize("diarized", [False, True])
+def test_the_speaker_key_is_there_exactly_when_speakers_were_looked_for(diarized: bool) -> None:
+    segment = Segment(0, 0, 0, 0, 1600, " a", words=(Word(" a", 0, 1600),))
+    data = Transcript((segment,), 1600, decoded(1600), diarized=diarized).to_dict()
+    first = cast(list[dict[str, Any]], data["segments"])[0]
+    assert ("speaker" in first) == ("speaker" in first["words"][0]) == ("turns" in data) == diarized
+
+
+def test_words_are_absent_where_nobody_asked_and_empty_where_there_are_none() -> None:
+    asked = Segment(0, 0, 0, 0, 1600, "", words=())
+    unasked = Segment(1, 0, 0, 0, 1600, "")
+    first, second = segments(Transcript((asked, unasked), 1600, decoded(1600)))
+    assert first["words"] == [] and "words" not in second
+
+
+def test_seek_counts_frames_of_ten_milliseconds() -> None:
+    assert Segment(0, 1, 480_000, 480_000, 496_000, " a").seek == 3000
+
+
+def test_coverage_adds_up() -> None:
+    coverage = Coverage((Span(0, 10, "decoded"), Span(10, 15, "silent"), Span(15, 18, "failed")))
+    totals = coverage.decoded_samples, coverage.silent_samples, coverage.failed_samples
+    assert totals == (10, 5, 3) and coverage.sample_count == 18
+
+
+@pytest.mark.parametrize(
+    "spans",
+    [
+        (Span(5, 10, "decoded"),),
+        (Span(0, 10, "decoded"), Span(11, 12, "silent")),
+        (Span(0, 10, "decoded"), Span(9, 12, "silent")),
+    ],
+    ids=["late start", "gap", "overlap"],
+)
+def test_coverage_that_is_no_partition_is_refused(spans: tuple[Span, ...]) -> None:
+    with pytest.raises(ValueError, match="gap or overlap"):
+        Coverage(spans)
+
+
+def test_coverage_of_another_length_is_refused() -> None:
+    with pytest.raises(ValueError, match="coverage of 10 of 11 samples"):
+        Transcript((), 11, decoded(10))
+
+
+@pytest.mark.parametrize("make", [lambda: Word("a", 5, 4), lambda: Segment(0, 0, 0, -1, 4, "a")])
+def test_time_does_not_run_backwards(make: Any) -> None:
+    with pytest.raises(ValueError, match="runs from sample"):
+        make()
+
+
+def test_a_span_knows_three_states() -> None:
+    with pytest.raises(ValueError, match="known: decoded, silent, failed"):
+        Span(0, 1, cast(State, "skipped"))
+
+
+def test_a_file_that_is_no_transcript_is_refused_by_key() -> None:
+    data = Transcript((), 0, Coverage()).to_dict() | {"duration": "long"}
+    with pytest.raises(TypeError, match="'duration' is str"):
+        Transcript.from_dict(data)
+
+
+def test_the_record_and_the_writers_load_without_numpy_and_torch() -> None:
+    program = (
+        "import sys, forescribe.asr.formats.transcript, forescribe.asr.formats.files, forescribe.asr.errors;"
+        "sys.exit(int(bool({'numpy', 'torch', 'av'} & set(sys.modules))))"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def decoded(samples: int) -> Coverage:
+    return Coverage((Span(0, samples, "decoded"),))
+
+
+def spoken(*sentences: str) -> Transcript:
+    parts = tuple(
+        Segment(n, 0, 0, n * 16_000, (n + 1) * 16_000, text) for n, text in enumerate(sentences)
+    )
+    return Transcript(parts, len(parts) * 16_000, decoded(len(parts) * 16_000), language="en")
+
+
+def segments(transcript: Transcript) -> list[dict[str, Any]]:
+    return cast(list[dict[str, Any]], transcript.to_dict()["segments"])

@@ -1,0 +1,373 @@
+"""Folders become a pair; what is no pair is refused in one line that names it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import WhisperFeatureExtractor, WhisperForCausalLM
+from transformers.utils import logging
+
+from forescribe.asr.decode.transcriber import Transcriber
+from forescribe.asr.errors import CapacityError, ModelError
+from forescribe.asr.model.loading import Memory, Whisper, load
+from forescribe.asr.model.presets import Pair
+from forescribe.speculative.device import choose
+from forescribe.speculative.models.whisper_decoder import WhisperDecoder, encoder_of
+from tests.asr.model import folders
+
+CPU = choose("cpu")
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory) -> Path:
+    return folders.write(tmp_path_factory.mktemp("models") / "target")
+
+
+@pytest.fixture
+def copy(target, tmp_path) -> Path:
+    """A folder to spoil."""
+    return shutil.copytree(target, tmp_path / "copy")
+
+
+def features(windows: int) -> torch.Tensor:
+    return torch.randn(windows, 80, 3000, generator=torch.Generator().manual_seed(0))
+
+
+def test_a_target_alone_has_no_draft(target) -> None:
+    whisper = load(Pair(target), CPU)
+    assert whisper.draft is None and not whisper.shared_encoder
+    assert whisper.tokens.languages.keys() == set(folders.CODES)
+    assert not whisper.target.training
+    (memory,) = whisper.encode(features(1))
+    assert memory.target.shape == (1500, 16) and memory.draft is None
+
+
+def test_a_distilled_draft_hears_through_the_targets_encoder(target, tmp_path) -> None:
+    draft = folders.write_distilled(tmp_path / "draft", target)
+    whisper = load(Pair(target, draft), CPU)
+    assert whisper.shared_encoder
+    assert encoder_of(whisper.draft) is encoder_of(whisper.target)  # one copy in memory
+    memories = whisper.encode(features(2))
+    assert all(m.draft is not None and m.draft.equal(m.target) for m in memories)
+
+
+def test_a_draft_with_another_encoder_hears_for_itself(target, tmp_path) -> None:
+    draft = folders.write(tmp_path / "draft", layers=1, seed=3)
+    whisper = load(Pair(target, draft), CPU)
+    assert not whisper.shared_encoder
+    assert encoder_of(whisper.draft) is not encoder_of(whisper.target)
+    (memory,) = whisper.encode(features(1))
+    assert memory.draft is not None and not memory.draft.allclose(memory.target)
+
+
+def test_what_is_heard_of_a_window_does_not_depend_on_who_is_encoded_with_it(target) -> None:
+    whisper, windows = load(Pair(target), CPU), features(5)
+    together = whisper.encode(windows)
+    assert all(
+        m.target.equal(whisper.encode(w[None])[0].target)
+        for m, w in zip(together, windows, strict=True)
+    )
+
+
+def test_a_decoder_only_draft_hears_through_the_targets_encoder(target, tmp_path) -> None:
+    draft = folders.write_decoder_only(tmp_path / "draft")
+    whisper = load(Pair(target, draft), CPU)
+    assert whisper.shared_encoder and isinstance(whisper.draft, WhisperForCausalLM)
+    (memory,) = whisper.encode(features(1))
+    assert memory.draft is not None and memory.draft.equal(memory.target)
+
+
+def test_a_model_without_an_encoder_can_only_be_a_draft(tmp_path) -> None:
+    folder = folders.write_decoder_only(tmp_path / "draft")
+    with pytest.raises(ModelError, match="--model .*draft .*can only be a --draft"):
+        load(Pair(folder), CPU)
+
+
+@pytest.mark.parametrize("name", ["float32", "bfloat16"])
+def test_weights_and_memories_have_the_dtype_asked_for(target, name) -> None:
+    whisper = load(Pair(target), choose("cpu", name))
+    (memory,) = whisper.encode(features(1))
+    assert whisper.target.dtype == memory.target.dtype == getattr(torch, name)
+
+
+def test_loading_leaves_transformers_messages_as_they_were(target) -> None:
+    before = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    load(Pair(target), CPU)
+    assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == before
+
+
+def test_languages_are_heard_as_transformers_hears_them(target) -> None:
+    whisper = load(Pair(target), CPU)
+    heard = whisper.detect_language(whisper.encode(features(3)))
+    theirs = whisper.target.detect_language(input_features=features(3))
+    codes = {token: code for code, token in whisper.tokens.languages.items()}
+    assert [code for code, _ in heard] == [codes[int(token)] for token in theirs]
+    assert all(1 / 3 <= chance <= 1 for _, chance in heard)
+
+
+def test_an_english_only_model_hears_english(target) -> None:
+    whisper = load(Pair(target), CPU)
+    english = Whisper(
+        whisper.target,
+        None,
+        whisper.tokenizer,
+        whisper.extractor,
+        type(whisper.tokens)(256, 257, 266, 265, {}, {}, None),
+        whisper.pair,
+        CPU,
+        False,
+    )
+    assert english.detect_language([Memory(torch.zeros(1500, 16))]) == [("en", 1.0)]
+
+
+def refusal(pair: Pair) -> str:
+    """The one line."""
+    with pytest.raises(ModelError) as caught:
+        load(pair, CPU)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_draft_of_another_vocabulary_is_refused_by_name(target, tmp_path) -> None:
+    draft = folders.write(tmp_path / "wide", layers=1, vocab_size=1800)
+    message = refusal(Pair(target, draft))
+    assert str(draft) in message and str(target) in message
+    assert "1768 and 1800 tokens" in message and "--draft none" in message
+
+
+def test_a_draft_with_other_pieces_is_refused_by_the_token(target, tmp_path) -> None:
+    draft = folders.write(tmp_path / "draft", layers=1)
+    path = draft / "tokenizer.json"
+    data = json.loads(path.read_text())
+    pieces = data["model"]["vocab"]
+    pieces["a"], pieces["b"] = pieces["b"], pieces["a"]
+    path.write_text(json.dumps(data))
+    assert "for the token 'a'" in refusal(Pair(target, draft))
+
+
+INDEX = "model.safetensors.index.json"
+
+
+def shard(folder: Path) -> None:
+    """The same weights in two files, as large checkpoints have them."""
+    weights = load_file(folder / "model.safetensors")
+    names = sorted(weights)
+    halves = {1: names[: len(names) // 2], 2: names[len(names) // 2 :]}
+    places = {}
+    for number, half in halves.items():
+        file = f"model-0000{number}-of-00002.safetensors"
+        save_file({n: weights[n] for n in half}, folder / file, metadata={"format": "pt"})
+        places |= dict.fromkeys(half, file)
+    (folder / "model.safetensors").unlink()
+    (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": places}))
+
+
+def change(path: Path, **values: object) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def forget(path: Path, key: str) -> None:
+    values = json.loads(path.read_text())
+    values.pop(key, None)
+    path.write_text(json.dumps(values))
+
+
+def rename(folder: Path, token: str) -> None:
+    """A tokenizer that knows a special token by another name."""
+    for path in folder.glob("tokenizer*.json"):
+        path.write_text(path.read_text().replace(token, "<|somethingelse|>"))
+
+
+def spoil(folder: Path, how: str) -> None:
+    weights = folder / "model.safetensors"
+    config = json.loads((folder / "config.json").read_text())
+    if how == "truncated weights":
+        weights.write_bytes(weights.read_bytes()[:1000])
+    elif how == "half the weights":
+        weights.write_bytes(weights.read_bytes()[: weights.stat().st_size // 2])
+    elif how == "empty weights":
+        weights.write_bytes(b"")
+    elif how == "garbage for weights":
+        weights.write_bytes(b"\xff" * 5000)
+    elif how == "a layer lost":
+        kept = {k: v for k, v in load_file(weights).items() if "decoder.layers.1" not in k}
+        save_file(kept, weights, metadata={"format": "pt"})
+    elif how == "other shapes":
+        (folder / "config.json").write_text(json.dumps(config | {"d_model": 32}))
+    elif how == "not a whisper":
+        (folder / "config.json").write_text('{"model_type": "bert"}')
+    elif how == "no model type":
+        (folder / "config.json").write_text("{}")
+    elif how == "broken config":
+        (folder / "config.json").write_text("{")
+    elif how == "wrong type in config":
+        (folder / "config.json").write_text(json.dumps(config | {"d_model": "wide"}))
+    elif how == "no tokenizer":
+        (folder / "tokenizer.json").unlink()
+    elif how == "broken tokenizer":
+        (folder / "tokenizer.json").write_text("{}")
+    elif how == "no features":
+        (folder / "preprocessor_config.json").unlink()
+    elif how == "no generation config":
+        (folder / "generation_config.json").unlink()
+    elif "shard" in how or "index" in how:
+        shard(folder)
+        last, index = folder / "model-00002-of-00002.safetensors", folder / INDEX
+        if how == "a shard lost":
+            last.unlink()
+        elif how == "a shard cut":
+            last.write_bytes(last.read_bytes()[:-50])
+        else:
+            index.write_text("{" if how == "a broken index" else '{"weight_map": {}}')
+    elif how == "start nowhere":
+        change(folder / "generation_config.json", decoder_start_token_id=None)
+        forget(folder / "config.json", "decoder_start_token_id")
+        rename(folder, "<|startoftranscript|>")
+    elif how == "a null for the start":
+        change(folder / "config.json", decoder_start_token_id=None)
+    elif how == "start of another":
+        change(folder / "generation_config.json", decoder_start_token_id=256)
+    elif how == "a token too many":
+        change(folder / "generation_config.json", lang_to_id={"<|en|>": 99999})
+    elif how == "other mel bins":
+        WhisperFeatureExtractor(feature_size=128).save_pretrained(folder)
+    elif how == "other frames":
+        WhisperFeatureExtractor(chunk_length=20).save_pretrained(folder)
+    elif how == "cut tokenizer":
+        path = folder / "tokenizer.json"
+        path.write_text(path.read_text()[:500])
+    elif how == "no weights":
+        weights.unlink()
+    elif how == "no config":
+        (folder / "config.json").unlink()
+
+
+SPOILT = {
+    "truncated weights": "model.safetensors is damaged or not complete",
+    "half the weights": "model.safetensors is damaged or not complete",
+    "empty weights": "model.safetensors is damaged or not complete",
+    "garbage for weights": "model.safetensors is damaged or not complete",
+    "a shard lost": "holds no model-00002-of-00002.safetensors, which model.safetensors.index.json",
+    "a shard cut": "model-00002-of-00002.safetensors is damaged or not complete",
+    "a broken index": "holds no readable model.safetensors.index.json",
+    "an index of nothing": "holds no weights: model.safetensors.index.json names none",
+    "start nowhere": "has no decoder_start_token_id",
+    "a null for the start": "field 'decoder_start_token_id'",
+    "start of another": "says 256 for <|startoftranscript|>, its tokenizer 257",
+    "a token too many": "token 99999 of its generation_config.json",
+    "other mel bins": "makes 128 mel bins of 3000 frames, its encoder reads 80 of 3000",
+    "other frames": "makes 80 mel bins of 2000 frames, its encoder reads 80 of 3000",
+    "a layer lost": "lack model.decoder.layers.1",  # transformers would fill it with noise
+    "other shapes": "another shape than its config.json says",
+    "not a whisper": "'bert'",
+    "no model type": "model_type",
+    "broken config": "config.json",
+    "wrong type in config": "d_model",
+    "no tokenizer": "lacks tokenizer.json",
+    "broken tokenizer": "no usable tokenizer",
+    "cut tokenizer": "tokenizer.json is damaged",
+    "no features": "lacks preprocessor_config.json",
+    "no generation config": "no_timestamps_token_id",
+    "no weights": "holds no weights",
+    "no config": "holds no config.json",
+}
+
+
+@pytest.mark.parametrize("how", SPOILT)
+def test_a_spoilt_folder_is_refused_in_one_line(copy, how, capfd) -> None:
+    spoil(copy, how)
+    message = refusal(Pair(copy))
+    assert str(copy) in message and SPOILT[how] in message
+    assert len(message) < 400
+    assert capfd.readouterr() == ("", "")  # and no report beside it
+
+
+def test_shards_and_a_new_processor_file_are_read(copy) -> None:
+    """As newer transformers save: no preprocessor_config.json, one `processor_config.json`."""
+    shard(copy)
+    old = copy / "preprocessor_config.json"
+    (copy / "processor_config.json").write_text(
+        json.dumps(
+            {
+                "processor_class": "WhisperProcessor",
+                "feature_extractor": json.loads(old.read_text()),
+            }
+        )
+    )
+    old.unlink()
+    assert load(Pair(copy), CPU).extractor.feature_size == 80
+
+
+@pytest.mark.parametrize("ends", [[256], [256, 300]], ids=str)
+def test_several_tokens_may_end_a_text(copy, ends) -> None:
+    for file in ("config.json", "generation_config.json"):
+        change(copy / file, eos_token_id=ends)
+    whisper = load(Pair(copy, copy), CPU)
+    assert whisper.tokens.ends == tuple(ends) and whisper.tokens.end == 256
+    made = Transcriber(whisper, gamma=2)
+    assert made.engine._eos.tolist() == ends
+
+
+def test_where_texts_start_and_end_is_also_asked_of_the_tokenizer(copy) -> None:
+    for file in ("config.json", "generation_config.json"):
+        forget(copy / file, "decoder_start_token_id")
+        change(copy / file, eos_token_id=None)
+    tokens = load(Pair(copy, copy), CPU).tokens
+    assert (tokens.start, tokens.ends) == (257, (256,))
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ({"d_model": 24}, "reads states of 24 numbers, its target's have 16"),
+        ({"max_source_positions": 750}, "their windows have 1500 and 750 encoder states"),
+    ],
+    ids=str,
+)
+def test_a_decoder_that_cannot_read_the_targets_states_is_refused(target, tmp_path, how, said):
+    draft = folders.write_decoder_only(tmp_path / "draft", **how)
+    message = refusal(Pair(target, draft))
+    assert f"{draft} cannot draft for {target}" in message and said in message
+    assert message.endswith("--draft none")
+
+
+def test_a_draft_that_hears_other_features_is_refused(target, tmp_path) -> None:
+    bins = folders.write(tmp_path / "bins", layers=1, num_mel_bins=128)
+    assert "80 and 128 mel bins" in refusal(Pair(target, bins))
+    short = folders.write(tmp_path / "short", layers=1, max_source_positions=750)
+    assert "1500 and 750 encoder states" in refusal(Pair(target, short))
+
+
+@pytest.mark.parametrize("name", ["float32", "bfloat16"])
+def test_a_decoder_that_computes_something_else_is_refused(target, monkeypatch, name) -> None:
+    """The adapter is compared with the model's own decoder: here it counts positions wrongly."""
+    right = WhisperDecoder.forward
+
+    def shifted(self, tokens, positions, *rest):
+        return right(self, tokens, positions + (tokens.shape[1] == 4), *rest)
+
+    monkeypatch.setattr(WhisperDecoder, "forward", shifted)
+    with pytest.raises(ModelError, match="is not supported: logits behind several tokens at once"):
+        load(Pair(target), choose("cpu", name))
+
+
+def test_a_spoilt_draft_is_named_as_the_draft(target, copy) -> None:
+    spoil(copy, "truncated weights")
+    assert refusal(Pair(target, copy)).startswith(f"--draft {copy}")
+
+
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("not enough memory: 9 GB")]
+)
+def test_a_device_without_room_is_said_in_one_line(target, monkeypatch, error) -> None:
+    def full(*_, **__):
+        raise error
+
+    monkeypatch.setattr(torch.nn.Module, "to", full)
+    with pytest.raises(CapacityError, match=r"cpu has no room .* --model .*target"):
+        load(Pair(target), CPU)

@@ -1,0 +1,301 @@
+"""Presets pair targets with drafts that fit; weights are found, fetched or refused by name."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+import types
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+from huggingface_hub import constants
+from huggingface_hub.errors import LocalEntryNotFoundError
+
+from forescribe.asr.errors import ModelError
+from forescribe.asr.model.hub import DRAFTS, KNOWN, check_pair, find, locate
+from forescribe.asr.model.presets import PRESETS, Pair, cached, resolve
+
+LARGE_V3 = "openai/whisper-large-v3"
+DISTIL = "distil-whisper/distil-large-v3.5"
+
+
+@pytest.fixture(autouse=True)
+def bundled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A bundled pair and an empty hub cache of our own, whatever this machine has."""
+    folder = tmp_path / "bundled"
+    for name in ("demo", "demo-draft"):
+        _weights(folder / name)
+    fake = types.ModuleType("bundled")
+    fake.__path__ = [str(folder)]
+    monkeypatch.setitem(sys.modules, "bundled", fake)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    return folder
+
+
+def _weights(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(b"")
+    return folder
+
+
+def _in_cache(name: str) -> Path:
+    """Puts an empty model into the hub's cache, laid out as its client does."""
+    repository = Path(constants.HF_HUB_CACHE, f"models--{name.replace('/', '--')}")
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text("0" * 40)
+    return _weights(repository / "snapshots" / ("0" * 40))
+
+
+# Which pair a name means
+
+
+def test_the_default_is_large_v3_with_its_english_draft() -> None:
+    expected = Pair(LARGE_V3, DISTIL, frozenset({"en"}))
+    assert resolve(None, None) == resolve("large", None) == resolve(LARGE_V3, None) == expected
+
+
+def test_demo_is_taken_only_where_it_is_named(bundled: Path) -> None:
+    pair = Pair(bundled / "demo", bundled / "demo-draft", frozenset({"en"}))
+    assert resolve("demo", None) == pair
+    assert resolve("demo", "demo") == pair
+    assert resolve("demo", "none") == Pair(bundled / "demo")
+    for name in PRESETS.keys() - {"demo"}:
+        assert isinstance(resolve(name, None).target, str)
+        assert not isinstance(resolve(name, None).draft, Path)
+
+
+@pytest.mark.parametrize(
+    ("model", "language", "draft"),
+    [
+        ("large", "en", DISTIL),
+        ("large", "fr", "bofenghuang/whisper-large-v3-distil-fr-v0.2"),
+        ("large", "de", None),
+        ("large-v2", "en", "distil-whisper/distil-large-v2"),
+        ("large-v2", "de", "openai/whisper-tiny"),
+        ("turbo", "en", None),
+        ("tiny", "en", None),
+    ],
+)
+def test_the_draft_follows_the_language(model: str, language: str, draft: str | None) -> None:
+    assert resolve(model, None, language).draft == draft
+
+
+def test_any_folder_and_any_hub_id_may_be_target_or_draft(tmp_path: Path) -> None:
+    folder = _weights(tmp_path / "mine")
+    assert resolve(str(folder), None) == Pair(folder)
+    assert resolve("somebody/model", "somebody/draft") == Pair("somebody/model", "somebody/draft")
+    assert resolve("large", str(folder)) == Pair(LARGE_V3, folder)
+
+
+def test_targets_are_known_by_the_name_that_other_programs_use() -> None:
+    assert resolve("large-v3-turbo", None) == resolve("turbo", None)
+
+
+def test_a_draft_may_be_named_as_a_preset_and_keeps_its_languages() -> None:
+    assert resolve("large", "distil-large-v3") == Pair(
+        LARGE_V3, "distil-whisper/distil-large-v3", frozenset({"en"})
+    )
+    assert resolve("large", "turbo") == Pair(LARGE_V3, "openai/whisper-large-v3-turbo")
+    assert resolve("large", "none") == Pair(LARGE_V3)
+
+
+@pytest.mark.parametrize(("model", "draft"), [("lagre", None), ("large", "distil")])
+def test_a_misspelt_name_is_refused_with_the_presets(model: str, draft: str | None) -> None:
+    with pytest.raises(ModelError, match=r"(--model lagre|--draft distil) is neither .*large-v2"):
+        resolve(model, draft)
+
+
+def test_every_preset_names_drafts_of_its_own_vocabulary() -> None:
+    unknown = {"bofenghuang/whisper-large-v3-distil-fr-v0.2"}
+    for preset in PRESETS.values():
+        for draft in preset.drafts:
+            if preset.bundled or draft.name in unknown:
+                continue
+            assert KNOWN[draft.name].vocab_size == KNOWN[preset.target].vocab_size
+            assert KNOWN[draft.name].mel_bins == KNOWN[preset.target].mel_bins
+            assert draft.languages == KNOWN[draft.name].languages
+    assert set(DRAFTS) <= KNOWN.keys()
+
+
+# Where the weights are
+
+
+def test_weights_are_found_in_a_folder_and_in_the_cache(tmp_path: Path) -> None:
+    folder = _weights(tmp_path / "mine")
+    assert locate(str(folder)) == locate(folder) == folder
+    snapshot = _in_cache("somebody/model")
+    assert locate("somebody/model", network=False) == snapshot
+
+
+def test_a_half_finished_download_does_not_count(tmp_path: Path) -> None:
+    snapshot = _in_cache("somebody/model")
+    (snapshot / "model.safetensors").unlink()
+    assert find("somebody/model") is None
+    index = {
+        "weight_map": {
+            "a": "model-00001-of-00002.safetensors",
+            "b": "model-00002-of-00002.safetensors",
+        }
+    }
+    (snapshot / "model.safetensors.index.json").write_text(json.dumps(index))
+    (snapshot / "model-00001-of-00002.safetensors").write_bytes(b"")
+    assert find("somebody/model") is None
+    (snapshot / "model-00002-of-00002.safetensors").write_bytes(b"")
+    assert find("somebody/model") == snapshot
+
+
+def test_a_missing_model_names_itself_how_to_fetch_it_and_the_demo() -> None:
+    with pytest.raises(ModelError) as caught:
+        locate(LARGE_V3, network=False)
+    assert caught.value.code == "model_not_found"
+    for part in (LARGE_V3, f"hf download {LARGE_V3}", "local folder to --model", "--model demo"):
+        assert part in caught.value.message
+    with pytest.raises(ModelError, match="--draft none"):
+        locate(DISTIL, role="draft", network=False)
+
+
+def test_without_a_network_the_error_comes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hub's client meets a closed port, as it does on a machine without a network."""
+    endpoint = "http://127.0.0.1:9"
+    monkeypatch.setattr(constants, "ENDPOINT", endpoint)
+    started = time.monotonic()
+    with pytest.raises(ModelError, match="the hub cannot be reached: run `hf download"):
+        locate(LARGE_V3)
+    assert time.monotonic() - started < 10
+
+
+def test_what_the_hub_lacks_in_safetensors_is_taken_in_the_old_format(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[str] = []
+
+    def download(name: str, **options: object) -> str:
+        if options.get("local_files_only"):
+            raise LocalEntryNotFoundError("not cached")
+        patterns = options["allow_patterns"]
+        assert isinstance(patterns, list)
+        asked.extend(patterns)
+        folder = tmp_path / "snapshot"
+        folder.mkdir(exist_ok=True)
+        (folder / "config.json").write_text("{}")
+        if "pytorch_model.bin" in patterns:
+            (folder / "pytorch_model.bin").write_bytes(b"")
+        return str(folder)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    assert locate("somebody/model") == tmp_path / "snapshot"
+    assert asked.index("model.safetensors") < asked.index("pytorch_model.bin")
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (OSError(28, "No space left on device"), "No space left on device"),
+        (RuntimeError("peer closed the connection"), "peer closed the connection"),
+    ],
+)
+def test_a_broken_download_is_one_clear_line(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, message: str
+) -> None:
+    def download(name: str, **options: object) -> str:
+        raise LocalEntryNotFoundError("not cached") if options.get("local_files_only") else error
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    with pytest.raises(ModelError, match=f"the download failed .*{message}"):
+        locate("somebody/model")
+
+
+def test_a_folder_without_a_model_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"holds no config\.json"):
+        locate(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ModelError, match="holds no weights"):
+        locate(str(tmp_path))
+    with pytest.raises(ModelError, match="neither a local folder"):
+        locate("./no/such/folder")
+
+
+def test_cached_tells_target_and_draft_apart_without_a_network() -> None:
+    _in_cache(LARGE_V3)
+    state = {entry.preset.name: entry for entry in cached()}
+    assert (state["large"].target, state["large"].draft) == (True, False)
+    assert (state["demo"].target, state["demo"].draft) == (True, True)
+    assert (state["turbo"].target, state["turbo"].draft) == (False, None)
+    assert list(state) == list(PRESETS)
+
+
+# Whether a draft fits
+
+
+@dataclass
+class _Config:
+    vocab_size: int = 51866
+    num_mel_bins: int = 128
+    eos_token_id: int = 50257
+    decoder_start_token_id: int = 50258
+    max_target_positions: int = 448
+
+
+@dataclass(frozen=True)
+class _Tokenizer:
+    vocab: tuple[str, ...]
+
+    def get_vocab(self) -> dict[str, int]:
+        return {token: id for id, token in enumerate(self.vocab)}
+
+
+def test_a_pair_with_the_same_tokens_fits() -> None:
+    vocab = _Tokenizer(("a", "b", "<|endoftext|>"))
+    check_pair(_Config(), _Config())
+    check_pair(_Config(), _Config(), vocab, vocab)
+
+
+def test_large_v3_with_the_draft_of_large_v2_is_refused_and_told_what_fits() -> None:
+    older = _Config(vocab_size=51865, num_mel_bins=80)
+    with pytest.raises(ModelError) as caught:
+        check_pair(_Config(), older, target=LARGE_V3, draft="distil-whisper/distil-large-v2")
+    assert caught.value.code == "model_mismatch"
+    for part in ("distil-large-v2", LARGE_V3, "51866 and 51865 tokens", DISTIL, "--draft none"):
+        assert part in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"num_mel_bins": 80}, "128 and 80 mel bins"),
+        ({"eos_token_id": 50256}, "50257 and 50256 as end of text"),
+        ({"decoder_start_token_id": 50257}, "50258 and 50257 as start of transcript"),
+        ({"max_target_positions": 224}, "448 and 224 positions"),
+    ],
+)
+def test_a_pair_that_differs_elsewhere_is_refused(change: dict[str, int], problem: str) -> None:
+    with pytest.raises(ModelError, match=problem):
+        check_pair(_Config(), replace(_Config(), **change))
+
+
+def test_a_pair_of_equal_size_with_other_tokens_is_refused_with_the_first_of_them() -> None:
+    target, draft = _Tokenizer(("a", "b", "c", "d")), _Tokenizer(("a", "c", "b", "d"))
+    with pytest.raises(ModelError, match="ids 1 and 2 for the token 'b'"):
+        check_pair(_Config(), _Config(), target, draft)
+
+
+def test_a_special_token_may_have_another_name_or_be_missing_but_a_text_token_may_not() -> None:
+    config = _Config(eos_token_id=2)
+    target = _Tokenizer(("a", "b", "<|endoftext|>", "<|nospeech|>", "<|0.00|>"))
+    check_pair(config, config, target, _Tokenizer(("a", "b", "<|endoftext|>", "<|nocaptions|>")))
+    with pytest.raises(ModelError, match="ids 1 and None for the token 'b'"):
+        check_pair(config, config, target, _Tokenizer(("a", "c", "<|endoftext|>")))
+    with pytest.raises(ModelError, match=r"ids 4 and 3 for the token '<\|0\.00\|>'"):
+        check_pair(config, config, target, _Tokenizer(("a", "b", "<|endoftext|>", "<|0.00|>")))
+
+
+def test_presets_load_nothing_heavy() -> None:
+    heavy = "{'torch', 'transformers', 'huggingface_hub'}"
+    code = f"import sys, forescribe.asr.model.presets; print({heavy} & sys.modules.keys())"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "set()"

@@ -1,0 +1,497 @@
+"""Windows: a partition whatever the recording, cut where nobody speaks; and the detector behind
+it."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, replace
+from importlib import import_module
+
+import numpy as np
+import pytest
+from hypothesis import given, reject, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from forescribe.asr.errors import ModelError
+from forescribe.asr.segment.vad import (
+    FRAME,
+    LEVEL_FRAMES,
+    MOST_GAIN,
+    EnergyDetector,
+    SileroDetector,
+    Stream,
+    audible,
+)
+from forescribe.asr.segment.windows import BATCH_FRAMES, MAX_SAMPLES, Window, WindowOptions, cut
+
+Samples = NDArray[np.float32]
+RATE = 16_000
+
+
+@dataclass
+class Track:
+    """A detector that knows the answer: one probability per frame, whatever it hears."""
+
+    values: NDArray[np.float32]
+    batches: list[int] = field(default_factory=list)
+
+    def stream(self) -> Stream:
+        return Track(self.values, self.batches)
+
+    def probabilities(self, samples: Samples) -> NDArray[np.float32]:
+        frames = len(samples) // FRAME
+        answer, self.values = self.values[:frames], self.values[frames:]
+        assert len(answer) == frames
+        self.batches.append(frames)
+        return answer
+
+
+@st.composite
+def tracks(draw: st.DrawFn) -> tuple[NDArray[np.float32], int]:
+    """Probabilities of up to five minutes, in stretches of speech, silence and doubt; and how many
+    samples there are."""
+    parts = []
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    for _ in range(draw(st.integers(0, 12))):
+        low, high = draw(st.sampled_from([(0.9, 1.0), (0.0, 0.1), (0.0, 1.0), (0.3, 0.6)]))
+        parts.append(rng.uniform(low, high, draw(st.integers(1, 1300))))
+    values = np.concatenate([np.zeros(0), *parts]).astype(np.float32)
+    missing = draw(st.integers(0, FRAME - 1)) if len(values) else 0
+    return values, len(values) * FRAME - missing
+
+
+options = st.builds(
+    WindowOptions,
+    min_speech_s=st.sampled_from([0.0, 0.1, 0.3]),
+    max_silence_s=st.sampled_from([1.0, 2.0, 5.0]),
+    pad_s=st.sampled_from([0.0, 0.2, 0.4]),
+    search_s=st.sampled_from([1.0, 8.0, 15.0]),
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(track=tracks(), options=options, size=st.integers(1, 700_000))
+def test_windows_partition_the_samples(
+    track: tuple[NDArray[np.float32], int], options: WindowOptions, size: int
+) -> None:
+    values, count = track
+    samples = counting(count)
+    windows = list(cut(blocks(samples, max(size, 2000)), Track(values), options))
+    assert [window.index for window in windows] == list(range(len(windows)))
+    assert [w.start for w in windows] + [count] == [0] + [w.end for w in windows]
+    assert all(window.length <= MAX_SAMPLES for window in windows if window.speech)
+    for window in windows:
+        if window.speech:
+            assert np.array_equal(window.samples, samples[window.start : window.end])
+
+
+@settings(deadline=None, max_examples=30)
+@given(track=tracks(), sizes=st.tuples(st.integers(900, 700_000), st.integers(900, 700_000)))
+def test_the_size_of_the_blocks_changes_no_window(
+    track: tuple[NDArray[np.float32], int], sizes: tuple[int, int]
+) -> None:
+    values, count = track
+    detectors = Track(values), Track(values)
+    first, second = (
+        [outline(w) for w in cut(blocks(counting(count), size), detector)]
+        for size, detector in zip(sizes, detectors, strict=True)
+    )
+    assert first == second
+    assert detectors[0].batches == detectors[1].batches  # the network sees the same shapes
+
+
+@settings(deadline=None, max_examples=40)
+@given(track=tracks(), options=options)
+def test_clear_speech_is_never_in_a_silent_window(
+    track: tuple[NDArray[np.float32], int], options: WindowOptions
+) -> None:
+    values, count = track
+    options = replace(options, min_speech_s=0.0)
+    heard = np.zeros(len(values) * FRAME, np.bool_)
+    for window in cut([counting(count)], Track(values), options):
+        heard[window.start : window.end] = window.speech
+    spoken = np.repeat(values >= options.onset, FRAME)[:count]
+    assert heard[:count][spoken].all()
+
+
+@st.composite
+def any_options(draw: st.DrawFn) -> WindowOptions:
+    """All that the record lets through, the narrowest included."""
+    low, high = sorted(draw(st.tuples(st.floats(0.01, 1.0), st.floats(0.01, 1.0))))
+    pause, silence = sorted(draw(st.tuples(st.floats(0.001, 3.0), st.floats(0.001, 3.0))))
+    pad = draw(st.floats(0.0, 0.6)) * silence
+    try:
+        return WindowOptions(
+            onset=high,
+            offset=low,
+            min_speech_s=draw(st.sampled_from([0.0, 0.05, 0.1, 1.0, 5.0])),
+            min_pause_s=pause,
+            max_silence_s=silence,
+            pad_s=pad,
+            search_s=draw(st.floats(1.0, 15.0)),
+        )
+    except ValueError:
+        reject()
+
+
+def speech_of(values: NDArray[np.float32], options: WindowOptions) -> NDArray[np.bool_]:
+    """Frames of speech by the definition in `WindowOptions`, found without the code under test."""
+    speech, begun, active = np.zeros(len(values), np.bool_), 0, False
+    shortest = max(1, round(options.min_speech_s * RATE / FRAME))
+    for at, value in enumerate([*values, -1.0]):
+        now = value >= (options.offset if active else options.onset)
+        if now and not active:
+            begun = at
+        if active and not now and at - begun >= shortest:
+            speech[begun:at] = True
+        active = now
+    return speech
+
+
+@settings(deadline=None, max_examples=150)
+@given(track=tracks(), options=any_options())
+def test_detected_speech_is_never_reported_as_silence(
+    track: tuple[NDArray[np.float32], int], options: WindowOptions
+) -> None:
+    values, count = track
+    at, heard = 0, np.zeros(len(values) * FRAME, np.bool_)
+    for window in cut([counting(count)], Track(values), options):
+        assert window.start == at and (not window.speech or window.length <= MAX_SAMPLES)
+        at, heard[window.start : window.end] = window.end, window.speech
+    assert at == count
+    assert heard[:count][np.repeat(speech_of(values, options), FRAME)[:count]].all()
+
+
+@settings(deadline=None, max_examples=40)
+@given(track=tracks())
+def test_silence_gets_no_two_windows_in_a_row(track: tuple[NDArray[np.float32], int]) -> None:
+    kinds = [w.speech for w in cut([counting(track[1])], Track(track[0]))]
+    assert not any(not one and not two for one, two in zip(kinds, kinds[1:], strict=False))
+
+
+def test_a_long_pause_is_a_silent_window_with_a_pad_left_on_both_sides() -> None:
+    windows = windows_of((10, 1.0), (6, 0.0), (10, 1.0))
+    assert [window.speech for window in windows] == [True, False, True]
+    assert near(windows[1].start, 10.3) and near(windows[1].end, 15.7)
+    assert windows[1].samples.size == 0
+
+
+@pytest.mark.parametrize("pause", [1.0, 1.9])
+def test_a_short_pause_stays_inside_its_window(pause: float) -> None:
+    assert len(windows_of((5, 1.0), (pause, 0.0), (5, 1.0))) == 1
+
+
+@pytest.mark.parametrize("pause", [2.1, 2.3, 3.0])
+def test_a_pause_just_beyond_the_limit_is_silent_too(pause: float) -> None:
+    assert [w.speech for w in windows_of((5, 1.0), (pause, 0.0), (5, 1.0))] == [True, False, True]
+
+
+def test_a_full_window_ends_in_the_middle_of_its_longest_late_pause() -> None:
+    first, second = windows_of(
+        (12, 1.0), (1.8, 0.0), (10, 1.0), (0.8, 0.0), (3, 1.0), (0.3, 0.0), (10, 1.0)
+    )
+    assert near(first.end, 12 + 1.8 + 10 + 0.4) and second.speech
+
+
+def test_without_a_late_pause_an_early_one_is_better_than_a_cut_word() -> None:
+    windows = windows_of((12, 1.0), (0.8, 0.0), (25, 1.0))
+    assert near(windows[0].end, 12.4)
+
+
+def test_of_early_pauses_the_last_one_is_taken() -> None:
+    windows = windows_of((5, 1.0), (1.5, 0.0), (6, 1.0), (0.5, 0.0), (25, 1.0))
+    assert near(windows[0].end, 12.75)
+
+
+def test_what_is_left_of_a_word_cut_in_two_is_no_click() -> None:
+    frames = MAX_SAMPLES // FRAME + 2
+    windows = windows_of((frames * FRAME / RATE, 1.0), (6, 0.0))
+    assert [window.speech for window in windows] == [True, True, False]
+
+
+@pytest.mark.parametrize("pad_s", [0.0, 0.3])
+@pytest.mark.parametrize("frames", [*range(990, 1006), 2000, 2950])
+def test_silence_ends_where_speech_begins_however_long_it_was(pad_s: float, frames: int) -> None:
+    """Around 1000 frames the speech begins at the end of what a decision looks at."""
+    values = np.concatenate([np.zeros(frames), np.ones(100)]).astype(np.float32)
+    options = WindowOptions(pad_s=pad_s)
+    silence, speech = cut([counting(len(values) * FRAME)], Track(values), options)
+    assert not silence.speech and speech.speech
+    assert silence.end == (frames - round(pad_s * RATE / FRAME)) * FRAME
+
+
+def test_speech_without_a_pause_is_cut_where_it_is_least_probable() -> None:
+    windows = windows_of((26, 0.95), (0.064, 0.6), (20, 0.95))
+    assert near(windows[0].end, 26.03) and all(window.speech for window in windows)
+
+
+def test_endless_even_speech_fills_its_windows() -> None:
+    windows = windows_of((200, 0.9))
+    assert all(MAX_SAMPLES - 2 * FRAME <= w.length <= MAX_SAMPLES for w in windows[:-1])
+
+
+def test_a_pause_right_behind_a_full_window_does_not_cut_it_in_speech() -> None:
+    windows = windows_of((20, 1.0), (0.5, 0.0), (9.7, 1.0), (1.5, 0.0), (10, 1.0))
+    assert near(windows[0].end, 20.25)
+
+
+def test_speech_goes_on_through_doubt_and_does_not_begin_in_it() -> None:
+    doubt = 0.3  # between offset and onset
+    assert [w.speech for w in windows_of((3, 0.9), (6, doubt), (6, 0.0))] == [True, False]
+    assert near(windows_of((3, 0.9), (6, doubt), (6, 0.0))[0].end, 9.3)
+    assert [w.speech for w in windows_of((6, doubt))] == [False]
+
+
+def test_a_click_in_silence_is_not_speech() -> None:
+    windows = windows_of((5, 0.0), (0.064, 1.0), (5, 0.0))
+    assert [window.speech for window in windows] == [False]
+
+
+def test_hours_of_silence_are_one_window_without_samples() -> None:
+    count = 3 * 3600 * RATE // FRAME
+    minute = np.zeros(60 * RATE, np.float32)
+    silence = Track(np.zeros(count, np.float32))
+    (window,) = cut((minute for _ in range(180)), silence)
+    assert (window.start, window.end, window.speech) == (0, 3 * 3600 * RATE, False)
+
+
+def test_a_short_lead_in_and_lead_out_belong_to_the_speech() -> None:
+    (window,) = windows_of((1.0, 0.0), (5, 1.0), (1.0, 0.0))
+    assert window.speech
+
+
+def test_a_probability_that_is_no_number_counts_as_speech() -> None:
+    assert all(
+        w.speech for w in cut([counting(100 * FRAME)], Track(np.full(100, np.nan, np.float32)))
+    )
+
+
+def test_memory_stays_bounded_over_an_endless_recording() -> None:
+    """What is read but not yet given out: 33 s of look-ahead, one batch of the detector, one
+    block."""
+    read = 0
+
+    def endless() -> Iterator[Samples]:
+        nonlocal read
+        while True:
+            read += RATE
+            yield np.zeros(RATE, np.float32)
+
+    values = np.tile(np.array([0.9] * 400 + [0.1] * 10, np.float32), 200)
+    behind = []
+    for window in cut(endless(), Track(values)):
+        behind.append(read - window.end)
+        if window.end > 1200 * RATE:
+            break
+    assert max(behind) <= 45 * RATE
+
+
+def test_without_a_detector_windows_are_thirty_seconds() -> None:
+    samples = counting(70 * RATE + 3)
+    windows = list(cut(blocks(samples, 12_345), None))
+    assert [w.length for w in windows] == [MAX_SAMPLES, MAX_SAMPLES, 10 * RATE + 3]
+    assert np.array_equal(np.concatenate([w.samples for w in windows]), samples)
+    assert list(cut([], None)) == []
+
+
+@pytest.mark.parametrize("detector", [None, EnergyDetector()], ids=["fixed", "energy"])
+def test_a_block_may_be_reused_by_its_owner(detector: EnergyDetector | None) -> None:
+    def overwritten() -> Iterator[Samples]:
+        block = np.zeros(RATE, np.float32)
+        for value in (0.5, 0.25, 0.125):
+            block[:] = value
+            yield block
+
+    (window,) = cut(overwritten(), detector)
+    assert window.samples[[0, RATE, 2 * RATE]].tolist() == [0.5, 0.25, 0.125]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"offset": 0.9},
+        {"pad_s": 1.0},
+        {"min_pause_s": 3.0},
+        {"search_s": 60.0},
+        {"min_pause_s": 0.0},
+        {"min_speech_s": -0.1},
+        {"min_speech_s": 40.0},
+        {"pad_s": -0.1},
+        {"max_silence_s": 0.11, "pad_s": 0.05},  # 3 frames, and 2 on both sides
+        {"max_silence_s": 0.01, "min_pause_s": 0.01, "pad_s": 0.0},  # no frame at all
+        *({name: math.nan} for name in asdict(WindowOptions())),
+        *({name: math.inf} for name in asdict(WindowOptions())),
+    ],
+    ids=str,
+)
+def test_options_that_contradict_each_other_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        WindowOptions(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "speech", "held"),
+    [
+        (5, 5, False, 0),
+        (-1, 5, True, 6),
+        (0, 5, True, 4),
+        (0, 5, False, 5),
+        (0, 480_001, True, 480_001),
+    ],
+    ids=["empty", "negative", "too few samples", "silence with samples", "too long"],
+)
+def test_a_window_holds_what_it_says(start: int, end: int, speech: bool, held: int) -> None:
+    with pytest.raises(ValueError, match="window 0"):
+        Window(0, start, end, speech, np.zeros(held, np.float32))
+
+
+# silero-vad with its packaged weights
+
+
+@pytest.fixture(scope="module")
+def silero() -> SileroDetector:
+    return SileroDetector()
+
+
+@pytest.fixture(scope="module")
+def voice() -> Samples:
+    """Not speech, but what moves the network's answer up and down: a buzz with formants, syllables
+    and pauses."""
+    rng = np.random.default_rng(1)
+    time = np.arange(20 * RATE // FRAME * FRAME) / RATE
+    pitch = 2 * np.pi * np.cumsum(120 + 20 * np.sin(2 * np.pi * 0.7 * time)) / RATE
+    buzz = sum(
+        np.sin(k * pitch) * np.exp(-(((k * 120 - f) / 150) ** 2))
+        for k in range(1, 30)
+        for f in (600, 1200, 2500)
+    )
+    syllables = np.clip(np.sin(2 * np.pi * 4 * time), 0, 1) * (np.sin(2 * np.pi * time / 7) > 0)
+    return np.asarray(0.1 * buzz * syllables + 0.003 * rng.normal(size=len(time)), np.float32)
+
+
+def test_all_frames_at_once_give_what_the_published_module_gives_one_by_one(
+    silero: SileroDetector, voice: Samples
+) -> None:
+    import torch
+
+    # Loud enough throughout to be heard as it is.
+    noise = np.random.default_rng(2).normal(size=len(voice)).astype(np.float32)
+    voice = voice + np.float32(0.03) * noise
+    assert np.array_equal(audible(voice), voice)
+    threads = torch.get_num_threads()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            module = import_module("silero_vad").load_silero_vad()
+        frames = torch.from_numpy(voice.reshape(-1, FRAME))
+        expected = [module(frame, RATE).item() for frame in frames]
+    finally:
+        torch.set_num_threads(threads)
+    stream = silero.stream()
+    batches = [stream.probabilities(part) for part in blocks(voice, 3 * LEVEL_FRAMES * FRAME)]
+    assert np.ptp(expected) > 0.3, "the signal must move the answer"
+    np.testing.assert_allclose(np.concatenate(batches), expected, atol=1e-4)
+
+
+def test_streams_of_one_detector_do_not_disturb_each_other(
+    silero: SileroDetector, voice: Samples
+) -> None:
+    alone = silero.stream().probabilities(voice)
+    one, two = silero.stream(), silero.stream()
+    half = 10 * LEVEL_FRAMES * FRAME
+    first = one.probabilities(voice[:half])
+    two.probabilities(voice[::-1].copy())
+    np.testing.assert_allclose(
+        np.concatenate([first, one.probabilities(voice[half:])]), alone, atol=1e-5
+    )
+
+
+def test_a_quiet_voice_is_heard_like_a_loud_one(
+    silero: SileroDetector, voice: Samples, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quiet = voice * np.float32(0.002)
+    loud = silero.stream().probabilities(voice) > 0.5
+
+    def part_heard() -> float:
+        heard = np.zeros(len(voice), np.bool_)
+        for window in cut([quiet], silero):
+            heard[window.start : window.end] = window.speech
+        return float(heard[::FRAME][loud].mean())
+
+    assert part_heard() > 0.75
+    monkeypatch.setattr("forescribe.asr.segment.vad.audible", lambda samples: samples)
+    assert part_heard() < 0.5, "the network alone does not hear it"
+
+
+def test_only_quiet_seconds_are_amplified() -> None:
+    second = LEVEL_FRAMES * FRAME
+    levels = np.repeat(np.array([0.5, 0.05, 1e-5, 0.0, 0.1], np.float32), second)[: -second // 2]
+    heard = audible(levels)
+    assert heard[::second].tolist() == pytest.approx([0.5, 0.1, 1e-5 * MOST_GAIN, 0.0, 0.1])
+    assert len(heard) == len(levels)
+
+
+def test_silence_and_noise_are_silent(silero: SileroDetector) -> None:
+    noise = np.random.default_rng(0).normal(size=60 * RATE).astype(np.float32)
+    for level in (0.3, 0.05, 0.001, 0.0):
+        samples = noise * np.float32(level)
+        assert [w.speech for w in cut([samples], silero)] == [False]
+
+
+def test_using_silero_leaves_torch_s_threads_alone() -> None:
+    program = (
+        "import sys, numpy, torch; torch.set_num_threads(2);"
+        "from forescribe.asr.segment.vad import SileroDetector;"
+        "SileroDetector().stream().probabilities(numpy.zeros(1024, 'f4'));"
+        "sys.exit(torch.get_num_threads() != 2)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_missing_weights_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("forescribe.asr.segment.vad.find_spec", lambda name: None)
+    with pytest.raises(ModelError, match="pip install silero-vad"):
+        SileroDetector()
+
+
+@pytest.mark.parametrize("make", [SileroDetector, EnergyDetector])
+def test_detectors_take_whole_frames_only(
+    make: type[SileroDetector] | type[EnergyDetector],
+) -> None:
+    stream = make().stream()
+    assert stream.probabilities(np.zeros(0, np.float32)).shape == (0,)
+    assert stream.probabilities(np.zeros(3 * FRAME, np.float32)).shape == (3,)
+    with pytest.raises(ValueError, match="frames of 512"):
+        stream.probabilities(np.zeros(FRAME + 1, np.float32))
+
+
+def counting(count: int) -> Samples:
+    """Samples of which no two stretches are alike."""
+    return np.arange(count, dtype=np.float32)
+
+
+def blocks(samples: Samples, size: int) -> Iterator[Samples]:
+    return (samples[at : at + size] for at in range(0, len(samples), size))
+
+
+def windows_of(*stretches: tuple[float, float]) -> list[Window]:
+    """Windows of a recording given as (seconds, probability of speech)."""
+    parts = [np.full(round(time * RATE / FRAME), p, np.float32) for time, p in stretches]
+    values = np.concatenate(parts)
+    return list(cut([counting(len(values) * FRAME)], Track(values)))
+
+
+def outline(window: Window) -> tuple[int, int, bool]:
+    return window.start, window.end, window.speech
+
+
+def near(sample: int, time_s: float) -> bool:
+    return abs(sample - time_s * RATE) <= 2.5 * FRAME
+
+
+assert BATCH_FRAMES * FRAME < 10 * RATE, "test_memory_stays_bounded counts on it"

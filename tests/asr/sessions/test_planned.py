@@ -1,0 +1,180 @@
+"""Submissions that follow a plan: what a disturbed recording says is what an undisturbed one says."""
+
+from __future__ import annotations
+
+import json
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forescribe.asr.audio.reading import from_array, open_audio
+from forescribe.asr.decode.guards import Guards
+from forescribe.asr.decode.options import Options
+from forescribe.asr.decode.transcriber import Transcriber
+from forescribe.asr.formats.transcript import Notice
+from forescribe.asr.model.loading import load
+from forescribe.asr.model.presets import Pair
+from forescribe.asr.segment.vad import EnergyDetector
+from forescribe.asr.segment.windows import WindowOptions
+from forescribe.asr.sessions import planned
+from forescribe.asr.sessions.planned import Group, Plan, Planned, plan_of
+from forescribe.asr.sessions.session import Session
+from forescribe.speculative.device import choose
+from tests.asr.model import folders
+
+RATE = 16_000
+
+
+@pytest.fixture(scope="module")
+def transcriber(tmp_path_factory) -> Transcriber:
+    folder = tmp_path_factory.mktemp("weights") / "target"
+    whisper = load(Pair(folders.write(folder, max_target_positions=24)), choose("cpu"))
+    return Transcriber(whisper, batch=4, gamma=2, detector=EnergyDetector())
+
+
+@pytest.fixture
+def session(transcriber):
+    made = Session(transcriber)
+    thread = threading.Thread(target=made.run)
+    thread.start()
+    yield made
+    made.close()
+    thread.join()
+
+
+def recording(seconds: float) -> np.ndarray:
+    """Something like speech, with a long silence in it."""
+    rng, t = np.random.default_rng(0), np.arange(round(RATE * seconds))
+    samples = 0.3 * np.sin(0.1 * t) + 0.1 * rng.standard_normal(len(t))
+    samples[len(t) // 3 : len(t) // 3 + 5 * RATE] = 0
+    return samples.astype(np.float32)
+
+
+class Waiting:
+    """A listener that somebody waits for."""
+
+    def __init__(self) -> None:
+        self.done, self.outcome, self.groups = threading.Event(), None, {}
+
+    def progressed(self, part) -> None:
+        """Groups say more."""
+
+    def ended(self, outcome) -> None:
+        self.outcome = outcome
+        self.done.set()
+
+    def grouped(self, group: Group) -> None:
+        assert group.k not in self.groups
+        self.groups[group.k] = group
+
+
+def wav(tmp_path, samples) -> str:
+    import soundfile
+
+    path = str(tmp_path / "a.wav")
+    soundfile.write(path, samples, RATE, subtype="FLOAT")
+    return path
+
+
+def run(session, path: str, options: Options, plan: Plan, kept=()):
+    waiting = Waiting()
+    made = Planned(session.t, path, options, waiting, plan=plan, kept=kept, grouped=waiting.grouped)
+    session.enter(made)
+    assert waiting.done.wait(120) and waiting.outcome.error is None
+    return waiting
+
+
+def said(outcome) -> dict:
+    """The transcript, but for what depends on who shared the batch: time, drafts, the last digits."""
+    told = outcome.transcript.to_dict()
+    told["stats"] = {name: told["stats"][name] for name in ("windows", "tokens")}
+    for segment in told["segments"]:
+        for word in segment.get("words", ()):
+            word.pop("sources", None)
+    return told
+
+
+def alike(one, other) -> bool:
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(alike(one[name], other[name]) for name in one)
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(alike, one, other))
+    if isinstance(one, float):
+        return one == pytest.approx(other, abs=1e-3)
+    return one == other
+
+
+@pytest.mark.parametrize("words", [False, True])
+def test_a_disturbed_recording_says_what_an_undisturbed_one_says(
+    session, transcriber, tmp_path, monkeypatch, words
+) -> None:
+    """Also in the audio's own cut, without any plan; and after any group, through JSON."""
+    monkeypatch.setattr(planned, "GROUP", 2)
+    path = wav(tmp_path, recording(155))
+    options = Options(words=words, guards=Guards(temperatures=(0.0, 0.4)))
+    with open_audio(path) as opened:
+        plan = plan_of(opened, transcriber.detector, options.windows)
+    plan = Plan.from_dict(json.loads(json.dumps(plan.to_dict())))
+    assert len(plan.groups) >= 3 and any(not speech for _, _, speech in plan.spans)
+    whole = run(session, path, options, plan)
+    assert sorted(whole.groups) == list(range(len(plan.groups)))
+
+    plain = Waiting()
+    session.submit(path, options, plain)
+    assert plain.done.wait(120)
+    if not words:  # timed in other batches
+        assert alike(said(plain.outcome), said(whole.outcome))
+
+    for count in range(1, len(plan.groups) + 1):
+        kept = [
+            Group.from_dict(json.loads(json.dumps(whole.groups[k].to_dict()))) for k in range(count)
+        ]
+        for group in kept:  # all that is told, but for what a reader saw at once
+            assert group.to_dict() == {**whole.groups[group.k].to_dict(), "segments": []}
+        rest = run(session, path, options, plan, kept)
+        assert sorted(rest.groups) == list(range(count, len(plan.groups)))
+        assert alike(said(rest.outcome), said(whole.outcome))
+
+
+@given(
+    lengths=st.lists(st.integers(1, 400), min_size=1, max_size=12),
+    spoken=st.lists(st.booleans(), min_size=12, max_size=12),
+    block=st.integers(1, 700),
+    skipped=st.sets(st.integers(0, 11)),
+)
+def test_windows_of_a_plan_hold_their_own_samples(lengths, spoken, block, skipped) -> None:
+    edges = np.cumsum([0, *lengths])
+    pairs = zip(edges, edges[1:], strict=False)
+    spans = [(int(a), int(b), s) for (a, b), s in zip(pairs, spoken, strict=False)]
+    samples = np.arange(edges[-1], dtype=np.float32)
+    blocks = [samples[at : at + block] for at in range(0, len(samples), block)]
+    windows = list(planned.planned(blocks, Plan(tuple(spans)), frozenset(skipped)))
+    assert [w.index for w in windows] == [i for i in range(len(spans)) if i not in skipped]
+    for window in windows:
+        start, end, speech = spans[window.index]
+        assert (window.start, window.end, window.speech) == (start, end, speech)
+        assert window.samples.tolist() == (samples[start:end].tolist() if speech else [])
+
+
+@pytest.mark.parametrize("length", [99, 101])
+def test_another_recording_is_not_taken_for_the_planned_one(length) -> None:
+    with pytest.raises(ValueError, match="100 samples|longer"):
+        list(planned.planned([np.zeros(length, np.float32)], Plan(((0, 100, True),)), frozenset()))
+
+
+def test_a_plan_without_speech_has_no_groups() -> None:
+    plan = plan_of(from_array(np.zeros(RATE * 3)), EnergyDetector(), WindowOptions())
+    assert plan.groups == () and plan.sample_count == 3 * RATE
+    with pytest.raises(ValueError, match="gap"):
+        Plan(((0, 10, True), (11, 12, True)))
+
+
+def test_a_plan_tells_how_far_a_group_reaches() -> None:
+    spans = tuple((i * RATE, (i + 1) * RATE, i not in (0, 9)) for i in range(20))
+    plan = Plan(spans, (Notice("code", "text"),))
+    assert [len(group) for group in plan.groups] == [8, 8, 2]
+    assert [plan.until_s(k) for k in range(3)] == [10, 18, 20]
+    assert Plan.from_dict(json.loads(json.dumps(plan.to_dict()))) == plan

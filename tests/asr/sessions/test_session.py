@@ -1,0 +1,447 @@
+"""A session: recordings from any thread share the slots, and none notices the others."""
+
+from __future__ import annotations
+
+import io
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+from transformers import WhisperForConditionalGeneration
+
+from forescribe.asr.decode.guards import Guards
+from forescribe.asr.decode.transcriber import Options, Outcome, Transcriber
+from forescribe.asr.errors import CapacityError, UsageError
+from forescribe.asr.formats.transcript import Segment
+from forescribe.asr.model.loading import Whisper, load
+from forescribe.asr.model.presets import Pair
+from forescribe.asr.segment.vad import EnergyDetector
+from forescribe.asr.sessions.session import Session
+from forescribe.asr.sessions.submission import Part, token_bytes
+from forescribe.speculative.device import choose
+from forescribe.speculative.errors import BrokenError
+from forescribe.speculative.types import Request
+from tests.asr.model import folders
+
+RATE = 16_000
+GERMAN = Options(language="de")
+SOON = 120.0
+
+
+@pytest.fixture(scope="module")
+def whisper(tmp_path_factory) -> Whisper:
+    """Random weights: no words, but tokens that depend on all that was heard."""
+    target = folders.write(tmp_path_factory.mktemp("pair") / "target")
+    WhisperForConditionalGeneration.from_pretrained(target).save_pretrained(target)
+    return load(Pair(target), choose("cpu"))
+
+
+def transcriber(whisper: Whisper, batch: int = 3) -> Transcriber:
+    return Transcriber(whisper, batch=batch, gamma=2, detector=EnergyDetector())
+
+
+def sound(seconds: float, seed: int = 0) -> bytes:
+    """A recording: windows of tone between pauses, so that it is cut where it is silent."""
+    rng, t = np.random.default_rng(seed), np.arange(round(RATE * seconds))
+    tone = np.sin(t * rng.uniform(0.02, 0.3)) * rng.uniform(0.1, 0.5)
+    file = io.BytesIO()
+    noise = 0.1 * rng.standard_normal(len(t))
+    soundfile.write(file, (tone + noise).astype(np.float32), RATE, format="WAV", subtype="FLOAT")
+    return file.getvalue()
+
+
+def silence(seconds: float) -> bytes:
+    file = io.BytesIO()
+    soundfile.write(file, np.zeros(round(RATE * seconds), np.float32), RATE, format="WAV")
+    return file.getvalue()
+
+
+@dataclass
+class Ear:
+    """A listener that keeps what it hears."""
+
+    parts: list[Part] = field(default_factory=list)
+    outcomes: list[Outcome | None] = field(default_factory=list)
+    done: threading.Event = field(default_factory=threading.Event)
+    at: Callable[[], None] = lambda: None
+
+    def progressed(self, part: Part) -> None:
+        self.parts.append(part)
+
+    def ended(self, outcome: Outcome | None) -> None:
+        self.outcomes.append(outcome)
+        self.at()
+        self.done.set()
+
+    def outcome(self) -> Outcome | None:
+        assert self.done.wait(SOON)
+        assert len(self.outcomes) == 1
+        return self.outcomes[0]
+
+
+@contextmanager
+def running(session: Session) -> Iterator[Session]:
+    thread = threading.Thread(target=session.run)
+    thread.start()
+    try:
+        yield session
+    finally:
+        session.close()
+        thread.join(SOON)
+        assert not thread.is_alive()
+
+
+def written(outcome: Outcome | None) -> list[Segment]:
+    """The segments without what rounds differently beside other rows."""
+    assert outcome is not None and outcome.transcript is not None
+    return [replace(s, avg_logprob=None, no_speech_prob=None) for s in outcome.transcript.segments]
+
+
+def drained(session: Session) -> None:
+    """Nothing of earlier recordings is left anywhere."""
+    assert not session._live and not session._owners and not session._readings
+    assert not session._ready and not session._encoded
+
+
+def test_recordings_of_a_session_are_what_a_call_makes_of_them(whisper) -> None:
+    sources = [sound(2, 1), sound(45, 2), silence(20), sound(7, 3), sound(33, 4)]
+    plain = {id(o.source): o for o in transcriber(whisper).transcribe(sources, GERMAN)}
+    ears = [Ear() for _ in sources]
+    with running(Session(transcriber(whisper))) as session:
+        threads = [
+            threading.Thread(target=session.submit, args=(source, GERMAN, ear))
+            for source, ear in zip(sources, ears, strict=True)
+        ]
+        for thread in threads:
+            thread.start()
+        outcomes = [ear.outcome() for ear in ears]
+        drained(session)
+    for source, ear, outcome in zip(sources, ears, outcomes, strict=True):
+        expected = plain[id(source)].transcript
+        assert written(outcome) == written(plain[id(source)])
+        assert outcome is not None and outcome.transcript is not None and expected is not None
+        assert outcome.transcript.coverage == expected.coverage
+        assert "".join(part.text for part in ear.parts).strip() == expected.text
+        assert [d.index for d in outcome.decoded] == sorted(d.index for d in outcome.decoded)
+
+
+def test_words_are_timed_as_in_a_call(whisper) -> None:
+    options, source, ear = Options(language="de", words=True), sound(35, 5), Ear()
+    (plain,) = transcriber(whisper).transcribe([source], options)
+    with running(Session(transcriber(whisper))) as session:
+        session.submit(source, options, ear)
+        outcome = ear.outcome()
+
+    def timed(outcome: Outcome | None) -> list[tuple[str, float, float]]:
+        return [(w.text, w.start, w.end) for s in written(outcome) for w in s.words or ()]
+
+    assert timed(outcome) == timed(plain) != []
+
+
+def test_what_is_said_on_the_way_is_in_order_and_has_the_tokens_of_its_text(whisper) -> None:
+    ear = Ear()
+    with running(Session(transcriber(whisper))) as session:
+        session.submit(sound(100, 6), GERMAN, ear)
+        outcome = ear.outcome()
+    assert outcome is not None and outcome.transcript is not None
+    assert len(ear.parts) > 1
+    windows = [segment.window for part in ear.parts for segment in part.segments]
+    assert windows == sorted(windows)
+    done = [part.done_s for part in ear.parts]
+    assert done == sorted(done) and done[-1] == outcome.transcript.duration
+    tokens = [token for part in ear.parts for token in part.tokens]
+    written = b"".join(token.data for token in tokens).decode(errors="replace")
+    assert written == "".join(segment.text for segment in outcome.transcript.segments)
+    assert all(token.logprob <= 0 for token in tokens)
+
+
+def test_a_language_is_heard_where_none_is_given(whisper) -> None:
+    source, ear = sound(3, 7), Ear()
+    (plain,) = transcriber(whisper).transcribe([source])
+    with running(Session(transcriber(whisper))) as session:
+        session.submit(source, Options(), ear)
+        outcome = ear.outcome()
+    assert outcome is not None and outcome.transcript is not None and plain.transcript is not None
+    assert outcome.transcript.language == plain.transcript.language
+    chance = outcome.transcript.language_probability
+    assert chance == pytest.approx(plain.transcript.language_probability)
+
+
+def test_a_short_recording_passes_a_long_one_window_by_window(whisper) -> None:
+    """The long one was first, and has fifteen windows; the short one's only window is due before all
+    but those that the engine and the encoder had already taken."""
+    session = Session(transcriber(whisper, batch=2))
+    order: list[str] = []
+    long_ear, short_ear = (
+        Ear(at=lambda: order.append("long")),
+        Ear(at=lambda: order.append("short")),
+    )
+    begun = threading.Event()
+    progressed = long_ear.progressed
+    long_ear.progressed = lambda part: (progressed(part), begun.set())  # type: ignore[method-assign]
+    with running(session):
+        session.submit(sound(450, 8), GERMAN, long_ear)
+        assert begun.wait(SOON)
+        session.submit(sound(2, 9), GERMAN, short_ear)
+        short_ear.outcome()
+        said = sum(len(part.segments) > 0 for part in long_ear.parts)
+        long_ear.outcome()
+    assert order == ["short", "long"]
+    assert said < 8
+
+
+def test_a_long_recording_is_due_again_after_as_long_as_it_has_run(whisper) -> None:
+    """No stream of short ones can hold it up for ever: a window's due time does not move."""
+    session = Session(transcriber(whisper), clock=lambda: 100.0)
+    long = session.submit(sound(70, 10), GERMAN, Ear())
+    session.clock = lambda: 125.0
+    first = session.submit(sound(2, 11), GERMAN, Ear())
+    session.clock = lambda: 150.0
+    late = session.submit(sound(2, 12), GERMAN, Ear())
+    while session._readings:
+        session._read_on(session._readings.pop(0))
+    turns = sorted(session._ready)
+    assert [ready.submission for ready in turns] == [long, first, long, late, long]
+    assert [ready.due_s for ready in turns] == sorted(ready.due_s for ready in turns)
+
+
+def test_readers_stay_a_fixed_number_of_windows_ahead(whisper) -> None:
+    session = Session(transcriber(whisper, batch=1))
+    session.submit(sound(600, 13), GERMAN, Ear())
+    session.submit(sound(600, 14), GERMAN, Ear())
+    reads = 0
+    while session._readable():
+        session._read_on(session._readings.pop(0))
+        session._readings.sort()
+        reads += 1
+    assert reads == len(session._ready) == session.ahead == 2
+
+
+def test_a_cancelled_recording_is_out_of_its_rows_before_the_next_round(whisper) -> None:
+    made = transcriber(whisper, batch=2)
+    session, ear, other = Session(made), Ear(), Ear()
+    submission = session.submit(sound(200, 15), GERMAN, ear)
+    for _ in range(4):
+        session._read_on(session._readings.pop(0))
+    session._round()
+    assert len(submission.tickets) == 2 + len(session._encoded)
+    session.submit(sound(2, 16), GERMAN, other)
+    session.cancel(submission)
+    session._hear()
+    assert not submission.tickets and not ear.parts
+    assert ear.outcomes == [None]
+    assert not made.engine.rows.active.any()
+    session._read_on(session._readings.pop(0))
+    while not other.outcomes:
+        session._round()
+    assert other.outcome() is not None
+
+
+class Watched(io.BytesIO):
+    """A file that notes who touches it too late."""
+
+    told = False
+    late = 0
+
+    def read(self, size: int | None = -1) -> bytes:
+        self.late += self.told
+        return super().read(size)
+
+    def readinto(self, buffer) -> int:
+        self.late += self.told
+        return super().readinto(buffer)
+
+    def seek(self, place: int, whence: int = 0) -> int:
+        self.late += self.told
+        return super().seek(place, whence)
+
+
+def test_reading_leaves_the_cores_to_the_model(whisper) -> None:
+    """A second team of OpenMP threads in the process slows the model's own down."""
+    readers, inner = [], EnergyDetector()
+
+    class Watched:
+        def stream(self):
+            readers.append(torch.get_num_threads())
+            return inner.stream()
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        t = Transcriber(whisper, batch=3, gamma=2, detector=Watched())
+        with running(Session(t)) as session:
+            ear = Ear()
+            session.submit(sound(2.0), GERMAN, ear)
+            assert ear.outcome().transcript is not None
+        assert set(readers) == {1}
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_source_is_left_alone_once_its_end_was_told(whisper) -> None:
+    with running(Session(transcriber(whisper))) as session:
+        for seed in range(4):
+            file, ear = Watched(sound(120, seed)), Ear()
+            ear.at = partial(setattr, file, "told", True)
+            submission = session.submit(file, GERMAN, ear)
+            if seed % 2:
+                session.cancel(submission)
+            outcome = ear.outcome()
+            assert (outcome is None) == bool(seed % 2)
+            assert file.late == 0
+        drained(session)
+
+
+def test_a_recording_that_fails_takes_no_other_with_it(whisper) -> None:
+    bad, good = Ear(), Ear()
+    with running(Session(transcriber(whisper))) as session:
+        session.submit(b"no audio at all", GERMAN, bad, name="upload")
+        session.submit(sound(2, 17), GERMAN, good)
+        failed, outcome = bad.outcome(), good.outcome()
+        drained(session)
+    assert failed is not None and failed.error is not None
+    assert failed.error.code == "invalid_audio" and failed.error.message.startswith("upload: ")
+    assert outcome is not None and outcome.transcript is not None
+
+
+def test_a_fault_of_the_model_ends_what_is_under_way_and_nothing_later(
+    whisper, monkeypatch
+) -> None:
+    made = transcriber(whisper)
+    step, faults = made.engine.step, iter([MemoryError()])
+
+    def faulty():
+        for fault in faults:
+            raise fault
+        return step()
+
+    monkeypatch.setattr(made.engine, "step", faulty)
+    first, second = Ear(), Ear()
+    with running(Session(made)) as session:
+        session.submit(sound(2, 18), GERMAN, first)
+        failed = first.outcome()
+        session.submit(sound(2, 19), GERMAN, second)
+        outcome = second.outcome()
+    assert failed is not None and failed.error is not None and failed.error.code == "overloaded"
+    assert outcome is not None and outcome.transcript is not None
+
+
+def test_a_draft_that_fails_costs_no_word(whisper, monkeypatch) -> None:
+    made, options = transcriber(whisper), Options(language="de", guards=None)
+    first, second = Ear(), Ear()
+
+    def fail(rows, gamma):
+        raise RuntimeError("the draft")
+
+    with running(Session(made)) as session:
+        session.submit(sound(2, 18), options, first)
+        expected = first.outcome()
+        monkeypatch.setattr(made.engine.drafter, "propose", fail)
+        session.submit(sound(2, 18), options, second)
+        outcome = second.outcome()
+    assert written(outcome) == written(expected)
+    notices = {notice.code: notice.message for notice in outcome.transcript.warnings}
+    assert (
+        "drafting failed: RuntimeError: the draft; the text is complete" in notices["draft_failed"]
+    )
+    assert "draft_failed" not in {notice.code for notice in expected.transcript.warnings}
+
+
+def test_a_session_ends_when_its_device_has_failed(whisper, monkeypatch) -> None:
+    """A service that went on would fail every request from then on."""
+    made, ear, raised = transcriber(whisper), Ear(), []
+
+    def lost(*args: object, **options: object) -> None:
+        raise RuntimeError("an illegal memory access was encountered")
+
+    monkeypatch.setattr(made.engine.target, "score", lost)
+    monkeypatch.setattr(type(made.engine.device), "synchronize", lost)
+    session = Session(made)
+
+    def run() -> None:
+        try:
+            session.run()
+        except BrokenError as error:
+            raised.append(str(error))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    session.submit(sound(2, 18), GERMAN, ear)
+    outcome = ear.outcome()
+    thread.join(SOON)
+    assert not thread.is_alive() and "the device cpu has failed: an illegal" in raised[0]
+    assert outcome is not None and outcome.error is not None
+    with pytest.raises(CapacityError):
+        session.submit(sound(2, 18), GERMAN, Ear())
+
+
+def test_what_is_under_way_when_a_session_closes_is_told_so(whisper) -> None:
+    made = transcriber(whisper)
+    made.engine.step = lambda: []  # type: ignore[method-assign]  # it never gets on
+    session, ears = Session(made), [Ear() for _ in range(3)]
+    with running(session):
+        for ear in ears:
+            session.submit(sound(300, 20), GERMAN, ear)
+    for ear in ears:
+        outcome = ear.outcome()
+        assert outcome is not None and outcome.error is not None
+        assert outcome.error.code == "overloaded"
+    drained(session)
+    with pytest.raises(CapacityError):
+        session.submit(sound(1), GERMAN, Ear())
+
+
+def test_the_first_temperature_of_the_guards_is_tried_first(whisper) -> None:
+    session, seen = Session(transcriber(whisper)), list[Request]()
+    submit = session.t.engine.submit
+    session.t.engine.submit = lambda request: (seen.append(request), submit(request))[1]
+    guards = Guards(None, None, None, (0.7,))
+    ears = [Ear(), Ear()]
+    with running(session):
+        for ear in ears:
+            session.submit(sound(2, 21), Options(language="de", guards=guards), ear)
+            ear.outcome()
+    assert [request.temperature for request in seen] == [0.7, 0.7]
+    texts = [ear.outcomes[0].transcript.text for ear in ears]
+    assert texts[0] == texts[1]  # sampled, and the same: the seed is the window's place
+
+
+def test_options_that_the_model_cannot_serve_are_refused_at_once(whisper) -> None:
+    session = Session(transcriber(whisper))
+    for options in (Options(language="tlh"), Options(long_form="sequential")):
+        with pytest.raises(UsageError):
+            session.submit(sound(1), options, Ear())
+    drained(session)
+
+
+def test_tokens_are_their_bytes() -> None:
+    assert token_bytes("Ġa") == b" a"
+    assert token_bytes("Ã") == b"\xc3"
+
+
+def test_a_round_stands_as_long_as_it_takes_and_not_longer(whisper):
+    now, seen = [0.0], []
+    made = transcriber(whisper)
+    session = Session(made, clock=lambda: now[0])
+    step = made.engine.step
+
+    def slow():
+        now[0] += 7
+        seen.append(session.standing_s)
+        return step()
+
+    made.engine.step = slow
+    assert session.standing_s == 0
+    with running(session):
+        ear = Ear()
+        session.submit(io.BytesIO(sound(2)), GERMAN, ear)
+        assert ear.done.wait(SOON)
+    assert set(seen) == {7.0} and len(seen) > 1
+    assert session.standing_s == 0

@@ -1,0 +1,168 @@
+"""Words: a text cut at its spaces, its signs attached, in order and out of the pauses."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forescribe.asr.segment.pauses import Pause
+from forescribe.asr.words.assembly import split, words
+from forescribe.asr.words.timing import TokenTimes
+from tests.asr.model import folders
+
+TOKENIZER = folders.tokenizer()  # one token for each byte
+STEP = 320  # samples of 20 ms
+OFFSET = 7 * 480_000
+
+
+def tokens(text: str) -> list[int]:
+    return TOKENIZER.encode(text, add_special_tokens=False)
+
+
+def cut(text: str, language: str = "en") -> list[str]:
+    return [span.text for span in split(TOKENIZER, language, tokens(text))]
+
+
+def timed(text: str, borders: list[int], pauses: list[Pause] | None = None) -> list[tuple]:
+    """(text, start, end) of the words of one segment, in steps of 20 ms from the window's start;
+    `borders` are those between the words. A sign behind a word has its end as its time."""
+    boundaries: list[int] = []
+    for word, start, end in zip(cut(text), borders, borders[1:], strict=False):
+        signs = len(word) - len(word.rstrip(",."))
+        boundaries += [start * STEP] * (len(tokens(word)) - signs) + [end * STEP] * signs
+    times = TokenTimes((*boundaries, borders[-1] * STEP), (1.0,) * len(boundaries))
+    ((*result,),) = words(TOKENIZER, "en", [(tokens(text), text)], times, pauses or [], OFFSET)
+    return [
+        (w.text, (w.start_sample - OFFSET) / STEP, (w.end_sample - OFFSET) / STEP) for w in result
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (" At 10:30, pay $1,250.50.", [" At", " 10:30,", " pay", " $1,250.50."]),
+        (" a well-known 12% of 3.5", [" a", " well-known", " 12%", " of", " 3.5"]),
+        (' "Hello," she said. "Yes!"', [' "Hello,"', " she", " said.", ' "Yes!"']),
+        (" he said - and left ...", [" he", " said", " - and", " left ..."]),
+        (' he said " yes "', [" he", " said", ' " yes "']),
+        (" a  b ", [" a ", " b "]),
+        (" - No", [" - No"]),
+        ("...", ["..."]),
+        ("", []),
+    ],
+)
+def test_words_stand_between_spaces_with_their_signs(text, expected):
+    assert cut(text) == expected
+
+
+def test_a_language_without_spaces_has_its_characters():
+    assert cut("今日は、雨。", "ja") == ["今", "日", "は、", "雨。"]
+    assert cut("「雨」です", "ja") == ["「", "雨", "」", "で", "す"]
+
+
+def test_a_character_broken_in_two_leaves_one_word_with_all_of_the_text():
+    broken = tokens(" caf\u00e9")[:-1]
+    whole = TOKENIZER.decode(broken, clean_up_tokenization_spaces=False)
+    times = TokenTimes(tuple(range(0, 320 * (len(broken) + 1), 320)), (0.5,) * len(broken))
+    ((*result,),) = words(TOKENIZER, "en", [(broken, whole)], times, [], 0)
+    assert "".join(word.text for word in result) == whole
+    assert result[-1].end_sample == times.boundaries[-1]
+
+
+def test_a_sign_takes_no_time_from_its_neighbours():
+    text = " ab, cd"
+    ids = tokens(text)  # " ", a, b, ",", " ", c, d
+    boundaries = tuple(STEP * at for at in (0, 2, 4, 10, 30, 32, 34, 40))
+    chances = (0.5, 0.5, 0.5, 0.001, 1.0, 1.0, 1.0)
+    ((first, second),) = words(
+        TOKENIZER, "en", [(ids, text)], TokenTimes(boundaries, chances), [], 0
+    )
+    assert (first.start_sample, first.end_sample) == (0, 10 * STEP)
+    assert (second.start_sample, second.end_sample) == (30 * STEP, 40 * STEP)
+    assert (first.probability, second.probability) == (0.5, 1.0)
+
+
+def test_a_pause_pushes_the_words_on_both_sides_out_of_itself():
+    # The path puts the border of " two" and " three" into the middle of the pause from 52 to 68.
+    found = timed(" one two three four", [0, 25, 60, 85, 110], [Pause(52 * STEP, 68 * STEP)])
+    assert found == [(" one", 0, 25), (" two", 25, 52), (" three", 68, 85), (" four", 85, 110)]
+
+
+def test_a_pause_draws_a_border_that_the_path_put_too_far():
+    found = timed(" one two, three four", [0, 25, 44, 70, 95], [Pause(48 * STEP, 60 * STEP)])
+    assert found[1] == (" two,", 25, 48) and found[2] == (" three", 60, 70)
+
+
+def test_a_pause_within_a_word_or_far_from_a_border_changes_nothing():
+    borders = [0, 25, 50, 100, 125]
+    pause = [Pause(71 * STEP, 83 * STEP)]  # 12 steps long, 17 from the next border
+    plain = timed(" one two 1:50 four", borders)
+    assert timed(" one two 1:50 four", borders, pause) == plain
+
+
+def test_only_as_much_as_a_gap_is_added_to_a_word():
+    """Somebody may speak there who was not written down."""
+    found = timed(" one two three.", [10, 35, 60, 80], [Pause(98 * STEP, 130 * STEP)])
+    assert found[2] == (" three.", 60, 80)
+    found = timed(" one two three.", [10, 35, 60, 80], [Pause(90 * STEP, 130 * STEP)])
+    assert found[2] == (" three.", 60, 90)
+
+
+def test_a_word_at_the_border_of_a_sentence_loses_a_pause_that_nobody_saw():
+    found = timed(" One two three. Four five", [0, 150, 170, 290, 310, 330])
+    longest = 2 * 20
+    assert found[0] == (" One", 150 - longest, 150)
+    assert found[2] == (" three.", 170, 170 + longest)
+    assert found[4] == (" five", 310, 330)
+
+
+def test_a_number_may_last_as_long_as_it_is_spoken():
+    found = timed(" one two three $1,234,567.", [0, 20, 40, 60, 260])
+    assert found[3] == (" $1,234,567.", 60, 260)
+
+
+PIECES = st.sampled_from(
+    [" a", " the", " well-known", " 10:30", " $1,250", " 12%", ",", ".", "?", ' "', '"', " -", " ...",
+     " (", ")", " caf\u00e9", "\u96e8", " \u2014", " "]
+)  # fmt: skip
+
+
+@st.composite
+def windows(draw):
+    """Segments with a time for every token, and pauses, of a window of up to 30 s."""
+    texts = draw(st.lists(st.lists(PIECES, min_size=1, max_size=8).map("".join), max_size=4))
+    count = sum(len(tokens(text)) for text in texts)
+    length = draw(st.integers(1, 480_000))
+    times = st.lists(st.integers(0, length), min_size=count + 1, max_size=count + 1)
+    boundaries = tuple(sorted(draw(times)))
+    chances = draw(st.lists(st.floats(0, 1), min_size=count, max_size=count))
+    edges = sorted(draw(st.sets(st.integers(0, length), max_size=10)))
+    pauses = [Pause(a, b) for a, b in zip(edges[::2], edges[1::2], strict=False)]
+    return texts, TokenTimes(boundaries, tuple(chances)), pauses, length
+
+
+@given(windows(), st.sampled_from(["en", "ja", None]))
+def test_words_are_the_text_in_order_and_inside_their_window(window, language):
+    texts, times, pauses, length = window
+    segments = [(tokens(text), text) for text in texts]
+    found = words(TOKENIZER, language, segments, times, pauses, OFFSET)
+    assert ["".join(w.text for w in each) for each in found] == texts
+    every = [word for each in found for word in each]
+    edges = [at for word in every for at in (word.start_sample, word.end_sample)]
+    assert edges == sorted(edges)
+    assert not edges or OFFSET <= edges[0] and edges[-1] <= OFFSET + length
+    assert all(0 <= word.probability <= 1 for word in every)
+
+
+@given(windows())
+def test_a_text_with_words_has_no_word_of_signs_alone(window):
+    texts, times, pauses, _ = window
+    for text, found in zip(
+        texts,
+        words(TOKENIZER, "en", [(tokens(t), t) for t in texts], times, pauses, 0),
+        strict=True,
+    ):
+        spoken = [w for w in found if any(c.isalnum() for c in w.text)]
+        if any(c.isalnum() for c in text):
+            assert len(spoken) == len(found)

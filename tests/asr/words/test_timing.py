@@ -1,0 +1,124 @@
+"""Word times: monotone, inside their window, joined to the segment's text; the path is the right one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forescribe.asr.decode.transcriber import Options, Transcriber
+from forescribe.asr.model.loading import load
+from forescribe.asr.model.presets import Pair
+from forescribe.asr.words.timing import Utterance, alignment_heads, boundaries, token_times
+from forescribe.speculative import choose
+from tests.asr.model import folders
+
+RATE = 16000
+
+
+@pytest.fixture(scope="module")
+def whisper(tmp_path_factory):
+    target = folders.write(tmp_path_factory.mktemp("pair") / "target")
+    return load(Pair(target), choose("cpu"), network=False)
+
+
+@pytest.mark.parametrize("timestamps", [True, False])
+def test_words_are_monotone_inside_their_segments_window_and_joined_to_its_text(
+    whisper, tmp_path, timestamps
+):
+    noise = np.random.default_rng(0).standard_normal(47 * RATE) * 0.1
+    soundfile.write(tmp_path / "a.wav", noise.astype(np.float32), RATE)
+    transcriber = Transcriber(whisper, batch=2, gamma=0)
+    options = Options(language="en", vad=False, words=True, timestamps=timestamps)
+    (outcome,) = transcriber.transcribe([str(tmp_path / "a.wav")], options)
+    transcript = outcome.transcript
+    assert len(transcript.segments) > 1
+    windows = {s.window: s for s in transcript.segments}
+    limits = {0: (0, 30 * RATE), 1: (30 * RATE, 47 * RATE)}
+    for window in windows:
+        timed = [w for s in transcript.segments if s.window == window for w in s.words]
+        assert len(timed) >= 1
+        edges = [t for w in timed for t in (w.start_sample, w.end_sample)]
+        assert edges == sorted(edges)
+        assert limits[window][0] <= edges[0] and edges[-1] <= limits[window][1]
+        assert all(0 <= w.probability <= 1 for w in timed)
+    for segment in transcript.segments:
+        assert "".join(w.text for w in segment.words) == segment.text
+    assert all(d.memory is None for d in outcome.decoded)
+
+
+def test_words_of_sequential_windows_never_reach_into_the_next(whisper, tmp_path):
+    """There a window ends where its text does, and has been heard further."""
+    noise = np.random.default_rng(2).standard_normal(80 * RATE) * 0.1
+    noise *= np.repeat(np.random.default_rng(3).uniform(size=160) > 0.4, RATE // 2)  # with pauses
+    soundfile.write(tmp_path / "a.wav", noise.astype(np.float32), RATE)
+    options = Options(language="en", words=True, long_form="sequential")
+    transcriber = Transcriber(whisper, batch=1, gamma=0)
+    (outcome,) = transcriber.transcribe([str(tmp_path / "a.wav")], options)
+    segments = outcome.transcript.segments
+    starts = sorted({s.window_sample for s in segments})
+    assert len(starts) > 2
+    ends = dict(zip(starts, [*starts[1:], 80 * RATE], strict=True))
+    for segment in segments:
+        assert "".join(w.text for w in segment.words) == segment.text
+        for word in segment.words:
+            assert segment.window_sample <= word.start_sample <= word.end_sample
+            assert word.end_sample <= ends[segment.window_sample]
+
+
+def test_the_path_follows_a_planted_diagonal():
+    matrix = torch.full((5, 40), -1.0)
+    borders = [0, 7, 15, 16, 30]
+    for row, (start, end) in enumerate(zip(borders, [*borders[1:], 40], strict=True)):
+        matrix[row, start:end] = 1.0
+    step = 320
+    assert boundaries(matrix, 4, 40 * step) == tuple(step * at for at in borders)
+    assert boundaries(matrix, 4, 40 * step - 7)[-1] == 30 * step
+    assert boundaries(matrix[:4, :29], 4, 29 * step - 7)[-1] == 29 * step - 7  # a text without end
+
+
+@settings(max_examples=30)
+@given(st.integers(1, 12), st.integers(1, 40), st.integers(0, 319), st.integers(0, 2**32))
+def test_boundaries_never_fall_and_stay_in_the_window(rows, frames, short, seed):
+    matrix = torch.randn(rows + 1, frames, generator=torch.Generator().manual_seed(seed))
+    length = 320 * frames - short
+    found = boundaries(matrix, rows, length)
+    assert len(found) == rows + 1
+    assert list(found) == sorted(found) and 0 <= found[0] and found[-1] <= length
+
+
+def test_heads_are_those_of_the_generation_config_or_the_upper_half(whisper, monkeypatch):
+    assert alignment_heads(whisper) == [(1, 0), (1, 1)]
+    config = whisper.target.generation_config
+    monkeypatch.setattr(config, "alignment_heads", [[0, 1], [1, 0]], raising=False)
+    assert alignment_heads(whisper) == [(0, 1), (1, 0)]
+
+
+def test_several_windows_at_once_give_what_each_gives_alone(whisper):
+    tokens = whisper.tokenizer.encode(" some text", add_special_tokens=False)
+    features = torch.randn(3, 80, 3000, generator=torch.Generator().manual_seed(0))
+    memories = whisper.encode(features)
+    prompt = whisper.tokens.prompt("en", "transcribe", timestamps=False)
+    work = [
+        Utterance(memory, prompt, tuple(tokens[: 4 + n]), (10 + n) * RATE)
+        for n, memory in enumerate(memories)
+    ]
+    together = token_times(whisper, work)
+    for one, times in zip(work, together, strict=True):
+        (alone,) = token_times(whisper, [one])
+        assert alone.boundaries == times.boundaries
+        assert alone.probabilities == pytest.approx(times.probabilities, abs=1e-5)
+        assert len(times.boundaries) == len(one.tokens) + 1
+
+
+def test_timing_leaves_the_model_as_it_was(whisper):
+    before = whisper.target.config._attn_implementation
+    memories = whisper.encode(torch.zeros(1, 80, 3000))
+    prompt = whisper.tokens.prompt("en", "transcribe", timestamps=False)
+    token_times(whisper, [Utterance(memories[0], prompt, (7, 8), RATE)])
+    assert whisper.target.config._attn_implementation == before
+    for layer in whisper.target.model.decoder.layers:
+        assert not layer.encoder_attn.q_proj._forward_hooks

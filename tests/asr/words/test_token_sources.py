@@ -1,0 +1,88 @@
+"""Who wrote a token: from the engine's sources to words, figures and JSON, none lost on the way."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import soundfile
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forescribe.asr.decode.transcriber import Options, Transcriber
+from forescribe.asr.formats.transcript import WRITERS, Transcript, Word
+from forescribe.asr.model.loading import load
+from forescribe.asr.model.presets import Pair
+from forescribe.asr.segment.vad import EnergyDetector
+from forescribe.asr.words.assembly import split, words
+from forescribe.asr.words.timing import TokenTimes
+from forescribe.asr.words.token_sources import stats, writer
+from forescribe.speculative.device import choose
+from forescribe.speculative.types import Source
+from tests.asr.model import folders
+
+A, C, B, P = Source.ACCEPTED, Source.CORRECTION, Source.BONUS, Source.PLAIN
+
+rounds = st.lists(st.tuples(st.integers(0, 6), st.sampled_from([C, B, P])), max_size=20)
+
+
+def test_rounds_are_told_from_sources_alone():
+    # Three drafts accepted and a bonus; one and a refusal; none at all; a round without drafts; the end.
+    told = stats([[A, A, A, B, A, C, C, P], [A, A]])
+    assert told["written"] == {"accepted": 6, "correction": 2, "bonus": 1, "plain": 1}
+    assert told["judged_at_depth"] == [4, 3, 1]
+    assert told["accepted_at_depth"] == [3, 2, 1]
+
+
+def test_nothing_was_drafted_and_nothing_was_written():
+    assert stats([[P, P]])["judged_at_depth"] == stats([])["accepted_at_depth"] == []
+    assert stats([])["written"] == dict.fromkeys(WRITERS, 0)
+
+
+@given(rounds)
+def test_every_accepted_draft_is_counted_at_one_depth(made):
+    sources = [s for length, extra in made for s in ([A] * (0 if extra is P else length) + [extra])]
+    told = stats([sources])
+    judged, accepted = told["judged_at_depth"], told["accepted_at_depth"]
+    assert sum(accepted) == told["written"]["accepted"]
+    assert sum(judged) - sum(accepted) == told["written"]["correction"]
+    assert sum(told["written"].values()) == len(sources)
+    # Nothing is judged whose forerunner was not accepted.
+    assert all(deep <= above for deep, above in zip(judged[1:], accepted, strict=False))
+
+
+@given(st.text("ab ,.-", max_size=20).map(lambda text: f" a{text}"), st.data())
+def test_the_words_sources_joined_are_those_of_the_tokens(text, data):
+    tokenizer = folders.tokenizer()
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    count = len(ids)
+    written = data.draw(st.lists(st.sampled_from(WRITERS), min_size=count, max_size=count))
+    times = TokenTimes(tuple(range(0, 320 * (count + 1), 320)), (0.5,) * count)
+    (found,) = words(tokenizer, "en", [(ids, text)], times, [], 0, written)
+    assert [who for word in found for who in word.sources] == written
+    assert [len(word.sources) for word in found] == [s.count for s in split(tokenizer, "en", ids)]
+
+
+def test_a_transcript_says_who_wrote_each_word(tmp_path):
+    """With random weights, whose drafts are rarely right: what is said adds up, and JSON gives it back."""
+    path = tmp_path / "speech.wav"
+    soundfile.write(path, 0.3 * np.sin(np.arange(32_000) * 0.1), 16_000)
+    whisper = load(Pair(folders.write(tmp_path / "target", max_target_positions=40)), choose("cpu"))
+    transcriber = Transcriber(whisper, batch=2, gamma=2, detector=EnergyDetector())
+    (outcome,) = transcriber.transcribe([path], Options(language="en", words=True))
+    transcript = outcome.transcript
+    whole = transcript.stats
+    assert sum(whole["written"].values()) == whole["tokens"] > 0
+    assert whole["written"]["accepted"] == sum(whole["accepted_at_depth"]) == whole["accepted"]
+    spoken = Counter(w for s in transcript.segments for word in s.words for w in word.sources)
+    tokens = sum(len(segment.tokens) for segment in transcript.segments)
+    assert spoken.total() == tokens > 0
+    assert all(spoken[name] <= whole["written"][name] for name in WRITERS)
+    assert Transcript.from_dict(transcript.to_dict()).segments == transcript.segments
+
+
+def test_nobody_else_writes_words():
+    with pytest.raises(ValueError, match="unknown source 'prompt'; known: accepted"):
+        Word(" a", 0, 1, sources=("prompt",))
+    assert [writer(source) for source in (A, C, B, P)] == list(WRITERS)

@@ -1,0 +1,62 @@
+"""Word times of the bundled pair against the truth: speech whose synthesiser told when each word is said.
+
+The large form is `python -m benchmarks.words`; here is one window, made by training/make_timed_words.py.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import soundfile
+
+from forescribe.asr.audio.features import LogMel
+from forescribe.asr.decode.transcriber import Options, Transcriber
+from forescribe.asr.model.loading import load
+from forescribe.asr.model.presets import resolve
+from forescribe.asr.segment.pauses import pauses
+from forescribe.asr.words.assembly import words
+from forescribe.asr.words.timing import Utterance, token_times
+from forescribe.speculative import choose
+from training.word_errors import compare
+from training.word_times import TimedWord
+
+DATA = Path(__file__).parent / "data"
+
+
+@pytest.fixture(scope="module")
+def whisper():
+    return load(resolve("demo", None), choose("cpu"), network=False)
+
+
+@pytest.fixture(scope="module")
+def spoken() -> list[TimedWord]:
+    return [TimedWord(**record) for record in json.loads((DATA / "words.json").read_text())]
+
+
+def test_words_that_the_target_reads_are_timed_within_the_aims(whisper, spoken):
+    """The right text is given, so that only the alignment is measured."""
+    samples, _ = soundfile.read(DATA / "words.flac", dtype="float32")
+    features = LogMel(whisper.extractor)([samples])
+    text = "".join(f" {word.text}" for word in spoken)
+    tokens = tuple(whisper.tokenizer.encode(text, add_special_tokens=False))
+    prompt = whisper.tokens.prompt("en", "transcribe", timestamps=False)
+    work = Utterance(whisper.encode(features)[0], prompt, tokens, len(samples))
+    (times,) = token_times(whisper, [work])
+    quiet = pauses(features[0], len(samples))
+    (found,) = words(whisper.tokenizer, "en", [(tokens, text)], times, quiet, 0)
+    errors = compare(spoken, found)
+    assert errors.matched == len(spoken)
+    assert errors.within_aims
+
+
+@pytest.mark.parametrize("long_form", ["windows", "sequential"])
+def test_words_that_it_writes_itself_are_timed_within_the_aims(whisper, spoken, long_form):
+    options = Options(language="en", words=True, long_form=long_form)
+    transcriber = Transcriber(whisper, batch=1)
+    (outcome,) = transcriber.transcribe([str(DATA / "words.flac")], options)
+    written = [word for segment in outcome.transcript.segments for word in segment.words]
+    errors = compare(spoken, written)
+    assert errors.matched >= 0.7 * len(spoken)
+    assert errors.within_aims

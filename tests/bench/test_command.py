@@ -1,0 +1,137 @@
+"""What both `forescribe bench` commands share, and what a user's mistakes give."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+
+from forescribe.asr.errors import AudioError, UsageError
+from forescribe.bench import measure, provenance
+from forescribe.bench.needs import INSTALL
+from forescribe.bench.systems import NAMES, OURS, SEQUENTIAL, Job
+from tests.bench.command import bench
+from tests.test_architecture import HEAVY, ROOT
+
+SAMPLES = ROOT / "samples"
+MEMO, MEMO_TXT = (str(SAMPLES / f"memo.{kind}") for kind in ("flac", "txt"))
+
+
+def test_help_loads_nothing_heavy() -> None:
+    """`forescribe --help` lists the commands; what they measure with is loaded by them."""
+    heavy = {*HEAVY, "jiwer", "faster_whisper", "ctranslate2"}
+    code = f"import sys, forescribe.cli.main; print(*sorted({heavy!r} & sys.modules.keys()))"
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert (run.returncode, run.stdout.split()) == (0, []), run.stderr
+
+
+def test_a_worker_loads_no_library_before_its_system_does() -> None:
+    """A peer's peak of memory is its own: torch alone is 200 MB."""
+    code = f"import sys, forescribe.bench.worker; print(*sorted({HEAVY!r} & sys.modules.keys()))"
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert (run.returncode, run.stdout.split()) == (0, []), run.stderr
+
+
+def test_a_folder_called_asr_where_the_user_stands_is_not_ours(tmp_path, monkeypatch) -> None:
+    """The worker is a process of its own, and Python looks for modules where it is started."""
+    (tmp_path / "asr").mkdir()
+    (tmp_path / "asr" / "__init__.py").write_text("raise SystemExit('a stranger')")
+    (tmp_path / "windows.npz").write_bytes(b"not windows")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p not in ("", ".")])
+    outcome = measure.child(tmp_path / "windows.npz")(Job(OURS, 1, 0, "float32", "none", None, 1))
+    assert outcome.error is not None and "stranger" not in outcome.error
+    assert (
+        "windows.npz" in outcome.error
+        or "Cannot load" in outcome.error
+        or "pickle" in outcome.error
+    )
+
+
+def test_help_names_every_system() -> None:
+    said = " ".join(bench("transcribe", "--help").stdout.split())
+    assert [name for name in NAMES if name not in said] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "said"),
+    [
+        ([MEMO, "--only", "whisper.cpp"], UsageError, "--only 'whisper.cpp' is no system; known"),
+        ([MEMO, "--batch", "1 4"], UsageError, "--batch 1 4: '1 4' is no number"),
+        ([MEMO, "--minutes", "inf"], UsageError, "--minutes inf is no length"),
+        ([MEMO, "--json", str(ROOT)], UsageError, "is a folder: name a file in it"),
+        ([MEMO, "--reference", "a.txt", "--reference", "b.txt"], UsageError, "1 recordings, but 2"),
+        ([MEMO, "--reference", "nothing.txt"], UsageError, "no reference text nothing.txt"),
+        (["still.wav"], UsageError, "the reference texts have no words"),
+        (["still.wav", "--reference", MEMO_TXT], AudioError, "no speech was found"),
+        (
+            ["still.wav", "--reference", "still.wav"],
+            UsageError,
+            "still.wav cannot be read as UTF-8",
+        ),
+        (["nothing.wav"], UsageError, "no reference text"),
+        (["nothing.wav", "--reference", MEMO_TXT], AudioError, "nothing.wav"),
+    ],
+)
+def test_a_users_mistake_is_one_line_before_anything_is_measured(
+    tmp_path, monkeypatch, arguments, error, said
+) -> None:
+    pytest.importorskip("jiwer", reason="without it, that is what is said")
+    monkeypatch.chdir(tmp_path)
+    from forescribe.bench import bench_transcribe
+
+    soundfile.write("still.wav", np.full(16_000, 1 / 3), 16_000)
+    Path("still.txt").write_text(" ... ")
+    monkeypatch.setattr(bench_transcribe, "measure", lambda *_: pytest.fail("it was measured"))
+    with pytest.raises(error, match=said):
+        bench("transcribe", *arguments)
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments", "said"),
+    [
+        ("jiwer", [MEMO], f"bench transcribe needs jiwer: {INSTALL}"),
+        ("faster_whisper", [MEMO, "--only", SEQUENTIAL],
+         f"--only 'faster-whisper' needs faster-whisper: {INSTALL}"),
+    ],
+)  # fmt: skip
+def test_a_package_that_is_missing_is_named(monkeypatch, module, arguments, said) -> None:
+    pytest.importorskip("jiwer", reason="is missing in any case")
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(UsageError) as caught:
+        bench("transcribe", *arguments)
+    assert caught.value.message == said
+
+
+def test_the_console_entry_says_it_in_one_line_with_status_2(tmp_path) -> None:
+    run = subprocess.run(
+        [sys.executable, "-m", "forescribe", "bench", "text", "--gamma", "many"],
+        cwd=ROOT, capture_output=True, text=True,
+    )  # fmt: skip
+    assert run.returncode == 2 and run.stdout == ""
+    assert run.stderr.startswith("forescribe: --gamma many: ") and run.stderr.count("\n") == 1
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
+def test_a_record_has_no_commit_of_a_repository_around_an_installation(tmp_path, monkeypatch):
+    if provenance.ROOT.joinpath(".git").exists():
+        assert provenance.commit() is not None
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", str(tmp_path)]
+    subprocess.run([*git, "init", "-q"], check=True)
+    subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "theirs"], check=True)
+    inside = tmp_path / "venv" / "site-packages"
+    inside.mkdir(parents=True)
+    monkeypatch.setattr(provenance, "ROOT", inside)
+    assert provenance.commit() is None
+
+
+def test_the_command_of_a_record_is_what_was_typed(monkeypatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["/bin/forescribe", "bench", "text", "--prompts", "a b.txt"])
+    assert provenance.record("forescribe")["command"] == (
+        "forescribe bench text --prompts 'a b.txt'"
+    )

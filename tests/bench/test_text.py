@@ -1,0 +1,150 @@
+"""`forescribe bench text` on a tiny random pair: every system, equality beside every speed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from forescribe.asr.errors import ModelError, UsageError
+from forescribe.bench import bench_text
+from forescribe.bench.bench_text import Options, Result, Row
+from forescribe.bench.prompts import System
+from forescribe.speculative.device import choose
+from forescribe.speculative.engine.stats import Stats
+from forescribe.speculative.errors import SpeculativeError
+from forescribe.text.text_presets import Pair
+from tests.bench.command import bench
+from tests.text.language_models import POSITIONS, write
+
+WRITTEN = [(1, 2, 3), (4,)]
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory) -> tuple[str, str]:
+    """The target's own settings ask for a penalty, as some published models' do: greedy has none."""
+    target = write(tmp_path_factory.mktemp("text") / "target")
+    draft = write(target.parent / "draft", seed=1, near=target)
+    settings = target / "generation_config.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"repetition_penalty": 1.5}))
+    return str(target), str(draft)
+
+
+@pytest.fixture
+def prompts(tmp_path) -> str:
+    path = tmp_path / "prompts.txt"
+    path.write_text("the other\n\na\non and on and\n", encoding="utf-8")
+    return str(path)
+
+
+def row(name: str, walls: list[float], texts: list[tuple[int, ...]], steady: bool = True) -> Row:
+    return Row(System(name, 1, lambda prompts: texts), walls, texts, steady)
+
+
+def result(*rows: Row) -> Result:
+    return Result(Options(), Pair("target", None), choose("cpu"), [(1,), (2,)], rows)
+
+
+def test_a_table_says_how_fast_and_how_equal():
+    reference = row("transformers greedy", [2.0, 2.0, 9.0], WRITTEN)
+    other = row("forescribe plain", [1.0, 1.0, 1.0], [(1, 2, 9), (4,)], steady=False)
+    found = result(reference, other)
+    *_, line, note = found.text().splitlines()
+    assert line.split() == "forescribe plain 1 1.00 4.0 2.00 1 of 2 3 of 4 - -".split()
+    assert note == "forescribe plain, batch 1: its turns wrote different texts"
+    assert found.describe(other)["equality"] == {
+        "tokens": 3, "tokens_of": 4, "windows": 1, "windows_of": 2
+    }  # fmt: skip
+    assert found.differing == [other]
+
+
+def test_only_our_own_rows_break_the_promise():
+    reference = row("transformers greedy", [1.0], WRITTEN)
+    assert result(reference, row("transformers assisted 3", [1.0], [(9,), (4,)])).differing == []
+
+
+def test_a_row_that_differs_is_named_and_the_status_is_1(monkeypatch, tmp_path):
+    reference = row("transformers greedy", [1.0], WRITTEN)
+    found = result(reference, row("forescribe draft 3", [1.0], [(9,), (4,)]))
+    monkeypatch.setattr(bench_text, "measured", lambda options, say: found)
+    monkeypatch.setattr(Result, "record", lambda self, program: {"program": program})
+    done = bench("text", "--json", str(tmp_path / "made.json"))
+    assert done.exit_code == 1
+    assert "forescribe draft 3, batch 1: differs from transformers' greedy text" in done.stderr
+    assert json.loads((tmp_path / "made.json").read_text()) == {"program": "forescribe"}
+
+
+def test_turns_are_watched_for_texts_that_change():
+    written = iter([[(1,)], [(1,)], [(2,)]])
+    watched = Row(System("forescribe draft 3", 1, lambda prompts: next(written), lambda: Stats()))
+    for steady in (True, True, False):
+        watched.turn([(5,)])
+        assert watched.steady is steady
+    assert len(watched.walls) == 3 and watched.acceptance_rate is None
+
+
+def test_all_systems_write_the_same_on_the_same_weights(pair, prompts):
+    arguments = ["--model", pair[0], "--draft", pair[1], "--batch", "2", "--gamma", "3"]
+    arguments += ["--repeats", "1", "--max-tokens", "12", "--prompts", prompts, "--json", "-"]
+    done = bench("text", *arguments)
+    assert done.exit_code == 0
+    assert "transformers greedy" in done.stderr  # stdout is the record's alone
+    record = json.loads(done.stdout)
+    rows = {(each["system"], each["batch"]): each for each in record["rows"]}
+    assert len(rows) == len(record["rows"]) == 2 + 3 + 2 * 5
+    assert {"transformers assisted 3", "transformers lookup 3", "forescribe draft auto"} <= {
+        name for name, _ in rows
+    }
+    for each in rows.values():
+        assert each["equality"]["windows"] == each["equality"]["windows_of"] == 3, each["system"]
+        assert each["steady"] and each["wall_s"] > 0
+    assert rows["forescribe draft 3", 2]["acceptance_rate"] > 0
+    assert record["prompts"] == 3
+    assert set(record["weights"]["target"]) == {"model.safetensors"}
+    assert record["weights"]["target"] != record["weights"]["draft"]
+
+
+def test_a_user_who_names_no_draft_model_measures_lookup(pair, prompts):
+    arguments = ["--model", pair[0], "--draft", "none", "--batch", "1", "--gamma", "2,3"]
+    arguments += ["--repeats", "1", "--max-tokens", "3", "--prompts", prompts]
+    done = bench("text", *arguments)
+    assert done.exit_code == 0
+    names = [line.split("  ")[0] for line in done.stdout.splitlines()[2:]]
+    assert names == [
+        "transformers greedy",
+        "transformers lookup 2",
+        "transformers lookup 3",
+        "forescribe plain",
+        "forescribe ngram 2",
+        "forescribe ngram 3",
+        "forescribe ngram auto",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "said"),
+    [
+        (["--model", "./nothing"], SpeculativeError, "--model ./nothing"),
+        (["--draft", "nonsense"], ModelError, "nonsense"),
+        (["--prompts", "nothing.txt"], UsageError, "--prompts nothing.txt cannot be read"),
+        (["--prompts", "empty.txt"], UsageError, "empty.txt has no prompt"),
+        (["--prompts", "noise.txt"], UsageError, "noise.txt cannot be read as UTF-8"),
+        (["--max-tokens", "90"], UsageError, f"prompt 3 has .* {POSITIONS} for both"),
+        (["--batch", "1,none"], UsageError, "--batch 1,none: 'none' is no number from 1 to 1024"),
+        (["--gamma", "0"], UsageError, "--gamma 0: '0' is no number from 1 to 64"),
+        (["--device", "toaster"], SpeculativeError, "unknown device 'toaster'"),
+        (["--json", "."], UsageError, "--json . is a folder"),
+        (["--json", "no/where.json"], UsageError, "there is no folder no"),
+    ],
+)
+def test_a_users_mistake_is_one_line_before_anything_is_measured(
+    pair, prompts, tmp_path, monkeypatch, arguments, error, said
+):
+    (tmp_path / "empty.txt").write_text(" \n\n")
+    (tmp_path / "noise.txt").write_bytes(b"\xff\xfe\xff")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(bench_text, "take_turns", lambda *_: pytest.fail("it was measured"))
+    given = ["--model", pair[0], "--draft", pair[1], "--prompts", Path(prompts).name]
+    with pytest.raises(error, match=said):
+        bench("text", *given, *arguments)

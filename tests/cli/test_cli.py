@@ -1,0 +1,695 @@
+"""The command: what people type, what comes back, and with which exit status."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import resource
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+from huggingface_hub import constants
+from typer.testing import CliRunner
+
+from forescribe.asr.batch import transcribers
+from forescribe.asr.batch.manifest import NAME
+from forescribe.asr.model import hub, loading, presets
+from forescribe.asr.model.presets import PRESETS
+from forescribe.cli import transcribe
+from forescribe.diarize.engines import registry
+from tests.asr.model import folders
+
+ROOT = Path(__file__).parents[2]
+COMMAND = [sys.executable, "-c", "from forescribe.cli.transcribe import main; main()"]
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory) -> list[str]:
+    """Options that name a pair."""
+    root = tmp_path_factory.mktemp("pair")
+    target = folders.write(root / "target")
+    draft = folders.write_distilled(root / "draft", target)
+    return ["--model", str(target), "--draft", str(draft), "--device", "cpu", "--no-vad"]
+
+
+@pytest.fixture(scope="module")
+def pair(guarded) -> list[str]:
+    """Decoded once: to the guards all words of random weights are doubtful, and six more tries take
+    ten times as long."""
+    return [*guarded, "--no-guards"]
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch) -> Path:
+    """Each test works in a folder of its own, with two recordings."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    rng = np.random.default_rng(0)
+    for name, seconds in (("a.wav", 2), ("b.wav", 3)):
+        soundfile.write(name, 0.1 * rng.standard_normal(16_000 * seconds), 16_000)
+    return tmp_path
+
+
+@dataclass(frozen=True)
+class Run:
+    status: int
+    out: str
+    err: str
+
+
+Command = Callable[..., Run]
+
+
+@pytest.fixture
+def forescribe(monkeypatch, capfd) -> Command:
+    """The command in this process, as the console script runs it."""
+
+    def run(*arguments: str, stdin: bytes = b"") -> Run:
+        monkeypatch.setattr(sys, "argv", ["forescribe", *arguments])
+        monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(stdin)))
+        try:
+            transcribe.main()
+            status = 0
+        except SystemExit as left:
+            status = int(left.code or 0)
+        out, err = capfd.readouterr()
+        assert "Traceback" not in err
+        return Run(status, out, err)
+
+    return run
+
+
+def separate(*arguments: str, **options) -> subprocess.Popen:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [*COMMAND, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        **options,
+    )
+
+
+# What people type
+
+
+def test_recordings_become_files(forescribe, guarded, here) -> None:
+    done = forescribe("transcribe", "a.wav", "b.wav", *guarded, "-o", "out", "-f", "txt,srt")
+    assert done.status == 0 and done.out == ""
+    assert sorted(p.name for p in (here / "out").iterdir()) == [
+        "a.srt", "a.txt", "b.srt", "b.txt", NAME
+    ]  # fmt: skip
+    lines = [line for line in done.err.splitlines() if not line.startswith("  note ")]
+    assert len(lines) == 3 and "5.0 s of audio in" in lines[-1]
+
+
+def test_a_file_alone_is_transcribed_into_all_formats(forescribe, pair, here) -> None:
+    assert forescribe("a.wav", *pair).status == 0
+    assert {p.name for p in here.glob("a.*")} == {
+        "a.wav", "a.txt", "a.srt", "a.vtt", "a.tsv", "a.json"
+    }  # fmt: skip
+
+
+def test_options_may_come_first(forescribe, pair, here) -> None:
+    assert forescribe("-f", "txt", *pair, "a.wav").status == 0
+    assert (here / "a.txt").exists()
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        (["a.mp3"], ["transcribe", "a.mp3"]),
+        (["-"], ["transcribe", "-"]),
+        (["./models"], ["transcribe", "./models"]),
+        (["-o", "x", "a.mp3"], ["transcribe", "-o", "x", "a.mp3"]),
+        (["models"], ["models"]),
+        (["audit", "a.mp3"], ["audit", "a.mp3"]),
+        (["transcribe", "models"], ["transcribe", "models"]),
+        (["--version"], ["--version"]),
+        (["-h"], ["-h"]),
+        ([], []),
+    ],
+)
+def test_without_a_command_transcribe_is_meant(typed, meant) -> None:
+    assert transcribe._with_command(typed) == meant
+
+
+def test_every_command_is_known_to_the_short_form() -> None:
+    for command in transcribe.app.registered_commands:
+        name = command.name or command.callback.__name__
+        assert transcribe._with_command([name]) == [name]
+
+
+def test_a_recording_named_like_a_command_can_be_transcribed(forescribe, pair, here) -> None:
+    (here / "a.wav").rename(here / "models")
+    assert forescribe("./models", *pair, "-f", "txt").status == 0
+    assert (here / "models.txt").exists()
+
+
+@pytest.mark.parametrize("option", ["--output_dir", "--output-dir", "-o"])
+def test_options_have_both_spellings(forescribe, pair, here, option) -> None:
+    formats = "--output_format" if "_" in option else "--output-format"
+    assert forescribe("a.wav", *pair, option, "out", formats, "txt").status == 0
+    assert (here / "out" / "a.txt").exists()
+
+
+def test_stdout_holds_the_result_and_nothing_else(forescribe, pair, here) -> None:
+    assert forescribe("a.wav", *pair, "-f", "vtt").status == 0
+    done = forescribe("a.wav", *pair, "-o", "-", "-f", "vtt")
+    assert done.out == (here / "a.vtt").read_text(encoding="utf-8")
+    assert done.out.startswith("WEBVTT\n") and "WEBVTT" not in done.err
+
+
+def test_stdin_is_a_recording(forescribe, pair, here) -> None:
+    data = (here / "a.wav").read_bytes()
+    assert forescribe("-", *pair, "-f", "txt", stdin=data).status == 0
+    assert forescribe("a.wav", *pair, "-f", "txt").status == 0
+    assert (here / "stdin.txt").read_bytes() == (here / "a.txt").read_bytes()
+
+
+def test_json_records_parse_and_stand_alone(forescribe, pair, here) -> None:
+    done = forescribe("a.wav", "none.wav", *pair, "--json", "-f", "txt")
+    records = {r["path"]: r for r in map(json.loads, done.out.splitlines())}
+    assert done.status == 1
+    assert records["a.wav"]["outputs"] == ["a.txt"] and records["a.wav"]["audio_s"] == 2.0
+    assert records["none.wav"]["code"] == "missing_file"
+    assert done.err.count("\n") == 1  # the failure, for people
+
+
+def test_quiet_is_silent(forescribe, pair) -> None:
+    done = forescribe("a.wav", *pair, "-f", "txt", "--quiet")
+    assert done == Run(0, "", "")
+
+
+def test_verbose_shows_segments(forescribe, pair) -> None:
+    assert " --> " in forescribe("a.wav", *pair, "-f", "txt", "-v").err
+
+
+def test_gamma_and_batch_change_no_byte_of_the_text(forescribe, pair, here) -> None:
+    results = set()
+    for gamma, batch in ((0, 1), (4, 1), (7, 3)):
+        more = ["--gamma", str(gamma), "--batch_size", str(batch), "-f", "srt", "--overwrite"]
+        assert forescribe("a.wav", *pair, *more).status == 0  # all greedy
+        results.add((here / "a.srt").read_bytes())
+    assert len(results) == 1
+
+
+def test_an_existing_result_is_replaced_whole(forescribe, pair, here) -> None:
+    (here / "a.txt").write_text("old " * 10_000)
+    assert forescribe("a.wav", *pair, "-f", "txt").status == 0
+    assert "old" not in (here / "a.txt").read_text(encoding="utf-8")
+    assert not list(here.glob("*.tmp")) and not list(here.glob(".a*"))
+
+
+# Folders
+
+
+@pytest.fixture
+def calls(here) -> Path:
+    """A folder with one below it, and one file that is none of our business."""
+    (here / "calls" / "x").mkdir(parents=True)
+    for name in ("a.wav", "b.wav"):
+        (here / name).rename(here / "calls" / name)
+    (here / "calls" / "x" / "a.wav").write_bytes((here / "calls" / "a.wav").read_bytes())
+    (here / "calls" / "notes.pdf").write_text("no audio")
+    return here / "calls"
+
+
+def test_a_folder_is_done_once(forescribe, pair, calls, here, monkeypatch) -> None:
+    done = forescribe("calls", "-r", *pair, "-o", "out", "-f", "txt")
+    assert done.status == 0 and "7.0 s of audio" in done.err
+    places = {str(p.relative_to(here / "out")) for p in (here / "out").rglob("*") if p.is_file()}
+    assert places == {"a.txt", "b.txt", "x/a.txt", NAME}
+    monkeypatch.setattr(transcribers, "Maker", None)  # no model is loaded for this:
+    again = forescribe("calls", "-r", *pair, "-o", "out", "-f", "txt")
+    assert again == Run(0, "", "3 of 3: already done, --overwrite to redo\n")
+
+
+def test_a_single_recording_is_done_once_too(forescribe, pair, here) -> None:
+    assert forescribe("a.wav", *pair, "-f", "txt").status == 0
+    written = (here / "a.txt").stat().st_mtime_ns
+    again = forescribe("a.wav", *pair, "-f", "txt", "--gamma", "3", "--batch_size", "2")
+    assert again == Run(0, "", "a.wav: already done, --overwrite to redo\n")
+    assert forescribe("a.wav", *pair, "-f", "txt", "-q") == Run(0, "", "")
+    (record,) = map(json.loads, forescribe("a.wav", *pair, "-f", "txt", "--json").out.splitlines())
+    assert (record["status"], record["outputs"]) == ("skipped", ["a.txt"])
+    assert (here / "a.txt").stat().st_mtime_ns == written
+    for other in (
+        ["--overwrite"],
+        ["--no_resume"],
+        ["--language", "de"],
+        ["--initial-prompt", "Ann"],
+    ):
+        assert "2.0 s of audio" in forescribe("a.wav", *pair, "-f", "txt", *other).err, other
+
+
+def test_other_weights_at_the_same_place_do_it_again(forescribe, pair, here, tmp_path) -> None:
+    target = folders.write(tmp_path / "model", seed=0)
+    options = ["--model", str(target), "--device", "cpu", "--no-vad", "--no-guards", "-f", "txt"]
+    assert forescribe("a.wav", *options).status == 0
+    assert "already done" in forescribe("a.wav", *options).err
+    folders.write(target, seed=5)
+    assert "2.0 s of audio" in forescribe("a.wav", *options).err
+
+
+def test_a_dry_run_lists_and_does_nothing(forescribe, pair, calls, here) -> None:
+    assert forescribe("calls/a.wav", *pair, "-o", "out", "-f", "txt").status == 0
+    before = {p: p.stat().st_mtime_ns for p in here.rglob("*")}
+    done = forescribe("calls", "-r", *pair, "-o", "out", "-f", "txt,srt", "--dry_run")
+    assert (done.status, done.err) == (0, "")
+    assert sorted(done.out.splitlines()) == [
+        "calls/a.wav -> out/a .txt .srt",
+        "calls/b.wav -> out/b .txt .srt",
+        "calls/x/a.wav -> out/x/a .txt .srt",
+    ]
+    done = forescribe("calls/a.wav", *pair, "-o", "out", "-f", "txt", "--dry-run", "--json")
+    assert json.loads(done.out) == {
+        "path": "calls/a.wav", "status": "skipped", "outputs": ["out/a.txt"]
+    }  # fmt: skip
+    (here / "none").mkdir()
+    before[here / "none"] = (here / "none").stat().st_mtime_ns
+    done = forescribe("calls", "none", *pair, "-o", "new", "--dry-run", "--json")
+    found = {r["path"]: r["status"] for r in map(json.loads, done.out.splitlines())}
+    assert found == {"calls/a.wav": "pending", "calls/b.wav": "pending", "none": "failed"}
+    done = forescribe("calls/b.wav", "gone.wav", *pair, "-o", "new", "-f", "txt", "--dry-run")
+    assert done == Run(
+        1,
+        "calls/b.wav -> new/b .txt\nfailed: gone.wav: no such file; check the path\n",
+        "",
+    )
+    assert {p: p.stat().st_mtime_ns for p in here.rglob("*")} == before
+
+
+def test_the_manifest_says_how_each_ended(forescribe, pair, calls, here) -> None:
+    (calls / "bad.mp3").write_bytes(b"no audio")
+    assert forescribe("calls", *pair, "-o", "out", "-f", "json").status == 1
+    lines = (here / "out" / NAME).read_text(encoding="utf-8").splitlines()
+    found = {r["path"]: r for r in map(json.loads, lines)}
+    assert found["calls/bad.mp3"]["code"] == "invalid_audio"
+    good = found["calls/b.wav"]
+    assert (good["status"], good["audio_s"], good["outputs"]) == ("succeeded", 3.0, ["b.json"])
+    assert good["coverage"] == {"decoded_s": 3.0, "silent_s": 0.0, "failed_s": 0.0}
+    assert good["language"] in folders.CODES and good["rtfx"] > 0
+
+
+def test_fail_fast_ends_with_the_first_failure(forescribe, pair, calls, here) -> None:
+    (calls / "bad.wav").write_bytes(b"RIFF" + b"no audio" * 100_000)  # by its size the longest
+    done = forescribe("calls", *pair, "-o", "out", "-f", "txt", "--fail_fast", "--json")
+    assert done.status == 1
+    statuses = [json.loads(line)["status"] for line in done.out.splitlines()]
+    assert statuses.count("failed") == 1 and statuses.count("cancelled") >= 1
+
+
+def test_out_of_memory_is_survived_with_half_the_batch(forescribe, pair, here, monkeypatch) -> None:
+    """The device is full whenever eight rows are in the engine."""
+    from forescribe.speculative.engine.engine import Engine
+
+    real = Engine.step
+
+    def step(self):
+        if self.batch > 4:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return real(self)
+
+    monkeypatch.setattr(Engine, "step", step)
+    done = forescribe("a.wav", "b.wav", *pair, "-f", "txt")
+    assert done.status == 0 and "5.0 s of audio" in done.err
+    assert "note out of memory with 8 windows at a time: going on with 4" in done.err
+    done = forescribe("a.wav", *pair, "-f", "txt", "--batch-size", "32", "--json", "--overwrite")
+    assert done.status == 1 and json.loads(done.out)["code"] == "overloaded"
+
+
+def test_line_rules_need_no_other_option(forescribe, pair, here) -> None:
+    rules = ["--max_words_per_line", "2", "--highlight_words", "True"]
+    assert forescribe("a.wav", *pair, "-f", "srt,json", *rules).status == 0
+    segments = json.loads((here / "a.json").read_text(encoding="utf-8"))["segments"]
+    assert all("words" in segment for segment in segments)
+    cues = (here / "a.srt").read_text(encoding="utf-8").split("\n\n")[:-1]
+    texts = [re.sub("</?u>", "", cue.split("\n", 2)[2]) for cue in cues]
+    assert texts and all(len(text.split()) <= 2 for text in texts)
+
+
+def test_times_of_words_that_no_format_holds_are_said(forescribe, pair, here) -> None:
+    done = forescribe("a.wav", *pair, "-f", "txt", "--word_timestamps", "True")
+    assert done.status == 0 and done.err.splitlines()[0].startswith("note --word-timestamps: only")
+    assert "note" not in forescribe("b.wav", *pair, "-f", "json", "--word_timestamps").err
+
+
+@pytest.mark.parametrize(
+    ("typed", "long_form", "previous"),
+    [
+        ("", "windows", False),  # no window has a text before it
+        ("--condition_on_previous_text False", "windows", False),
+        ("--long_form sequential", "sequential", True),
+        ("--long-form sequential --condition-on-previous-text", "sequential", True),
+        ("--long-form sequential --no-condition-on-previous-text", "sequential", False),
+        ("--long-form sequential --vad_filter False", "sequential", True),  # it is so anyway
+    ],
+)
+def test_how_long_recordings_are_decoded_is_what_was_asked(
+    forescribe, pair, here, typed, long_form, previous
+) -> None:
+    assert forescribe("a.wav", *pair, "-f", "json", *typed.split()).status == 0
+    settings = json.loads((here / "a.json").read_text(encoding="utf-8"))["settings"]
+    assert (settings["long_form"], settings["condition_on_previous_text"]) == (long_form, previous)
+
+
+# Help, version, models
+
+
+def test_version_and_help_answer(forescribe) -> None:
+    assert forescribe("--version").out.startswith("forescribe 0.")
+    whole = forescribe("--help")
+    assert whole.status == 0 and all(c in whole.out for c in ("transcribe", "audit", "models"))
+    assert forescribe("-h").out == whole.out
+
+
+@pytest.mark.parametrize("command", ["transcribe", "audit", "models"])
+def test_every_command_has_help(command) -> None:
+    result = CliRunner().invoke(transcribe.app, [command, "--help"])
+    assert result.exit_code == 0 and "Usage:" in result.stdout
+
+
+def test_help_shows_defaults() -> None:
+    text = " ".join(CliRunner().invoke(transcribe.app, ["transcribe", "--help"]).stdout.split())
+    for default in ("[default: large]", "[default: auto]", "[default: all]"):
+        assert default in text
+
+
+def test_no_arguments_show_the_help(forescribe) -> None:
+    done = forescribe()
+    assert done.status == 2 and "Usage: forescribe" in done.out + done.err
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("transcribe", "--help"), ("--version",)])
+def test_help_loads_nothing_heavy(arguments) -> None:
+    code = (
+        "import sys\nfrom forescribe.cli.transcribe import main\n"
+        f"sys.argv = ['forescribe', *{arguments!r}]\n"
+        "try:\n    main()\nexcept SystemExit:\n    pass\n"
+        "print([m for m in ('torch', 'transformers', 'numpy', 'av') if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_help_answers_in_half_a_second() -> None:
+    """Processor time, so that a busy machine changes nothing."""
+    times = []
+    for _ in range(5):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([*COMMAND, "--help"], capture_output=True, cwd=ROOT, check=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        times.append(after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime)
+    assert statistics.median(times) < 0.5
+
+
+def test_models_lists_every_preset_with_its_weights(forescribe) -> None:
+    done = forescribe("models")
+    assert done.status == 0
+    for preset in PRESETS.values():
+        assert preset.name in done.out and preset.target in done.out and preset.note in done.out
+
+
+# What is refused
+
+
+USAGE = {
+    "--language klingon": "unknown language 'klingon' for this model; known: auto, de, en, fr",
+    "--device tpu": "unknown device 'tpu'; known: auto, cuda",
+    "--device cpu:5": "no device cpu:5",
+    "--dtype int8": "unknown dtype 'int8'; known: auto, float32",
+    "--task sing": "unknown task 'sing'; known: transcribe, translate",
+    "-f doc": "unknown output format 'doc'; known: txt",
+    "-o -": "stdout takes one format",
+    "-o - -f txt --json": "both write to stdout",
+    "-o a.wav/x": "cannot write to the output folder 'a.wav/x'",
+    "--model nothing": "neither a local folder, nor a hub id",
+    "--draft nothing": "neither a local folder, nor a hub id",
+    "--model b.wav": "--model b.wav is a file: give the folder",
+    "--draft ./b.wav": "--draft ./b.wav is a file: give the folder",
+    f"--model {'x' * 300}": "neither a local folder, nor a hub id",
+    "--model ~nobody/x": "neither a local folder, nor a preset",
+    "-f b.wav": "-f names formats of results here",
+    "--verbose --quiet": "exclude each other",
+    "a.wav": "a.wav was given twice",
+    "*.mp3": "no recording matches '*.mp3'",
+    "none.jsonl": "the list none.jsonl cannot be read",
+    "--max_line_count 2": "give --max-line-width",
+    "--max_line_width 9 --no-word-timestamps": "need the words' times",
+    "--max_line_width 9 -f txt,json": "add srt or vtt",
+    "--highlight_words True -f json": "add srt or vtt",
+    "--no-guards --no_speech_threshold 0.6": "contradict",
+    "--beam_size 5": "--beam_size 5 is not supported: the text is the model's own greedy",
+    "--hf_token hf_abc": "set HF_TOKEN",
+    "--long-form other": "neither windows nor sequential",
+    "--condition_on_previous_text True": "--long-form sequential",
+    "--long-form sequential --vad": "cuts at timestamps",
+    "--long-form sequential --no-timestamps": "cannot do without them",
+    "--initial-prompt <|endoftext|>": "special token",
+}
+
+
+@pytest.mark.parametrize("options", USAGE)
+def test_what_makes_no_sense_is_refused_in_one_line(forescribe, pair, here, options) -> None:
+    before = set(here.iterdir())
+    done = forescribe("a.wav", *pair, *options.split())
+    assert (done.status, done.out) == (2, "")
+    assert done.err.startswith("forescribe: ") and done.err.count("\n") == 1
+    assert USAGE[options] in done.err
+    assert set(here.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--gamma", "99"], "--gamma"),
+        (["--gamma", "-1"], "--gamma"),
+        (["--gamma", "many"], "--gamma"),
+        (["--batch-size", "0"], "--batch-size"),
+        (["--max-line-width", "0"], "--max-line-width"),
+        (["--beam_sise", "5"], "No such option: --beam-sise"),
+        (["--word_timestamp"], "--word-timestamps)"),
+    ],
+)
+def test_a_number_out_of_range_names_its_option(forescribe, pair, options, message) -> None:
+    done = forescribe("a.wav", *pair, *options)
+    assert (done.status, done.out) == (2, "")
+    assert message in done.err.splitlines()[-1]
+
+
+def test_a_missing_model_says_how_to_get_it(forescribe) -> None:
+    done = forescribe("a.wav", "--device", "cpu", "--local-files-only")
+    assert done.status == 2 and done.err.count("\n") == 1
+    assert "openai/whisper-large-v3 is not in the model cache" in done.err
+    assert "hf download openai/whisper-large-v3" in done.err and "--model demo" in done.err
+
+
+def test_a_spoilt_model_is_one_line(forescribe, pair, here) -> None:
+    (here / "spoilt").mkdir()
+    for name in ("config.json", "tokenizer.json"):
+        (here / "spoilt" / name).write_bytes(Path(pair[1], name).read_bytes())
+    (here / "spoilt" / "model.safetensors").write_bytes(b"no weights")
+    done = forescribe("a.wav", "--model", "spoilt", "--device", "cpu")
+    assert done.status == 2 and done.err.count("\n") == 1
+    assert "--model spoilt cannot be loaded as a Whisper model" in done.err
+
+
+def damaged(here: Path) -> dict[str, str]:
+    """Recordings that cannot be transcribed, with their codes."""
+    (here / "text.mp3").write_text("These are the minutes of our last meeting.\n" * 20)
+    (here / "zero.wav").touch()
+    (here / "loop.wav").symlink_to("loop.wav")
+    (here / "none").mkdir()
+    return {
+        "gone.mp3": "missing_file",
+        "a.wav/x.wav": "missing_file",
+        "text.mp3": "invalid_audio",
+        "zero.wav": "empty_file",
+        "loop.wav": "unreadable_file",
+        "none": "unreadable_file",
+        "/dev/null": "unreadable_file",
+        "x" * 300: "unreadable_file",
+    }
+
+
+@pytest.fixture
+def no_weights(monkeypatch) -> None:
+    """Whoever looks for weights fails the test."""
+    for module in (hub, presets, loading):
+        for name in ("find", "locate"):
+            monkeypatch.setattr(module, name, None, raising=False)
+
+
+@pytest.mark.usefixtures("no_weights")
+@pytest.mark.parametrize("more", [(), ("--diarize",), ("--report", "pages")])
+def test_nothing_to_transcribe_needs_no_weights(forescribe, here, more) -> None:
+    codes = damaged(here)
+    done = forescribe(*codes, *more)
+    assert (done.status, done.out) == (1, "")
+    *failed, last = done.err.splitlines()
+    assert len(failed) == len(codes) and all(line.startswith("failed ") for line in failed)
+    assert last == f"{len(codes)} failed: " + "; ".join(f"{n}: {c}" for n, c in codes.items())
+
+
+def test_nothing_to_diarize_needs_no_engine(forescribe, here, monkeypatch) -> None:
+    for name in ("load", "resolve"):
+        monkeypatch.setattr(registry, name, None)
+    codes = damaged(here)
+    done = forescribe("diarize", *codes)
+    assert (done.status, done.out) == (1, "")
+    assert done.err.splitlines()[-1].startswith(f"{len(codes)} failed: gone.mp3: missing_file; ")
+
+
+@pytest.mark.usefixtures("no_weights")
+def test_nothing_to_audit_needs_no_weights(forescribe, here) -> None:
+    codes = damaged(here)
+    done = forescribe("audit", *codes, "--json")
+    records = list(map(json.loads, done.out.splitlines()))
+    assert (done.status, done.err) == (1, "")
+    assert [r["source"] for r in records] == list(codes)
+    assert all(r["error"].startswith(r["source"]) and not r["equal"] for r in records)
+
+
+def test_one_that_can_be_read_is_enough_for_a_model(forescribe, pair, here) -> None:
+    codes = damaged(here)
+    done = forescribe(*codes, "a.wav", *pair, "-f", "txt", "--json")
+    records = {r["path"]: r["code"] for r in map(json.loads, done.out.splitlines())}
+    assert done.status == 1 and records == {**codes, "a.wav": None}
+    assert (here / "a.txt").exists()
+
+
+NAMES = {
+    "new\nline.wav": "new\\nline",
+    "title\x1b]0;x\x07.wav": "title\\x1b]0;x\\x07",
+    "gnp\u202etxt.wav": "gnp\\u202etxt",
+    "caf\udce9.wav": "caf\\xe9",
+    "two  spaces.wav": "two  spaces",
+    "日本語.wav": "日本語",
+}
+
+
+def test_names_do_nothing_to_the_terminal(forescribe, pair, here) -> None:
+    """Whatever a recording is called: a line is a line, and nothing but it."""
+    for name in NAMES:
+        (here / name).write_bytes((here / "a.wav").read_bytes())
+    gone = [f"gone{name}" for name in NAMES]
+    done = forescribe(*NAMES, *gone, *pair, "-o", "out", "-f", "txt,json", "--report", "pages")
+    assert done.status == 1
+    lines = done.err.splitlines()
+    for shown in NAMES.values():
+        assert f"{shown}.wav: 2.0 s of audio -> out/{shown} .txt .json" in lines
+        assert f"failed gone{shown}.wav: no such file; check the path (missing_file)" in lines
+    assert len(lines) == 2 * len(NAMES) + 2 + done.err.count("\nreport: ")
+    listed = forescribe(*NAMES, *pair, "-o", "other", "-f", "txt", "--dry-run").out.splitlines()
+    assert sorted(listed) == sorted(f"{n}.wav -> other/{n} .txt" for n in NAMES.values())
+    for text in (done.err, *listed):
+        assert not set("\x1b\u202e\udce9") & set(text)
+    records = map(json.loads, (here / "out" / NAME).read_text().splitlines())
+    assert {r["path"] for r in records} == {*NAMES, *gone}  # exactly
+
+
+# Audit
+
+
+def test_an_audit_of_a_sound_engine_finds_nothing(forescribe, guarded) -> None:
+    done = forescribe("audit", "a.wav", "b.wav", *guarded)
+    assert done.status == 0
+    assert [line.split(":")[-1] for line in done.out.splitlines()] == [
+        " all equal to plain decoding"
+    ] * 2
+
+
+def test_an_audit_in_json_parses_and_a_failure_is_counted(forescribe, guarded, here) -> None:
+    data = (here / "a.wav").read_bytes()
+    done = forescribe("audit", "-", "none.wav", *guarded, "--json", stdin=data)
+    good, bad = map(json.loads, done.out.splitlines())
+    assert done.status == 1
+    assert good["equal"] and good["source"] == "-" and good["windows"] == 1
+    assert not bad["equal"] and "no such file" in bad["error"]
+
+
+def test_an_audit_needs_drafts(forescribe, guarded) -> None:
+    done = forescribe("audit", "a.wav", *guarded, "--gamma", "0")
+    assert done.status == 2 and "with plain decoding" in done.err
+
+
+# In a process of its own
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_it_in_one_line_and_keeps_what_is_done(pair, here) -> None:
+    """The second recording is a pipe that nobody writes to: the command waits there."""
+    os.mkfifo(here / "pipe")
+    running = separate("a.wav", "pipe", *pair, "-f", "txt", "--batch-size", "1", cwd=here)
+    try:
+        deadline = time.monotonic() + 120
+        while not (here / "a.txt").exists() and running.poll() is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        time.sleep(0.2)  # from the file's name in place to the wait for the pipe
+        running.send_signal(signal.SIGINT)
+        out, err = running.communicate(timeout=60)
+    finally:
+        running.kill()
+        running.communicate()
+    assert running.returncode == 130
+    assert out == "" and "Traceback" not in err
+    *_, cancelled, last = err.splitlines()
+    assert cancelled == "1 cancelled; the same command goes on"
+    assert last == "forescribe: interrupted"
+    assert [p.name for p in here.glob("*.t*")] == ["a.txt"]
+    records = [json.loads(line) for line in (here / NAME).read_text().splitlines()]
+    assert {r["path"]: r["status"] for r in records} == {"a.wav": "succeeded", "pipe": "cancelled"}
+
+
+def test_ctrl_c_before_anything_has_begun_is_one_line(forescribe, monkeypatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(transcribe, "get_command", interrupted)
+    assert forescribe("a.wav") == Run(130, "", "forescribe: interrupted\n")
+
+
+@pytest.mark.parametrize(
+    "where",
+    ["forescribe.asr.model.hub.locate", "forescribe.asr.decode.transcriber.Transcriber.load"],
+)
+def test_ctrl_c_before_a_word_was_heard_claims_no_speed(
+    forescribe, pair, monkeypatch, where
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(where, interrupted)
+    done = forescribe("a.wav", *pair)
+    assert (done.status, done.out) == (130, "")
+    assert done.err.splitlines()[-1] == "forescribe: interrupted"
+    assert "real time" not in done.err
+
+
+def test_a_reader_that_has_gone_ends_it_quietly(here) -> None:
+    """As `forescribe models | head -1`."""
+    running = separate("models", cwd=here)
+    assert running.stdout is not None and running.stderr is not None
+    running.stdout.close()
+    err = running.stderr.read()
+    running.stderr.close()
+    assert running.wait(timeout=120) == 1
+    assert "Traceback" not in err and "Exception ignored" not in err

@@ -1,0 +1,308 @@
+"""What people and scripts are told: on stderr for the ones, as JSON on stdout for the others."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.cells import cell_len
+from rich.console import Console as Rich
+
+from forescribe.asr.batch.batch import Ended
+from forescribe.asr.batch.inputs import Source
+from forescribe.asr.batch.manifest import Record, described
+from forescribe.asr.decode.outcome import Partial, Progress
+from forescribe.asr.errors import AudioError, ForescribeError, OutputError
+from forescribe.asr.formats.transcript import Coverage, Notice, Segment, Span, Transcript
+from forescribe.cli.console import Console
+from forescribe.cli.progress import EVERY_S, Screen, tail
+from forescribe.speculative.engine.stats import Stats
+
+A = Source("a.wav")
+STATS = Stats(row_rounds=10, drafted_at_depth=(10,), accepted_at_depth=(5,))
+SEGMENT = Segment(0, 0, 0, 8_000, 16_000, " Hello [there].")
+
+
+def ended(name: str, made: Transcript | None, error: ForescribeError | None = None) -> Ended:
+    files = () if error else (Path("out/a.txt"), Path("out/a.srt"))
+    return Ended(Record(name, **described(made, error, 0.5)), made, error, files)
+
+
+FAILED = ended("b.mp3", None, AudioError("b.mp3: no such file", code="missing_file"))
+
+
+def done(name: str = "a.wav", *warnings: Notice, text: bool = True) -> Ended:
+    return ended(
+        name,
+        Transcript(
+            segments=(SEGMENT,) if text else (),
+            sample_count=32_000,
+            coverage=Coverage((Span(0, 32_000, "decoded"),)),
+            language="en",
+            warnings=warnings,
+            stats={"acceptance_rate": 0.5, "mean_acceptance_length": 1.5},
+        ),
+    )
+
+
+def console(quiet: bool = False, verbose: bool = False, json: bool = False) -> Console:
+    return Console(quiet=quiet, verbose=verbose, json=json)
+
+
+def on_terminal(made: Console) -> io.StringIO:
+    screen = io.StringIO()
+    made.rich = Rich(file=screen, force_terminal=True, width=100, color_system=None)
+    return screen
+
+
+def tell(made: Console, *all_: Ended) -> None:
+    for one in all_:
+        made.ended(one)
+
+
+def test_a_recording_is_one_line_on_stderr(capsys) -> None:
+    tell(console(), done())
+    assert capsys.readouterr() == ("", "a.wav: 2.0 s of audio -> out/a .txt .srt\n")
+
+
+def test_no_speech_is_said(capsys) -> None:
+    tell(console(), done(text=False))
+    assert "2.0 s of audio, no speech" in capsys.readouterr().err
+
+
+def test_a_failure_is_one_line_with_its_code(capsys) -> None:
+    tell(console(), FAILED)
+    assert capsys.readouterr() == ("", "failed b.mp3: no such file (missing_file)\n")
+
+
+def test_a_warning_follows_its_recording(capsys) -> None:
+    tell(console(), done("a.wav", Notice("truncated_audio", "cut off")))
+    assert capsys.readouterr().err.splitlines()[1] == "  note cut off"
+
+
+def test_names_with_brackets_are_no_markup(capsys) -> None:
+    tell(console(), done("[bold]x.wav"), ended("y", None, AudioError("[red]y: broken")))
+    err = capsys.readouterr().err
+    assert "[bold]x.wav: 2.0 s" in err and "failed [red]y: broken" in err
+
+
+def test_the_summary_names_every_failure_again(capsys) -> None:
+    made = console()
+    tell(made, done(), FAILED, done())
+    made.summary(STATS)
+    *_, totals, failures = capsys.readouterr().err.splitlines()
+    assert totals.startswith("4.0 s of audio in ")
+    assert "50.0% of drafts accepted, 1.50 tokens per round" in totals
+    assert failures == "1 failed: b.mp3: missing_file"
+
+
+def test_without_drafts_nothing_is_said_of_them(capsys) -> None:
+    made = console()
+    tell(made, done())
+    made.summary(Stats())
+    assert "drafts" not in capsys.readouterr().err
+
+
+def test_quiet_says_nothing_but_errors(capsys) -> None:
+    made = console(quiet=True)
+    made.status("loading")
+    with made.progress([A, A]) as hook:
+        assert hook is None
+        tell(made, done("a.wav", Notice("short_audio", "short")))
+    made.summary(STATS)
+    assert capsys.readouterr() == ("", "")
+    tell(made, FAILED)
+    assert capsys.readouterr().err == "failed b.mp3: no such file (missing_file)\n"
+
+
+def records(capsys: pytest.CaptureFixture[str]) -> list[dict]:
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_json_is_one_record_per_recording(capsys) -> None:
+    made = console(quiet=True, json=True)
+    tell(made, done("a.wav", Notice("short_audio", "short")), FAILED)
+    good, bad = records(capsys)
+    assert good["status"] == "succeeded" and good["code"] is good["message"] is None
+    assert good["outputs"] == ["out/a.txt", "out/a.srt"]
+    assert (good["audio_s"], good["wall_s"], good["rtfx"]) == (2.0, 0.5, 4.0)
+    assert (good["language"], good["acceptance_rate"]) == ("en", 0.5)
+    assert good["warnings"] == ["short_audio"]
+    assert bad["path"] == "b.mp3" and bad["status"] == "failed" and bad["code"] == "missing_file"
+    assert bad["message"] == "b.mp3: no such file"
+    assert bad["outputs"] == [] and bad["audio_s"] is None
+
+
+def test_a_result_that_could_not_be_written_is_a_failure(capsys) -> None:
+    made = console(quiet=True, json=True)
+    whole = done().transcript
+    made.ended(ended("a.wav", whole, OutputError("disk full", code="storage_full")))
+    (record,) = records(capsys)
+    assert (record["status"], record["code"]) == ("failed", "storage_full")
+    assert made.audio_s == 0  # and does not count as done
+
+
+def test_a_name_that_is_no_text_is_written_all_the_same(capsys) -> None:
+    tell(console(quiet=True, json=True), done(b"caf\xe9.wav".decode(errors="surrogateescape")))
+    (record,) = records(capsys)
+    assert record["path"] == "caf\udce9.wav"
+
+
+def progress(seconds: float, total: float | None = 60.0) -> Progress:
+    return Progress("a.wav", seconds, total, (SEGMENT,), STATS)
+
+
+def test_a_bar_counts_seconds_of_audio() -> None:
+    made = console()
+    screen = on_terminal(made)
+    with made.progress([A]) as hook:
+        assert hook is not None
+        hook(progress(30.0))
+        hook(progress(60.0))
+    assert "60/60 s" in screen.getvalue() and "50% of drafts accepted" in screen.getvalue()
+
+
+def test_a_recording_of_unknown_length_has_a_bar_too() -> None:
+    made = console()
+    screen = on_terminal(made)
+    with made.progress([A]) as hook:
+        assert hook is not None
+        hook(progress(30.0, None))
+    assert "30/30 s" in screen.getvalue()
+
+
+def test_there_is_no_bar_in_a_log(capsys) -> None:
+    with console().progress([A]) as hook:
+        assert hook is None
+    assert capsys.readouterr() == ("", "")
+
+
+def test_verbose_writes_segments_as_they_come(capsys) -> None:
+    with console(verbose=True).progress([A]) as hook:
+        assert hook is not None
+        hook(progress(30.0))
+    out, err = capsys.readouterr()
+    assert out == "" and "[0.50 --> 1.00] Hello [there]." in err
+    assert "audio" not in err and "━" not in err  # in a log there is still no bar
+
+
+def spoken(*texts: str) -> Progress:
+    segments = tuple(Segment(0, 0, 0, 0, 16_000, text) for text in texts)
+    return Progress("a.wav", 30.0, 60.0, (), STATS, segments)
+
+
+def shown(*steps: Progress | Partial, text: bool = True, sources: int = 1, **options) -> str:
+    """What is on the screen in the end, the bar taken away, with the sequences that drew it."""
+    made = console(**options)
+    screen = on_terminal(made)
+    with made.progress([A] * sources, text=text) as hook:
+        for step in steps:
+            hook.follow(step) if isinstance(step, Partial) else hook(step)
+            hook.bar.refresh()
+    return screen.getvalue()
+
+
+def test_words_are_shown_as_they_come_on_a_terminal() -> None:
+    said = shown(spoken(" One.", " Two."), Partial("a.wav", " thr"), spoken(" Three."))
+    final = said[said.rindex("Three.") :]
+    assert (
+        said.index("One.\r\n" if "\r\n" in said else "One.\n")
+        < said.index("Two.")
+        < said.index("thr")
+    )
+    assert " thr" not in final  # what was being written is replaced
+
+
+def test_what_stdout_shows_anyway_is_not_shown_twice() -> None:
+    said = shown(spoken(" One."), Partial("a.wav", " tw"), text=False)
+    assert "One." not in said and "tw" in said
+
+
+def test_of_several_recordings_only_the_line_is_shown() -> None:
+    said = shown(spoken(" One."), Partial("a.wav", " tw"), sources=2)
+    assert "One." not in said and "tw" in said
+
+
+def test_verbose_shows_times_instead() -> None:
+    said = shown(replace(progress(30.0), spoken=(SEGMENT,)), verbose=True)
+    assert said.count("Hello [there].") == 1
+
+
+def test_what_was_said_does_not_steer_the_terminal() -> None:
+    said = shown(spoken(" \x1b[2J\x07bell [bold]"), Partial("a.wav", " \x1b[2Jx"))
+    assert "\x1b[2J" not in said and "\x07" not in said
+    assert r"\x1b[2J\x07bell [bold]" in said
+
+
+def test_a_line_that_is_too_long_shows_its_end() -> None:
+    assert tail("abc", 3) == "abc"
+    assert tail("abcdef", 4) == "…def"
+    wide = tail("語" * 100, 20)
+    assert wide.startswith("…") and 18 <= cell_len(wide) <= 20
+
+
+def test_a_look_is_wanted_a_few_times_a_second_and_never_in_a_log() -> None:
+    now = [0.0]
+    for terminal in (True, False):
+        rich = Rich(file=io.StringIO(), force_terminal=terminal)
+        screen = Screen(rich, [A], verbose=True, text=True, clock=lambda: now[0])
+        assert not screen.wants
+        now[0] += EVERY_S
+        assert screen.wants is terminal
+        screen.follow(Partial("a.wav", "x"))
+        assert not screen.wants
+
+
+def test_what_is_true_of_every_recording_is_said_once(capsys) -> None:
+    notices = Notice("doubtful_text", "doubtful"), Notice("demo_model", "for trying")
+    tell(console(), done("a.wav", *notices), done("b.wav", *notices))
+    err = capsys.readouterr().err
+    assert err.count("note doubtful") == 2 and err.count("note for trying") == 1
+
+
+def test_a_bar_knows_all_recordings_from_the_beginning() -> None:
+    made = console()
+    screen = on_terminal(made)
+    with made.progress([Source("a.wav", length_s=60.0), Source("b.wav", length_s=40.0)]) as hook:
+        assert hook is not None
+        hook(progress(30.0))
+    assert "2 files" in screen.getvalue() and "30/100 s" in screen.getvalue()
+
+
+def skipped(*names: str) -> list[Ended]:
+    return [Ended(Record(name, "skipped"), files=(Path("out/a.txt"),)) for name in names]
+
+
+def test_what_is_done_already_is_one_line(capsys) -> None:
+    console().skipped([], 3)
+    console().skipped(skipped("a.wav"), 1)
+    console().skipped(skipped("a.wav", "b.wav"), 5)
+    console(quiet=True).skipped(skipped("a.wav"), 1)
+    assert capsys.readouterr().err.splitlines() == [
+        "a.wav: already done, --overwrite to redo",
+        "2 of 5: already done, --overwrite to redo",
+    ]
+
+
+def test_what_is_done_already_has_a_record_for_scripts(capsys) -> None:
+    console(quiet=True, json=True).skipped(skipped("a.wav", "b.wav"), 2)
+    one, two = records(capsys)
+    assert (one["path"], one["status"], one["outputs"]) == ("a.wav", "skipped", ["out/a.txt"])
+    assert two["path"] == "b.wav"
+
+
+def test_cancelled_recordings_are_counted_not_listed(capsys) -> None:
+    made = console()
+    tell(made, done(), *(Ended(Record(f"{n}.wav", "cancelled")) for n in range(4)))
+    made.summary(None)
+    _, totals, cancelled = capsys.readouterr().err.splitlines()
+    assert totals.startswith("2.0 s of audio") and cancelled.startswith("4 cancelled;")
+
+
+def test_a_notice_is_for_everybody_but_the_quiet(capsys) -> None:
+    console().notice("out of memory: [smaller]")
+    console(quiet=True).notice("out of memory")
+    assert capsys.readouterr().err == "note out of memory: [smaller]\n"

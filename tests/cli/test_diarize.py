@@ -1,0 +1,94 @@
+"""The command with speakers, from a recording to files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+from typer.testing import CliRunner
+
+from benchmarks.turn_errors import turn_errors
+from forescribe.asr.audio.reading import read_audio
+from forescribe.asr.errors import UsageError
+from forescribe.cli.transcribe import app
+from forescribe.diarize.turns import read_rttm
+
+ROOT = Path(__file__).parent.parent.parent
+CONVERSATION = ROOT / "samples" / "conversation.flac"
+
+
+def run(*arguments: str) -> None:
+    CliRunner().invoke(app, [*arguments, "-q"], catch_exceptions=False)
+
+
+@pytest.mark.slow
+def test_diarize_writes_turns_that_fit_the_reference_and_does_nothing_twice(tmp_path: Path) -> None:
+    command = ("diarize", str(CONVERSATION), "-o", str(tmp_path), "--diarizer", "embedded")
+    run(*command)
+    found = read_rttm((tmp_path / "conversation.rttm").read_text())["conversation"]
+    truth = read_rttm(CONVERSATION.with_suffix(".rttm").read_text())["conversation"]
+    errors = turn_errors(truth, found, len(read_audio(CONVERSATION)))
+    assert errors.right == 1 and errors.confusion < 0.02
+    data = json.loads((tmp_path / "conversation.json").read_text())
+    assert data["diarized"] and data["settings"]["diarization"]["name"] == "embedded"
+    written = (tmp_path / "conversation.rttm").stat().st_mtime_ns
+    run(*command)
+    assert (tmp_path / "conversation.rttm").stat().st_mtime_ns == written
+
+
+@pytest.mark.slow
+def test_transcribe_puts_a_speaker_on_every_word_and_changes_none(tmp_path: Path) -> None:
+    half = read_audio(CONVERSATION)[: 30 * 16_000]
+    soundfile.write(tmp_path / "talk.wav", half, 16_000)
+    common = ("transcribe", str(tmp_path / "talk.wav"), "--model", "demo", "--word-timestamps")
+    run(*common, "-o", str(tmp_path / "plain"), "-f", "json")
+    speakers = ("--diarize", "--diarizer", "embedded")
+    run(*common, *speakers, "-o", str(tmp_path / "spoken"), "-f", "all")
+    plain = json.loads((tmp_path / "plain" / "talk.json").read_text())
+    spoken = json.loads((tmp_path / "spoken" / "talk.json").read_text())
+    assert spoken["text"] == plain["text"]
+    words = [word for segment in spoken["segments"] for word in segment["words"]]
+    assert [word["word"] for word in words] == [
+        word["word"] for segment in plain["segments"] for word in segment["words"]
+    ]
+    assert {word["speaker"] for word in words} >= {"SPEAKER_00", "SPEAKER_01"}
+    assert "<v SPEAKER_01>" in (tmp_path / "spoken" / "talk.vtt").read_text()
+    assert "SPEAKER talk 1 " in (tmp_path / "spoken" / "talk.rttm").read_text()
+    assert not (tmp_path / "plain" / "talk.rttm").exists()
+
+
+@pytest.mark.slow
+def test_the_sides_of_a_call_are_its_speakers(tmp_path: Path) -> None:
+    samples = read_audio(CONVERSATION)[: 11 * 16_000]
+    left, right = samples.copy(), samples.copy()
+    left[round(5.0 * 16_000) :], right[: round(5.0 * 16_000)] = 0, 0
+    soundfile.write(tmp_path / "call.wav", np.stack([left, right], 1), 16_000)
+    run(
+        *("transcribe", str(tmp_path / "call.wav"), "--model", "demo", "--channels", "split"),
+        *("-o", str(tmp_path), "-f", "json"),
+    )
+    data = json.loads((tmp_path / "call.json").read_text())
+    assert [segment["speaker"] for segment in data["segments"]][0] == "CHANNEL_1"
+    assert {segment["speaker"] for segment in data["segments"]} == {"CHANNEL_1", "CHANNEL_2"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("transcribe", "-f", "rttm"), "add --diarize"),
+        (("transcribe", "--num-speakers", "2"), "need --diarize"),
+        (("transcribe", "--diarize", "--channels", "split"), "already"),
+        (("transcribe", "--diarize", "--no-word-timestamps"), "speakers need the words' times"),
+        (("diarize", "-f", "srt"), "no words to write"),
+        (("diarize", "--min-speakers", "3", "--max-speakers", "2"), "at least 3 and at most 2"),
+        (("diarize", "--diarizer", "nobody"), "neither an engine nor a folder"),
+    ],
+)
+def test_what_cannot_be_is_refused_at_once(
+    tmp_path: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        run(*arguments, str(CONVERSATION), "-o", str(tmp_path / "out"))

@@ -1,0 +1,148 @@
+"""`forescribe speakers`, with an engine that hears levels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import soundfile
+from typer.testing import CliRunner, Result
+
+from forescribe.asr.errors import UsageError
+from forescribe.cli.speaker_options import Asked
+from forescribe.cli.speakers import speakers
+from forescribe.cli.transcribe import app
+from forescribe.diarize.diarizer import Bounds, Engine
+from forescribe.diarize.engines import registry
+from forescribe.diarize.transcripts.split_channels import SplitChannels
+from forescribe.diarize.transcripts.with_speakers import WithSpeakers
+from forescribe.diarize.turns import read_rttm
+from tests.diarize.engines.fake_engines.fake_engines import RATE, LevelDiarizer, sound
+from tests.diarize.transcripts.test_with_speakers import Typist
+
+
+@pytest.fixture(autouse=True)
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORESCRIBE_SPEAKERS", str(tmp_path / "voices"))
+    monkeypatch.setattr(registry, "load", lambda name, **options: LevelDiarizer())
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(speakers, arguments, catch_exceptions=False)
+
+
+def clip(folder: Path, name: str, level: float, seconds: float = 4) -> str:
+    soundfile.write(folder / name, sound((seconds, level)), RATE)
+    return str(folder / name)
+
+
+def test_people_are_added_listed_and_removed(tmp_path: Path) -> None:
+    loud, more = clip(tmp_path, "a.wav", 0.5), clip(tmp_path, "b.wav", 0.6)
+    added = run("add", "Zoë", loud, more, "--note", "agreed")
+    assert added.stdout == "Zoë: 2 clips, 8.0 s of speech (levels-1)\n"
+    listed = run("list")
+    assert "Zoë: 2 clips, 8.0 s, levels-1" in listed.stdout and "agreed" in listed.stdout
+    assert run("remove", "Zoë").stdout == "Zoë: 1 voices removed\n"
+    assert "Zoë" not in run("list").stdout
+
+
+def test_what_cannot_be_enrolled_is_refused_and_nothing_is_stored(tmp_path: Path) -> None:
+    long, short = clip(tmp_path, "long.wav", 0.5), clip(tmp_path, "short.wav", 0.5, seconds=1)
+    with pytest.raises(UsageError, match=r"1\.0 s of speech.*short\.wav.*Zoë.*3 s of speech"):
+        run("add", "Zoë", long, short)
+    with pytest.raises(UsageError, match=r"no speech found in the 5\.0 s of .*still\.wav"):
+        run("add", "Zoë", clip(tmp_path, "still.wav", 0, seconds=5))
+    with pytest.raises(UsageError, match="go together"):
+        run("add", "Zoë", long, "--speaker", "SPEAKER_00")
+    assert not (tmp_path / "voices").exists()
+
+
+def test_what_contradicts_itself_is_refused_before_anything_is_loaded() -> None:
+    with pytest.raises(UsageError, match="at least 3 and at most 2"):
+        Asked("auto", Bounds(at_least=3, at_most=2))
+    with pytest.raises(UsageError, match="nobody is"):
+        Asked("auto", known=True)
+    with pytest.raises(UsageError, match="need --diarize"):
+        Asked(None, Bounds(exactly=2))
+    with pytest.raises(UsageError, match="--link-speakers need --diarize"):
+        Asked(None, link=True)
+    with pytest.raises(UsageError, match="stereo is neither mix nor split"):
+        Asked(None, channels="stereo")
+    with pytest.raises(UsageError, match="already"):
+        Asked("auto", channels="split")
+    assert not Asked().speakers and Asked("embedded").speakers and Asked(channels="split").speakers
+
+
+def test_the_fingerprint_knows_the_engine_the_bounds_and_the_voices(tmp_path: Path) -> None:
+    plain = Asked("embedded").settings(network=False)
+    assert plain["diarizer"] == "embedded"
+    assert Asked("embedded", Bounds(exactly=2)).settings(network=False) != plain
+    run("add", "Zoë", clip(tmp_path, "a.wav", 0.5))
+    assert Asked("embedded", known=True).settings(network=False) != plain
+
+
+def test_a_transcriber_is_left_alone_where_nobody_asked() -> None:
+    transcriber = Typist()
+    assert Asked().load()(transcriber) is transcriber
+    assert isinstance(Asked("auto").load(device="cpu")(transcriber), WithSpeakers)
+    assert isinstance(Asked(channels="split").load()(transcriber), SplitChannels)
+
+
+def diarized(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["diarize", *arguments], catch_exceptions=False)
+
+
+def test_one_person_has_one_label_in_all_recordings(tmp_path: Path) -> None:
+    talk = sound((4, 0.5), (4, 0.1))
+    soundfile.write(tmp_path / "a.wav", talk, RATE)
+    soundfile.write(tmp_path / "b.wav", talk[::-1][: 7 * RATE], RATE)
+    names = [str(tmp_path / "a.wav"), str(tmp_path / "b.wav")]
+
+    def first(folder: str, *more: str) -> list[str]:
+        """Who begins each recording."""
+        out = tmp_path / folder
+        assert diarized(*names, "-o", str(out), *more).exit_code == 0
+        found = [read_rttm((out / f"{name}.rttm").read_text())[name] for name in "ab"]
+        return [turns.speakers[0] for turns in found]
+
+    assert first("apart") == ["SPEAKER_00", "SPEAKER_00"]
+    assert first("linked", "--link-speakers") == ["SPEAKER_00", "SPEAKER_01"]
+    assert not (tmp_path / "apart" / "speakers.jsonl").exists()
+    told = (tmp_path / "linked" / "speakers.jsonl").read_text()
+    assert first("linked", "--link-speakers") == ["SPEAKER_00", "SPEAKER_01"]  # all done already
+    assert (tmp_path / "linked" / "speakers.jsonl").read_text() == told
+
+
+def test_an_engine_without_voices_cannot_link(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Deaf(LevelDiarizer):
+        engine = Engine("deaf")
+
+    monkeypatch.setattr(registry, "load", lambda name, **options: Deaf())
+    with pytest.raises(UsageError, match="the engine deaf keeps no voices"):
+        diarized(clip(tmp_path, "a.wav", 0.5), "-o", str(tmp_path), "--link-speakers")
+
+
+def test_voices_of_another_encoder_are_not_ignored_in_silence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    talk = clip(tmp_path, "a.wav", 0.5)
+    run("add", "Zoë", talk)
+    assert diarized(talk, "-o", str(tmp_path / "named"), "--known").exit_code == 0
+    assert "Zoë" in (tmp_path / "named" / "a.json").read_text()
+
+    class Newer(LevelDiarizer):
+        engine = Engine("level", "levels-2")
+
+    monkeypatch.setattr(registry, "load", lambda name, **options: Newer())
+    with pytest.raises(UsageError, match=r"nobody was enrolled with the engine level \(levels-2\)"):
+        diarized(talk, "-o", str(tmp_path / "new"), "--known")
+
+
+def test_a_line_says_who_was_heard_and_for_how_long_or_that_nobody_was(tmp_path: Path) -> None:
+    talk = str(tmp_path / "talk.wav")
+    soundfile.write(talk, sound((2, 0.5), (1, 0), (3, 0.1)), RATE)
+    said = diarized(talk, clip(tmp_path, "still.wav", 0, 1), "-o", str(tmp_path)).stderr
+    assert "talk.wav: 6.0 s of audio, 2 speakers: SPEAKER_00 2.0 s, SPEAKER_01 3.0 s -> " in said
+    assert "still.wav: 1.0 s of audio, no speech -> " in said

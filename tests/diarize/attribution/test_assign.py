@@ -1,0 +1,194 @@
+"""Words and turns: what must hold for every conversation, and the complaints of the field."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forescribe.asr.formats.transcript import Word
+from forescribe.diarize.attribution.assign import NOBODY, Attribution, assign
+from forescribe.diarize.turns import Turns
+from tests.diarize.conversations import converse
+
+RATE = 16_000
+
+
+def said(text: str, start: float, end: float) -> Word:
+    return Word(text, round(start * RATE), round(end * RATE))
+
+
+def heard(*turns: tuple[float, float, str]) -> Turns:
+    return Turns.of((round(a * RATE), round(b * RATE), who) for a, b, who in turns)
+
+
+def speakers(words: list[Word], turns: Turns, **options: object) -> list[str | None]:
+    found = assign(words, turns.exclusive(), turns, **options)  # type: ignore[arg-type]
+    return [a.speaker for a in found]
+
+
+def even(count: int, start: float = 0.0, step: float = 0.4, sign: str = "") -> list[Word]:
+    """Words of 0.3 s, the last one with `sign`."""
+    texts = [f" word{n}" for n in range(count - 1)] + [f" word{count}{sign}"]
+    return [said(t, start + n * step, start + n * step + 0.3) for n, t in enumerate(texts)]
+
+
+names = st.sampled_from(["A", "B", "C"])
+
+
+@st.composite
+def words_and_turns(draw: st.DrawFn) -> tuple[list[Word], Turns]:
+    at, words = 0, list[Word]()
+    for gap, length in draw(
+        st.lists(st.tuples(st.integers(0, 40_000), st.integers(0, 30_000)), max_size=20)
+    ):
+        at += gap
+        text = draw(st.sampled_from([" so", " yes.", " mm-hm,", "", " 你好。", ' "stop!"']))
+        words.append(Word(text, at, at + length))
+        at += length
+    turns = draw(
+        st.lists(st.tuples(st.integers(0, 400_000), st.integers(1, 90_000), names), max_size=12)
+    )
+    return words, Turns.of((start, start + length, who) for start, length, who in turns)
+
+
+@given(words_and_turns())
+def test_every_word_has_one_attribution_with_a_confidence_from_0_to_1(
+    case: tuple[list[Word], Turns],
+) -> None:
+    words, turns = case
+    found = assign(words, turns.exclusive(), turns)
+    assert len(found) == len(words)
+    for one in found:
+        assert one.speaker is None or one.speaker in turns.speakers
+        assert one.confidence is None or 0 <= one.confidence <= 1
+
+
+@given(words_and_turns())
+def test_renaming_speakers_renames_the_answer_and_nothing_else(
+    case: tuple[list[Word], Turns],
+) -> None:
+    words, turns = case
+    other = {"A": "Zoë", "B": "A", "C": "Bob"}
+    renamed = turns.renamed(other)
+    found = [
+        Attribution(a.speaker and other[a.speaker], a.confidence, a.overlap)
+        for a in assign(words, turns.exclusive(), turns)
+    ]
+    assert assign(words, renamed.exclusive(), renamed) == found
+
+
+@given(words_and_turns())
+def test_without_turns_nobody_speaks_and_one_speaker_says_all_that_is_near(
+    case: tuple[list[Word], Turns],
+) -> None:
+    words, turns = case
+    assert assign(words, Turns(), Turns()) == [NOBODY] * len(words)
+    alone = turns.renamed(dict.fromkeys("ABC", "A"))
+    assert set(speakers(words, alone)) <= {"A", None}
+
+
+def test_a_word_in_a_gap_goes_to_the_nearest_edge_not_the_nearest_middle() -> None:
+    words = [said(" well.", 10.3, 10.5)]
+    turns = heard((0, 10, "long"), (11, 11.4, "short"))
+    assert speakers(words, turns) == ["long"]
+
+
+def test_a_border_that_is_a_little_off_does_not_tear_a_sentence() -> None:
+    words = even(8, sign=".") + even(6, 3.3, sign=".")
+    turns = heard((0, 2.9, "A"), (2.9, 6, "B"))  # truly 3.2
+    assert speakers(words, turns) == ["A"] * 8 + ["B"] * 6
+
+
+def test_a_wrong_island_within_a_sentence_is_absorbed() -> None:
+    words = even(12, sign=".")
+    turns = heard((0, 2, "A"), (2, 2.8, "B"), (2.8, 5, "A"))
+    assert speakers(words, turns) == ["A"] * 12
+
+
+def test_a_short_answer_between_two_sentences_stays() -> None:
+    words = [*even(6, sign="?"), said(" No.", 2.5, 2.8), *even(6, 3.0, sign=".")]
+    turns = heard((0, 2.4, "A"), (2.45, 2.85, "B"), (2.95, 6, "A"))
+    assert speakers(words, turns) == ["A"] * 6 + ["B"] + ["A"] * 6
+
+
+@pytest.mark.parametrize(("texts", "stays"), [((" Mm-hm,", " yeah."), 2), ((" oak", " table."), 0)])
+def test_a_listeners_sounds_while_both_are_heard_stay_other_words_do_not(
+    texts: tuple[str, str], stays: int
+) -> None:
+    words = even(12)
+    words[5:7] = [said(texts[0], 2.0, 2.3), said(texts[1], 2.4, 2.7)]
+    regular = heard((0, 5, "A"), (1.95, 2.75, "B"))
+    exclusive = heard((0, 1.95, "A"), (1.95, 2.75, "B"), (2.75, 5, "A"))
+    found = assign(words, exclusive, regular, language="en")
+    assert [a.speaker for a in found] == ["A"] * 5 + ["B"] * stays + ["A"] * (7 - stays)
+    assert found[5].overlap and found[6].overlap and not found[1].overlap
+
+
+def test_a_word_stretched_over_a_pause_does_not_swallow_the_next_turn() -> None:
+    words = [*even(3), said(" end.", 1.2, 9.0), *even(4, 9.1, sign=".")]
+    turns = heard((0, 1.6, "A"), (4, 12, "B"))
+    assert speakers(words, turns) == ["A"] * 4 + ["B"] * 4
+
+
+def test_words_far_from_every_turn_are_nobodys_unless_their_sentence_is_somebodys() -> None:
+    words = [*even(3, sign="."), said(" Thank you.", 20, 20.5)]
+    assert speakers(words, heard((0, 1.2, "A"))) == ["A"] * 3 + [None]
+    trailing = [*even(3), said(" then", 2.9, 3.1), said(" so", 4.0, 4.2)]
+    assert speakers(trailing, heard((0, 1.2, "A"))) == ["A"] * 5
+
+
+def test_a_segment_of_the_recogniser_may_hold_two_speakers() -> None:
+    words = even(10, sign=".") + even(10, 4.2, sign=".")
+    found = speakers(words, heard((0, 4.1, "A"), (4.1, 9, "B")), breaks={0})
+    assert found == ["A"] * 10 + ["B"] * 10
+
+
+def test_a_ghost_speaker_of_a_few_milliseconds_gets_no_word() -> None:
+    words = even(5, sign=".")
+    assert speakers(words, heard((0, 2, "A"), (2.0, 2.02, "ghost"))) == ["A"] * 5
+
+
+def wrong(conversations: int, **options: float) -> float:
+    """The share of words with the wrong speaker."""
+    rng = np.random.default_rng(7)
+    errors = total = 0
+    for _ in range(conversations):
+        case = converse(rng, **options)  # type: ignore[arg-type]
+        found = assign(case.unnamed, case.turns.exclusive(), case.turns)
+        errors += sum(a.speaker != w.speaker for a, w in zip(found, case.words, strict=True))
+        total += len(case.words)
+    return errors / total
+
+
+def by_overlap(case_words: list[Word], turns: Turns) -> list[str | None]:
+    """What most tools do: the speaker of the largest overlap."""
+    found: list[str | None] = []
+    for word in case_words:
+        said_by: dict[str, int] = {}
+        for turn in turns:
+            shared = min(word.end_sample, turn.end_sample) - max(
+                word.start_sample, turn.start_sample
+            )
+            if shared > 0:
+                said_by[turn.speaker] = said_by.get(turn.speaker, 0) + shared
+        found.append(max(said_by, key=said_by.__getitem__) if said_by else None)
+    return found
+
+
+def test_simulated_conversations_have_half_as_many_wrong_words_as_by_overlap_alone() -> None:
+    sloppy = {"jitter": 0.35, "islands": 0.5}
+    rng = np.random.default_rng(7)
+    errors = total = 0
+    for _ in range(10):
+        case = converse(rng, **sloppy)
+        found = by_overlap(case.unnamed, case.turns)
+        errors += sum(who != w.speaker for who, w in zip(found, case.words, strict=True))
+        total += len(case.words)
+    ours = wrong(10, **sloppy)
+    assert ours < 0.025 and ours < errors / total / 2
+
+
+def test_exact_turns_leave_hardly_a_word_wrong() -> None:
+    assert wrong(5, jitter=0.0, missed=0.0, islands=0.0) < 0.005

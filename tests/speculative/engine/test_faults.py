@@ -1,0 +1,721 @@
+"""A fault stays with the request that causes it: injected at every stage, for every row."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any
+from weakref import WeakSet
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from forescribe.speculative import Engine, Fixed, ModelDrafter, Probe, Request, Sampling
+from forescribe.speculative.device import Device
+from forescribe.speculative.errors import BrokenError, DecodingError, RequestError
+from forescribe.speculative.rounds.accept import GreedyMatch, TokenRejection
+from forescribe.speculative.testing import TinyModel
+from forescribe.speculative.types import (
+    Draft,
+    Finish,
+    Law,
+    Look,
+    Prefix,
+    Result,
+    Rows,
+    Scores,
+    Source,
+    Verdict,
+)
+
+BATCH, NEVER = 3, 99
+MARK = 9
+"""The first token of the prompt that shall fail."""
+
+STAGES = {
+    "target prefill": "prefill",
+    "admit": "the drafter's reading of the prompt",
+    "catch up": "the drafter's reading of the text",
+    "propose": "drafting",
+    "score": "scoring",
+    "processor": "scoring",
+    "rule": "the acceptance rule",
+    "observe": "the drafter's learning",
+    "commit": "committing",
+    "result": "collecting the result",
+}
+DRAFTERS = {"admit", "catch up", "propose", "observe"}
+
+
+class Injected(Exception):
+    """What the parts below raise."""
+
+
+@dataclass
+class Plan:
+    """At which stages a fault is due, and from which of its calls on; for rows that begin with MARK, or
+    for all."""
+
+    stages: frozenset[str] = frozenset()
+    call: int = 1
+    everyone: bool = False
+    times: int | None = None  # so often; None: always
+    seen: dict[str, int] = field(default_factory=dict)
+    rows: Rows | None = None
+
+    def reach(self, stage: str, concerned: Callable[[], bool]) -> None:
+        """Raises if it is due."""
+        if stage not in self.stages or not (self.everyone or concerned()):
+            return
+        self.seen[stage] = self.seen.get(stage, 0) + 1
+        late = self.times is not None and self.seen[stage] >= self.call + self.times
+        if self.seen[stage] >= self.call and not late:
+            raise Injected(stage)
+
+    def active(self) -> bool:
+        """Whether an active row is marked."""
+        assert self.rows is not None
+        return bool((self.rows.active & (self.rows.tokens[:, 0] == MARK)).any())
+
+
+class Target(TinyModel):
+    def __init__(self, plan: Plan) -> None:
+        super().__init__()
+        self.plan = plan
+
+    def prefill(self, rows: Tensor, tokens: Tensor, memory: Sequence[Any]) -> Tensor:
+        self.plan.reach("target prefill", lambda: bool((tokens[:, 0] == MARK).any()))
+        return super().prefill(rows, tokens, memory)
+
+    def score(self, *args: Any, **options: Any) -> Scores:
+        self.plan.reach("score", self.plan.active)
+        return super().score(*args, **options)
+
+
+class Drafts(ModelDrafter):
+    def __init__(self, plan: Plan) -> None:
+        super().__init__(TinyModel(blur=0.3))
+        self.plan = plan
+
+    def admit(self, rows: Tensor, tokens: Tensor, requests: Sequence[Request]) -> None:
+        self.plan.reach("admit", lambda: any(r.prompt[0] == MARK for r in requests))
+        super().admit(rows, tokens, requests)
+
+    def catch_up(self, rows: Rows, start: Tensor, count: int) -> None:
+        self.plan.reach("catch up", self.plan.active)
+        super().catch_up(rows, start, count)
+
+    def propose(self, rows: Rows, gamma: int) -> Draft:
+        self.plan.reach("propose", self.plan.active)
+        return super().propose(rows, gamma)
+
+    def observe(self, rows: Rows, draft: Draft, scores: Scores, verdict: Verdict) -> None:
+        self.plan.reach("observe", self.plan.active)
+
+
+@dataclass
+class Rule:
+    """A rule that fails where the plan says."""
+
+    plan: Plan
+    inner: GreedyMatch | TokenRejection
+
+    def __post_init__(self) -> None:
+        self.name, self.laws, self.guarantee = (
+            self.inner.name,
+            self.inner.laws,
+            self.inner.guarantee,
+        )
+
+    def __call__(self, rows: Rows, draft: Draft, logits: Tensor) -> Verdict:
+        self.plan.reach("rule", self.plan.active)
+        return self.inner(rows, draft, logits)
+
+
+@dataclass
+class Counters:
+    """The engine's, of which every commit asks."""
+
+    plan: Plan
+    inner: Any
+
+    def add(self, *args: Any) -> None:
+        self.plan.reach("commit", self.plan.active)
+        self.inner.add(*args)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+class Sometimes:
+    """A schedule that drafts in every second round, so that the drafter has to catch up."""
+
+    def __init__(self, gamma: int) -> None:
+        self.buckets, self.rounds = tuple(sorted({0, gamma})), 0
+        self.looks: list[Look] = []
+
+    def choose(self, *, sampling: bool) -> int:
+        self.rounds += 1
+        return self.buckets[-1] if self.rounds % 2 else 0
+
+    def learn(self, look: Look) -> None:
+        self.looks.append(look)
+
+
+def build(plan: Plan, *, gamma: int, temperature: float, schedule: Any = None) -> Engine:
+    rule = Rule(plan, TokenRejection() if temperature else GreedyMatch())
+
+    def processor(logits: Tensor, prefix: Prefix) -> Tensor:
+        plan.reach("processor", lambda: bool((prefix.tokens[:, 0] == MARK).any()))
+        return logits
+
+    engine = Engine(
+        Target(plan),
+        Drafts(plan) if gamma else None,
+        batch=BATCH,
+        eos=(NEVER,),
+        schedule=Fixed(gamma) if schedule is None else schedule,
+        sampled=rule if temperature else None,
+        rule=None if temperature else rule,
+        processors=(processor,),
+    )
+    plan.rows = engine.rows
+    engine._counters = Counters(plan, engine._counters)  # type: ignore[assignment]
+    collect = engine._collect
+
+    def collected(row: int, slot: Any) -> Result:
+        plan.reach("result", lambda: slot.request.prompt[0] == MARK)
+        return collect(row, slot)
+
+    engine._collect = collected  # type: ignore[method-assign]
+    return engine
+
+
+def texts(marked: int | None, temperature: float, sometimes: bool = False) -> list[Request]:
+    """Requests of different lengths, longer ones where drafts are `sometimes` only; the one of number
+    `marked` is the one that shall fail."""
+    return [
+        Request(
+            prompt=(MARK if i == marked else 1 + i % 8, 2 + i % 6, *range(1, 1 + i % 3)),
+            memory=i % 8,
+            max_new_tokens=(24 if sometimes else 9) - i % 3,
+            temperature=temperature,
+            seed=i,
+            tag=i,
+        )
+        for i in range(5)
+    ]
+
+
+@cache
+def undisturbed(marked: int, gamma: int, temperature: float, sometimes: bool) -> dict[int, Any]:
+    schedule = Sometimes(gamma) if sometimes else None
+    engine = build(Plan(), gamma=gamma, temperature=temperature, schedule=schedule)
+    return {r.request.tag: r.tokens for r in engine.run(texts(marked, temperature, sometimes))}
+
+
+def check_clean(engine: Engine) -> None:
+    """Nothing is left of anybody."""
+    assert engine.idle and engine.free == BATCH
+    assert not engine._unread_prompts and not engine._waiting
+    assert not engine.rows.active.any()
+
+
+def check_counts(engine: Engine, results: Iterable[Result]) -> None:
+    """The figures are those of the results."""
+    stats, results = engine.stats, list(results)
+    assert stats.emitted == sum(len(r.tokens) for r in results)
+    assert stats.row_rounds == sum(r.rounds for r in results)
+    assert (stats.drafted, stats.accepted) == (
+        sum(r.drafted for r in results),
+        sum(r.accepted for r in results),
+    )
+
+
+ONCE = {"target prefill", "admit", "result"}
+"""A request gets there once."""
+
+CASES = [
+    (stage, marked, gamma, temperature, call)
+    for stage in STAGES
+    for gamma in ((2, 4) if stage in DRAFTERS else (0, 4))
+    for temperature in (0.0, 1.0)
+    for marked, call in [(0, 1), (1, 1), (4, 1), *([] if stage in ONCE else [(1, 2)])]
+]
+
+
+@pytest.mark.parametrize(("stage", "marked", "gamma", "temperature", "call"), CASES)
+def test_a_fault_stays_with_its_request(stage, marked, gamma, temperature, call):
+    """Number 4 comes in when the others are under way."""
+    sometimes = stage == "catch up"
+    expected = undisturbed(marked, gamma, temperature, sometimes)
+    plan = Plan(frozenset({stage}), call)
+    schedule = Sometimes(gamma) if sometimes else None
+    engine = build(plan, gamma=gamma, temperature=temperature, schedule=schedule)
+    work = texts(marked, temperature, sometimes)
+    results = {r.request.tag: r for r in engine.run(work)}
+
+    assert sorted(results) == [0, 1, 2, 3, 4] and plan.seen
+    for tag, result in results.items():
+        if tag != marked:
+            assert result.tokens == expected[tag]
+            assert result.error is None and result.draft_error is None
+    hit = results[marked]
+    if stage in DRAFTERS:
+        assert hit.finish is Finish.LENGTH and isinstance(hit.draft_error, DecodingError)
+        assert hit.draft_error.stage == STAGES[stage]
+        assert temperature or hit.tokens == expected[marked]
+        assert len(hit.tokens) == len(expected[marked])
+    else:
+        assert hit.finish is Finish.FAILED and isinstance(hit.error, DecodingError)
+        assert hit.error.stage == STAGES[stage]
+        assert isinstance(hit.error.__cause__, Injected)
+        assert hit.tokens == expected[marked][: len(hit.tokens)]  # what came before is told
+    # Together and alone, and never again: what made it fail is not in the rounds of the others.
+    assert 1 <= engine.stats.faults <= 2 and engine.faults
+    if stage not in ("result", "commit"):  # whose results or counts are lost
+        check_counts(engine, results.values())
+
+    plan.stages = frozenset()
+    check_clean(engine)
+    again = {r.request.tag: r.tokens for r in engine.run(work)}
+    assert sometimes or again == expected
+    check_clean(engine)
+
+
+@pytest.mark.parametrize("gamma", [0, 4])
+@pytest.mark.parametrize("stage", sorted(STAGES.keys() - {"catch up"}))
+def test_a_fault_of_all_rows_fails_them_and_leaves_the_engine_usable(stage, gamma):
+    gamma = gamma or (2 if stage in DRAFTERS else 0)
+    expected = undisturbed(1, gamma, 0.0, False)
+    plan = Plan(frozenset({stage}), everyone=True)
+    engine = build(plan, gamma=gamma, temperature=0.0)
+    results = {r.request.tag: r for r in engine.run(texts(1, 0.0))}
+    if stage in DRAFTERS:  # all go on without drafts
+        assert {tag: r.tokens for tag, r in results.items()} == expected
+        assert all(r.draft_error is not None for r in results.values())
+    else:
+        assert {r.finish for r in results.values()} == {Finish.FAILED}
+    plan.stages = frozenset()
+    check_clean(engine)
+    assert {r.request.tag: r.tokens for r in engine.run(texts(1, 0.0))} == expected
+
+
+@pytest.mark.parametrize("stage", sorted(STAGES.keys() - {"catch up", "result"}))
+def test_a_fault_that_passes_costs_nobody_a_token(stage):
+    """Repeated alone, every row gets on."""
+    expected = undisturbed(1, 4, 1.0, False)
+    engine = build(Plan(frozenset({stage}), everyone=True, times=1), gamma=4, temperature=1.0)
+    results = {r.request.tag: r for r in engine.run(texts(1, 1.0))}
+    assert {tag: r.tokens for tag, r in results.items()} == expected
+    assert all(r.error is None and r.draft_error is None for r in results.values())
+    assert engine.stats.faults == 1
+
+
+faults_at = st.lists(
+    st.tuples(st.sampled_from(sorted(STAGES)), st.integers(1, 4)), min_size=1, max_size=3
+)
+
+
+@settings(max_examples=25)
+@given(
+    faults_at,
+    st.integers(0, 4),
+    st.sampled_from([0, 1, 4]),
+    st.sampled_from([0.0, 1.0]),
+    st.booleans(),
+)
+def test_whatever_fails_the_others_are_as_if_it_had_not(when, marked, gamma, temperature, often):
+    # Draws depend on the draft lengths, which this schedule takes from the number of the round.
+    sometimes = bool(gamma) and often and not temperature
+    expected = undisturbed(marked, gamma, temperature, sometimes)
+    plan = Plan(frozenset(stage for stage, _ in when), min(call for _, call in when))
+    schedule = Sometimes(gamma) if sometimes else None
+    engine = build(plan, gamma=gamma, temperature=temperature, schedule=schedule)
+    work = texts(marked, temperature, sometimes)
+    results = {r.request.tag: r for r in engine.run(work)}
+    assert sorted(results) == [0, 1, 2, 3, 4]
+    for tag, result in results.items():
+        assert tag == marked or result.tokens == expected[tag]
+    check_clean(engine)
+
+
+# Drafts that are no drafts
+
+
+class Wrong(ModelDrafter):
+    """Proposes what the target has not."""
+
+    def __init__(self, change: Callable[[Draft], Draft]) -> None:
+        super().__init__(TinyModel(blur=0.3))
+        self.change = change
+
+    def propose(self, rows: Rows, gamma: int) -> Draft:
+        return self.change(super().propose(rows, gamma))
+
+
+CHANGES = {
+    "unknown": lambda d: replace(d, tokens=d.tokens + 11),
+    "negative": lambda d: replace(d, tokens=d.tokens - 11),
+    "wide": lambda d: replace(d, tokens=torch.cat([d.tokens, d.tokens], 1)),
+    "few rows": lambda d: replace(d, tokens=d.tokens[:1]),
+    "many valid": lambda d: replace(d, valid=d.valid + 7),
+    "none valid": lambda d: replace(d, valid=d.valid - 7),
+    "not a number": lambda d: replace(d, probs=d.probs and d.probs * torch.nan),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_drafts_that_make_no_sense_change_no_text(change):
+    engine = Engine(
+        TinyModel(), Wrong(CHANGES[change]), batch=BATCH, eos=(NEVER,), schedule=Fixed(4)
+    )
+    found = {r.request.tag: r for r in engine.run(texts(1, 0.0))}
+    assert {tag: r.tokens for tag, r in found.items()} == undisturbed(1, 4, 0.0, False)
+    refused = change in ("wide", "few rows")
+    assert all((r.draft_error is not None) == refused for r in found.values())
+
+
+class Forgetful(Sometimes):
+    """A schedule that fails."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__(4)
+        self.where = where
+
+    def choose(self, *, sampling: bool) -> int:
+        if self.where == "choose":
+            raise Injected(self.where)
+        return 17 if self.where == "unknown" else super().choose(sampling=sampling)
+
+    def learn(self, look: Look) -> None:
+        if self.where == "learn":
+            raise Injected(self.where)
+
+
+@pytest.mark.parametrize("where", ["choose", "unknown", "learn"])
+def test_a_schedule_that_fails_costs_drafts_at_most(where):
+    engine = build(Plan(), gamma=4, temperature=0.0, schedule=Forgetful(where))
+    found = {r.request.tag: r.tokens for r in engine.run(texts(1, 0.0))}
+    assert found == undisturbed(1, 4, 0.0, False)
+    assert {f.stage for f in engine.faults} == {"the schedule"} and engine.stats.faults > 0
+
+
+def test_rounds_with_a_fault_teach_the_schedule_no_price():
+    schedule = Sometimes(4)
+    plan = Plan(frozenset({"score"}), call=2, everyone=True, times=1)
+    engine = build(plan, gamma=4, temperature=0.0, schedule=schedule)
+    list(engine.run(texts(None, 0.0)))
+    calm = engine.stats.rounds - BATCH  # the disturbed round was played by each row alone
+    assert sum(look.rounds for look in schedule.looks) == calm > 3
+
+
+# Devices
+
+
+@dataclass(frozen=True)
+class Failing(Device):
+    """A device that one day answers nothing any more."""
+
+    state: dict[str, bool] = field(default_factory=dict, compare=False)
+
+    def synchronize(self) -> None:
+        if self.state.get("lost"):
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+
+def test_an_engine_whose_device_has_failed_says_so():
+    device = Failing("cpu", torch.float32)
+    engine = Engine(TinyModel(), None, batch=2, eos=(NEVER,), device=device)
+    for request in texts(None, 0.0):
+        engine.submit(request)
+    assert engine.step() == []
+    known = engine.stats
+    device.state["lost"] = True
+
+    def lost(*args: Any, **options: Any) -> Scores:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    engine.target.score = lost  # type: ignore[method-assign]
+    ended = engine.step()
+    assert [r.request.tag for r in ended] == [0, 1, 2, 3, 4]
+    assert {r.finish for r in ended} == {Finish.FAILED}
+    assert engine.idle and engine.broken is not None and engine.step() == [] == engine.peek()
+    assert replace(engine.stats, faults=0) == known  # what was read last
+    with pytest.raises(BrokenError, match="the device cpu has failed: CUDA error: an illegal"):
+        engine.submit(texts(None, 0.0)[0])
+    with pytest.raises(BrokenError):
+        list(engine.run(texts(None, 0.0)))
+
+
+def test_a_state_that_cannot_be_read_fails_all_rows_and_no_request_that_waits():
+    engine = build(Plan(), gamma=0, temperature=0.0)
+    for request in texts(None, 0.0):
+        engine.submit(request)
+    engine.step()
+    retire, faults = engine._retire, iter([RuntimeError("not now")])
+
+    def fails_once() -> None:
+        for error in faults:
+            raise error
+        retire()
+
+    engine._retire = fails_once  # type: ignore[method-assign]
+    ended = engine.step()
+    assert [(r.request.tag, r.finish) for r in ended] == [(i, Finish.FAILED) for i in range(3)]
+    assert engine.broken is None and not engine.idle
+    while not engine.idle:
+        ended += engine.step()
+    expected = undisturbed(-1, 0, 0.0, False)
+    assert {r.request.tag: r.tokens for r in ended[3:]} == {3: expected[3], 4: expected[4]}
+
+
+def test_a_failed_result_holds_no_tensors():
+    """A traceback's frames hold a batch's activations for as long as somebody keeps the result."""
+
+    class Heavy(TinyModel):
+        def score(self, *args: Any, **options: Any) -> Scores:
+            heavy = Big()
+            raise Injected(len({heavy}))
+
+    alive = WeakSet()
+
+    class Big:
+        """Stands for a tensor."""
+
+        def __init__(self) -> None:
+            alive.add(self)
+
+    engine = Engine(Heavy(), None, batch=1, eos=(NEVER,))
+    (result,) = engine.run([Request((1,))])
+    assert result.error is not None and result.error.__cause__ is not None
+    assert "test_faults.py" in result.error.__cause__.__notes__[0]  # where it was is still known
+    assert not alive
+
+
+# Runs
+
+
+def long(*tags: Any) -> list[Request]:
+    return [Request((1 + i,), memory=i, max_new_tokens=12, tag=tag) for i, tag in enumerate(tags)]
+
+
+def plain(batch: int = 2) -> Engine:
+    return Engine(TinyModel(), None, batch=batch, eos=(NEVER,))
+
+
+def test_a_request_that_cannot_be_decoded_is_a_failed_result_of_its_run():
+    work = [*long("a", "b"), Request((1,) * 60, tag="too long"), Request((70,), tag="no token")]
+    engine = plain()
+    results = {r.request.tag: r for r in engine.run([*work, *long("c")])}
+    assert set(results) == {"a", "b", "c", "too long", "no token"}
+    assert {tag for tag, r in results.items() if r.error} == {"too long", "no token"}
+    assert "the prompt has 60 tokens; the model holds 48" in str(results["too long"].error)
+    assert "the prompt holds token 70; the model has 11 tokens" in str(results["no token"].error)
+    assert [len(results[tag].tokens) for tag in "abc"] == [12, 12, 12]
+    assert engine.idle
+
+
+def test_a_run_that_is_left_takes_its_requests_with_it():
+    engine = plain()
+    for result in engine.run([Request((3,), max_new_tokens=1, tag="x"), *long("a", "b", "c")]):
+        assert result.request.tag == "x"
+        break
+    assert engine.idle and engine.free == 2
+    assert sorted(r.request.tag for r in engine.run(long("d", "e"))) == ["d", "e"]
+    run = engine.run(long("f", "g"))
+    next(run)
+    run.close()
+    assert engine.idle and list(run) == []
+    with pytest.raises(ZeroDivisionError):
+        for _ in engine.run(long("h", "i", "j")):
+            1 / 0  # noqa: B018
+    gc.collect()
+    assert engine.idle
+
+
+def test_runs_that_overlap_get_their_own_results():
+    engine = plain(3)
+    first, second = engine.run(long("a", "b", "c", "d")), engine.run(long("e", "f"))
+    found: dict[str, list[Any]] = {"first": [], "second": []}
+    for name in ("first", "second", "first", "second"):
+        found[name].append(next(first if name == "first" else second).request.tag)
+    found["first"] += [r.request.tag for r in first]
+    found["second"] += [r.request.tag for r in second]
+    assert sorted(found["first"]) == ["a", "b", "c", "d"] and sorted(found["second"]) == ["e", "f"]
+    assert engine.idle
+
+
+def test_requests_of_others_go_on_during_a_run():
+    engine = plain(2)
+    (mine,) = long("mine")
+    engine.submit(mine)
+    assert {r.request.tag for r in engine.run(long("a", "b"))} == {"a", "b"}
+    ended = []
+    while not engine.idle:
+        ended += engine.step()
+    assert [r.request.tag for r in ended] == ["mine"]
+
+
+def test_what_is_submitted_during_a_run_is_a_part_of_it():
+    engine, seen = plain(1), []
+    for result in engine.run(long("a")):
+        seen.append(result.request.tag)
+        if len(seen) < 3:
+            engine.submit(replace(result.request, tag=f"again {len(seen)}"))
+    assert seen == ["a", "again 1", "again 2"] and engine.idle
+
+
+@pytest.mark.parametrize("broken", [Injected("read"), None])
+def test_requests_that_cannot_be_read_on_end_a_run_behind_its_last_result(broken):
+    def source() -> Iterator[Request]:
+        yield from long("a", "b")
+        if broken is not None:
+            raise broken
+        yield None  # type: ignore[misc]  # what is no request
+
+    engine, seen = plain(), []
+    with pytest.raises(Injected if broken else TypeError):
+        for result in engine.run(source()):
+            seen.append((result.request.tag, len(result.tokens)))
+    assert sorted(seen) == [("a", 12), ("b", 12)] and engine.idle
+
+
+def test_an_interrupt_ends_a_run_at_once():
+    def source() -> Iterator[Request]:
+        yield from long("a", "b")
+        raise KeyboardInterrupt
+
+    engine = plain(3)
+    with pytest.raises(KeyboardInterrupt):
+        list(engine.run(source()))
+    assert engine.idle and engine.stats.rounds == 0
+
+
+# Requests
+
+INT64 = 2**63
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"prompt": ()}, "at least one prompt token"),
+        ({"prompt": (1, -1)}, "the prompt holds -1; a token id is a whole number from 0"),
+        ({"prompt": (1, 2.0)}, "the prompt holds 2.0"),
+        ({"prompt": (True,)}, "the prompt holds True"),
+        ({"prompt": "abc"}, "the prompt is 'abc'; it must be a tuple of token ids"),
+        ({"hint": (-1,)}, "the hint holds -1"),
+        ({"temperature": float("nan")}, "temperature is nan"),
+        ({"temperature": float("inf")}, "temperature is inf"),
+        ({"temperature": 1e300}, "temperature is 1e\\+300"),
+        ({"temperature": "1"}, "temperature is '1'"),
+        ({"temperature": True}, "temperature is True"),
+        ({"temperature": -0.1}, "temperature is -0.1"),
+        ({"max_new_tokens": -1}, "max_new_tokens is -1; it must be a whole number, 0 or more"),
+        ({"max_new_tokens": 1.5}, "max_new_tokens is 1.5"),
+        ({"max_new_tokens": True}, "max_new_tokens is True"),
+        ({"gamma": -1}, "gamma is -1"),
+        ({"gamma": float("nan")}, "gamma is nan"),
+        ({"ranks": -1}, "ranks is -1"),
+        ({"ranks": None}, "ranks is None"),
+        ({"seed": INT64}, "seed is 9223372036854775808; it must be a whole number, of 64 bits"),
+        ({"seed": -INT64 - 1}, "seed is"),
+        ({"seed": 10**9999}, "seed is an int too long to print"),
+        ({"seed": 0.5}, "seed is 0.5"),
+    ],
+)
+def test_requests_with_impossible_numbers_are_refused(fields, said):
+    with pytest.raises(RequestError, match=said):
+        Request(**{"prompt": (1,)} | fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"top_k": INT64}, "top_k is 9223372036854775808; it must be a whole number, 0 .all. or"),
+        ({"top_k": -1}, "top_k is -1"),
+        ({"top_k": float("nan")}, "top_k is nan"),
+        ({"top_k": 2.5}, "top_k is 2.5"),
+        ({"top_p": 0}, "top_p is 0; it must be above 0, up to 1"),
+        ({"top_p": float("nan")}, "top_p is nan"),
+        ({"top_p": True}, "top_p is True"),
+        ({"min_p": -0.1}, "min_p is -0.1; it must be from 0 to 1"),
+        ({"min_p": float("nan")}, "min_p is nan"),
+        ({"repetition": 0}, "repetition is 0"),
+        ({"repetition": 1e-50}, "repetition is 1e-50"),
+        ({"repetition": float("inf")}, "repetition is inf"),
+        ({"presence": float("nan")}, "presence is nan"),
+        ({"frequency": 1e300}, "frequency is 1e\\+300"),
+    ],
+)
+def test_sampling_with_impossible_numbers_is_refused(fields, said):
+    with pytest.raises(RequestError, match=said):
+        Sampling(**fields)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: Request((11,)), "the prompt holds token 11; the model has 11 tokens"),
+        (lambda: Request((1,), hint=(5, 12)), "the hint holds token 12"),
+        (lambda: Request((1,), probe=Probe(0, (11,))), "the probe holds token 11"),
+        (lambda: Request((1,), probe=Probe(-1, ())), "the probe's slot is -1"),
+        (lambda: Request((1,), probe=Probe(1, ())), "probe slot 1 is behind the prompt"),
+        (lambda: Request((1,), probe=Probe(0, (-1,))), "the probe holds -1"),
+        (lambda: Request((1,), ranks=3), "3 ranked tokens; this engine keeps 2"),
+        (lambda: Request((1,), gamma=5), "gamma is 5; this engine drafts 4 at most"),
+        (lambda: Request((1,) * 49), "the prompt has 49 tokens; the model holds 48"),
+    ],
+)
+def test_an_engine_refuses_what_its_model_does_not_have(make, said):
+    drafter = ModelDrafter(TinyModel())
+    engine = Engine(TinyModel(), drafter, batch=1, eos=(NEVER,), schedule=Fixed(4), ranks=2)
+    with pytest.raises(RequestError, match=said):
+        engine.submit(make())
+    assert engine.idle
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"batch": 0}, "batch is 0"),
+        ({"batch": True}, "batch is True"),
+        ({"max_tokens": 0}, "max_tokens is 0; it must be a whole number, 1 or more"),
+        ({"ranks": -1}, "ranks is -1"),
+        ({"ranks": 12}, "ranks is 12; it must be a whole number, from 0 to 11"),
+    ],
+)
+def test_engines_of_impossible_sizes_are_refused(options, said):
+    with pytest.raises(RequestError, match=said):
+        Engine(TinyModel(), None, **{"batch": 1, "eos": ()} | options)
+
+
+def test_the_largest_numbers_that_are_taken_can_be_decoded():
+    extreme = Sampling(top_k=INT64 - 1, top_p=5e-324, min_p=1.0, repetition=1e6, presence=1e6)
+    work = [
+        Request((1,), temperature=1e30, seed=-INT64, tag=0, max_new_tokens=10**30),
+        Request((1,), temperature=5e-324, seed=INT64 - 1, sampling=extreme, tag=1),
+        Request((2,) * 48, tag=2),
+        Request((2,) * 47, tag=3),
+    ]
+    engine = Engine(
+        TinyModel(), ModelDrafter(TinyModel()), batch=2, eos=(NEVER,), schedule=Fixed(4)
+    )
+    found = {r.request.tag: r for r in engine.run(work)}
+    assert [len(found[i].tokens) for i in range(4)] == [47, 47, 0, 1]
+    assert all(r.finish is Finish.LENGTH for r in found.values())
+    assert all(0 <= token < 11 for r in found.values() for token in r.tokens)
+
+
+def test_a_plain_row_among_drafting_ones_says_who_wrote_it():
+    engine = build(Plan(frozenset({"propose"})), gamma=4, temperature=0.0)
+    results = {r.request.tag: r for r in engine.run(texts(1, 0.0))}
+    assert set(results[1].sources) == {Source.PLAIN} and results[1].drafted == 0
+    assert all(results[tag].drafted for tag in (0, 2))
+    assert Law.ONE_HOT in GreedyMatch.laws

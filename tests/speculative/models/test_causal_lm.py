@@ -1,0 +1,127 @@
+"""The engine on unmodified transformers text models, against their own decoding."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import MambaConfig, MambaForCausalLM
+
+from forescribe.speculative import Engine, Fixed, ModelDrafter, NgramDrafter, Request
+from forescribe.speculative.errors import LoadError
+from forescribe.speculative.models.causal_lm import CausalDecoder
+from tests.speculative.models.causal_lms import EOS, FAMILIES, POSITIONS, VOCAB, causal_lm, forward
+
+RAGGED = ((5,), (7, 8, 9), tuple(range(20, 37)), (3, 3), tuple(range(50, 29, -1)), (40, 41, 42, 43))
+tokens = st.integers(2, VOCAB - 1)
+prompts = st.lists(tokens, min_size=1, max_size=POSITIONS - 2).map(tuple)
+
+
+def is_greedy(model, prompt: tuple[int, ...], tokens: tuple[int, ...]) -> bool:
+    """Whether plain decoding would have written these tokens: each is the choice of the model's own
+    forward over those before it, and they end where a text ends. One forward says it for all."""
+    text = torch.tensor((*prompt, *tokens))
+    chosen = tuple(forward(model, text)[len(prompt) - 1 : -1].argmax(-1).tolist())
+    ended = tokens[-1] == EOS or len(text) == POSITIONS
+    return chosen == tokens and ended and EOS not in tokens[:-1]
+
+
+def drafter(kind: str, family: str):
+    if kind == "model":
+        return ModelDrafter(CausalDecoder(causal_lm(family, layers=1, seed=1)))
+    return NgramDrafter() if kind == "ngram" else None
+
+
+@pytest.mark.parametrize("kind", ["none", "model", "ngram"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_ragged_prompts_in_one_batch_equal_generate(family, kind):
+    """Up to the last position, far behind the sliding windows, with as many rows as prompts and fewer."""
+    model = causal_lm(family)
+    for batch in (2, len(RAGGED)):
+        made = drafter(kind, family)
+        engine = Engine(
+            CausalDecoder(model),
+            made,
+            batch=batch,
+            eos=(EOS,),
+            schedule=Fixed(4 if made else 0),
+        )
+        results = {r.request.tag: r for r in engine.run(Request(p, tag=p) for p in RAGGED)}
+        for prompt in RAGGED:
+            row = torch.tensor([prompt])
+            whole = model.generate(row, attention_mask=torch.ones_like(row), do_sample=False,
+                                   max_length=POSITIONS)  # fmt: skip
+            assert results[prompt].tokens == tuple(whole[0, len(prompt) :].tolist())
+        assert engine.stats.drafted > 50 or not made
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "mistral with a window", "gpt2"])
+@settings(max_examples=5)
+@given(
+    st.lists(st.tuples(prompts, st.sampled_from([0.0, 0.7])), min_size=1, max_size=5),
+    st.integers(1, 3),
+    st.sampled_from([1, 5]),
+)
+def test_every_row_equals_decoding_it_alone(family, work, batch, gamma):
+    """At temperature 0; above it a row's text depends on the drafts, but not on who shares the batch."""
+    model = causal_lm(family)
+
+    def run(work, batch):
+        engine = Engine(
+            CausalDecoder(model),
+            drafter("model", family),
+            batch=batch,
+            eos=(EOS,),
+            schedule=Fixed(gamma),
+        )
+        return {r.request.tag: r for r in engine.run(work)}
+
+    requests = [
+        Request(prompt, temperature=temperature, seed=i, tag=i)
+        for i, (prompt, temperature) in enumerate(work)
+    ]
+    together = run(requests, batch)
+    for request in requests:
+        tokens = together[request.tag].tokens
+        if request.temperature == 0:
+            assert is_greedy(model, request.prompt, tokens)
+        else:
+            assert tokens == run([request], 1)[request.tag].tokens
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+def test_a_draft_equal_to_its_target_is_never_rejected(family):
+    model = causal_lm(family, dtype=torch.float64)
+    engine = Engine(
+        CausalDecoder(model),
+        ModelDrafter(CausalDecoder(model)),
+        batch=3,
+        eos=(),
+        schedule=Fixed(5),
+    )
+    assert len(list(engine.run(Request(p) for p in RAGGED))) == len(RAGGED)
+    assert engine.stats.accepted == engine.stats.drafted > 100
+
+
+def test_fewer_positions_than_the_model_has():
+    model = causal_lm("llama")
+    engine = Engine(CausalDecoder(model, 20), batch=1, eos=())
+    (result,) = engine.run([Request((5, 6, 7))])
+    assert len(result.tokens) == 17
+    with pytest.raises(LoadError, match="llama has 48 positions, not 49"):
+        CausalDecoder(model, 49)
+
+
+def test_a_recurrent_model_is_refused_by_name():
+    config = MambaConfig(vocab_size=20, hidden_size=8, num_hidden_layers=1, state_size=4)
+    config.max_position_embeddings = 16
+    with pytest.raises(LoadError, match="mamba: "):
+        CausalDecoder(MambaForCausalLM(config).eval())
+
+
+def test_a_kind_of_layer_without_a_mask_is_refused_by_name():
+    model = causal_lm("llama", seed=3)
+    model.config.layer_types = ["linear_attention"] * 3
+    with pytest.raises(LoadError, match="llama: layers of linear_attention are not supported"):
+        CausalDecoder(model)

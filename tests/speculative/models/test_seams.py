@@ -1,0 +1,153 @@
+"""Families to come join without a change to the loop: trees, taps, own laws. Small fakes prove it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from forescribe.asr.decode.rules import whisper_rules
+from forescribe.speculative import Engine, Fixed, Request
+from forescribe.speculative.models.whisper_decoder import WhisperDecoder
+from forescribe.speculative.reference import decode
+from forescribe.speculative.testing import TinyModel
+from forescribe.speculative.types import Draft, Guarantee, Law, Rows, Scores, Topology, Verdict
+from tests.speculative.models.whispers import EOS, SOT, forward, memory, whisper
+
+TREE = Topology((0, 0, 1, 1, 2, 3))  # two first tokens, their children, and one deeper node
+
+
+class TreeDrafter:
+    """Guesses with the target's own weights on the committed text, and puts decoys beside them."""
+
+    def law(self, *, sampling: bool) -> Law:
+        return Law.ONE_HOT
+
+    def __init__(self, forwards: dict, vocab: int) -> None:
+        self.model, self.vocab = forwards, vocab
+        self.requests: dict[int, Request] = {}
+
+    def allocate(self, batch: int, slots: int, device: torch.device) -> None: ...
+
+    def forwards(self, gamma: int) -> int:
+        return 0
+
+    def admit(self, rows: Tensor, tokens: Tensor, requests: Sequence[Request]) -> None:
+        self.requests |= dict(zip(rows.tolist(), requests, strict=True))
+
+    def catch_up(self, rows: Rows, start: Tensor, count: int) -> None: ...
+
+    def propose(self, rows: Rows, gamma: int) -> Draft:
+        assert gamma == len(TREE.parents)
+        drafts = torch.zeros(rows.batch, gamma, dtype=torch.int64)
+        for row, request in self.requests.items():
+            known = rows.tokens[row, : rows.lengths[row]]
+            nodes = {0: known}
+            for node, parent in enumerate(TREE.parents, start=1):
+                best = int(self.model[request.tag](nodes[parent][:40])[-1].argmax())
+                # The second child is right, the first a decoy; which one changes with the length.
+                decoy = node % 2 == int(rows.lengths[row]) % 2
+                token = (best + 1) % self.vocab if decoy else best
+                nodes[node] = torch.cat([nodes[parent], torch.tensor([token])])
+                drafts[row, node - 1] = token
+        return Draft(drafts, torch.full_like(rows.lengths, gamma), topology=TREE)
+
+    def observe(self, rows: Rows, draft: Draft, scores: Scores, verdict: Verdict) -> None: ...
+
+
+def test_a_tree_drafter_joins_the_loop_on_whisper():
+    target = whisper()
+    rules = whisper_rules(target.generation_config, target.config)
+    requests = [Request(prompt=(SOT, 9 + n), memory=memory(n), tag=n) for n in range(4)]
+    models = {r.tag: lambda t, m=r.memory: forward(target, m, t) for r in requests}
+    engine = Engine(
+        WhisperDecoder(target),
+        TreeDrafter(models, 120),
+        batch=2,
+        eos=(EOS,),
+        schedule=Fixed(len(TREE.parents)),
+        processors=rules,
+    )
+    results = list(engine.run(requests))
+    for result in results:
+        expected = decode(
+            models[result.request.tag],
+            result.request,
+            eos=(EOS,),
+            max_tokens=40,
+            processors=rules,
+        )
+        assert result.tokens == expected
+    assert engine.stats.accepted > 20  # paths that are not the leftmost were kept, and moved
+
+
+class TapDrafter:
+    """Reads the target's last hidden state: keeps what the model's head says at the accepted node."""
+
+    def law(self, *, sampling: bool) -> Law:
+        return Law.ONE_HOT
+
+    def __init__(self, model: TinyModel) -> None:
+        self.head = model.head.float()
+        self.guess = torch.empty(0)
+
+    def allocate(self, batch: int, slots: int, device: torch.device) -> None:
+        self.guess = torch.zeros(batch, dtype=torch.int64)
+
+    def forwards(self, gamma: int) -> int:
+        return 0
+
+    def admit(self, rows: Tensor, tokens: Tensor, requests: Sequence[Request]) -> None: ...
+
+    def catch_up(self, rows: Rows, start: Tensor, count: int) -> None: ...
+
+    def propose(self, rows: Rows, gamma: int) -> Draft:
+        return Draft(self.guess[:, None].expand(-1, gamma), torch.ones_like(rows.lengths))
+
+    def observe(self, rows: Rows, draft: Draft, scores: Scores, verdict: Verdict) -> None:
+        at = verdict.num_accepted[:, None, None].expand(-1, 1, scores.taps.shape[2])
+        self.guess = (scores.taps.gather(1, at)[:, 0] @ self.head).argmax(-1)
+        # The head on this tap gives the token the verdict ends with: taps and verdict fit together.
+        extra = verdict.tokens.gather(1, verdict.num_accepted[:, None])[:, 0]
+        assert torch.equal(self.guess[rows.active], extra[rows.active])
+
+
+def test_a_tap_reading_drafter_joins_the_loop():
+    model = TinyModel()
+    engine = Engine(model, TapDrafter(model), batch=2, eos=(0,), schedule=Fixed(2))
+    requests = [Request(prompt=(1, 2, n), tag=n) for n in range(3, 8)]
+    for result in engine.run(requests):
+        assert result.tokens == decode(
+            lambda t: TinyModel().forward(t, 0), result.request, eos=(0,), max_tokens=48
+        )
+
+
+class TakeAll:
+    """A lossy rule: keeps every draft. It must say so, and results must carry it."""
+
+    name = "take all"
+    laws = frozenset(Law)
+
+    def guarantee(self, law: Law) -> Guarantee:
+        return Guarantee.LOSSY
+
+    def __call__(self, rows: Rows, draft: Draft, logits: Tensor) -> Verdict:
+        return Verdict(torch.cat([draft.tokens, logits[:, -1:].argmax(-1)], 1), draft.valid)
+
+
+def test_a_lossy_rule_marks_its_results():
+    model = TinyModel()
+    options = {"batch": 1, "eos": (0,), "schedule": Fixed(2)}
+    request = Request(prompt=(1, 2), max_new_tokens=9)
+    (lossy,) = Engine(model, TapDrafter(model), rule=TakeAll(), **options).run([request])
+    (exact,) = Engine(model, TapDrafter(model), **options).run([request])
+    assert (lossy.guarantee, exact.guarantee) == (Guarantee.LOSSY, Guarantee.EXACT)
+
+
+def test_topologies_are_sorted_and_know_their_ancestors():
+    assert TREE.depths == (0, 1, 1, 2, 2, 2, 3)
+    assert TREE.ancestry()[6] == [True, True, False, True, False, False, True]
+    with pytest.raises(ValueError, match="node 1 has parent 1"):
+        Topology((1,))

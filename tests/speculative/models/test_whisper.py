@@ -1,0 +1,131 @@
+"""The engine on unmodified transformers Whispers, against a forward without cache or batch."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forescribe.asr.decode.rules import whisper_rules
+from forescribe.speculative import Engine, Fixed, ModelDrafter, NgramDrafter, Request
+from forescribe.speculative.models.whisper_decoder import WhisperDecoder, same_encoder
+from forescribe.speculative.reference import decode
+from tests.speculative.models.whispers import (
+    EOS,
+    NO_TIMESTAMPS,
+    SOT,
+    decoder_only,
+    forward,
+    memory,
+    whisper,
+)
+
+POSITIONS = 40
+prompts = st.builds(
+    lambda text, plain: (SOT, *text, *([NO_TIMESTAMPS] if plain else [])),
+    st.lists(st.integers(6, 48), max_size=12).map(tuple),
+    st.booleans(),
+)
+rows = st.lists(st.tuples(prompts, st.integers(0, 5)), min_size=1, max_size=6)
+
+
+def oracle(model, request: Request, rules) -> tuple[int, ...]:
+    return decode(
+        lambda tokens: forward(model, request.memory, tokens),
+        request,
+        eos=(EOS,),
+        max_tokens=POSITIONS,
+        processors=rules,
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["fp32", "fp64"])
+@pytest.mark.parametrize("draft", ["none", "model", "decoder-only", "ngram"])
+@settings(max_examples=5)
+@given(rows, st.integers(1, 3), st.sampled_from([1, 3, 4, 8]))
+def test_every_row_equals_decoding_it_alone(dtype, draft, work, batch, gamma):
+    target = whisper(dtype=dtype)
+    rules = whisper_rules(target.generation_config, target.config)
+    made = {
+        "none": lambda: None,
+        "model": lambda: ModelDrafter(WhisperDecoder(whisper(1, 1)), rules),
+        "decoder-only": lambda: ModelDrafter(WhisperDecoder(decoder_only())),
+        "ngram": lambda: NgramDrafter(),
+    }
+    drafter = made[draft]()
+    engine = Engine(
+        WhisperDecoder(target),
+        drafter,
+        batch=batch,
+        eos=(EOS,),
+        schedule=Fixed(gamma if drafter else 0),
+        processors=rules,
+    )
+    requests = [
+        Request(prompt=prompt, memory=memory(seed, dtype), tag=i)
+        for i, (prompt, seed) in enumerate(work)
+    ]
+    results = {r.request.tag: r for r in engine.run(requests)}
+    for request in requests:
+        assert results[request.tag].tokens == oracle(target, request, rules)
+
+
+@pytest.mark.parametrize("gamma", [0, 1, 5])
+def test_poisoned_slots_are_never_read(gamma):
+    """Every slot and cross-attention key is poisoned before admission; only written ones may count."""
+    target = whisper()
+    rules = whisper_rules(target.generation_config, target.config)
+    models = [WhisperDecoder(target), WhisperDecoder(whisper(1, 1))]
+    engine = Engine(
+        models[0],
+        ModelDrafter(models[1]) if gamma else None,
+        batch=2,
+        eos=(EOS,),
+        schedule=Fixed(gamma),
+        processors=rules,
+    )
+    for model in models[: 2 if gamma else 1]:
+        for strip in [*model.cache.strips, *model.cache.cross]:
+            for buffer in strip:
+                buffer.fill_(1e4)
+    requests = [Request(prompt=(SOT, *range(6, 6 + n)), memory=memory(n), tag=n) for n in range(5)]
+    for result in engine.run(requests):
+        assert result.tokens == oracle(target, result.request, rules)
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+def test_a_draft_equal_to_its_target_is_never_rejected(sampled):
+    """In float64: with one token and with five, kernels round differently in the last bits only."""
+    target, rules = whisper(dtype=torch.float64), ()
+    engine = Engine(
+        WhisperDecoder(target),
+        ModelDrafter(WhisperDecoder(whisper(dtype=torch.float64))),
+        batch=3,
+        eos=(),
+        schedule=Fixed(5),
+        processors=rules,
+    )
+    requests = [
+        Request(
+            prompt=(SOT, 7, n),
+            memory=memory(n, torch.float64),
+            temperature=float(sampled),
+            seed=n,
+            tag=n,
+        )
+        for n in range(6, 12)
+    ]
+    assert len(list(engine.run(requests))) == 6
+    assert engine.stats.accepted == engine.stats.drafted > 100
+
+
+def test_encoders_are_compared_by_weight():
+    model, twin, tuned = whisper(), copy.deepcopy(whisper()), copy.deepcopy(whisper())
+    with torch.no_grad():
+        tuned.model.encoder.layers[0].fc1.weight[0, 0] += 1e-3
+    assert same_encoder(model, twin)
+    assert not same_encoder(model, tuned)
+    assert same_encoder(model, decoder_only())  # has none, so it must use the target's

@@ -1,0 +1,158 @@
+"""The round is graph-safe: one full graph serves every ragged state, and nothing in it syncs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from forescribe.asr.decode.rules import whisper_rules
+from forescribe.speculative import Engine, Fixed, ModelDrafter, NgramDrafter, Request
+from forescribe.speculative.models.whisper_decoder import WhisperDecoder
+from forescribe.speculative.rounds.round import Parts, play
+from forescribe.speculative.types import Mode, Rows, Sampling
+from tests.speculative.models.whispers import EOS, SOT, memory, whisper
+
+GAMMA, BATCH = 4, 3
+
+
+def ragged_engine(drafter: str, kind: str) -> Engine:
+    target = whisper(layers=1)
+    made = {
+        "model": lambda: ModelDrafter(WhisperDecoder(whisper(layers=1, seed=1))),
+        "ngram": lambda: NgramDrafter(hint_slots=8),
+    }[drafter]()
+    engine = Engine(
+        WhisperDecoder(target),
+        made,
+        batch=BATCH,
+        eos=(EOS,),
+        schedule=Fixed(GAMMA),
+        processors=whisper_rules(target.generation_config, target.config),
+        ranks=2,
+    )
+    shaped = Sampling(top_k=9, top_p=0.9, min_p=0.01, repetition=1.2, presence=0.1, frequency=0.1)
+    for n in range(BATCH):
+        engine.submit(
+            Request(
+                prompt=(SOT, 7 + n, *range(8, 8 + 3 * n)),
+                memory=memory(n),
+                temperature=0.0 if kind == "greedy" else 0.9,
+                sampling=shaped if kind == "shaped" else Sampling(),
+                ranks=2 if kind == "shaped" else 0,
+                seed=n,
+                tag=n,
+                max_new_tokens=8 + 6 * n,
+            )
+        )
+    with torch.inference_mode():
+        engine._admit()
+    return engine
+
+
+def rounds(engine: Engine):
+    """A closure that plays one round, and the rows it changes."""
+    engine.rows.mode = Mode.of(t.request for t in engine._slots)
+    parts = Parts(
+        engine.target,
+        engine.drafter,
+        engine._pick_rule(engine.rows.mode.sampling),
+        engine._processors,
+        engine._eos,
+    )
+    return lambda: play(engine.rows, parts, GAMMA, engine._counters)
+
+
+@pytest.mark.parametrize("kind", ["greedy", "sampled", "shaped"])
+@pytest.mark.parametrize("drafter", ["model", "ngram"])
+def test_one_full_graph_serves_every_ragged_round(drafter, kind):
+    graphs = []
+
+    def backend(graph, example_inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    engine, plain = ragged_engine(drafter, kind), ragged_engine(drafter, kind)
+    step, expected = rounds(engine), rounds(plain)
+    compiled = torch.compile(step, backend=backend, fullgraph=True, dynamic=False)
+    lengths = set()
+    with torch.no_grad():
+        for _ in range(8):
+            compiled()
+            expected()
+            lengths.add(tuple(engine.rows.lengths.tolist()))
+            state = plain.rows.tensors()
+            for name, tensor in engine.rows.tensors().items():
+                left, right = (t[:, :-1] if t.dim() > 1 else t for t in (tensor, state[name]))
+                assert torch.allclose(left.double(), right.double(), atol=1e-4), name
+    assert len(lengths) > 3  # the states really were ragged and moving
+    assert not engine.rows.active.all()  # and some rows ended on the way
+    assert len(graphs) == 1
+
+
+SYNCS = {
+    "aten._local_scalar_dense",
+    "aten.item",
+    "aten.nonzero",
+    "aten.masked_select",
+    "aten.unique",
+    "aten.unique_dim",
+    "aten._unique2",
+    "aten.is_nonzero",
+    "aten.equal",
+}
+
+
+class Watch(TorchDispatchMode):
+    """Raises on operators that sync or whose shape depends on data; records all output shapes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trace: list[tuple[str, tuple]] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = str(func.overloadpacket)
+        if name in SYNCS:
+            raise AssertionError(f"{name} inside a round")
+        if name == "aten.index" and any(
+            t is not None and t.dtype == torch.bool for t in args[1] if isinstance(t, torch.Tensor)
+        ):
+            raise AssertionError("boolean-mask indexing inside a round")
+        result = func(*args, **(kwargs or {}))
+        outputs = result if isinstance(result, (tuple, list)) else [result]
+        shapes = tuple(tuple(t.shape) for t in outputs if isinstance(t, torch.Tensor))
+        self.trace.append((name, shapes))
+        return result
+
+
+@pytest.mark.parametrize("kind", ["greedy", "sampled", "shaped"])
+@pytest.mark.parametrize("drafter", ["model", "ngram"])
+def test_no_operator_of_a_round_syncs_or_changes_shape(drafter, kind):
+    engine = ragged_engine(drafter, kind)
+    step, traces = rounds(engine), []
+    for _ in range(5):
+        with torch.no_grad(), Watch() as watch:
+            step()
+        traces.append(watch.trace)
+    assert len(traces[0]) > 100
+    assert all(trace == traces[0] for trace in traces[1:])
+
+
+def test_the_watch_sees_a_sync_and_a_mask():
+    x = torch.arange(4)
+    with Watch(), pytest.raises(AssertionError, match="_local_scalar_dense"):
+        x.sum().item()
+    with Watch(), pytest.raises(AssertionError, match="boolean-mask"):
+        x[x > 1]
+
+
+def test_free_rows_do_not_move():
+    engine = ragged_engine("model", "greedy")
+    free = Rows.empty(BATCH, engine.rows.dump, torch.device("cpu"))
+    engine.rows = free
+    before = {k: v.clone() for k, v in free.tensors().items()}
+    rounds(engine)()
+    for name, tensor in free.tensors().items():
+        left, right = (t[:, :-1] if t.dim() > 1 else t for t in (tensor, before[name]))
+        assert torch.equal(left, right), name

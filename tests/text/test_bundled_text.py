@@ -1,0 +1,144 @@
+"""The bundled text pair: what stock transformers loads, exact with its draft, and worth drafting for."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from forescribe.speculative import Engine, Fixed, ModelDrafter, Request
+from forescribe.speculative.models import bundled
+from forescribe.speculative.models.causal_lm import CausalDecoder
+
+QUESTIONS = (
+    'Define "song".',
+    'Use "quiet" in a sentence.',
+    "Write the minutes of the sales meeting on March 3.",
+    "Write the minutes of the legal meeting on May 12.",
+)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return AutoTokenizer.from_pretrained(bundled.path("text"))
+
+
+@pytest.fixture(scope="module")
+def models():
+    names = ("text", "text-draft")
+    return tuple(AutoModelForCausalLM.from_pretrained(bundled.path(n)).eval() for n in names)
+
+
+@pytest.fixture(scope="module")
+def prompts(tokenizer) -> list[tuple[int, ...]]:
+    def ids(question: str) -> tuple[int, ...]:
+        chat = [{"role": "user", "content": question}]
+        text = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
+        return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    return [ids(question) for question in QUESTIONS]
+
+
+def decode(models, tokenizer, prompts, gamma: int, batch: int, temperature: float = 0.0):
+    target, draft = models
+    engine = Engine(
+        CausalDecoder(target),
+        ModelDrafter(CausalDecoder(draft)) if gamma else None,
+        batch=batch,
+        eos=[tokenizer.eos_token_id],
+        schedule=Fixed(gamma),
+    )
+    work = [
+        Request(p, max_new_tokens=80, temperature=temperature, seed=i, tag=i)
+        for i, p in enumerate(prompts)
+    ]
+    results = {r.request.tag: r.tokens for r in engine.run(work)}
+    return [results[i] for i in range(len(work))], engine.stats
+
+
+def test_it_is_small_and_the_draft_uses_the_targets_tokens(models, tokenizer):
+    size = sum(f.stat().st_size for n in ("text", "text-draft") for f in bundled.path(n).iterdir())
+    assert size < 15e6
+    other = AutoTokenizer.from_pretrained(bundled.path("text-draft"))
+    assert other.get_vocab() == tokenizer.get_vocab()
+    assert all(m.config.vocab_size == len(tokenizer) for m in models)
+    assert all(m.dtype == torch.float32 for m in models)
+
+
+def test_text_survives_the_tokenizer_and_the_signs_are_one_token_each(tokenizer):
+    text = 'Café "naïve"\n- 3 %  —  日本 <|nothing|>'
+    assert tokenizer.decode(tokenizer(text)["input_ids"], skip_special_tokens=True) == text
+    chat = [
+        {"role": "user", "content": "Hi."},
+        {"role": "assistant", "content": "Hello."},
+        {"role": "user", "content": "Bye."},
+    ]
+    ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True)["input_ids"]
+    signs = [t for t in tokenizer.convert_ids_to_tokens(ids) if t.startswith("<|")]
+    user, assistant, end = "<|user|>", "<|assistant|>", "<|end|>"
+    said = [user, end, assistant, end, user, end, assistant]
+    assert signs == ["<|begin|>", *said]
+    with pytest.raises(Exception, match="roles are user and assistant, not system"):
+        tokenizer.apply_chat_template([{"role": "system", "content": "Be brief."}])
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_with_its_draft_it_writes_what_it_writes_alone(models, tokenizer, prompts, batch):
+    plain, _ = decode(models, tokenizer, prompts, 0, 1)
+    made, stats = decode(models, tokenizer, prompts, 4, batch)
+    assert made == plain
+    assert stats.acceptance_rate > 0.4
+
+
+def test_it_answers_to_the_point_and_stops(models, tokenizer, prompts):
+    texts = [
+        tokenizer.decode(tokens, skip_special_tokens=True)
+        for tokens in decode(models, tokenizer, prompts, 4, 4)[0]
+    ]
+    assert texts[0].endswith(".") and "\n" not in texts[0]
+    assert texts[2].startswith("Minutes of the sales team, March 3\nPresent: ")
+    assert texts[3].startswith("Minutes of the legal team, May 12\nPresent: ")
+    assert texts[2].splitlines()[2].startswith("1. The ")
+
+
+def test_sampled_text_follows_the_targets_distribution(models, tokenizer, prompts):
+    """The first token of 400 draws with drafts, against the target's own probabilities: a chi-squared
+    sum over the common tokens. A rule without the residual, or a draft let through, is far outside;
+    seeds are fixed, so there is no false alarm."""
+    target, _ = models
+    prompt = prompts[0]
+    engine = Engine(
+        CausalDecoder(target),
+        ModelDrafter(CausalDecoder(models[1])),
+        batch=32,
+        eos=[tokenizer.eos_token_id],
+        schedule=Fixed(3),
+    )
+    draws = 400
+    work = (Request(prompt, max_new_tokens=3, temperature=1.0, seed=s) for s in range(draws))
+    seen = Counter(r.tokens[0] for r in engine.run(work))
+    with torch.inference_mode():
+        law = target(torch.tensor([prompt])).logits[0, -1].softmax(-1)
+    common = [t for t in range(len(law)) if law[t] * draws >= 5]
+    expected = {t: float(law[t]) * draws for t in common}
+    rest = draws - sum(expected.values())
+    chi = sum((seen[t] - e) ** 2 / e for t, e in expected.items())
+    chi += (draws - sum(seen[t] for t in common) - rest) ** 2 / rest
+    freedom = len(common)
+    assert freedom >= 3
+    assert chi < freedom + 4 * (2 * freedom) ** 0.5
+    assert engine.stats.acceptance_rate > 0.2
+
+
+def test_the_card_tells_what_was_measured():
+    folder = bundled.path("text")
+    record = json.loads((folder / "evaluation.json").read_text())
+    card = (folder / "README.md").read_text("utf-8")
+    assert record["equal"] is True
+    for rows in record["acceptance"].values():
+        for row in rows:
+            if row["gamma"] == 4:
+                assert f"{row['acceptance_rate']:.3f}" in card

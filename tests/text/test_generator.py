@@ -1,0 +1,587 @@
+"""Text on the core: prompts to text, against transformers' own generation of the same folders."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from itertools import count as counter
+from itertools import zip_longest
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from forescribe.speculative import Sampling
+from forescribe.speculative.errors import DecodingError, LoadError, RequestError
+from forescribe.text import TextGenerator
+from forescribe.text.detokenizer import HELD, Detokenizer
+from forescribe.text.generator import Options
+from forescribe.text.language_model import load
+from forescribe.text.stops import Stops
+from forescribe.text.streaming import Writing
+from forescribe.text.universal import UniversalDrafter
+from forescribe.text.vocabulary import Vocabulary
+from tests.text.language_models import MERGES, POSITIONS, tokenizer, write
+
+PROMPTS = ["the other", "a", "on and on and on and on again, on and on", "Zürich, 8 o'clock: tea"]
+FAMILIES = ["llama", "qwen2", "gemma", "mistral", "gpt2"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture(scope="module")
+def pair(folder: Path) -> tuple[Path, Path]:
+    target = write(folder / "target")
+    return target, write(folder / "draft", seed=1, near=target)
+
+
+@pytest.fixture(scope="module")
+def generator(pair) -> TextGenerator:
+    """For one test at a time."""
+    return TextGenerator.load(*pair, batch=3, gamma=4, device="cpu")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_ragged_prompts_in_one_batch_equal_generate(family, folder):
+    target = write(folder / f"{family}-target", family=family, seed=2)
+    draft = write(folder / f"{family}-draft", family=family, seed=3, near=target)
+    made = TextGenerator.load(target, draft, batch=3, gamma=4, device="cpu")
+    model, tokens = made.target.model, made.vocabulary.tokenizer
+    options = Options(max_tokens=40)
+    for done, prompt in zip(made.generate(PROMPTS, options), PROMPTS, strict=True):
+        row = tokens(prompt, return_tensors="pt")["input_ids"]
+        whole = model.generate(
+            row, attention_mask=torch.ones_like(row), do_sample=False, max_new_tokens=40
+        )
+        assert done.ids == tuple(whole[0, row.shape[1] :].tolist())
+        assert done.prompt_tokens == row.shape[1]
+        assert done.finish == ("stop" if done.ids[-1] == tokens.eos_token_id else "length")
+    assert made.stats.drafted > 50
+    copied = TextGenerator.load(target, "ngram", batch=2, device="cpu")  # and its length by speed
+    assert [d.ids for d in copied.generate(PROMPTS, options)] == [
+        d.ids for d in made.generate(PROMPTS, options)
+    ]
+
+
+def test_a_stream_is_its_completion_in_pieces(generator):
+    options = Options(max_tokens=30, temperature=1.0, seed=7, logprobs=2)
+    events = list(generator.stream("the other day", options))
+    done = events[-1].completion
+    assert done is not None and all(event.completion is None for event in events[:-1])
+    assert len(events) > 3
+    assert "".join(event.text for event in events) == done.text
+    assert tuple(token for event in events for token in event.tokens) == done.tokens
+    (whole,) = generator.generate(["the other day"], options)
+    assert (whole.text, whole.ids) == (done.text, done.ids)
+    assert [token.id for token in done.tokens] == [
+        i for i in done.ids if i not in generator.target.ends
+    ]
+    for token in done.tokens:
+        assert token.logprob <= 0 and len(token.best) == 2
+        assert token.data.decode(errors="replace") == token.text or token.text.startswith("<|")
+
+
+def test_callers_that_share_a_generator_get_their_own_events(generator, monkeypatch):
+    """Whoever plays the rounds, every text's events reach the one who waits for it."""
+    real, steps = generator.engine.step, counter()
+
+    def step():
+        assert next(steps) < 500, "somebody waits for events that went elsewhere"
+        return real()
+
+    monkeypatch.setattr(generator.engine, "step", step)
+    options, prompts = Options(max_tokens=12), ["tea on", "the other day", "a"]
+    alone = [generator.generate([prompt], options)[0].text for prompt in prompts]
+
+    one, two = generator.stream(prompts[0], options), generator.stream(prompts[1], options)
+    said = ["", ""]
+    for events in zip_longest(one, two):
+        for i, event in enumerate(events):
+            said[i] += "" if event is None else event.text
+    assert said == alone[:2]
+
+    stream = generator.stream(prompts[0], options)
+    text = next(stream).text
+    number = generator.submit(prompts[2], replace(options, stop=(alone[2][-2:],)))
+    whole = generator.generate([prompts[1]], Options(max_tokens=40))[0].text
+    assert whole.startswith(alone[1])
+    assert text + "".join(event.text for event in stream) == alone[0]
+    assert not generator.idle
+    events = generator.step()
+    while not generator.idle:
+        events += generator.step()
+    assert {event.number for event in events} == {number}
+    done = events[-1].completion
+    assert done is not None and done.finish == "stop"
+    assert "".join(event.text for event in events) == done.text
+
+    number = generator.submit(prompts[0], options)
+    generator.generate([prompts[1]], Options(max_tokens=40))
+    generator.cancel(number)
+    assert generator.idle and generator.step() == [] and generator.engine.idle
+
+
+def test_one_text_is_no_list_of_prompts(generator):
+    with pytest.raises(RequestError, match="the prompts are one text; give a list of them"):
+        generator.generate("tea on")
+
+
+def test_sampled_drafts_are_judged_as_a_block(pair):
+    target, _ = pair
+    made = TextGenerator.load(target, target, gamma=4, batch=2, device="cpu")
+    assert made.engine._pick_rule(True).name == "block verification"
+    assert made.engine._pick_rule(False).name == "greedy match"
+    made.generate(PROMPTS, Options(max_tokens=30, temperature=1.0, seed=1))
+    # A draft that is its target: only rounding rejects.
+    assert made.stats.accepted >= made.stats.drafted - 2 > 40
+
+
+def test_requests_come_at_any_time_and_share_nothing_but_the_rows(generator):
+    options = [Options(max_tokens=8 + 5 * i, temperature=i % 2, seed=i) for i in range(6)]
+    alone = [generator.generate(["tea on"], o)[0].ids for o in options]
+    numbers, ended = {}, {}
+    for i, each in enumerate(options):
+        numbers[generator.submit("tea on", each)] = i
+        for event in generator.step():
+            ended[event.number] = event.completion
+    while not generator.idle:
+        for event in generator.step():
+            ended[event.number] = event.completion
+    assert [ended[number].ids for number in numbers] == alone
+
+
+def test_a_cancelled_text_is_never_heard_of_again(generator):
+    first, second = (generator.submit("he", Options(max_tokens=60, seed=i)) for i in range(2))
+    generator.step()
+    generator.cancel(first)
+    generator.cancel(first)  # twice does nothing
+    heard = [event.number for _ in range(80) if not generator.idle for event in generator.step()]
+    assert generator.idle and set(heard) == {second}
+
+
+def test_a_text_stops_in_front_of_a_stop_string_wherever_tokens_end(generator):
+    options = Options(max_tokens=40, temperature=1.0, seed=3)
+    (free,) = generator.generate(["other"], options)
+    text = free.text
+    assert len(text) > 12
+    stop = text[7:10]  # across borders of tokens, most of which are single bytes
+    at = text.find(stop)
+    cut = Options(max_tokens=40, temperature=1.0, seed=3, stop=("never in it", stop))
+    events = list(generator.stream("other", cut))
+    done = events[-1].completion
+    assert done is not None and (done.text, done.finish, done.stop) == (text[:at], "stop", stop)
+    assert "".join(event.text for event in events) == text[:at]
+    assert done.ids == free.ids[: len(done.ids)] and len(done.ids) < len(free.ids)
+    assert b"".join(t.data for t in done.tokens).decode(errors="replace").startswith(text[: at - 1])
+
+
+@given(st.lists(st.text(alphabet="abc", max_size=4), max_size=12),
+       st.lists(st.text(alphabet="abc", min_size=1, max_size=4), max_size=3))  # fmt: skip
+def test_stops_cut_at_the_stop_that_is_complete_first(pieces, stops):
+    """However the text is cut into pieces: as letter by letter."""
+    text = "".join(pieces)
+    ends = [
+        (end, start)
+        for end in range(len(text) + 1)
+        for start in range(end)
+        if text[start:end] in stops
+    ]
+    expected = text[: min(ends)[1]] if ends else text
+    made, said, found = Stops(stops), "", None
+    for piece in pieces:
+        more, found = made.push(piece)
+        said += more
+        assert expected.startswith(said)  # nothing is ever taken back
+        if found is not None:
+            break
+    assert (found is not None) == bool(ends)
+    assert said + made.flush() == expected
+
+
+@settings(max_examples=50)
+@given(st.text(max_size=30), st.text(alphabet="her a tö", max_size=12))
+def test_text_is_told_in_whole_characters(text, prompt):
+    vocabulary = Vocabulary(tokenizer(), "tiny")
+    made, said = Detokenizer(vocabulary, vocabulary.bare(prompt)), ""
+    for token in vocabulary.bare(text):
+        said += made.push(token)
+        assert text.startswith(said)
+    assert said + made.flush() == text
+    assert b"".join(map(vocabulary.data, vocabulary.bare(text))) == text.encode()
+
+
+def test_what_is_no_text_is_let_go_at_last():
+    vocabulary = Vocabulary(tokenizer(), "tiny")
+    half = vocabulary.bare("ö")[0]
+    made = Detokenizer(vocabulary, ())
+    said = [made.push(half) for _ in range(2 * HELD)]
+    assert said.count("") == 2 * HELD - 2
+    assert set("".join(said)) == {"\ufffd"}
+
+
+def test_ids_are_taken_one_by_one_so_rounds_decide_nothing():
+    vocabulary = Vocabulary(tokenizer(), "tiny")
+    ids = vocabulary.bare("the other tea")
+    for steps in ([len(ids)], range(1, len(ids) + 1), [3, 4, len(ids)]):
+        writing = Writing((), Options(stop=("her t",)), vocabulary, frozenset())
+        for count in steps:
+            writing.grow(ids[:count], [0.0] * count, ())
+            if writing.stopped:
+                break
+        writing.end()
+        assert (writing.text, writing.stopped) == ("the ot", "her t")
+
+
+def test_conversations_take_the_models_own_form(generator, folder):
+    messages = [{"role": "user", "content": "tea?"}]
+    ids = generator.encode(messages)
+    specials = generator.vocabulary.ids
+    assert ids[0] == specials["<|user|>"] and ids[-1] == specials["<|assistant|>"]
+    assert generator.vocabulary.decode(ids) == "tea?"
+    with pytest.raises(RequestError, match="chat template refuses this: no tool"):
+        generator.encode([{"role": "tool", "content": "7"}])
+    plain = write(folder / "no-template", tokens=tokenizer(chat=False))
+    with pytest.raises(RequestError, match="no-template has no chat template"):
+        TextGenerator.load(plain, device="cpu").encode(messages)
+
+
+def test_a_draft_with_other_tokens_is_refused_by_name(pair, folder):
+    other = write(folder / "other", tokens=tokenizer(MERGES[::-1]))
+    with pytest.raises(LoadError, match="other cannot draft for .*target: they have ids"):
+        TextGenerator.load(pair[0], other, device="cpu")
+
+
+def test_a_family_may_pad_one_vocabulary_to_different_sizes(pair, folder):
+    """As Qwen does: the draft has more room for tokens than its target, or less."""
+    target, _ = pair
+    expected = TextGenerator.load(target, device="cpu").generate(PROMPTS, Options(max_tokens=24))
+    wide = write(folder / "wide", padding=13)
+    made = TextGenerator.load(target, wide, gamma=3, device="cpu")
+    assert [d.ids for d in made.generate(PROMPTS, Options(max_tokens=24))] == [
+        d.ids for d in expected
+    ]
+    more = tokenizer()
+    more.add_tokens(["<|tool|>"], special_tokens=True)
+    tooled = TextGenerator.load(target, write(folder / "tooled", tokens=more), device="cpu")
+    assert tooled.draft.vocab_size == tooled.target.vocab_size + 1
+    padded = TextGenerator.load(wide, target, gamma=3, device="cpu")
+    plain = padded.plain().generate(PROMPTS, Options(max_tokens=24))
+    assert [d.ids for d in padded.generate(PROMPTS, Options(max_tokens=24))] == [
+        d.ids for d in plain
+    ]
+
+
+def test_what_cannot_be_served_is_refused_before_it_is_queued(generator):
+    with pytest.raises(
+        RequestError, match="the prompt has 96 tokens; with its answer it must fit 96"
+    ):
+        generator.submit([5] * POSITIONS)
+    with pytest.raises(RequestError, match="token 9999 is none of"):
+        generator.submit([9999])
+    with pytest.raises(RequestError, match="max_tokens is 0"):
+        Options(max_tokens=0)
+    with pytest.raises(RequestError, match="a stop string is empty"):
+        Options(stop=("",))
+    with pytest.raises(RequestError, match="logprobs is 21; at most 20"):
+        generator.submit("a", Options(logprobs=21))
+    with pytest.raises(RequestError, match="top_p"):
+        Options(sampling=Sampling(top_p=2))
+    with pytest.raises(RequestError, match="gamma is 5; this engine drafts 4 at most"):
+        generator.submit("a", Options(gamma=5))
+    with pytest.raises(RequestError, match="seed is 0.5"):
+        generator.submit("a", Options(seed=0.5))
+    assert generator.idle
+    assert generator.encode("") == (generator.vocabulary.ids["<|begin|>"],)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "said"),
+    [
+        ("a\ud800b", "the prompt holds '\\\\ud800', half of a surrogate pair"),
+        ([{"role": "user", "content": "\udfff"}], "content of message 0 holds '\\\\udfff'"),
+        ([{"role": "\ud800", "content": "a"}], "role of message 0 holds"),
+        ([5, 1.5], "the prompt holds 1.5; a token id is a whole number from 0"),
+        ([True], "the prompt holds True"),
+        ([-1], "token -1 is none of|the prompt holds -1"),
+        ([5, {"role": "user", "content": "a"}], "mixes messages with something else"),
+        ([{"role": "user", "content": "a"}, "b"], "mixes messages with something else"),
+        (None, "the prompt is NoneType, not text, tokens or messages"),
+        (b"a", "the prompt is bytes"),
+        ([], "the prompt is empty"),
+        ([{}], "chat template refuses this"),
+    ],
+)
+def test_prompts_that_are_none_are_refused(generator, prompt, said):
+    with pytest.raises(RequestError, match=said):
+        generator.submit(prompt)
+    assert generator.idle and generator.engine.idle
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"max_tokens": 1.5}, "max_tokens is 1.5"),
+        ({"max_tokens": True}, "max_tokens is True"),
+        ({"logprobs": -1}, "logprobs is -1"),
+        ({"stop": ("\ud800",)}, "a stop string holds"),
+        ({"stop": (7,)}, "a stop string is 7; it must be text"),
+    ],
+)
+def test_options_with_impossible_values_are_refused(fields, said):
+    with pytest.raises(RequestError, match=said):
+        Options(**fields)
+
+
+@pytest.mark.parametrize("context", [0, 1, POSITIONS + 1, 2.5, True])
+def test_a_context_that_the_model_has_not_is_refused(generator, context):
+    with pytest.raises(RequestError, match="context is"):
+        TextGenerator(generator.target, device=generator.device, context=context)
+
+
+def test_prompts_that_cannot_all_be_served_leave_nothing_behind(generator):
+    with pytest.raises(RequestError, match="token 9999"):
+        generator.generate(["a", [9999], "b"])
+    assert generator.idle and generator.engine.idle
+    submit, calls = generator.engine.submit, []
+
+    def second(request):
+        calls.append(request)
+        if len(calls) == 2:
+            raise RequestError("not this one")
+        submit(request)
+
+    generator.engine.submit = second
+    try:
+        with pytest.raises(RequestError, match="not this one"):
+            generator.generate(["a", "b", "c"])
+    finally:
+        del generator.engine.submit
+    assert generator.idle
+    (alone,) = generator.generate(["tea"], Options(max_tokens=3))
+    assert len(alone.ids) == 3 and generator.engine.idle
+
+
+class Fault(Exception):
+    """Of a part of the model."""
+
+
+def test_a_text_that_fails_fails_alone(generator, monkeypatch):
+    options = Options(max_tokens=12)
+    expected = [done.ids for done in generator.generate(["the other", "a", "on and"], options)]
+    rows, real = generator.engine.rows, generator.engine.target.score
+
+    def score(*args, **more):
+        if bool(rows.active[1]) and int(rows.lengths[1] - rows.begin[1]) > 4:
+            raise Fault("out of order")
+        return real(*args, **more)
+
+    monkeypatch.setattr(generator.engine.target, "score", score)
+    done = generator.generate(["the other", "a", "on and"], options)
+    assert [d.ids for d in done[::2]] == expected[::2]
+    assert done[1].finish == "failed" and "Fault: out of order" in str(done[1].error)
+    assert done[1].ids == expected[1][: len(done[1].ids)] and len(done[1].ids) >= 4
+    assert [d.error for d in done[::2]] == [None, None]
+    assert generator.idle and generator.engine.idle
+
+
+def test_a_stream_that_fails_raises_behind_what_was_written(generator, monkeypatch):
+    (whole,) = generator.generate(["tea on"], Options(max_tokens=20))
+    rows, real = generator.engine.rows, generator.engine.target.score
+
+    def score(*args, **more):
+        if int((rows.lengths - rows.begin).where(rows.active, 0).max()) > 8:
+            raise Fault("late")
+        return real(*args, **more)
+
+    monkeypatch.setattr(generator.engine.target, "score", score)
+    said = []
+    with pytest.raises(DecodingError, match="scoring failed: Fault: late"):
+        for event in generator.stream("tea on", Options(max_tokens=20)):
+            said.append(event.text)
+    assert whole.text.startswith("".join(said)) and "".join(said)
+    assert generator.idle and generator.engine.idle
+
+
+def test_tokens_that_are_no_text_fail_their_text_alone(generator, monkeypatch):
+    options = Options(max_tokens=12)
+    expected = [done.ids for done in generator.generate(["the other", "a"], options)]
+    push, hit = Detokenizer.push, []
+
+    def broken(self, token):
+        hit.append(self)
+        if len(hit) > 6 and self is hit[0]:
+            raise Fault("no such letter")
+        return push(self, token)
+
+    monkeypatch.setattr(Detokenizer, "push", broken)
+    first, second = generator.generate(["the other", "a"], options)
+    assert first.finish == "failed" and "making text of the tokens failed" in str(first.error)
+    assert second.ids == expected[1] and second.error is None
+    while not generator.engine.idle:
+        assert generator.step() == []
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("nowhere", "--model nowhere is neither a local folder nor a hub id"),
+        (
+            "nobody/nothing",
+            "nobody/nothing is not in the model cache and downloads are switched off",
+        ),
+    ],
+)
+def test_models_that_are_not_there_are_refused_in_one_line(name, said):
+    with pytest.raises(LoadError) as caught:
+        TextGenerator.load(name, device="cpu", network=False)
+    with pytest.raises(LoadError, match="there is no such folder"):
+        TextGenerator.load(Path(name), device="cpu")
+    assert said in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_folders_that_hold_no_language_model_are_refused(pair, tmp_path):
+    device = TextGenerator.load(pair[0], device="cpu").device
+    with pytest.raises(LoadError, match="holds no config.json"):
+        load(tmp_path, device)
+    (tmp_path / "config.json").write_text('{"model_type": "whisper", "is_encoder_decoder": true}')
+    with pytest.raises(LoadError, match="holds no weights"):
+        load(tmp_path, device)
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    with pytest.raises(LoadError, match="whisper is no causal language model"):
+        load(tmp_path, device)
+
+
+def spoil(folder: Path, how: str) -> None:
+    weights = folder / "model.safetensors"
+    if how == "cut weights":
+        weights.write_bytes(weights.read_bytes()[:2000])
+    elif how == "a shard lost":
+        weights.rename(folder / "model-00001-of-00002.safetensors")
+        index = {"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002.x"}}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    elif how == "a broken config":
+        (folder / "config.json").write_text("{")
+    elif how == "no type":
+        (folder / "config.json").write_text("{}")
+    elif how == "no tokenizer":
+        for path in folder.glob("tokenizer*"):
+            path.unlink()
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("cut weights", "model.safetensors is damaged or not complete"),
+        ("a shard lost", "holds no model-00002.x, which model.safetensors.index.json names"),
+        ("a broken config", "config.json is damaged"),
+        ("no type", "model_type"),
+        ("no tokenizer", "has no usable tokenizer"),
+    ],
+)
+def test_spoilt_folders_are_refused_in_one_line_that_names_the_file(pair, tmp_path, how, said):
+    folder = shutil.copytree(pair[0], tmp_path / "copy")
+    spoil(folder, how)
+    with pytest.raises(LoadError) as caught:
+        TextGenerator.load(folder, device="cpu")
+    message = str(caught.value)
+    assert message.startswith(f"--model {folder}") and said in message
+    assert "\n" not in message and len(message) < 500
+
+
+@pytest.mark.parametrize("role", ["model", "draft"])
+def test_a_family_that_would_write_other_tokens_is_refused_when_it_is_loaded(pair, tmp_path, role):
+    """GPT-Neo's local layers read 256 positions, whatever the masks say."""
+    neo = AutoModelForCausalLM.from_config(
+        CONFIG_MAPPING["gpt_neo"](
+            vocab_size=len(tokenizer()),
+            hidden_size=16,
+            num_layers=2,
+            num_heads=2,
+            attention_types=[[["global", "local"], 1]],
+        )
+    )
+    neo.save_pretrained(tmp_path / "neo")
+    tokenizer().save_pretrained(tmp_path / "neo")
+    names = [tmp_path / "neo"] if role == "model" else [pair[0], tmp_path / "neo"]
+    with pytest.raises(LoadError, match=f"--{role} .*neo .*gpt_neo is not supported: .*256"):
+        TextGenerator.load(*names, device="cpu")
+
+
+def test_texts_may_end_with_one_of_several_tokens(pair, tmp_path):
+    folder = shutil.copytree(pair[0], tmp_path / "copy")
+    config = json.loads((folder / "generation_config.json").read_text())
+    config["eos_token_id"] = [config["eos_token_id"], 40, 41]
+    (folder / "generation_config.json").write_text(json.dumps(config))
+    assert TextGenerator.load(folder, device="cpu").target.ends == set(config["eos_token_id"])
+
+
+def test_a_draft_without_room_for_its_own_tokens_drafts_what_it_can(strangers, tmp_path):
+    """Tokenizers may know more than the weights: such texts and proposals are left out."""
+    made = TextGenerator.load(*strangers, universal=True, gamma=4, batch=3, device="cpu")
+    drafter = made.engine.drafter
+    assert isinstance(drafter, UniversalDrafter)
+    expected = [done.ids for done in made.generate(WORDS, Options(max_tokens=20))]
+    drafter.vocab_size = 9
+    drafter.model._vocab_size = 12
+    assert drafter._own_tokens(made.encode("the other")) is None
+    drafter.model._vocab_size = drafter.own.tokenizer.vocab_size + 9
+    assert [d.ids for d in made.generate(WORDS, Options(max_tokens=20))] == expected
+
+
+LETTERS = "abcdehnort.\u0120"  # the last is a space in byte-level vocabularies
+OTHER = (("o", "n"), ("a", "n"), ("t", "h"), ("th", "e"), ("\u0120", "o"), ("n", "e"))
+
+
+@pytest.fixture(scope="module")
+def strangers(folder) -> tuple[Path, Path]:
+    """A target and a draft whose letters are the same, but not the tokens that they make of them."""
+    target = write(folder / "letters", tokens=tokenizer(letters=LETTERS))
+    tokens = tokenizer(OTHER, letters=LETTERS)
+    return target, write(folder / "stranger", tokens=tokens, seed=4, near=target)
+
+
+WORDS = [
+    "the other. ",
+    "a",
+    "on and on and on a",
+    "the other one ate the bread on the other road. ",
+]
+
+
+def test_a_draft_with_other_tokens_drafts_through_text(strangers):
+    options = Options(max_tokens=30)
+    with pytest.raises(LoadError, match="--universal"):
+        TextGenerator.load(*strangers, device="cpu")
+    made = TextGenerator.load(*strangers, universal=True, gamma=4, batch=3, device="cpu")
+    plain = made.plain()
+    expected = [done.ids for done in plain.generate(WORDS, options)]
+    assert [done.ids for done in made.generate(WORDS, options)] == expected
+    assert made.stats.accepted > 10  # it is heard, and often right
+    hot = [Options(max_tokens=20, temperature=1.0, seed=i) for i in range(4)]
+    alone = [made.generate([text], each)[0].ids for text, each in zip(WORDS, hot, strict=True)]
+    numbers = [made.submit(text, each) for text, each in zip(WORDS, hot, strict=True)]
+    ended = {}
+    while not made.idle:
+        ended |= {e.number: e.completion for e in made.step() if e.completion is not None}
+    assert [ended[number].ids for number in numbers] == alone
+
+
+def test_a_stranger_that_is_the_target_in_other_tokens_is_mostly_right(strangers):
+    """Its drafts in target tokens: all of its text, and nothing of it twice."""
+    made = TextGenerator.load(*strangers, universal=True, gamma=4, device="cpu").engine.drafter
+    assert isinstance(made, UniversalDrafter)
+    target, own = made.target, made.own
+    committed = list(target.bare("the other on"))
+    for said in (" the", "e", " and a", "n"):
+        found = made._target_tokens(committed, list(own.bare("the other on")), list(own.bare(said)))
+        assert target.decode(found) == said
+    end = next(iter(made.ends))
+    assert made._target_tokens(committed, [], [*own.bare(" a"), end, 3])[-1] == made.target_end

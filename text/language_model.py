@@ -1,0 +1,163 @@
+"""Loading: the name of a language model to weights on a device, with their vocabulary.
+
+A local folder or a hub id, read by transformers' own loaders. Knows nothing of presets and decoding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from forescribe.speculative.device import Device
+from forescribe.speculative.errors import LoadError
+from forescribe.speculative.models.causal_lm import CausalDecoder, positions_of
+from forescribe.speculative.models.checkpoint_files import damaged, missing
+from forescribe.speculative.models.load_lock import loading
+from forescribe.speculative.models.quiet import quiet
+
+from .vocabulary import Vocabulary
+
+Role = Literal["model", "draft"]
+
+_WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+
+
+@dataclass(frozen=True, eq=False)
+class LanguageModel:
+    """A causal language model of transformers, and the tokens that it reads and writes."""
+
+    name: str  # as the user knows it
+    model: Any
+    vocabulary: Vocabulary
+    ends: frozenset[int]  # tokens that end a text
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens that it has room for: its vocabulary's, padded."""
+        return int(self.model.config.get_text_config().vocab_size)
+
+    @property
+    def positions(self) -> int:
+        """Those at which it can be decoded: see `causal_lm.positions_of`."""
+        return positions_of(self.model.config.get_text_config())
+
+
+@loading()
+def load(
+    name: str | Path, device: Device, *, role: Role = "model", network: bool = True
+) -> LanguageModel:
+    """The language model of a folder or hub id; `network` allows a download.
+
+    Raises LoadError, in one line that names the culprit: not found, no language model, weights that
+    do not fit their configuration, no tokenizer, a family whose tokens would not be its own (the
+    adapter is compared with the model here, see `speculative.models.agreement`).
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    folder = _folder(name, role, network)
+    try:
+        config = AutoConfig.from_pretrained(folder)
+        if config.is_encoder_decoder:
+            raise LoadError(f"{config.model_type} is no causal language model")
+        kind: Any = AutoModelForCausalLM
+        with quiet():
+            model, report = kind.from_pretrained(
+                folder, dtype=device.dtype, output_loading_info=True, ignore_mismatched_sizes=True
+            )
+        # transformers would fill gaps with random numbers, and the model would babble.
+        wrong = sorted(report["missing_keys"]) or sorted(str(k) for k in report["mismatched_keys"])
+        if wrong:
+            raise ValueError(f"its weights lack {wrong[0]}, or have it in another shape")
+        model = model.eval().to(device.torch)
+        CausalDecoder(model)
+    except torch.OutOfMemoryError:
+        raise
+    except LoadError as error:
+        raise LoadError(f"--{role} {name} cannot be loaded as a language model: {error}") from error
+    except Exception as error:  # safetensors, pickle, configuration: each has errors of its own
+        raise LoadError(
+            f"--{role} {name} cannot be loaded as a language model: "
+            f"{damaged(folder) or _line(error)}"
+        ) from error
+    tokenizer = _tokenizer(folder, name, role)
+    return LanguageModel(
+        str(name), model, Vocabulary(tokenizer, str(name)), _ends(model, tokenizer)
+    )
+
+
+def _tokenizer(folder: Path, name: str | Path, role: Role) -> Any:
+    from transformers import AutoTokenizer
+
+    try:
+        made = AutoTokenizer.from_pretrained(folder)
+        if not made.get_vocab().keys() - set(made.all_special_tokens):  # made of nothing
+            raise ValueError("it lacks tokenizer.json, or the files that it is made of")
+    except Exception as error:
+        raise LoadError(
+            f"--{role} {name} has no usable tokenizer: {damaged(folder) or _line(error)}"
+        ) from error
+    return made
+
+
+def check_draft(target: LanguageModel, draft: LanguageModel) -> None:
+    """Refuses a draft that does not write its target's tokens. Raises LoadError with the first that
+    differs."""
+    token = target.vocabulary.difference(draft.vocabulary)
+    if token is not None:
+        raise LoadError(
+            f"{draft.name} cannot draft for {target.name}: they have {token}; take a draft with the "
+            "same tokens, or let it draft through text (--universal)"
+        )
+
+
+def _ends(model: Any, tokenizer: Any) -> frozenset[int]:
+    """What `generate` would end at."""
+    for owner in (model.generation_config, model.config, tokenizer):
+        found = getattr(owner, "eos_token_id", None)
+        if found is not None:
+            return frozenset([found] if isinstance(found, int) else found)
+    return frozenset()
+
+
+def _folder(name: str | Path, role: Role, network: bool) -> Path:
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise LoadError(f"--{role} {name}: the folder holds no config.json of a language model")
+        if not any(True for pattern in _WEIGHTS for _ in folder.glob(pattern)):
+            raise LoadError(f"--{role} {name}: the folder holds no weights")
+        lost = missing(folder)
+        if lost is not None and lost != "weights":
+            raise LoadError(f"--{role} {name}: the folder holds no {lost}")
+        return folder
+    if isinstance(name, Path):
+        raise LoadError(f"--{role} {name}: there is no such folder")
+    if name.count("/") != 1 or name[0] in "./~":
+        raise LoadError(f"--{role} {name} is neither a local folder nor a hub id (owner/name)")
+    return _snapshot(name, role, network)
+
+
+def _snapshot(name: str, role: Role, network: bool) -> Path:
+    """From the hub's cache, or the hub."""
+    from huggingface_hub import snapshot_download
+
+    wanted = ["*.json", "*.txt", "*.jinja", "*.model", "*.safetensors"]
+    for cached in (True, False):
+        try:
+            return Path(snapshot_download(name, allow_patterns=wanted, local_files_only=cached))
+        except Exception as error:  # not cached; no network, no such model, a full disk
+            if not cached or not network:
+                why = "downloads are switched off" if cached else f"got no further: {_line(error)}"
+                raise LoadError(
+                    f"--{role} {name} is not in the model cache and {why}; run `hf download {name}` "
+                    "with a network, or give a local folder"
+                ) from error
+    raise AssertionError("the second try returns or raises")
+
+
+def _line(error: Exception) -> str:
+    """An error's first sentence: libraries append advice about themselves."""
+    return " ".join(str(error).split())[:300] or type(error).__name__

@@ -1,0 +1,74 @@
+"""Presets of text models: a target with the draft that fits it. Names in, names and folders out.
+
+A draft must write its target's tokens; within a family that is the smallest model as a rule. Nothing is
+loaded here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from forescribe.asr.model.hub import Role
+from forescribe.asr.model.presets import bundled_folder, folder_or_hub_id
+
+DEFAULT = "demo-text"
+NO_DRAFT = "none"
+NGRAM = "ngram"
+
+
+@dataclass(frozen=True)
+class Preset:
+    """`target` and `draft` are hub ids, or of `bundled` ones folders of the package."""
+
+    target: str
+    draft: str
+    note: str
+    bundled: bool = False
+
+
+@dataclass(frozen=True)
+class Pair:
+    """What to load, for `TextGenerator.load`. `draft` may also be "ngram"."""
+
+    target: str | Path
+    draft: str | Path | None
+
+
+PRESETS: Mapping[str, Preset] = {
+    "demo-text": Preset("text", "text-draft", "bundled, small: for trying and testing", True),
+    "qwen3-8b": Preset("Qwen/Qwen3-8B", "Qwen/Qwen3-0.6B", "conversations"),
+    "qwen2.5-7b": Preset("Qwen/Qwen2.5-7B-Instruct", "Qwen/Qwen2.5-0.5B-Instruct", "conversations"),
+    "llama-3.1-8b": Preset(
+        "meta-llama/Llama-3.1-8B-Instruct",
+        "meta-llama/Llama-3.2-1B-Instruct",
+        "conversations; its terms must be accepted on the hub",
+    ),
+    "gpt2-xl": Preset("openai-community/gpt2-xl", "openai-community/gpt2", "continues a text"),
+}
+
+
+def resolve(model: str | None, draft: str | None) -> Pair:
+    """The pair that a user means: presets, hub ids or local folders; None for a model is the bundled
+    one, for a draft the model's own. A model that no preset knows drafts from its own text ("ngram").
+    Raises ModelError where a name can be none of the three.
+    """
+    preset = PRESETS.get(model or DEFAULT)
+    target = _place(preset, preset.target) if preset else _name(model or DEFAULT, "model")
+    if draft == NO_DRAFT:
+        return Pair(target, None)
+    if draft is not None and draft != NGRAM:
+        other = PRESETS.get(draft)
+        return Pair(target, _place(other, other.draft) if other else _name(draft, "draft"))
+    if draft == NGRAM or preset is None:
+        return Pair(target, NGRAM)
+    return Pair(target, _place(preset, preset.draft))
+
+
+def _place(preset: Preset, name: str) -> str | Path:
+    return bundled_folder(name) if preset.bundled else name
+
+
+def _name(name: str, role: Role) -> str | Path:
+    return folder_or_hub_id(name, role, PRESETS)
