@@ -29,7 +29,7 @@ from .audio.reading import Input
 from .decode.rules import whisper_rules
 from .decode.transcriber import Decoded, Options, Outcome, Transcriber
 from .formats.transcript import seconds
-from .model.loading import Memory, Whisper
+from .model.loading import EncoderStates, Whisper
 from .printable import visible
 
 
@@ -102,7 +102,7 @@ def audit(
     """A report per recording. Raises UsageError for options that the model cannot serve."""
     drafting = Transcriber(whisper, batch=batch, gamma=gamma)
     plain = Transcriber(whisper, batch=batch, gamma=0)
-    keep = replace(options, keep_memory=True)
+    keep = replace(options, keep_encoder_states=True)
     ways = ((drafting, keep), (plain, keep), (drafting, replace(keep, gamma=0)))
     for source in sources:
         name = Outcome(source).name
@@ -155,8 +155,8 @@ def _difference(whisper: Whisper, plain: Decoded, other: Decoded, way: str) -> D
     )
     pair = [list(t[common : common + 1]) for t in (a, b)]
     margin = float("nan")
-    if all(pair) and plain.memory is not None:
-        logits = _logits(whisper, plain.memory, plain.result.request.prompt, a[:common])
+    if all(pair) and plain.encoder_states is not None:
+        logits = _logits(whisper, plain.encoder_states, plain.result.request.prompt, a[:common])
         margin = float(logits[pair[0][0]] - logits[pair[1][0]])
     words = [whisper.tokenizer.decode(ids, skip_special_tokens=False) for ids in pair]
     return Difference(plain.index, seconds(plain.start), common, words[0], words[1], way, margin)
@@ -164,14 +164,19 @@ def _difference(whisper: Whisper, plain: Decoded, other: Decoded, way: str) -> D
 
 @torch.inference_mode()
 def _logits(
-    whisper: Whisper, memory: Memory, prompt: tuple[int, ...], tokens: tuple[int, ...]
+    whisper: Whisper,
+    encoder_states: EncoderStates,
+    prompt: tuple[int, ...],
+    tokens: tuple[int, ...],
 ) -> torch.Tensor:
     """Processed logits `[V]` behind a prefix, by one forward without cache or batch."""
     device = whisper.device.torch
     prefix = torch.tensor([[*prompt, *tokens]], device=device)
     logits = (
         whisper.target(
-            encoder_outputs=(memory.target[None],), decoder_input_ids=prefix, use_cache=False
+            encoder_outputs=(encoder_states.target[None],),
+            decoder_input_ids=prefix,
+            use_cache=False,
         )
         .logits[:, -1:]
         .float()

@@ -105,7 +105,7 @@ def run(whisper: Whisper, batch: int, gamma: int | None, audio: Sequence[str]) -
     transcriber = Transcriber(whisper, batch=batch, gamma=gamma)
     tokens: Tokens = {}
     started = time.perf_counter()
-    for outcome in transcriber.transcribe(audio, Options(language="en", keep_memory=True)):
+    for outcome in transcriber.transcribe(audio, Options(language="en", keep_encoder_states=True)):
         if outcome.error is not None:
             raise outcome.error
         tokens |= {(outcome.name, each.index): each.result.tokens for each in outcome.decoded}

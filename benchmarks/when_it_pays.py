@@ -190,7 +190,9 @@ def speech_pair(device: Device) -> Decode:
     def decode(batch: int, gamma: int) -> tuple[Stats, Written]:
         transcriber = Transcriber(whisper, batch=batch, gamma=gamma)
         written: Written = {}
-        for outcome in transcriber.transcribe(audio, Options(language="en", keep_memory=True)):
+        for outcome in transcriber.transcribe(
+            audio, Options(language="en", keep_encoder_states=True)
+        ):
             if outcome.error is not None:
                 raise outcome.error
             written |= {(outcome.name, w.index): w.result.tokens for w in outcome.decoded}

@@ -64,7 +64,7 @@ class Device:
         return self.kind != "cpu"
 
     @property
-    def rounds_per_look(self) -> int:
+    def rounds_per_poll(self) -> int:
         """Rounds between two looks of the host at `active`: a look stalls an asynchronous device."""
         return {"cpu": 1, "mps": 2, "cuda": 2, "hpu": 4}[self.kind]
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-from .rounds.accept import draw, law
+from .rounds.accept import distribution, draw
 from .rounds.noise import Stream, uniform
 from .rounds.sampling import enter, penalise
 from .types import Mode, Prefix, Processor, Request, Rows
@@ -44,7 +44,7 @@ def decode(
             logits = processor(logits, view)
         if row.mode.penalised:
             logits = penalise(row, logits, view)
-        probabilities = law(row, logits)[0, 0]
+        probabilities = distribution(row, logits)[0, 0]
         here = torch.tensor(len(tokens))  # a round of one token starts where it writes
         u = uniform(torch.tensor(request.seed), here, here, Stream.EXTRA)
         tokens.append(int(draw(probabilities, u)))

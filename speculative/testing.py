@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .types import Draft, Law, Request, Rows, Scores, Topology, Verdict
+from .types import Distribution, Draft, Request, Rows, Scores, Topology, Verdict
 
 POISON = 1e3
 
@@ -45,35 +45,35 @@ class TinyModel:
         self.bias = normal(8, width)
         self.vocab_size, self.max_positions = vocab, positions
         self.values = torch.empty(0)
-        self.memory = torch.empty(0)
+        self.encoder_states = torch.empty(0)
 
     def allocate(self, batch: int, slots: int) -> None:
         self.values = torch.full((batch, slots, self.head.shape[0]), POISON, dtype=torch.float64)
-        self.memory = torch.zeros(batch, dtype=torch.int64)
+        self.encoder_states = torch.zeros(batch, dtype=torch.int64)
 
     def _embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
         at = positions.clamp(0, self.max_positions - 1)
         return self.embedding[tokens] * torch.cos(self.phase[at])
 
-    def _read(self, values: Tensor, sees: Tensor, memory: Tensor) -> Scores:
+    def _read(self, values: Tensor, sees: Tensor, encoder_states: Tensor) -> Scores:
         """`values [B, T, D]`, `sees [B, N, T]`; the state is squashed so that no token dominates."""
         seen = torch.where(sees[..., None], values[:, None], 0.0).sum(2)  # [B, N, D]
-        state = torch.sin(3 * seen + self.bias[memory][:, None])
+        state = torch.sin(3 * seen + self.bias[encoder_states][:, None])
         return Scores((state @ self.head).float(), state.float())
 
-    def forward(self, tokens: Tensor, memory: int = 0) -> Tensor:
+    def forward(self, tokens: Tensor, encoder_states: int = 0) -> Tensor:
         """Logits `[L, V]` of a whole prefix, for the oracle."""
         values = self._embed(tokens, torch.arange(len(tokens)))[None]
         sees = torch.ones(len(tokens), len(tokens), dtype=torch.bool).tril()[None]
-        return self._read(values, sees, torch.tensor([memory])).logits[0]
+        return self._read(values, sees, torch.tensor([encoder_states])).logits[0]
 
-    def prefill(self, rows: Tensor, tokens: Tensor, memory: Sequence[Any]) -> Tensor:
+    def prefill(self, rows: Tensor, tokens: Tensor, encoder_states: Sequence[Any]) -> Tensor:
         length = tokens.shape[1]
         values = self._embed(tokens, torch.arange(length).expand_as(tokens))
         self.values[rows, :length] = values
-        self.memory[rows] = torch.tensor([m or 0 for m in memory])
+        self.encoder_states[rows] = torch.tensor([m or 0 for m in encoder_states])
         sees = torch.ones(length, length, dtype=torch.bool).tril().expand(len(rows), -1, -1)
-        return self._read(values, sees, self.memory[rows]).logits
+        return self._read(values, sees, self.encoder_states[rows]).logits
 
     def score(
         self, tokens: Tensor, start: Tensor, *, reach: int, topology: Topology | None = None
@@ -90,7 +90,7 @@ class TinyModel:
         self.values.scatter_(1, slots[..., None].expand_as(values), values)
         inside = (offset >= 0) & (offset < nodes)
         seen = ancestry[:, offset.clamp(0, nodes - 1)].permute(1, 0, 2) & inside[:, None]
-        return self._read(self.values[:, :reach], seen | (offset < 0)[:, None], self.memory)
+        return self._read(self.values[:, :reach], seen | (offset < 0)[:, None], self.encoder_states)
 
     def commit(self, start: Tensor, path: Tensor) -> None:
         index = (start[:, None] + path)[..., None].expand(-1, -1, self.values.shape[2])
@@ -110,8 +110,8 @@ class ScriptedDrafter:
         self.scripts, self.fill = scripts, fill
         self.script = torch.empty(0)
 
-    def law(self, *, sampling: bool) -> Law:
-        return Law.ONE_HOT
+    def distribution(self, *, sampling: bool) -> Distribution:
+        return Distribution.ONE_HOT
 
     def allocate(self, batch: int, slots: int, device: torch.device) -> None:
         self.script = torch.full((batch, 2 * slots), self.fill, dtype=torch.int64, device=device)

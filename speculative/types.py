@@ -32,7 +32,7 @@ class Guarantee(Enum):
     LOSSY = "lossy"
 
 
-class Law(Enum):
+class Distribution(Enum):
     """The law a drafter drew its tokens from; a rule names the laws it can verify exactly."""
 
     ONE_HOT = "one-hot"  # all mass on the proposed token: n-gram, retrieval, greedy drafts
@@ -260,7 +260,7 @@ class Rows:
         return self.tokens.shape[0]
 
     @property
-    def dump(self) -> int:
+    def scratch(self) -> int:
         """The slot whose content nobody reads."""
         return self.tokens.shape[1] - 1
 
@@ -271,7 +271,7 @@ class Rows:
     def clear(self, row: int) -> None:
         """Makes a row as empty as at the start: nothing of its sequence is read again."""
         ranks = self.ranked.shape[2]
-        empty = Rows.empty(1, self.dump, self.tokens.device, ranks).tensors()
+        empty = Rows.empty(1, self.scratch, self.tokens.device, ranks).tensors()
         for name, tensor in self.tensors().items():
             tensor[row] = empty[name][0]
 
@@ -300,7 +300,9 @@ class Request:
     """One sequence to decode. Raises `RequestError` for impossible numbers."""
 
     prompt: tuple[int, ...]
-    memory: Any = None  # what the models condition on besides tokens; passed through untouched
+    encoder_states: Any = (
+        None  # what the models condition on besides tokens; passed through untouched
+    )
     max_new_tokens: int | None = None  # None: up to the model's last position
     temperature: float = 0.0
     sampling: Sampling = Sampling()
@@ -390,7 +392,7 @@ class Model(Protocol):
     def allocate(self, batch: int, slots: int) -> None:
         """Takes memory for `batch` rows of `slots` token slots, zeroed."""
 
-    def prefill(self, rows: Tensor, tokens: Tensor, memory: Sequence[Any]) -> Tensor:
+    def prefill(self, rows: Tensor, tokens: Tensor, encoder_states: Sequence[Any]) -> Tensor:
         """Writes the prompts `tokens [K, P]` (right-padded) into `rows [K]`; logits `[K, P, V]`, or
         `[K, 0, V]` of a family that is never probed: a long prompt's take more memory than the model."""
 
@@ -409,7 +411,7 @@ class Model(Protocol):
 class Drafter(Protocol):
     """Proposes, and learns from the outcome."""
 
-    def law(self, *, sampling: bool) -> Law:
+    def distribution(self, *, sampling: bool) -> Distribution:
         """What its drafts are drawn from, in rounds with and without rows above temperature 0."""
 
     def allocate(self, batch: int, slots: int, device: torch.device) -> None: ...
@@ -435,16 +437,16 @@ class Rule(Protocol):
     """Decides how much of a draft is kept, and which token follows."""
 
     name: str
-    laws: frozenset[Law]  # the drafts it can verify
+    distributions: frozenset[Distribution]  # the drafts it can verify
 
-    def guarantee(self, law: Law) -> Guarantee: ...
+    def guarantee(self, distribution: Distribution) -> Guarantee: ...
 
     def __call__(self, rows: Rows, draft: Draft, logits: Tensor) -> Verdict:
         """`logits [B, N, V]` are processed, not yet divided by the temperature."""
 
 
 @dataclass(frozen=True)
-class Look:
+class Poll:
     """What the rounds since the host's last look came to, over all rows."""
 
     gamma: int
@@ -465,5 +467,5 @@ class Schedule(Protocol):
     def choose(self, *, sampling: bool) -> int:
         """Gamma until the host looks again; `sampling` where a row is above temperature 0."""
 
-    def learn(self, look: Look) -> None:
+    def learn(self, poll: Poll) -> None:
         """What came of it."""

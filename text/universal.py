@@ -14,7 +14,7 @@ from itertools import takewhile
 import torch
 from torch import Tensor
 
-from forescribe.speculative.types import Draft, Law, Model, Request, Rows, Scores, Verdict
+from forescribe.speculative.types import Distribution, Draft, Model, Request, Rows, Scores, Verdict
 
 from .detokenizer import BROKEN
 from .vocabulary import Vocabulary
@@ -46,8 +46,8 @@ class UniversalDrafter:
         self.fed: list[list[int]] = []  # by row: the draft's tokens that its cache holds
         self.slots = 0
 
-    def law(self, *, sampling: bool) -> Law:
-        return Law.ONE_HOT
+    def distribution(self, *, sampling: bool) -> Distribution:
+        return Distribution.ONE_HOT
 
     def allocate(self, batch: int, slots: int, device: torch.device) -> None:
         # The same text may be more tokens here than there.

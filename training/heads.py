@@ -87,8 +87,10 @@ def read(whisper: Whisper, mel: LogMel, speech: Sequence[TimedSpeech]) -> list[R
         features = mel([each.samples for each in group])
         texts = ["".join(f" {word.text}" for word in each.words) for each in group]
         work = [
-            Utterance(memory, prompt, _tokens(whisper, text), len(each.samples))
-            for each, text, memory in zip(group, texts, whisper.encode(features), strict=True)
+            Utterance(encoder_states, prompt, _tokens(whisper, text), len(each.samples))
+            for each, text, encoder_states in zip(
+                group, texts, whisper.encode(features), strict=True
+            )
         ]
         heard = attention(whisper, work, all_heads(whisper))
         for row, (each, text) in enumerate(zip(group, texts, strict=True)):

@@ -23,7 +23,7 @@ from forescribe.speculative.types import Finish, Request, Result
 from ..audio.reading import Input, Open, Recording, open_audio
 from ..errors import ForescribeError, UsageError, out_of_memory
 from ..formats.transcript import Notice, Segment, Transcript, Word, Writer, seconds
-from ..model.loading import Memory
+from ..model.loading import EncoderStates
 from ..model.special_tokens import AUTO, language_code
 from ..segment.pauses import Pause, pauses, within
 from ..segment.vad import Detector, SileroDetector
@@ -186,7 +186,7 @@ class Call:
         if decoded is not None:
             self._keep_window(ticket, decoded)
             if self.options.words:
-                self._time(ticket, decoded, ended.request.memory)
+                self._time(ticket, decoded, ended.request.encoder_states)
         return decoded
 
     def _judged(self, ticket: Ticket, result: Result) -> Decoded | None:
@@ -254,7 +254,7 @@ class Call:
     def _decoded(
         self, ticket: Ticket, result: Result, judgement: Judgement, reason: str | None
     ) -> Decoded:
-        request, keep = result.request, self.options.keep_memory
+        request, keep = result.request, self.options.keep_encoder_states
         # What still fails at the last temperature is kept, as Whisper does, unless it is no number.
         refused = judgement is Judgement.RETRY
         broken = refused and not math.isfinite(mean_logprob(result.logprobs))
@@ -267,12 +267,12 @@ class Call:
             start=ticket.start,
             end=ticket.end,
             language=ticket.language,
-            result=replace(result, request=replace(request, memory=None, tag=None)),
+            result=replace(result, request=replace(request, encoder_states=None, tag=None)),
             tokens=result.tokens,
             state="failed" if broken else "silent" if silent else "decoded",
             reason=None if refused and not broken else reason,
             doubt=doubt,
-            memory=request.memory if keep else None,
+            encoder_states=request.encoder_states if keep else None,
         )
 
     # -- guards and words -------------------------------------------------------------------------
@@ -305,9 +305,9 @@ class Call:
             request, temperature=temperature, seed=seed_of(request.tag.start, temperature)
         )
 
-    def _time(self, ticket: Ticket, decoded: Decoded, memory: Memory) -> None:
+    def _time(self, ticket: Ticket, decoded: Decoded, encoder_states: EncoderStates) -> None:
         """Times a window's words, together with others of the batch."""
-        self.untimed.append((ticket, replace(decoded, memory=memory)))
+        self.untimed.append((ticket, replace(decoded, encoder_states=encoder_states)))
         if len(self.untimed) >= self.t.batch:
             self._time_all()
 
@@ -341,10 +341,10 @@ class Call:
         return words(tokenizer, decoded.language, texts, times, quiet, decoded.start, written)
 
     def _utterance(self, decoded: Decoded, segments: list[tuple[Stretch, str]]) -> Utterance:
-        assert decoded.memory is not None
+        assert decoded.encoder_states is not None
         prompt = self.special.prompt(decoded.language, self.options.task, timestamps=False)
         tokens = tuple(token for part, _ in segments for token in part.tokens)
-        return Utterance(decoded.memory, prompt, tokens, decoded.length)
+        return Utterance(decoded.encoder_states, prompt, tokens, decoded.length)
 
     def _written(self, decoded: Decoded, segments: list[tuple[Stretch, str]]) -> list[Writer]:
         """Who wrote the segments' tokens. Of a sequential window only the first tokens count."""
@@ -461,7 +461,7 @@ class Call:
         language = self.language or self._spoken_in(job, heard)
         quiet = self._pauses(heard.features, window.length)
         ticket = Ticket(job, window.index, window.start, window.end, language, quiet)
-        return self._request(ticket, heard.memory, self.previous)
+        return self._request(ticket, heard.encoder_states, self.previous)
 
     def _fault(self, job: Job, window: Window, error: Exception) -> Fault:
         """As if the engine had failed at the window: there is one way for faults."""
@@ -473,7 +473,9 @@ class Call:
     def _pauses(self, features: Tensor, length: int) -> tuple[Pause, ...]:
         return pauses(features, length) if self.options.words else ()
 
-    def _request(self, ticket: Ticket, memory: Memory, previous: tuple[int, ...]) -> Request:
+    def _request(
+        self, ticket: Ticket, encoder_states: EncoderStates, previous: tuple[int, ...]
+    ) -> Request:
         """The request of a window; `previous` is the text before it."""
         prompt = self.special.prompt(
             ticket.language,
@@ -483,7 +485,7 @@ class Call:
         )
         request = Request(
             prompt=prompt,
-            memory=memory,
+            encoder_states=encoder_states,
             gamma=self._gamma(ticket.language),
             hint=previous,
             probe=self.t.no_speech.probe(prompt),
@@ -616,7 +618,7 @@ class Call:
             settings=self.t.settings(self.options),
             stats=accounting.stats(done, wall),
         )
-        kept = tuple(done) if self.options.keep_memory else ()
+        kept = tuple(done) if self.options.keep_encoder_states else ()
         return Outcome(job.source, transcript, wall_s=wall, decoded=kept)
 
     def _warnings(self, job: Job, done: Sequence[Decoded]) -> list[Notice]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..model.loading import Memory
+from ..model.loading import EncoderStates
 from ..segment.windows import Samples
 from .isolation import each
 
@@ -26,7 +26,7 @@ class Heard:
     """A window: features `[M, F]`, encoder states and, if it was wanted, language and probability."""
 
     features: Tensor
-    memory: Memory
+    encoder_states: EncoderStates
     language: tuple[str, float] | None
 
 
@@ -51,27 +51,27 @@ def heard(
 ) -> list[Heard | Exception]:
     """Likewise of features `[B, M, F]`; raises what a model raises."""
     whisper = transcriber.whisper
-    memories = whisper.encode(features)
-    sound = _finite(memories)
+    encoded = whisper.encode(features)
+    sound = _finite(encoded)
     asking = [i for i, wants in enumerate(wanting) if wants and sound[i]]
-    told = whisper.detect_language([memories[i] for i in asking]) if asking else []
+    told = whisper.detect_language([encoded[i] for i in asking]) if asking else []
     languages = dict(zip(asking, told, strict=True))
     return [
-        Heard(features[i], memory, languages.get(i))
+        Heard(features[i], encoder_states, languages.get(i))
         if sound[i]
         else NotFinite("the encoder's numbers are not finite")
-        for i, memory in enumerate(memories)
+        for i, encoder_states in enumerate(encoded)
     ]
 
 
-def _finite(memories: Sequence[Memory]) -> list[bool]:
+def _finite(encoded: Sequence[EncoderStates]) -> list[bool]:
     """By window; one read of the device for all. NaN would spoil the detected language too."""
     found: list[bool] = torch.stack(
         [
             torch.stack(
                 [part.isfinite().all() for part in (m.target, m.draft) if part is not None]
             ).all()
-            for m in memories
+            for m in encoded
         ]
     ).tolist()
     return found

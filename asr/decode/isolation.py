@@ -78,7 +78,7 @@ class Isolated:
 
     def settle(self) -> None:
         """Frees at once what was cancelled; what ends meanwhile comes with the next step."""
-        for _ in range(self.engine.device.rounds_per_look + 1):
+        for _ in range(self.engine.device.rounds_per_poll + 1):
             if self.engine.idle:
                 return
             self._ended = self.step()

@@ -33,7 +33,9 @@ class Options:
     # window starts at the last timestamp before; recordings share the batch, windows cannot.
     long_form: Literal["windows", "sequential"] = "windows"
     condition_on_previous_text: bool = True  # sequential only
-    keep_memory: bool = False  # for audits: the outcome holds every window's tokens and memory
+    keep_encoder_states: bool = (
+        False  # for audits: the outcome holds every window's tokens and memory
+    )
 
     def __post_init__(self) -> None:
         if self.task not in TASKS:

@@ -17,7 +17,7 @@ from ..errors import ForescribeError
 from ..formats.transcript import Segment, State, Transcript
 
 if TYPE_CHECKING:
-    from ..model.loading import Memory
+    from ..model.loading import EncoderStates
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Decoded:
     tokens: tuple[int, ...]  # of the result's, those that count
     state: State = "decoded"
     reason: str | None = None  # why its text does not count, where it does not
-    memory: Memory | None = None
+    encoder_states: EncoderStates | None = None
     doubt: str | None = None  # why the guards refused its text, where it was kept nevertheless
 
     @property
@@ -52,7 +52,7 @@ class Outcome:
     transcript: Transcript | None = None
     error: ForescribeError | None = None
     wall_s: float = 0.0  # from its first block to its last word, beside the others
-    decoded: tuple[Decoded, ...] = ()  # with `Options.keep_memory`
+    decoded: tuple[Decoded, ...] = ()  # with `Options.keep_encoder_states`
 
     @property
     def name(self) -> str:

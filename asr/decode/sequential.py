@@ -96,7 +96,7 @@ class SequentialCall(Call):
         language = self.language or job.language or self._spoken_in(job, one)
         quiet = self._pauses(features, window.end - window.start)
         ticket = replace(window, language=language, pauses=quiet)
-        return self._request(ticket, one.memory, chain.previous)
+        return self._request(ticket, one.encoder_states, chain.previous)
 
     def _done(self, job: Job) -> bool:
         chain = self.chains[job]

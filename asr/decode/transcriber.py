@@ -69,7 +69,7 @@ class Transcriber:
         self.no_speech = NoSpeech.of(generation)
         drafter = None if gamma == 0 else self._drafter()
         self.engine = Engine(
-            WhisperDecoder(whisper.target, lambda memory: memory.target),
+            WhisperDecoder(whisper.target, lambda encoder_states: encoder_states.target),
             drafter,
             batch=batch,
             eos=whisper.tokens.ends,
@@ -124,7 +124,7 @@ class Transcriber:
         # The rules are not applied to drafts: they cost as much as a small draft's forward, and a
         # draft made by distillation has learnt what the rules allow.
         return ModelDrafter(
-            WhisperDecoder(self.whisper.draft, lambda memory: memory.draft),
+            WhisperDecoder(self.whisper.draft, lambda encoder_states: encoder_states.draft),
             confidence=confidence_for(self.gamma, self.whisper.device),
         )
 

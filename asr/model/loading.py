@@ -35,7 +35,7 @@ _FEATURES = ("preprocessor_config.json", "processor_config.json")  # one of them
 
 
 @dataclass(frozen=True)
-class Memory:
+class EncoderStates:
     """What a window's decoding is conditioned on: encoder states `[S, D]` for both models."""
 
     target: Tensor
@@ -56,7 +56,7 @@ class Whisper:
     shared_encoder: bool  # the draft hears through the target's encoder
 
     @torch.inference_mode()
-    def encode(self, features: Tensor) -> list[Memory]:
+    def encode(self, features: Tensor) -> list[EncoderStates]:
         """Memories of windows from features `[B, M, F]`; one encoder pass, or two."""
         rows = len(features)
         if self.device.static_shapes:  # a batch of another size would be a shape of its own
@@ -64,9 +64,9 @@ class Whisper:
             features = torch.cat([features, features[-1:].expand(padding, -1, -1)])
         states = self._encoded(self.target, features)[:rows]
         if self.draft is None:
-            return [Memory(s) for s in states]
+            return [EncoderStates(s) for s in states]
         drafts = states if self.shared_encoder else self._encoded(self.draft, features)[:rows]
-        return [Memory(s, d) for s, d in zip(states, drafts, strict=True)]
+        return [EncoderStates(s, d) for s, d in zip(states, drafts, strict=True)]
 
     def _encoded(self, model: Any, features: Tensor) -> list[Tensor]:
         """States `[S, D]` by row. Copies: a view would hold the whole batch for as long as one of its
@@ -78,15 +78,15 @@ class Whisper:
         ]
 
     @torch.inference_mode()
-    def detect_language(self, memories: list[Memory]) -> list[tuple[str, float]]:
+    def detect_language(self, encoded: list[EncoderStates]) -> list[tuple[str, float]]:
         """The likeliest language of each window and its probability among the languages.
 
         One decoder step over start-of-transcript (Radford et al. 2022, section 2.3).
         """
         if not self.tokens.multilingual:
-            return [("en", 1.0)] * len(memories)
-        start = torch.full((len(memories), 1), self.tokens.start, device=self.device.torch)
-        states = torch.stack([m.target for m in memories])
+            return [("en", 1.0)] * len(encoded)
+        start = torch.full((len(encoded), 1), self.tokens.start, device=self.device.torch)
+        states = torch.stack([m.target for m in encoded])
         hidden = self.target.model.decoder(
             input_ids=start, encoder_hidden_states=states, use_cache=False
         ).last_hidden_state

@@ -24,7 +24,7 @@ from ..decode.isolation import Ended
 from ..decode.options import Options
 from ..decode.outcome import Decoded
 from ..formats.transcript import Notice, Segment, Word, seconds
-from ..model.loading import Memory
+from ..model.loading import EncoderStates
 from ..segment.vad import Detector
 from ..segment.windows import Window, WindowOptions, cut
 from .submission import Listener, Submission
@@ -221,9 +221,9 @@ class Planned(Submission):
                 self.grouped(self._whole(self.job, k))
         return decoded
 
-    def _time(self, ticket: Ticket, decoded: Decoded, memory: Memory) -> None:
+    def _time(self, ticket: Ticket, decoded: Decoded, encoder_states: EncoderStates) -> None:
         """Later, with the rest of its group. Costs the memories of the groups that are under way."""
-        self.untimed.append((ticket, replace(decoded, memory=memory)))
+        self.untimed.append((ticket, replace(decoded, encoder_states=encoder_states)))
 
     def _whole(self, job: Job, k: int) -> Group:
         own = set(self.plan.groups[k])
@@ -272,7 +272,7 @@ def _decoded_to_dict(decoded: Decoded) -> dict[str, Any]:
     }
 
 
-_APART = frozenset({"result", "memory"})
+_APART = frozenset({"result", "encoder_states"})
 _OF_REQUEST = ("prompt", "temperature", "seed", "gamma")
 """What a transcript tells of a request; its memory is gigabytes, its rules are the model's."""
 

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..model.loading import Memory, Whisper
+from ..model.loading import EncoderStates, Whisper
 from ..model.special_tokens import SAMPLES_PER_STEP
 
 MEDIAN = 7
@@ -30,7 +30,7 @@ MEDIAN = 7
 class Utterance:
     """A window's text to be timed. `prompt` ends with <|notimestamps|>; `length` in samples."""
 
-    memory: Memory
+    encoder_states: EncoderStates
     prompt: tuple[int, ...]
     tokens: tuple[int, ...]  # text only
     length: int
@@ -83,7 +83,7 @@ def attention(
     rows = [[*u.prompt, *u.tokens, end][:positions] for u in utterances]
     longest = max(map(len, rows))
     tokens = torch.tensor([row + [end] * (longest - len(row)) for row in rows], device=place)
-    states = torch.stack([u.memory.target for u in utterances])
+    states = torch.stack([u.encoder_states.target for u in utterances])
     with _listening(whisper, heads) as caught:
         hidden = whisper.target.model.decoder(
             input_ids=tokens, encoder_hidden_states=states, use_cache=False

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from ..device import Device
-from ..rounds.accept import draw, law
+from ..rounds.accept import distribution, draw
 from ..rounds.noise import Stream, uniform
 from ..rounds.sampling import penalise
-from ..types import Draft, Law, Model, Prefix, Processor, Request, Rows, Scores, Verdict
+from ..types import Distribution, Draft, Model, Prefix, Processor, Request, Rows, Scores, Verdict
 
 CONFIDENCE = 0.2
 """Where the draft gives itself one chance in five, it ends. The bundled text pair wrote most per second with
@@ -50,8 +50,8 @@ class ModelDrafter:
         self.processors = tuple(processors)
         self.confidence = confidence
 
-    def law(self, *, sampling: bool) -> Law:
-        return Law.DENSE if sampling else Law.ONE_HOT
+    def distribution(self, *, sampling: bool) -> Distribution:
+        return Distribution.DENSE if sampling else Distribution.ONE_HOT
 
     def allocate(self, batch: int, slots: int, device: torch.device) -> None:
         self.model.allocate(batch, slots)
@@ -60,7 +60,7 @@ class ModelDrafter:
         return gamma
 
     def admit(self, rows: Tensor, tokens: Tensor, requests: Sequence[Request]) -> None:
-        self.model.prefill(rows, tokens, [r.memory for r in requests])
+        self.model.prefill(rows, tokens, [r.encoder_states for r in requests])
 
     def catch_up(self, rows: Rows, start: Tensor, count: int) -> None:
         slots = start[:, None] + torch.arange(count, device=start.device)
@@ -82,7 +82,7 @@ class ModelDrafter:
             slot = lengths + depth  # of the token drafted now
             logits = self._process(logits, rows, known, slot - 1)  # [B, 1, V]
             if rows.mode.sampling:
-                q = law(rows, logits)[:, 0]
+                q = distribution(rows, logits)[:, 0]
                 token = draw(q, uniform(rows.seed, lengths, slot, Stream.DRAFT))
                 probs.append(q)
             else:

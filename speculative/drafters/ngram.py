@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..types import Draft, Law, Request, Rows, Scores, Verdict
+from ..types import Distribution, Draft, Request, Rows, Scores, Verdict
 
 _NOTHING = -1
 
@@ -29,8 +29,8 @@ class NgramDrafter:
         self.longest, self.shortest, self.hint_slots = longest, shortest, hint_slots
         self.hints: Tensor | None = None  # [B, hint_slots], right-aligned, -1 in front
 
-    def law(self, *, sampling: bool) -> Law:
-        return Law.ONE_HOT
+    def distribution(self, *, sampling: bool) -> Distribution:
+        return Distribution.ONE_HOT
 
     def allocate(self, batch: int, slots: int, device: torch.device) -> None:
         shape = (batch, self.hint_slots)
@@ -55,7 +55,7 @@ class NgramDrafter:
         assert self.hints is not None
         hint = self.hints
         gap = torch.full_like(hint[:, :1], _NOTHING)  # no match may straddle hint and text
-        known = torch.arange(rows.dump, device=hint.device) < rows.lengths[:, None]
+        known = torch.arange(rows.scratch, device=hint.device) < rows.lengths[:, None]
         text = torch.cat([hint, gap, rows.tokens[:, :-1].where(known, _NOTHING)], dim=1)  # [B, L]
         end = self.hint_slots + 1 + rows.lengths  # [B], one past the pending token
         column = torch.arange(text.shape[1], device=text.device)

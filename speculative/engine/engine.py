@@ -28,16 +28,16 @@ from ..device import Device, choose
 from ..drafters.model_drafter import ModelDrafter
 from ..errors import BrokenError, DecodingError, RequestError
 from ..rounds.accept import GreedyMatch, TokenRejection
-from ..rounds.round import Parts, play
+from ..rounds.round import Parts, run_round
 from ..types import (
+    Distribution,
     Drafter,
     Finish,
     Guarantee,
-    Law,
-    Look,
     Mode,
     Model,
     Partial,
+    Poll,
     Processor,
     Ranked,
     Request,
@@ -164,7 +164,7 @@ class Engine:
         self._rounds = self._target_forwards = self._draft_forwards = self._faults = 0
         self._width = 0  # drafts of the last round
         self._clock = clock
-        self._since_look, self._look_began, self._gamma = 0, 0.0, 0
+        self._since_poll, self._poll_began, self._gamma = 0, 0.0, 0
         self._unread = 0  # tokens, at most, that rounds without drafts wrote into a row
         self._unread_prompts: dict[int, Request] = {}  # by row, which the drafter has not read
         # Judged and accepted drafts and row rounds that the schedule knows of.
@@ -176,7 +176,7 @@ class Engine:
         self.broken: BrokenError | None = None
         for sampling in (False, True):
             if self._drafting:
-                _check(self._pick_rule(sampling), self._law(sampling))
+                _check(self._pick_rule(sampling), self._distribution(sampling))
 
     # -- requests ---------------------------------------------------------------------------------
 
@@ -278,7 +278,7 @@ class Engine:
 
         `known` says how many tokens of a text, by tag, need not be told again.
         """
-        if self._since_look or self.broken is not None:
+        if self._since_poll or self.broken is not None:
             return []
         try:
             with self.device.guard():
@@ -328,18 +328,18 @@ class Engine:
             self._fail_all(error)
 
     def _step(self) -> None:
-        if self._since_look == 0:  # so that gamma is chosen for the rows that there are
+        if self._since_poll == 0:  # so that gamma is chosen for the rows that there are
             self._admit()
         busy = [slot for slot in self._slots if slot is not None]
         if not busy:
-            self._since_look = 0
+            self._since_poll = 0
             return
         if all(slot.cancelled for slot in busy):
             self._retire()
             return
         self._play(self._mode([slot.request for slot in busy]))
-        self._since_look += 1
-        if self._since_look >= self.device.rounds_per_look or self._waiting:
+        self._since_poll += 1
+        if self._since_poll >= self.device.rounds_per_poll or self._waiting:
             self._retire()
 
     @torch.inference_mode()
@@ -365,16 +365,16 @@ class Engine:
         return next((mode for mode in self._modes if mode.covers(need)), need)
 
     def _play(self, mode: Mode) -> None:
-        if self._since_look == 0:
+        if self._since_poll == 0:
             self._gamma = self._choose(mode)
             if self._gamma:
                 self._introduce()
                 self._catch_up()
-            self._look_began = self._clock()
+            self._poll_began = self._clock()
         gamma = self._gamma
         # A draft feeds the last two tokens itself; of those before it lacks one per plain round.
         self._unread += gamma == 0
-        self._longest = min(self._longest + gamma + 1, self.rows.dump)
+        self._longest = min(self._longest + gamma + 1, self.rows.scratch)
         reach = next(r for r in self._reaches() if r >= self._longest)
         drafting = [row for row, slot in self._occupied() if slot.draft_error is None]
         plain = [row for row, slot in self._occupied() if slot.draft_error is not None]
@@ -453,14 +453,14 @@ class Engine:
         """The drafter reads the last `tokens` of every row, and more where its shape asks for it."""
         assert self.drafter is not None
         rows = self.rows
-        rows.reach, count = rows.dump, min(CATCH_UP, rows.dump - 1)
+        rows.reach, count = rows.scratch, min(CATCH_UP, rows.scratch - 1)
         for passes in range(-(-tokens // count), 0, -1):
             start = (rows.lengths - 2 - passes * count).clamp_min(0)  # two are fed by `propose`
             self.drafter.catch_up(rows, start, count)
             self._draft_forwards += self.drafter.forwards(1)
 
     def _reaches(self) -> list[int]:
-        slots = self.rows.dump
+        slots = self.rows.scratch
         return [*(r for r in REACH_BUCKETS if r < slots), slots]
 
     def _round(self, gamma: int, mode: Mode, reach: int) -> Callable[[], None]:
@@ -474,7 +474,7 @@ class Engine:
 
             def captured() -> None:
                 self.rows.mode, self.rows.reach = mode, reach
-                play(self.rows, parts, gamma, self._counters)
+                run_round(self.rows, parts, gamma, self._counters)
 
             with self._only(()):  # capturing runs a few rounds
                 graphed = self.device.graph(captured)
@@ -491,7 +491,7 @@ class Engine:
         self.rows.mode, self.rows.reach = mode, reach
         self._marked = None
         self._watch.start()
-        self._width = play(self.rows, parts, gamma, self._counters, self._mark)
+        self._width = run_round(self.rows, parts, gamma, self._counters, self._mark)
 
     def _mark(self, stage: str) -> None:
         self._marked = stage
@@ -521,7 +521,7 @@ class Engine:
         limits = [self._limit(request) for request in requests]
         admission.write(self.rows, rows, requests, limits, self.max_gamma)
         index, tokens, all_ = admission.prompts(rows, requests, self.device, self.max_tokens)
-        logits = self.target.prefill(index, tokens, [r.memory for r in all_])
+        logits = self.target.prefill(index, tokens, [r.encoder_states for r in all_])
         probes = [admission.probabilities(logits[i], r) for i, r in enumerate(requests)]
         begun = [len(r.prompt) < limit for r, limit in zip(requests, limits, strict=True)]
         self.rows.active[index[: len(rows)]] = torch.tensor(begun, device=self.device.torch)
@@ -606,7 +606,7 @@ class Engine:
         for row, slot in self._occupied():
             self._vacate(row)
             slot.inbox.put(failed(slot.request, found))
-        self._since_look, self._unread, self._longest = 0, 0, 1
+        self._since_poll, self._unread, self._longest = 0, 0, 1
         try:
             with self.device.guard():
                 for row in range(self.batch):
@@ -623,8 +623,8 @@ class Engine:
 
     def _retire(self) -> None:
         active: list[bool] = self.rows.active.tolist()
-        self._teach(self._clock() - self._look_began)
-        self._since_look = 0
+        self._teach(self._clock() - self._poll_began)
+        self._since_poll = 0
         for row, slot in self._occupied():
             if not active[row]:
                 self._end(row, slot)
@@ -666,11 +666,11 @@ class Engine:
         judged, accepted, row_rounds = (a - b for a, b in zip(known, self._learnt, strict=True))
         self._learnt = known
         disturbed, self._disturbed = self._disturbed, False
-        if disturbed or not self._since_look:
+        if disturbed or not self._since_poll:
             return
-        look = Look(
+        poll = Poll(
             gamma=self._gamma,
-            rounds=self._since_look,
+            rounds=self._since_poll,
             row_rounds=row_rounds,
             judged=judged,
             accepted=accepted,
@@ -678,7 +678,7 @@ class Engine:
             sampling=self.rows.mode.sampling,
         )
         try:
-            self.schedule.learn(look)
+            self.schedule.learn(poll)
         except Exception as error:
             self._record(faults.fault(faults.SCHEDULE, error))
 
@@ -727,13 +727,17 @@ class Engine:
     def _drafting(self) -> bool:
         return self.drafter is not None and self.max_gamma > 0
 
-    def _law(self, sampling: bool) -> Law:
-        return self.drafter.law(sampling=sampling) if self.drafter is not None else Law.ONE_HOT
+    def _distribution(self, sampling: bool) -> Distribution:
+        return (
+            self.drafter.distribution(sampling=sampling)
+            if self.drafter is not None
+            else Distribution.ONE_HOT
+        )
 
     def _guarantee(self, request: Request) -> Guarantee:
         """What the result may claim; a greedy request needs no more than a greedy-only rule."""
         sampling = request.temperature > 0
-        guarantee = self._pick_rule(sampling).guarantee(self._law(sampling))
+        guarantee = self._pick_rule(sampling).guarantee(self._distribution(sampling))
         if guarantee is Guarantee.GREEDY_ONLY and not sampling:
             return Guarantee.EXACT
         return guarantee
@@ -758,7 +762,9 @@ class Engine:
         return replace(self._last_stats, faults=self._faults)
 
 
-def _check(rule: Rule, law: Law) -> None:
-    if law not in rule.laws:
-        known = ", ".join(sorted(member.value for member in rule.laws))
-        raise ValueError(f"rule {rule.name!r} cannot verify {law.value} drafts; it takes: {known}")
+def _check(rule: Rule, distribution: Distribution) -> None:
+    if distribution not in rule.distributions:
+        known = ", ".join(sorted(member.value for member in rule.distributions))
+        raise ValueError(
+            f"rule {rule.name!r} cannot verify {distribution.value} drafts; it takes: {known}"
+        )

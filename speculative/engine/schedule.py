@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ..drafters.model_drafter import ModelDrafter
 from ..errors import SpeculativeError
-from ..types import Drafter, Look, Schedule
+from ..types import Drafter, Poll, Schedule
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Fixed:
     def choose(self, *, sampling: bool) -> int:
         return self.gamma
 
-    def learn(self, look: Look) -> None:
+    def learn(self, poll: Poll) -> None:
         """A fixed length learns nothing."""
 
 
@@ -75,7 +75,7 @@ class Goodput:
         *,
         sampling_gamma: int = 4,
         probe_every: int = 100,
-        memory: float = 0.95,
+        decay: float = 0.95,
         first: int = 3,
         early: bool = False,
     ) -> None:
@@ -84,7 +84,7 @@ class Goodput:
                 f"buckets {tuple(buckets)} need 0, which is plain decoding, and {sampling_gamma}"
             )
         self.buckets = tuple(sorted(buckets))
-        self.sampling_gamma, self.probe_every, self.memory = sampling_gamma, probe_every, memory
+        self.sampling_gamma, self.probe_every, self.decay = sampling_gamma, probe_every, decay
         # The first rounds of a bucket pay for what is cold; the fastest seen is nearest the truth.
         self.first = first
         self.cost = dict.fromkeys(self.buckets, float("inf"))
@@ -130,28 +130,28 @@ class Goodput:
         measured = [g for g in self.share if g <= gamma]
         return expected_tokens(alpha, gamma) * (self.share[max(measured)] if measured else 1.0)
 
-    def learn(self, look: Look) -> None:
+    def learn(self, poll: Poll) -> None:
         """Rounds of greedy rows teach; what sampled ones cost and keep is another matter."""
-        if look.sampling:
+        if poll.sampling:
             return
-        gamma, each = look.gamma, look.seconds / look.rounds
+        gamma, each = poll.gamma, poll.seconds / poll.rounds
         before = self.best()
         probed = self.rounds >= self.next_probe and bool(gamma) != bool(before)
-        self.rounds += look.rounds
-        self._remember(look.judged, look.accepted)
-        self._price(gamma, look.rounds, each)
+        self.rounds += poll.rounds
+        self._remember(poll.judged, poll.accepted)
+        self._price(gamma, poll.rounds, each)
         if self.early and gamma:
-            self._correct(look)
+            self._correct(poll)
         if bool(self.best()) != bool(before):
             self._pause(self.probe_every)
-        elif probed and self._promising(look, each):
+        elif probed and self._promising(poll, each):
             self._pause(1)
         elif probed:
             self._pause(max(2 * self.pause, self.probe_every))
 
     def _remember(self, trials: int, accepted: int) -> None:
         if self.trials > FEWEST:
-            self.trials, self.accepted = self.memory * self.trials, self.memory * self.accepted
+            self.trials, self.accepted = self.decay * self.trials, self.decay * self.accepted
         self.trials += trials
         self.accepted += accepted
 
@@ -169,18 +169,18 @@ class Goodput:
         self.measured[gamma] += rounds
         self.last = gamma
 
-    def _correct(self, look: Look) -> None:
-        wrote = 1 + look.accepted / max(1, look.row_rounds)
-        seen = wrote / expected_tokens(self.alpha, look.gamma)
-        known = self._expected(self.alpha, look.gamma) / expected_tokens(self.alpha, look.gamma)
-        self.share[look.gamma] = self.memory * known + (1 - self.memory) * seen
+    def _correct(self, poll: Poll) -> None:
+        wrote = 1 + poll.accepted / max(1, poll.row_rounds)
+        seen = wrote / expected_tokens(self.alpha, poll.gamma)
+        known = self._expected(self.alpha, poll.gamma) / expected_tokens(self.alpha, poll.gamma)
+        self.share[poll.gamma] = self.decay * known + (1 - self.decay) * seen
 
-    def _promising(self, look: Look, each: float) -> bool:
+    def _promising(self, poll: Poll, each: float) -> bool:
         """Whether a probe on its own, without what was seen before it, speaks for a change."""
-        if not look.gamma:
+        if not poll.gamma:
             return 1 / each > self._goodput(self.best())
-        rate = look.accepted / max(1, look.judged)
-        return self._expected(rate, look.gamma) / self.cost[look.gamma] > self._goodput(0)
+        rate = poll.accepted / max(1, poll.judged)
+        return self._expected(rate, poll.gamma) / self.cost[poll.gamma] > self._goodput(0)
 
     def _pause(self, rounds: int) -> None:
         self.pause = rounds

@@ -65,7 +65,7 @@ def difference(
     plain: Tensor,
     reading: Reading,
     close: Closeness,
-    memory: Sequence[Any] = (None,) * ROWS,
+    encoder_states: Sequence[Any] = (None,) * ROWS,
 ) -> str | None:
     """Where the adapter first differs from `plain`, the model's logits `[ROWS, L, V]` for the reading's
     tokens; None where it does not. The decoder is left without memory."""
@@ -80,7 +80,9 @@ def difference(
             own = torch.arange(length, device=device) < lengths[:, None]
             padded = torch.where(own, tokens[:, :length], junk[:, :length])
             logits = decoder.prefill(
-                torch.tensor(rows, device=device), padded[rows], [memory[row] for row in rows]
+                torch.tensor(rows, device=device),
+                padded[rows],
+                [encoder_states[row] for row in rows],
             )
             seen = own[rows]
             if logits.shape[1] and close.apart(logits[seen], plain[rows, :length][seen]):

@@ -94,7 +94,7 @@ class CausalDecoder(SlotModel):
         )
 
     @torch.inference_mode()
-    def prefill(self, rows: Tensor, tokens: Tensor, memory: Sequence[Any]) -> Tensor:
+    def prefill(self, rows: Tensor, tokens: Tensor, encoder_states: Sequence[Any]) -> Tensor:
         """Without the head, whose logits nobody reads: `[K, 0, V]`."""
         slots = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
         mask = chain_mask(slots, tokens.shape[1], self.dtype)
@@ -103,7 +103,12 @@ class CausalDecoder(SlotModel):
         return torch.empty((len(tokens), 0, self.vocab_size), device=self.device)
 
     def forward(
-        self, tokens: Tensor, positions: Tensor, mask: Tensor, cache: Cache, memory: Tensor | None
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        mask: Tensor,
+        cache: Cache,
+        encoder_states: Tensor | None,
     ) -> Scores:
         logits = self._run(self.model, tokens, positions, mask, cache).logits.float()
         if self.room < 0:

@@ -42,11 +42,16 @@ class SlotModel(ABC):
 
     @abstractmethod
     def forward(
-        self, tokens: Tensor, positions: Tensor, mask: Tensor, cache: Cache, memory: Tensor | None
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        mask: Tensor,
+        cache: Cache,
+        encoder_states: Tensor | None,
     ) -> Scores:
         """The decoder over `tokens [B, N]`; `memory` only in a prefill, for cross-attention."""
 
-    def memories(self, memory: Sequence[Any]) -> Tensor | None:
+    def stack_encoder_states(self, encoder_states: Sequence[Any]) -> Tensor | None:
         """Stacks what the requests condition on; None where the family conditions on tokens alone."""
         return None
 
@@ -59,12 +64,16 @@ class SlotModel(ABC):
         return self.cache
 
     @torch.inference_mode()
-    def prefill(self, rows: Tensor, tokens: Tensor, memory: Sequence[Any]) -> Tensor:
+    def prefill(self, rows: Tensor, tokens: Tensor, encoder_states: Sequence[Any]) -> Tensor:
         cache = self._allocated()
         slots = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
         mask = chain_mask(slots, tokens.shape[1], self.dtype)
         return self.forward(
-            tokens, self._positions_at(slots), mask, cache.prefill(rows), self.memories(memory)
+            tokens,
+            self._positions_at(slots),
+            mask,
+            cache.prefill(rows),
+            self.stack_encoder_states(encoder_states),
         ).logits
 
     def score(

@@ -27,7 +27,7 @@ class WhisperDecoder(SlotModel):
     def __init__(
         self,
         model: Any,
-        pick: Callable[[Any], Tensor] = lambda memory: memory,
+        pick: Callable[[Any], Tensor] = lambda encoder_states: encoder_states,
         *,
         sources: int | None = None,
     ) -> None:
@@ -58,17 +58,22 @@ class WhisperDecoder(SlotModel):
             cross_slots=self.sources,
         )
 
-    def memories(self, memory: Sequence[Any]) -> Tensor:
-        return torch.stack([self.pick(m) for m in memory]).to(self.device, self.dtype)
+    def stack_encoder_states(self, encoder_states: Sequence[Any]) -> Tensor:
+        return torch.stack([self.pick(m) for m in encoder_states]).to(self.device, self.dtype)
 
     def forward(
-        self, tokens: Tensor, positions: Tensor, mask: Tensor, cache: Cache, memory: Tensor | None
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        mask: Tensor,
+        cache: Cache,
+        encoder_states: Tensor | None,
     ) -> Scores:
         hidden = self.decoder(
             input_ids=tokens,
             position_ids=positions,
             attention_mask=mask,
-            encoder_hidden_states=self._seen if memory is None else memory,
+            encoder_hidden_states=self._seen if encoder_states is None else encoder_states,
             past_key_values=cache,
             use_cache=True,
         ).last_hidden_state

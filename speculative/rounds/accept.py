@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..types import Draft, Guarantee, Law, Rows, Verdict
+from ..types import Distribution, Draft, Guarantee, Rows, Verdict
 from .noise import Stream, uniform
 from .sampling import bound
 
@@ -20,7 +20,7 @@ def one_hot(tokens: Tensor, vocab: int, dtype: torch.dtype) -> Tensor:
     return (tokens[..., None] == torch.arange(vocab, device=tokens.device)).to(dtype)
 
 
-def law(rows: Rows, logits: Tensor) -> Tensor:
+def distribution(rows: Rows, logits: Tensor) -> Tensor:
     """Probabilities `[B, N, V]` that rows sample from, of processed `logits`: temperature, then bounds."""
     if not rows.mode.bounded:
         return policy(logits, rows.temperature)
@@ -61,9 +61,9 @@ class GreedyMatch:
     """
 
     name = "greedy match"
-    laws = frozenset({Law.ONE_HOT, Law.DENSE})
+    distributions = frozenset({Distribution.ONE_HOT, Distribution.DENSE})
 
-    def guarantee(self, law: Law) -> Guarantee:
+    def guarantee(self, distribution: Distribution) -> Guarantee:
         return Guarantee.GREEDY_ONLY
 
     def __call__(self, rows: Rows, draft: Draft, logits: Tensor) -> Verdict:
@@ -100,9 +100,9 @@ class GreedyMatch:
 class _Sampling:
     """What the rules of sampled rows share: keyed noise, and the token that follows the drafts."""
 
-    laws = frozenset({Law.ONE_HOT, Law.DENSE})
+    distributions = frozenset({Distribution.ONE_HOT, Distribution.DENSE})
 
-    def guarantee(self, law: Law) -> Guarantee:
+    def guarantee(self, distribution: Distribution) -> Guarantee:
         return Guarantee.EXACT
 
     def __call__(self, rows: Rows, draft: Draft, logits: Tensor) -> Verdict:
@@ -110,7 +110,7 @@ class _Sampling:
         slots = start + torch.arange(logits.shape[1], device=logits.device)
         return self.judge(
             draft,
-            law(rows, logits),
+            distribution(rows, logits),
             uniform(seed, start, slots[:, :-1], Stream.ACCEPT),
             uniform(seed, start, slots, Stream.EXTRA),
         )

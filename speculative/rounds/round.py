@@ -31,7 +31,7 @@ class Parts:
     eos: Tensor  # [E] token ids that end a row
 
 
-def play(
+def run_round(
     rows: Rows, parts: Parts, gamma: int, counters: Counters, mark: Mark = lambda stage: None
 ) -> int:
     """Plays one round on all rows, in place. `gamma` is a static number of drafts, 0 or more. Returns
@@ -138,7 +138,7 @@ def commit(
         parts.target.commit(rows.lengths - 1, verdict.path)
         logits = logits.gather(1, verdict.path[..., None].expand_as(logits))
     chosen = logits.gather(-1, verdict.tokens[..., None])[..., 0]
-    slot = torch.where(column < count[:, None], rows.lengths[:, None] + column, rows.dump)
+    slot = torch.where(column < count[:, None], rows.lengths[:, None] + column, rows.scratch)
     whole = logits.logsumexp(-1)
     sources = _sources(draft, verdict, column).to(rows.sources.dtype)
     ended = (ends & (column < count[:, None])).any(1)

@@ -13,7 +13,7 @@ from benchmarks import sampled
 from benchmarks.sampled import DRAFTERS, RULES, SAMPLINGS, Outcome, engine, measure, requests
 from forescribe.speculative.rounds import accept
 from forescribe.speculative.rounds.noise import uniform
-from forescribe.speculative.types import Guarantee, Law
+from forescribe.speculative.types import Distribution, Guarantee
 from tests.speculative.rounds import test_rounds
 
 TEXTS = 1000  # of each kind
@@ -69,7 +69,7 @@ def test_every_rule_that_claims_to_be_exact_is_tested_over_several_rounds():
     exact = {
         made for made in rules
         if not made.__name__.startswith("_")
-        and any(made().guarantee(kind) is Guarantee.EXACT for kind in Law)
+        and any(made().guarantee(kind) is Guarantee.EXACT for kind in Distribution)
     }  # fmt: skip
     assert exact == set(RULES.values()) == set(test_rounds.RULES)
 

@@ -20,7 +20,7 @@ from forescribe.speculative.errors import DeviceError
 from forescribe.speculative.models.whisper_decoder import WhisperDecoder
 from forescribe.speculative.testing import TinyModel
 from forescribe.speculative.types import Result
-from tests.speculative.models.whispers import EOS, SOT, decoder_only, memory, whisper
+from tests.speculative.models.whispers import EOS, SOT, decoder_only, encoder_states, whisper
 
 # Threads
 
@@ -137,7 +137,7 @@ def test_a_cpu_rounds_as_it_is_and_looks_every_time() -> None:
 
     cpu = choose("cpu")
     assert cpu.graph(round_) is round_
-    assert cpu.rounds_per_look == 1 and not cpu.static_shapes
+    assert cpu.rounds_per_poll == 1 and not cpu.static_shapes
     cpu.synchronize()
     cpu.mark_step()
 
@@ -246,7 +246,9 @@ def tiny(on: Device | None, gamma: int = 3) -> Engine:
 
 
 WORK = [
-    Request(prompt=tuple(range(1, 2 + n % 7)), memory=n % 8, max_new_tokens=4 + 5 * n, tag=n)
+    Request(
+        prompt=tuple(range(1, 2 + n % 7)), encoder_states=n % 8, max_new_tokens=4 + 5 * n, tag=n
+    )
     for n in range(8)
 ]
 
@@ -311,7 +313,7 @@ def test_lazy_mode_compiles_nothing(habana, monkeypatch) -> None:
 def test_looking_seldom_changes_no_text(habana, monkeypatch, kind, gamma) -> None:
     monkeypatch.setenv("PT_HPU_LAZY_MODE", "1")
     seldom = Pretend(kind, torch.float32)
-    assert seldom.rounds_per_look > 1
+    assert seldom.rounds_per_poll > 1
     found, expected = texts(tiny(seldom, gamma)), texts(tiny(None, gamma))
     assert {t: r.tokens for t, r in found.items()} == {t: r.tokens for t, r in expected.items()}
     for tag, result in found.items():  # rounds behind the end count for nobody
@@ -341,7 +343,7 @@ def test_admissions_are_padded_to_buckets_and_the_text_is_the_same(habana, monke
     work = [
         Request(
             prompt=(SOT, *range(8, 8 + 3 * n)),
-            memory=memory(n),
+            encoder_states=encoder_states(n),
             max_new_tokens=6 + 3 * n,
             tag=n,
         )
@@ -351,10 +353,10 @@ def test_admissions_are_padded_to_buckets_and_the_text_is_the_same(habana, monke
     shapes = []
     real = padded.target.prefill
 
-    def prefill(rows, tokens, memory):
+    def prefill(rows, tokens, encoder_states):
         shapes.append(tuple(tokens.shape))
-        assert len(rows) == len(memory) == len(tokens)
-        return real(rows, tokens, memory)
+        assert len(rows) == len(encoder_states) == len(tokens)
+        return real(rows, tokens, encoder_states)
 
     monkeypatch.setattr(padded.target, "prefill", prefill)
     found = {r.request.tag: r.tokens for r in padded.run(work)}

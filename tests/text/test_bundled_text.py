@@ -121,9 +121,9 @@ def test_sampled_text_follows_the_targets_distribution(models, tokenizer, prompt
     work = (Request(prompt, max_new_tokens=3, temperature=1.0, seed=s) for s in range(draws))
     seen = Counter(r.tokens[0] for r in engine.run(work))
     with torch.inference_mode():
-        law = target(torch.tensor([prompt])).logits[0, -1].softmax(-1)
-    common = [t for t in range(len(law)) if law[t] * draws >= 5]
-    expected = {t: float(law[t]) * draws for t in common}
+        distribution = target(torch.tensor([prompt])).logits[0, -1].softmax(-1)
+    common = [t for t in range(len(distribution)) if distribution[t] * draws >= 5]
+    expected = {t: float(distribution[t]) * draws for t in common}
     rest = draws - sum(expected.values())
     chi = sum((seen[t] - e) ** 2 / e for t, e in expected.items())
     chi += (draws - sum(seen[t] for t in common) - rest) ** 2 / rest

@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from forescribe.speculative import Engine, ModelDrafter, Request, Result, Stats
 from forescribe.speculative.models.causal_lm import CausalDecoder
-from forescribe.speculative.types import Look, Schedule
+from forescribe.speculative.types import Schedule
 from training.text.corpus import Document, documents, glossary
 from training.text.export import BUNDLED, DRAFT, TARGET
 from training.text.tokenizer import prompt_of, text_of
@@ -100,9 +100,9 @@ class Counted:
     def choose(self, *, sampling: bool) -> int:
         return self.gamma
 
-    def learn(self, look: Look) -> None:
-        self.trials += look.judged
-        self.accepted += look.accepted
+    def learn(self, poll: Poll) -> None:
+        self.trials += poll.judged
+        self.accepted += poll.accepted
 
 
 @dataclass(frozen=True)

@@ -63,9 +63,9 @@ class Ours:
             started = time.perf_counter()
             features = t.mel(windows[first : first + t.batch])
             heard = time.perf_counter()
-            memories = t.whisper.encode(features)
+            encoded = t.whisper.encode(features)
             self.stages["features"] += heard - started
             self.stages["encode"] += time.perf_counter() - heard
-            for tag, memory in enumerate(memories, start=first):
+            for tag, encoder_states in enumerate(encoded, start=first):
                 probe = t.no_speech.probe(prompt)
-                yield Request(prompt=prompt, memory=memory, probe=probe, tag=tag)
+                yield Request(prompt=prompt, encoder_states=encoder_states, probe=probe, tag=tag)

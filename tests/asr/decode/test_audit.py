@@ -102,11 +102,13 @@ def test_a_changed_token_is_found_with_its_place_and_margin(
 
 def test_margins_come_from_a_forward_without_cache(whisper, recording) -> None:
     one = Transcriber(whisper, batch=1, gamma=0)
-    (outcome,) = one.transcribe([recording], replace(OPTIONS, keep_memory=True))
+    (outcome,) = one.transcribe([recording], replace(OPTIONS, keep_encoder_states=True))
     decoded = outcome.decoded[0]
     tokens = decoded.result.tokens
     for position in (0, 1, 7):
-        logits = _logits(whisper, decoded.memory, decoded.result.request.prompt, tokens[:position])
+        logits = _logits(
+            whisper, decoded.encoder_states, decoded.result.request.prompt, tokens[:position]
+        )
         assert int(logits.argmax()) == tokens[position]
         logprob = float(torch.log_softmax(logits, -1)[tokens[position]])
         assert logprob == pytest.approx(decoded.result.logprobs[position], abs=1e-4)

@@ -49,7 +49,7 @@ def whisper():
 def plain(whisper) -> dict[str, Outcome]:
     """Every sample decoded plainly, one window at a time."""
     transcriber = Transcriber(whisper, batch=1, gamma=0)
-    options = Options(language="en", keep_memory=True)
+    options = Options(language="en", keep_encoder_states=True)
     return {o.name: o for o in transcriber.transcribe(FILES, options)}
 
 
@@ -57,7 +57,7 @@ def plain(whisper) -> dict[str, Outcome]:
 def drafted(whisper) -> tuple[dict[str, Outcome], Stats]:
     """Every sample decoded with drafts, eight windows at a time."""
     transcriber = Transcriber(whisper, batch=8, gamma=5)
-    options = Options(language="en", keep_memory=True)
+    options = Options(language="en", keep_encoder_states=True)
     outcomes = {o.name: o for o in transcriber.transcribe(FILES, options)}
     return outcomes, transcriber.engine.stats
 
@@ -105,7 +105,7 @@ def test_every_window_has_the_same_tokens_at_every_batch_size(whisper, plain, ga
     """The same requests again, with the encoder states they had; `plain` is gamma 0 at batch 1."""
     engine = Transcriber(whisper, batch=batch, gamma=gamma).engine
     work = [
-        replace(d.result.request, memory=d.memory, max_new_tokens=most, tag=i)
+        replace(d.result.request, encoder_states=d.encoder_states, max_new_tokens=most, tag=i)
         for i, d in enumerate(every(plain))
     ]
     found = {r.request.tag: r.tokens for r in engine.run(work)}
@@ -184,7 +184,7 @@ def test_no_words_come_out_of_what_is_not_speech(whisper, kind):
 
 def test_the_last_of_448_positions_is_kept(whisper, plain):
     """A prompt that leaves 8 positions: the row ends there, with drafts beyond the limit in flight."""
-    memory, special = plain[FILES[0]].decoded[0].memory, whisper.tokens
+    encoder_states, special = plain[FILES[0]].decoded[0].encoder_states, whisper.tokens
     answer = plain[FILES[0]].decoded[0].result.tokens
     previous = (special.previous, *(answer * 20)[: 440 - 4])
     prompt = (*previous, *special.prompt("en", "transcribe", timestamps=True))
@@ -192,7 +192,7 @@ def test_the_last_of_448_positions_is_kept(whisper, plain):
     results = []
     for gamma in (0, 5):
         engine = Transcriber(whisper, batch=1, gamma=gamma).engine
-        results += engine.run([Request(prompt=prompt, memory=memory)])
+        results += engine.run([Request(prompt=prompt, encoder_states=encoder_states)])
     assert results[0].tokens == results[1].tokens
     assert len(results[0].tokens) == 8 or results[0].tokens[-1] == special.end
 

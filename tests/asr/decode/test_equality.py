@@ -53,7 +53,9 @@ def first_pass(model, features, prompt_length: int, **options) -> list[int]:
 def test_tokens_equal_transformers_generate(pair, recordings, timestamps, gamma, task):
     target, draft = map(str, pair)
     transcriber = Transcriber.load(target, draft, gamma=gamma, batch=2, device="cpu")
-    options = Options(language="de", task=task, timestamps=timestamps, vad=False, keep_memory=True)
+    options = Options(
+        language="de", task=task, timestamps=timestamps, vad=False, keep_encoder_states=True
+    )
     outcomes = {o.source: o for o in transcriber.transcribe(recordings, options)}
     model = WhisperForConditionalGeneration.from_pretrained(target, dtype=torch.float32).eval()
     for path in recordings:

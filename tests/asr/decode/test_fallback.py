@@ -13,7 +13,7 @@ from forescribe.asr.decode.call import seed_of
 from forescribe.asr.decode.guards import Guards, Judgement
 from forescribe.asr.decode.transcriber import Options, Transcriber
 from forescribe.asr.errors import UsageError
-from forescribe.asr.model.loading import Memory, load
+from forescribe.asr.model.loading import EncoderStates, load
 from forescribe.asr.model.presets import Pair
 from forescribe.asr.words.segments import mean_logprob
 from forescribe.speculative import Guarantee, choose
@@ -48,7 +48,7 @@ def plain(whisper, recording):
 
 
 def options(guards: Guards | None, **more) -> Options:
-    return Options(language="en", vad=False, keep_memory=True, guards=guards, **more)
+    return Options(language="en", vad=False, keep_encoder_states=True, guards=guards, **more)
 
 
 def decode(whisper, recording, guards, *, batch=2, gamma=3, judge=None, monkeypatch=None):
@@ -218,19 +218,21 @@ def test_a_window_whose_numbers_break_fails_alone(whisper, recording, monkeypatc
     """The model itself yields NaN here, and the encoder's check is off: the next window in that row must
     not inherit it."""
     monkeypatch.setattr(
-        forescribe.asr.decode.encoding, "_finite", lambda memories: [True] * len(memories)
+        forescribe.asr.decode.encoding, "_finite", lambda encoded: [True] * len(encoded)
     )
     plain = decode(whisper, recording, None, batch=batch)
     encode, count = whisper.encode, 0
 
     def broken(self, features):
         nonlocal count
-        memories = encode(features)
-        for n, memory in enumerate(memories):
+        encoded = encode(features)
+        for n, encoder_states in enumerate(encoded):
             if count + n == 1:
-                memories[n] = Memory(memory.target * math.nan, memory.draft * math.nan)
-        count += len(memories)
-        return memories
+                encoded[n] = EncoderStates(
+                    encoder_states.target * math.nan, encoder_states.draft * math.nan
+                )
+        count += len(encoded)
+        return encoded
 
     monkeypatch.setattr(type(whisper), "encode", broken)
     guarded = decode(

@@ -26,7 +26,7 @@ from forescribe.asr.decode.guards import Guards, Judgement
 from forescribe.asr.decode.outcome import Outcome
 from forescribe.asr.decode.transcriber import Options, Transcriber
 from forescribe.asr.errors import AudioError
-from forescribe.asr.model.loading import Memory, Whisper, load
+from forescribe.asr.model.loading import EncoderStates, Whisper, load
 from forescribe.asr.model.presets import Pair
 from forescribe.asr.segment.vad import EnergyDetector
 from forescribe.asr.sessions.session import Session
@@ -149,12 +149,12 @@ def undisturbed(shared) -> list[Outcome]:
 @pytest.fixture
 def clean(shared, monkeypatch) -> Iterator[None]:
     """Nothing is in the engine or in memory afterwards."""
-    memories: list[weakref.ref[Memory]] = []
+    encoded: list[weakref.ref[EncoderStates]] = []
     encode = type(shared.whisper).encode
 
     def watched(self, features):
         made = encode(self, features)
-        memories.extend(map(weakref.ref, made))
+        encoded.extend(map(weakref.ref, made))
         return made
 
     monkeypatch.setattr(type(shared.whisper), "encode", watched)
@@ -165,7 +165,7 @@ def clean(shared, monkeypatch) -> Iterator[None]:
     assert shared.engine.idle and shared.slots.idle
     assert not shared.engine.rows.active.any()
     gc.collect()
-    assert memories and not any(memory() for memory in memories)
+    assert encoded and not any(encoder_states() for encoder_states in encoded)
 
 
 class Planted(RuntimeError):
@@ -245,8 +245,10 @@ def nan_from_the_encoder(one, patch):
 
     def encode(self, features):
         return [
-            Memory(memory.target * math.nan) if mel.heard(row[None]) else memory
-            for row, memory in zip(features, real(self, features), strict=True)
+            EncoderStates(encoder_states.target * math.nan)
+            if mel.heard(row[None])
+            else encoder_states
+            for row, encoder_states in zip(features, real(self, features), strict=True)
         ]
 
     patch.setattr(one, "mel", mel)
@@ -260,14 +262,14 @@ def memories_of(one, patch) -> Callable[[object], bool]:
 
     def encode(self, features):
         found = real(self, features)
-        for row, memory in zip(features, found, strict=True):
+        for row, encoder_states in zip(features, found, strict=True):
             if mel.heard(row[None]):
-                ids.add(memory.target)
+                ids.add(encoder_states.target)
         return found
 
     patch.setattr(one, "mel", mel)
     patch.setattr(type(one.whisper), "encode", encode)
-    return lambda memory: any(memory.target is own for own in ids)
+    return lambda encoder_states: any(encoder_states.target is own for own in ids)
 
 
 def in_detecting_the_language(one, patch):
@@ -275,7 +277,7 @@ def in_detecting_the_language(one, patch):
     patch.setattr(
         Whisper,
         "detect_language",
-        raises(lambda self, memories: any(map(is_victims, memories)), real),
+        raises(lambda self, encoded: any(map(is_victims, encoded)), real),
     )
 
 
@@ -284,7 +286,7 @@ def in_prefill(one, patch):
     patch.setattr(
         one.engine.target,
         "prefill",
-        raises(lambda rows, tokens, memory: any(map(is_victims, memory)), real),
+        raises(lambda rows, tokens, encoder_states: any(map(is_victims, encoder_states)), real),
     )
 
 

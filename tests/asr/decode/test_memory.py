@@ -11,7 +11,7 @@ import torch
 
 from forescribe.asr.decode.guards import Guards
 from forescribe.asr.decode.transcriber import Options, Transcriber
-from forescribe.asr.model.loading import Memory, load
+from forescribe.asr.model.loading import EncoderStates, load
 from forescribe.asr.model.presets import Pair
 from forescribe.asr.segment.windows import Window
 from forescribe.speculative import choose
@@ -29,17 +29,17 @@ def whisper(tmp_path_factory):
 
 @torch.inference_mode()
 def test_a_window_that_is_tried_again_does_not_hold_the_batch_it_was_heard_in(whisper):
-    memories = whisper.encode(torch.zeros(3, 80, 3000))
-    assert len({memory.target.data_ptr() for memory in memories}) == 3
-    for memory in memories:
-        assert memory.target.untyped_storage().nbytes() == memory.target.nbytes
+    encoded = whisper.encode(torch.zeros(3, 80, 3000))
+    assert len({encoder_states.target.data_ptr() for encoder_states in encoded}) == 3
+    for encoder_states in encoded:
+        assert encoder_states.target.untyped_storage().nbytes() == encoder_states.target.nbytes
 
 
 def held() -> tuple[int, int]:
     """Encoder states and samples of windows that are alive."""
     alive = gc.get_objects()
-    memories = sum(type(each) is Memory for each in alive)
-    return memories, sum(type(each) is Window and len(each.samples) > 0 for each in alive)
+    encoded = sum(type(each) is EncoderStates for each in alive)
+    return encoded, sum(type(each) is Window and len(each.samples) > 0 for each in alive)
 
 
 def most_held(whisper, path, windows: int, options: Options) -> tuple[int, int, int]:

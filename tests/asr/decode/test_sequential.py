@@ -77,7 +77,7 @@ def test_tokens_equal_transformers_long_form(
         language="de",
         long_form="sequential",
         condition_on_previous_text=conditioned,
-        keep_memory=True,
+        keep_encoder_states=True,
     )
     outcomes = {o.source: o for o in transcriber.transcribe(recordings, options)}
     for path in recordings:

@@ -165,7 +165,7 @@ def test_a_recording_that_is_done_does_not_wait_for_the_next_to_be_read(whisper,
 
 
 def test_coverage_is_a_partition_and_silence_is_not_decoded(shared, recordings) -> None:
-    (outcome,) = shared.transcribe([recordings[2]], replace(GERMAN, keep_memory=True))
+    (outcome,) = shared.transcribe([recordings[2]], replace(GERMAN, keep_encoder_states=True))
     made = outcome.transcript
     assert made is not None and made.sample_count == 26 * RATE
     assert isinstance(made.coverage, Coverage)  # which refuses gaps and overlaps
@@ -303,8 +303,8 @@ def hears(monkeypatch, *languages: tuple[str, float]) -> None:
     """The model's verdict on window after window."""
     verdicts = list(languages)
 
-    def detect(self, memories):
-        return [verdicts.pop(0) for _ in memories]
+    def detect(self, encoded):
+        return [verdicts.pop(0) for _ in encoded]
 
     monkeypatch.setattr(Whisper, "detect_language", detect)
 
@@ -319,7 +319,7 @@ def test_a_window_leaves_its_recordings_language_only_with_confidence(
     shared, three_windows, monkeypatch
 ) -> None:
     hears(monkeypatch, ("de", 0.5), ("fr", 0.85), ("en", 0.95))
-    options = Options(vad=False, keep_memory=True)
+    options = Options(vad=False, keep_encoder_states=True)
     (outcome,) = shared.transcribe([three_windows], options)
     assert [d.language for d in outcome.decoded] == ["de", "de", "en"]
     made = outcome.transcript
@@ -374,12 +374,12 @@ def test_the_draft_is_chosen_by_the_language_however_it_is_written(monkeypatch, 
 
 
 def prompt_of(one: Transcriber, path: str, options: Options) -> tuple[int, ...]:
-    (outcome,) = one.transcribe([path], replace(options, keep_memory=True))
+    (outcome,) = one.transcribe([path], replace(options, keep_encoder_states=True))
     return outcome.decoded[0].result.request.prompt
 
 
 def test_an_initial_prompt_stands_before_every_window(shared, three_windows) -> None:
-    options = replace(GERMAN, initial_prompt="Zoë", vad=False, keep_memory=True)
+    options = replace(GERMAN, initial_prompt="Zoë", vad=False, keep_encoder_states=True)
     (outcome,) = shared.transcribe([three_windows], options)
     ids = shared.whisper.tokenizer.encode(" Zoë", add_special_tokens=False)
     assert len(outcome.decoded) == 3
@@ -537,10 +537,10 @@ def test_segments_last_from_their_first_to_their_last_word(shared, recordings) -
 def test_memory_is_kept_only_if_asked_for(shared, recordings) -> None:
     (bare,) = shared.transcribe(recordings[:1], GERMAN)
     assert bare.decoded == ()
-    (full,) = shared.transcribe(recordings[:1], replace(GERMAN, keep_memory=True))
+    (full,) = shared.transcribe(recordings[:1], replace(GERMAN, keep_encoder_states=True))
     (decoded,) = full.decoded
-    assert decoded.memory is not None and decoded.memory.target.shape == (1500, 16)
-    assert decoded.result.request.memory is None and decoded.result.request.tag is None
+    assert decoded.encoder_states is not None and decoded.encoder_states.target.shape == (1500, 16)
+    assert decoded.result.request.encoder_states is None and decoded.result.request.tag is None
 
 
 def test_a_window_on_its_way_out_holds_no_memory(whisper, recordings, monkeypatch) -> None:
@@ -554,7 +554,7 @@ def test_a_window_on_its_way_out_holds_no_memory(whisper, recordings, monkeypatc
     monkeypatch.setattr(forescribe.asr.decode.call.Call, "_decoded", spy)
     list(one.transcribe(recordings[:2], GERMAN))
     assert len(held) == 3
-    assert all(d.memory is None and d.result.request.memory is None for d in held)
+    assert all(d.encoder_states is None and d.result.request.encoder_states is None for d in held)
 
 
 def test_a_transcript_explains_itself_in_json(shared, recordings) -> None:

@@ -67,17 +67,17 @@ def features() -> torch.Tensor:
 
 
 @pytest.fixture(scope="module")
-def memories(pairs):
+def encoded(pairs):
     return {name: whisper.encode(features()) for name, whisper in pairs.items()}
 
 
-def requests(whisper: Whisper, memories, language: str, task: str, count: int) -> list[Request]:
+def requests(whisper: Whisper, encoded, language: str, task: str, count: int) -> list[Request]:
     return [
         Request(
             whisper.tokens.prompt(
                 language, task, timestamps=KINDS[i % 4][0], previous=KINDS[i % 4][1]
             ),
-            memory=memories[i],
+            encoder_states=encoded[i],
             max_new_tokens=TOKENS,
             tag=i,
         )
@@ -113,12 +113,12 @@ def theirs(target):
     return functools.cache(functools.partial(generated, target))
 
 
-def check(case, pairs, memories, theirs) -> None:
+def check(case, pairs, encoded, theirs) -> None:
     batch, gamma, draft, (language, task) = case
     whisper = pairs[draft]
     made = Transcriber(whisper, batch=batch, gamma=gamma)
     count = min(WINDOWS, 2 * batch + 2)
-    work = requests(whisper, memories[draft], language, task, count)
+    work = requests(whisper, encoded[draft], language, task, count)
     results = {result.request.tag: list(result.tokens) for result in made.engine.run(work)}
     expected = theirs(language, task)
     assert results == {row: expected[row] for row in range(count)}
@@ -126,14 +126,14 @@ def check(case, pairs, memories, theirs) -> None:
 
 
 @pytest.mark.parametrize("case", PAIRS, ids=str)
-def test_tokens_equal_generate(case, pairs, memories, theirs):
-    check(case, pairs, memories, theirs)
+def test_tokens_equal_generate(case, pairs, encoded, theirs):
+    check(case, pairs, encoded, theirs)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", ALL, ids=str)
-def test_tokens_equal_generate_in_every_combination(case, pairs, memories, theirs):
-    check(case, pairs, memories, theirs)
+def test_tokens_equal_generate_in_every_combination(case, pairs, encoded, theirs):
+    check(case, pairs, encoded, theirs)
 
 
 def test_the_cases_hold_every_pair_of_values():
@@ -143,11 +143,11 @@ def test_the_cases_hold_every_pair_of_values():
         assert {(case[first], case[second]) for case in PAIRS} == wanted
 
 
-def test_drafts_are_kept_in_part(pairs, memories):
+def test_drafts_are_kept_in_part(pairs, encoded):
     """Otherwise their rows would never have been of different lengths."""
     for name in DRAFTS:
         made = Transcriber(pairs[name], batch=8, gamma=5)
-        list(made.engine.run(requests(pairs[name], memories[name], "en", "transcribe", 8)))
+        list(made.engine.run(requests(pairs[name], encoded[name], "en", "transcribe", 8)))
         assert 0 < made.engine.stats.accepted < made.engine.stats.drafted, name
 
 
@@ -177,8 +177,8 @@ def test_folders_in_half_precision(tmp_path, tokens, dtype):
 
     stored = load(Pair(folder), choose("cpu", str(dtype).removeprefix("torch.")))
     assert stored.target.dtype == dtype
-    memories = stored.encode(features()[:4])
-    work = [r for r in requests(stored, memories, "fr", "translate", 4) if r.tag in (2, 3)]
+    encoded = stored.encode(features()[:4])
+    work = [r for r in requests(stored, encoded, "fr", "translate", 4) if r.tag in (2, 3)]
     for result in Transcriber(stored, batch=3, gamma=4).engine.run(work):
         assert len(result.tokens) == TOKENS
         assert shortfall(stored, result, dtype) < 0.1
@@ -188,7 +188,7 @@ def test_folders_in_half_precision(tmp_path, tokens, dtype):
 def shortfall(whisper: Whisper, result, dtype: torch.dtype) -> float:
     """How far, in spreads of the logits, the tokens of a plain text are behind the best allowed."""
     prompt, text = result.request.prompt, result.tokens
-    states = result.request.memory.target[None]
+    states = result.request.encoder_states.target[None]
     ids = torch.tensor([[*prompt, *text]])
     logits = whisper.target(
         encoder_outputs=(states,), decoder_input_ids=ids, use_cache=False

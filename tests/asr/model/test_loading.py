@@ -14,7 +14,7 @@ from transformers.utils import logging
 
 from forescribe.asr.decode.transcriber import Transcriber
 from forescribe.asr.errors import CapacityError, ModelError
-from forescribe.asr.model.loading import Memory, Whisper, load
+from forescribe.asr.model.loading import EncoderStates, Whisper, load
 from forescribe.asr.model.presets import Pair
 from forescribe.speculative.device import choose
 from forescribe.speculative.models.whisper_decoder import WhisperDecoder, encoder_of
@@ -43,8 +43,8 @@ def test_a_target_alone_has_no_draft(target) -> None:
     assert whisper.draft is None and not whisper.shared_encoder
     assert whisper.tokens.languages.keys() == set(folders.CODES)
     assert not whisper.target.training
-    (memory,) = whisper.encode(features(1))
-    assert memory.target.shape == (1500, 16) and memory.draft is None
+    (encoder_states,) = whisper.encode(features(1))
+    assert encoder_states.target.shape == (1500, 16) and encoder_states.draft is None
 
 
 def test_a_distilled_draft_hears_through_the_targets_encoder(target, tmp_path) -> None:
@@ -52,8 +52,8 @@ def test_a_distilled_draft_hears_through_the_targets_encoder(target, tmp_path) -
     whisper = load(Pair(target, draft), CPU)
     assert whisper.shared_encoder
     assert encoder_of(whisper.draft) is encoder_of(whisper.target)  # one copy in memory
-    memories = whisper.encode(features(2))
-    assert all(m.draft is not None and m.draft.equal(m.target) for m in memories)
+    encoded = whisper.encode(features(2))
+    assert all(m.draft is not None and m.draft.equal(m.target) for m in encoded)
 
 
 def test_a_draft_with_another_encoder_hears_for_itself(target, tmp_path) -> None:
@@ -61,8 +61,10 @@ def test_a_draft_with_another_encoder_hears_for_itself(target, tmp_path) -> None
     whisper = load(Pair(target, draft), CPU)
     assert not whisper.shared_encoder
     assert encoder_of(whisper.draft) is not encoder_of(whisper.target)
-    (memory,) = whisper.encode(features(1))
-    assert memory.draft is not None and not memory.draft.allclose(memory.target)
+    (encoder_states,) = whisper.encode(features(1))
+    assert encoder_states.draft is not None and not encoder_states.draft.allclose(
+        encoder_states.target
+    )
 
 
 def test_what_is_heard_of_a_window_does_not_depend_on_who_is_encoded_with_it(target) -> None:
@@ -78,8 +80,8 @@ def test_a_decoder_only_draft_hears_through_the_targets_encoder(target, tmp_path
     draft = folders.write_decoder_only(tmp_path / "draft")
     whisper = load(Pair(target, draft), CPU)
     assert whisper.shared_encoder and isinstance(whisper.draft, WhisperForCausalLM)
-    (memory,) = whisper.encode(features(1))
-    assert memory.draft is not None and memory.draft.equal(memory.target)
+    (encoder_states,) = whisper.encode(features(1))
+    assert encoder_states.draft is not None and encoder_states.draft.equal(encoder_states.target)
 
 
 def test_a_model_without_an_encoder_can_only_be_a_draft(tmp_path) -> None:
@@ -91,8 +93,8 @@ def test_a_model_without_an_encoder_can_only_be_a_draft(tmp_path) -> None:
 @pytest.mark.parametrize("name", ["float32", "bfloat16"])
 def test_weights_and_memories_have_the_dtype_asked_for(target, name) -> None:
     whisper = load(Pair(target), choose("cpu", name))
-    (memory,) = whisper.encode(features(1))
-    assert whisper.target.dtype == memory.target.dtype == getattr(torch, name)
+    (encoder_states,) = whisper.encode(features(1))
+    assert whisper.target.dtype == encoder_states.target.dtype == getattr(torch, name)
 
 
 def test_loading_leaves_transformers_messages_as_they_were(target) -> None:
@@ -122,7 +124,7 @@ def test_an_english_only_model_hears_english(target) -> None:
         CPU,
         False,
     )
-    assert english.detect_language([Memory(torch.zeros(1500, 16))]) == [("en", 1.0)]
+    assert english.detect_language([EncoderStates(torch.zeros(1500, 16))]) == [("en", 1.0)]
 
 
 def refusal(pair: Pair) -> str:

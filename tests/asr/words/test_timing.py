@@ -47,7 +47,7 @@ def test_words_are_monotone_inside_their_segments_window_and_joined_to_its_text(
         assert all(0 <= w.probability <= 1 for w in timed)
     for segment in transcript.segments:
         assert "".join(w.text for w in segment.words) == segment.text
-    assert all(d.memory is None for d in outcome.decoded)
+    assert all(d.encoder_states is None for d in outcome.decoded)
 
 
 def test_words_of_sequential_windows_never_reach_into_the_next(whisper, tmp_path):
@@ -100,11 +100,11 @@ def test_heads_are_those_of_the_generation_config_or_the_upper_half(whisper, mon
 def test_several_windows_at_once_give_what_each_gives_alone(whisper):
     tokens = whisper.tokenizer.encode(" some text", add_special_tokens=False)
     features = torch.randn(3, 80, 3000, generator=torch.Generator().manual_seed(0))
-    memories = whisper.encode(features)
+    encoded = whisper.encode(features)
     prompt = whisper.tokens.prompt("en", "transcribe", timestamps=False)
     work = [
-        Utterance(memory, prompt, tuple(tokens[: 4 + n]), (10 + n) * RATE)
-        for n, memory in enumerate(memories)
+        Utterance(encoder_states, prompt, tuple(tokens[: 4 + n]), (10 + n) * RATE)
+        for n, encoder_states in enumerate(encoded)
     ]
     together = token_times(whisper, work)
     for one, times in zip(work, together, strict=True):
@@ -116,9 +116,9 @@ def test_several_windows_at_once_give_what_each_gives_alone(whisper):
 
 def test_timing_leaves_the_model_as_it_was(whisper):
     before = whisper.target.config._attn_implementation
-    memories = whisper.encode(torch.zeros(1, 80, 3000))
+    encoded = whisper.encode(torch.zeros(1, 80, 3000))
     prompt = whisper.tokens.prompt("en", "transcribe", timestamps=False)
-    token_times(whisper, [Utterance(memories[0], prompt, (7, 8), RATE)])
+    token_times(whisper, [Utterance(encoded[0], prompt, (7, 8), RATE)])
     assert whisper.target.config._attn_implementation == before
     for layer in whisper.target.model.decoder.layers:
         assert not layer.encoder_attn.q_proj._forward_hooks

@@ -21,7 +21,7 @@ from forescribe.speculative.drafters.model_drafter import confidence_for
 from forescribe.speculative.engine.schedule import expected_tokens, schedule_for
 from forescribe.speculative.reference import decode
 from forescribe.speculative.testing import TinyModel
-from forescribe.speculative.types import Look
+from forescribe.speculative.types import Poll
 
 EOS, NEVER = 10, 99
 
@@ -36,7 +36,7 @@ def decoded(
 
 def texts(count: int, **fields) -> list[Request]:
     return [
-        Request(prompt=tuple(range(1, n)), memory=n % 8, tag=n, **fields)
+        Request(prompt=tuple(range(1, n)), encoder_states=n % 8, tag=n, **fields)
         for n in range(2, 2 + count)
     ]
 
@@ -49,11 +49,11 @@ def texts(count: int, **fields) -> list[Request]:
     st.integers(1, 4),
 )
 def test_doubt_changes_no_token(prompts, confidence, gamma, batch):
-    work = [Request(prompt=tuple(p), memory=i % 8, tag=i) for i, p in enumerate(prompts)]
+    work = [Request(prompt=tuple(p), encoder_states=i % 8, tag=i) for i, p in enumerate(prompts)]
     results, _ = decoded(work, confidence, gamma=gamma, batch=batch, eos=EOS)
     for request in work:
         assert results[request.tag].tokens == decode(
-            lambda t, m=request.memory: TinyModel().forward(t, m),
+            lambda t, m=request.encoder_states: TinyModel().forward(t, m),
             request,
             eos=(EOS,),
             max_tokens=48,
@@ -85,7 +85,7 @@ def test_it_ends_where_the_drafts_own_probability_falls_below():
         engine.step()
         known, belief, expected = list(request.prompt), 1.0, 0
         while expected < gamma and belief >= confidence:
-            scores = draft.forward(torch.tensor(known), request.memory)[-1].softmax(-1)
+            scores = draft.forward(torch.tensor(known), request.encoder_states)[-1].softmax(-1)
             belief *= float(scores.max())
             known.append(int(scores.argmax()))
             expected += 1
@@ -129,7 +129,7 @@ def world(schedule: Goodput, kept: float, cost: float, rounds: int) -> list[int]
         chosen.append(gamma)
         got = min(kept, expected_tokens(0.9, gamma) - 1)
         price = 1 + cost * min(gamma, 4)
-        schedule.learn(Look(gamma, 1, 1000, round(1000 * got / 0.9), round(1000 * got), price))
+        schedule.learn(Poll(gamma, 1, 1000, round(1000 * got / 0.9), round(1000 * got), price))
     return chosen
 
 

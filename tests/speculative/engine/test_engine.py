@@ -23,7 +23,15 @@ from forescribe.speculative import (
 )
 from forescribe.speculative.reference import decode
 from forescribe.speculative.testing import ScriptedDrafter, TinyModel
-from forescribe.speculative.types import Drafter, Finish, Guarantee, Law, Look, Prefix, Result
+from forescribe.speculative.types import (
+    Distribution,
+    Drafter,
+    Finish,
+    Guarantee,
+    Poll,
+    Prefix,
+    Result,
+)
 
 EOS = 0
 NEVER = 99  # an end-of-text that no model here can write
@@ -34,7 +42,7 @@ requests = st.lists(
     st.builds(
         dict,
         prompt=prompts.map(tuple),
-        memory=st.integers(0, 7),
+        encoder_states=st.integers(0, 7),
         max_new_tokens=st.one_of(st.none(), st.integers(0, 30)),
         seed=st.integers(0, 2**40),
         gamma=st.one_of(st.none(), st.integers(0, 6)),
@@ -69,7 +77,7 @@ KINDS = ["none", "equal", "near", "other", "ngram"]
 
 def oracle(request: Request, processors: tuple = (), eos: int = EOS) -> tuple[int, ...]:
     return decode(
-        lambda tokens: TinyModel().forward(tokens, request.memory or 0),
+        lambda tokens: TinyModel().forward(tokens, request.encoder_states or 0),
         request,
         eos=(eos,),
         max_tokens=POSITIONS,
@@ -117,7 +125,9 @@ def test_a_sampled_row_does_not_depend_on_who_shares_the_batch(fields, kind, gam
 @pytest.mark.parametrize("gamma", [1, 3, 6])
 def test_a_drafter_equal_to_its_target_is_never_rejected(temperature, gamma):
     work = [
-        Request(prompt=tuple(range(1, n)), memory=n % 8, seed=n, temperature=temperature, tag=n)
+        Request(
+            prompt=tuple(range(1, n)), encoder_states=n % 8, seed=n, temperature=temperature, tag=n
+        )
         for n in range(2, 12)
     ]
     engine = Engine(
@@ -140,7 +150,7 @@ class Planned:
     def choose(self, *, sampling: bool) -> int:
         return next(self.plan)
 
-    def learn(self, look: Look) -> None: ...
+    def learn(self, poll: Poll) -> None: ...
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
@@ -151,7 +161,9 @@ def test_plain_rounds_leave_no_hole_in_what_a_drafter_has_read(
 ):
     monkeypatch.setattr(forescribe.speculative.engine.engine, "CATCH_UP", at_once)
     work = [
-        Request(prompt=tuple(range(1, n)), memory=n % 8, seed=n, temperature=temperature, tag=n)
+        Request(
+            prompt=tuple(range(1, n)), encoder_states=n % 8, seed=n, temperature=temperature, tag=n
+        )
         for n in range(2, 12)
     ]
     engine = Engine(
@@ -175,7 +187,9 @@ def test_a_drafter_that_is_not_asked_reads_nothing():
 
 
 def test_greedy_and_sampled_rows_share_rounds():
-    greedy = [Request(prompt=(3, n), memory=1, tag=n, max_new_tokens=20) for n in range(1, 4)]
+    greedy = [
+        Request(prompt=(3, n), encoder_states=1, tag=n, max_new_tokens=20) for n in range(1, 4)
+    ]
     mixed = greedy + [
         Request(prompt=(4, n), temperature=1.0, seed=n, tag=10 + n, max_new_tokens=25)
         for n in range(1, 4)
@@ -231,14 +245,14 @@ def test_an_accept_pattern_is_what_the_script_forces():
 
 
 def test_end_of_text_inside_a_draft_ends_the_row_there():
-    for memory in range(8):
-        text = truth(memory=memory)
+    for encoder_states in range(8):
+        text = truth(encoder_states=encoder_states)
         if text[-1] == EOS and len(text) > 3:
             break
     else:
         pytest.fail("no memory gives a text that ends early")
     # Behind the end the script goes on with what the model would say, were it asked.
-    result, _ = scripted(text, [*text, 3, 4, 5], len(text) + 2, memory=memory)
+    result, _ = scripted(text, [*text, 3, 4, 5], len(text) + 2, encoder_states=encoder_states)
     assert result.tokens == tuple(text)
     assert result.finish is Finish.STOP
     assert result.drafted == result.accepted == len(text)
@@ -246,15 +260,15 @@ def test_end_of_text_inside_a_draft_ends_the_row_there():
 
 @pytest.mark.parametrize("budget", range(8))
 def test_a_budget_inside_a_draft_is_kept(budget):
-    text = truth(max_new_tokens=8, memory=3)
-    result, _ = scripted(text, text, 5, max_new_tokens=budget, memory=3)
+    text = truth(max_new_tokens=8, encoder_states=3)
+    result, _ = scripted(text, text, 5, max_new_tokens=budget, encoder_states=3)
     assert result.tokens == tuple(text[:budget])
 
 
 @pytest.mark.parametrize("gamma", [0, 1, 5, 9])
 @pytest.mark.parametrize("length", [POSITIONS - 2, POSITIONS - 1, POSITIONS])
 def test_rows_end_on_the_models_last_position(gamma, length):
-    request = Request(prompt=tuple(1 + n % 10 for n in range(length)), tag=0, memory=2)
+    request = Request(prompt=tuple(1 + n % 10 for n in range(length)), tag=0, encoder_states=2)
     kind = "equal" if gamma else "none"
     result = run([request], kind, 1, gamma)[0]
     assert result.tokens == oracle(request)
@@ -265,7 +279,7 @@ def test_rows_enter_and_leave_while_others_go_on():
     engine = Engine(
         TinyModel(), ModelDrafter(TinyModel(blur=0.3)), batch=2, eos=(NEVER,), schedule=Fixed(3)
     )
-    long = Request(prompt=(1, 2), memory=1, tag="long", max_new_tokens=40)
+    long = Request(prompt=(1, 2), encoder_states=1, tag="long", max_new_tokens=40)
     shorts = [Request(prompt=(n + 1,), tag=n, max_new_tokens=3) for n in range(6)]
     engine.submit(long)
     done: list[Result] = []
@@ -282,9 +296,9 @@ def test_rows_enter_and_leave_while_others_go_on():
 
 def test_a_cancelled_row_is_free_within_one_step_and_others_do_not_notice():
     engine = Engine(TinyModel(), None, batch=2, eos=(NEVER,), schedule=Fixed(0))
-    keep = Request(prompt=(1, 2), memory=1, tag="keep", max_new_tokens=30)
+    keep = Request(prompt=(1, 2), encoder_states=1, tag="keep", max_new_tokens=30)
     engine.submit(keep)
-    engine.submit(Request(prompt=(4,), memory=2, tag="drop", max_new_tokens=30))
+    engine.submit(Request(prompt=(4,), encoder_states=2, tag="drop", max_new_tokens=30))
     engine.submit(Request(prompt=(6,), tag="drop", max_new_tokens=30))
     done = engine.step()
     assert engine.cancel("drop") == 2
@@ -296,14 +310,16 @@ def test_a_cancelled_row_is_free_within_one_step_and_others_do_not_notice():
 
 
 def test_a_probe_reads_unprocessed_prompt_probabilities():
-    request = Request(prompt=(3, 1, 4), memory=2, max_new_tokens=1, probe=Probe(1, (5, 7)), tag=0)
+    request = Request(
+        prompt=(3, 1, 4), encoder_states=2, max_new_tokens=1, probe=Probe(1, (5, 7)), tag=0
+    )
     result = run([request], "near", 1, 3, processors=(Ban(),))[0]
     expected = TinyModel().forward(torch.tensor([3, 1]), 2)[-1].softmax(-1)
     assert result.probe == pytest.approx([float(expected[5]), float(expected[7])])
 
 
 def test_log_probabilities_are_those_of_the_processed_logits():
-    request = Request(prompt=(3, 1, 4), memory=2, max_new_tokens=9, tag=0)
+    request = Request(prompt=(3, 1, 4), encoder_states=2, max_new_tokens=9, tag=0)
     result = run([request], "near", 1, 3)[0]
     tokens = torch.tensor([*request.prompt, *result.tokens])
     logits = TinyModel().forward(tokens, 2)[2:-1].log_softmax(-1)
@@ -312,8 +328,8 @@ def test_log_probabilities_are_those_of_the_processed_logits():
 
 
 def test_a_row_with_gamma_zero_decodes_plainly_among_drafting_rows():
-    plain = Request(prompt=(2, 3), memory=1, gamma=0, max_new_tokens=12, tag=0)
-    other = Request(prompt=(2, 3), memory=4, max_new_tokens=12, tag=1)
+    plain = Request(prompt=(2, 3), encoder_states=1, gamma=0, max_new_tokens=12, tag=0)
+    other = Request(prompt=(2, 3), encoder_states=4, max_new_tokens=12, tag=1)
     results = run([plain, other], "equal", 2, 4)
     assert set(results[0].sources) == {Source.PLAIN}
     assert results[0].drafted == 0 < results[1].drafted
@@ -339,9 +355,9 @@ class DenseOnly:
     """A rule that needs draft probabilities."""
 
     name = "dense only"
-    laws = frozenset({Law.DENSE})
+    distributions = frozenset({Distribution.DENSE})
 
-    def guarantee(self, law: Law) -> Guarantee:
+    def guarantee(self, distribution: Distribution) -> Guarantee:
         return Guarantee.EXACT
 
     def __call__(self, rows, draft, logits):

@@ -21,10 +21,10 @@ from forescribe.speculative.errors import BrokenError, DecodingError, RequestErr
 from forescribe.speculative.rounds.accept import GreedyMatch, TokenRejection
 from forescribe.speculative.testing import TinyModel
 from forescribe.speculative.types import (
+    Distribution,
     Draft,
     Finish,
-    Law,
-    Look,
+    Poll,
     Prefix,
     Result,
     Rows,
@@ -88,9 +88,9 @@ class Target(TinyModel):
         super().__init__()
         self.plan = plan
 
-    def prefill(self, rows: Tensor, tokens: Tensor, memory: Sequence[Any]) -> Tensor:
+    def prefill(self, rows: Tensor, tokens: Tensor, encoder_states: Sequence[Any]) -> Tensor:
         self.plan.reach("target prefill", lambda: bool((tokens[:, 0] == MARK).any()))
-        return super().prefill(rows, tokens, memory)
+        return super().prefill(rows, tokens, encoder_states)
 
     def score(self, *args: Any, **options: Any) -> Scores:
         self.plan.reach("score", self.plan.active)
@@ -126,9 +126,9 @@ class Rule:
     inner: GreedyMatch | TokenRejection
 
     def __post_init__(self) -> None:
-        self.name, self.laws, self.guarantee = (
+        self.name, self.distributions, self.guarantee = (
             self.inner.name,
-            self.inner.laws,
+            self.inner.distributions,
             self.inner.guarantee,
         )
 
@@ -157,14 +157,14 @@ class Sometimes:
 
     def __init__(self, gamma: int) -> None:
         self.buckets, self.rounds = tuple(sorted({0, gamma})), 0
-        self.looks: list[Look] = []
+        self.polls: list[Poll] = []
 
     def choose(self, *, sampling: bool) -> int:
         self.rounds += 1
         return self.buckets[-1] if self.rounds % 2 else 0
 
-    def learn(self, look: Look) -> None:
-        self.looks.append(look)
+    def learn(self, poll: Poll) -> None:
+        self.polls.append(poll)
 
 
 def build(plan: Plan, *, gamma: int, temperature: float, schedule: Any = None) -> Engine:
@@ -202,7 +202,7 @@ def texts(marked: int | None, temperature: float, sometimes: bool = False) -> li
     return [
         Request(
             prompt=(MARK if i == marked else 1 + i % 8, 2 + i % 6, *range(1, 1 + i % 3)),
-            memory=i % 8,
+            encoder_states=i % 8,
             max_new_tokens=(24 if sometimes else 9) - i % 3,
             temperature=temperature,
             seed=i,
@@ -393,7 +393,7 @@ class Forgetful(Sometimes):
             raise Injected(self.where)
         return 17 if self.where == "unknown" else super().choose(sampling=sampling)
 
-    def learn(self, look: Look) -> None:
+    def learn(self, poll: Poll) -> None:
         if self.where == "learn":
             raise Injected(self.where)
 
@@ -412,7 +412,7 @@ def test_rounds_with_a_fault_teach_the_schedule_no_price():
     engine = build(plan, gamma=4, temperature=0.0, schedule=schedule)
     list(engine.run(texts(None, 0.0)))
     calm = engine.stats.rounds - BATCH  # the disturbed round was played by each row alone
-    assert sum(look.rounds for look in schedule.looks) == calm > 3
+    assert sum(poll.rounds for poll in schedule.polls) == calm > 3
 
 
 # Devices
@@ -502,7 +502,10 @@ def test_a_failed_result_holds_no_tensors():
 
 
 def long(*tags: Any) -> list[Request]:
-    return [Request((1 + i,), memory=i, max_new_tokens=12, tag=tag) for i, tag in enumerate(tags)]
+    return [
+        Request((1 + i,), encoder_states=i, max_new_tokens=12, tag=tag)
+        for i, tag in enumerate(tags)
+    ]
 
 
 def plain(batch: int = 2) -> Engine:
@@ -718,4 +721,4 @@ def test_a_plain_row_among_drafting_ones_says_who_wrote_it():
     results = {r.request.tag: r for r in engine.run(texts(1, 0.0))}
     assert set(results[1].sources) == {Source.PLAIN} and results[1].drafted == 0
     assert all(results[tag].drafted for tag in (0, 2))
-    assert Law.ONE_HOT in GreedyMatch.laws
+    assert Distribution.ONE_HOT in GreedyMatch.distributions

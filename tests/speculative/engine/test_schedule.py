@@ -9,10 +9,10 @@ from forescribe.speculative.engine.schedule import expected_tokens
 from forescribe.speculative.errors import SpeculativeError
 from forescribe.speculative.reference import decode
 from forescribe.speculative.testing import TinyModel
-from forescribe.speculative.types import Look, Rows
+from forescribe.speculative.types import Poll, Rows
 
 
-def play(schedule: Goodput, costs: dict[int, float], alpha: float, rounds: int) -> list[int]:
+def run_round(schedule: Goodput, costs: dict[int, float], alpha: float, rounds: int) -> list[int]:
     """Rounds of 8 rows in a world with these costs and this acceptance; the gammas chosen."""
     chosen = []
     for _ in range(rounds):
@@ -21,7 +21,7 @@ def play(schedule: Goodput, costs: dict[int, float], alpha: float, rounds: int) 
         # The expected number of judged and kept drafts per round, scaled up to whole numbers.
         kept = expected_tokens(alpha, gamma) - 1
         judged = kept + (1 - alpha**gamma) if gamma else 0
-        schedule.learn(Look(gamma, 1, 800, round(800 * judged), round(800 * kept), costs[gamma]))
+        schedule.learn(Poll(gamma, 1, 800, round(800 * judged), round(800 * kept), costs[gamma]))
     return chosen
 
 
@@ -41,19 +41,19 @@ def costs(draft: float, wider: float) -> dict[int, float]:
     ],
 )
 def test_the_gamma_of_most_tokens_per_second_is_found(alpha, draft, wider, best):
-    chosen = play(Goodput(probe_every=1000), costs(draft, wider), alpha, 60)
+    chosen = run_round(Goodput(probe_every=1000), costs(draft, wider), alpha, 60)
     assert chosen[-30:] == [best] * 30
 
 
 def test_it_loses_at_most_five_per_cent_where_drafting_never_pays():
     world = costs(0.5, 0.5)
-    chosen = play(Goodput(), world, 0.1, 1000)
+    chosen = run_round(Goodput(), world, 0.1, 1000)
     assert sum(world[g] for g in chosen) <= 1000 * world[0] * 1.05
 
 
 def test_what_is_of_no_use_is_tried_ever_less():
     world = costs(0.5, 0.5)
-    chosen = play(Goodput(), world, 0.1, 4000)
+    chosen = run_round(Goodput(), world, 0.1, 4000)
     probes = [n for n, gamma in enumerate(chosen) if gamma]
     assert [b - a for a, b in zip(probes[-4:], probes[-3:], strict=False)] == sorted(
         b - a for a, b in zip(probes[-4:], probes[-3:], strict=False)
@@ -66,46 +66,46 @@ def test_what_is_of_no_use_is_tried_ever_less():
 def test_a_machine_that_slows_down_changes_no_mind():
     """While drafting pays, only drafting rounds are measured: their price alone would seem to rise."""
     schedule, world = Goodput(), costs(0.05, 0.02)
-    play(schedule, world, 0.9, 110)
+    run_round(schedule, world, 0.9, 110)
     slow = {gamma: 3 * cost for gamma, cost in world.items()}
-    assert play(schedule, slow, 0.9, 150) == [12] * 150
+    assert run_round(schedule, slow, 0.9, 150) == [12] * 150
 
 
 def test_it_notices_when_drafting_no_longer_pays_though_drafts_are_good():
     """Rows that fill the batch, say: every drafted token now costs what a plain one does."""
     schedule = Goodput()
-    assert play(schedule, costs(0.05, 0.02), 0.8, 150)[-1] > 0
+    assert run_round(schedule, costs(0.05, 0.02), 0.8, 150)[-1] > 0
     dear = costs(0.3, 0.9)
-    assert play(schedule, dear, 0.8, 600)[-50:].count(0) >= 49
+    assert run_round(schedule, dear, 0.8, 600)[-50:].count(0) >= 49
 
 
 def test_one_lucky_probe_is_no_reason_to_draft():
     schedule, world = Goodput(), costs(0.4, 0.3)
-    play(schedule, world, 0.05, 99)
+    run_round(schedule, world, 0.05, 99)
     for _ in range(20):
         assert schedule.choose(sampling=False) == 0
-        schedule.learn(Look(0, 1, 1, 0, 0, world[0]))
+        schedule.learn(Poll(0, 1, 1, 0, 0, world[0]))
         if schedule.rounds >= schedule.next_probe:
             break
     assert schedule.choose(sampling=False) == 2
-    schedule.learn(Look(2, 1, 1, 2, 2, world[2]))  # both of two drafts were kept
+    schedule.learn(Poll(2, 1, 1, 2, 2, world[2]))  # both of two drafts were kept
     assert schedule.best() == 0
     assert schedule.choose(sampling=False) == 0
-    schedule.learn(Look(0, 1, 1, 0, 0, world[0]))
+    schedule.learn(Poll(0, 1, 1, 0, 0, world[0]))
     assert schedule.choose(sampling=False) == 2  # but it asks again at once
 
 
 def test_it_notices_when_drafts_become_good_again():
     schedule, world = Goodput(), costs(0.05, 0.02)
-    assert play(schedule, world, 0.02, 150)[-1] == 0
-    assert play(schedule, world, 0.95, 600)[-1] == 12
+    assert run_round(schedule, world, 0.02, 150)[-1] == 0
+    assert run_round(schedule, world, 0.95, 600)[-1] == 12
 
 
 def test_sampled_rounds_have_one_length_whatever_the_clock_says():
     schedule = Goodput(sampling_gamma=4)
     for n in range(50):
         assert schedule.choose(sampling=True) == 4
-        schedule.learn(Look(4, 1, 8, 8, 1, 1.0 + n, sampling=True))
+        schedule.learn(Poll(4, 1, 8, 8, 1, 1.0 + n, sampling=True))
 
 
 def test_expected_tokens_is_the_geometric_sum():

@@ -13,8 +13,16 @@ from forescribe.speculative import Engine, Fixed, Request
 from forescribe.speculative.models.whisper_decoder import WhisperDecoder
 from forescribe.speculative.reference import decode
 from forescribe.speculative.testing import TinyModel
-from forescribe.speculative.types import Draft, Guarantee, Law, Rows, Scores, Topology, Verdict
-from tests.speculative.models.whispers import EOS, SOT, forward, memory, whisper
+from forescribe.speculative.types import (
+    Distribution,
+    Draft,
+    Guarantee,
+    Rows,
+    Scores,
+    Topology,
+    Verdict,
+)
+from tests.speculative.models.whispers import EOS, SOT, encoder_states, forward, whisper
 
 TREE = Topology((0, 0, 1, 1, 2, 3))  # two first tokens, their children, and one deeper node
 
@@ -22,8 +30,8 @@ TREE = Topology((0, 0, 1, 1, 2, 3))  # two first tokens, their children, and one
 class TreeDrafter:
     """Guesses with the target's own weights on the committed text, and puts decoys beside them."""
 
-    def law(self, *, sampling: bool) -> Law:
-        return Law.ONE_HOT
+    def distribution(self, *, sampling: bool) -> Distribution:
+        return Distribution.ONE_HOT
 
     def __init__(self, forwards: dict, vocab: int) -> None:
         self.model, self.vocab = forwards, vocab
@@ -60,8 +68,10 @@ class TreeDrafter:
 def test_a_tree_drafter_joins_the_loop_on_whisper():
     target = whisper()
     rules = whisper_rules(target.generation_config, target.config)
-    requests = [Request(prompt=(SOT, 9 + n), memory=memory(n), tag=n) for n in range(4)]
-    models = {r.tag: lambda t, m=r.memory: forward(target, m, t) for r in requests}
+    requests = [
+        Request(prompt=(SOT, 9 + n), encoder_states=encoder_states(n), tag=n) for n in range(4)
+    ]
+    models = {r.tag: lambda t, m=r.encoder_states: forward(target, m, t) for r in requests}
     engine = Engine(
         WhisperDecoder(target),
         TreeDrafter(models, 120),
@@ -86,8 +96,8 @@ def test_a_tree_drafter_joins_the_loop_on_whisper():
 class TapDrafter:
     """Reads the target's last hidden state: keeps what the model's head says at the accepted node."""
 
-    def law(self, *, sampling: bool) -> Law:
-        return Law.ONE_HOT
+    def distribution(self, *, sampling: bool) -> Distribution:
+        return Distribution.ONE_HOT
 
     def __init__(self, model: TinyModel) -> None:
         self.head = model.head.float()
@@ -128,9 +138,9 @@ class TakeAll:
     """A lossy rule: keeps every draft. It must say so, and results must carry it."""
 
     name = "take all"
-    laws = frozenset(Law)
+    distributions = frozenset(Distribution)
 
-    def guarantee(self, law: Law) -> Guarantee:
+    def guarantee(self, distribution: Distribution) -> Guarantee:
         return Guarantee.LOSSY
 
     def __call__(self, rows: Rows, draft: Draft, logits: Tensor) -> Verdict:

@@ -18,8 +18,8 @@ from tests.speculative.models.whispers import (
     NO_TIMESTAMPS,
     SOT,
     decoder_only,
+    encoder_states,
     forward,
-    memory,
     whisper,
 )
 
@@ -34,7 +34,7 @@ rows = st.lists(st.tuples(prompts, st.integers(0, 5)), min_size=1, max_size=6)
 
 def oracle(model, request: Request, rules) -> tuple[int, ...]:
     return decode(
-        lambda tokens: forward(model, request.memory, tokens),
+        lambda tokens: forward(model, request.encoder_states, tokens),
         request,
         eos=(EOS,),
         max_tokens=POSITIONS,
@@ -65,7 +65,7 @@ def test_every_row_equals_decoding_it_alone(dtype, draft, work, batch, gamma):
         processors=rules,
     )
     requests = [
-        Request(prompt=prompt, memory=memory(seed, dtype), tag=i)
+        Request(prompt=prompt, encoder_states=encoder_states(seed, dtype), tag=i)
         for i, (prompt, seed) in enumerate(work)
     ]
     results = {r.request.tag: r for r in engine.run(requests)}
@@ -91,7 +91,10 @@ def test_poisoned_slots_are_never_read(gamma):
         for strip in [*model.cache.strips, *model.cache.cross]:
             for buffer in strip:
                 buffer.fill_(1e4)
-    requests = [Request(prompt=(SOT, *range(6, 6 + n)), memory=memory(n), tag=n) for n in range(5)]
+    requests = [
+        Request(prompt=(SOT, *range(6, 6 + n)), encoder_states=encoder_states(n), tag=n)
+        for n in range(5)
+    ]
     for result in engine.run(requests):
         assert result.tokens == oracle(target, result.request, rules)
 
@@ -111,7 +114,7 @@ def test_a_draft_equal_to_its_target_is_never_rejected(sampled):
     requests = [
         Request(
             prompt=(SOT, 7, n),
-            memory=memory(n, torch.float64),
+            encoder_states=encoder_states(n, torch.float64),
             temperature=float(sampled),
             seed=n,
             tag=n,

@@ -52,7 +52,7 @@ def decoder_only(layers: int = 1, seed: int = 1, positions: int = 40) -> Whisper
     return WhisperForCausalLM(config(layers, positions)).eval()
 
 
-def memory(seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
+def encoder_states(seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
     """Encoder states `[FRAMES, WIDTH]` of an imagined window."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(FRAMES, WIDTH, generator=generator).to(dtype)

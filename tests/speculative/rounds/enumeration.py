@@ -22,7 +22,7 @@ from torch import Tensor
 from forescribe.speculative.drafters.model_drafter import ModelDrafter
 from forescribe.speculative.engine.stats import Counters
 from forescribe.speculative.rounds.accept import draw
-from forescribe.speculative.rounds.round import Parts, play
+from forescribe.speculative.rounds.round import Parts, run_round
 from forescribe.speculative.testing import TinyModel
 from forescribe.speculative.types import Draft, Mode, Rows, Verdict
 
@@ -257,7 +257,7 @@ def keys_of_round(rule: type, length: int, gamma: int) -> RoundKeys:
         mock.patch("forescribe.speculative.rounds.accept.uniform", record),
         mock.patch("forescribe.speculative.drafters.model_drafter.uniform", record),
     ):
-        play(rows, parts, gamma, Counters.zeros(gamma, place))
+        run_round(rows, parts, gamma, Counters.zeros(gamma, place))
     *draft, accept, extra = calls
     return RoundKeys(tuple(k for keys in draft for k in keys), tuple(accept), tuple(extra))
 

@@ -9,9 +9,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from forescribe.asr.decode.rules import whisper_rules
 from forescribe.speculative import Engine, Fixed, ModelDrafter, NgramDrafter, Request
 from forescribe.speculative.models.whisper_decoder import WhisperDecoder
-from forescribe.speculative.rounds.round import Parts, play
+from forescribe.speculative.rounds.round import Parts, run_round
 from forescribe.speculative.types import Mode, Rows, Sampling
-from tests.speculative.models.whispers import EOS, SOT, memory, whisper
+from tests.speculative.models.whispers import EOS, SOT, encoder_states, whisper
 
 GAMMA, BATCH = 4, 3
 
@@ -36,7 +36,7 @@ def ragged_engine(drafter: str, kind: str) -> Engine:
         engine.submit(
             Request(
                 prompt=(SOT, 7 + n, *range(8, 8 + 3 * n)),
-                memory=memory(n),
+                encoder_states=encoder_states(n),
                 temperature=0.0 if kind == "greedy" else 0.9,
                 sampling=shaped if kind == "shaped" else Sampling(),
                 ranks=2 if kind == "shaped" else 0,
@@ -60,7 +60,7 @@ def rounds(engine: Engine):
         engine._processors,
         engine._eos,
     )
-    return lambda: play(engine.rows, parts, GAMMA, engine._counters)
+    return lambda: run_round(engine.rows, parts, GAMMA, engine._counters)
 
 
 @pytest.mark.parametrize("kind", ["greedy", "sampled", "shaped"])
@@ -149,7 +149,7 @@ def test_the_watch_sees_a_sync_and_a_mask():
 
 def test_free_rows_do_not_move():
     engine = ragged_engine("model", "greedy")
-    free = Rows.empty(BATCH, engine.rows.dump, torch.device("cpu"))
+    free = Rows.empty(BATCH, engine.rows.scratch, torch.device("cpu"))
     engine.rows = free
     before = {k: v.clone() for k, v in free.tensors().items()}
     rounds(engine)()

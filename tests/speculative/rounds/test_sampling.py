@@ -23,7 +23,7 @@ from transformers.generation.logits_process import (
 from forescribe.speculative import Engine, Fixed, ModelDrafter, NgramDrafter, Request
 from forescribe.speculative.errors import RequestError
 from forescribe.speculative.reference import decode
-from forescribe.speculative.rounds.accept import BlockVerification, TokenRejection, law
+from forescribe.speculative.rounds.accept import BlockVerification, TokenRejection, distribution
 from forescribe.speculative.rounds.sampling import bound, enter, penalise
 from forescribe.speculative.testing import TinyModel
 from forescribe.speculative.types import Mode, Prefix, Rows, Sampling
@@ -69,7 +69,7 @@ def test_a_law_is_what_transformers_makes_of_the_same_logits(settings_, seed):
     begin = (torch.rand(batch, generator=generator) * (first[:, 0] + 1)).long() + 1
     work = [Request((1,), temperature=t, sampling=s) for s, t in settings_]
     rows = rows_of(work, mode=Mode(True, True, True, True))
-    got = law(rows, penalise(rows, logits, prefix(tokens, last, begin)))
+    got = distribution(rows, penalise(rows, logits, prefix(tokens, last, begin)))
 
     for b, n in itertools.product(range(batch), range(nodes)):
         asked, t = settings_[b]
@@ -100,7 +100,7 @@ def test_a_row_that_asks_for_nothing_is_bit_for_bit_itself_beside_one_that_does(
     assert torch.equal(shaped[0], logits[0]) and not torch.equal(shaped[1], logits[1])
     alone = rows_of([plain])
     assert not alone.mode.bounded
-    assert torch.equal(law(both, shaped)[0], law(alone, logits[:1])[0])
+    assert torch.equal(distribution(both, shaped)[0], distribution(alone, logits[:1])[0])
 
 
 def test_bounds_keep_the_likeliest_token_and_all_that_tie_with_the_last():
@@ -137,7 +137,7 @@ def table(request: Request, seed: int, gamma: int) -> dict[tuple[int, ...], list
                 last = torch.tensor([[tokens.shape[1] - 1]])
                 view = prefix(tokens, last, torch.tensor([len(PROMPT)]))
                 logits = penalise(rows, logits, view)
-            made[text] = law(rows, logits)[0, 0].tolist()
+            made[text] = distribution(rows, logits)[0, 0].tolist()
     return made
 
 
