@@ -1,1 +1,4 @@
-"""The routes, one file per surface."""
+"""The routes, one module per resource, named after it.
+
+A route parses its request and formats its answer; what is done is in the other folders of `api`.
+"""

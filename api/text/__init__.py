@@ -1,1 +1,4 @@
-"""Text models: `forescribe generate` and OpenAI's completions, over `text.generator`."""
+"""OpenAI's completions and chat completions over `forescribe.text`.
+
+Knows forms, answers and the generator's thread; nothing of tensors or of speech.
+"""

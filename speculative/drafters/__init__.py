@@ -1,1 +1,5 @@
-"""One file per drafter."""
+"""Drafters: what proposes tokens for the target to score.
+
+One module per kind, each an implementation of `speculative.types.Drafter`; knows rows and models,
+nothing of the engine's queue.
+"""
