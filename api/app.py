@@ -18,7 +18,7 @@ from .access.keys import Keyring
 from .dependencies import caller, reader
 from .http import exception_handlers
 from .http.openapi import describe
-from .http.origins import EXPOSED, Guard
+from .http.origins import EXPOSED, OriginGuard
 from .http.pace import Pace
 from .http.request_id import RequestId
 from .process.model_loads import Failure, told
@@ -114,5 +114,5 @@ def _guard(app: FastAPI, settings: Settings, serving: Serving) -> None:
             expose_headers=EXPOSED,
             allow_private_network=True,
         )
-    app.add_middleware(Guard, settings=settings, metrics=serving.metrics)
+    app.add_middleware(OriginGuard, settings=settings, metrics=serving.metrics)
     app.add_middleware(RequestId, metrics=serving.metrics)

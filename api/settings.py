@@ -27,7 +27,7 @@ from pydantic_settings import (
 from forescribe.asr.errors import UsageError
 
 from .access.keys import Rights
-from .http.origins import checked_hosts, checked_origins
+from .http.hosts import checked_hosts, checked_origins
 
 PREFIX = "FORESCRIBE_"
 OTHERS = (

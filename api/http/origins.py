@@ -1,40 +1,33 @@
-"""Origins: which names this server answers to, and the pages of which origins may call it.
+"""Origin checks: which host names this server answers to, and which origins' pages may call it.
 
-A server without keys trusts whoever reaches it, and the browser of its user reaches it on behalf of every
-page that is open there. Two checks keep other pages out, before a route sees the request:
+A server without keys trusts every client that reaches it, and a browser on the same network reaches it on
+behalf of every page that is open in it. Two checks keep other pages out before a route sees the request:
 
-    Host             DNS rebinding: a page at http://evil.test makes its own name mean 127.0.0.1. It cannot
-                     choose the Host that the browser sends, so only known names are answered.
-    Sec-Fetch-Site,  Cross-origin requests: browsers say where a request comes from. Whatever is neither
-    Origin           from this server's own pages nor typed by the user is refused, but for links to it.
+    Host             DNS rebinding: a page at http://evil.test resolves its own name to 127.0.0.1. It cannot
+                     choose the Host header that the browser sends, so only known names are answered.
+    Sec-Fetch-Site,  Cross-origin requests: browsers say where a request comes from. A request that neither
+    Origin           comes from this server's own pages nor is typed by the user is refused, except links.
 
-Programs that are no browsers send neither of the latter. `/health` and `/ready` tell nothing, so they
-answer to any name: Kubernetes probes a pod by its address.
+Programs that are not browsers send neither of the latter two headers. `/health` and `/ready` reveal nothing,
+so they answer to any name: Kubernetes probes a pod by its address.
 """
 
 from __future__ import annotations
 
-import ipaddress
-import re
-from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..errors import ApiError, refusal
+from ..metrics import Metrics
+from ..settings import Settings
+from .hosts import ANY, Host, matches, same_origin
 
-if TYPE_CHECKING:
-    from ..metrics import Metrics
-    from ..settings import Settings
-
-OPEN = frozenset({"/health", "/ready"})
-ANY = "*"
+UNCHECKED_PATHS = frozenset({"/health", "/ready"})
 
 HEADERS = {"Cross-Origin-Resource-Policy": "same-origin", "X-Content-Type-Options": "nosniff"}
-"""On every answer: pages of other origins cannot embed it, and nothing is run as what it is not."""
+"""On every answer: pages of other origins cannot embed it, and browsers do not guess its type."""
 
 EXPOSED = (
     "Content-Disposition",
@@ -48,87 +41,52 @@ EXPOSED = (
     "Upload-Offset",
     "x-request-id",
 )
-"""Headers that pages of allowed origins may read besides those that every page may."""
-
-_HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^\s:/?#@\[\]]+)(?::([0-9]{0,5}))?")
-_ORIGIN = re.compile(r"(https?)://([^\s/?#@]+)")
-_PORTS = {"http": 80, "https": 443}
+"""Headers that pages of allowed origins may read in addition to the CORS-safelisted ones."""
 
 
 @dataclass(frozen=True)
-class Place:
-    """A name, or an address without brackets, and a port where one was given."""
+class HostNames:
+    """The names that a server answers to. Each pattern is a name, `*.domain`, or `*` for all."""
 
-    name: str
-    port: int | None
-
-    @classmethod
-    def of(cls, written: str) -> Place | None:
-        """From a Host header, or what follows `://`; None for what is neither."""
-        match = _HOST.fullmatch(written.strip().lower())
-        if match is None:
-            return None
-        name = match[1].strip("[]").removesuffix(".")
-        with suppress(ValueError):
-            name = str(ipaddress.ip_address(name))  # IPv6 has many spellings
-        return cls(name, int(match[2]) if match[2] else None)
-
-    @classmethod
-    def named(cls, host: str) -> Place | None:
-        """From a setting, where an IPv6 address needs no brackets."""
-        return cls.of(f"[{host}]" if host.count(":") > 1 and host[0] != "[" else host)
-
-    @property
-    def address(self) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-        try:
-            return ipaddress.ip_address(self.name)
-        except ValueError:
-            return None
-
-    @property
-    def loopback(self) -> bool:
-        if self.address is None:
-            return self.name == "localhost"
-        return self.address.is_loopback
-
-
-@dataclass(frozen=True)
-class Names:
-    """The names that a server answers to. `patterns` are names, `*.domain`, or `*` for all."""
-
-    bound: Place | None
+    bound: Host | None
     patterns: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, settings: Settings) -> Names:
-        """With keys, names protect nothing, as no page has a key: all are answered unless some are
-        listed."""
+    def of(cls, settings: Settings) -> HostNames:
+        """The names from the settings.
+
+        With keys, host names protect nothing, because no page has a key: all names are answered unless
+        some are listed.
+        """
         if settings.api_keys and not settings.allowed_hosts:
             return cls(None, (ANY,))
-        return cls(Place.named(settings.host), settings.allowed_hosts)
+        return cls(Host.from_setting(settings.host), settings.allowed_hosts)
 
-    def answer(self, place: Place) -> bool:
-        """Addresses cannot be rebound: a page that calls one was loaded from it. They are answered
-        where the server listens beyond loopback."""
-        if place.loopback or (self.bound is not None and place.name == self.bound.name):
+    def answer(self, host: Host) -> bool:
+        """Whether requests for this host are answered.
+
+        Addresses cannot be rebound: a page that calls an address was loaded from it. They are answered
+        if the server listens beyond loopback.
+        """
+        if host.loopback or (self.bound is not None and host.name == self.bound.name):
             return True
-        beyond = self.bound is not None and not self.bound.loopback
-        return (beyond and place.address is not None) or any(
-            _fits(place.name, pattern) for pattern in self.patterns
+        beyond_loopback = self.bound is not None and not self.bound.loopback
+        return (beyond_loopback and host.address is not None) or any(
+            matches(host.name, pattern) for pattern in self.patterns
         )
 
 
-class Guard:
-    """ASGI middleware."""
+class OriginGuard:
+    """ASGI middleware that refuses requests for unknown hosts and from other origins' pages."""
 
     def __init__(self, app: ASGIApp, settings: Settings, metrics: Metrics) -> None:
         self.app, self.metrics = app, metrics
-        self.names, self.origins = Names.of(settings), frozenset(settings.allowed_origins)
+        self.names, self.origins = HostNames.of(settings), frozenset(settings.allowed_origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
             return await self.app(scope, receive, send)
-        if scope["path"] not in OPEN:
+        if scope["path"] not in UNCHECKED_PATHS:
             try:
                 self._check(scope)
             except ApiError as error:
@@ -147,30 +105,30 @@ class Guard:
     def _check(self, scope: Scope) -> None:
         """Raises ApiError `forbidden`."""
         headers = Headers(scope=scope)
-        written = headers.get("host", "")
-        host = Place.of(written)
+        text = headers.get("host", "")
+        host = Host.parse(text)
         if host is None or not self.names.answer(host):
-            raise ApiError("forbidden", _unknown(written))
+            raise ApiError("forbidden", _unknown_host(text))
         origin = headers.get("origin")
         if not self._may_call(headers, origin, host, scope.get("method")):
             pages = repr(origin[:200]) if origin else "another origin"
-            text = (
+            raise ApiError(
+                "forbidden",
                 f"pages of {pages} may not call this server; if they should, add the origin to "
-                "`allowed_origins`"
+                "`allowed_origins`",
             )
-            raise ApiError("forbidden", text)
 
     def _may_call(
-        self, headers: Headers, origin: str | None, host: Place, method: str | None
+        self, headers: Headers, origin: str | None, host: Host, method: str | None
     ) -> bool:
         if origin is not None and (origin in self.origins or ANY in self.origins):
             return True
         site = headers.get("sec-fetch-site")
-        if site is None:  # no browser, or a page over plain HTTP
-            return origin is None or same(origin, host)
+        if site is None:  # not a browser, or a page over plain HTTP
+            return origin is None or same_origin(origin, host)
         if site in ("same-origin", "none"):
             return True
-        # A link somewhere else that the user has followed; whoever shows it cannot read the answer.
+        # The user followed a link on another site, which cannot read the answer.
         return (
             method in ("GET", "HEAD")
             and headers.get("sec-fetch-mode") == "navigate"
@@ -178,60 +136,21 @@ class Guard:
         )
 
 
-def same(origin: str, host: Place) -> bool:
-    """Whether an Origin header names this Host. The scheme is not compared: TLS may end at a proxy."""
-    match = _ORIGIN.fullmatch(origin.strip().lower())
-    place = Place.of(match[2]) if match else None
-    if match is None or place is None:
-        return False
-    default = _PORTS[match[1]]
-    return (place.name, place.port or default) == (host.name, host.port or default)
-
-
-def checked_hosts(names: Iterable[str]) -> tuple[str, ...]:
-    """The setting, as names are compared. Raises ValueError for what is no name."""
-    return tuple(name if name == ANY else _checked_host(name) for name in names)
-
-
-def _checked_host(name: str) -> str:
-    wild = "*." if name.startswith("*.") else ""
-    place = Place.named(name.removeprefix(wild))
-    if place is None or place.port is not None or ANY in place.name:
-        raise ValueError(f"{name!r} is no host: a name without port, `*.example.com`, or `*`")
-    return wild + place.name
-
-
-def checked_origins(origins: Iterable[str]) -> tuple[str, ...]:
-    """The setting, as browsers write it. Raises ValueError for what is no origin."""
-    found = tuple(origin if origin == ANY else origin.lower() for origin in origins)
-    for origin in found:
-        match = _ORIGIN.fullmatch(origin)
-        if origin != ANY and (match is None or Place.of(match[2]) is None):
-            raise ValueError(f"{origin!r} is no origin, as https://app.example.com is")
-    return found
-
-
-def _unknown(host: str) -> str:
+def _unknown_host(host: str) -> str:
     if not host:
-        return "the request does not say which server it is for: send the header Host"
+        return "the request has no valid Host header: send one"
     return (
         f"this server does not answer to the name {host[:200]!r}; if it should, add it to "
         "`allowed_hosts`"
     )
 
 
-def _fits(name: str, pattern: str) -> bool:
-    if pattern.startswith("*."):
-        return name.endswith(pattern[1:])
-    return pattern in (ANY, name)
-
-
 def _with_headers(send: Send) -> Send:
-    async def sending(message: Message) -> None:
+    async def send_with_headers(message: Message) -> None:
         if message["type"] == "http.response.start":
             headers = MutableHeaders(scope=message)
             for name, value in HEADERS.items():
                 headers.setdefault(name, value)
         await send(message)
 
-    return sending
+    return send_with_headers

@@ -87,18 +87,6 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
 
-def run(settings: Settings, listening: socket.socket | None = None) -> None:
-    """Serves until it is told to stop (SIGINT, SIGTERM); then nothing comes in any more, and what is
-    inside has `drain_s` to end. Ends with a status of its own where a model cannot be loaded. With several
-    workers, this process only looks after them."""
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(message)s")
-    if settings.workers == 1:
-        return serve(settings, None if listening is None else [listening])
-    from . import workers
-
-    workers.run(settings, listening)
-
-
 def serve(
     settings: Settings,
     sockets: list[socket.socket] | None = None,

@@ -32,6 +32,7 @@ from ..settings import Settings
 from .forward import Worker as Seat
 from .listening_socket import BACKLOG, bound
 from .model_loads import LASTING
+from .server import GRACE_S, serve
 
 log = logging.getLogger("forescribe.api")
 
@@ -160,8 +161,6 @@ def run(settings: Settings, listening: socket.socket | None = None) -> None:
             given = (Seat(index, settings.workers, folder), own.model_dump(), shared)
             return context.Process(target=work, args=given, name=f"worker-{index}")
 
-        from .server import GRACE_S
-
         grace_s = settings.announce_s + settings.drain_s + 2 * GRACE_S
         supervisor = Supervisor(make, settings.workers, grace_s)
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -195,8 +194,6 @@ def devices(settings: Settings, count: Callable[[str], int] | None = None) -> li
 
 def work(seat: Seat, given: dict[str, Any], shared: socket.socket) -> None:
     """A worker's process."""
-    from .server import serve
-
     threading.Thread(target=_follow_parent, daemon=True).start()
     try:
         serve(Settings(**given), [shared, _private(seat)], seat)

@@ -48,7 +48,7 @@ def _files() -> dict[str, File]:
     """All of the page's files, those that it shares with reports among them. Read once: a name that is
     not here leads nowhere."""
     found = {}
-    for package, folder in (("asr", "view"), ("api", "page")):
+    for package, folder in (("forescribe.asr.formats", "view"), ("forescribe.api", "page")):
         for entry in (files(package) / folder).iterdir():
             kind = "text/html" if entry.name == INDEX else TYPES.get(entry.name.rpartition(".")[2])
             if kind is None:

@@ -88,7 +88,7 @@ def serve(
         local_files_only=local_files_only,
     )
     with bound(chosen) as listening:
-        from forescribe.api.process.server import run  # takes seconds
+        from forescribe.api.process.launcher import run  # takes seconds
 
         place = listening.getsockname()
         host = f"[{place[0]}]" if ":" in place[0] else place[0]

@@ -15,7 +15,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from forescribe.api.access.keys import digest, new_key
 from forescribe.api.app import create_app
-from forescribe.api.http.origins import Place, same
+from forescribe.api.http.hosts import Host, same_origin
 from forescribe.api.process.forward import Forward, Worker
 from forescribe.api.settings import Settings, load
 from forescribe.asr.errors import UsageError
@@ -155,7 +155,7 @@ def test_the_names_that_a_server_answers_to(settings, answered, refused) -> None
 @pytest.mark.parametrize(
     ("headers", "said"),
     [
-        ({"Host": ""}, "send the header Host"),
+        ({"Host": ""}, "no valid Host header"),
         ({"Host": "evil.test"}, "the name 'evil.test'"),
         ({"Sec-Fetch-Site": "cross-site"}, "pages of another origin may"),
         ({"Origin": "http://evil.test"}, "pages of 'http://evil.test' may"),
@@ -253,10 +253,12 @@ def test_settings_that_protect_nothing_are_refused(monkeypatch, name, value) -> 
 
 
 @given(st.text(max_size=30))
-def test_whatever_is_written_is_a_place_or_none(written) -> None:
-    place = Place.of(written)
-    assert place is None or (place.name and place.port in (None, *range(100_000)))
-    assert not same(written, Place("localhost", 8000)) or written.strip().lower().startswith("http")
+def test_any_text_parses_to_a_host_or_none(written) -> None:
+    host = Host.parse(written)
+    assert host is None or (host.name and host.port in (None, *range(100_000)))
+    assert not same_origin(written, Host("localhost", 8000)) or written.strip().lower().startswith(
+        "http"
+    )
 
 
 @pytest.mark.parametrize(
@@ -272,5 +274,5 @@ def test_whatever_is_written_is_a_place_or_none(written) -> None:
     ],
 )
 def test_an_origin_is_compared_with_the_host(origin, host, expected) -> None:
-    place = Place.of(host)
-    assert place is not None and same(origin, place) is expected
+    parsed = Host.parse(host)
+    assert parsed is not None and same_origin(origin, parsed) is expected

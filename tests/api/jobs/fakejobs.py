@@ -24,7 +24,7 @@ from fastapi import FastAPI, Request
 from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response
 from starlette.responses import StreamingResponse as Stream
 
-from forescribe.api.http.origins import Guard
+from forescribe.api.http.origins import OriginGuard
 from forescribe.api.routers import page
 from forescribe.api.settings import Settings
 from forescribe.asr.formats.files import json_
@@ -198,7 +198,7 @@ class Fake:
         app.include_router(page.router)
         settings = Settings(model="demo")
         app.add_middleware(
-            Guard, settings=settings, metrics=SimpleNamespace(refused=self.forbidden.append)
+            OriginGuard, settings=settings, metrics=SimpleNamespace(refused=self.forbidden.append)
         )
 
         @app.middleware("http")

@@ -189,7 +189,7 @@ def test_a_failed_load_ends_a_real_process_with_its_status_and_one_line(broken, 
 from forescribe.asr.errors import CapacityError, ModelError
 from forescribe.api.speech.serving import Serving
 from forescribe.api.settings import Settings
-from forescribe.api.process.server import run
+from forescribe.api.process.launcher import run
 class Decoders:
     def start(self): pass
     def close(self): pass
