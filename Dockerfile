@@ -24,6 +24,8 @@ COPY speculative speculative
 COPY asr asr
 COPY diarize diarize
 COPY api api
+COPY text text
+COPY forescribe forescribe
 COPY bundled bundled
 RUN pip install --no-deps .
 
