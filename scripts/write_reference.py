@@ -31,14 +31,14 @@ def cli() -> str:
     """All commands, in the order of `forescribe --help`."""
     from typer.main import get_command
 
-    from forescribe.cli.main import cli as asr_cli
+    from forescribe.cli.main import app
 
-    page = ["# The command", MADE, _paragraphs(asr_cli.app.info.help)]
+    page = ["# The command", MADE, _paragraphs(app.info.help)]
     page.append(
         "Every option may be spelled with `_` for `-`. `forescribe COMMAND --help` says the same in a "
         "terminal. What `transcribe` does, by task: [transcribe](../transcribe.md)."
     )
-    for name, command in _commands(get_command(asr_cli.app), "forescribe"):
+    for name, command in _commands(get_command(app), "forescribe"):
         page += [f"## {name}", _paragraphs(command.help), *_parameters(command)]
     return "\n\n".join(part for part in page if part) + "\n"
 

@@ -271,7 +271,7 @@ def _plain(transcript: Transcript) -> str:
 
 def view(name: str) -> str:
     """One of the files that page and report share."""
-    return (files("asr") / "view" / name).read_text(encoding="utf-8")
+    return (files(__package__) / "view" / name).read_text(encoding="utf-8")
 
 
 @cache

@@ -17,13 +17,13 @@ from . import transcribe
 from .bench import bench
 from .generate import generate
 
-main = transcribe.main
+app, main = transcribe.app, transcribe.main
 
-transcribe.app.command()(generate)
-transcribe.app.add_typer(bench)
+app.command()(generate)
+app.add_typer(bench)
 
 
-@transcribe.app.command()
+@app.command()
 def serve(
     host: Annotated[str | None, typer.Option(help="Where to listen.  [default: 127.0.0.1]")] = None,
     port: Annotated[int | None, typer.Option(metavar="N", help="[default: 8000]")] = None,
@@ -96,7 +96,7 @@ def serve(
         run(chosen, listening)
 
 
-@transcribe.app.command()
+@app.command()
 def key(name: Annotated[str, typer.Argument(metavar="NAME", help="Who it is for.")]) -> None:
     """Make an API key for the service: printed once, kept as a hash."""
     from forescribe.api.access.keys import digest, new_key

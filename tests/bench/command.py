@@ -6,12 +6,12 @@ from typing import Any
 
 from typer.testing import CliRunner
 
-from forescribe.cli.main import cli
+from forescribe.cli.main import app
 
 
 def bench(*arguments: str) -> Any:
     """What it wrote and its status; raises what the console entry would turn into one line."""
-    result = CliRunner().invoke(cli.app, ["bench", *arguments])
+    result = CliRunner().invoke(app, ["bench", *arguments])
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result

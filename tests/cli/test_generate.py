@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from forescribe.asr.errors import ModelError, UsageError
-from forescribe.cli.main import cli
+from forescribe.cli.main import app
 from forescribe.speculative.errors import SpeculativeError
 from forescribe.text.text_presets import NGRAM, Pair, resolve
 from tests.text.language_models import write
@@ -25,7 +25,7 @@ def pair(tmp_path_factory) -> list[str]:
 
 
 def generate(*arguments: str, stdin: bytes | None = None):
-    result = runner.invoke(cli.app, ["generate", *arguments], input=stdin)
+    result = runner.invoke(app, ["generate", *arguments], input=stdin)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result

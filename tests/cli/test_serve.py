@@ -39,7 +39,7 @@ def test_serve_hands_its_options_to_the_settings(monkeypatch, tmp_path) -> None:
         listening_socket, "bound", lambda chosen: socket.create_server(("127.0.0.1", 0))
     )
     options = ["--model", "demo", "--port", "2", "--batch-size", "3", "--settings", str(file)]
-    result = CliRunner().invoke(main.cli.app, ["serve", *options])
+    result = CliRunner().invoke(main.app, ["serve", *options])
     assert result.exit_code == 0, result.output
     (made,) = ran
     assert made.model_dump() == load(file, model="demo", port=2, batch_size=3).model_dump()
@@ -54,8 +54,8 @@ def test_a_port_that_is_taken_is_told_before_anything_heavy_is_imported(tmp_path
             "import atexit, sys\n"
             f"atexit.register(lambda: print(*sorted({heavy!r} & sys.modules.keys())))\n"
             f"sys.argv = ['forescribe', 'serve', '--port', '{port}']\n"
-            "from api import cli\n"
-            "cli.main()\n"
+            "from forescribe.cli.main import main\n"
+            "main()\n"
         )
         environment = {**os.environ, "FORESCRIBE_DATA_DIR": str(tmp_path)}
         run = subprocess.run(
@@ -68,7 +68,7 @@ def test_a_port_that_is_taken_is_told_before_anything_heavy_is_imported(tmp_path
 
 
 def test_a_key_is_printed_once_and_its_line_lets_it_in(tmp_path) -> None:
-    result = CliRunner().invoke(main.cli.app, ["key", "team"])
+    result = CliRunner().invoke(main.app, ["key", "team"])
     key, line = result.stdout.strip(), result.stderr.split(": ", 1)[1]
     file = tmp_path / "service.toml"
     file.write_text(f"[api_keys]\n{line}")
@@ -93,7 +93,7 @@ def test_helpers_wait_briefly_where_nobody_says_otherwise(monkeypatch, given, ar
         monkeypatch.setenv(name, value)
     seen = []
     run = lambda *_, **__: seen.append(os.environ.get("GOMP_SPINCOUNT"))  # noqa: E731
-    monkeypatch.setattr(type(main.cli.app), "__call__", run)
+    monkeypatch.setattr(type(main.app), "__call__", run)
     monkeypatch.setattr(sys, "argv", ["forescribe", *arguments])
     main.main()
     assert seen == [spins]

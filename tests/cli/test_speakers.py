@@ -17,7 +17,7 @@ from forescribe.diarize.engines import registry
 from forescribe.diarize.transcripts.split_channels import SplitChannels
 from forescribe.diarize.transcripts.with_speakers import WithSpeakers
 from forescribe.diarize.turns import read_rttm
-from tests.diarize.engines.fake_engines.fake_engines import RATE, LevelDiarizer, sound
+from tests.diarize.engines.fake_engines import RATE, LevelDiarizer, sound
 from tests.diarize.transcripts.test_with_speakers import Typist
 
 

@@ -35,9 +35,9 @@ SECONDS = 8
 def cli() -> Any:
     from typer.main import get_command
 
-    from forescribe.cli.main import cli as module
+    from forescribe.cli.main import app
 
-    return get_command(module.app)
+    return get_command(app)
 
 
 def check_forescribe(command: Command) -> None:
