@@ -26,7 +26,7 @@ DIGITAL_DB = -100.0
 
 @dataclass(frozen=True)
 class Levels:
-    """What counts as speech. Tuned on mixtures of training voices, with docs/diarize.md's figures."""
+    """What counts as speech. Tuned on mixtures of training voices, with docs/speakers.md's figures."""
 
     part: float = 0.3  # of the way from quiet to loud, in dB: above it is speech
     contrast_db: float = 25.0  # between quiet and loud; with less, level is not asked

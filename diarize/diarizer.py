@@ -1,6 +1,6 @@
 """Diarizer: a recording's samples in, turns and voices out. The seam between engines and users.
 
-An engine is anything with `diarize` and `engine`; see docs/diarize.md for one in ten lines. Needs no
+An engine is anything with `diarize` and `engine`; see docs/speakers.md for one in ten lines. Needs no
 torch.
 """
 

@@ -52,7 +52,7 @@ WINDOW_FRAMES = WINDOW_SAMPLES // FRAME
 
 STEP_FRAMES = 16
 """512 ms from window to window, 7,000 vectors an hour. Half of that costs twice the time, nearly all of it
-the encoder's, and makes 0.3 points of error fewer in conversations (docs/log.md, 2026-11-22)."""
+the encoder's, and makes 0.3 points of error fewer in conversations (docs/development/log.md, 2026-11-22)."""
 
 LAG_S = 1.5 * FRAME / SAMPLE_RATE
 """Seconds by which borders come late: half a frame since pyannote puts them at a frame's middle, one

@@ -513,7 +513,8 @@ def _wait_briefly() -> None:
     """For how many turns a helper thread of torch's waits awake: read by libgomp when it is loaded.
 
     Its own choice, 300,000, is no faster on idle cores, and two and a half times slower beside another
-    process: helpers then wait awake for one that has no core (docs/log.md, 2026-11-22).
+    process: helpers then wait awake for one that has no core (docs/development/log.md,
+    2026-11-22).
     """
     if not os.environ.keys() & {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"}:
         os.environ["GOMP_SPINCOUNT"] = SPINS

@@ -15,7 +15,7 @@ from ..types import Distribution, Draft, Model, Prefix, Processor, Request, Rows
 
 CONFIDENCE = 0.2
 """Where the draft gives itself one chance in five, it ends. The bundled text pair wrote most per second with
-it; the speech pair wrote the same from 0.2 to 0.5, within what repeated runs differ (docs/log.md,
+it; the speech pair wrote the same from 0.2 to 0.5, within what repeated runs differ (docs/development/log.md,
 2026-11-22, where a bound learnt from measured prices gained nothing either)."""
 
 

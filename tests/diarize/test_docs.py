@@ -10,7 +10,7 @@ import numpy as np
 from forescribe.diarize.blocks import diarize_blocks
 from forescribe.diarize.diarizer import Diarizer
 
-DOCS = Path(__file__).parent.parent.parent / "docs" / "diarize.md"
+DOCS = Path(__file__).parent.parent.parent / "docs" / "speakers.md"
 
 
 def test_the_ten_line_engine_of_the_documentation_works() -> None:

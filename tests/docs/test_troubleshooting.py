@@ -15,7 +15,7 @@ from tests.docs.pages import ROOT
 PAGE = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
 QUOTED = re.compile(r"^\*\*`(?P<message>.+)`\*\*", re.M)
 GAP = "…"
-PACKAGES = ("asr", "diarize", "api", "speculative")
+PACKAGES = ("forescribe", "asr", "diarize", "api", "speculative", "text")
 
 
 @cache
