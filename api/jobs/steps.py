@@ -38,7 +38,7 @@ from .store import Store, Tx
 from .webhooks import Webhooks
 
 if TYPE_CHECKING:
-    from forescribe.asr.audio.decoded_file import Spool
+    from forescribe.asr.audio.decoded_file import DecodedFile
     from forescribe.asr.sessions.planned import Group, Plan
     from forescribe.asr.sessions.session import Session
     from forescribe.diarize.people.known import Known
@@ -100,7 +100,7 @@ class Steps:
         self.stopping = threading.Event()
         self._lock = threading.Lock()
         self._lanes: dict[str, Lane] = {}
-        self._spools: dict[str, Spool] = {}
+        self._spools: dict[str, DecodedFile] = {}
         self._left: set[str] = set()  # jobs that nobody is to wait for any more
         self._turn = threading.Lock()  # of those that go back into the engine after a fault
         self.inside = Inside(
@@ -265,7 +265,7 @@ class Steps:
             self.inside.job(job, lambda: self._wanted(job)),
             open_audio(spool, name=NAME) as recording,
         ):
-            return plan_of(recording, session.t.detector, options.windows)
+            return plan_of(recording, session.transcriber.detector, options.windows)
 
     def _group(self, job: str, run: int, k: int) -> str:
         """The hash of group `k`."""
@@ -323,7 +323,7 @@ class Steps:
 
         session, lane = self._session(), Lane()
         made = Planned(
-            session.t,
+            session.transcriber,
             self._spool(job),
             transcription(self._form(job), self.serving, self.settings),
             lane,
@@ -338,7 +338,7 @@ class Steps:
         lane.enter(session, made)
         return lane
 
-    def _spool(self, job: str) -> Spool:
+    def _spool(self, job: str) -> DecodedFile:
         """The job's samples, decoded apart, for as long as this process works on it."""
         with self._lock:
             spool = self._spools.get(job)

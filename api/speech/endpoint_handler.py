@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, Any
 
-from forescribe.asr.audio.decoded_file import Spool
+from forescribe.asr.audio.decoded_file import DecodedFile
 from forescribe.asr.audio.fork_server import Bounds
 from forescribe.asr.audio.sandbox import Decoders
 from forescribe.asr.decode.outcome import Outcome
@@ -67,12 +67,12 @@ class EndpointHandler:
             return {"detail": ApiError.of(error).message}
         except ApiError as error:
             return {"detail": error.message}
-        drafting = self.session.t.whisper.draft is not None
+        drafting = self.session.transcriber.whisper.draft is not None
         warnings += parameters.warnings(drafting=drafting, diarizing=self.speakers is not None)
         return huggingface_contract.answer(transcript, spoken, warnings)
 
     def _transcribed(
-        self, spool: Spool, parameters: huggingface_contract.Parameters
+        self, spool: DecodedFile, parameters: huggingface_contract.Parameters
     ) -> tuple[Transcript, Transcript | None]:
         """The transcript, and the same with speakers. Raises ForescribeError, ApiError."""
         waiting, diarizing = _Waiting(), self.speakers is not None

@@ -23,7 +23,7 @@ from ..http.request_id import CURRENT, report
 from ..metrics import Metrics
 
 if TYPE_CHECKING:
-    from forescribe.asr.audio.decoded_file import Spool
+    from forescribe.asr.audio.decoded_file import DecodedFile
     from forescribe.asr.decode.options import Options
     from forescribe.asr.decode.outcome import Outcome
     from forescribe.asr.sessions.submission import Part, Tap
@@ -35,7 +35,7 @@ class Task:
     becomes of it, and the place given back, unless there is a `tap`: whoever listens there has more to
     do, and gives it back."""
 
-    spool: Spool
+    spool: DecodedFile
     options: Options
     place: Place
     tap: Tap | None = None

@@ -36,7 +36,7 @@ from .diarization import Speakers
 from .following import Following, Task
 
 if TYPE_CHECKING:
-    from forescribe.asr.audio.decoded_file import Spool
+    from forescribe.asr.audio.decoded_file import DecodedFile
     from forescribe.asr.decode.transcriber import Transcriber
     from forescribe.asr.sessions.session import Session
     from forescribe.diarize.diarizer import Diarizer
@@ -189,7 +189,7 @@ class Serving:
 
     # -- from the event loop ----------------------------------------------------------------------
 
-    async def decoded(self, file: BinaryIO) -> Spool:
+    async def decoded(self, file: BinaryIO) -> DecodedFile:
         """The samples of an upload, which are the caller's to close. Raises ApiError for what is no
         audio, too long, or takes its decoder too long."""
         limits = self.settings
@@ -288,7 +288,7 @@ def _later(seconds: float, act: Callable[[], None]) -> None:
     timer.start()
 
 
-def _discarded(made: Future[Spool]) -> None:
+def _discarded(made: Future[DecodedFile]) -> None:
     """Whoever wanted the samples has left."""
     if not made.cancelled() and made.exception() is None:
         made.result().close()
@@ -297,7 +297,7 @@ def _discarded(made: Future[Spool]) -> None:
 def _busy(serving: Serving) -> float:
     if serving.session is None:
         return 0.0
-    transcriber = serving.session.t
+    transcriber = serving.session.transcriber
     return 1 - transcriber.engine.free / transcriber.batch
 
 

@@ -1,4 +1,4 @@
-"""Spool: the samples of a recording on disk, mono float32 at 16 kHz, in a file without a name.
+"""The decoded samples of a recording on disk, mono float32 at 16 kHz, in a file without a name.
 
     with open_audio(spool) as recording: ...
 
@@ -25,7 +25,7 @@ PIECE = 1 << 16
 
 
 @dataclass(frozen=True, eq=False)
-class Spool:
+class DecodedFile:
     """As a source as good as the recording's own file. To be closed, by whoever decoded it.
 
     `notices` are what was wrong with the recording.
@@ -40,19 +40,19 @@ class Spool:
     def duration_s(self) -> float:
         return seconds(self.sample_count)
 
-    def reader(self) -> SpoolReader:
-        return SpoolReader(self)
+    def reader(self) -> DecodedFileReader:
+        return DecodedFileReader(self)
 
     def close(self) -> None:
         self.file.close()
 
 
-class SpoolReader:
+class DecodedFileReader:
     """A spool as a container of one channel."""
 
     declared_s: float | None = None  # what was missing is among the notices already
 
-    def __init__(self, spool: Spool) -> None:
+    def __init__(self, spool: DecodedFile) -> None:
         self.spool, self.notices = spool, list(spool.notices)
 
     def read(self) -> Iterator[Pcm]:

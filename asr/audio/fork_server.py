@@ -78,7 +78,7 @@ class _Child:
     end_s: float
 
 
-class _Zygote:
+class _ForkServer:
     def __init__(self, control: socket.socket) -> None:
         self.control = control
         self.children: dict[int, _Child] = {}  # by the reply's descriptor
@@ -233,5 +233,5 @@ def serve(descriptor: int) -> None:
     av.logging.set_level(av.logging.PANIC)
     torch.set_num_threads(1)  # a second one would not survive a fork
     resample(torch.zeros(64), 3, 2)
-    _Zygote(socket.socket(fileno=descriptor)).run()
+    _ForkServer(socket.socket(fileno=descriptor)).run()
     os._exit(0)  # nothing to tidy up, and torch takes seconds over it

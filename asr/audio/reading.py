@@ -31,12 +31,12 @@ from ..errors import AudioError
 from ..formats.transcript import SAMPLE_RATE, Notice, seconds
 from ..printable import visible
 from .containers import DEMUXERS, MAX_RATE, Pcm, Reader, open_container
-from .decoded_file import Spool
+from .decoded_file import DecodedFile
 from .opening import empty, open_path
 from .resampling import Resampler, resampler
 
 Samples = NDArray[np.float32]
-Input = str | os.PathLike[str] | bytes | BinaryIO | Spool
+Input = str | os.PathLike[str] | bytes | BinaryIO | DecodedFile
 
 LOUDEST = 1e6
 """Beyond this a sample is damage, not sound: its square would overflow in the spectrum and spoil
@@ -220,7 +220,7 @@ def open_audio(
     `unreadable_file`, `empty_file`, `invalid_audio`, `no_audio_stream`.
     """
     name = name or _name(source)
-    if isinstance(source, Spool):
+    if isinstance(source, DecodedFile):
         return Recording(source.reader(), name=name, block_s=block_s, max_s=max_s)
     file, owned = _binary_file(source, name)
     try:

@@ -25,7 +25,7 @@ from typing import Any, BinaryIO, cast
 
 from ..errors import AudioError, CapacityError, Code, ForescribeError, OutputError
 from ..formats.transcript import Notice
-from .decoded_file import WIDTH, Spool
+from .decoded_file import WIDTH, DecodedFile
 from .fork_server import Bounds
 
 TRIES = 2
@@ -62,11 +62,11 @@ class Decoders:
         with self._lock:
             self._started()
 
-    def submit(self, source: BinaryIO | bytes, bounds: Bounds, *, name: str) -> Future[Spool]:
+    def submit(self, source: BinaryIO | bytes, bounds: Bounds, *, name: str) -> Future[DecodedFile]:
         """`decode`, when its turn comes. The spool is the caller's, who may not be there any more."""
         return self._pool.submit(self.decode, source, bounds, name=name)
 
-    def decode(self, source: BinaryIO | bytes, bounds: Bounds, *, name: str) -> Spool:
+    def decode(self, source: BinaryIO | bytes, bounds: Bounds, *, name: str) -> DecodedFile:
         """All samples of a recording; waits for them. The source stays open.
 
         Raises AudioError: what `open_audio` and reading raise; `invalid_audio` too where the decoder
@@ -89,7 +89,7 @@ class Decoders:
                     raise _error(*words["error"])
                 if "samples" in words:
                     notices = tuple(Notice(*n) for n in words["notices"] if n[0] != REPEATED)
-                    return Spool(name, spool, _counted(spool, words["samples"]), notices)
+                    return DecodedFile(name, spool, _counted(spool, words["samples"]), notices)
             except BaseException:
                 spool.close()
                 raise

@@ -1,4 +1,4 @@
-"""Reel: a whole recording to seek in, as Whisper's features at any place.
+"""A whole recording on disk, with Whisper's features at any position.
 
 Sequential decoding hears audio again, and Whisper scales its features by the loudest sound of the whole
 recording. So the samples go to a temporary file first: 230 MB an hour on disk, a window in memory.
@@ -18,7 +18,7 @@ from .features import LogMel
 from .reading import Samples
 
 
-class Reel:
+class SeekableAudio:
     """The samples of a recording, [N] at 16 kHz, and its features.
 
     Frames are counted from 0, 0.01 s each. A recording shorter than a window is padded with zeros to

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from forescribe.speculative.types import Request, Result
 
 from ..audio.reading import Input
-from ..audio.seekable import Reel
+from ..audio.seekable import SeekableAudio
 from ..errors import ForescribeError
 from .call import Call, Job, Ticket, internal
 from .encoding import heard
@@ -31,7 +31,7 @@ FORGET_FROM = 0.5
 class Chain:
     """One recording on its way: where the next window starts, and what was written before it."""
 
-    reel: Reel
+    reel: SeekableAudio
     previous: tuple[int, ...]
     frame: int = 0
 
@@ -61,7 +61,9 @@ class SequentialCall(Call):
                 job = Job(source, recording, time.perf_counter())
                 self.jobs.append(job)
                 self.t.watch.start()
-                self.chains[job] = Chain(Reel(recording.blocks(), self.t.mel), self.previous)
+                self.chains[job] = Chain(
+                    SeekableAudio(recording.blocks(), self.t.mel), self.previous
+                )
                 self.t.watch.mark("audio")
             return self._next(job)
         except Exception as error:  # a fault of ours, or of a decoder: the others go on

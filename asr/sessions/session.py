@@ -111,7 +111,7 @@ class Session:
         readers: int = 2,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.t, self.clock = transcriber, clock
+        self.transcriber, self.clock = transcriber, clock
         if transcriber.detector is None:
             transcriber.detector = SileroDetector()  # now: readers would each make one
         self.ahead = 2 * transcriber.batch
@@ -150,7 +150,7 @@ class Session:
         options that the model cannot serve, CapacityError once the session is closed; all else is in
         the outcome."""
         submission = Submission(
-            self.t, source, options, listener, arrived_s=self.clock(), name=name, tap=tap
+            self.transcriber, source, options, listener, arrived_s=self.clock(), name=name, tap=tap
         )
         return self.enter(submission)
 
@@ -201,8 +201,8 @@ class Session:
                 except Exception as error:
                     self._fail_all(error)
                 self._began_s = None
-                if self.t.engine.broken is not None:
-                    raise self.t.engine.broken
+                if self.transcriber.engine.broken is not None:
+                    raise self.transcriber.engine.broken
         finally:
             self.close()
             for reader in self._readers:
@@ -214,7 +214,7 @@ class Session:
         """Until there is something to do; False once closed."""
         with self._changed:
             while not (self._closed or self._news or self._ready or self._encoded):
-                if not self.t.slots.idle:
+                if not self.transcriber.slots.idle:
                     break
                 self._changed.wait()
             return not self._closed
@@ -222,10 +222,10 @@ class Session:
     def _round(self) -> None:
         self._hear()
         self._feed()
-        for ended in self.t.slots.step():
+        for ended in self.transcriber.slots.step():
             self._end(ended)
-        if self.clock() - self._looked_s >= LOOK_S or self.t.slots.idle:
-            self.stats, self._looked_s = self.t.stats(), self.clock()
+        if self.clock() - self._looked_s >= LOOK_S or self.transcriber.slots.idle:
+            self.stats, self._looked_s = self.transcriber.stats(), self.clock()
 
     def _hear(self) -> None:
         with self._changed:
@@ -298,14 +298,14 @@ class Session:
 
     def _feed(self) -> None:
         """Fills the free rows with the windows that are due first."""
-        while self.t.slots.free:
+        while self.transcriber.slots.free:
             if self._hurry():
                 self._encode()
             if not self._encoded:
                 return
             chosen = heapq.heappop(self._encoded)
             if not chosen.submission.settled:
-                self.t.slots.submit(chosen.request)
+                self.transcriber.slots.submit(chosen.request)
 
     def _hurry(self) -> bool:
         """Whether a window that nobody has encoded yet is due before all that are."""
@@ -317,16 +317,16 @@ class Session:
     def _encode(self) -> None:
         """Hears the next windows of all recordings together, up to a batch."""
         with self._changed:
-            size = min(self.t.batch, len(self._ready))
+            size = min(self.transcriber.batch, len(self._ready))
             group = [heapq.heappop(self._ready) for _ in range(size)]
             self._changed.notify_all()  # the readers may go on
         group = [ready for ready in group if not ready.submission.settled]
         if not group:
             return
-        self.t.watch.start()
+        self.transcriber.watch.start()
         wanting = [ready.submission.wants_language for ready in group]
-        heard = hear(self.t, [ready.window.samples for ready in group], wanting)
-        self.t.watch.mark("encode")
+        heard = hear(self.transcriber, [ready.window.samples for ready in group], wanting)
+        self.transcriber.watch.mark("encode")
         for ready, one in zip(group, heard, strict=True):
             self._enter(ready, one)
 

@@ -15,7 +15,7 @@ from forescribe.api.errors import ApiError
 from forescribe.api.settings import Settings
 from forescribe.api.speech.following import Task
 from forescribe.api.speech.serving import Serving
-from forescribe.asr.audio.decoded_file import Spool
+from forescribe.asr.audio.decoded_file import DecodedFile
 from forescribe.asr.decode.guards import Guards
 from forescribe.asr.decode.options import Options
 from tests.api.conftest import Halves, sound, until
@@ -208,7 +208,7 @@ def test_what_cannot_be_queued_is_released(service) -> None:
     async def follow(options: Options) -> None:
         file, place = File(), serving.admission.enter("", keyed=False)
         with pytest.raises(ApiError):
-            serving.follow(Task(Spool("file", file, 16_000), options, place))
+            serving.follow(Task(DecodedFile("file", file, 16_000), options, place))
         assert file.closed and serving.admission.requests == 0
 
     client.portal.call(follow, Options(language="tlh", guards=Guards()))

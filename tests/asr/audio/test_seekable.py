@@ -8,7 +8,7 @@ import torch
 from transformers import WhisperFeatureExtractor
 
 from forescribe.asr.audio.features import LogMel
-from forescribe.asr.audio.seekable import Reel
+from forescribe.asr.audio.seekable import SeekableAudio
 
 EXTRACTOR = WhisperFeatureExtractor(feature_size=80)
 
@@ -30,7 +30,7 @@ def test_windows_are_slices_of_the_features_of_all(mel, count):
     whole = EXTRACTOR(
         audio, sampling_rate=16000, truncation=False, padding="longest", return_tensors="pt"
     )["input_features"][0]
-    reel = Reel(np.array_split(audio, 7), mel)
+    reel = SeekableAudio(np.array_split(audio, 7), mel)
     assert (reel.frames, reel.sample_count) == (count // 160, count) == (whole.shape[1], count)
     for frame in (0, 1, 1234, 2999, count // 160 - 1):
         theirs = whole[:, frame : frame + 3000]
@@ -45,7 +45,7 @@ def test_windows_are_slices_of_the_features_of_all(mel, count):
 def test_a_short_recording_is_padded_with_zeros(mel, count):
     audio = sound(count)
     theirs = EXTRACTOR(audio, sampling_rate=16000, return_tensors="pt")["input_features"][0]
-    reel = Reel([audio], mel)
+    reel = SeekableAudio([audio], mel)
     assert reel.frames == max(1, count // 160)
     assert torch.allclose(reel.features(0), theirs, atol=2e-5)
     reel.close()
@@ -57,4 +57,4 @@ def test_a_recording_that_breaks_off_leaves_no_file_open(mel):
         raise OSError("gone")
 
     with pytest.raises(OSError, match="gone"):
-        Reel(blocks(), mel)
+        SeekableAudio(blocks(), mel)

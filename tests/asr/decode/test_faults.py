@@ -21,7 +21,7 @@ import soundfile
 import forescribe.asr.audio.reading
 import forescribe.asr.decode.accounting
 import forescribe.asr.decode.call
-from forescribe.asr.audio.seekable import Reel
+from forescribe.asr.audio.seekable import SeekableAudio
 from forescribe.asr.decode.guards import Guards, Judgement
 from forescribe.asr.decode.outcome import Outcome
 from forescribe.asr.decode.transcriber import Options, Transcriber
@@ -460,17 +460,17 @@ def test_an_error_that_was_expected_keeps_its_words(
 def test_a_sequential_recording_goes_on_behind_a_lost_window(
     shared, clean, monkeypatch, plant
 ) -> None:
-    reels: list[Reel] = []
-    init = Reel.__init__
+    reels: list[SeekableAudio] = []
+    init = SeekableAudio.__init__
     monkeypatch.setattr(
-        Reel, "__init__", lambda self, *rest: (reels.append(self), init(self, *rest))[0]
+        SeekableAudio, "__init__", lambda self, *rest: (reels.append(self), init(self, *rest))[0]
     )
     long, options = wav(tone(41.003, 7)), Options(language="de", long_form="sequential")
     expected = essence(called(shared, [BEFORE], options)[0])
     if plant == "features":
-        real = Reel.features
+        real = SeekableAudio.features
         wrong = raises(lambda self, frame: frame == 0 and self.frames > 3000, real)
-        monkeypatch.setattr(Reel, "features", wrong)
+        monkeypatch.setattr(SeekableAudio, "features", wrong)
     elif plant == "submit":
         is_first = lambda r: r.tag.job.source is long and r.tag.index == 0  # noqa: E731
         monkeypatch.setattr(shared.engine, "submit", raises(is_first, shared.engine.submit))

@@ -81,7 +81,9 @@ def wav(tmp_path, samples) -> str:
 
 def run(session, path: str, options: Options, plan: Plan, kept=()):
     waiting = Waiting()
-    made = Planned(session.t, path, options, waiting, plan=plan, kept=kept, grouped=waiting.grouped)
+    made = Planned(
+        session.transcriber, path, options, waiting, plan=plan, kept=kept, grouped=waiting.grouped
+    )
     session.enter(made)
     assert waiting.done.wait(120) and waiting.outcome.error is None
     return waiting

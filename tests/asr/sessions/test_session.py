@@ -400,8 +400,8 @@ def test_what_is_under_way_when_a_session_closes_is_told_so(whisper) -> None:
 
 def test_the_first_temperature_of_the_guards_is_tried_first(whisper) -> None:
     session, seen = Session(transcriber(whisper)), list[Request]()
-    submit = session.t.engine.submit
-    session.t.engine.submit = lambda request: (seen.append(request), submit(request))[1]
+    submit = session.transcriber.engine.submit
+    session.transcriber.engine.submit = lambda request: (seen.append(request), submit(request))[1]
     guards = Guards(None, None, None, (0.7,))
     ears = [Ear(), Ear()]
     with running(session):
