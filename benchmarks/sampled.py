@@ -33,9 +33,10 @@ from transformers.generation.logits_process import (
 from benchmarks import provenance
 from forescribe.bench.columns import layout
 from forescribe.speculative import Engine, Fixed, ModelDrafter, NgramDrafter, Request
+from forescribe.speculative.protocols import Drafter, Rule
+from forescribe.speculative.requests import Sampling
 from forescribe.speculative.rounds.accept import BlockVerification, TokenRejection
 from forescribe.speculative.testing import TinyModel
-from forescribe.speculative.types import Drafter, Rule, Sampling
 from forescribe.text.universal import UniversalDrafter
 
 Text = tuple[int, ...]

@@ -1,7 +1,7 @@
 """The speculative core: batched, ragged, static-shape speculative decoding of token ids.
 
 `from speculative import Engine` is the entrance; importing it takes torch along, so the names load
-on first use. Letters of shapes are defined in `speculative.types`.
+on first use. Letters of shapes are defined in `speculative.drafts`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from .engine.engine import Engine
     from .engine.schedule import Fixed, Goodput
     from .engine.stats import Stats
+    from .requests import Guarantee, Probe, Request, Result, Sampling, Source
     from .rounds.accept import GreedyMatch, TokenRejection
-    from .types import Guarantee, Probe, Request, Result, Sampling, Source
 
 _HOMES = {
     "Device": "device",
@@ -25,14 +25,14 @@ _HOMES = {
     "Fixed": "engine.schedule",
     "Goodput": "engine.schedule",
     "GreedyMatch": "rounds.accept",
-    "Guarantee": "types",
+    "Guarantee": "requests",
     "ModelDrafter": "drafters.model_drafter",
     "NgramDrafter": "drafters.ngram",
-    "Probe": "types",
-    "Request": "types",
-    "Result": "types",
-    "Sampling": "types",
-    "Source": "types",
+    "Probe": "requests",
+    "Request": "requests",
+    "Result": "requests",
+    "Sampling": "requests",
+    "Source": "requests",
     "Stats": "engine.stats",
     "TokenRejection": "rounds.accept",
     "choose": "device",

@@ -11,10 +11,13 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
+from .drafts import Prefix
+from .protocols import Processor
+from .requests import Mode, Request
 from .rounds.accept import distribution, draw
 from .rounds.noise import Stream, uniform
-from .rounds.sampling import enter, penalise
-from .types import Mode, Prefix, Processor, Request, Rows
+from .rounds.sampling import penalise
+from .rows import Rows
 
 Forward = Callable[[Tensor], Tensor]  # token ids [L] -> logits [L, V] of the whole prefix
 
@@ -35,7 +38,7 @@ def decode(
         limit = min(limit, begin + request.max_new_tokens)
     row = Rows.empty(1, limit, torch.device("cpu"))
     row.mode = Mode.of([request])
-    enter(row, torch.tensor([0]), [request])
+    row.sampling.write(torch.tensor([0]), [request])
     while len(tokens) < limit:
         prefix = torch.tensor(tokens)
         logits = forward(prefix)[-1][None, None].float()  # [1, 1, V]

@@ -12,7 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .types import Distribution, Draft, Request, Rows, Scores, Topology, Verdict
+from .drafts import Distribution, Draft, Scores, Topology, Verdict
+from .requests import Request
+from .rows import Rows
 
 POISON = 1e3
 
@@ -105,6 +107,9 @@ class ScriptedDrafter:
     With the true continuation in the script every draft is accepted; tests force any acceptance
     pattern by changing tokens of it.
     """
+
+    vocab_size = None
+    ends_early = False
 
     def __init__(self, scripts: dict[Any, Sequence[int]], fill: int = 0) -> None:
         self.scripts, self.fill = scripts, fill

@@ -31,8 +31,9 @@ from forescribe.speculative.engine.stats import Stats
 from forescribe.speculative.errors import BrokenError, LoadError, RequestError
 from forescribe.speculative.models.causal_lm import CausalDecoder
 from forescribe.speculative.models.load_lock import loading
+from forescribe.speculative.protocols import Drafter
+from forescribe.speculative.requests import Finish, Mode, Partial, Request, Result
 from forescribe.speculative.rounds.accept import BlockVerification
-from forescribe.speculative.types import Drafter, Finish, Mode, Partial, Request, Result
 
 from .language_model import LanguageModel, check_draft, load
 from .streaming import Candidate, Completion, Ended, Options, Token, Writing

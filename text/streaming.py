@@ -12,7 +12,7 @@ from typing import Literal
 
 from forescribe.speculative import checks
 from forescribe.speculative.errors import SpeculativeError
-from forescribe.speculative.types import Ranked, Sampling
+from forescribe.speculative.requests import Ranked, Sampling
 
 from .detokenizer import Detokenizer
 from .stops import Stops

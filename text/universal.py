@@ -14,7 +14,10 @@ from itertools import takewhile
 import torch
 from torch import Tensor
 
-from forescribe.speculative.types import Distribution, Draft, Model, Request, Rows, Scores, Verdict
+from forescribe.speculative.drafts import Distribution, Draft, Scores, Verdict
+from forescribe.speculative.protocols import Model
+from forescribe.speculative.requests import Request
+from forescribe.speculative.rows import Rows
 
 from .detokenizer import BROKEN
 from .vocabulary import Vocabulary
@@ -31,6 +34,8 @@ class UniversalDrafter:
 
     A row whose text is no whole characters yet, or too long for the draft, decodes plainly.
     """
+
+    ends_early = False
 
     def __init__(
         self,

@@ -93,7 +93,7 @@ class TextForm(BaseModel):
     def choices(self) -> list[Options]:
         """Options of the `n` texts of one prompt. Without a seed they are new each time; with one,
         each has a seed of its own that depends on nothing else."""
-        from forescribe.speculative.types import Sampling
+        from forescribe.speculative.requests import Sampling
         from forescribe.text.streaming import Options
 
         seed = secrets.randbits(31) if self.seed is None else self.seed

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from forescribe.speculative.engine.faults import release
-from forescribe.speculative.types import Result
+from forescribe.speculative.requests import Result
 
 from ..audio.reading import Input
 from ..errors import AudioError, CapacityError, ForescribeError, out_of_memory

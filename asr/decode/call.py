@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from forescribe.speculative.engine.faults import release
-from forescribe.speculative.types import Finish, Request, Result
+from forescribe.speculative.requests import Finish, Request, Result
 
 from ..audio.reading import Input, Open, Recording, open_audio
 from ..errors import ForescribeError, UsageError, out_of_memory

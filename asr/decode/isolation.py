@@ -19,7 +19,7 @@ from typing import TypeVar
 
 from forescribe.speculative.engine.engine import Engine
 from forescribe.speculative.engine.faults import release
-from forescribe.speculative.types import Finish, Request, Result
+from forescribe.speculative.requests import Finish, Request, Result
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from forescribe.speculative.engine.stats import Stats
-from forescribe.speculative.types import Result
+from forescribe.speculative.requests import Result
 
 from ..audio.reading import Input
 from ..errors import ForescribeError

@@ -24,12 +24,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from forescribe.speculative.types import Probe
+from forescribe.speculative.requests import Probe
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, WhisperConfig
 
-    from forescribe.speculative.types import Prefix, Processor
+    from forescribe.speculative.drafts import Prefix
+    from forescribe.speculative.protocols import Processor
 
 FORBIDDEN = float("-inf")
 

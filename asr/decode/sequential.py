@@ -11,7 +11,7 @@ import time
 from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from forescribe.speculative.types import Request, Result
+from forescribe.speculative.requests import Request, Result
 
 from ..audio.reading import Input
 from ..audio.seekable import SeekableAudio

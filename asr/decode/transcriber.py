@@ -24,7 +24,7 @@ from forescribe.speculative.engine.schedule import schedule_for
 from forescribe.speculative.engine.stats import Stats
 from forescribe.speculative.models.load_lock import loading
 from forescribe.speculative.models.whisper_decoder import WhisperDecoder
-from forescribe.speculative.types import Drafter
+from forescribe.speculative.protocols import Drafter
 
 from ..audio.features import LogMel
 from ..audio.reading import Input, Open, open_audio

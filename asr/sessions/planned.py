@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from forescribe.speculative.types import Finish, Guarantee, Request, Result, Source
+from forescribe.speculative.requests import Finish, Guarantee, Request, Result, Source
 
 from ..audio.reading import Input, Recording, Samples
 from ..decode.call import Job, Ticket

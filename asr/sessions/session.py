@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from forescribe.speculative.device import keep_to_one_core
 from forescribe.speculative.engine.stats import Stats
-from forescribe.speculative.types import Request
+from forescribe.speculative.requests import Request
 
 from ..audio.reading import Input
 from ..decode.accounting import fault

@@ -14,7 +14,7 @@ from functools import cache
 from itertools import islice
 from typing import TYPE_CHECKING, Protocol
 
-from forescribe.speculative.types import Request
+from forescribe.speculative.requests import Request
 
 from ..audio.reading import Input, Recording, Samples, open_audio
 from ..decode.call import Call, Job

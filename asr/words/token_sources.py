@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import cast
 
-from forescribe.speculative.types import Source
+from forescribe.speculative.requests import Source
 
 from ..formats.transcript import WRITERS, Json, Writer
 

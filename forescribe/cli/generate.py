@@ -152,7 +152,7 @@ def generate(
         raise UsageError("--system is a part of a conversation: add --chat")
     drafts = _gamma(gamma)
 
-    from forescribe.speculative.types import Sampling
+    from forescribe.speculative.requests import Sampling
     from forescribe.text.generator import TextGenerator
     from forescribe.text.streaming import Options
     from forescribe.text.text_presets import resolve

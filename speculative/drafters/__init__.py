@@ -1,5 +1,5 @@
 """Drafters: what proposes tokens for the target to score.
 
-One module per kind, each an implementation of `speculative.types.Drafter`; knows rows and models,
+One module per kind, each an implementation of `speculative.protocols.Drafter`; knows rows and models,
 nothing of the engine's queue.
 """

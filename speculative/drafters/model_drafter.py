@@ -8,10 +8,13 @@ import torch
 from torch import Tensor
 
 from ..device import Device
+from ..drafts import Distribution, Draft, Prefix, Scores, Verdict
+from ..protocols import Model, Processor
+from ..requests import Request
 from ..rounds.accept import distribution, draw
 from ..rounds.noise import Stream, uniform
 from ..rounds.sampling import penalise
-from ..types import Distribution, Draft, Model, Prefix, Processor, Request, Rows, Scores, Verdict
+from ..rows import Rows
 
 CONFIDENCE = 0.2
 """Where the draft gives itself one chance in five, it ends. The bundled text pair wrote most per second with
@@ -50,6 +53,14 @@ class ModelDrafter:
         self.processors = tuple(processors)
         self.confidence = confidence
 
+    @property
+    def vocab_size(self) -> int:
+        return self.model.vocab_size
+
+    @property
+    def ends_early(self) -> bool:
+        return self.confidence > 0
+
     def distribution(self, *, sampling: bool) -> Distribution:
         return Distribution.DENSE if sampling else Distribution.ONE_HOT
 
@@ -83,7 +94,7 @@ class ModelDrafter:
             logits = self._process(logits, rows, known, slot - 1)  # [B, 1, V]
             if rows.mode.sampling:
                 q = distribution(rows, logits)[:, 0]
-                token = draw(q, uniform(rows.seed, lengths, slot, Stream.DRAFT))
+                token = draw(q, uniform(rows.sampling.seed, lengths, slot, Stream.DRAFT))
                 probs.append(q)
             else:
                 token = logits[:, 0].argmax(-1)

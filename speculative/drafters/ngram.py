@@ -12,7 +12,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..types import Distribution, Draft, Request, Rows, Scores, Verdict
+from ..drafts import Distribution, Draft, Scores, Verdict
+from ..requests import Request
+from ..rows import Rows
 
 _NOTHING = -1
 
@@ -22,6 +24,9 @@ class NgramDrafter:
 
     `hint_slots` bounds the hint; a longer one keeps its last tokens.
     """
+
+    vocab_size = None
+    ends_early = False
 
     def __init__(self, *, longest: int = 3, shortest: int = 1, hint_slots: int = 256) -> None:
         if not 1 <= shortest <= longest:

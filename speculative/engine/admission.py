@@ -10,8 +10,8 @@ from torch import Tensor
 from .. import checks
 from ..device import Device
 from ..errors import RequestError
-from ..rounds.sampling import enter
-from ..types import Request, Rows
+from ..requests import Request
+from ..rows import Rows
 
 PROMPT_BUCKETS = (4, 8, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 
@@ -71,7 +71,7 @@ def write(
     put(state.lengths, lengths)
     put(state.begin, lengths)
     put(state.limits, limits)
-    enter(state, index, requests)
+    state.sampling.write(index, requests)
     put(state.gamma, [gamma if r.gamma is None else r.gamma for r in requests])
     for counter in (state.rounds, state.drafted, state.accepted):
         counter[index] = 0

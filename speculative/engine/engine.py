@@ -25,28 +25,13 @@ import torch
 
 from .. import checks
 from ..device import Device, choose
-from ..drafters.model_drafter import ModelDrafter
+from ..drafts import Distribution
 from ..errors import BrokenError, DecodingError, RequestError
+from ..protocols import Drafter, Model, Poll, Processor, Rule, Schedule
+from ..requests import Finish, Guarantee, Mode, Partial, Ranked, Request, Result, Source
 from ..rounds.accept import GreedyMatch, TokenRejection
 from ..rounds.round import Parts, run_round
-from ..types import (
-    Distribution,
-    Drafter,
-    Finish,
-    Guarantee,
-    Mode,
-    Model,
-    Partial,
-    Poll,
-    Processor,
-    Ranked,
-    Request,
-    Result,
-    Rows,
-    Rule,
-    Schedule,
-    Source,
-)
+from ..rows import Rows
 from . import admission, faults
 from .faults import OF_THE_DRAFTER, ForOneRow
 from .inbox import Inbox, Run, failed
@@ -124,14 +109,14 @@ class Engine:
         self.max_gamma = max(self.schedule.buckets)
         if self.max_gamma and drafter is None:
             raise ValueError(f"gamma is {self.max_gamma}, but there is no drafter; use gamma 0")
-        if isinstance(drafter, ModelDrafter) and drafter.model.vocab_size != target.vocab_size:
+        if drafter is not None and drafter.vocab_size not in (None, target.vocab_size):
             raise ValueError(
-                f"the draft has {drafter.model.vocab_size} tokens, the target {target.vocab_size}: "
+                f"the draft has {drafter.vocab_size} tokens, the target {target.vocab_size}: "
                 "a draft must use the target's vocabulary"
             )
-        if isinstance(drafter, ModelDrafter) and drafter.confidence and self.device.static_shapes:
+        if drafter is not None and drafter.ends_early and self.device.static_shapes:
             raise ValueError(
-                f"a draft that ends early (confidence {drafter.confidence}) has no static shape, which "
+                "a drafter that ends its drafts early has no static shape, which "
                 f"{self.device.kind} needs; use confidence 0"
             )
         if max_tokens is not None:

@@ -12,8 +12,9 @@ from typing import Final
 
 from torch import Tensor
 
+from ..drafts import Prefix
 from ..errors import DecodingError
-from ..types import Prefix, Processor
+from ..protocols import Processor
 
 PREFILL: Final = "prefill"
 PROMPT: Final = "the drafter's reading of the prompt"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from ..errors import RequestError, SpeculativeError
-from ..types import Finish, Request, Result
+from ..requests import Finish, Request, Result
 
 
 @dataclass(eq=False)

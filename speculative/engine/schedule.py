@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..drafters.model_drafter import ModelDrafter
 from ..errors import SpeculativeError
-from ..types import Drafter, Poll, Schedule
+from ..protocols import Drafter, Poll, Schedule
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,7 @@ def schedule_for(gamma: int | None, drafter: Drafter | None) -> Schedule:
     """`gamma` drafts in every round, or as many as pay where it is None; none without a drafter."""
     if drafter is None or gamma is not None:
         return Fixed(gamma if drafter is not None and gamma else 0)
-    return Goodput(early=isinstance(drafter, ModelDrafter) and drafter.confidence > 0)
+    return Goodput(early=drafter.ends_early)
 
 
 FEWEST = 8.0

@@ -20,8 +20,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers.cache_utils import Cache, DynamicCache
 
+from ..drafts import Scores
 from ..errors import LoadError
-from ..types import Scores
 from .agreement import LENGTH, Closeness, Reading, difference
 from .cache import LayerShape, SlotCache, chain_mask, chunk_mask, window_mask
 from .slot_model import SlotModel

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
-from ..types import Scores, Topology
+from ..drafts import Scores, Topology
 from .cache import SlotCache, chain_mask, tree_mask
 
 
 class SlotModel(ABC):
-    """Implements `speculative.types.Model` on top of two methods of a family's adapter.
+    """Implements `speculative.protocols.Model` on top of two methods of a family's adapter.
 
     It knows slots, positions and masks; the adapter knows how its decoder is called.
     """

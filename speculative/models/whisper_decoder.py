@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
-from ..types import Scores
+from ..drafts import Scores
 from .agreement import LENGTH, ROWS, Closeness, Reading, difference
 from .cache import LayerShape, SlotCache
 from .slot_model import SlotModel

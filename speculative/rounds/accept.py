@@ -10,7 +10,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..types import Distribution, Draft, Guarantee, Rows, Verdict
+from ..drafts import Distribution, Draft, Verdict
+from ..requests import Guarantee
+from ..rows import Rows
 from .noise import Stream, uniform
 from .sampling import bound
 
@@ -23,10 +25,12 @@ def one_hot(tokens: Tensor, vocab: int, dtype: torch.dtype) -> Tensor:
 def distribution(rows: Rows, logits: Tensor) -> Tensor:
     """Probabilities `[B, N, V]` that rows sample from, of processed `logits`: temperature, then bounds."""
     if not rows.mode.bounded:
-        return policy(logits, rows.temperature)
-    t = rows.temperature[:, None, None]
+        return policy(logits, rows.sampling.temperature)
+    t = rows.sampling.temperature[:, None, None]
     warm = bound(rows, logits / t.clamp_min(1e-6))
-    return torch.where(t > 0, warm.softmax(-1), policy(logits, torch.zeros_like(rows.temperature)))
+    return torch.where(
+        t > 0, warm.softmax(-1), policy(logits, torch.zeros_like(rows.sampling.temperature))
+    )
 
 
 def policy(logits: Tensor, temperature: Tensor) -> Tensor:
@@ -106,7 +110,7 @@ class _Sampling:
         return Guarantee.EXACT
 
     def __call__(self, rows: Rows, draft: Draft, logits: Tensor) -> Verdict:
-        seed, start = rows.seed[:, None], rows.lengths[:, None]
+        seed, start = rows.sampling.seed[:, None], rows.lengths[:, None]
         slots = start + torch.arange(logits.shape[1], device=logits.device)
         return self.judge(
             draft,

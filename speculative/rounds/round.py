@@ -13,8 +13,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..drafts import Draft, Prefix, Scores, Verdict
 from ..engine.stats import Counters
-from ..types import Draft, Drafter, Model, Prefix, Processor, Rows, Rule, Scores, Source, Verdict
+from ..protocols import Drafter, Model, Processor, Rule
+from ..requests import Source
+from ..rows import Rows
 from .sampling import penalise
 
 Mark = Callable[[str], None]  # called with the name of the stage that just ended

@@ -7,28 +7,11 @@ change nothing come out bit for bit as they went in: who shares the batch decide
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
-from ..types import Prefix, Request, Rows
-
-
-def enter(rows: Rows, index: Tensor, requests: Sequence[Request]) -> None:
-    """Writes how these requests are sampled into the rows `index [K]`."""
-
-    def put(target: Tensor, values: Sequence[float]) -> None:
-        target[index] = torch.tensor(values, dtype=target.dtype, device=target.device)
-
-    put(rows.temperature, [r.temperature for r in requests])
-    put(rows.seed, [r.seed for r in requests])
-    put(rows.top_k, [r.sampling.top_k for r in requests])
-    put(rows.top_p, [r.sampling.top_p for r in requests])
-    put(rows.min_p, [r.sampling.min_p for r in requests])
-    put(rows.repetition, [r.sampling.repetition for r in requests])
-    put(rows.presence, [r.sampling.presence for r in requests])
-    put(rows.frequency, [r.sampling.frequency for r in requests])
+from ..drafts import Prefix
+from ..rows import Rows
 
 
 def penalise(rows: Rows, logits: Tensor, prefix: Prefix) -> Tensor:
@@ -57,10 +40,10 @@ def penalise(rows: Rows, logits: Tensor, prefix: Prefix) -> Tensor:
         return values.repeat_interleave(copies, output_size=len(logits))[:, None, None]
 
     said = counts(torch.zeros_like(prefix.begin)[:, None]) > 0
-    by = torch.where(said, each(rows.repetition), 1.0)
+    by = torch.where(said, each(rows.sampling.repetition), 1.0)
     logits = torch.where(logits < 0, logits * by, logits / by)
     text = counts(prefix.begin[:, None])
-    return logits - each(rows.presence) * (text > 0) - each(rows.frequency) * text
+    return logits - each(rows.sampling.presence) * (text > 0) - each(rows.sampling.frequency) * text
 
 
 def bound(rows: Rows, logits: Tensor) -> Tensor:
@@ -71,15 +54,15 @@ def bound(rows: Rows, logits: Tensor) -> Tensor:
     """
     lowest, vocab = float("-inf"), logits.shape[-1]
     down = logits.sort(-1, descending=True).values
-    most = torch.where(rows.top_k > 0, rows.top_k, vocab).clamp_max(vocab)
+    most = torch.where(rows.sampling.top_k > 0, rows.sampling.top_k, vocab).clamp_max(vocab)
     at = (most - 1)[:, None, None].expand(-1, down.shape[1], 1)
     by_k = down.gather(-1, at)
     mass = down.masked_fill(down < by_k, lowest).softmax(-1)
     before = mass.cumsum(-1) - mass  # of the tokens that are likelier
-    top_p = rows.top_p[:, None, None]
+    top_p = rows.sampling.top_p[:, None, None]
     held = (before < top_p).sum(-1, keepdim=True).clamp_min(1)
     # A whole law stays whole: its running sum may reach 1 early by rounding.
     by_p = torch.where(top_p < 1, down.gather(-1, held - 1), lowest)
-    by_min = down[..., :1] + rows.min_p[:, None, None].log()
+    by_min = down[..., :1] + rows.sampling.min_p[:, None, None].log()
     least = torch.maximum(torch.maximum(by_k, by_p), by_min)
     return logits.masked_fill(logits < least, lowest)

@@ -11,9 +11,10 @@ import torch
 
 from benchmarks import sampled
 from benchmarks.sampled import DRAFTERS, RULES, SAMPLINGS, Outcome, engine, measure, requests
+from forescribe.speculative.drafts import Distribution
+from forescribe.speculative.requests import Guarantee
 from forescribe.speculative.rounds import accept
 from forescribe.speculative.rounds.noise import uniform
-from forescribe.speculative.types import Distribution, Guarantee
 from tests.speculative.rounds import test_rounds
 
 TEXTS = 1000  # of each kind

@@ -18,8 +18,8 @@ from forescribe.speculative import Engine, Fixed, ModelDrafter, Request, device
 from forescribe.speculative.device import Device, available, choose, keep_to_one_core
 from forescribe.speculative.errors import DeviceError
 from forescribe.speculative.models.whisper_decoder import WhisperDecoder
+from forescribe.speculative.requests import Result
 from forescribe.speculative.testing import TinyModel
-from forescribe.speculative.types import Result
 from tests.speculative.models.whispers import EOS, SOT, decoder_only, encoder_states, whisper
 
 # Threads

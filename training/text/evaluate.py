@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from forescribe.speculative import Engine, ModelDrafter, Request, Result, Stats
 from forescribe.speculative.models.causal_lm import CausalDecoder
-from forescribe.speculative.types import Poll, Schedule
+from forescribe.speculative.protocols import Poll, Schedule
 from training.text.corpus import Document, documents, glossary
 from training.text.export import BUNDLED, DRAFT, TARGET
 from training.text.tokenizer import prompt_of, text_of

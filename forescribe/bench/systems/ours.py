@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 from forescribe.asr.decode.transcriber import Transcriber
-from forescribe.speculative.types import Request
+from forescribe.speculative.requests import Request
 
 from ..clips import Samples
 from . import LANGUAGE, TASK, Drafting, Job, Written, use_threads

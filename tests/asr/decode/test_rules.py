@@ -22,7 +22,9 @@ from forescribe.asr.decode.rules import (
     Timestamps,
     whisper_rules,
 )
-from forescribe.speculative.types import Prefix, Probe, Processor
+from forescribe.speculative.drafts import Prefix
+from forescribe.speculative.protocols import Processor
+from forescribe.speculative.requests import Probe
 
 # A vocabulary in Whisper's order: 40 text tokens, end-of-text, special tokens, 24 timestamps.
 EOS, SOT, NO_SPEECH, NO_TIMESTAMPS, STAMPS, V = 40, 41, 46, 47, 48, 72

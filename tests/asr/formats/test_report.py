@@ -25,7 +25,7 @@ from forescribe.asr.formats.report import Reports, Sound, index, page, sound
 from forescribe.asr.formats.transcript import Coverage, Notice, Segment, Span, Transcript, Word
 from forescribe.asr.words.token_sources import stats
 from forescribe.cli import transcribe
-from forescribe.speculative.types import Source
+from forescribe.speculative.requests import Source
 from tests import browser as browsing
 from tests.asr.model import folders
 

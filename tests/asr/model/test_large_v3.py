@@ -20,7 +20,7 @@ from forescribe.asr.decode.transcriber import Transcriber
 from forescribe.asr.model.loading import Whisper, load
 from forescribe.asr.model.presets import Pair
 from forescribe.speculative.device import choose
-from forescribe.speculative.types import Request
+from forescribe.speculative.requests import Request
 from tests.asr.decode.test_equality import first_pass
 from tests.asr.model import large_v3
 

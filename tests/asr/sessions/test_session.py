@@ -26,7 +26,7 @@ from forescribe.asr.sessions.session import Session
 from forescribe.asr.sessions.submission import Part, token_bytes
 from forescribe.speculative.device import choose
 from forescribe.speculative.errors import BrokenError
-from forescribe.speculative.types import Request
+from forescribe.speculative.requests import Request
 from tests.asr.model import folders
 
 RATE = 16_000

@@ -19,7 +19,7 @@ from forescribe.asr.words.assembly import split, words
 from forescribe.asr.words.timing import TokenTimes
 from forescribe.asr.words.token_sources import stats, writer
 from forescribe.speculative.device import choose
-from forescribe.speculative.types import Source
+from forescribe.speculative.requests import Source
 from tests.asr.model import folders
 
 A, C, B, P = Source.ACCEPTED, Source.CORRECTION, Source.BONUS, Source.PLAIN

@@ -21,17 +21,11 @@ from forescribe.speculative import (
     Request,
     Source,
 )
+from forescribe.speculative.drafts import Distribution, Prefix
+from forescribe.speculative.protocols import Drafter, Poll
 from forescribe.speculative.reference import decode
+from forescribe.speculative.requests import Finish, Guarantee, Result
 from forescribe.speculative.testing import ScriptedDrafter, TinyModel
-from forescribe.speculative.types import (
-    Distribution,
-    Drafter,
-    Finish,
-    Guarantee,
-    Poll,
-    Prefix,
-    Result,
-)
 
 EOS = 0
 NEVER = 99  # an end-of-text that no model here can write

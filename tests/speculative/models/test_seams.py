@@ -10,18 +10,12 @@ from torch import Tensor
 
 from forescribe.asr.decode.rules import whisper_rules
 from forescribe.speculative import Engine, Fixed, Request
+from forescribe.speculative.drafts import Distribution, Draft, Scores, Topology, Verdict
 from forescribe.speculative.models.whisper_decoder import WhisperDecoder
 from forescribe.speculative.reference import decode
+from forescribe.speculative.requests import Guarantee
+from forescribe.speculative.rows import Rows
 from forescribe.speculative.testing import TinyModel
-from forescribe.speculative.types import (
-    Distribution,
-    Draft,
-    Guarantee,
-    Rows,
-    Scores,
-    Topology,
-    Verdict,
-)
 from tests.speculative.models.whispers import EOS, SOT, encoder_states, forward, whisper
 
 TREE = Topology((0, 0, 1, 1, 2, 3))  # two first tokens, their children, and one deeper node
@@ -29,6 +23,9 @@ TREE = Topology((0, 0, 1, 1, 2, 3))  # two first tokens, their children, and one
 
 class TreeDrafter:
     """Guesses with the target's own weights on the committed text, and puts decoys beside them."""
+
+    vocab_size = None
+    ends_early = False
 
     def distribution(self, *, sampling: bool) -> Distribution:
         return Distribution.ONE_HOT
@@ -98,6 +95,9 @@ class TapDrafter:
 
     def distribution(self, *, sampling: bool) -> Distribution:
         return Distribution.ONE_HOT
+
+    vocab_size = None
+    ends_early = False
 
     def __init__(self, model: TinyModel) -> None:
         self.head = model.head.float()

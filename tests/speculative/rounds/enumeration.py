@@ -20,11 +20,13 @@ import torch
 from torch import Tensor
 
 from forescribe.speculative.drafters.model_drafter import ModelDrafter
+from forescribe.speculative.drafts import Draft, Verdict
 from forescribe.speculative.engine.stats import Counters
+from forescribe.speculative.requests import Mode
 from forescribe.speculative.rounds.accept import draw
 from forescribe.speculative.rounds.round import Parts, run_round
+from forescribe.speculative.rows import Rows
 from forescribe.speculative.testing import TinyModel
-from forescribe.speculative.types import Draft, Mode, Rows, Verdict
 
 V = 3
 TOP = 1 - 2**-53  # the largest random number
@@ -249,7 +251,7 @@ def keys_of_round(rule: type, length: int, gamma: int) -> RoundKeys:
     place = torch.device("cpu")
     rows = Rows.empty(1, length + gamma + 2, place)
     rows.mode, rows.lengths[:], rows.limits[:] = Mode(sampling=True), length, length + gamma + 1
-    rows.temperature[:], rows.gamma[:], rows.active[:] = 1.0, gamma, True
+    rows.sampling.temperature[:], rows.gamma[:], rows.active[:] = 1.0, gamma, True
     target.allocate(1, rows.reach)
     drafter.allocate(1, rows.reach, place)
     parts = Parts(target, drafter, rule(), (), torch.tensor([V + 1]))

@@ -7,6 +7,7 @@ import itertools
 import pytest
 import torch
 
+from forescribe.speculative.drafts import Draft, Topology
 from forescribe.speculative.rounds.accept import (
     BlockVerification,
     GreedyMatch,
@@ -14,7 +15,7 @@ from forescribe.speculative.rounds.accept import (
     draw,
     policy,
 )
-from forescribe.speculative.types import Draft, Rows, Topology
+from forescribe.speculative.rows import Rows
 from tests.speculative.rounds.enumeration import (
     DRAFT_DISTRIBUTIONS,
     V,
@@ -55,8 +56,8 @@ def test_block_verification_never_keeps_fewer(seed):
 
 def verdict_rows(logits: torch.Tensor, temperature: float) -> Rows:
     rows = Rows.empty(len(logits), 16, torch.device("cpu"))
-    rows.temperature.fill_(temperature)
-    rows.seed.copy_(torch.arange(len(logits)))
+    rows.sampling.temperature.fill_(temperature)
+    rows.sampling.seed.copy_(torch.arange(len(logits)))
     return rows
 
 

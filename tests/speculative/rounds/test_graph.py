@@ -9,8 +9,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from forescribe.asr.decode.rules import whisper_rules
 from forescribe.speculative import Engine, Fixed, ModelDrafter, NgramDrafter, Request
 from forescribe.speculative.models.whisper_decoder import WhisperDecoder
+from forescribe.speculative.requests import Mode, Sampling
 from forescribe.speculative.rounds.round import Parts, run_round
-from forescribe.speculative.types import Mode, Rows, Sampling
+from forescribe.speculative.rows import Rows
 from tests.speculative.models.whispers import EOS, SOT, encoder_states, whisper
 
 GAMMA, BATCH = 4, 3

@@ -21,12 +21,14 @@ from transformers.generation.logits_process import (
 )
 
 from forescribe.speculative import Engine, Fixed, ModelDrafter, NgramDrafter, Request
+from forescribe.speculative.drafts import Prefix
 from forescribe.speculative.errors import RequestError
 from forescribe.speculative.reference import decode
+from forescribe.speculative.requests import Mode, Sampling
 from forescribe.speculative.rounds.accept import BlockVerification, TokenRejection, distribution
-from forescribe.speculative.rounds.sampling import bound, enter, penalise
+from forescribe.speculative.rounds.sampling import bound, penalise
+from forescribe.speculative.rows import Rows
 from forescribe.speculative.testing import TinyModel
-from forescribe.speculative.types import Mode, Prefix, Rows, Sampling
 from tests.speculative.rounds.enumeration import V, joint, speculative_joint
 
 CPU = torch.device("cpu")
@@ -45,7 +47,7 @@ samplings = st.builds(
 def rows_of(requests: list[Request], slots: int = 24, mode: Mode | None = None) -> Rows:
     rows = Rows.empty(len(requests), slots, CPU)
     rows.mode = mode or Mode.of(requests)
-    enter(rows, torch.arange(len(requests)), requests)
+    rows.sampling.write(torch.arange(len(requests)), requests)
     return rows
 
 

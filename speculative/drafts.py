@@ -1,0 +1,95 @@
+"""Records of one round: what was drafted, how the target scored it, and what was accepted.
+
+Shapes, in all of `speculative/`:
+
+    B  rows (slots of the batch)          G  gamma, drafted tokens per round
+    N  scored nodes per row, G + 1        T  token slots per row, the last one a scratch slot
+    V  vocabulary                         D  model width
+    K  rows admitted together             P  padded prompt length of an admission
+
+Knows tensors; nothing of requests, slots or models.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from torch import Tensor
+
+
+class Distribution(Enum):
+    """The distribution that drafts are drawn from; a rule lists those that it can verify exactly."""
+
+    ONE_HOT = "one-hot"  # all mass on the proposed token: n-gram, retrieval, greedy drafts
+    DENSE = "dense"  # `Draft.probs` holds the distribution of every drafted position
+
+
+@dataclass(frozen=True)
+class Topology:
+    """A static tree over the scored nodes: `parents[i]` is the node before drafted node i + 1.
+
+    Node 0 is the pending token. Parents come before children, so the tree is topologically sorted.
+    The chain of G drafts is `parents == (0, 1, ..., G - 1)`, written as `None` wherever a topology is
+    optional. Raises `ValueError` for a parent that comes after its child.
+    """
+
+    parents: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        for child, parent in enumerate(self.parents, start=1):
+            if not 0 <= parent < child:
+                raise ValueError(f"node {child} has parent {parent}; parents come before children")
+
+    @property
+    def depths(self) -> tuple[int, ...]:
+        """Depth of every node; the root has 0."""
+        depths = [0]
+        for parent in self.parents:
+            depths.append(depths[parent] + 1)
+        return tuple(depths)
+
+    def ancestry(self) -> list[list[bool]]:
+        """`[N][N]`: entry (i, j) is True where node j is node i or one of its ancestors."""
+        size = len(self.parents) + 1
+        seen = [[i == j for j in range(size)] for i in range(size)]
+        for child, parent in enumerate(self.parents, start=1):
+            seen[child] = [a or b for a, b in zip(seen[child], seen[parent], strict=True)]
+        return seen
+
+
+@dataclass(frozen=True)
+class Draft:
+    """The tokens that a drafter proposes for every row."""
+
+    tokens: Tensor  # [B, G] int64
+    valid: Tensor  # [B] int64: how many leading drafts of the row count, 0..G
+    # [B, G, V] float32, the distribution that the tokens were drawn from; None: one-hot
+    probs: Tensor | None = None
+    topology: Topology | None = None  # None: a chain
+
+
+@dataclass(frozen=True)
+class Scores:
+    """One target forward over the pending token and the drafts."""
+
+    logits: Tensor  # [B, N, V] float32, unprocessed
+    taps: Tensor | None = None  # [B, N, D] last hidden states, for drafters that read them
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The result of accepting a draft. `tokens[b, :num_accepted[b] + 1]` are emitted, in order."""
+
+    tokens: Tensor  # [B, N] accepted drafts, then one token of the target; undefined after that
+    num_accepted: Tensor  # [B] 0..G
+    path: Tensor | None = None  # [B, N] node of every emitted token's predecessor; None: a chain
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """For each scored position, the tokens before it: the input of logits processors."""
+
+    tokens: Tensor  # [B, T] prompt, committed tokens, and this round's drafts already written in
+    last: Tensor  # [B, N] slot of the last token before each prediction
+    begin: Tensor  # [B] slot of the first generated token, which is the prompt length

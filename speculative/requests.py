@@ -1,0 +1,194 @@
+"""What a caller asks of an engine and what comes back: requests, results and their options.
+
+Knows token ids; nothing of tensors, models or slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
+from enum import Enum, IntEnum
+from typing import Any
+
+from . import checks
+from .errors import DecodingError, RequestError, SpeculativeError
+
+
+class Guarantee(Enum):
+    """How a result relates to plain decoding with the same target, processors and dtype."""
+
+    EXACT = "exact"  # same distribution, and the same tokens at temperature 0
+    GREEDY_ONLY = "greedy-only"  # the same tokens at temperature 0, no guarantee above it
+    LOSSY = "lossy"
+
+
+class Source(IntEnum):
+    """Where a token comes from."""
+
+    PROMPT = 0
+    ACCEPTED = 1  # drafted, and kept by the target
+    CORRECTION = 2  # the target's own token after a rejection
+    BONUS = 3  # the target's own token after full acceptance
+    PLAIN = 4  # the target's own token in a round without drafts
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How a row's next token is chosen, besides its temperature. The defaults change nothing.
+
+    Penalties change logits at every temperature; bounds restrict what is sampled from, in the order
+    of transformers: temperature, top-k, top-p, min-p. Raises `RequestError` for impossible numbers.
+    """
+
+    top_k: int = 0  # keep this many of the most likely tokens; 0: all
+    top_p: float = 1.0  # keep the fewest tokens that hold this much of the probability
+    min_p: float = 0.0  # keep tokens at least this likely, relative to the most likely one
+    repetition: float = 1.0  # above 1: tokens of prompt and text become less likely
+    presence: float = 0.0  # subtracted from the logits of tokens that occur in the text
+    frequency: float = 0.0  # likewise, once for each occurrence
+
+    def __post_init__(self) -> None:
+        checks.whole("top_k", self.top_k, 0, must="0 (all) or more, in 64 bits")
+        tiny = 5e-324  # the least number above 0
+        checks.real("top_p", self.top_p, tiny, 1, must="above 0, up to 1")
+        checks.real("min_p", self.min_p, 0, 1, must="from 0 to 1")
+        most = checks.LARGEST
+        checks.real(
+            "repetition", self.repetition, 1 / most, most, must=f"from {1 / most:g} to {most:g}"
+        )
+        for name in ("presence", "frequency"):
+            bounds = f"a number from {-most:g} to {most:g}"
+            checks.real(name, getattr(self, name), -most, most, must=bounds)
+
+    @property
+    def bounded(self) -> bool:
+        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
+
+    @property
+    def penalised(self) -> bool:
+        return (self.repetition, self.presence, self.frequency) != (1.0, 0.0, 0.0)
+
+
+@dataclass(frozen=True)
+class Mode:
+    """The features that a round computes. Static, so a part of its shape: unused ones cost nothing."""
+
+    sampling: bool = False  # a row is above temperature 0: drafts are drawn, with probabilities
+    bounded: bool = False  # a sampled row has top-k, top-p or min-p
+    penalised: bool = False  # a row has penalties
+    ranked: bool = False  # a row reports the most likely tokens of each position
+
+    def covers(self, other: Mode) -> bool:
+        """Whether rounds of this mode compute everything that those of the other do."""
+        return all(getattr(self, f.name) >= getattr(other, f.name) for f in fields(self))
+
+    @staticmethod
+    def of(requests: Iterable[Request]) -> Mode:
+        """The smallest mode that covers these requests."""
+        work = list(requests)
+        return Mode(
+            sampling=any(r.temperature > 0 for r in work),
+            bounded=any(r.temperature > 0 and r.sampling.bounded for r in work),
+            penalised=any(r.sampling.penalised for r in work),
+            ranked=any(r.ranks > 0 for r in work),
+        )
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Requests the probabilities of some tokens after a prompt slot, from unprocessed logits.
+
+    Whisper reads the no-speech probability and the language this way, at start-of-transcript.
+    """
+
+    slot: int
+    tokens: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        checks.whole("the probe's slot", self.slot, 0)
+        checks.tokens("the probe", self.tokens)
+
+
+@dataclass(frozen=True)
+class Request:
+    """One sequence to decode. Raises `RequestError` for impossible numbers."""
+
+    prompt: tuple[int, ...]
+    encoder_states: Any = None  # what the decoder attends to besides tokens; passed on unchanged
+    max_new_tokens: int | None = None  # None: up to the model's last position
+    temperature: float = 0.0
+    sampling: Sampling = Sampling()
+    ranks: int = 0  # how many of the most likely tokens are reported at each position
+    seed: int = 0
+    gamma: int | None = None  # the most drafts per round; None: as the schedule chooses
+    hint: tuple[int, ...] = ()  # text that the answer may repeat: a lookup drafter searches it too
+    probe: Probe | None = None
+    tag: Any = None  # the caller's own key
+
+    def __post_init__(self) -> None:
+        checks.tokens("the prompt", self.prompt)
+        if not self.prompt:
+            raise RequestError("a request needs at least one prompt token")
+        checks.tokens("the hint", self.hint)
+        most = checks.HOTTEST
+        checks.real("temperature", self.temperature, 0, most, must=f"from 0 to {most:g}")
+        checks.whole("ranks", self.ranks, 0, checks.ANY)
+        for name in ("max_new_tokens", "gamma"):
+            value = getattr(self, name)
+            if value is not None:
+                checks.whole(name, value, 0, checks.ANY)
+        checks.whole("seed", self.seed, -checks.INT64 - 1, must="of 64 bits with a sign")
+        if self.probe is not None and self.probe.slot >= len(self.prompt):
+            raise RequestError(f"probe slot {self.probe.slot} is behind the prompt")
+
+
+Ranked = tuple[tuple[tuple[int, float], ...], ...]
+"""For each token of a text, the most likely ones there, with their log-probabilities."""
+
+
+@dataclass(frozen=True)
+class Partial:
+    """New tokens of a sequence that is being decoded, from token `begin` of its text on. They are final."""
+
+    request: Request
+    begin: int
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    ranked: Ranked
+
+
+class Finish(Enum):
+    """Why a sequence ended."""
+
+    STOP = "stop"  # the end-of-text token
+    LENGTH = "length"  # the budget, or the model's last position
+    CANCELLED = "cancelled"
+    FAILED = "failed"  # `Result.error` has the reason; the tokens are those written before
+
+
+@dataclass(frozen=True)
+class Result:
+    """One decoded sequence. `tokens` excludes the prompt and includes end-of-text where it came.
+
+    `draft_error` is a fault of the drafter: from there on the sequence was decoded without drafts. At
+    temperature 0 its tokens are the same; above, they are other draws from the same distribution.
+    """
+
+    request: Request
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    sources: tuple[Source, ...]
+    finish: Finish
+    rounds: int
+    drafted: int
+    accepted: int
+    probe: tuple[float, ...] = ()
+    ranked: Ranked = ()
+    guarantee: Guarantee = field(default=Guarantee.EXACT)
+    error: SpeculativeError | None = None  # set exactly where `finish` is FAILED
+    draft_error: DecodingError | None = None
+
+    def __post_init__(self) -> None:
+        assert (self.error is not None) == (self.finish is Finish.FAILED)
+        assert len(self.tokens) == len(self.logprobs) == len(self.sources)
+        assert 0 <= self.accepted <= self.drafted

@@ -1,0 +1,143 @@
+"""The device state of all rows: tokens, lengths, and how each row is sampled.
+
+Knows tensors of fixed shapes; nothing of models, rounds or the host's records. Shapes: see `drafts`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from .requests import Mode, Request
+
+
+@dataclass(frozen=True)
+class SamplingRows:
+    """How each row is sampled: the temperature, the seed and the numbers of `Sampling`."""
+
+    temperature: Tensor  # [B] float32, 0 is greedy
+    seed: Tensor  # [B] int64, randomness is keyed by (seed, start of the round, slot)
+    top_k: Tensor  # [B] int64
+    top_p: Tensor  # [B] float32
+    min_p: Tensor  # [B] float32
+    repetition: Tensor  # [B] float32
+    presence: Tensor  # [B] float32
+    frequency: Tensor  # [B] float32
+
+    @staticmethod
+    def greedy(batch: int, device: torch.device) -> SamplingRows:
+        """Greedy rows without penalties."""
+
+        def zeros(dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.zeros(batch, dtype=dtype, device=device)
+
+        return SamplingRows(
+            temperature=zeros(),
+            seed=zeros(torch.int64),
+            top_k=zeros(torch.int64),
+            top_p=zeros() + 1,
+            min_p=zeros(),
+            repetition=zeros() + 1,
+            presence=zeros(),
+            frequency=zeros(),
+        )
+
+    def write(self, index: Tensor, requests: Sequence[Request]) -> None:
+        """Writes the settings of `requests` into the rows `index [K]`."""
+        for field in fields(self):
+            owner = "request" if field.name in ("temperature", "seed") else "sampling"
+            values = [
+                getattr(r if owner == "request" else r.sampling, field.name) for r in requests
+            ]
+            target: Tensor = getattr(self, field.name)
+            target[index] = torch.tensor(values, dtype=target.dtype, device=target.device)
+
+
+@dataclass
+class Rows:
+    """The state of all rows. Shapes never change; finished rows stay and are masked.
+
+    Both models have seen all tokens of a row but the last, the *pending* one. The last slot of
+    `tokens` is a scratch slot: masked writes go there.
+    """
+
+    tokens: Tensor  # [B, T] int64
+    lengths: Tensor  # [B] int64, prompt and committed tokens
+    begin: Tensor  # [B] int64, prompt length
+    limits: Tensor  # [B] int64, `lengths` never exceeds it
+    active: Tensor  # [B] bool
+    sampling: SamplingRows
+    gamma: Tensor  # [B] int64, the most drafts for the row: 0 is plain decoding for this row alone
+    logprobs: Tensor  # [B, T] float32, of each emitted token under the processed logits
+    sources: Tensor  # [B, T] int8, `Source`
+    ranked: Tensor  # [B, T, R] int64, the most likely tokens at each emitted one; R may be 0
+    ranked_logprobs: Tensor  # [B, T, R] float32
+    rounds: Tensor  # [B] int64, rounds this row took part in
+    drafted: Tensor  # [B] int64
+    accepted: Tensor  # [B] int64
+    # Static, so a part of the round's shape:
+    reach: int  # slots from here on are not read
+    mode: Mode
+
+    @staticmethod
+    def empty(batch: int, slots: int, device: torch.device, ranks: int = 0) -> Rows:
+        """Free rows with room for `slots` tokens and the scratch slot; `ranks` of the most likely
+        tokens are kept for each token."""
+
+        def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        return Rows(
+            tokens=zeros(batch, slots + 1),
+            lengths=zeros(batch) + 1,
+            begin=zeros(batch) + 1,
+            limits=zeros(batch) + 1,
+            active=zeros(batch, dtype=torch.bool),
+            sampling=SamplingRows.greedy(batch, device),
+            gamma=zeros(batch),
+            logprobs=zeros(batch, slots + 1, dtype=torch.float32),
+            sources=zeros(batch, slots + 1, dtype=torch.int8),
+            ranked=zeros(batch, slots + 1, ranks),
+            ranked_logprobs=zeros(batch, slots + 1, ranks, dtype=torch.float32),
+            rounds=zeros(batch),
+            drafted=zeros(batch),
+            accepted=zeros(batch),
+            reach=slots,
+            mode=Mode(),
+        )
+
+    @property
+    def batch(self) -> int:
+        return self.tokens.shape[0]
+
+    @property
+    def scratch(self) -> int:
+        """The slot for masked writes, which is never read."""
+        return self.tokens.shape[1] - 1
+
+    @property
+    def ranks(self) -> int:
+        """How many of the most likely tokens are kept for each token."""
+        return self.ranked.shape[2]
+
+    def pending(self) -> Tensor:
+        """`[B, 1]`: the last committed token of each row."""
+        return self.tokens.gather(1, (self.lengths - 1)[:, None])
+
+    def clear(self, row: int) -> None:
+        """Resets a row to its initial state, so that nothing of its sequence is read again."""
+        empty = Rows.empty(1, self.scratch, self.tokens.device, self.ranks).tensors()
+        for name, tensor in self.tensors().items():
+            tensor[row] = empty[name][0]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All tensors by name; those of `sampling` under their own names."""
+        values = [
+            (f.name, getattr(owner, f.name))
+            for owner in (self, self.sampling)
+            for f in fields(owner)
+        ]
+        return {name: value for name, value in values if isinstance(value, Tensor)}
