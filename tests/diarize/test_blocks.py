@@ -11,7 +11,7 @@ from forescribe.asr.errors import UsageError
 from forescribe.diarize.blocks import diarize_blocks, in_blocks
 from forescribe.diarize.diarizer import Bounds
 from forescribe.diarize.transcripts.listening import Beside
-from tests.diarize.engines.fake_engines.fake_engines import RATE, LevelDiarizer, sound
+from tests.diarize.engines.fake_engines import RATE, LevelDiarizer, sound
 
 TALK = sound((1, 0.5), (0.5, 0), (1.5, 0.1), (2, 0.5), (1, 0), (2, 0.1), (0.7, 0.5))
 

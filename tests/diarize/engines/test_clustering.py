@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.diarize.engines.fake_engines.fake_engines import plda
+from tests.diarize.engines.fake_engines import plda
 
 pytest.importorskip("pyannote.audio")
 

@@ -13,7 +13,7 @@ import torch
 from forescribe.asr.errors import ModelError, UsageError
 from forescribe.diarize.diarizer import Bounds
 from forescribe.diarize.engines import community, registry
-from tests.diarize.engines.fake_engines.fake_engines import (
+from tests.diarize.engines.fake_engines import (
     CONFIG,
     RATE,
     community_folder,

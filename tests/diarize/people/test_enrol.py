@@ -15,7 +15,7 @@ from forescribe.diarize.people.enrolment import part, voice_of
 from forescribe.diarize.transcripts.with_speakers import with_speakers
 from tests.diarize.attribution.test_assign import said
 from tests.diarize.conversations import transcript
-from tests.diarize.engines.fake_engines.fake_engines import RATE, LevelDiarizer, sound, vector
+from tests.diarize.engines.fake_engines import RATE, LevelDiarizer, sound, vector
 
 TALK = sound((1, 0.5), (1, 0), (2, 0.1), (1, 0.5))
 

@@ -19,7 +19,7 @@ from forescribe.diarize.diarizer import Bounds
 from forescribe.diarize.people.known import Known
 from forescribe.diarize.transcripts.with_speakers import WithSpeakers
 from forescribe.diarize.transcripts.without_words import OnlySpeakers
-from tests.diarize.engines.fake_engines.fake_engines import RATE, LevelDiarizer, sound, vector
+from tests.diarize.engines.fake_engines import RATE, LevelDiarizer, sound, vector
 
 TALK = sound((1, 0.5), (1, 0), (2, 0.1))
 
