@@ -25,8 +25,8 @@ from forescribe.asr.decode.outcome import Outcome
 from forescribe.asr.decode.transcriber import Transcriber
 from forescribe.bench.columns import layout
 from forescribe.diarize.engines.registry import AUTO, load
-from forescribe.diarize.transcripts.with_speakers import WithSpeakers
-from forescribe.diarize.transcripts.without_words import OnlySpeakers
+from forescribe.diarize.transcripts.diarizing_transcriber import DiarizingTranscriber
+from forescribe.diarize.transcripts.speaker_only_transcriber import SpeakerOnlyTranscriber
 
 MOST = 1.25
 """Both together over the slower of the two alone."""
@@ -138,8 +138,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = Options(words=True)
     runs: dict[str, Run] = {
         WORDS: lambda audio: list(transcriber.transcribe(audio, options)),
-        SPEAKERS: lambda audio: list(OnlySpeakers(diarizer).transcribe(audio)),
-        BOTH: lambda audio: list(WithSpeakers(transcriber, diarizer).transcribe(audio, options)),
+        SPEAKERS: lambda audio: list(SpeakerOnlyTranscriber(diarizer).transcribe(audio)),
+        BOTH: lambda audio: list(
+            DiarizingTranscriber(transcriber, diarizer).transcribe(audio, options)
+        ),
     }
     for run in runs.values():  # what is loaded or compiled late
         timed(run, given.audio[:1])

@@ -37,8 +37,8 @@ from benchmarks.turn_errors import (
 from forescribe.asr.audio.reading import read_audio
 from forescribe.asr.formats.transcript import Transcript, Word, samples_at
 from forescribe.bench.columns import layout
-from forescribe.diarize.attribution.assign import assign
-from forescribe.diarize.attribution.attribute import attributed
+from forescribe.diarize.attribution.transcript_speakers import attribute_speakers
+from forescribe.diarize.attribution.word_speakers import assign_speakers
 from forescribe.diarize.diarizer import Bounds, Diarizer
 from forescribe.diarize.engines.registry import AUTO, load
 from forescribe.diarize.turns import Turns, read_rttm
@@ -200,13 +200,13 @@ def score(
             )
         if case.words:
             unnamed = [Word(w.text, w.start_sample, w.end_sample) for w in case.words]
-            who = [a.speaker for a in assign(unnamed, found.exclusive, found.regular)]
+            who = [a.speaker for a in assign_speakers(unnamed, found.exclusive, found.regular)]
             total.words += len(case.words)
             total.wrong += wrong_words(case.words, who)
             named = [replace(w, speaker=s) for w, s in zip(unnamed, who, strict=True)]
             spoken[case.name] = case.words, named
         if case.words and write is not None and case.path is not None:
-            transcript = attributed(write(case.path), found.regular, found.exclusive)
+            transcript = attribute_speakers(write(case.path), found.regular, found.exclusive)
             own = [word for segment in transcript.segments for word in segment.words or ()]
             wrong, compared = wrong_written_words(case.words, own)
             total.written_wrong, total.compared = (

@@ -13,8 +13,8 @@ import numpy as np
 
 from forescribe.asr.formats.transcript import SAMPLE_RATE, Notice
 
-from .diarizer import Bounds, Diarization, Diarizer, Hook, Samples, Voice, unheard
-from .people.linking import link
+from .diarizer import Bounds, Diarization, Diarizer, Hook, Samples, Voice, ignore_progress
+from .speakers.linking import link_voices
 from .turns import Turns
 
 BLOCK = 30 * 60 * SAMPLE_RATE
@@ -23,7 +23,7 @@ BLOCK = 30 * 60 * SAMPLE_RATE
 SLACK = BLOCK // 4
 
 
-def in_blocks(
+def split_into_blocks(
     pieces: Iterable[Samples], *, block: int = BLOCK, slack: int = SLACK
 ) -> Iterator[Samples]:
     """Pieces of any length as blocks of `block` samples; the last one has up to `slack` more."""
@@ -44,7 +44,7 @@ def diarize_blocks(
     diarizer: Diarizer,
     blocks: Iterable[Samples],
     bounds: Bounds | None = None,
-    hook: Hook = unheard,
+    hook: Hook = ignore_progress,
     *,
     sample_count: int | None = None,
 ) -> Diarization:
@@ -64,16 +64,16 @@ def diarize_blocks(
         start += len(block)
     if not found:
         return diarizer.diarize(np.zeros(0, np.float32), bounds, hook)
-    return found[0] if len(found) == 1 else linked(found, bounds)
+    return found[0] if len(found) == 1 else join_blocks(found, bounds)
 
 
-def linked(blocks: list[Diarization], bounds: Bounds) -> Diarization:
+def join_blocks(blocks: list[Diarization], bounds: Bounds) -> Diarization:
     """Diarizations of blocks that follow each other as one."""
     engine = blocks[0].engine
     voices = [(n, voice) for n, block in enumerate(blocks) for voice in _all(block)]
-    numbers = link(
+    numbers = link_voices(
         voices,
-        engine.likeness.maybe,
+        engine.thresholds.possible,
         least=bounds.least,
         most=bounds.most,
     )
@@ -145,4 +145,4 @@ def _part(hook: Hook, start: int, length: int, total: int | None) -> Hook:
     return report
 
 
-__all__ = ["BLOCK", "diarize_blocks", "in_blocks", "linked", "mean_voice"]
+__all__ = ["BLOCK", "diarize_blocks", "split_into_blocks", "join_blocks", "mean_voice"]

@@ -30,7 +30,7 @@ MOST_SPEAKERS = 100
 """pyannote counts clusters in 8 bits, so that 128 would wrap around."""
 
 
-def unheard(step: str, done: float) -> None:
+def ignore_progress(step: str, done: float) -> None:
     """The hook of somebody who does not wait."""
 
 
@@ -95,16 +95,16 @@ class Voice:
 
 
 @dataclass(frozen=True)
-class Likeness:
+class SimilarityThresholds:
     """Cosines of two vectors of one encoder, which has its own: from `same` on it is one person's
     voice, from `maybe` on it may be. Raises UsageError unless -1 <= maybe <= same <= 1."""
 
     same: float
-    maybe: float
+    possible: float
 
     def __post_init__(self) -> None:
-        if not -1 <= self.maybe <= self.same <= 1:
-            raise UsageError(f"likeness from {self.maybe} to {self.same}")
+        if not -1 <= self.possible <= self.same <= 1:
+            raise UsageError(f"likeness from {self.possible} to {self.same}")
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class Engine:
 
     name: str
     encoder: str | None = None
-    likeness: Likeness = Likeness(same=0.7, maybe=0.5)
+    thresholds: SimilarityThresholds = SimilarityThresholds(same=0.7, possible=0.5)
     details: Mapping[str, Json] = field(default_factory=lambda: MappingProxyType({}))
 
     def to_dict(self) -> dict[str, Json]:
@@ -212,6 +212,6 @@ class Diarizer(Protocol):
         """What it is."""
 
     def diarize(
-        self, samples: Samples, bounds: Bounds | None = None, hook: Hook = unheard
+        self, samples: Samples, bounds: Bounds | None = None, hook: Hook = ignore_progress
     ) -> Diarization:
         """Who speaks when. Any length, also none; raises only what the hook raises and CapacityError."""

@@ -195,7 +195,7 @@ def likeness(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--likeness", action="store_true", help="only that; writes nothing else")
-    if parser.parse_args().likeness:
+    if parser.parse_args().thresholds:
         return print(json.dumps(calibrated(), indent=2))
     learn()
 
@@ -203,7 +203,7 @@ def main() -> None:
 def calibrated() -> dict[str, dict[str, float]]:
     """`likeness` of the training voices, each third of them under a mean and a PLDA that the others
     have trained; written to likeness.json."""
-    from forescribe.diarize.engines.embedded import LIKENESS
+    from forescribe.diarize.engines.embedded import THRESHOLDS
     from training.tune_diarizer import FOLDS, third
 
     training = split(everybody()).training
@@ -214,7 +214,9 @@ def calibrated() -> dict[str, dict[str, float]]:
         parts.append((train(x, y, DIMENSIONS), mean, own))
     pairs = [(name, name) for name in CHANNELS]
     pairs += [("clean", name) for name in CHANNELS if name != "clean"]
-    found = {f"{one}, {other}": likeness(parts, one, other, LIKENESS.same) for one, other in pairs}
+    found = {
+        f"{one}, {other}": likeness(parts, one, other, THRESHOLDS.same) for one, other in pairs
+    }
     (FOLDER / "likeness.json").write_text(json.dumps(found, indent=2) + "\n")
     return found
 

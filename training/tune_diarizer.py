@@ -27,8 +27,8 @@ import torch
 from benchmarks.mixtures import Mixture, mix, mixtures, usable
 from benchmarks.turn_errors import Errors, turn_errors
 from forescribe.asr.audio.reading import read_audio
-from forescribe.diarize.borders import Levels, refined
-from forescribe.diarize.engines.clustering import DoubtfulVBx
+from forescribe.diarize.boundaries import LevelSettings, refine_boundaries
+from forescribe.diarize.engines.clustering import SplittingVBx
 from forescribe.diarize.engines.embedded import EmbeddedDiarization, Tuning, build
 from forescribe.diarize.engines.pyannote_pipeline import PyannoteDiarizer
 from forescribe.diarize.engines.upstream import PLDA
@@ -116,7 +116,7 @@ def engine(part: Third) -> PyannoteDiarizer:
     return diarizer
 
 
-def tuned(diarizer: PyannoteDiarizer, part: Third, tuning: Tuning, levels: Levels) -> None:
+def tuned(diarizer: PyannoteDiarizer, part: Third, tuning: Tuning, levels: LevelSettings) -> None:
     """Gives the pipeline other parameters."""
     with tempfile.TemporaryDirectory() as folder:
         store(part.plda, Path(folder))
@@ -125,9 +125,9 @@ def tuned(diarizer: PyannoteDiarizer, part: Third, tuning: Tuning, levels: Level
             Path(folder) / "plda.npz",
             lda_dimension=tuning.lda,
         )
-    diarizer.pipeline.clustering = DoubtfulVBx(plda)
+    diarizer.pipeline.clustering = SplittingVBx(plda)
     diarizer.pipeline.instantiate(tuning.parameters())
-    diarizer.refine = lambda turns, samples: refined(turns, samples, levels)
+    diarizer.refine = lambda turns, samples: refine_boundaries(turns, samples, levels)
 
 
 def judged(diarizer: PyannoteDiarizer, recordings: list[Mixture]) -> Errors:
@@ -155,7 +155,7 @@ def told(errors: dict[str, Errors]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("data", type=Path)
-    plain, level = Tuning(), Levels()
+    plain, level = Tuning(), LevelSettings()
     parser.add_argument("--speech", type=float, nargs="+", default=[plain.speech])
     parser.add_argument("--lda", type=int, nargs="+", default=[plain.lda])
     parser.add_argument("--threshold", type=float, nargs="+", default=[1.15, 1.2, 1.25])
@@ -171,7 +171,7 @@ def main() -> None:
         tuning = Tuning(speech, plain.gap_s, lda, threshold, fa, fb)
         errors = dict.fromkeys(KINDS, Errors())
         for diarizer, part in parts:
-            tuned(diarizer, part, tuning, Levels(part=share))
+            tuned(diarizer, part, tuning, LevelSettings(part=share))
             for kind, recordings in part.recordings.items():
                 errors[kind] = errors[kind] + judged(diarizer, recordings)
         rows.append((cost(errors), f"{tuning} part {share}: {told(errors)}"))

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from forescribe.asr.audio.decoded_file import DecodedFile
     from forescribe.asr.sessions.planned import Group, Plan
     from forescribe.asr.sessions.session import Session
-    from forescribe.diarize.people.known import Known
+    from forescribe.diarize.speakers.known_speakers import KnownSpeaker
 
 log = logging.getLogger("forescribe.api")
 
@@ -386,9 +386,9 @@ class Steps:
         self, job: str, transcript: Transcript, form: JobForm, count: int | None
     ) -> Transcript:
         from forescribe.asr.audio.reading import open_audio
-        from forescribe.diarize.blocks import diarize_blocks, in_blocks
+        from forescribe.diarize.blocks import diarize_blocks, split_into_blocks
         from forescribe.diarize.diarizer import Bounds
-        from forescribe.diarize.transcripts.with_speakers import with_speakers
+        from forescribe.diarize.transcripts.diarizing_transcriber import add_speakers
 
         def going_on(step: str, done: float) -> None:
             self._wanted(job)
@@ -400,14 +400,14 @@ class Steps:
         ):
             found = diarize_blocks(
                 self.serving.speakers,
-                in_blocks(recording.blocks()),
+                split_into_blocks(recording.blocks()),
                 Bounds(exactly=count),
                 going_on,
                 sample_count=transcript.sample_count,
             )
-        return with_speakers(transcript, found, self._known(form))
+        return add_speakers(transcript, found, self._known(form))
 
-    def _known(self, form: JobForm) -> Sequence[Known]:
+    def _known(self, form: JobForm) -> Sequence[KnownSpeaker]:
         if not form.known_speaker_names:
             return ()
         names, references = form.known_speaker_names, form.known_speaker_references

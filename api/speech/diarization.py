@@ -32,7 +32,7 @@ from ..errors import ApiError
 
 if TYPE_CHECKING:
     from forescribe.diarize.diarizer import Bounds, Diarization, Diarizer, Engine, Hook, Samples
-    from forescribe.diarize.people.known import Known
+    from forescribe.diarize.speakers.known_speakers import KnownSpeaker
 
 log = logging.getLogger("forescribe.api")
 
@@ -64,11 +64,11 @@ class Speakers:
     def diarize(
         self, samples: Samples, bounds: Bounds | None = None, hook: Hook | None = None
     ) -> Diarization:
-        from forescribe.diarize.diarizer import unheard
+        from forescribe.diarize.diarizer import ignore_progress
 
         with self._one:
             diarizer = self._loaded()
-            return _apart(lambda: diarizer.diarize(samples, bounds, hook or unheard))
+            return _apart(lambda: diarizer.diarize(samples, bounds, hook or ignore_progress))
 
     def _loaded(self) -> Diarizer:
         with self._one:
@@ -76,7 +76,7 @@ class Speakers:
                 self._diarizer = _apart(self._load)
             return self._diarizer
 
-    async def known(self, names: Sequence[str], references: Sequence[str]) -> list[Known]:
+    async def known(self, names: Sequence[str], references: Sequence[str]) -> list[KnownSpeaker]:
         """The voices of people, from data URLs. Raises ApiError with the field that is wrong."""
         if len(names) != len(references):
             text = f"{len(names)} names and {len(references)} references do not pair"
@@ -85,10 +85,10 @@ class Speakers:
             lambda: [self._known(*pair) for pair in zip(names, references, strict=True)]
         )
 
-    def _known(self, name: str, reference: str) -> Known:
+    def _known(self, name: str, reference: str) -> KnownSpeaker:
         from forescribe.asr.audio.reading import read_audio
-        from forescribe.diarize.people.enrolment import voice_of
-        from forescribe.diarize.people.known import Known
+        from forescribe.diarize.speakers.enrolment import extract_voice
+        from forescribe.diarize.speakers.known_speakers import KnownSpeaker
 
         try:
             shortest, longest = REFERENCE_S
@@ -97,20 +97,26 @@ class Speakers:
                 samples = read_audio(spool)
             if not shortest - SLACK_S <= len(samples) / SAMPLE_RATE <= longest + SLACK_S:
                 raise ApiError("invalid_value", f"a reference has {shortest:g} to {longest:g} s")
-            voice = voice_of(self, samples, name)
+            voice = extract_voice(self, samples, name)
         except (ApiError, ForescribeError) as error:
             text = f"the reference of {name!r}: {error}"
             raise ApiError("invalid_value", text, param="known_speaker_references") from error
-        assert voice.vector is not None and self.engine.encoder is not None  # voice_of saw to it
+        assert (
+            voice.vector is not None and self.engine.encoder is not None
+        )  # extract_voice saw to it
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        return Known(name, self.engine.encoder, voice.vector, voice.samples, clips=1, added=now)
+        return KnownSpeaker(
+            name, self.engine.encoder, voice.vector, voice.samples, clips=1, added=now
+        )
 
-    async def hear(self, known: Sequence[Known] = (), bounds: Bounds | None = None) -> Hearing:
+    async def hear(
+        self, known: Sequence[KnownSpeaker] = (), bounds: Bounds | None = None
+    ) -> Hearing:
         """Ready for a recording, with so many speakers. Raises ApiError where the diarizer cannot be
         loaded."""
         return await asyncio.to_thread(self.heard, known, bounds)
 
-    def heard(self, known: Sequence[Known] = (), bounds: Bounds | None = None) -> Hearing:
+    def heard(self, known: Sequence[KnownSpeaker] = (), bounds: Bounds | None = None) -> Hearing:
         """The same; waits for the diarizer."""
         try:
             self._loaded()
@@ -124,14 +130,14 @@ class Hearing:
     """One recording on its way to the diarizer."""
 
     def __init__(
-        self, speakers: Speakers, known: Sequence[Known] = (), bounds: Bounds | None = None
+        self, speakers: Speakers, known: Sequence[KnownSpeaker] = (), bounds: Bounds | None = None
     ) -> None:
-        from forescribe.diarize.transcripts.listening import Beside
+        from forescribe.diarize.transcripts.background import BackgroundDiarizer
 
         self._known = known
-        self._beside = Beside(speakers, bounds)
-        self._listening = self._beside.listen()
-        self.hear = self._listening.hear
+        self._beside = BackgroundDiarizer(speakers, bounds)
+        self._listening = self._beside.start()
+        self.hear = self._listening.feed
 
     async def told(self, transcript: Transcript, called: Called | None = None) -> Transcript:
         """With a speaker on every segment: a known name, else what the n-th to appear is `called`,
@@ -149,13 +155,13 @@ class Hearing:
     def _attributed(
         self, transcript: Transcript, diarization: Diarization, called: Called
     ) -> Transcript:
-        from forescribe.diarize.transcripts.with_speakers import with_speakers
+        from forescribe.diarize.transcripts.diarizing_transcriber import add_speakers
 
-        return _renamed(with_speakers(transcript, diarization, self._known), self._known, called)
+        return _renamed(add_speakers(transcript, diarization, self._known), self._known, called)
 
     def close(self) -> None:
         """What has not begun is dropped; the block at hand is not waited for."""
-        self._listening.drop()
+        self._listening.cancel()
         threading.Thread(target=self._beside.close, daemon=True).start()
 
 
@@ -166,7 +172,7 @@ def _apart(work: Callable[[], Made]) -> Made:
         return thread.submit(work).result()
 
 
-def _renamed(transcript: Transcript, known: Sequence[Known], called: Called) -> Transcript:
+def _renamed(transcript: Transcript, known: Sequence[KnownSpeaker], called: Called) -> Transcript:
     taken = {one.name for one in known}
     found = [s.speaker for s in transcript.segments if s.speaker and s.speaker not in taken]
     free = (name for name in map(called, count()) if name not in taken)

@@ -40,7 +40,7 @@ LEAST_SHARE = 1e-7
 
 
 @dataclass(frozen=True)
-class Doubt:
+class SplitCriterion:
     """When a second opinion is believed: each voice has `least_s` seconds, and their means in the
     PLDA's space are no more alike than `alike` (cosine)."""
 
@@ -48,18 +48,18 @@ class Doubt:
     alike: float
 
 
-ONE = Doubt(least_s=2.0, alike=0.66)
+SINGLE_VOICE = SplitCriterion(least_s=2.0, alike=0.66)
 """Where VBx hears one voice only. Measured on voices that trained nothing: up to 0.54 for two over one
 telephone that VBx had merged, 0.63 to 0.92 for the halves of one voice in four kinds of recording (two
 of 24 below 0.7). The bound between was placed so that pyannote's sample, at 0.65, is told apart."""
 
-EACH = Doubt(least_s=6.0, alike=0.65)
+SEVERAL_VOICES = SplitCriterion(least_s=6.0, alike=0.65)
 """For each of several voices. Measured on voices that trained nothing, without noise and over it: of 439
 that were one, 5 are parted (3 of these from one clip); of 26 that VBx had merged from two, 25 are. With 4 s
 or 0.68 three to six conversations in 24 would get a voice too many."""
 
 
-class DoubtfulVBx(VBxClustering):  # type: ignore[misc]  # pyannote is untyped to us
+class SplittingVBx(VBxClustering):  # type: ignore[misc]  # pyannote is untyped to us
     """For one local speaker. `threshold` is a distance of unit vectors, as in pyannote."""
 
     def __init__(self, plda: PLDA) -> None:
@@ -109,18 +109,18 @@ class DoubtfulVBx(VBxClustering):  # type: ignore[misc]  # pyannote is untyped t
     ) -> Floats:
         """[N, D] and [K, D] -> [L, D], K <= L <= most: voices that were two are parted."""
         nearest = (unit(heard) @ unit(centres).T).argmax(1)
-        doubt = ONE if len(centres) == 1 else EACH
+        criterion = SINGLE_VOICE if len(centres) == 1 else SEVERAL_VOICES
         waiting = [(heard[nearest == k], centre) for k, centre in enumerate(centres)]
         kept = list[Floats]()
         while waiting:
             own, centre = waiting.pop(0)
             full = len(kept) + len(waiting) + 2 > most
-            halves = None if full else self._halves(own, doubt, step_s)
+            halves = None if full else self._halves(own, criterion, step_s)
             if halves is None:
                 kept.append(centre)
             else:
                 waiting += [(half, half.mean(0, dtype=np.float64)) for half in halves]
-                doubt = EACH
+                criterion = SEVERAL_VOICES
         return np.stack(kept)
 
     def _found(self, heard: NDArray[np.float32]) -> Floats:
@@ -136,15 +136,15 @@ class DoubtfulVBx(VBxClustering):  # type: ignore[misc]  # pyannote is untyped t
         return np.asarray(shares.T @ heard / shares.sum(0)[:, None])
 
     def _halves(
-        self, own: NDArray[np.float32], doubt: Doubt, step_s: float
+        self, own: NDArray[np.float32], criterion: SplitCriterion, step_s: float
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]] | None:
         """[N, D] vectors of what was found as one voice -> those of two voices; None for one."""
         labels = spectral_labels(unit(own), least=2, most=2)
-        if np.bincount(labels, minlength=2).min() * step_s < doubt.least_s:
+        if np.bincount(labels, minlength=2).min() * step_s < criterion.least_s:
             return None
         voices = self.plda(own)
         one, other = (unit(voices[labels == k].mean(0)) for k in (0, 1))
-        if float(one @ other) > doubt.alike:
+        if float(one @ other) > criterion.alike:
             return None
         return own[labels == 0], own[labels == 1]
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from forescribe.asr.errors import ModelError
 
-from ..diarizer import Engine, Likeness
+from ..diarizer import Engine, SimilarityThresholds
 
 if TYPE_CHECKING:
     from .pyannote_pipeline import PyannoteDiarizer
@@ -54,7 +54,7 @@ HARMLESS = frozenset(
 """What a pyannote checkpoint may name. Unpickling calls what it names, so anything else could be a
 program."""
 
-LIKENESS = Likeness(same=0.75, maybe=0.5)
+THRESHOLDS = SimilarityThresholds(same=0.75, possible=0.5)
 """Of WeSpeaker's vectors (reported by OpenTranscribe)."""
 
 HOW = (
@@ -125,11 +125,11 @@ def load(folder: Path, *, device: str = "cpu", name: str = NAME) -> PyannoteDiar
     Raises ModelError for a folder that holds something else, and for checkpoints that would run
     more than pyannote's own classes when they are opened.
     """
-    refuse_strangers(checked(folder))
+    check_checkpoints(checked(folder))
     import torch
 
     from .pyannote_pipeline import PyannoteDiarizer
-    from .stacked import StackedDiarization
+    from .shared_frames import SharedFrameDiarization
     from .upstream import Pipeline, SpeakerDiarization
 
     try:
@@ -139,14 +139,14 @@ def load(folder: Path, *, device: str = "cpu", name: str = NAME) -> PyannoteDiar
     if type(pipeline) is not SpeakerDiarization:
         raise ModelError(f"{str(folder)!r} holds a {type(pipeline).__name__}, not {KLASS}")
     # The same object with one method of our own; the loader knows no way to say so.
-    pipeline.__class__ = StackedDiarization
+    pipeline.__class__ = SharedFrameDiarization
     pipeline.to(torch.device(device))
     details = {"folder": str(folder), "device": device}
     details |= {package: version(package) for package in ("pyannote.audio", "torch")}
-    return PyannoteDiarizer(pipeline, Engine(name, _encoder(folder), LIKENESS, details))
+    return PyannoteDiarizer(pipeline, Engine(name, _encoder(folder), THRESHOLDS, details))
 
 
-def refuse_strangers(folder: Path) -> None:
+def check_checkpoints(folder: Path) -> None:
     """Raises ModelError if the configuration names another class than pyannote's pipeline, or a
     checkpoint anything that is not needed to describe one. The environment may overrule it."""
     if os.environ.get(TRUST_VARIABLE) == "1":

@@ -28,9 +28,9 @@ from forescribe.asr.formats.transcript import SAMPLE_RATE
 from forescribe.asr.segment.vad import FRAME, Detector, SileroDetector
 from forescribe.speculative.models import bundled
 
-from ..borders import refined
-from ..diarizer import Engine, Likeness
-from .clustering import DoubtfulVBx, unit
+from ..boundaries import refine_boundaries
+from ..diarizer import Engine, SimilarityThresholds
+from .clustering import SplittingVBx, unit
 from .noise_removal import NOISY_DB
 from .pyannote_pipeline import PyannoteDiarizer
 from .upstream import (
@@ -58,7 +58,7 @@ LAG_S = 1.5 * FRAME / SAMPLE_RATE
 """Seconds by which borders come late: half a frame since pyannote puts them at a frame's middle, one
 since silero-vad says so a frame late. Measured on synthesised speech: 49 ms at starts, 39 at ends."""
 
-LIKENESS = Likeness(same=0.5, maybe=0.38)
+THRESHOLDS = SimilarityThresholds(same=0.5, possible=0.38)
 """Of vectors in the PLDA's space, each from seconds of speech; bundled/speakers/README.md has the
 figures. Of two people's voices through one kind of channel, one pair in a hundred is as like as
 `same`; `maybe` is where as many are missed as are wrongly taken."""
@@ -74,7 +74,7 @@ class Tuning:
     says which and how."""
 
     speech: float = 0.5  # probability from which on a frame counts
-    gap_s: float = 0.0  # within a speaker's turn, bridged; forescribe.diarize.borders does that
+    gap_s: float = 0.0  # within a speaker's turn, bridged; forescribe.diarize.boundaries does that
     lda: int = 64  # dimensions of the PLDA that are used
     threshold: float = 1.2  # distance of unit vectors where linkage stops: a cosine of 0.28
     Fa: float = 0.2  # what a window is worth as evidence: twice that of windows half as far apart
@@ -154,7 +154,7 @@ class VoiceVector(Model):  # type: ignore[misc]  # pyannote is untyped to us
         return mean
 
 
-class Comparison:
+class PldaProjection:
     """From the means of windows [K, D] to vectors [K, 128] in the PLDA's whole space: there the
     microphone and the line weigh less, so that one bound fits them all.
 
@@ -173,7 +173,7 @@ class Comparison:
         return np.asarray((unit(whitened - self.mean2) * narrow - self.mu) @ self.axes)
 
 
-def voices_name(folder: Path) -> str:
+def encoder_identity(folder: Path) -> str:
     """What stored voices carry, by the contents of encoder and PLDA: under another mean or in
     another space they could not be compared."""
     digest = sha256()
@@ -224,7 +224,7 @@ class EmbeddedDiarization(SpeakerDiarization):  # type: ignore[misc]  # pyannote
         """[C, 50] where there is speech -> whether noise is close under it."""
         frames = np.append(speech[:-1, :STEP_FRAMES], speech[-1])  # windows overlap
         encoder: SpeakerEncoder = self._embedding.model_.encoder
-        return encoder.clearance_db(file["waveform"][0].numpy(), frames) < NOISY_DB
+        return encoder.speech_over_noise_db(file["waveform"][0].numpy(), frames) < NOISY_DB
 
     def heard(
         self,
@@ -264,13 +264,13 @@ def build(
         embedding=VoiceVector(encoder),
         plda=plda,
     )
-    pipeline.clustering = DoubtfulVBx(plda)
+    pipeline.clustering = SplittingVBx(plda)
     pipeline.instantiate(tuning.parameters())
     pipeline.to(torch_device)
     engine = Engine(
         NAME,
-        voices_name(folder),
-        LIKENESS,
+        encoder_identity(folder),
+        THRESHOLDS,
         {
             "segmentation": f"silero-vad {version('silero-vad')}",
             "pyannote.audio": version("pyannote.audio"),
@@ -278,7 +278,7 @@ def build(
             "device": device,
         },
     )
-    return PyannoteDiarizer(pipeline, engine, SHARES, refined, Comparison(folder))
+    return PyannoteDiarizer(pipeline, engine, SHARES, refine_boundaries, PldaProjection(folder))
 
 
 @cache

@@ -28,7 +28,7 @@ SILENT = 1e-9
 """Power of a frame that somebody has set to zero: it says nothing about a room's silence."""
 
 
-def clearance_db(mels: NDArray[np.float32], speech: NDArray[np.bool_]) -> float:
+def speech_over_noise_db(mels: NDArray[np.float32], speech: NDArray[np.bool_]) -> float:
     """How far speech stands above what is under it, by a recording's mel power [F, M] and where there
     is speech [F]: in each band, speech's mean against the quiet moments, on average over the bands.
     Infinite without speech."""
@@ -41,7 +41,7 @@ def clearance_db(mels: NDArray[np.float32], speech: NDArray[np.bool_]) -> float:
     return float(np.mean(10 * np.log10(np.maximum(loud, SILENT) / np.maximum(floor, SILENT))))
 
 
-def denoised(mels: Tensor) -> Tensor:
+def subtract_noise(mels: Tensor) -> Tensor:
     """[n, F, M] power of windows without the noise under the speech: from each band of a window is
     taken what it has in its quiet moments. Steady noise moves all voices' vectors in one direction,
     and so closer together."""

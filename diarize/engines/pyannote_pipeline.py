@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from forescribe.asr.errors import CapacityError, out_of_memory
 from forescribe.asr.formats.transcript import SAMPLE_RATE, samples_at
 
-from ..diarizer import Bounds, Diarization, Engine, Hook, Samples, Voice, unheard
+from ..diarizer import Bounds, Diarization, Engine, Hook, Samples, Voice, ignore_progress
 from ..turns import Turns
 from .upstream import Annotation, SpeakerDiarization
 
@@ -61,7 +61,7 @@ class PyannoteDiarizer:
         return self._engine
 
     def diarize(
-        self, samples: Samples, bounds: Bounds | None = None, hook: Hook = unheard
+        self, samples: Samples, bounds: Bounds | None = None, hook: Hook = ignore_progress
     ) -> Diarization:
         bounds = bounds or Bounds()
         if len(samples) < SHORTEST:

@@ -23,7 +23,7 @@ from forescribe.asr.errors import ModelError
 from forescribe.asr.formats.transcript import SAMPLE_RATE
 from forescribe.asr.segment.vad import FRAME, LEVEL_FRAMES
 
-from .noise_removal import clearance_db, denoised
+from .noise_removal import speech_over_noise_db, subtract_noise
 
 Samples = NDArray[np.float32]
 
@@ -92,10 +92,10 @@ class SpeakerEncoder(nn.Module):
         silence."""
         for batch in _batches(starts):
             mels = self.mels(samples, batch)
-            yield np.asarray(self(denoised(mels) if noisy else mels).cpu())
+            yield np.asarray(self(subtract_noise(mels) if noisy else mels).cpu())
 
     @torch.inference_mode()
-    def clearance_db(self, samples: Samples, speech: NDArray[np.bool_]) -> float:
+    def speech_over_noise_db(self, samples: Samples, speech: NDArray[np.bool_]) -> float:
         """How far speech stands above what is under it. `speech` [F] says where it is, in equal
         parts of `FRAME` samples."""
         parts = [samples[first : first + PART] for first in range(0, len(samples), PART)]
@@ -104,7 +104,7 @@ class SpeakerEncoder(nn.Module):
         ]
         places = np.concatenate([n * PART + HOP * np.arange(len(f)) for n, f in enumerate(frames)])
         said = speech[np.minimum(places // FRAME, len(speech) - 1)]
-        return clearance_db(np.concatenate(frames), said)
+        return speech_over_noise_db(np.concatenate(frames), said)
 
     def mels(self, samples: Samples, starts: NDArray[np.int64]) -> Tensor:
         """[n, 160, 40], each window raised to LEVEL. One spectrum serves windows that overlap;

@@ -1,4 +1,4 @@
 """Transcribers whose transcripts name the speakers.
 
-Compose a transcriber with a diarizer; know neither models nor files.
+They compose a transcriber with a diarizer. They know neither models nor output files.
 """

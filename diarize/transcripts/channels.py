@@ -1,7 +1,7 @@
-"""Channels as speakers: a call that was recorded with each side on a channel of its own.
+"""Channels as speakers: calls that were recorded with each speaker on a separate channel.
 
-Who speaks is known from the channel, exactly; each side is transcribed by itself, both through one
-engine, and the two transcripts become one. Knows nothing of voices.
+Splits a recording into one file per channel and merges the transcripts of the channels into one. The
+channel determines the speaker, so this module knows nothing of voices.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from forescribe.asr.formats.transcript import (
 from ..turns import Turns
 
 GAP = SAMPLE_RATE // 2
-"""Samples between two words of a side that do not end its turn."""
+"""Samples: a longer pause between two words of a channel ends its turn."""
 
 STATES: tuple[State, ...] = ("silent", "failed", "decoded")
-"""From the least to the most that can be said of a stretch."""
+"""In increasing order of precedence where channels differ."""
 
 
-def split(source: Path, folder: Path) -> list[Path]:
-    """Each channel of a recording as a 16 kHz WAV file in `folder`, `<name>.channel-<n>.wav`.
+def split_channels(source: Path, folder: Path) -> list[Path]:
+    """Write each channel as a 16 kHz WAV file, `<name>.channel-<n>.wav`, to `folder`.
 
-    A mono recording is refused, since it would make everybody one speaker: UsageError. Raises what
-    opening a recording raises.
+    Raises UsageError for a mono recording, in which every speaker would be the same, and the errors of
+    opening a recording.
     """
     name = str(source)
     with open(source, "rb") as file:
@@ -58,7 +58,7 @@ def split(source: Path, folder: Path) -> list[Path]:
                     count = block.samples.shape[1]
                     if count < 2:
                         raise UsageError(
-                            f"{name} has one channel: nothing to split; leave the option"
+                            f"{name} has one channel: there is nothing to split; leave the option out"
                         )
                     paths = [folder / f"{source.stem}.channel-{n}.wav" for n in range(count)]
                     files = [_opened(path) for path in paths]
@@ -79,23 +79,23 @@ def split(source: Path, folder: Path) -> list[Path]:
     return paths
 
 
-def merged(sides: Sequence[Transcript], names: Sequence[str]) -> Transcript:
-    """The transcripts of all channels as one, segments in the order of their starts, each with its
-    side's name. Turns are where a side has words, or segments without words."""
-    length = max((side.sample_count for side in sides), default=0)
+def merge_channels(transcripts: Sequence[Transcript], names: Sequence[str]) -> Transcript:
+    """Merge the transcripts of all channels. Segments are sorted by start and carry the name of their
+    channel. Turns are where a channel has words, or segments without words."""
+    length = max((t.sample_count for t in transcripts), default=0)
     segments = [
         _spoken_by(segment, name)
-        for side, name in zip(sides, names, strict=True)
-        for segment in side.segments
+        for transcript, name in zip(transcripts, names, strict=True)
+        for segment in transcript.segments
     ]
     segments.sort(key=lambda segment: (segment.start_sample, segment.end_sample))
-    first = sides[0]
+    first = transcripts[0]
     return replace(
         first,
         segments=tuple(replace(segment, id=n) for n, segment in enumerate(segments)),
         sample_count=length,
-        coverage=_coverage([side.coverage for side in sides], length),
-        warnings=tuple(dict.fromkeys(n for side in sides for n in side.warnings)),
+        coverage=_coverage([t.coverage for t in transcripts], length),
+        warnings=tuple(dict.fromkeys(n for t in transcripts for n in t.warnings)),
         settings={**first.settings, "diarization": {"name": "channels", "speakers": list(names)}},
         diarized=True,
         turns=tuple(_turns(segments).clipped(length)),
@@ -120,12 +120,12 @@ def _turns(segments: Sequence[Segment]) -> Turns:
     return Turns(tuple(spans)).joined(GAP)
 
 
-def _coverage(sides: Sequence[Coverage], length: int) -> Coverage:
-    """Of each stretch the most that any side can say."""
-    borders = {0, length, *(span.end_sample for side in sides for span in side.spans)}
+def _coverage(coverages: Sequence[Coverage], length: int) -> Coverage:
+    """For each span, the state with the highest precedence among the channels."""
+    borders = {0, length, *(span.end_sample for coverage in coverages for span in coverage.spans)}
     found: list[Span] = []
     for start, end in pairwise(sorted(borders)):
-        over = [s for side in sides for s in side.spans if s.start_sample <= start < s.end_sample]
+        over = [s for c in coverages for s in c.spans if s.start_sample <= start < s.end_sample]
         best = max(over, key=lambda span: STATES.index(span.state))
         last = found[-1] if found else None
         if last is not None and (last.state, last.reason) == (best.state, best.reason):
@@ -149,7 +149,7 @@ def _finish(files: Sequence[wave.Wave_write], filters: Sequence[Resampler]) -> N
 
 
 def _sound(samples: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Without what is no sound: NaN, infinity, values beyond all scale."""
+    """Replace NaN, infinity and values out of range by zeros."""
     return np.ascontiguousarray(np.where(np.abs(samples) < LOUDEST, samples, 0), np.float32)
 
 

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 from forescribe.asr.errors import UsageError
 from forescribe.asr.formats.transcript import Json
 from forescribe.diarize.diarizer import Bounds
-from forescribe.diarize.people.known import Known, KnownSpeakers
+from forescribe.diarize.speakers.known_speakers import KnownSpeaker, KnownSpeakers
 
 if TYPE_CHECKING:
     from forescribe.asr.batch.batch import Transcribes as Runs
     from forescribe.diarize.diarizer import Diarizer
-    from forescribe.diarize.people.recurring import People
-    from forescribe.diarize.transcripts.with_speakers import Transcribes
+    from forescribe.diarize.speakers.linked_speakers import LinkedSpeakers
+    from forescribe.diarize.transcripts.diarizing_transcriber import SupportsTranscribe
 
 MIX, SPLIT = "mix", "split"
 
@@ -75,20 +75,20 @@ class Asked:
 
     def load(
         self, *, device: str = "auto", network: bool = True, folder: Path | None = None
-    ) -> Callable[[Transcribes], Runs]:
+    ) -> Callable[[SupportsTranscribe], Runs]:
         """What puts speakers on a transcriber's words; a transcriber itself where nobody asked. `folder`
         is that of the results. Raises what `engine` and `people` raise."""
         if self.channels == SPLIT:
-            from forescribe.diarize.transcripts.split_channels import SplitChannels
+            from forescribe.diarize.transcripts.channel_transcriber import ChannelTranscriber
 
-            return SplitChannels
+            return ChannelTranscriber
         if self.diarizer is None:
             return lambda transcriber: transcriber
         engine, bounds = self.engine(device, network), self.bounds
         known, people = self.known_people(), self.people(folder)
-        from forescribe.diarize.transcripts.with_speakers import WithSpeakers
+        from forescribe.diarize.transcripts.diarizing_transcriber import DiarizingTranscriber
 
-        return lambda transcriber: WithSpeakers(transcriber, engine, bounds, known, people)
+        return lambda transcriber: DiarizingTranscriber(transcriber, engine, bounds, known, people)
 
     def engine(self, device: str, network: bool) -> Diarizer:
         """The diarizer, ready to work. Raises what `engines.load` raises, and UsageError where voices
@@ -110,14 +110,14 @@ class Asked:
             )
         return found
 
-    def people(self, folder: Path | None) -> People | None:
+    def people(self, folder: Path | None) -> LinkedSpeakers | None:
         """Who was heard before, by the folder of the results; None where nobody is to be linked."""
         if not self.link:
             return None
-        from forescribe.diarize.people.recurring import People
+        from forescribe.diarize.speakers.linked_speakers import LinkedSpeakers
 
-        return People(folder)
+        return LinkedSpeakers(folder)
 
-    def known_people(self) -> Sequence[Known]:
+    def known_people(self) -> Sequence[KnownSpeaker]:
         """Whose names may be used."""
         return KnownSpeakers().list() if self.known else ()

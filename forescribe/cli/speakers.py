@@ -14,7 +14,7 @@ import typer
 from forescribe.asr.errors import UsageError
 
 if TYPE_CHECKING:
-    from forescribe.diarize.transcripts.without_words import OnlySpeakers
+    from forescribe.diarize.transcripts.speaker_only_transcriber import SpeakerOnlyTranscriber
 
 FORMATS = "rttm,json"
 
@@ -131,15 +131,17 @@ def diarize(
         console.skipped(list(batch.skipped()), len(sources))
         if not batch.todo:
             return
-        made: list[OnlySpeakers] = []
+        made: list[SpeakerOnlyTranscriber] = []
         if work:
             console.status("loading the models")
             with stop.interruptible():
-                from forescribe.diarize.transcripts.without_words import OnlySpeakers
+                from forescribe.diarize.transcripts.speaker_only_transcriber import (
+                    SpeakerOnlyTranscriber,
+                )
 
                 engine = asked.engine(device, network=not local_files_only)
                 known_people, people = asked.known_people(), asked.people(destination.folder)
-                made.append(OnlySpeakers(engine, asked.bounds, known_people, people))
+                made.append(SpeakerOnlyTranscriber(engine, asked.bounds, known_people, people))
         interrupted = False
         try:
             with console.progress(batch.todo) as hook:
@@ -189,14 +191,18 @@ def add(
     if (transcript is None) != (speaker is None):
         raise UsageError("--transcript and --speaker go together")
     from forescribe.diarize.engines.registry import load
-    from forescribe.diarize.people.enrolment import clip, part, voice_of
-    from forescribe.diarize.people.known import LEAST_S, KnownSpeakers
+    from forescribe.diarize.speakers.enrolment import extract_voice, read_clip, read_speaker_audio
+    from forescribe.diarize.speakers.known_speakers import LEAST_S, KnownSpeakers
 
     engine, store = load(diarizer, device=device), KnownSpeakers()
     voices = []
     for source in audio:
-        samples = clip(source) if transcript is None else part(source, transcript, speaker or "")
-        voices.append(voice_of(engine, samples, name, source=repr(source), least_s=LEAST_S))
+        samples = (
+            read_clip(source)
+            if transcript is None
+            else read_speaker_audio(source, transcript, speaker or "")
+        )
+        voices.append(extract_voice(engine, samples, name, source=repr(source), least_s=LEAST_S))
     for voice in voices:  # all clips are heard first: either all are stored, or none
         known = store.add(name, engine.engine.encoder or "", voice, note)
     typer.echo(
@@ -207,7 +213,7 @@ def add(
 @speakers.command("list")
 def list_() -> None:
     """Who is known, from how much speech."""
-    from forescribe.diarize.people.known import KnownSpeakers
+    from forescribe.diarize.speakers.known_speakers import KnownSpeakers
 
     store = KnownSpeakers()
     for known in store.list():
@@ -224,6 +230,6 @@ def remove(
     name: Annotated[str, typer.Argument(metavar="NAME", help="As `list` shows it.")],
 ) -> None:
     """Forget a person."""
-    from forescribe.diarize.people.known import KnownSpeakers
+    from forescribe.diarize.speakers.known_speakers import KnownSpeakers
 
     typer.echo(f"{name}: {KnownSpeakers().remove(name)} voices removed")

@@ -24,7 +24,15 @@ from forescribe.asr.decode.transcriber import Transcriber
 from forescribe.asr.model.loading import Whisper, load
 from forescribe.asr.model.presets import Pair
 from forescribe.asr.segment.vad import EnergyDetector
-from forescribe.diarize.diarizer import Bounds, Diarization, Engine, Hook, Samples, Voice, unheard
+from forescribe.diarize.diarizer import (
+    Bounds,
+    Diarization,
+    Engine,
+    Hook,
+    Samples,
+    Voice,
+    ignore_progress,
+)
 from forescribe.diarize.turns import Turns
 from forescribe.speculative.device import choose
 from tests.asr.model import folders
@@ -65,7 +73,7 @@ class Halves:
     engine = Engine("halves", encoder="axes")
 
     def diarize(
-        self, samples: Samples, bounds: Bounds | None = None, hook: Hook = unheard
+        self, samples: Samples, bounds: Bounds | None = None, hook: Hook = ignore_progress
     ) -> Diarization:
         count = bounds.exactly or 2 if bounds else 2
         length = len(samples) // count

@@ -14,11 +14,11 @@ from forescribe.cli.speakers import speakers
 from forescribe.cli.transcribe import app
 from forescribe.diarize.diarizer import Bounds, Engine
 from forescribe.diarize.engines import registry
-from forescribe.diarize.transcripts.split_channels import SplitChannels
-from forescribe.diarize.transcripts.with_speakers import WithSpeakers
+from forescribe.diarize.transcripts.channel_transcriber import ChannelTranscriber
+from forescribe.diarize.transcripts.diarizing_transcriber import DiarizingTranscriber
 from forescribe.diarize.turns import read_rttm
 from tests.diarize.engines.fake_engines import RATE, LevelDiarizer, sound
-from tests.diarize.transcripts.test_with_speakers import Typist
+from tests.diarize.transcripts.test_diarizing_transcriber import Typist
 
 
 @pytest.fixture(autouse=True)
@@ -84,8 +84,8 @@ def test_the_fingerprint_knows_the_engine_the_bounds_and_the_voices(tmp_path: Pa
 def test_a_transcriber_is_left_alone_where_nobody_asked() -> None:
     transcriber = Typist()
     assert Asked().load()(transcriber) is transcriber
-    assert isinstance(Asked("auto").load(device="cpu")(transcriber), WithSpeakers)
-    assert isinstance(Asked(channels="split").load()(transcriber), SplitChannels)
+    assert isinstance(Asked("auto").load(device="cpu")(transcriber), DiarizingTranscriber)
+    assert isinstance(Asked(channels="split").load()(transcriber), ChannelTranscriber)
 
 
 def diarized(*arguments: str) -> Result:

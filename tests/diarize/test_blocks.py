@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forescribe.asr.errors import UsageError
-from forescribe.diarize.blocks import diarize_blocks, in_blocks
+from forescribe.diarize.blocks import diarize_blocks, split_into_blocks
 from forescribe.diarize.diarizer import Bounds
-from forescribe.diarize.transcripts.listening import Beside
+from forescribe.diarize.transcripts.background import BackgroundDiarizer
 from tests.diarize.engines.fake_engines import RATE, LevelDiarizer, sound
 
 TALK = sound((1, 0.5), (0.5, 0), (1.5, 0.1), (2, 0.5), (1, 0), (2, 0.1), (0.7, 0.5))
@@ -20,7 +20,7 @@ TALK = sound((1, 0.5), (0.5, 0), (1.5, 0.1), (2, 0.5), (1, 0), (2, 0.1), (0.7, 0
 def test_blocks_are_the_pieces_and_no_block_is_too_long(lengths: list[int], block: int) -> None:
     whole = np.arange(sum(lengths), dtype=np.float32)
     pieces = np.split(whole, np.cumsum(lengths)[:-1]) if lengths else []
-    found = list(in_blocks(pieces, block=block, slack=block // 4))
+    found = list(split_into_blocks(pieces, block=block, slack=block // 4))
     assert np.array_equal(np.concatenate([whole[:0], *found]), whole)
     assert all(len(part) == block for part in found[:-1])
     assert all(0 < len(part) <= block + block // 4 for part in found)
@@ -30,7 +30,7 @@ def test_blocks_are_the_pieces_and_no_block_is_too_long(lengths: list[int], bloc
 def test_blocks_give_what_the_whole_gives(block: int) -> None:
     whole = LevelDiarizer().diarize(TALK)
     engine = LevelDiarizer()
-    parts = in_blocks([TALK], block=block, slack=0)
+    parts = split_into_blocks([TALK], block=block, slack=0)
     found = diarize_blocks(engine, parts, sample_count=len(TALK))
     assert found.regular == whole.regular and found.exclusive == whole.exclusive
     assert found.sample_count == len(TALK) and max(engine.calls) <= block
@@ -39,7 +39,7 @@ def test_blocks_give_what_the_whole_gives(block: int) -> None:
 
 def test_only_the_upper_bound_holds_in_a_block_and_both_in_the_whole() -> None:
     engine = LevelDiarizer()
-    parts = in_blocks([TALK], block=2 * RATE, slack=0)
+    parts = split_into_blocks([TALK], block=2 * RATE, slack=0)
     found = diarize_blocks(engine, parts, Bounds(exactly=20), sample_count=len(TALK))
     assert set(engine.bounds) == {Bounds(at_most=20)}
     assert [notice.code for notice in found.warnings] == ["speaker_count"]
@@ -52,7 +52,7 @@ def test_a_recording_without_a_sample_has_no_turns() -> None:
 
 def test_progress_grows_to_the_whole_and_its_hook_cancels() -> None:
     seen: list[float] = []
-    parts = in_blocks([TALK], block=2 * RATE, slack=0)
+    parts = split_into_blocks([TALK], block=2 * RATE, slack=0)
     diarize_blocks(
         LevelDiarizer(), parts, hook=lambda _, done: seen.append(done), sample_count=len(TALK)
     )
@@ -65,21 +65,24 @@ def test_progress_grows_to_the_whole_and_its_hook_cancels() -> None:
     engine = LevelDiarizer()
     with pytest.raises(InterruptedError):
         diarize_blocks(
-            engine, in_blocks([TALK], block=2 * RATE, slack=0), hook=stop, sample_count=len(TALK)
+            engine,
+            split_into_blocks([TALK], block=2 * RATE, slack=0),
+            hook=stop,
+            sample_count=len(TALK),
         )
     assert len(engine.calls) < 3
 
 
 @pytest.mark.parametrize("block", [RATE, 30 * RATE])
-def test_beside_gives_what_the_whole_gives_for_recordings_that_are_heard_in_turns(
+def test_background_diarization_gives_what_the_whole_gives_for_recordings_that_are_heard_in_turns(
     block: int,
 ) -> None:
     other = sound((3, 0.1), (1, 0.5))
-    with Beside(LevelDiarizer(), block=block, slack=0) as beside:
-        one, two = beside.listen(), beside.listen()
+    with BackgroundDiarizer(LevelDiarizer(), block=block, slack=0) as background:
+        one, two = background.start(), background.start()
         for start in range(0, len(TALK), 7000):
-            one.hear(TALK[start : start + 7000])
-            two.hear(other[start : start + 7000])
+            one.feed(TALK[start : start + 7000])
+            two.feed(other[start : start + 7000])
         found = [one.finish().result(), two.finish().result()]
     assert [f.regular for f in found] == [
         LevelDiarizer().diarize(TALK).regular,
@@ -87,22 +90,22 @@ def test_beside_gives_what_the_whole_gives_for_recordings_that_are_heard_in_turn
     ]
 
 
-def test_beside_hands_on_what_went_wrong() -> None:
+def test_background_diarization_hands_on_what_went_wrong() -> None:
     class Broken(LevelDiarizer):
         def diarize(self, *given: object, **others: object) -> None:  # type: ignore[override]
             raise UsageError("no")
 
-    with Beside(Broken()) as beside:
-        listening = beside.listen()
-        listening.hear(TALK)
+    with BackgroundDiarizer(Broken()) as background:
+        task = background.start()
+        task.feed(TALK)
         with pytest.raises(UsageError, match="no"):
-            listening.finish().result()
+            task.finish().result()
 
 
 def test_a_recording_that_is_dropped_is_not_worked_on() -> None:
     engine = LevelDiarizer()
-    with Beside(engine, block=RATE, slack=0) as beside:
-        listening = beside.listen()
-        listening.drop()
-        listening.hear(TALK)
+    with BackgroundDiarizer(engine, block=RATE, slack=0) as background:
+        task = background.start()
+        task.cancel()
+        task.feed(TALK)
     assert len(engine.calls) <= 1

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 
 from forescribe.asr.errors import UsageError
-from forescribe.diarize.diarizer import Bounds, Diarization, Engine, Likeness, Voice
+from forescribe.diarize.diarizer import Bounds, Diarization, Engine, SimilarityThresholds, Voice
 from forescribe.diarize.turns import Turns
 from tests.diarize.test_turns import turns
 
@@ -52,4 +52,4 @@ def test_a_diarization_names_by_first_appearance_and_ends_with_the_recording(giv
 
 def test_likeness_goes_from_maybe_to_same() -> None:
     with pytest.raises(UsageError, match="likeness"):
-        Likeness(same=0.4, maybe=0.5)
+        SimilarityThresholds(same=0.4, possible=0.5)

@@ -11,10 +11,10 @@ from forescribe.diarize.diarizer import (
     Diarization,
     Engine,
     Hook,
-    Likeness,
     Samples,
+    SimilarityThresholds,
     Voice,
-    unheard,
+    ignore_progress,
 )
 from forescribe.diarize.turns import Turns
 
@@ -29,14 +29,14 @@ class LevelDiarizer:
     `calls` are the lengths it was given.
     """
 
-    engine = Engine("level", "levels-1", Likeness(same=0.95, maybe=0.9))
+    engine = Engine("level", "levels-1", SimilarityThresholds(same=0.95, possible=0.9))
 
     def __init__(self) -> None:
         self.calls: list[int] = []
         self.bounds: list[Bounds] = []
 
     def diarize(
-        self, samples: Samples, bounds: Bounds | None = None, hook: Hook = unheard
+        self, samples: Samples, bounds: Bounds | None = None, hook: Hook = ignore_progress
     ) -> Diarization:
         self.calls.append(len(samples))
         self.bounds.append(bounds or Bounds())

@@ -17,12 +17,12 @@ PARAMETERS = {"threshold": 1.2, "Fa": 0.1, "Fb": 1.6}
 
 @pytest.fixture(scope="module")
 def clustering(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    from forescribe.diarize.engines.clustering import DoubtfulVBx
+    from forescribe.diarize.engines.clustering import SplittingVBx
     from forescribe.diarize.engines.upstream import PLDA
 
     folder = tmp_path_factory.mktemp("plda")
     plda(folder, DIMENSIONS, 128)
-    return DoubtfulVBx(
+    return SplittingVBx(
         PLDA(folder / "xvec_transform.npz", folder / "plda.npz", lda_dimension=64)
     ).instantiate(PARAMETERS)
 

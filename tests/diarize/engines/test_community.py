@@ -69,7 +69,7 @@ def test_a_folder_runs_through_the_stock_loader_and_its_result_says_so(folder: P
 
 @pytest.mark.slow
 def test_windows_heard_once_give_the_stock_vectors(folder: Path) -> None:
-    from forescribe.diarize.engines.stacked import StackedDiarization
+    from forescribe.diarize.engines.shared_frames import SharedFrameDiarization
     from forescribe.diarize.engines.upstream import (
         SlidingWindow,
         SlidingWindowFeature,
@@ -77,7 +77,7 @@ def test_windows_heard_once_give_the_stock_vectors(folder: Path) -> None:
     )
 
     pipeline = community.load(folder).pipeline
-    assert type(pipeline) is StackedDiarization
+    assert type(pipeline) is SharedFrameDiarization
     file = {"waveform": torch.from_numpy(noise(22))[None], "sample_rate": RATE, "uri": "x"}
     active = (np.random.default_rng(1).random((4, 589, 3)) > 0.5).astype(np.float32)
     active[2, 5:, 0] = 0.0  # hardly a frame

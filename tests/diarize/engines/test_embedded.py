@@ -13,12 +13,12 @@ from benchmarks.turn_errors import Errors, turn_errors, wrong_words
 from forescribe.asr.audio.reading import read_audio
 from forescribe.asr.errors import ModelError
 from forescribe.asr.formats.transcript import Word
-from forescribe.diarize.attribution.assign import assign
+from forescribe.diarize.attribution.word_speakers import assign_speakers
 from forescribe.diarize.diarizer import Bounds, Diarization
 from forescribe.diarize.engines import embedded
 from forescribe.diarize.engines.pyannote_pipeline import PyannoteDiarizer
 from forescribe.diarize.engines.voice_encoder import WINDOW_SAMPLES, load
-from forescribe.diarize.people.known import Known, named
+from forescribe.diarize.speakers.known_speakers import KnownSpeaker, name_known_speakers
 
 RATE = 16_000
 ROOT = Path(__file__).parents[3]
@@ -56,7 +56,7 @@ def test_the_bundled_samples_have_the_right_speakers_on_their_words(
         found = diarizer.diarize(case.samples)
         errors += turn_errors(case.turns, found.regular, len(case.samples))
         unnamed = [Word(w.text, w.start_sample, w.end_sample) for w in case.words]
-        who = [a.speaker for a in assign(unnamed, found.exclusive, found.regular)]
+        who = [a.speaker for a in assign_speakers(unnamed, found.exclusive, found.regular)]
         words, wrong = words + len(case.words), wrong + wrong_words(case.words, who)
     assert errors.right == 1.0, errors.counted
     assert wrong <= 0.03 * words
@@ -158,23 +158,23 @@ def test_a_person_is_recognised_in_another_part_and_a_stranger_is_not(
     engine = diarizer.engine
     before, after = conversation[: 60 * RATE], conversation[60 * RATE :]
     enrolled = [
-        Known(
+        KnownSpeaker(
             f"Person {voice.speaker[-1]}", engine.encoder or "", voice.vector, voice.samples, 1, ""
         )
         for voice in diarizer.diarize(before).voices
         if voice.vector is not None
     ]
     assert len(enrolled) == 2
-    found, _ = named(diarizer.diarize(after), enrolled)
+    found, _ = name_known_speakers(diarizer.diarize(after), enrolled)
     assert set(found.speakers) == {"Person 0", "Person 1"}
-    stranger, told = named(
+    stranger, told = name_known_speakers(
         diarizer.diarize(read_audio(ROOT / "samples" / "silence.flac")), enrolled
     )
     assert stranger.speakers == ("SPEAKER_00",) and not any(match.sure for match in told)
 
 
 def test_stored_voices_are_named_by_encoder_and_space(tmp_path: Path) -> None:
-    name = embedded.voices_name(embedded.folder())
+    name = embedded.encoder_identity(embedded.folder())
     assert name.startswith("ge2e-") and len(name.split("-")) == 3
     for file in embedded.folder().glob("*.*z*"):
         (tmp_path / file.name).write_bytes(file.read_bytes())
@@ -185,7 +185,7 @@ def test_stored_voices_are_named_by_encoder_and_space(tmp_path: Path) -> None:
     (tmp_path / "encoder.safetensors").write_bytes(
         (embedded.folder() / "encoder.safetensors").read_bytes()
     )
-    assert embedded.voices_name(tmp_path) != name
+    assert embedded.encoder_identity(tmp_path) != name
 
 
 def test_a_folder_without_the_encoder_is_named(tmp_path: Path) -> None:

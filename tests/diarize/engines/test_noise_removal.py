@@ -18,7 +18,7 @@ from benchmarks.noise import CLEAN, Condition, over
 from benchmarks.turn_errors import turn_errors
 from forescribe.asr.audio.reading import read_audio
 from forescribe.diarize.engines import embedded
-from forescribe.diarize.engines.noise_removal import clearance_db, denoised
+from forescribe.diarize.engines.noise_removal import speech_over_noise_db, subtract_noise
 from forescribe.diarize.engines.pyannote_pipeline import PyannoteDiarizer
 from forescribe.diarize.turns import read_rttm
 
@@ -144,23 +144,25 @@ def test_clearance_is_the_distance_of_speech_and_noise_however_few_pauses(
     apart: float, share: float
 ) -> None:
     for loudness in (0.0, -40.0):
-        measured = clearance_db(*power(30, loudness, loudness - apart, share))
+        measured = speech_over_noise_db(*power(30, loudness, loudness - apart, share))
         assert apart <= measured <= apart + 4  # the quiet tenth of noise is below its mean
 
 
 def test_silence_that_was_put_there_and_no_speech_tell_nothing_of_noise() -> None:
     mels, speech = power(20, 0, -15, 0.8)
     zeros = np.zeros((3000, 40), np.float32)
-    padded = clearance_db(np.concatenate([mels, zeros]), np.append(speech, np.zeros(3000, bool)))
-    assert padded == pytest.approx(clearance_db(mels, speech), abs=0.5)
-    assert clearance_db(mels, np.zeros(len(mels), bool)) == np.inf
-    assert clearance_db(zeros, np.ones(3000, bool)) == np.inf
+    padded = speech_over_noise_db(
+        np.concatenate([mels, zeros]), np.append(speech, np.zeros(3000, bool))
+    )
+    assert padded == pytest.approx(speech_over_noise_db(mels, speech), abs=0.5)
+    assert speech_over_noise_db(mels, np.zeros(len(mels), bool)) == np.inf
+    assert speech_over_noise_db(zeros, np.ones(3000, bool)) == np.inf
 
 
 def test_what_is_under_the_speech_is_taken_off() -> None:
     speech, _ = power(1.6, 0, -90, 1.0)
     noise, _ = power(1.6, -200, -20, 1.0)
-    got = denoised(torch.from_numpy(np.stack([speech, speech + noise, noise]))).numpy()
+    got = subtract_noise(torch.from_numpy(np.stack([speech, speech + noise, noise]))).numpy()
     assert np.abs(got[0] - speech).max() < 1e-6 and (got >= 0).all()
     assert got[1:2].mean() == pytest.approx(speech.mean(), rel=0.01)
     assert got[2].mean() < 0.5 * noise.mean()

@@ -14,8 +14,8 @@ from forescribe.asr.decode.options import Options
 from forescribe.asr.decode.outcome import Hook, Outcome
 from forescribe.asr.errors import AudioError, UsageError
 from forescribe.asr.formats.transcript import Coverage, Segment, Span, Transcript, Word
-from forescribe.diarize.transcripts.channels import merged, split
-from forescribe.diarize.transcripts.split_channels import SplitChannels
+from forescribe.diarize.transcripts.channel_transcriber import ChannelTranscriber
+from forescribe.diarize.transcripts.channels import merge_channels, split_channels
 
 RATE = 16_000
 
@@ -36,7 +36,7 @@ def pitch(samples: np.ndarray) -> float:
 @pytest.mark.parametrize("rate", [8_000, 16_000, 44_100])
 def test_each_side_has_its_own_sound_and_the_whole_length(tmp_path: Path, rate: int) -> None:
     stereo(tmp_path / "call.wav", rate)
-    left, right = split(tmp_path / "call.wav", tmp_path)
+    left, right = split_channels(tmp_path / "call.wav", tmp_path)
     assert (left.name, right.name) == ("call.channel-0.wav", "call.channel-1.wav")
     sides = [read_audio(side) for side in (left, right)]
     assert [len(side) for side in sides] == [RATE, RATE]
@@ -46,10 +46,10 @@ def test_each_side_has_its_own_sound_and_the_whole_length(tmp_path: Path, rate: 
 def test_mono_is_refused_and_so_is_what_is_no_audio(tmp_path: Path) -> None:
     soundfile.write(tmp_path / "mono.wav", np.zeros(100), RATE)
     with pytest.raises(UsageError, match=r"mono\.wav has one channel"):
-        split(tmp_path / "mono.wav", tmp_path)
+        split_channels(tmp_path / "mono.wav", tmp_path)
     (tmp_path / "text.wav").write_text("no sound" * 100)
     with pytest.raises(AudioError):
-        split(tmp_path / "text.wav", tmp_path)
+        split_channels(tmp_path / "text.wav", tmp_path)
 
 
 def side(*spans: tuple[float, float, str], total: float, silent: float = 0.0) -> Transcript:
@@ -75,7 +75,7 @@ def word(start: float, end: float, text: str) -> Word:
 def test_two_sides_become_one_conversation_in_the_order_of_what_was_said() -> None:
     left = side((0, 1, " Hello."), (3, 4, " Fine."), total=6, silent=2)
     right = side((1.2, 2.5, " How are you?"), total=5)
-    found = merged([left, right], ["agent", "customer"])
+    found = merge_channels([left, right], ["agent", "customer"])
     assert [(s.id, s.speaker, s.text) for s in found.segments] == [
         (0, "agent", " Hello."),
         (1, "customer", " How are you?"),
@@ -94,7 +94,7 @@ def test_two_sides_become_one_conversation_in_the_order_of_what_was_said() -> No
 
 
 class Parrot:
-    """Transcribes a recording to its own length, the later given first."""
+    """SupportsTranscribe a recording to its own length, the later given first."""
 
     def transcribe(
         self,
@@ -118,7 +118,7 @@ def test_calls_of_a_run_share_the_transcriber_and_none_takes_another_with_it(
         stereo(tmp_path / f"{name}.wav", seconds=seconds)
     soundfile.write(tmp_path / "mono.wav", np.zeros(RATE), RATE)
     names = [str(tmp_path / f"{n}.wav") for n in ("a", "mono", "b", "broken")]
-    found = {o.name: o for o in SplitChannels(Parrot(), ["agent"]).transcribe([*names, "-"])}
+    found = {o.name: o for o in ChannelTranscriber(Parrot(), ["agent"]).transcribe([*names, "-"])}
     assert set(found) == {*names, "-"}
     one, mono, two, broken = (found[name] for name in names)
     assert one.transcript is not None and two.transcript is not None

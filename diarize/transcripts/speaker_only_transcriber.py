@@ -1,6 +1,6 @@
-"""Recordings to transcripts without words: who spoke when, and nothing else.
+"""Transcripts without words: who spoke when, and nothing else.
 
-Has the transcriber's `transcribe`, so that a batch run serves `forescribe diarize` too.
+Has the `transcribe` method of `Transcriber`, so that the same batch code runs `forescribe diarize`.
 """
 
 from __future__ import annotations
@@ -15,38 +15,38 @@ from forescribe.asr.errors import AudioError, ForescribeError
 from forescribe.asr.formats.transcript import Coverage, Span, Transcript, samples_at
 from forescribe.speculative.engine.stats import Stats
 
-from ..blocks import diarize_blocks, in_blocks
+from ..blocks import diarize_blocks, split_into_blocks
 from ..diarizer import Bounds, Diarizer
-from ..people.known import Known
-from ..people.recurring import People
-from .with_speakers import with_speakers
+from ..speakers.known_speakers import KnownSpeaker
+from ..speakers.linked_speakers import LinkedSpeakers
+from .diarizing_transcriber import add_speakers
 
 
-class OnlySpeakers:
-    """`known` are speakers to be called by their names where they are surely recognised; with `people`
-    the others have one label in all recordings."""
+class SpeakerOnlyTranscriber:
+    """Diarizes recordings. `known` speakers get their names where they are recognised with certainty;
+    with `linked`, the others have the same label in all recordings."""
 
     def __init__(
         self,
         diarizer: Diarizer,
         bounds: Bounds | None = None,
-        known: Sequence[Known] = (),
-        people: People | None = None,
+        known: Sequence[KnownSpeaker] = (),
+        linked: LinkedSpeakers | None = None,
     ) -> None:
         self.diarizer, self.bounds = diarizer, bounds or Bounds()
-        self.known, self.people = tuple(known), people
+        self.known, self.linked = tuple(known), linked
 
     def transcribe(
         self, sources: Iterable[Input], options: Options | None = None, hook: Hook | None = None
     ) -> Iterator[Outcome]:
-        """Outcomes in the order of `sources`; `options` say nothing about speakers."""
+        """Yield outcomes in the order of `sources`; `options` are ignored."""
         for source in sources:
             started = time.perf_counter()
             try:
                 transcript = self._transcript(source, hook)
             except ForescribeError as error:
                 yield Outcome(source, error=error, wall_s=time.perf_counter() - started)
-            except Exception as cause:  # a fault of ours, or of the engine: the others go on
+            except Exception as cause:  # a bug here or in the engine: the other recordings continue
                 text = f"{Outcome(source).name}: {type(cause).__name__} while diarizing: {cause}"
                 failure = AudioError(text, code="internal_error")
                 failure.__cause__ = cause
@@ -62,22 +62,20 @@ class OnlySpeakers:
                 if hook is not None:
                     hook(Progress(source, done * (declared or 0.0), declared, (), Stats()))
 
-            found = diarize_blocks(
+            diarization = diarize_blocks(
                 self.diarizer,
-                in_blocks(recording.blocks()),
+                split_into_blocks(recording.blocks()),
                 self.bounds,
                 report,
                 sample_count=None if declared is None else samples_at(declared),
             )
-            heard = (
-                Span(0, found.sample_count, "decoded", "for voices only")
-                if found.sample_count
-                else None
-            )
+            decoded = Span(0, diarization.sample_count, "decoded", "for voices only")
             empty = Transcript(
                 segments=(),
-                sample_count=found.sample_count,
-                coverage=Coverage((heard,) if heard else ()),
+                sample_count=diarization.sample_count,
+                coverage=Coverage((decoded,) if diarization.sample_count else ()),
                 warnings=recording.warnings,
             )
-        return with_speakers(empty, found, self.known, self.people, source=Outcome(source).name)
+        return add_speakers(
+            empty, diarization, self.known, self.linked, source=Outcome(source).name
+        )

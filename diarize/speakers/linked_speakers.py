@@ -1,7 +1,7 @@
 """The same people across recordings: whoever is heard again keeps the label of the first time.
 
-    people = People(Path("out"))
-    diarization, found = people.introduced("calls/monday.wav", diarization)
+    people = LinkedSpeakers(Path("out"))
+    diarization, found = people.relabel("calls/monday.wav", diarization)
 
 Recordings come one after the other, the longest first in a batch run, and labels that were given are
 never taken back: results are in place before the next recording is heard. So that a run that goes on
@@ -29,7 +29,7 @@ from forescribe.asr.errors import OutputError
 from ..blocks import mean_voice
 from ..diarizer import Diarization, Voice
 from ..turns import ANONYMOUS
-from .known import LEAST_S, Known, Match, matches
+from .known_speakers import LEAST_S, KnownSpeaker, Match, match_voices
 
 NAME = "speakers.jsonl"
 
@@ -42,7 +42,7 @@ class _Heard:
     voices: tuple[Voice, ...]
 
 
-class People:
+class LinkedSpeakers:
     """Whoever was heard in the recordings whose results are in `folder`; None keeps them in memory."""
 
     def __init__(self, folder: Path | None = None) -> None:
@@ -50,9 +50,7 @@ class People:
         self._heard: dict[str, _Heard] = {}  # by recording
         self._read = 0  # bytes
 
-    def introduced(
-        self, recording: str, diarization: Diarization
-    ) -> tuple[Diarization, list[Match]]:
+    def relabel(self, recording: str, diarization: Diarization) -> tuple[Diarization, list[Match]]:
         """The diarization with labels that mean the same in all recordings, and who was found again.
 
         A speaker who has a name keeps it. A voice that is surely one that was heard before gets that
@@ -83,11 +81,11 @@ class People:
             if _anonymous(voice.speaker) and voice.samples >= LEAST_S * 16_000
         ]
         # Who was split in two once is like both: the liker one is no worse a label than a third.
-        return matches(
-            voices, self._persons(encoder), encoder, diarization.engine.likeness, margin=0.0
+        return match_voices(
+            voices, self._persons(encoder), encoder, diarization.engine.thresholds, margin=0.0
         )
 
-    def _persons(self, encoder: str | None) -> list[Known]:
+    def _persons(self, encoder: str | None) -> list[KnownSpeaker]:
         """By label the mean of their voices, weighted by speech."""
         own: dict[str, list[Voice]] = {}
         for heard in self._heard.values():
@@ -97,7 +95,7 @@ class People:
                     own.setdefault(voice.speaker, []).append(voice)
         means = [mean_voice(label, voices) for label, voices in sorted(own.items())]
         return [
-            Known(mean.speaker, encoder or "", mean.vector, mean.samples, 1, "")
+            KnownSpeaker(mean.speaker, encoder or "", mean.vector, mean.samples, 1, "")
             for mean in means
             if mean.vector is not None
         ]
@@ -192,4 +190,4 @@ def _vector(values: list[float] | None) -> np.ndarray | None:
     return np.asarray(vector / np.linalg.norm(vector))
 
 
-__all__ = ["NAME", "People"]
+__all__ = ["NAME", "LinkedSpeakers"]

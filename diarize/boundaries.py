@@ -25,7 +25,7 @@ DIGITAL_DB = -100.0
 
 
 @dataclass(frozen=True)
-class Levels:
+class LevelSettings:
     """What counts as speech. Tuned on mixtures of training voices, with docs/speakers.md's figures."""
 
     part: float = 0.3  # of the way from quiet to loud, in dB: above it is speech
@@ -39,13 +39,13 @@ class Levels:
     shortest: int = 5
 
 
-def refined(turns: Turns, samples: Samples, levels: Levels | None = None) -> Turns:
+def refine_boundaries(turns: Turns, samples: Samples, levels: LevelSettings | None = None) -> Turns:
     """Turns that do not overlap, with borders where the level of `samples` [T] rises and falls.
 
     What lies between two speakers' turns goes to the nearer one. No speech is found where no turn is
     near.
     """
-    levels = levels or Levels()
+    levels = levels or LevelSettings()
     frames = len(samples) // FRAME
     spans = np.array(
         [(t.start_sample // FRAME, -(-t.end_sample // FRAME)) for t in turns], np.int64
@@ -74,7 +74,7 @@ def _decibels(samples: Samples) -> NDArray[np.float64]:
 
 
 def _spoken(
-    level: NDArray[np.float64], spans: NDArray[np.int64], levels: Levels
+    level: NDArray[np.float64], spans: NDArray[np.int64], levels: LevelSettings
 ) -> NDArray[np.bool_]:
     """[F] where there is speech, in and close to these stretches [N, 2]."""
     found = np.zeros(len(level), bool)
@@ -98,7 +98,7 @@ def _spoken(
     return found
 
 
-def _bridged(whose: NDArray[np.int64], levels: Levels) -> list[tuple[int, int, int]]:
+def _bridged(whose: NDArray[np.int64], levels: LevelSettings) -> list[tuple[int, int, int]]:
     """[F] speakers, -1 for nobody -> (start, end, speaker), a speaker's short pauses bridged."""
     edges = np.flatnonzero(np.diff(whose)) + 1
     starts, ends = np.append(0, edges).tolist(), np.append(edges, len(whose)).tolist()
@@ -112,4 +112,4 @@ def _bridged(whose: NDArray[np.int64], levels: Levels) -> list[tuple[int, int, i
     return [run for run in found if run[1] - run[0] >= levels.shortest]
 
 
-__all__ = ["Levels", "refined"]
+__all__ = ["LevelSettings", "refine_boundaries"]

@@ -9,11 +9,17 @@ import numpy as np
 import pytest
 
 from forescribe.asr.errors import OutputError, UsageError
-from forescribe.diarize.diarizer import Diarization, Engine, Likeness, Voice
-from forescribe.diarize.people.known import Known, KnownSpeakers, default_folder, matches, named
+from forescribe.diarize.diarizer import Diarization, Engine, SimilarityThresholds, Voice
+from forescribe.diarize.speakers.known_speakers import (
+    KnownSpeaker,
+    KnownSpeakers,
+    default_folder,
+    match_voices,
+    name_known_speakers,
+)
 from forescribe.diarize.turns import Turns
 
-LIKENESS = Likeness(same=0.8, maybe=0.6)
+THRESHOLDS = SimilarityThresholds(same=0.8, possible=0.6)
 RATE = 16_000
 
 
@@ -23,10 +29,10 @@ def voice(angle: float, speaker: str = "SPEAKER_00", seconds: float = 10) -> Voi
     return Voice(speaker, vector, round(seconds * RATE))
 
 
-def known(name: str, angle: float, encoder: str = "e") -> Known:
+def known(name: str, angle: float, encoder: str = "e") -> KnownSpeaker:
     vector = voice(angle).vector
     assert vector is not None
-    return Known(name, encoder, vector, RATE, 1, "2026-01-01")
+    return KnownSpeaker(name, encoder, vector, RATE, 1, "2026-01-01")
 
 
 def test_who_is_added_is_listed_and_who_is_removed_is_gone(tmp_path: Path) -> None:
@@ -92,32 +98,32 @@ def test_the_folder_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_like_voice_is_named_a_doubtful_one_suggested_an_unlike_one_nobody() -> None:
     people = [known("Zoë", 0)]
-    assert matches([voice(20)], people, "e", LIKENESS)[0].sure
-    (doubtful,) = matches([voice(45)], people, "e", LIKENESS)
+    assert match_voices([voice(20)], people, "e", THRESHOLDS)[0].sure
+    (doubtful,) = match_voices([voice(45)], people, "e", THRESHOLDS)
     assert doubtful.name == "Zoë" and not doubtful.sure
-    assert matches([voice(70)], people, "e", LIKENESS) == []
+    assert match_voices([voice(70)], people, "e", THRESHOLDS) == []
 
 
 def test_two_speakers_are_never_the_same_known_person() -> None:
-    found = matches([voice(10, "A"), voice(5, "B")], [known("Zoë", 0)], "e", LIKENESS)
+    found = match_voices([voice(10, "A"), voice(5, "B")], [known("Zoë", 0)], "e", THRESHOLDS)
     assert [(m.speaker, m.name) for m in found] == [("B", "Zoë")]
 
 
 def test_between_two_who_sound_alike_nobody_is_named() -> None:
-    (found,) = matches([voice(10)], [known("Zoë", 0), known("Ada", 18)], "e", LIKENESS)
+    (found,) = match_voices([voice(10)], [known("Zoë", 0), known("Ada", 18)], "e", THRESHOLDS)
     assert not found.sure
 
 
 def test_vectors_of_another_encoder_are_never_compared() -> None:
-    assert matches([voice(0)], [known("Zoë", 0, encoder="other")], "e", LIKENESS) == []
-    assert matches([Voice("x", None, 0)], [known("Zoë", 0)], "e", LIKENESS) == []
+    assert match_voices([voice(0)], [known("Zoë", 0, encoder="other")], "e", THRESHOLDS) == []
+    assert match_voices([Voice("x", None, 0)], [known("Zoë", 0)], "e", THRESHOLDS) == []
 
 
 def test_a_diarization_gets_the_names_of_who_is_sure_only() -> None:
     turns = Turns.of([(0, 5, "x"), (5, 9, "y"), (9, 12, "z")])
     voices = (voice(0, "x"), voice(88, "y"), voice(45, "z"))
-    given = Diarization.of(turns, turns, voices, 12, Engine("test", "e", LIKENESS))
-    found, told = named(given, [known("Zoë", 2), known("Ada", 300), known("Eve", 95)])
+    given = Diarization.of(turns, turns, voices, 12, Engine("test", "e", THRESHOLDS))
+    found, told = name_known_speakers(given, [known("Zoë", 2), known("Ada", 300), known("Eve", 95)])
     assert found.speakers == ("Zoë", "Eve", "SPEAKER_02")
     assert {match.name for match in told if match.sure} == {"Zoë", "Eve"}
     assert [v.speaker for v in found.voices] == ["Zoë", "Eve", "SPEAKER_02"]

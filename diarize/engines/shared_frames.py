@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from .upstream import SlidingWindowFeature, SpeakerDiarization
 
 
-class StackedDiarization(SpeakerDiarization):  # type: ignore[misc]  # pyannote is untyped to us
+class SharedFrameDiarization(SpeakerDiarization):  # type: ignore[misc]  # pyannote is untyped to us
     """`embedding_batch_size` counts windows here. Networks that cannot part their frames from their
     pooling (`forward_frames`, `forward_embedding`) take the stock way."""
 

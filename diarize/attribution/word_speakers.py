@@ -56,10 +56,10 @@ class Attribution:
         assert (self.speaker is None) == (self.confidence is None)
 
 
-NOBODY = Attribution(None, None, False)
+NO_SPEAKER = Attribution(None, None, False)
 
 
-def assign(
+def assign_speakers(
     words: Sequence[Word],
     exclusive: Turns,
     regular: Turns,
@@ -78,7 +78,7 @@ def assign(
     alone = [turn for turn in exclusive if turn.samples >= costs.shortest_turn * SAMPLE_RATE]
     speakers = list(dict.fromkeys(turn.speaker for turn in alone))
     if not words or not speakers:
-        return [NOBODY] * len(words)
+        return [NO_SPEAKER] * len(words)
     spans = _spans(words)  # [N, 2]
     floor = _Floor(alone, speakers)
     chances, distance = floor.evidence(spans, costs)  # [N, S], [N]
@@ -263,4 +263,4 @@ def _known(
     return told
 
 
-__all__ = ["NOBODY", "Attribution", "Costs", "assign"]
+__all__ = ["NO_SPEAKER", "Attribution", "Costs", "assign_speakers"]

@@ -25,7 +25,7 @@ class _Person:
     places: set[Hashable]
 
 
-def link(
+def link_voices(
     voices: Sequence[tuple[Hashable, Voice]],
     alike: float,
     *,

@@ -14,10 +14,10 @@ from itertools import accumulate, groupby
 from forescribe.asr.formats.transcript import Segment, Transcript, Word
 
 from ..turns import Turns
-from .assign import Attribution, assign
+from .word_speakers import Attribution, assign_speakers
 
 
-def attributed(transcript: Transcript, regular: Turns, exclusive: Turns) -> Transcript:
+def attribute_speakers(transcript: Transcript, regular: Turns, exclusive: Turns) -> Transcript:
     """The transcript with speakers. `text` is the same, sign by sign.
 
     Segments without words are attributed as wholes would be, by words that are spread evenly over
@@ -26,7 +26,9 @@ def attributed(transcript: Transcript, regular: Turns, exclusive: Turns) -> Tran
     spoken = [_timed(segment) for segment in transcript.segments]
     words = [word for own in spoken for word in own]
     breaks = set(accumulate((len(own) for own in spoken), initial=0))
-    who = iter(assign(words, exclusive, regular, breaks=breaks, language=transcript.language))
+    who = iter(
+        assign_speakers(words, exclusive, regular, breaks=breaks, language=transcript.language)
+    )
     pieces = [
         piece
         for segment, own in zip(transcript.segments, spoken, strict=True)

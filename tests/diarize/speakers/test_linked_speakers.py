@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forescribe.asr.errors import OutputError
-from forescribe.diarize.diarizer import Diarization, Engine, Likeness, Voice
-from forescribe.diarize.people.recurring import NAME, People
+from forescribe.diarize.diarizer import Diarization, Engine, SimilarityThresholds, Voice
+from forescribe.diarize.speakers.linked_speakers import NAME, LinkedSpeakers
 from forescribe.diarize.turns import Turns
 
-ENGINE = Engine("test", "e", Likeness(same=0.9, maybe=0.7))
+ENGINE = Engine("test", "e", SimilarityThresholds(same=0.9, possible=0.7))
 RATE = 16_000
 
 
@@ -34,85 +34,85 @@ def _direction(angle: float | None) -> np.ndarray | None:
     return np.array([np.cos(np.radians(angle)), np.sin(np.radians(angle))], np.float32)
 
 
-def labels(people: People, recording: str, diarization: Diarization) -> list[str]:
-    found, _ = people.introduced(recording, diarization)
+def labels(people: LinkedSpeakers, recording: str, diarization: Diarization) -> list[str]:
+    found, _ = people.relabel(recording, diarization)
     assert [t.start for t in found.regular] == [t.start for t in diarization.regular]
     return [name.removeprefix("SPEAKER_") for name in found.speakers]
 
 
 def test_who_is_heard_again_keeps_the_label_and_a_stranger_gets_a_new_one() -> None:
-    people = People()
+    people = LinkedSpeakers()
     assert labels(people, "a", heard(0, 90)) == ["00", "01"]
     assert labels(people, "b", heard(180, 92, 3)) == ["02", "01", "00"]
 
 
 def test_two_speakers_of_one_recording_are_never_one_person() -> None:
-    people = People()
+    people = LinkedSpeakers()
     labels(people, "a", heard(0))
     assert labels(people, "b", heard(8, 2)) == ["01", "00"]
 
 
 def test_a_doubtful_likeness_is_told_and_not_linked() -> None:
-    people = People()
+    people = LinkedSpeakers()
     labels(people, "a", heard(0))
-    found, (match,) = people.introduced("b", heard(35))
+    found, (match,) = people.relabel("b", heard(35))
     assert found.speakers == ("SPEAKER_01",)
     assert (match.speaker, match.name, match.sure) == ("SPEAKER_01", "SPEAKER_00", False)
 
 
 def test_names_stay_and_seconds_of_speech_are_needed() -> None:
-    people = People()
+    people = LinkedSpeakers()
     zoe = heard(0, 90).renamed({"SPEAKER_00": "Zoë"})
-    found, _ = people.introduced("a", zoe)
+    found, _ = people.relabel("a", zoe)
     assert found.speakers == ("Zoë", "SPEAKER_00")
     assert labels(people, "b", heard(90, seconds=2)) == ["01"]
     assert labels(people, "c", heard(None, 90)) == ["02", "00"]
 
 
 def test_voices_of_another_encoder_are_strangers() -> None:
-    people = People()
+    people = LinkedSpeakers()
     labels(people, "a", heard(0))
     assert labels(people, "b", heard(0, engine=Engine("other", "f"))) == ["01"]
     assert labels(people, "c", heard(0, engine=Engine("none", None))) == ["02"]
 
 
 def test_a_later_run_knows_who_was_there_and_a_recording_replaces_itself(tmp_path: Path) -> None:
-    labels(People(tmp_path), str(tmp_path / "a.wav"), heard(0, 90))
-    later = People(tmp_path)
+    labels(LinkedSpeakers(tmp_path), str(tmp_path / "a.wav"), heard(0, 90))
+    later = LinkedSpeakers(tmp_path)
     assert labels(later, str(tmp_path / "b.wav"), heard(90)) == ["01"]
     # 45 degrees are like nobody once the recording's own voices of last time do not count.
     assert labels(later, str(tmp_path / "a.wav"), heard(45)) == ["02"]
-    assert labels(People(tmp_path), str(tmp_path / "c.wav"), heard(45, 0)) == ["02", "03"]
+    assert labels(LinkedSpeakers(tmp_path), str(tmp_path / "c.wav"), heard(45, 0)) == ["02", "03"]
     lines = (tmp_path / NAME).read_text().splitlines()
     assert [json.loads(line)["recording"] for line in lines] == ["a.wav", "b.wav", "a.wav", "c.wav"]
     assert stat.S_IMODE((tmp_path / NAME).stat().st_mode) == 0o600
 
 
 def test_two_processes_in_one_folder_see_each_other(tmp_path: Path) -> None:
-    one, other = People(tmp_path), People(tmp_path)
+    one, other = LinkedSpeakers(tmp_path), LinkedSpeakers(tmp_path)
     assert labels(one, "a", heard(0)) == ["00"]
     assert labels(other, "b", heard(90, 0)) == ["01", "00"]
     assert labels(one, "c", heard(90)) == ["01"]
 
 
 def test_half_a_line_of_a_killed_process_is_passed_over(tmp_path: Path) -> None:
-    labels(People(tmp_path), "a", heard(0))
+    labels(LinkedSpeakers(tmp_path), "a", heard(0))
     with (tmp_path / NAME).open("a") as file:
         file.write('{"recording": "b", "enc')
-    assert labels(People(tmp_path), "c", heard(90, 0)) == ["01", "00"]
-    assert labels(People(tmp_path), "d", heard(90)) == ["01"]
+    assert labels(LinkedSpeakers(tmp_path), "c", heard(90, 0)) == ["01", "00"]
+    assert labels(LinkedSpeakers(tmp_path), "d", heard(90)) == ["01"]
 
 
 def test_a_folder_that_refuses_is_named(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="leave out --link-speakers"):
-        People(tmp_path / "missing").introduced("a", heard(0))
+        LinkedSpeakers(tmp_path / "missing").relabel("a", heard(0))
 
 
 @given(st.lists(st.lists(st.floats(0, 360), max_size=3), max_size=5))
 def test_no_label_is_given_twice_in_a_recording_and_none_is_left_out(
     recordings: list[list[float]],
 ) -> None:
-    people, seen = People(), set[str]()
+    people, seen = LinkedSpeakers(), set[str]()
     for number, angles in enumerate(recordings):
         found = labels(people, str(number), heard(*angles))
         assert len(set(found)) == len(angles)

@@ -16,9 +16,9 @@ from forescribe.asr.errors import AudioError, CapacityError
 from forescribe.asr.formats.rttm import rttm
 from forescribe.asr.formats.transcript import Coverage, Segment, Span, Transcript, Word
 from forescribe.diarize.diarizer import Bounds
-from forescribe.diarize.people.known import Known
-from forescribe.diarize.transcripts.with_speakers import WithSpeakers
-from forescribe.diarize.transcripts.without_words import OnlySpeakers
+from forescribe.diarize.speakers.known_speakers import KnownSpeaker
+from forescribe.diarize.transcripts.diarizing_transcriber import DiarizingTranscriber
+from forescribe.diarize.transcripts.speaker_only_transcriber import SpeakerOnlyTranscriber
 from tests.diarize.engines.fake_engines import RATE, LevelDiarizer, sound, vector
 
 TALK = sound((1, 0.5), (1, 0), (2, 0.1))
@@ -64,7 +64,7 @@ def talk(tmp_path: Path) -> str:
 
 def test_the_words_are_the_transcribers_and_the_speakers_the_diarizers(talk: str) -> None:
     typist = Typist()
-    (outcome,) = WithSpeakers(typist, LevelDiarizer()).transcribe([talk])
+    (outcome,) = DiarizingTranscriber(typist, LevelDiarizer()).transcribe([talk])
     assert typist.options is not None and typist.options.words
     found = outcome.transcript
     assert found is not None and found.text == "w0 w1 w2 w3 w4 w5 w6 w7"
@@ -82,7 +82,7 @@ def test_several_recordings_keep_their_own_speakers_and_a_broken_one_fails_alone
     soundfile.write(tmp_path / "quiet.wav", sound((2, 0.1)), RATE)
     (tmp_path / "text.wav").write_text("no sound" * 100)
     names = [talk, str(tmp_path / "text.wav"), str(tmp_path / "quiet.wav")]
-    found = {o.name: o for o in WithSpeakers(Typist(), LevelDiarizer()).transcribe(names)}
+    found = {o.name: o for o in DiarizingTranscriber(Typist(), LevelDiarizer()).transcribe(names)}
     assert found[names[1]].error is not None and found[names[1]].transcript is None
     one, other = found[names[0]].transcript, found[names[2]].transcript
     assert one is not None and other is not None
@@ -98,9 +98,9 @@ def test_a_recording_that_cannot_be_diarized_fails_with_the_reason(talk: str) ->
         def diarize(self, *given: object, **others: object) -> None:  # type: ignore[override]
             raise RuntimeError("broken")
 
-    (full,) = WithSpeakers(Typist(), Full()).transcribe([talk])
+    (full,) = DiarizingTranscriber(Typist(), Full()).transcribe([talk])
     assert isinstance(full.error, CapacityError) and full.transcript is None
-    for transcriber in (WithSpeakers(Typist(), Broken()), OnlySpeakers(Broken())):
+    for transcriber in (DiarizingTranscriber(Typist(), Broken()), SpeakerOnlyTranscriber(Broken())):
         (broken,) = transcriber.transcribe([talk])
         assert broken.error is not None and broken.error.code == "internal_error"
         assert "RuntimeError while diarizing: broken" in str(broken.error)
@@ -109,7 +109,7 @@ def test_a_recording_that_cannot_be_diarized_fails_with_the_reason(talk: str) ->
 def test_leaving_early_ends_the_thread(talk: str, tmp_path: Path) -> None:
     soundfile.write(tmp_path / "quiet.wav", sound((2, 0.1)), RATE)
     names = [talk, str(tmp_path / "quiet.wav")]
-    outcomes = WithSpeakers(Typist(), LevelDiarizer()).transcribe(names)
+    outcomes = DiarizingTranscriber(Typist(), LevelDiarizer()).transcribe(names)
     next(outcomes)
     outcomes.close()  # type: ignore[attr-defined]
     assert not [t for t in threading.enumerate() if t.name.startswith("diarize")]
@@ -117,17 +117,17 @@ def test_leaving_early_ends_the_thread(talk: str, tmp_path: Path) -> None:
 
 def test_a_known_voice_is_called_by_its_name_and_a_doubtful_one_is_a_warning(talk: str) -> None:
     people = [
-        Known("Zoë", "levels-1", vector("LOUD"), RATE, 1, ""),
-        Known("Ada", "other", vector("QUIET"), RATE, 1, ""),
+        KnownSpeaker("Zoë", "levels-1", vector("LOUD"), RATE, 1, ""),
+        KnownSpeaker("Ada", "other", vector("QUIET"), RATE, 1, ""),
     ]
-    (outcome,) = WithSpeakers(Typist(), LevelDiarizer(), known=people).transcribe([talk])
+    (outcome,) = DiarizingTranscriber(Typist(), LevelDiarizer(), known=people).transcribe([talk])
     assert outcome.transcript is not None
     assert [s.speaker for s in outcome.transcript.segments] == ["Zoë", "SPEAKER_01"]
 
 
 def test_turns_without_words(talk: str) -> None:
     engine = LevelDiarizer()
-    (outcome,) = OnlySpeakers(engine, Bounds(at_most=5)).transcribe([talk])
+    (outcome,) = SpeakerOnlyTranscriber(engine, Bounds(at_most=5)).transcribe([talk])
     found = outcome.transcript
     assert found is not None and found.segments == () and len(found.turns) == 2
     assert found.diarized and found.coverage.decoded_samples == len(TALK)

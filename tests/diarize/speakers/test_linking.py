@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forescribe.diarize.diarizer import Voice
-from forescribe.diarize.people.linking import link
+from forescribe.diarize.speakers.linking import link_voices
 
 
 def voice(angle: float, samples: int = 1000) -> Voice:
@@ -17,36 +17,41 @@ def voice(angle: float, samples: int = 1000) -> Voice:
 
 def test_like_voices_of_two_places_are_one_person_unlike_ones_two() -> None:
     voices = [(0, voice(0)), (0, voice(80)), (1, voice(85)), (1, voice(5))]
-    assert link(voices, 0.9) == [0, 1, 1, 0]
+    assert link_voices(voices, 0.9) == [0, 1, 1, 0]
 
 
 def test_two_voices_of_one_place_stay_two_however_alike() -> None:
-    assert link([(0, voice(0)), (0, voice(1)), (1, voice(0))], 0.5) == [0, 1, 0]
+    assert link_voices([(0, voice(0)), (0, voice(1)), (1, voice(0))], 0.5) == [0, 1, 0]
 
 
 def test_bounds_join_more_than_is_alike_or_less() -> None:
     voices = [(0, voice(0)), (1, voice(40)), (2, voice(90))]
-    assert link(voices, 0.99) == [0, 1, 2]
-    assert link(voices, 0.99, most=2) == [0, 0, 1]
-    assert link(voices, 0.1, least=2) == [0, 0, 1]
+    assert link_voices(voices, 0.99) == [0, 1, 2]
+    assert link_voices(voices, 0.99, most=2) == [0, 0, 1]
+    assert link_voices(voices, 0.1, least=2) == [0, 0, 1]
 
 
 def test_a_voice_without_a_vector_stays_alone() -> None:
     nobody = Voice("x", None, 10)
-    assert link([(0, voice(0)), (1, nobody), (2, voice(0)), (3, nobody)], 0.5) == [0, 1, 0, 2]
+    assert link_voices([(0, voice(0)), (1, nobody), (2, voice(0)), (3, nobody)], 0.5) == [
+        0,
+        1,
+        0,
+        2,
+    ]
 
 
 def test_a_person_is_where_most_was_said() -> None:
     long, short = voice(0, samples=100_000), voice(30, samples=10)
     other = voice(62, samples=10)  # 47 degrees from the plain mean, 62 from the weighted one
-    assert link([(0, long), (1, short), (2, other)], 0.6) == [0, 0, 1]
+    assert link_voices([(0, long), (1, short), (2, other)], 0.6) == [0, 0, 1]
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.floats(0, 360)), max_size=8), st.floats(-1, 1))
 def test_everybody_gets_a_number_by_first_appearance(
     drawn: list[tuple[int, float]], alike: float
 ) -> None:
-    numbers = link([(place, voice(angle)) for place, angle in drawn], alike)
+    numbers = link_voices([(place, voice(angle)) for place, angle in drawn], alike)
     assert list(dict.fromkeys(numbers)) == list(range(len(set(numbers))))
     pairs = list(zip((place for place, _ in drawn), numbers, strict=True))
     assert len(set(pairs)) == len(pairs)

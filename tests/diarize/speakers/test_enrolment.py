@@ -11,9 +11,9 @@ import soundfile
 
 from forescribe.asr.errors import UsageError
 from forescribe.diarize.diarizer import Engine
-from forescribe.diarize.people.enrolment import part, voice_of
-from forescribe.diarize.transcripts.with_speakers import with_speakers
-from tests.diarize.attribution.test_assign import said
+from forescribe.diarize.speakers.enrolment import extract_voice, read_speaker_audio
+from forescribe.diarize.transcripts.diarizing_transcriber import add_speakers
+from tests.diarize.attribution.test_word_speakers import said
 from tests.diarize.conversations import transcript
 from tests.diarize.engines.fake_engines import RATE, LevelDiarizer, sound, vector
 
@@ -22,29 +22,29 @@ TALK = sound((1, 0.5), (1, 0), (2, 0.1), (1, 0.5))
 
 def test_a_clip_of_one_person_is_heard_as_one() -> None:
     engine = LevelDiarizer()
-    voice = voice_of(engine, sound((4, 0.5)), "Zoë")
+    voice = extract_voice(engine, sound((4, 0.5)), "Zoë")
     assert voice.vector is not None and np.array_equal(voice.vector, vector("LOUD"))
     assert voice.samples == 4 * RATE and engine.bounds[0].exactly == 1
 
 
 def test_a_silent_clip_and_an_engine_without_voices_are_refused() -> None:
     with pytest.raises(UsageError, match="no speech found in the 1.0 s of the recording.*'Zoë'"):
-        voice_of(LevelDiarizer(), sound((1, 0)), "Zoë")
+        extract_voice(LevelDiarizer(), sound((1, 0)), "Zoë")
     engine = LevelDiarizer()
     engine.engine = Engine("deaf")
     with pytest.raises(UsageError, match="deaf keeps no voices"):
-        voice_of(engine, TALK, "Zoë")
+        extract_voice(engine, TALK, "Zoë")
 
 
 def test_a_labelled_part_of_a_transcript_is_what_this_speaker_says(tmp_path: Path) -> None:
     soundfile.write(tmp_path / "talk.wav", TALK, RATE)
     words = [said(" one", 0, 1), said(" two", 2, 4), said(" three", 4, 5)]
-    told = with_speakers(transcript([words]), LevelDiarizer().diarize(TALK))
+    told = add_speakers(transcript([words]), LevelDiarizer().diarize(TALK))
     (tmp_path / "talk.json").write_text(json.dumps(told.to_dict()))
-    found = part(str(tmp_path / "talk.wav"), tmp_path / "talk.json", "SPEAKER_00")
+    found = read_speaker_audio(str(tmp_path / "talk.wav"), tmp_path / "talk.json", "SPEAKER_00")
     assert len(found) == 2 * RATE and np.abs(found).min() > 0.4
     with pytest.raises(UsageError, match="'Bob' says nothing.*SPEAKER_00, SPEAKER_01"):
-        part(str(tmp_path / "talk.wav"), tmp_path / "talk.json", "Bob")
+        read_speaker_audio(str(tmp_path / "talk.wav"), tmp_path / "talk.json", "Bob")
     (tmp_path / "other.json").write_text("[]")
     with pytest.raises(UsageError, match=r"other\.json.*no transcript"):
-        part(str(tmp_path / "talk.wav"), tmp_path / "other.json", "Bob")
+        read_speaker_audio(str(tmp_path / "talk.wav"), tmp_path / "other.json", "Bob")

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forescribe.asr.formats.transcript import Transcript, Word
-from forescribe.diarize.attribution.attribute import attributed
+from forescribe.diarize.attribution.transcript_speakers import attribute_speakers
 from forescribe.diarize.turns import Turns
-from tests.diarize.attribution.test_assign import even, heard, words_and_turns
+from tests.diarize.attribution.test_word_speakers import even, heard, words_and_turns
 from tests.diarize.conversations import transcript
 
 
@@ -20,7 +20,7 @@ def test_no_word_is_dropped_changed_or_moved_and_every_one_has_the_key(
 ) -> None:
     words, turns = case
     given = transcript([words[n : n + size] for n in range(0, len(words), size)], words=timed)
-    found = attributed(given, turns, turns.exclusive())
+    found = attribute_speakers(given, turns, turns.exclusive())
     assert found.text == given.text
     assert "".join(s.text for s in found.segments) == "".join(s.text for s in given.segments)
     if timed:
@@ -40,7 +40,7 @@ def test_a_segment_has_words_of_one_speaker_and_ids_in_order(
     case: tuple[list[Word], Turns],
 ) -> None:
     words, turns = case
-    found = attributed(transcript([words] if words else []), turns, turns.exclusive())
+    found = attribute_speakers(transcript([words] if words else []), turns, turns.exclusive())
     assert [s.id for s in found.segments] == list(range(len(found.segments)))
     for segment in found.segments:
         assert {word.speaker for word in segment.words or ()} == {segment.speaker}
@@ -50,7 +50,7 @@ def test_a_segment_has_words_of_one_speaker_and_ids_in_order(
 def test_a_segment_is_cut_where_the_speaker_changes_and_loses_its_tokens() -> None:
     given = transcript([even(5, sign=".") + even(5, 2.2, sign="."), even(4, 5.0)])
     turns = heard((0, 2.1, "A"), (2.1, 7, "B"))
-    found = attributed(given, turns, turns.exclusive())
+    found = attribute_speakers(given, turns, turns.exclusive())
     assert [(s.speaker, len(s.words or ()), s.tokens) for s in found.segments] == [
         ("A", 5, ()),
         ("B", 5, ()),
@@ -62,6 +62,6 @@ def test_a_segment_is_cut_where_the_speaker_changes_and_loses_its_tokens() -> No
 def test_a_segment_without_word_times_goes_to_whoever_speaks_most_of_it() -> None:
     given = transcript([even(10)], words=False)
     turns = heard((0, 1.2, "A"), (1.2, 5, "B"))
-    found = attributed(given, turns, turns.exclusive())
+    found = attribute_speakers(given, turns, turns.exclusive())
     assert [s.speaker for s in found.segments] == ["B"] and found.segments[0].words is None
     assert found.turns == tuple(turns) and found.diarized

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forescribe.asr.formats.transcript import Word
-from forescribe.diarize.attribution.assign import NOBODY, Attribution, assign
+from forescribe.diarize.attribution.word_speakers import NO_SPEAKER, Attribution, assign_speakers
 from forescribe.diarize.turns import Turns
 from tests.diarize.conversations import converse
 
@@ -24,7 +24,7 @@ def heard(*turns: tuple[float, float, str]) -> Turns:
 
 
 def speakers(words: list[Word], turns: Turns, **options: object) -> list[str | None]:
-    found = assign(words, turns.exclusive(), turns, **options)  # type: ignore[arg-type]
+    found = assign_speakers(words, turns.exclusive(), turns, **options)  # type: ignore[arg-type]
     return [a.speaker for a in found]
 
 
@@ -58,7 +58,7 @@ def test_every_word_has_one_attribution_with_a_confidence_from_0_to_1(
     case: tuple[list[Word], Turns],
 ) -> None:
     words, turns = case
-    found = assign(words, turns.exclusive(), turns)
+    found = assign_speakers(words, turns.exclusive(), turns)
     assert len(found) == len(words)
     for one in found:
         assert one.speaker is None or one.speaker in turns.speakers
@@ -74,9 +74,9 @@ def test_renaming_speakers_renames_the_answer_and_nothing_else(
     renamed = turns.renamed(other)
     found = [
         Attribution(a.speaker and other[a.speaker], a.confidence, a.overlap)
-        for a in assign(words, turns.exclusive(), turns)
+        for a in assign_speakers(words, turns.exclusive(), turns)
     ]
-    assert assign(words, renamed.exclusive(), renamed) == found
+    assert assign_speakers(words, renamed.exclusive(), renamed) == found
 
 
 @given(words_and_turns())
@@ -84,7 +84,7 @@ def test_without_turns_nobody_speaks_and_one_speaker_says_all_that_is_near(
     case: tuple[list[Word], Turns],
 ) -> None:
     words, turns = case
-    assert assign(words, Turns(), Turns()) == [NOBODY] * len(words)
+    assert assign_speakers(words, Turns(), Turns()) == [NO_SPEAKER] * len(words)
     alone = turns.renamed(dict.fromkeys("ABC", "A"))
     assert set(speakers(words, alone)) <= {"A", None}
 
@@ -121,7 +121,7 @@ def test_a_listeners_sounds_while_both_are_heard_stay_other_words_do_not(
     words[5:7] = [said(texts[0], 2.0, 2.3), said(texts[1], 2.4, 2.7)]
     regular = heard((0, 5, "A"), (1.95, 2.75, "B"))
     exclusive = heard((0, 1.95, "A"), (1.95, 2.75, "B"), (2.75, 5, "A"))
-    found = assign(words, exclusive, regular, language="en")
+    found = assign_speakers(words, exclusive, regular, language="en")
     assert [a.speaker for a in found] == ["A"] * 5 + ["B"] * stays + ["A"] * (7 - stays)
     assert found[5].overlap and found[6].overlap and not found[1].overlap
 
@@ -156,7 +156,7 @@ def wrong(conversations: int, **options: float) -> float:
     errors = total = 0
     for _ in range(conversations):
         case = converse(rng, **options)  # type: ignore[arg-type]
-        found = assign(case.unnamed, case.turns.exclusive(), case.turns)
+        found = assign_speakers(case.unnamed, case.turns.exclusive(), case.turns)
         errors += sum(a.speaker != w.speaker for a, w in zip(found, case.words, strict=True))
         total += len(case.words)
     return errors / total

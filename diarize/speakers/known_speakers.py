@@ -23,7 +23,7 @@ from forescribe.asr.errors import OutputError, UsageError
 from forescribe.asr.formats.transcript import SAMPLE_RATE
 
 from ..blocks import mean_voice
-from ..diarizer import Diarization, Likeness, Voice
+from ..diarizer import Diarization, SimilarityThresholds, Voice
 
 FOLDER_VARIABLE = "FORESCRIBE_SPEAKERS"
 FORMAT = 1
@@ -37,7 +37,7 @@ LEAST_S = 3.0
 
 
 @dataclass(frozen=True, eq=False)
-class Known:
+class KnownSpeaker:
     """A person's voice. `encoder` made the vector [D]; `note` is for people, such as the consent."""
 
     name: str
@@ -71,13 +71,13 @@ class KnownSpeakers:
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = folder or default_folder()
 
-    def list(self) -> list[Known]:
+    def list(self) -> list[KnownSpeaker]:
         """All, by name. Raises UsageError for a file that is broken."""
         if not self.folder.is_dir():
             return []
         return sorted(map(_read, self.folder.glob("*.json")), key=lambda k: (k.name, k.encoder))
 
-    def add(self, name: str, encoder: str, voice: Voice, note: str = "") -> Known:
+    def add(self, name: str, encoder: str, voice: Voice, note: str = "") -> KnownSpeaker:
         """Enrols a voice; a person who is known already gets the mean of all clips.
 
         Raises UsageError for a name without letters and for a voice of less than LEAST_S of speech,
@@ -86,13 +86,13 @@ class KnownSpeakers:
         name = " ".join(unicodedata.normalize("NFC", name).split())
         if not name:
             raise UsageError("a speaker needs a name")
-        long_enough(Voice(name, voice.vector, voice.samples))
+        require_enough_speech(Voice(name, voice.vector, voice.samples))
         path = self._path(name, encoder)
         before = _read(path) if path.is_file() else None
         if before is not None:
             voice = mean_voice(name, [Voice(name, before.vector, before.samples), voice])
         assert voice.vector is not None
-        known = Known(
+        known = KnownSpeaker(
             name,
             encoder,
             voice.vector,
@@ -122,7 +122,9 @@ class KnownSpeakers:
         return self.folder / f"{sha256(f'{encoder}/{name}'.encode()).hexdigest()[:32]}.json"
 
 
-def long_enough(voice: Voice, where: str = "in the recording", least_s: float = LEAST_S) -> Voice:
+def require_enough_speech(
+    voice: Voice, where: str = "in the recording", least_s: float = LEAST_S
+) -> Voice:
     """The voice itself. Raises UsageError, which says how much speech was found `where` and how much
     is needed, for one without a vector or of less than `least_s` of speech."""
     if voice.vector is not None and voice.samples >= least_s * SAMPLE_RATE:
@@ -143,18 +145,18 @@ def default_folder() -> Path:
     return Path(data) / "forescribe" / "speakers"
 
 
-def matches(
+def match_voices(
     voices: Sequence[Voice],
-    known: Sequence[Known],
+    known: Sequence[KnownSpeaker],
     encoder: str | None,
-    likeness: Likeness,
+    thresholds: SimilarityThresholds,
     margin: float = MARGIN,
 ) -> list[Match]:
     """Who of the known is who, one to one, the likest first: the greatest sum of likeness would give
     somebody a second choice so that another one gets a name too.
 
-    Sure from `likeness.same` on, with `margin` to every other known person; a suggestion from
-    `likeness.maybe` on; below that nobody. Known voices of other encoders do not count.
+    Sure from `thresholds.same` on, with `margin` to every other known person; a suggestion from
+    `thresholds.possible` on; below that nobody. Known voices of other encoders do not count.
     """
     heard = [(v.speaker, v.vector) for v in voices if v.vector is not None]
     usable = [one for one in known if one.encoder == encoder]
@@ -167,34 +169,36 @@ def matches(
     for place in np.argsort(-cosines, axis=None, kind="stable"):
         row, column = divmod(int(place), len(usable))
         score = float(cosines[row, column])
-        if score < likeness.maybe:
+        if score < thresholds.possible:
             break
         if not free[row, column]:
             continue
         free[row], free[:, column] = False, False
         others = np.delete(cosines[row], column)
         clear = not len(others) or score - float(others.max()) >= margin
-        sure = score >= likeness.same and clear
+        sure = score >= thresholds.same and clear
         found.append(Match(heard[row][0], usable[column].name, score, sure))
     return found
 
 
-def named(diarization: Diarization, known: Sequence[Known]) -> tuple[Diarization, list[Match]]:
+def name_known_speakers(
+    diarization: Diarization, known: Sequence[KnownSpeaker]
+) -> tuple[Diarization, list[Match]]:
     """The diarization with the names of those who are surely known, and all matches. Who is not
     known keeps a number: a name is never forced."""
     engine = diarization.engine
-    found = matches(diarization.voices, known, engine.encoder, engine.likeness)
+    found = match_voices(diarization.voices, known, engine.encoder, engine.thresholds)
     names = {match.speaker: match.name for match in found if match.sure}
     return diarization.renamed(names), found
 
 
-def _read(path: Path) -> Known:
+def _read(path: Path) -> KnownSpeaker:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         if data["format"] != FORMAT:
             raise ValueError(f"format {data['format']}")
         vector = np.array(data["vector"], np.float32)
-        return Known(
+        return KnownSpeaker(
             str(data["name"]),
             str(data["encoder"]),
             vector / np.linalg.norm(vector),
@@ -207,7 +211,7 @@ def _read(path: Path) -> Known:
         raise UsageError(f"{str(path)!r} holds no known speaker ({error}); remove it") from error
 
 
-def _write(path: Path, known: Known) -> None:
+def _write(path: Path, known: KnownSpeaker) -> None:
     data = {
         "format": FORMAT,
         "name": known.name,

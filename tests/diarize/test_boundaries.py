@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forescribe.diarize.borders import FRAME, refined
+from forescribe.diarize.boundaries import FRAME, refine_boundaries
 from forescribe.diarize.turns import Turns
 
 RATE = 16_000
@@ -29,21 +29,24 @@ def seconds(found: Turns) -> list[tuple[float, float, str]]:
 
 def test_a_border_moves_to_where_the_sound_begins_and_ends() -> None:
     heard = sound((1, 0), (2, 0.1), (1, 0))
-    assert seconds(refined(turns((1.1, 3.12, "A")), heard)) == [(1.0, 3.0, "A")]
+    assert seconds(refine_boundaries(turns((1.1, 3.12, "A")), heard)) == [(1.0, 3.0, "A")]
 
 
 def test_a_pause_ends_a_turn_and_a_short_one_does_not() -> None:
     heard = sound((1, 0.1), (0.2, 0), (1, 0.1), (0.5, 0), (1, 0.1))
-    assert seconds(refined(turns((0, 3.7, "A")), heard)) == [(0, 2.2, "A"), (2.7, 3.7, "A")]
+    assert seconds(refine_boundaries(turns((0, 3.7, "A")), heard)) == [
+        (0, 2.2, "A"),
+        (2.7, 3.7, "A"),
+    ]
 
 
 def test_between_two_speakers_the_nearer_one_speaks_and_none_bridges_the_other() -> None:
     heard = sound((3, 0.1), noise=0)
-    found = refined(turns((0, 1, "A"), (1.1, 1.3, "B"), (1.3, 3, "A")), heard)
-    assert found == refined(found, heard)  # settled
+    found = refine_boundaries(turns((0, 1, "A"), (1.1, 1.3, "B"), (1.3, 3, "A")), heard)
+    assert found == refine_boundaries(found, heard)  # settled
     same_level = turns((0, 1, "A"), (1.1, 1.3, "B"), (1.3, 3, "A"))
     quiet = sound((1, 0.1), (0.1, 0), (0.2, 0.1), (0.1, 0), (1, 0.1), (2, 0))
-    assert seconds(refined(same_level, quiet)) == [
+    assert seconds(refine_boundaries(same_level, quiet)) == [
         (0, 1.0, "A"),
         (1.1, 1.3, "B"),
         (1.4, 2.4, "A"),
@@ -52,18 +55,18 @@ def test_between_two_speakers_the_nearer_one_speaks_and_none_bridges_the_other()
 
 def test_in_noise_turns_stay_where_they_were() -> None:
     heard = sound((1, 0), (2, 0.1), (1, 0), noise=0.02)
-    assert seconds(refined(turns((1.1, 3.2, "A")), heard)) == [(1.1, 3.2, "A")]
+    assert seconds(refine_boundaries(turns((1.1, 3.2, "A")), heard)) == [(1.1, 3.2, "A")]
 
 
 def test_what_is_loud_far_from_every_turn_is_no_speech() -> None:
     heard = sound((1, 0.1), (1, 0), (1, 0.1), (1, 0))
-    assert seconds(refined(turns((0, 1, "A")), heard)) == [(0, 1.0, "A")]
+    assert seconds(refine_boundaries(turns((0, 1, "A")), heard)) == [(0, 1.0, "A")]
 
 
 def test_nothing_is_found_in_nothing() -> None:
-    assert refined(Turns(), sound((1, 0.1))) == Turns()
-    assert not refined(turns((0, 1, "A")), np.zeros(2 * RATE, np.float32))
-    assert len(refined(turns((0, 1, "A")), np.zeros(0, np.float32))) <= 1
+    assert refine_boundaries(Turns(), sound((1, 0.1))) == Turns()
+    assert not refine_boundaries(turns((0, 1, "A")), np.zeros(2 * RATE, np.float32))
+    assert len(refine_boundaries(turns((0, 1, "A")), np.zeros(0, np.float32))) <= 1
 
 
 @given(
@@ -80,7 +83,7 @@ def test_turns_stay_apart_within_the_recording_and_with_their_speakers(
         spans.append((place + gap, place + gap + length, who))
         place += gap + length
     heard = np.repeat(np.array(levels, np.float32), 37 * FRAME)
-    found = list(refined(Turns.of(spans).clipped(len(heard)), heard))
+    found = list(refine_boundaries(Turns.of(spans).clipped(len(heard)), heard))
     assert all(a.end_sample <= b.start_sample for a, b in zip(found, found[1:], strict=False))
     assert all(turn.end_sample <= len(heard) for turn in found)
     assert {turn.speaker for turn in found} <= {who for _, _, who in spans}

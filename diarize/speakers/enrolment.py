@@ -12,10 +12,10 @@ from forescribe.asr.errors import UsageError
 from forescribe.asr.formats.transcript import SAMPLE_RATE, Transcript
 
 from ..diarizer import Bounds, Diarizer, Samples, Voice
-from .known import long_enough
+from .known_speakers import require_enough_speech
 
 
-def voice_of(
+def extract_voice(
     diarizer: Diarizer,
     samples: Samples,
     name: str,
@@ -34,15 +34,15 @@ def voice_of(
     voices = diarizer.diarize(samples, Bounds(exactly=1)).voices
     found = voices[0] if voices else Voice(name, None, 0)
     where = f"in the {len(samples) / SAMPLE_RATE:.1f} s of {source}"
-    return long_enough(Voice(name, found.vector, found.samples), where, least_s)
+    return require_enough_speech(Voice(name, found.vector, found.samples), where, least_s)
 
 
-def clip(source: Input) -> Samples:
+def read_clip(source: Input) -> Samples:
     """A recording of one person. Raises AudioError."""
     return read_audio(source)
 
 
-def part(source: Input, transcript: Path, speaker: str) -> Samples:
+def read_speaker_audio(source: Input, transcript: Path, speaker: str) -> Samples:
     """What `speaker` says in a recording, by its transcript (JSON of a diarized run), without words
     into which somebody else speaks.
 
