@@ -10,11 +10,11 @@ import pytest
 import soundfile
 from typer.testing import CliRunner
 
-from benchmarks.turn_errors import turn_errors
 from forescribe.asr.audio.reading import read_audio
 from forescribe.asr.errors import UsageError
 from forescribe.cli.transcribe import app
 from forescribe.diarize.turns import read_rttm
+from training.speakers.turn_errors import turn_errors
 
 ROOT = Path(__file__).parent.parent.parent
 CONVERSATION = ROOT / "samples" / "conversation.flac"

@@ -150,7 +150,7 @@ def test_a_command_can_be_typed(command: Command) -> None:
         "forescribe a.wav --beam_size 5",
         "forscribe a.wav",
         "python -m benchmarks.none",
-        "python -m benchmarks.words --no-such-option",
+        "python -m benchmarks.quality.word_times --no-such-option",
         "scripts/none",
         "scripts/setup none",
         "curl localhost:8000/v1/none",
@@ -206,7 +206,7 @@ def test_a_page_enters_the_environment_before_its_first_command() -> None:
 def test_a_command_outside_the_environment_is_seen() -> None:
     lines = (".venv/bin/forescribe a.wav", "forescribe b.wav", " ".join(ACTIVATE), "forescribe c")
     here = list(commands(Block("here", 1, "bash", "\n".join(lines))))
-    there = list(commands(Block("there", 1, "bash", "python -m benchmarks.words\n")))
+    there = list(commands(Block("there", 1, "bash", "python -m benchmarks.quality.word_times\n")))
     assert [c.words[1] for c in not_in_the_path(here + there)] == ["b.wav", "-m"]
 
 

@@ -13,9 +13,10 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+from training.paths import BUNDLED
 from training.text import model as pair
 from training.text.corpus import REPEATS, documents
-from training.text.export import BUNDLED, DRAFT, TARGET
+from training.text.export import DRAFT, TARGET
 from training.text.tokenizer import load, text_of
 from training.text.train import GROW_AT
 

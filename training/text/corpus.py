@@ -2,7 +2,7 @@
 
 Definitions and examples are WordNet's (Debian's `wordnet-base`), for words that an ordinary list
 knows; minutes are generated; the plain sentences were written for this project. One document in
-forty is held out, by a hash of its question (`training.split`), so a held-out word was never defined.
+forty is held out, by a hash of its question (`held_out`), so a held-out word was never defined.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from training.split import held_out, read_lines
+from training.sentences.held_out import held_out, read_lines
 from training.text.minutes import minutes, request
 
 WORDNET = Path("/usr/share/wordnet")

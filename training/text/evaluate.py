@@ -4,7 +4,7 @@
 
 Through `speculative.Engine`, as it will be used, in float32: for every draft length and temperature
 the drafts that were kept, and at temperature 0 whether all tokens are those of gamma 0. No times:
-see benchmarks/when_it_pays.py.
+see benchmarks/speed/when_it_pays.py.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from forescribe.speculative import Engine, ModelDrafter, Request, Result, Stats
 from forescribe.speculative.models.causal_lm import CausalDecoder
 from forescribe.speculative.protocols import Poll, Schedule
+from training.paths import BUNDLED
 from training.text.corpus import Document, documents, glossary
-from training.text.export import BUNDLED, DRAFT, TARGET
+from training.text.export import DRAFT, TARGET
 from training.text.tokenizer import prompt_of, text_of
 
 COUNTS = {"definition": 16, "example": 8, "minutes": 4, "plain": 8}

@@ -15,10 +15,10 @@ import torch
 from safetensors.torch import save_file
 from transformers import GenerationConfig, LlamaForCausalLM
 
+from training.paths import BUNDLED
 from training.text import model as pair
 from training.text.tokenizer import WORK, load
 
-BUNDLED = Path(__file__).parents[2] / "bundled"
 NAMES = TARGET, DRAFT = "text", "text-draft"
 
 

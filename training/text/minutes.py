@@ -11,8 +11,8 @@ import re
 import zlib
 from collections.abc import Sequence
 
-from training.lexicon import LISTS
-from training.spoken import MONTHS
+from training.sentences.lexicon import LISTS
+from training.sentences.read_aloud import MONTHS
 
 STEEPNESS = 1.6
 """Of Zipf's law: the first of a list is drawn in about four cases of nine."""

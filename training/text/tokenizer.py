@@ -13,9 +13,10 @@ from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
 from transformers import PreTrainedTokenizerFast
 
+from training.paths import MADE
 from training.text.corpus import Document, documents
 
-WORK = Path(__file__).parent.parent / "made" / "text"
+WORK = MADE / "text"
 FOLDER = WORK / "tokenizer"
 SIZE = 2048
 SIGNS = BEGIN, END, USER, ASSISTANT = "<|begin|>", "<|end|>", "<|user|>", "<|assistant|>"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks import faults
+from benchmarks.faults.catalogue import run
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["F1", "F4", "F9", "F11", "F14", "F19", "F20"])
 def test_jobs_survive(name) -> None:
-    row = faults.run(name, long=False, seed=0)
+    row = run(name, long=False, seed=0)
     assert row.held == "yes", row.what

@@ -1,4 +1,4 @@
-"""Memory: what is held does not grow with the recording. In processes: tests/benchmarks/test_memory.py."""
+"""Memory: what is held does not grow with the recording. In processes: test_peak_memory.py."""
 
 from __future__ import annotations
 

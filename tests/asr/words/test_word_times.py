@@ -1,6 +1,7 @@
 """Word times of the bundled pair against the truth: speech whose synthesiser told when each word is said.
 
-The large form is `python -m benchmarks.words`; here is one window, made by training/make_timed_words.py.
+The large form is `python -m benchmarks.quality.word_times`; here is one window, made by
+`python -m training.speech.make_timed_words`.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from forescribe.asr.segment.pauses import pauses
 from forescribe.asr.words.assembly import words
 from forescribe.asr.words.timing import Utterance, token_times
 from forescribe.speculative import choose
-from training.word_errors import compare
-from training.word_times import TimedWord
+from training.speech.timed_speech import TimedWord
+from training.speech.word_errors import compare
 
 DATA = Path(__file__).parent / "data"
 

@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.diarize import Case, ami, mixed, samples, telephone
-from benchmarks.turn_errors import Errors, turn_errors, wrong_words
+from benchmarks.quality.diarization import Case, ami, mixed, samples, telephone
 from forescribe.asr.audio.reading import read_audio
 from forescribe.asr.errors import ModelError
 from forescribe.asr.formats.transcript import Word
@@ -19,6 +18,7 @@ from forescribe.diarize.engines import embedded
 from forescribe.diarize.engines.pyannote_pipeline import PyannoteDiarizer
 from forescribe.diarize.engines.voice_encoder import WINDOW_SAMPLES, load
 from forescribe.diarize.speakers.known_speakers import KnownSpeaker, name_known_speakers
+from training.speakers.turn_errors import Errors, turn_errors, wrong_words
 
 RATE = 16_000
 ROOT = Path(__file__).parents[3]
@@ -82,7 +82,7 @@ def test_silence_and_a_chord_have_no_speaker(diarizer: PyannoteDiarizer) -> None
 def test_a_quiet_recording_and_a_telephones_have_two_speakers_too(
     diarizer: PyannoteDiarizer, conversation: np.ndarray
 ) -> None:
-    from training.channels import telephone as through
+    from training.speech.channels import telephone as through
 
     part = conversation[: 60 * RATE]
     assert speakers(diarizer.diarize(part * np.float32(0.01))) == 2

@@ -1,5 +1,5 @@
 """The engine that ships over broadband noise: four synthetic voices, three of flite (the samples'), one
-of espeak-ng (`data/espeak.ogg`). The larger table is `python -m benchmarks.noise`."""
+of espeak-ng (`data/espeak.ogg`). The larger table is `python -m benchmarks.quality.diarization_noise`."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import torch
 
 pytest.importorskip("pyannote.audio")
 
-from benchmarks.diarize import Case
-from benchmarks.mixtures import mix
-from benchmarks.noise import CLEAN, Condition, over
-from benchmarks.turn_errors import turn_errors
+from benchmarks.quality.diarization import Case
+from benchmarks.quality.diarization_noise import CLEAN, Condition, over
 from forescribe.asr.audio.reading import read_audio
 from forescribe.diarize.engines import embedded
 from forescribe.diarize.engines.noise_removal import speech_over_noise_db, subtract_noise
 from forescribe.diarize.engines.pyannote_pipeline import PyannoteDiarizer
 from forescribe.diarize.turns import read_rttm
+from training.speakers.mixtures import mix
+from training.speakers.turn_errors import turn_errors
 
 ROOT = Path(__file__).parents[3]
 OWN = Path(__file__).parent / "data" / "espeak.ogg"

@@ -1,0 +1,155 @@
+"""F9, F10, F11: what clients do: cancel jobs, receive webhooks badly, and interrupt uploads."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+
+from benchmarks.faults.harness import (
+    PATIENCE_S,
+    Wrong,
+    holds,
+    server,
+    until,
+)
+from benchmarks.faults.receiver import SECRET, Receiver
+
+
+def cancel_jobs(long: bool, rng: random.Random) -> str:
+    """Cancel while queued, and in the lane: told within 2 s, no later write."""
+    slowest = 0.0
+    with server("--concurrency", "1") as s:
+        s.start()
+        first = s.submit("first", 50, 0.2).json()["id"]
+        second = s.submit("second", 2, 0.01).json()["id"]
+        until(lambda: len(s.log()) >= 3, PATIENCE_S, "no progress")
+        for id in (second, first):
+            began = time.monotonic()
+            state = s.http.post(f"/v1/jobs/{id}/cancel").json()["state"]
+            slowest = max(slowest, time.monotonic() - began)
+            holds(state == "cancelled", f"cancel answers {state}")
+        time.sleep(1)
+        before = (s.job(first), s.rows("select count(*) from forescribe_refs"))
+        third = s.submit("third", 2, 0.01).json()["id"]  # the only place is free again
+        holds(s.ended(third)["state"] == "succeeded", "the place was not freed")
+        after = (
+            s.job(first),
+            s.rows(f"select count(*) from forescribe_refs where job != '{third}'"),
+        )
+        holds(before == after, "something was written after the cancel")
+        lines = [line for line in s.log() if line[2] == second]
+        holds(not lines, "a queued job was begun after its cancel")
+    holds(slowest < 2, f"it took {slowest:.1f} s")
+    return f"queued and in the lane: cancelled within {slowest:.2f} s, place freed, no later write"
+
+
+def call_failing_receivers(long: bool, rng: random.Random) -> str:
+    """A receiver that fails, hangs, redirects, leaves; a restart between tries."""
+    inside, said = Receiver([200]), []
+    plans: list[tuple[str, list[int | str], str, int]] = [
+        ("500, hang, then 204", [500, "hang", 204], "delivered", 3),
+        ("a redirect inside", [inside.url], "failed", 4),
+        ("410", [410], "gone", 1),
+    ]
+    try:
+        for name, answers, state, tries in plans:
+            receiver = Receiver(answers)
+            with server("--schedule", "0", "3", "3", "3") as s:
+                s.start()
+                hook = {"webhook_url": receiver.url, "webhook_secret": SECRET}
+                id = s.submit("call", 1, 0.01, None, **hook).json()["id"]
+                s.ended(id)
+                if tries == 3:
+                    until(lambda: len(receiver.seen) == 1, PATIENCE_S, "nobody calls")  # noqa: B023
+                    s.kill()
+                    s.start()
+                until(lambda: s.job(id)["webhook"]["state"] != "pending", PATIENCE_S, "no end")  # noqa: B023
+                told = s.job(id)["webhook"]
+                holds(told["state"] == state, f"{name}: {told}")
+                holds(len(receiver.seen) >= tries, f"{name}: {len(receiver.seen)} tries")
+                holds(len({h["webhook-id"] for h, _ in receiver.seen}) == 1, f"{name}: ids differ")
+                holds(receiver.signed(), f"{name}: a signature is wrong")
+                said.append(f"{name}: {state}")
+            receiver.close()
+        holds(not inside.seen, "a redirect was followed")
+        with server("--setting", "webhook_networks=[]") as s:
+            s.start()
+            private = {"webhook_url": inside.url, "webhook_secret": SECRET}
+            id = s.submit("call", 1, 0.01, None, **private).json()["id"]
+            s.ended(id)
+            until(lambda: s.job(id)["webhook"]["state"] == "failed", PATIENCE_S, "no end")
+            holds(not inside.seen, "a private address was called")
+            said.append("private address: not called")
+    finally:
+        inside.close()
+    return "; ".join(said)
+
+
+def interrupt_uploads(long: bool, rng: random.Random) -> str:
+    """Uploads: the server killed in mid-PATCH, two writers, a wrong offset, too much."""
+    audio = json.dumps({"text": "whole", "groups": 2, "pace_s": 0.01}).encode().ljust(40 << 20)
+    tus = {"Tus-Resumable": "1.0.0"}
+    body = {**tus, "Content-Type": "application/offset+octet-stream"}
+    with server() as s:
+        s.start()
+        made = s.http.post("/v1/uploads", headers={**tus, "Upload-Length": str(len(audio))})
+        place = made.headers["location"]
+
+        def offset() -> int:
+            return int(s.http.head(place, headers=tus).headers["upload-offset"])
+
+        def patch(at: int, data: Any) -> httpx.Response:
+            return s.http.patch(place, headers={**body, "Upload-Offset": str(at)}, content=data)
+
+        def slowly() -> Iterator[bytes]:
+            for at in range(0, len(audio), 1 << 20):
+                yield audio[at : at + (1 << 20)]
+                time.sleep(0.05)
+                if at == 30 << 20:
+                    s.kill()
+
+        try:
+            patch(0, slowly())
+            raise Wrong("the server was to be killed")
+        except httpx.HTTPError:
+            pass
+        s.start()
+        at = offset()
+        holds(0 < at < len(audio), f"nothing of the first piece was kept ({at})")
+        holds(patch(at + 1, b"x").status_code == 409, "a wrong offset")
+        holds(patch(at, b"x" * (len(audio) - at + 1)).status_code == 413, "too much")
+        holds(offset() == at, "a refused piece was kept")
+        statuses: list[int] = []
+        go = threading.Event()
+
+        def first() -> Iterator[bytes]:
+            yield audio[at : at + 1000]
+            go.wait(30)
+            yield audio[at + 1000 :]
+
+        writer = threading.Thread(target=lambda: statuses.append(patch(at, first()).status_code))
+        writer.start()
+        time.sleep(2)
+        second = httpx.patch(
+            s.url + place, headers={**body, "Upload-Offset": str(at)}, content=b"y", trust_env=False
+        )
+        go.set()
+        writer.join()
+        holds(second.status_code == 423, f"a second writer has {second.status_code}")
+        holds(statuses == [204] and offset() == len(audio), f"the first has {statuses}")
+        id = s.http.post(
+            "/v1/jobs", data={"upload_id": place.split("/")[-1]}, files={"x": b""}
+        ).json()
+        if "id" not in id:
+            id = s.http.post("/v1/jobs", files={"upload_id": (None, place.split("/")[-1])}).json()
+        holds(s.ended(id["id"])["state"] == "succeeded", "the job of the upload")
+        heard = hashlib.sha256(s.http.get(f"/v1/jobs/{id['id']}/audio").content).digest()
+        holds(heard == hashlib.sha256(audio).digest(), "the hash differs")
+    return f"killed in mid-PATCH, {at >> 20} of 40 MiB kept, hash right after; 409, 413, 423"

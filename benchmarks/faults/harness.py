@@ -1,0 +1,169 @@
+"""The service with a fake model, over any number of lives, as all faults drive it.
+
+    with server("--concurrency", "1") as s:
+        s.start()
+        id = s.submit("word", groups=3, pace_s=0.1).json()["id"]
+        s.kill()
+        s.start()
+        holds(s.ended(id)["state"] == "succeeded", "the job is lost")
+
+Knows no fault.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from benchmarks import provenance
+
+START_S = 180.0
+PATIENCE_S = 240.0
+
+
+class Wrong(Exception):
+    """What had to hold does not."""
+
+
+class Inconclusive(Exception):
+    """No fault hit work under way."""
+
+
+class NotRun(Exception):
+    """Why a fault cannot be tried here."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A fault: what was done, and what was seen."""
+
+    fault: str
+    held: str  # yes, no, inconclusive, not run
+    what: str
+    wall_s: float = 0.0
+
+
+class Server:
+    """The fake service in a folder, over any number of lives."""
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        self.folder, self.options = folder, options
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        # A connection that is kept may be one that the server is just closing.
+        alone = httpx.Limits(max_keepalive_connections=0)
+        self.http = httpx.Client(base_url=self.url, timeout=60, trust_env=False, limits=alone)
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(
+        self, *options: str, env: Mapping[str, str] | None = None, alive: bool = True
+    ) -> None:
+        """With `alive`, waits until it answers."""
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.faults.server",
+            str(self.folder),
+            str(self.port),
+        ]
+        self.process = subprocess.Popen(
+            [*command, *self.options, *options],
+            cwd=provenance.ROOT,
+            env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {})},
+        )
+        if alive:
+            until(self.alive, START_S, "the server does not start")
+
+    def alive(self) -> bool:
+        assert self.process is not None
+        if self.process.poll() is not None:
+            raise Wrong(f"the server has ended with {self.process.returncode}")
+        try:
+            return self.http.get("/health").status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    def kill(self) -> None:
+        assert self.process is not None
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+    def stop(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(60)
+            except subprocess.TimeoutExpired:
+                self.kill()
+
+    def submit(
+        self, text: str, groups: int, pace_s: float, key: str | None = None, **fields: str
+    ) -> httpx.Response:
+        audio = json.dumps({"text": text, "groups": groups, "pace_s": pace_s}).encode()
+        headers = {"Idempotency-Key": key} if key else {}
+        return self.http.post(
+            "/v1/jobs", files={"file": ("a.wav", audio)}, data=fields, headers=headers
+        )
+
+    def job(self, id: str) -> dict[str, Any]:
+        found: dict[str, Any] = self.http.get(f"/v1/jobs/{id}").json()
+        return found
+
+    def ended(self, id: str) -> dict[str, Any]:
+        until(lambda: self.job(id)["finished_at"] is not None, PATIENCE_S, f"{id} does not end")
+        return self.job(id)
+
+    def text(self, id: str) -> str:
+        return str(self.http.get(f"/v1/jobs/{id}/result").json().get("text"))
+
+    def log(self) -> list[list[str]]:
+        path = self.folder / "log"
+        return [line.split() for line in path.read_text().splitlines()] if path.is_file() else []
+
+    def rows(self, query: str) -> list[Any]:
+        with sqlite3.connect(self.folder / "jobs.db", timeout=30) as db:
+            return db.execute(query).fetchall()
+
+
+def until(holds: Callable[[], bool], seconds: float, otherwise: str) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        if time.monotonic() > end:
+            raise Wrong(otherwise)
+        time.sleep(0.05)
+
+
+@contextmanager
+def server(*options: str) -> Iterator[Server]:
+    with tempfile.TemporaryDirectory() as folder:
+        made = Server(Path(folder), *options)
+        try:
+            yield made
+        finally:
+            made.stop()
+            made.http.close()
+
+
+def right(text: str, groups: int) -> str:
+    return "".join(f" {text} {k}." for k in range(groups)).strip()
+
+
+def holds(claim: bool, otherwise: str) -> None:
+    if not claim:
+        raise Wrong(otherwise)

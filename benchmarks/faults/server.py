@@ -1,0 +1,409 @@
+"""The service as the fault tests drive it: everything real but the model.
+
+    python -m benchmarks.faults.server FOLDER PORT [--die-at blob|commit] [--database URL] [--version NAME]
+
+A recording is JSON that says how many groups it has, how long each takes and what its text is, so
+what comes out is known. Every group that is worked on is a line in FOLDER/log, written with O_APPEND: the
+record that a kill cannot take back. Needs no torch, but with `--real`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import queue
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO, ClassVar
+
+import uvicorn
+
+from forescribe.api.access import outbound
+from forescribe.api.app import create_app
+from forescribe.api.jobs import service
+from forescribe.api.jobs.blobs import Draft
+from forescribe.api.jobs.engines import dbos_engine
+from forescribe.api.jobs.engines.dbos_engine import Durable
+from forescribe.api.jobs.engines.workflow_engine import PLAYS, Call, Stopping
+from forescribe.api.jobs.steps import Steps
+from forescribe.api.jobs.store import Store
+from forescribe.api.jobs.webhooks import Webhooks
+from forescribe.api.settings import Settings
+from forescribe.api.speech.following import Following, Task
+from forescribe.api.speech.serving import Serving
+from forescribe.asr.formats.transcript import SAMPLE_RATE, Coverage, Segment, Span, Transcript
+
+GROUP_S = 60
+"""Of audio, that a group stands for."""
+
+
+@dataclass(frozen=True)
+class Script:
+    """What a job's audio says of itself."""
+
+    text: str
+    groups: int
+    pace_s: float
+    poison: bool = False  # kills the process that works on it
+
+    @classmethod
+    def of(cls, data: bytes) -> Script:
+        return cls(**json.loads(data))
+
+    def said(self, k: int) -> str:
+        return f" {self.text} {k}."
+
+    def outcome(self, wall_s: float = 0.0) -> Outcome:
+        size = GROUP_S * SAMPLE_RATE
+        segments = (
+            Segment(k, k, k * size, k * size, (k + 1) * size, self.said(k), (), 0.0, -0.1, 1, 0)
+            for k in range(self.groups)
+        )
+        transcript = Transcript(
+            segments=tuple(segments),
+            sample_count=self.groups * size,
+            coverage=Coverage((Span(0, self.groups * size, "decoded"),)),
+            language="en",
+            settings={"task": "transcribe"},
+            stats={"tokens": 0, "drafted": 0, "accepted": 0, "windows": 0, "acceptance_rate": None},
+        )
+        return Outcome(transcript, wall_s=wall_s)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Stands in for `asr.sessions.planned.Plan`."""
+
+    count: int
+
+    @property
+    def groups(self) -> range:
+        return range(self.count)
+
+    def until_s(self, k: int) -> float:
+        return GROUP_S * (k + 1.0)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"count": self.count}
+
+
+@dataclass(frozen=True)
+class Group:
+    """Stands in for `asr.sessions.planned.Group`."""
+
+    k: int
+    text: str
+
+    @property
+    def segments(self) -> tuple[str]:
+        return (self.text,)
+
+    def to_dict(self) -> dict[str, Any]:
+        start = GROUP_S * self.k
+        return {"segments": [{"start": start, "end": start + GROUP_S, "text": self.text}]}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Stands in for `asr.decode.outcome.Outcome`, which brings torch: ten kills would wait for it."""
+
+    transcript: Transcript
+    error: None = None
+    wall_s: float = 0.0
+    decoded: tuple[()] = ()
+
+
+class Trap:
+    """A process that is to die in a phase: FOLDER/die-PHASE says so, once."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __call__(self, phase: str) -> None:
+        try:
+            (self.folder / f"die-{phase}").unlink()
+        except FileNotFoundError:
+            return
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@dataclass(eq=False)
+class Lane:
+    """Stands in for the engine: takes its time, writes down what it did, can be left."""
+
+    job: str
+    script: Script
+    log: Callable[[str], None]
+    trap: Callable[[str], None] = lambda phase: None
+    left: list[BaseException] = field(default_factory=list)
+
+    def group(self, k: int) -> Group:
+        self.log(f"begin {self.job} {k}")
+        end = time.monotonic() + self.script.pace_s
+        while time.monotonic() < end:
+            if self.left:
+                raise self.left[0]
+            time.sleep(0.005)
+        self.trap("engine")
+        if self.script.poison:
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.log(f"end {self.job} {k}")
+        return Group(k, self.script.said(k))
+
+    def outcome(self) -> Outcome:
+        return self.script.outcome()
+
+    def leave(self, reason: BaseException) -> None:
+        self.left.append(reason)
+
+    def wait(self, seconds: float) -> None:
+        """Nobody reads."""
+
+
+class FakeSteps(Steps):
+    """The steps, with a lane that needs no model."""
+
+    log: ClassVar[Callable[[str], None]]
+    trap: ClassVar[Trap]
+
+    def __call__(self, step: str, job: str, run: int, *args: int) -> Any:
+        phase = {"prepare": "queued", "deliver": "callback"}.get(step)
+        if phase is not None:
+            type(self).trap(phase)
+        made = super().__call__(step, job, run, *args)
+        phase = {"deliver": "called", "finish": "ended"}.get(step)
+        if phase is not None:
+            type(self).trap(phase)
+        return made
+
+    def _greet(self, job: str, run: int) -> bool:
+        """A step that only a play of another version has."""
+        type(self).log(f"greet {job} {run}")
+        return True
+
+    def _script(self, job: str) -> Script:
+        return Script.of(self._audio(job).read_bytes())
+
+    def _planned(self, job: str) -> Any:
+        self._spool(job)
+        with self.inside.job(job, lambda: self._wanted(job)):
+            type(self).trap("planning")
+            return Plan(self._script(job).groups)
+
+    def _spool(self, job: str) -> Any:
+        while self.serving.state == "loading":
+            if self.stopping.wait(0.05):
+                raise Stopping
+        type(self).trap("decoding")
+        return None
+
+    def _told(self, job: str, transcript: Transcript, *others: Any) -> Transcript:
+        with self.inside.job(job, lambda: self._wanted(job)):
+            type(self).trap("speakers")
+            return transcript
+
+    def _keep_ref(self, job: str, run: int, role: str, name: str, data: Any = None) -> str:
+        if role in ("spoken", "result"):
+            type(self).trap("assembling" if role == "spoken" else "result")
+        return super()._keep_ref(job, run, role, name, data)
+
+    def _plan(self, name: str) -> Any:
+        return Plan(**json.loads(self.store.blobs.read(name)))
+
+    def _opened(self, job: str) -> Any:
+        made: Any = Lane(job, self._script(job), type(self).log, type(self).trap)
+        with self._lock:
+            self._lanes[job] = made
+        return made
+
+
+class Measured:
+    """Stands in for a spool."""
+
+    def __init__(self, script: Script) -> None:
+        self.script, self.duration_s = script, float(GROUP_S * script.groups)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class FakeServing(Serving):
+    """Ready in a moment. Who waits for an answer is served by one thread, one after the other."""
+
+    trap: Callable[[str], None] = staticmethod(lambda phase: None)
+    load_s = 0.0
+
+    def start(self) -> None:
+        if self.load_s:
+            threading.Thread(target=self._slow, daemon=True).start()
+        else:
+            self.state = "ready"
+        self._line: queue.SimpleQueue[Following] = queue.SimpleQueue()
+        self._gone: set[Following] = set()
+        threading.Thread(target=self._work, daemon=True).start()
+
+    def _slow(self) -> None:
+        time.sleep(self.load_s)
+        self.trap("loading")
+        self.state = "ready"
+
+    async def stop(self) -> None:
+        self.trap("draining")
+        self.drain()
+        self.state = "stopped"
+
+    def check(self) -> None:
+        """There is no model to wait for."""
+
+    async def decoded(self, file: BinaryIO) -> Any:
+        self.trap("accepting")
+        file.seek(0)
+        return Measured(Script.of(await asyncio.to_thread(file.read)))
+
+    def follow(self, task: Task) -> Following:
+        following = Following(task, self.settings.timeout_s, self.metrics)
+        following.cancelled_by(lambda: self._gone.add(following))
+        self._line.put(following)
+        return following
+
+    def _work(self) -> None:
+        while True:
+            following = self._line.get()
+            spool: Any = following.task.spool
+            if following in self._gone:
+                self._gone.discard(following)
+                following.ended(None)
+                continue
+            wall_s = spool.script.groups * spool.script.pace_s
+            time.sleep(wall_s)
+            following.ended(spool.script.outcome(wall_s))
+            self._gone.discard(following)
+
+
+GREEDY = 0.9
+"""The temperature of a recording that the engine has no memory for."""
+
+
+def break_engine(serving: Serving, folder: Path, log: Callable[[str], None]) -> None:
+    """A real engine that runs out of memory with every greedy window, and hangs while FOLDER/hang is
+    there."""
+    load, hang = serving._load, folder / "hang"
+
+    def broken() -> Any:
+        made = load()
+        enter, step = made.engine.submit, made.engine.step
+
+        def submit(request: Any) -> None:
+            if request.temperature == GREEDY:
+                log("memory - -")
+                raise MemoryError
+            enter(request)
+
+        def hanging() -> Any:
+            while hang.exists():
+                time.sleep(0.05)
+            return step()
+
+        made.engine.submit, made.engine.step = submit, hanging  # type: ignore[method-assign]
+        return made
+
+    serving._load = broken
+
+
+def deploy(version: str) -> None:
+    """Makes this the process of another version of the plays: with a step more, at the beginning."""
+
+    def transcribe(call: Call, job: str, run: int) -> None:
+        call("greet", job, run)
+        PLAYS["transcribe"](call, job, run)
+
+    dbos_engine.VERSION = version
+    service.PLAYS = {**PLAYS, "transcribe": transcribe}  # type: ignore[attr-defined]
+
+
+def _nothing() -> Any:
+    raise AssertionError("there is no model here")
+
+
+def die_at(place: str) -> None:
+    """SIGKILL in a gap of the acceptance: behind the audio's commit, behind the transaction's."""
+
+    def after(made: Callable[..., Any]) -> Callable[..., Any]:
+        def then_die(*args: Any, **named: Any) -> Any:
+            made(*args, **named)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        return then_die
+
+    if place == "blob":
+        Draft.commit = after(Draft.commit)  # type: ignore[method-assign]
+    elif place == "commit":
+        service.Jobs.submit = after(service.Jobs.submit)  # type: ignore[method-assign]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("port", type=int)
+    parser.add_argument("--die-at", choices=("blob", "commit"))
+    parser.add_argument("--database")
+    parser.add_argument("--real", metavar="MODEL", help="a real engine, that can be broken")
+    parser.add_argument("--version", help="of the plays: another one, with other steps")
+    parser.add_argument("--load-s", type=float, default=0.0, help="for the fake model")
+    parser.add_argument("--concurrency", type=int, default=4)
+    parser.add_argument("--schedule", type=float, nargs="+", default=[0, 1, 1, 1])
+    parser.add_argument("--setting", action="append", default=[], metavar="NAME=JSON")
+    asked = parser.parse_args()
+    given = {
+        name: json.loads(value) for name, _, value in (s.partition("=") for s in asked.setting)
+    }
+    settings = Settings(
+        model=asked.real or "fake",
+        device="cpu" if asked.real else "auto",
+        port=asked.port,
+        data_dir=asked.folder,
+        database_url=asked.database,
+        **{"min_free_bytes": 0, "webhook_networks": ("127.0.0.0/8",), "drain_s": 0.0, **given},
+    )
+    asked.folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(asked.folder / "log", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+    def log(line: str) -> None:
+        os.write(descriptor, f"{os.getpid()} {line}\n".encode())
+
+    if asked.real:
+        serving = Serving.of(settings)
+        break_engine(serving, asked.folder, log)
+    else:
+        serving = FakeServing(settings, _nothing, _nothing)
+        FakeServing.trap, FakeServing.load_s = Trap(asked.folder), asked.load_s
+    store = Store.at(asked.folder, asked.database)
+    engine = Durable(store.engine, concurrency=asked.concurrency)
+    alone = asked.database is None
+    allowed = Webhooks(
+        allowed=outbound.networks(settings.webhook_networks),
+        schedule_s=asked.schedule,
+        timeout_s=2,
+    )
+    FakeSteps.log, FakeSteps.trap = log, Trap(asked.folder)
+    steps = Steps if asked.real else FakeSteps
+    jobs = service.Jobs(
+        settings, serving, store, engine, alone=alone, webhooks=allowed, steps=steps
+    )
+    if asked.version:
+        deploy(asked.version)
+    if asked.die_at:
+        die_at(asked.die_at)
+    uvicorn.run(create_app(settings, serving, jobs), port=asked.port, log_level="critical")
+
+
+if __name__ == "__main__":
+    main()

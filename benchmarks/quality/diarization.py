@@ -1,0 +1,287 @@
+"""Who spoke when, and who said it: how wrong an engine is, and how fast.
+
+    python -m benchmarks.quality.diarization samples --model demo
+    python -m benchmarks.quality.diarization samples mixtures ami telephone --data DATA --json out.json
+
+`samples` are the bundled ones, with their words; `telephone` is the 30 s call that pyannote.audio
+ships; `mixtures` are conversations of voices that took no part in training or tuning, `ami` far-field
+meetings, both from --data (see its README). Words are the reference's own, with times spread over
+each sentence by length, so that what is wrong with them is their speaker alone; with --model also
+those that it writes, at the times that it finds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.provenance import ROOT, record
+from forescribe.asr.audio.reading import read_audio
+from forescribe.asr.formats.transcript import Transcript, Word, samples_at
+from forescribe.bench.columns import layout
+from forescribe.diarize.attribution.transcript_speakers import attribute_speakers
+from forescribe.diarize.attribution.word_speakers import assign_speakers
+from forescribe.diarize.diarizer import Bounds, Diarizer
+from forescribe.diarize.engines.registry import AUTO, load
+from forescribe.diarize.turns import Turns, read_rttm
+from training.speakers.mixtures import mixtures, usable
+from training.speakers.turn_errors import (
+    Errors,
+    attributed_errors,
+    turn_errors,
+    wrong_words,
+    wrong_written_words,
+)
+
+RATE = 16_000
+SETS = ("samples", "telephone", "mixtures", "ami")
+HEAD = (
+    "set",
+    "recordings",
+    "DER %",
+    "missed",
+    "false",
+    "confused",
+    "fair DER %",
+    "JER %",
+    "count right",
+    "off by",
+    "wrong words %",
+    "cpWER %",
+    "tcpWER %",
+    "written wrong %",
+    "written cpWER %",
+    "written ORC-WER %",
+    "x real time",
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """A recording, its turns, and its words where they are known."""
+
+    name: str
+    samples: NDArray[np.float32]
+    turns: Turns
+    words: tuple[Word, ...] = ()
+    path: Path | None = None
+
+
+def samples(folder: Path) -> Iterator[Case]:
+    """Recordings with `.rttm` and `.json` beside them."""
+    for path in sorted(folder.glob("*.flac")):
+        turns = read_rttm(path.with_suffix(".rttm").read_text())[path.stem]
+        told = json.loads(path.with_suffix(".json").read_text())
+        words = [
+            word
+            for line in told
+            for word in spread(line["text"], line["start"], line["end"], line["speaker"])
+        ]
+        yield Case(path.stem, read_audio(path), turns, tuple(words), path)
+
+
+def telephone() -> Iterator[Case]:
+    """pyannote.audio's packaged sample, read without importing it: that would decode it."""
+    package = find_spec("pyannote.audio")
+    assert package is not None and package.origin is not None
+    folder = Path(package.origin).parent / "sample"
+    words = []
+    for line in (folder / "sample.stm").read_text().splitlines():
+        _, _, speaker, start, end, text = line.split(maxsplit=5)
+        words += spread(text, float(start), float(end), speaker)
+    (turns,) = read_rttm((folder / "sample.rttm").read_text()).values()
+    yield Case(
+        "telephone", read_audio(folder / "sample.wav"), turns, tuple(words), folder / "sample.wav"
+    )
+
+
+def mixed(data: Path, group: str, count: int) -> Iterator[Case]:
+    """Mixtures of the voices of one group of `training.speakers.folds.split`."""
+    from training.speakers.folds import split
+    from training.speakers.vectors import clips, speaker_of
+
+    paths = {speaker_of(path): path for path in clips(data / "speakers")}
+    chosen = sorted(getattr(split(sorted(paths)), group))
+    voices = {str(speaker): read_audio(paths[speaker]) for speaker in chosen}
+    voices = {who: clip for who, clip in voices.items() if usable(clip)}
+    for mixture in mixtures(voices, count=count):
+        yield Case(mixture.name, mixture.samples, mixture.turns)
+
+
+def ami(data: Path) -> Iterator[Case]:
+    turns = read_rttm((data / "ami" / "reference.rttm").read_text())
+    for path in sorted((data / "ami").glob("*.flac")):
+        yield Case(path.stem, read_audio(path), turns[path.stem])
+
+
+def spread(text: str, start: float, end: float, speaker: str) -> list[Word]:
+    """The words of a sentence, its time shared among them by their letters."""
+    texts = text.split()
+    edges = np.cumsum([0, *(len(t) + 1 for t in texts)]) / sum(len(t) + 1 for t in texts)
+    at = [samples_at(start + float(edge) * (end - start)) for edge in edges]
+    return [Word(f" {t}", a, b, None, speaker) for t, a, b in zip(texts, at, at[1:], strict=False)]
+
+
+@dataclass
+class Score:
+    """Of a set of recordings."""
+
+    errors: Errors
+    recordings: int = 0
+    audio_s: float = 0.0
+    wall_s: float = 0.0
+    words: int = 0
+    wrong: int = 0
+    cpwer: float | None = None
+    tcpwer: float | None = None
+    compared: int = 0  # written words that stand for one of the reference
+    written_wrong: int = 0  # of these, with another speaker
+    written_cpwer: float | None = None
+    written_orcwer: float | None = None
+
+    def cells(self, name: str) -> tuple[str, ...]:
+        errors, speech = self.errors, max(self.errors.speech_s, 1e-9)
+        return (
+            name,
+            str(self.recordings),
+            f"{100 * errors.der:.1f}",
+            f"{100 * errors.missed_s / speech:.1f}",
+            f"{100 * errors.false_s / speech:.1f}",
+            f"{100 * errors.confusion:.1f}",
+            f"{100 * errors.fair:.1f}",
+            f"{100 * errors.jer:.1f}",
+            f"{100 * errors.right:.0f} %",
+            f"{errors.off_by:.2f}",
+            f"{100 * self.wrong / self.words:.2f}" if self.words else "-",
+            "-" if self.cpwer is None else f"{100 * self.cpwer:.2f}",
+            "-" if self.tcpwer is None else f"{100 * self.tcpwer:.2f}",
+            f"{100 * self.written_wrong / self.compared:.2f}" if self.compared else "-",
+            "-" if self.written_cpwer is None else f"{100 * self.written_cpwer:.2f}",
+            "-" if self.written_orcwer is None else f"{100 * self.written_orcwer:.2f}",
+            f"{self.audio_s / self.wall_s:.1f}",
+        )
+
+
+def score(
+    diarizer: Diarizer,
+    cases: Iterator[Case],
+    *,
+    told: bool,
+    verbose: bool,
+    write: Callable[[Path], Transcript] | None = None,
+) -> Score:
+    """All recordings of a set, one after the other; `told` gives each its number of speakers, `write`
+    is what writes words of its own."""
+    total = Score(Errors())
+    spoken: dict[str, tuple[Sequence[Word], Sequence[Word]]] = {}
+    written: dict[str, tuple[Sequence[Word], Sequence[Word]]] = {}
+    for case in cases:
+        bounds = Bounds(exactly=len(case.turns.speakers)) if told else None
+        start = time.perf_counter()
+        found = diarizer.diarize(case.samples, bounds)
+        total.wall_s += time.perf_counter() - start
+        errors = turn_errors(case.turns, found.regular, len(case.samples))
+        total.errors, total.recordings = total.errors + errors, total.recordings + 1
+        total.audio_s += len(case.samples) / RATE
+        if verbose:
+            count = f"{len(found.speakers)} of {len(case.turns.speakers)} speakers"
+            print(
+                f"{case.name}: DER {100 * errors.der:.1f} %, {count}", file=sys.stderr, flush=True
+            )
+        if case.words:
+            unnamed = [Word(w.text, w.start_sample, w.end_sample) for w in case.words]
+            who = [a.speaker for a in assign_speakers(unnamed, found.exclusive, found.regular)]
+            total.words += len(case.words)
+            total.wrong += wrong_words(case.words, who)
+            named = [replace(w, speaker=s) for w, s in zip(unnamed, who, strict=True)]
+            spoken[case.name] = case.words, named
+        if case.words and write is not None and case.path is not None:
+            transcript = attribute_speakers(write(case.path), found.regular, found.exclusive)
+            own = [word for segment in transcript.segments for word in segment.words or ()]
+            wrong, compared = wrong_written_words(case.words, own)
+            total.written_wrong, total.compared = (
+                total.written_wrong + wrong,
+                total.compared + compared,
+            )
+            written[case.name] = case.words, own
+    if spoken and find_spec("meeteval") is not None:
+        rates = attributed_errors(spoken)
+        total.cpwer, total.tcpwer = rates["cpwer"], rates["tcpwer"]
+    if written and find_spec("meeteval") is not None:
+        rates = attributed_errors(written)
+        total.written_cpwer, total.written_orcwer = rates["cpwer"], rates["orcwer"]
+    return total
+
+
+def writer(model: str, device: str) -> Callable[[Path], Transcript]:
+    """What a model writes, with the times of words. Raises the error of a recording that fails."""
+    from forescribe.asr.decode.options import Options
+    from forescribe.asr.decode.transcriber import Transcriber
+
+    transcriber = Transcriber.load(model, device=device)
+
+    def write(path: Path) -> Transcript:
+        (outcome,) = transcriber.transcribe([path], Options(words=True))
+        if outcome.transcript is None:
+            assert outcome.error is not None
+            raise outcome.error
+        return outcome.transcript
+
+    return write
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("sets", nargs="+", choices=SETS)
+    parser.add_argument("--diarizer", default=AUTO)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--model", help="score the words that it writes, too")
+    parser.add_argument("--data", type=Path, help="folder with speakers/ and ami/")
+    parser.add_argument("--group", default="test", choices=("tuning", "test"), help="of voices")
+    parser.add_argument("--count", type=int, default=12, help="of mixtures")
+    parser.add_argument("--told", action="store_true", help="give the true number of speakers")
+    parser.add_argument("--verbose", action="store_true", help="a line per recording")
+    parser.add_argument("--json", type=Path, help="where to write everything")
+    given = parser.parse_args(arguments)
+    if given.data is None and {"mixtures", "ami"} & set(given.sets):
+        parser.error("mixtures and ami need --data")
+    diarizer = load(given.diarizer, device=given.device)
+    makers: dict[str, Callable[[], Iterator[Case]]] = {
+        "samples": lambda: samples(ROOT / "samples"),
+        "telephone": telephone,
+        "mixtures": lambda: mixed(given.data, given.group, given.count),
+        "ami": lambda: ami(given.data),
+    }
+    write = None if given.model is None else writer(given.model, given.device)
+    diarizer.diarize(np.zeros(RATE, np.float32))  # what is loaded late is loaded now
+    scores = {
+        name: score(diarizer, makers[name](), told=given.told, verbose=given.verbose, write=write)
+        for name in given.sets
+    }
+    print("\n".join(layout([HEAD, *(s.cells(name) for name, s in scores.items())])))
+    print(
+        f"engine {diarizer.engine.to_dict()}; collar 0 and overlap scored, fair: 0.25 s each side"
+    )
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(f"peak memory {peak:.0f} MB")
+    if given.json is not None:
+        rows = {name: {**vars(s), "errors": vars(s.errors)} for name, s in scores.items()}
+        told = {"engine": diarizer.engine.to_dict(), "scores": rows, "peak_mb": peak}
+        given.json.write_text(
+            json.dumps({**record("benchmarks.quality.diarization"), **told}) + "\n"
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

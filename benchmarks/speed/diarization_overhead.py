@@ -1,0 +1,170 @@
+"""What diarization costs when it runs beside a transcription: each alone, then both together.
+
+    python -m benchmarks.speed.diarization_overhead --model demo samples/*.flac
+
+Aims: both together take at most 1.25 times the slower of the two alone, with the same words; turns
+alone at least 8 times real time. Needs an idle machine: CPU seconds stand beside the wall's, and
+where both together want more of them than there are cores, no order of work could be faster than
+what is printed as the least. Under two minutes for the bundled samples on two cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from benchmarks.provenance import record
+from forescribe.asr.decode.options import Options
+from forescribe.asr.decode.outcome import Outcome
+from forescribe.asr.decode.transcriber import Transcriber
+from forescribe.bench.columns import layout
+from forescribe.diarize.engines.registry import AUTO, load
+from forescribe.diarize.transcripts.diarizing_transcriber import DiarizingTranscriber
+from forescribe.diarize.transcripts.speaker_only_transcriber import SpeakerOnlyTranscriber
+
+MOST = 1.25
+"""Both together over the slower of the two alone."""
+
+LEAST = 8.0
+"""Times real time, for turns alone."""
+
+WORDS, SPEAKERS, BOTH = "words", "speakers", "both"
+
+Run = Callable[[Sequence[str]], list[Outcome]]
+
+
+@dataclass(frozen=True)
+class Pass:
+    """All recordings once. `cpu_s` is of all threads."""
+
+    wall_s: float
+    cpu_s: float
+    audio_s: float
+    texts: dict[str, str]  # by recording; empty where no words are written
+
+
+def timed(run: Run, audio: Sequence[str]) -> Pass:
+    """Raises the error of a recording that failed."""
+    cpu, start = time.process_time(), time.perf_counter()
+    outcomes = run(audio)
+    wall, cpu = time.perf_counter() - start, time.process_time() - cpu
+    for outcome in outcomes:
+        if outcome.error is not None:
+            raise outcome.error
+    done = {o.name: o.transcript for o in outcomes if o.transcript is not None}
+    return Pass(
+        wall,
+        cpu,
+        sum(transcript.duration for transcript in done.values()),
+        {name: transcript.text for name, transcript in done.items()},
+    )
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Of the fastest pass of each kind."""
+
+    words: Pass
+    speakers: Pass
+    both: Pass
+    cores: int
+
+    @property
+    def slower_s(self) -> float:
+        """Of the two alone."""
+        return max(self.words.wall_s, self.speakers.wall_s)
+
+    @property
+    def ratio(self) -> float:
+        """Both together over the slower of the two."""
+        return self.both.wall_s / self.slower_s
+
+    @property
+    def least(self) -> float:
+        """The ratio that the cores allow: nothing done twice, no core idle."""
+        work = (self.words.cpu_s + self.speakers.cpu_s) / self.cores
+        return max(1.0, work / self.slower_s)
+
+    @property
+    def speed(self) -> float:
+        """Of turns alone, in times real time."""
+        return self.speakers.audio_s / self.speakers.wall_s
+
+    @property
+    def same(self) -> bool:
+        """Whether the words are the same with speakers and without."""
+        return self.both.texts == self.words.texts
+
+    @property
+    def met(self) -> bool:
+        return self.same and self.ratio <= MOST and self.speed >= LEAST
+
+    def lines(self) -> list[str]:
+        rows = [("", "wall s", "CPU s", "x real time")]
+        for name, one in ((WORDS, self.words), (SPEAKERS, self.speakers), (BOTH, self.both)):
+            speed = f"{one.audio_s / one.wall_s:.1f}"
+            rows.append((name, f"{one.wall_s:.2f}", f"{one.cpu_s:.2f}", speed))
+        return [
+            *layout(rows),
+            f"both over the slower one: {self.ratio:.2f} (aim {MOST}, {_met(self.ratio <= MOST)}; "
+            f"the least that {self.cores} cores allow: {self.least:.2f})",
+            f"turns alone: {self.speed:.1f}x real time (aim {LEAST:g}, {_met(self.speed >= LEAST)})",
+            f"same words: {self.same}",
+        ]
+
+
+def _met(met: bool) -> str:
+    return "met" if met else "missed"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("audio", nargs="+")
+    parser.add_argument("--model", default=None)
+    parser.add_argument("--diarizer", default=AUTO)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--repeats", type=int, default=2, help="of which the fastest counts")
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args(arguments)
+    transcriber = Transcriber.load(given.model, device=given.device, batch=given.batch)
+    diarizer = load(given.diarizer, device=given.device)
+    options = Options(words=True)
+    runs: dict[str, Run] = {
+        WORDS: lambda audio: list(transcriber.transcribe(audio, options)),
+        SPEAKERS: lambda audio: list(SpeakerOnlyTranscriber(diarizer).transcribe(audio)),
+        BOTH: lambda audio: list(
+            DiarizingTranscriber(transcriber, diarizer).transcribe(audio, options)
+        ),
+    }
+    for run in runs.values():  # what is loaded or compiled late
+        timed(run, given.audio[:1])
+    passes: dict[str, list[Pass]] = {name: [] for name in runs}
+    for _ in range(given.repeats):  # in turn: a machine that slows down hits all alike
+        for name, run in runs.items():
+            passes[name].append(timed(run, given.audio))
+    best = {name: min(done, key=lambda one: one.wall_s) for name, done in passes.items()}
+    # Not this thread's affinity: an OpenMP runtime may have bound it to one core.
+    verdict = Verdict(best[WORDS], best[SPEAKERS], best[BOTH], os.cpu_count() or 1)
+    print("\n".join(verdict.lines()))
+    if given.json is not None:
+        told = {"ratio": verdict.ratio, "least": verdict.least, "speed": verdict.speed}
+        rows = {name: [asdict(one) for one in done] for name, done in passes.items()}
+        data = {
+            **record("benchmarks.speed.diarization_overhead"),
+            **told,
+            "same": verdict.same,
+            "passes": rows,
+        }
+        given.json.write_text(json.dumps(data) + "\n")
+    return 0 if verdict.met else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,428 @@
+"""The service under load, beside the batch command on the same recordings with the same weights.
+
+    python -m benchmarks.speed.service_load --model demo --clients 1 8 32 --json load.json
+
+A server of its own process, over the network of this machine; so many clients at a time, each sending its
+next recording when it has the last one's answer, of lengths from 2 to 60 s cut from the samples. The
+batch command's engine decodes the same files before. What is printed: throughput as a share of the batch
+command's, latencies, who was turned away, whether every text equals the batch command's, memory, and
+where the time of a recording and of the engine's thread went.
+
+Exit status: 0, 1 where a text differs or the share at the most clients is below --least, 2 where nothing
+could be measured. For figures take an idle machine; clients and server share its cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import itertools
+import json
+import os
+import queue
+import re
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import httpx
+import numpy as np
+import soundfile
+
+from benchmarks import provenance
+from forescribe.asr.audio.reading import read_audio
+from forescribe.asr.decode.guards import Guards
+from forescribe.asr.decode.options import Options
+from forescribe.asr.decode.transcriber import Transcriber
+from forescribe.asr.errors import ForescribeError
+from forescribe.asr.formats.transcript import SAMPLE_RATE
+from forescribe.bench.columns import layout
+
+LENGTHS_S = (2.0, 4.0, 7.0, 12.0, 20.0, 29.0, 45.0, 60.0)
+"""Of the recordings, in turn: most are one window, some two or three."""
+
+LEAST = 0.85
+START_S = 1200.0
+HEAD = (
+    "clients",
+    "wall s",
+    "x real time",
+    "of batch",
+    "p50 s",
+    "p95 s",
+    "p99 s",
+    "longest s",
+    "turned away",
+    "equal",
+    "peak MB",
+)
+
+
+@dataclass(frozen=True)
+class Clip:
+    """A recording to be sent."""
+
+    name: str
+    data: bytes
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Answer:
+    clip: Clip
+    text: str
+    latency_s: float  # from the first try's start, waits for a turn included
+    refusals: tuple[int, ...]  # statuses before it was let in
+
+
+@dataclass(frozen=True)
+class Row:
+    """One load."""
+
+    clients: int
+    wall_s: float
+    audio_s: float
+    share: float
+    latencies_s: tuple[float, ...]
+    refusals: dict[int, int]
+    equal: int
+    of: int
+    peak_bytes: int
+    steps_s: dict[str, float]  # of a recording's way, mean
+    engine_s: dict[str, float]  # of the engine's thread, sum
+
+    def at(self, share: float) -> float:
+        """The latency that so many are below."""
+        ordered = sorted(self.latencies_s)
+        return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+    def cells(self) -> tuple[str, ...]:
+        away = ", ".join(f"{count} x {status}" for status, count in self.refusals.items())
+        return (
+            str(self.clients),
+            f"{self.wall_s:.2f}",
+            f"{self.audio_s / self.wall_s:.1f}",
+            f"{self.share:.0%}",
+            *(f"{self.at(share):.2f}" for share in (0.5, 0.95, 0.99)),
+            f"{max(self.latencies_s):.2f}",
+            away or "0",
+            f"{self.equal} of {self.of}",
+            f"{self.peak_bytes / 1e6:.0f}",
+        )
+
+
+def clips(
+    sources: Sequence[Path], count: int, lengths_s: Sequence[float] = LENGTHS_S
+) -> list[Clip]:
+    """So many pieces of the recordings, one after the other and from the start again, as flac."""
+    whole = np.concatenate([read_audio(source) for source in sources])
+    found, at = [], 0
+    for number, length_s in zip(range(count), itertools.cycle(lengths_s), strict=False):
+        take = np.arange(at, at + round(length_s * SAMPLE_RATE)) % len(whole)
+        at = int(take[-1]) + 1
+        file = io.BytesIO()
+        soundfile.write(file, whole[take], SAMPLE_RATE, format="FLAC", subtype="PCM_16")
+        found.append(Clip(f"{number:03}", file.getvalue(), length_s))
+    return found
+
+
+def batch(
+    transcriber: Transcriber, work: Sequence[Clip], options: Options
+) -> tuple[float, dict[str, str]]:
+    """The batch command's way: all files in one call. Seconds, and texts by name. Raises a
+    recording's error."""
+    with tempfile.TemporaryDirectory() as folder:
+        paths = []
+        for clip in work:
+            paths.append(Path(folder) / f"{clip.name}.flac")
+            paths[-1].write_bytes(clip.data)
+        start = time.perf_counter()
+        outcomes = list(transcriber.transcribe(paths, options))
+        wall_s = time.perf_counter() - start
+    texts = {}
+    for outcome in outcomes:
+        if outcome.transcript is None:
+            assert outcome.error is not None
+            raise outcome.error
+        texts[Path(outcome.name).stem] = outcome.transcript.text
+    return wall_s, texts
+
+
+@contextmanager
+def served(arguments: Sequence[str], settings: dict[str, str]) -> Iterator[tuple[str, int]]:
+    """A server: its address and process. Ended with the block."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    given = {f"FORESCRIBE_{name.upper()}": value for name, value in settings.items()}
+    command = [sys.executable, "-m", "forescribe", "serve", "--port", str(port), *arguments]
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(
+            command, cwd=provenance.ROOT, env={**os.environ, **given}, stderr=log
+        )
+        try:
+            _ready(f"http://127.0.0.1:{port}", process)
+            yield f"http://127.0.0.1:{port}", process.pid
+        except ServerError:
+            log.seek(0)
+            sys.stderr.write(log.read().decode(errors="replace")[-4000:])
+            raise
+        finally:
+            process.terminate()
+            try:
+                process.wait(60)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+class ServerError(Exception):
+    """The server does not start, or fails."""
+
+
+def _ready(address: str, process: subprocess.Popen[bytes]) -> None:
+    end_s = time.monotonic() + START_S
+    while time.monotonic() < end_s:
+        if process.poll() is not None:
+            raise ServerError(f"the server ended with {process.returncode}")
+        try:
+            if httpx.get(f"{address}/ready", trust_env=False).status_code == 200:
+                return
+        except httpx.TransportError:
+            pass
+        time.sleep(0.2)
+    raise ServerError(f"the server was not ready within {START_S:g} s")
+
+
+def load(
+    address: str, work: Sequence[Clip], clients: int, fields: dict[str, str]
+) -> tuple[float, list[Answer]]:
+    """All clips through so many clients at a time. Seconds, and answers in the order of their end."""
+    waiting: queue.SimpleQueue[Clip] = queue.SimpleQueue()
+    for clip in work:
+        waiting.put(clip)
+    done: list[Answer] = []
+    failed: list[BaseException] = []
+
+    def client() -> None:
+        try:
+            with httpx.Client(base_url=address, timeout=None, trust_env=False) as http:
+                while not failed:
+                    try:
+                        clip = waiting.get_nowait()
+                    except queue.Empty:
+                        return
+                    done.append(_sent(http, clip, fields))
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=client) for _ in range(clients)]
+    start = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    wall_s = time.perf_counter() - start
+    if failed:
+        raise ServerError(f"{type(failed[0]).__name__}: {failed[0]}") from failed[0]
+    return wall_s, done
+
+
+def _sent(http: httpx.Client, clip: Clip, fields: dict[str, str]) -> Answer:
+    refusals: list[int] = []
+    start = time.perf_counter()
+    while True:
+        files = {"file": (f"{clip.name}.flac", clip.data)}
+        answer = http.post("/v1/audio/transcriptions", files=files, data=fields)
+        if answer.status_code == 200:
+            latency_s = time.perf_counter() - start
+            return Answer(clip, answer.json()["text"], latency_s, tuple(refusals))
+        if answer.status_code not in (429, 503):
+            raise ServerError(f"{answer.status_code}: {answer.text[:200]}")
+        refusals.append(answer.status_code)
+        time.sleep(float(answer.headers["retry-after"]))
+
+
+def peak_bytes(pid: int) -> int:
+    """The most that a process and those it has started have had in memory, each at its own time."""
+    total, pids = 0, [pid]
+    parents: dict[int, int] = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            parents[int(folder.name)] = int(
+                (folder / "stat").read_text().rpartition(")")[2].split()[1]
+            )
+        except OSError:
+            continue  # it has just ended
+    for known in pids:
+        pids += [child for child, parent in parents.items() if parent == known]
+        try:
+            found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{known}/status").read_text())
+        except OSError:
+            continue
+        total += int(found[1]) * 1024 if found else 0
+    return total
+
+
+def series(address: str) -> dict[str, float]:
+    """The server's figures by name and labels."""
+    text = httpx.get(f"{address}/metrics", trust_env=False).text
+    pairs = (line.rsplit(" ", 1) for line in text.splitlines() if line and line[0] != "#")
+    return {name: float(value) for name, value in pairs}
+
+
+def between(
+    before: dict[str, float], after: dict[str, float]
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Mean seconds of each step of a recording's way, and the engine's seconds by stage."""
+    grown = {name: value - before.get(name, 0.0) for name, value in after.items()}
+    steps = {}
+    for name, count in grown.items():
+        found = re.fullmatch(r'forescribe_step_seconds_count\{step="(\w+)"\}', name)
+        if found and count:
+            steps[found[1]] = grown[f'forescribe_step_seconds_sum{{step="{found[1]}"}}'] / count
+    engine = {
+        found[1]: value
+        for name, value in grown.items()
+        if (found := re.fullmatch(r'forescribe_engine_seconds_total\{stage="(\w+)"\}', name))
+    }
+    return steps, engine
+
+
+def measured(
+    address: str,
+    pid: int,
+    work: Sequence[Clip],
+    clients: int,
+    fields: dict[str, str],
+    batch_s: float,
+    texts: dict[str, str],
+) -> Row:
+    before = series(address)
+    wall_s, answers = load(address, work, clients, fields)
+    time.sleep(5.5)  # the engine's figures are up to five seconds old
+    steps, engine = between(before, series(address))
+    refusals = Counter(status for answer in answers for status in answer.refusals)
+    return Row(
+        clients=clients,
+        wall_s=wall_s,
+        audio_s=sum(clip.seconds for clip in work),
+        share=batch_s / wall_s,
+        latencies_s=tuple(answer.latency_s for answer in answers),
+        refusals=dict(refusals),
+        equal=sum(answer.text == texts[answer.clip.name] for answer in answers),
+        of=len(work),
+        peak_bytes=peak_bytes(pid),
+        steps_s=steps,
+        engine_s=engine,
+    )
+
+
+def table(rows: Sequence[Row], batch_s: float) -> str:
+    lines = layout([HEAD, *(row.cells() for row in rows)])
+    for row in rows:
+        steps = ", ".join(f"{name} {s:.3f}" for name, s in row.steps_s.items())
+        busy = ", ".join(f"{name} {s:.2f}" for name, s in sorted(row.engine_s.items()))
+        idle_s = max(0.0, row.wall_s - sum(row.engine_s.values()))
+        lines.append(f"{row.clients} clients, mean seconds of a recording: {steps}")
+        lines.append(f"  engine's seconds: {busy}, other or idle {idle_s:.2f}")
+    audio_s = rows[0].audio_s
+    lines.append(f"batch command: {batch_s:.2f} s, {audio_s / batch_s:.1f} x real time")
+    return "\n".join(lines)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.speed.service_load",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--model", default="demo")
+    parser.add_argument("--draft")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--batch", type=int, default=8, metavar="N")
+    parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 32], metavar="N")
+    parser.add_argument("--requests", type=int, default=64, metavar="N", help="for each load")
+    parser.add_argument("--lengths", type=float, nargs="+", default=list(LENGTHS_S), metavar="S")
+    parser.add_argument("--language", default="en")
+    parser.add_argument("--least", type=float, default=LEAST, metavar="SHARE")
+    parser.add_argument(
+        "--repeats",
+        type=int,
+        default=2,
+        metavar="N",
+        help="of the batch command; the faster counts",
+    )
+    parser.add_argument(
+        "--setting",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="of the server, such as max_requests=8",
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument(
+        "audio", type=Path, nargs="*", help="recordings to cut from  [default: samples]"
+    )
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    given = _parser().parse_args(arguments)
+    sources = given.audio or sorted((provenance.ROOT / "samples").glob("*.flac"))
+    work = clips(sources, given.requests, given.lengths)
+    options = Options(language=given.language, guards=Guards())
+    try:
+        transcriber = Transcriber.load(
+            given.model, given.draft, device=given.device, dtype=given.dtype, batch=given.batch
+        )
+        batch(transcriber, work[: 2 * given.batch], options)  # warm, and what drafts cost is known
+        runs = [batch(transcriber, work, options) for _ in range(given.repeats)]
+        batch_s, texts = min(run[0] for run in runs), runs[0][1]
+        del transcriber  # its memory and threads are not the server's
+        command = ["--model", given.model, "--device", given.device, "--dtype", given.dtype]
+        command += ["--batch-size", str(given.batch)]
+        command += ["--draft", given.draft] if given.draft else []
+        settings = {
+            "jobs": "false",
+            "aliases": '["load"]',
+            **dict(s.split("=", 1) for s in given.setting),
+        }
+        fields = {"model": "load", "language": given.language}
+        rows = []
+        with served(command, settings) as (address, pid):
+            load(address, work[: 2 * given.batch], given.batch, fields)  # warm
+            for clients in given.clients:
+                row = measured(address, pid, work, clients, fields, batch_s, texts)
+                rows.append(row)
+                print(f"{clients} clients: {row.wall_s:.2f} s", file=sys.stderr)
+    except (ForescribeError, ServerError) as error:
+        print(f"nothing measured: {error}", file=sys.stderr)
+        return 2
+    print(table(rows, batch_s))
+    if given.json:
+        shown = [{**asdict(row), "p50_s": row.at(0.5), "p95_s": row.at(0.95)} for row in rows]
+        record = {
+            **provenance.record("benchmarks.speed.service_load"),
+            "batch_s": [run[0] for run in runs],
+            "audio_s": rows[0].audio_s,
+            "mean_length_s": statistics.fmean(clip.seconds for clip in work),
+            "rows": shown,
+        }
+        given.json.write_text(json.dumps(record, indent=1) + "\n")
+    most = max(rows, key=lambda row: row.clients)
+    return int(any(row.equal < row.of for row in rows) or most.share < given.least)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

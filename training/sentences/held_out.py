@@ -1,0 +1,33 @@
+"""Which sentences are kept out of training: a fixed hash of the text decides, so every run agrees."""
+
+from __future__ import annotations
+
+import re
+import zlib
+
+from training.paths import DATA
+
+
+def fold(text: str) -> str:
+    """The text as words only: lower case, no punctuation."""
+    return " ".join(re.findall(r"[a-z0-9']+", text.lower()))
+
+
+def held_out(text: str) -> bool:
+    """One sentence in forty, whatever its source; and everything in the written evaluation set."""
+    return zlib.crc32(fold(text).encode()) % 40 == 0 or fold(text) in _EVALUATION
+
+
+def read_lines(name: str) -> list[str]:
+    path = DATA / name
+    if not path.exists():
+        return []
+    return [line.strip() for line in path.read_text("utf-8").splitlines() if line.strip()]
+
+
+_EVALUATION = {fold(line) for line in read_lines("open_eval.txt")}
+_EVALUATION |= {
+    fold(line[2:])
+    for name in ("memo", "conversation", "noisy", "silence")
+    for line in read_lines(f"sample_{name}.txt")
+}

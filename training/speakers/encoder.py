@@ -1,0 +1,48 @@
+"""The speaker encoder of diarize/, from the file that Resemblyzer ships.
+
+    uv pip install --no-deps --target training/made/resemblyzer resemblyzer==0.1.4
+    python -m training.speakers.encoder training/made/resemblyzer/resemblyzer/pretrained.pt
+
+Without `--no-deps` the package pulls webrtcvad, which needs a C compiler. Nothing of it is imported:
+its checkpoint is read as tensors only. What is written has no mean yet: training.speakers.plda adds it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from forescribe.diarize.engines.voice_encoder import DIMENSION, NAME
+from training.paths import BUNDLED
+
+FOLDER = BUNDLED / "speakers"
+SOURCE = "Resemblyzer 0.1.4, pretrained.pt"
+LICENCE = "Apache-2.0"
+
+
+def save(tensors: dict[str, torch.Tensor], name: str, digest: str) -> None:
+    """Weights in float16 with where they come from."""
+    told = {"name": name, "source": SOURCE, "sha256": digest, "licence": LICENCE}
+    halves = {key: tensor.half().contiguous() for key, tensor in tensors.items()}
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    save_file(halves, FOLDER / NAME, metadata={"forescribe": json.dumps(told)})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("checkpoint", type=Path)
+    path = parser.parse_args().checkpoint
+    state = torch.load(path, map_location="cpu", weights_only=True)["model_state"]
+    tensors = {key: state[key] for key in state if key.startswith(("lstm.", "linear."))}
+    tensors["mean"] = torch.zeros(DIMENSION)
+    save(tensors, "ge2e", hashlib.sha256(path.read_bytes()).hexdigest())
+    print(f"{sum(t.numel() for t in tensors.values()):,} parameters in {FOLDER / NAME}")
+
+
+if __name__ == "__main__":
+    main()

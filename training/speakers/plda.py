@@ -1,0 +1,246 @@
+"""The PLDA of diarize/: which differences between two vectors are the voice, and which the moment.
+
+    python -m training.speakers.vectors DATA/speakers
+    python -m training.speakers.plda
+    python -m training.speakers.plda --likeness      # how alike voices are, for known speakers
+
+Reads training/made/speakers/*.npz, learns from the training speakers only, and writes the encoder's
+mean, xvec_transform.npz, plda.npz and evaluation.json in bundled/speakers/. Format and features are
+those of pyannote.audio (VBx, Landini et al. 2022): whitened, length-normalised, within-class
+covariance I, between-class diagonal.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import safe_open
+from scipy.linalg import eigh
+
+from forescribe.diarize.engines.voice_encoder import NAME, WINDOW_SAMPLES
+from training.speakers.encoder import FOLDER, save
+from training.speakers.folds import FOLDS, fold_of, split
+from training.speakers.vectors import STEP, WORK
+from training.speech.channels import CHANNELS
+
+DIMENSIONS = 128
+"""Of the space that is kept; diarize/engines/embedded.py may use fewer, the most telling come first."""
+
+RIDGE = 1e-4
+
+
+@dataclass(frozen=True)
+class Plda:
+    """pyannote's two files."""
+
+    mean1: np.ndarray  # [D]
+    mean2: np.ndarray  # [L]
+    lda: np.ndarray  # [D, L]
+    mu: np.ndarray  # [L]
+    tr: np.ndarray  # [L, L]
+    psi: np.ndarray  # [L] between-class variances, falling
+
+    def features(self, x: np.ndarray) -> np.ndarray:
+        """[N, D] -> [N, L], as pyannote computes them."""
+        first = unit(x - self.mean1) * np.sqrt(len(self.mean1))
+        second = unit(first @ self.lda - self.mean2) * np.sqrt(len(self.mean2))
+        return (second - self.mu) @ self.tr.T
+
+
+def unit(rows: np.ndarray) -> np.ndarray:
+    return rows / np.linalg.norm(rows, axis=-1, keepdims=True)
+
+
+def scatter(rows: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Mean, within-class and between-class covariance, each per row."""
+    mean = rows.mean(0)
+    within = np.zeros((rows.shape[1],) * 2)
+    between = np.zeros_like(within)
+    for label in np.unique(labels):
+        own = rows[labels == label]
+        centre = own.mean(0)
+        within += (own - centre).T @ (own - centre)
+        between += len(own) * np.outer(centre - mean, centre - mean)
+    return mean, within / len(rows), between / len(rows)
+
+
+def ridged(matrix: np.ndarray) -> np.ndarray:
+    size = len(matrix)
+    return matrix + RIDGE * np.trace(matrix) / size * np.eye(size)
+
+
+def train(x: np.ndarray, y: np.ndarray, dimensions: int) -> Plda:
+    """From unit vectors [N, D] of speakers [N]."""
+    mean1 = x.mean(0)
+    first = unit(x - mean1) * np.sqrt(x.shape[1])
+    _, within, between = scatter(first, y)
+    lda = eigh(between, ridged(within))[1][:, ::-1][:, :dimensions]
+    mean2 = (first @ lda).mean(0)
+    second = unit(first @ lda - mean2) * np.sqrt(dimensions)
+    mu, within, between = scatter(second, y)
+    within = ridged(within)
+    # The scatter of means of a few windows holds a share of the spread within.
+    between = between - within * len(np.unique(y)) / len(y)
+    values, places = eigh((between + between.T) / 2, within)
+    psi = np.clip(values[::-1], 1e-4, None)
+    return Plda(mean1, mean2, lda, mu, places[:, ::-1].T, psi)
+
+
+def rate(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
+    """Equal error rate of the cosine over all pairs, and the cosine at which it is."""
+    same = y[:, None] == y[None]
+    upper = np.triu_indices(len(y), 1)
+    scores, truth = (x @ x.T)[upper], same[upper]
+    order = np.argsort(scores)
+    missed = np.cumsum(truth[order]) / truth.sum()
+    false = 1 - np.cumsum(~truth[order]) / (~truth).sum()
+    at = int(np.argmin(np.abs(missed - false)))
+    return float((missed[at] + false[at]) / 2), float(scores[order][at])
+
+
+def loaded(speakers: frozenset[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of these speakers: the mean of their clean windows, all windows' unit vectors around it [N, D]
+    in all channels, and whose they are [N]."""
+    parts = {name: of(name, speakers) for name in CHANNELS}
+    mean = parts["clean"][0].mean(0)
+    vectors = np.concatenate([vectors for vectors, _ in parts.values()])
+    return mean, unit(vectors - mean), np.concatenate([labels for _, labels in parts.values()])
+
+
+def of(name: str, speakers: frozenset[int]) -> tuple[np.ndarray, np.ndarray]:
+    """A channel's vectors [n, D] of these speakers, in the order of their clips' windows."""
+    with np.load(WORK / f"{name}.npz") as told:
+        chosen = np.isin(told["speakers"], sorted(speakers))
+        return told["vectors"][chosen], told["speakers"][chosen]
+
+
+def store(plda: Plda, folder: Path) -> None:
+    """As pyannote reads it."""
+    np.savez(folder / "xvec_transform.npz", mean1=plda.mean1, mean2=plda.mean2, lda=plda.lda)
+    np.savez(folder / "plda.npz", mu=plda.mu, tr=plda.tr, psi=plda.psi)
+
+
+def halves(
+    plda: Plda, mean: np.ndarray, name: str, speakers: frozenset[int], half: int
+) -> np.ndarray:
+    """[speakers, L] voices as stored ones are, each from the first or the second half of its clip; a
+    row of no numbers where that holds no window."""
+    vectors, labels = of(name, speakers)
+    step = STEP if name == "clean" else 2 * STEP
+    rows = []
+    for speaker in sorted(speakers):
+        own = unit(vectors[labels == speaker] - mean)
+        starts = np.arange(len(own)) * step
+        middle = (starts[-1] + WINDOW_SAMPLES) / 2 if len(own) else 0
+        inside = starts + WINDOW_SAMPLES <= middle if half == 0 else starts >= middle
+        rows.append(own[inside].mean(0) if inside.any() else np.full(own.shape[1], np.nan))
+    return unit(plda.features(unit(np.stack(rows))))
+
+
+def likeness(
+    parts: Iterable[tuple[Plda, np.ndarray, frozenset[int]]], one: str, other: str, bound: float
+) -> dict[str, float]:
+    """How alike a person's two voices are through two channels, and two persons': equal error and
+    the cosine at it, the cosine that one pair of persons in a hundred reaches and the share of
+    persons below it, and both errors at `bound`."""
+    same, different = list[np.ndarray](), list[np.ndarray]()
+    for plda, mean, speakers in parts:
+        cosines = halves(plda, mean, one, speakers, 0) @ halves(plda, mean, other, speakers, 1).T
+        same.append(np.diag(cosines))
+        different.append(cosines[~np.eye(len(cosines), dtype=bool)])
+    own, others = np.concatenate(same), np.concatenate(different)
+    own, others = own[~np.isnan(own)], others[~np.isnan(others)]
+    bounds = np.linspace(-1, 1, 2001)
+    missed = np.searchsorted(np.sort(own), bounds) / len(own)
+    taken = 1 - np.searchsorted(np.sort(others), bounds) / len(others)
+    at = int(np.abs(missed - taken).argmin())
+    hundredth = float(np.quantile(others, 0.99))
+    figures = {
+        "equal_error": (missed[at] + taken[at]) / 2,
+        "at": bounds[at],
+        "hundredth": hundredth,
+        "missed_there": (own < hundredth).mean(),
+        "missed": (own < bound).mean(),
+        "taken": (others >= bound).mean(),
+    }
+    return {name: round(float(value), 4) for name, value in figures.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--likeness", action="store_true", help="only that; writes nothing else")
+    if parser.parse_args().likeness:
+        return print(json.dumps(calibrated(), indent=2))
+    learn()
+
+
+def calibrated() -> dict[str, dict[str, float]]:
+    """`likeness` of the training voices, each third of them under a mean and a PLDA that the others
+    have trained; written to likeness.json."""
+    from forescribe.diarize.engines.embedded import THRESHOLDS
+
+    training = split(everybody()).training
+    parts = []
+    for fold in range(FOLDS):
+        mean, x, y = loaded(frozenset(s for s in training if fold_of(s) != fold))
+        own = frozenset(s for s in training if fold_of(s) == fold)
+        parts.append((train(x, y, DIMENSIONS), mean, own))
+    pairs = [(name, name) for name in CHANNELS]
+    pairs += [("clean", name) for name in CHANNELS if name != "clean"]
+    found = {
+        f"{one}, {other}": likeness(parts, one, other, THRESHOLDS.same) for one, other in pairs
+    }
+    (FOLDER / "likeness.json").write_text(json.dumps(found, indent=2) + "\n")
+    return found
+
+
+def everybody() -> list[int]:
+    with np.load(WORK / "clean.npz") as told:
+        return sorted(set(told["speakers"].tolist()))
+
+
+def learn() -> None:
+    groups = split(everybody())
+    mean, x, y = loaded(groups.training)
+    plda = train(x, y, DIMENSIONS)
+    store(plda, FOLDER)
+    with safe_open(FOLDER / NAME, framework="pt") as file:
+        told = json.loads(file.metadata()["forescribe"])
+        tensors = {key: file.get_tensor(key) for key in file.keys()}
+    tensors["mean"] = torch.from_numpy(mean)
+    # A stored voice is only comparable under the same mean.
+    name = f"ge2e-{hashlib.sha256(mean.astype(np.float16).tobytes()).hexdigest()[:8]}"
+    save(tensors, name, told["sha256"])
+    result: dict[str, Any] = {
+        "windows": len(y),
+        "speakers": {
+            "training": len(groups.training),
+            "tuning": len(groups.tuning),
+            "test": len(groups.test),
+        },
+        "psi": [round(float(value), 3) for value in plda.psi[:8]],
+        "equal_error": {},
+    }
+    for channel in CHANNELS:
+        vectors, speakers = of(channel, groups.test)
+        error, at = rate(unit(vectors - mean), speakers)
+        learnt, _ = rate(unit(plda.features(unit(vectors - mean))), speakers)
+        result["equal_error"][channel] = {
+            "cosine": round(error, 4),
+            "at": round(at, 3),
+            "plda": round(learnt, 4),
+        }
+    (FOLDER / "evaluation.json").write_text(json.dumps(result, indent=2) + "\n")
+    print(json.dumps(result, indent=2))
+
+
+if __name__ == "__main__":
+    main()
