@@ -117,7 +117,7 @@ class Serving:
     @property
     def transcriber(self) -> Transcriber:
         """Raises `not_ready` before it is loaded."""
-        return self._ready().t
+        return self._ready().transcriber
 
     def start(self) -> None:
         self.decoders.start()
