@@ -1,8 +1,8 @@
-"""Long recordings: diarized in blocks of bounded memory, the voices of all blocks linked.
+"""Diarization of long recordings in blocks, with the voices of all blocks linked.
 
-Clustering costs the square of the length, in time and in memory; ten hours at once would need 13 GB
-for it. A block of half an hour needs a few hundred MB. Works on pieces as they come, so that a
-recording need never be in memory whole.
+The time and memory of clustering grow with the square of the length: ten hours at once would need
+13 GB, a block of half an hour needs a few hundred MB. The samples are read as a stream, so that a
+recording is never in memory as a whole.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .speakers.linking import link_voices
 from .turns import Turns
 
 BLOCK = 30 * 60 * SAMPLE_RATE
-"""Samples. A recording of up to a quarter more stays whole: a short last block knows few voices."""
+"""Samples. A recording of up to a quarter more is one block: a short last block has few voices."""
 
 SLACK = BLOCK // 4
 
@@ -26,18 +26,18 @@ SLACK = BLOCK // 4
 def split_into_blocks(
     pieces: Iterable[Samples], *, block: int = BLOCK, slack: int = SLACK
 ) -> Iterator[Samples]:
-    """Pieces of any length as blocks of `block` samples; the last one has up to `slack` more."""
-    held: list[Samples] = []
+    """Yield blocks of `block` samples from pieces of any length; the last has up to `slack` more."""
+    pending: list[Samples] = []
     count = 0
     for piece in pieces:
-        held.append(piece)
+        pending.append(piece)
         count += len(piece)
         while count > block + slack:
-            joined = np.concatenate(held)
+            joined = np.concatenate(pending)
             yield joined[:block]
-            held, count = [joined[block:].copy()], count - block
+            pending, count = [joined[block:].copy()], count - block
     if count:
-        yield np.concatenate(held)
+        yield np.concatenate(pending)
 
 
 def diarize_blocks(
@@ -48,29 +48,29 @@ def diarize_blocks(
     *,
     sample_count: int | None = None,
 ) -> Diarization:
-    """Who speaks when in a recording that comes in blocks, one after the other without a gap.
+    """Diarize a recording that is given as consecutive blocks without gaps.
 
-    `sample_count` is the length of the whole where it is known, for the hook's sake. A single block
-    is the engine's own answer.
+    `sample_count` is the length of the recording, if known; the hook needs it to report progress.
+    For a single block the engine's result is returned unchanged.
     """
     bounds = bounds or Bounds()
-    found: list[Diarization] = []
+    done: list[Diarization] = []
     start = 0
     for block in blocks:
-        several = bool(found) or (sample_count or 0) > len(block)
-        # A block need not hold everybody, so only the upper bound is its own.
+        several = bool(done) or (sample_count or 0) > len(block)
+        # A speaker may be missing from a block, so only the upper bound applies to it.
         own = Bounds(at_most=bounds.most) if several else bounds
-        found.append(diarizer.diarize(block, own, _part(hook, start, len(block), sample_count)))
+        done.append(diarizer.diarize(block, own, _part(hook, start, len(block), sample_count)))
         start += len(block)
-    if not found:
+    if not done:
         return diarizer.diarize(np.zeros(0, np.float32), bounds, hook)
-    return found[0] if len(found) == 1 else join_blocks(found, bounds)
+    return done[0] if len(done) == 1 else join_blocks(done, bounds)
 
 
 def join_blocks(blocks: list[Diarization], bounds: Bounds) -> Diarization:
-    """Diarizations of blocks that follow each other as one."""
+    """Join the diarizations of consecutive blocks."""
     engine = blocks[0].engine
-    voices = [(n, voice) for n, block in enumerate(blocks) for voice in _all(block)]
+    voices = [(n, voice) for n, block in enumerate(blocks) for voice in _voices(block)]
     numbers = link_voices(
         voices,
         engine.thresholds.possible,
@@ -95,8 +95,8 @@ def join_blocks(blocks: list[Diarization], bounds: Bounds) -> Diarization:
     )
 
 
-def _all(block: Diarization) -> list[Voice]:
-    """A voice for every speaker, with a vector or without."""
+def _voices(block: Diarization) -> list[Voice]:
+    """One voice per speaker, with or without a vector."""
     known = {voice.speaker: voice for voice in block.voices}
     return [
         known.get(speaker) or Voice(speaker, None, block.exclusive.samples_of(speaker))
@@ -113,7 +113,7 @@ def _means(voices: list[tuple[int, Voice]], numbers: list[int]) -> tuple[Voice, 
 
 
 def mean_voice(name: str, voices: Iterable[Voice]) -> Voice:
-    """One voice of several, weighted by how much was said."""
+    """The mean of several voices, weighted by their amount of speech."""
     voices = list(voices)
     total = sum((v.vector * max(1, v.samples) for v in voices if v.vector is not None), np.zeros(1))
     length = float(np.linalg.norm(total))
@@ -122,19 +122,19 @@ def mean_voice(name: str, voices: Iterable[Voice]) -> Voice:
 
 
 def _chained(parts: list[Turns]) -> Turns:
-    """Turns that a border between blocks has cut are one again."""
+    """Join turns that were cut at the boundary between two blocks."""
     return Turns(tuple(turn for part in parts for turn in part)).joined()
 
 
 def _notices(blocks: list[Diarization], count: int, bounds: Bounds) -> tuple[Notice, ...]:
-    # A block's own count says nothing about the whole.
+    # The number of speakers in a block says nothing about the recording.
     found = {n: None for block in blocks for n in block.warnings if n.code != "speaker_count"}
     return (*found, *bounds.notices(count))
 
 
 def _part(hook: Hook, start: int, length: int, total: int | None) -> Hook:
-    """A block's progress as a part of the whole's. Of a length that nobody knows, the first half is
-    done when a block is: the hook may still cancel."""
+    """Report a block's progress as part of the recording's. If the length is unknown, every block
+    counts up to one half, so that the hook is called and can cancel."""
     if total is None:
         return lambda step, done: hook(step, 0.5 * done)
     whole = max(total, start + length)

@@ -1,8 +1,8 @@
-"""Borders of turns to 10 ms, by the level of the sound.
+"""Boundaries of turns to 10 ms, from the level of the signal.
 
-Voice activity says in steps of 32 ms that there is speech, and bridges short pauses or not as its
-memory has it. Where speech stands out from its surroundings, level knows better where it begins,
-ends and pauses; in noise it knows nothing, and turns stay as they were. Knows nothing of voices.
+Voice activity detection works in steps of 32 ms and bridges short pauses inconsistently. Where
+speech is clearly louder than the background, the level shows more exactly where speech starts, ends
+and pauses; in noise turns are left unchanged. Knows nothing of voices.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ FRAME = SAMPLE_RATE // 100
 """Samples, 10 ms; lengths below are in such frames."""
 
 DIGITAL_DB = -100.0
-"""Zeros that somebody has put there say nothing about a room's silence."""
+"""Digital zeros, which say nothing about the noise of a room."""
 
 
 @dataclass(frozen=True)
 class LevelSettings:
-    """What counts as speech. Tuned on mixtures of training voices, with docs/speakers.md's figures."""
+    """Thresholds for speech. Tuned on mixtures of training voices, with docs/speakers.md's figures."""
 
-    part: float = 0.3  # of the way from quiet to loud, in dB: above it is speech
-    contrast_db: float = 25.0  # between quiet and loud; with less, level is not asked
-    quiet: float = 10.0  # percentile of the surroundings
-    loud: float = 95.0  # percentile of the stretch itself
+    part: float = 0.3  # of the range from quiet to loud in dB; speech is above it
+    contrast_db: float = 25.0  # between quiet and loud; with less, turns are left unchanged
+    quiet: float = 10.0  # percentile of the level around a stretch
+    loud: float = 95.0  # percentile of the level in the stretch
     around: int = 400
-    margin: int = 20  # by so much a border may move outwards
-    apart: int = 25  # stretches that are closer are looked at together
-    pause: int = 30  # of one speaker, bridged
+    margin: int = 20  # a boundary may move outwards by this much
+    gap: int = 25  # stretches closer than this are treated as one
+    pause: int = 30  # of one speaker, bridged up to this length
     shortest: int = 5
 
 
 def refine_boundaries(turns: Turns, samples: Samples, levels: LevelSettings | None = None) -> Turns:
-    """Turns that do not overlap, with borders where the level of `samples` [T] rises and falls.
+    """Move the boundaries of exclusive turns to where the level of `samples` [T] rises and falls.
 
-    What lies between two speakers' turns goes to the nearer one. No speech is found where no turn is
-    near.
+    Speech between the turns of two speakers is assigned to the nearer turn. No speech is found far
+    from any turn.
     """
     levels = levels or LevelSettings()
     frames = len(samples) // FRAME
@@ -54,14 +54,14 @@ def refine_boundaries(turns: Turns, samples: Samples, levels: LevelSettings | No
     if not len(spans) or not frames:
         return turns
     spoken = _spoken(_decibels(samples), spans, levels)  # [F]
-    # Half way between two turns the one ends and the other begins.
+    # The boundary between two turns is in the middle of the gap.
     halves = (spans[:-1, 1] + spans[1:, 0]) / 2
     nearest = np.searchsorted(halves, np.arange(frames), side="right")  # [F] turns
     names = {speaker: number for number, speaker in enumerate(turns.speakers)}
-    whose = np.array([names[turn.speaker] for turn in turns])[nearest]
+    speaker_of = np.array([names[turn.speaker] for turn in turns])[nearest]
     return Turns.of(
         (start * FRAME, end * FRAME, speaker)
-        for start, end, number in _bridged(np.where(spoken, whose, -1), levels)
+        for start, end, number in _bridged(np.where(spoken, speaker_of, -1), levels)
         for speaker in (turns.speakers[number],)
     )
 
@@ -76,9 +76,9 @@ def _decibels(samples: Samples) -> NDArray[np.float64]:
 def _spoken(
     level: NDArray[np.float64], spans: NDArray[np.int64], levels: LevelSettings
 ) -> NDArray[np.bool_]:
-    """[F] where there is speech, in and close to these stretches [N, 2]."""
+    """Mark speech [F] within and close to the stretches [N, 2]."""
     found = np.zeros(len(level), bool)
-    gaps = np.flatnonzero(spans[1:, 0] - spans[:-1, 1] > levels.apart) + 1
+    gaps = np.flatnonzero(spans[1:, 0] - spans[:-1, 1] > levels.gap) + 1
     for near in np.split(spans, gaps):
         start, end = int(near[0, 0]), int(near[-1, 1])
         if end - start < levels.shortest:
@@ -98,11 +98,13 @@ def _spoken(
     return found
 
 
-def _bridged(whose: NDArray[np.int64], levels: LevelSettings) -> list[tuple[int, int, int]]:
-    """[F] speakers, -1 for nobody -> (start, end, speaker), a speaker's short pauses bridged."""
-    edges = np.flatnonzero(np.diff(whose)) + 1
-    starts, ends = np.append(0, edges).tolist(), np.append(edges, len(whose)).tolist()
-    runs = [(s, e, int(whose[s])) for s, e in zip(starts, ends, strict=True) if whose[s] >= 0]
+def _bridged(speaker_of: NDArray[np.int64], levels: LevelSettings) -> list[tuple[int, int, int]]:
+    """[F] speakers, -1 for none -> (start, end, speaker) with short pauses bridged."""
+    edges = np.flatnonzero(np.diff(speaker_of)) + 1
+    starts, ends = np.append(0, edges).tolist(), np.append(edges, len(speaker_of)).tolist()
+    runs = [
+        (s, e, int(speaker_of[s])) for s, e in zip(starts, ends, strict=True) if speaker_of[s] >= 0
+    ]
     found: list[tuple[int, int, int]] = []
     for start, end, speaker in runs:
         if found and found[-1][2] == speaker and start - found[-1][1] <= levels.pause:

@@ -1,7 +1,7 @@
-"""Diarizer: a recording's samples in, turns and voices out. The seam between engines and users.
+"""The interface of diarization engines: samples in, turns and voices out.
 
-An engine is anything with `diarize` and `engine`; see docs/speakers.md for one in ten lines. Needs no
-torch.
+An engine is any object with `diarize` and `engine`; docs/speakers.md has an example in ten lines.
+This module does not need torch.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ Samples = NDArray[np.float32]
 """[T] mono at 16 kHz, nominally from -1 to 1."""
 
 Hook = Callable[[str, float], None]
-"""Called with the step's name and the share of the whole that is done, 0 to 1. What it raises ends
-the call: that is how to cancel."""
+"""Called with the name of the step and the share of the work that is done, 0 to 1. An exception that
+it raises cancels the call."""
 
 MOST_SPEAKERS = 100
-"""pyannote counts clusters in 8 bits, so that 128 would wrap around."""
+"""pyannote counts clusters in 8 bits, which would overflow at 128."""
 
 
 def ignore_progress(step: str, done: float) -> None:
-    """The hook of somebody who does not wait."""
+    """A hook that does nothing."""
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """How many speakers there are: `exactly`, or from `at_least` to `at_most`; None is unknown.
+    """The number of speakers: `exactly`, or from `at_least` to `at_most`; None is unknown.
 
-    Raises UsageError for bounds that contradict each other or make no sense.
+    Raises UsageError for bounds that are out of range or contradict each other.
     """
 
     exactly: int | None = None
@@ -55,7 +55,7 @@ class Bounds:
             if value is not None and not 1 <= value <= MOST_SPEAKERS:
                 raise UsageError(f"the {name} is {value}; it must be from 1 to {MOST_SPEAKERS}")
         if self.exactly is not None and (self.at_least or self.at_most):
-            raise UsageError("give the number of speakers, or its bounds, not both")
+            raise UsageError("give either the number of speakers or its bounds, not both")
         if self.at_least and self.at_most and self.at_least > self.at_most:
             raise UsageError(
                 f"at least {self.at_least} and at most {self.at_most} speakers contradict each other: "
@@ -64,27 +64,27 @@ class Bounds:
 
     @property
     def least(self) -> int:
-        """In force."""
+        """The effective lower bound."""
         return self.exactly or self.at_least or 1
 
     @property
     def most(self) -> int:
-        """In force."""
+        """The effective upper bound."""
         return self.exactly or self.at_most or MOST_SPEAKERS
 
     def notices(self, count: int) -> tuple[Notice, ...]:
-        """What to say of so many speakers: a requested number is a wish. Silence breaks none."""
+        """A warning if the count is out of bounds, as engines may miss them. Silence has no warning."""
         if not count or self.least <= count <= self.most:
             return ()
-        wanted = " to ".join(str(n) for n in sorted({self.least, self.most}))
-        text = f"{count} speakers were found where {wanted} were asked for"
+        requested = " to ".join(str(n) for n in sorted({self.least, self.most}))
+        text = f"{count} speakers were found where {requested} were requested"
         return (Notice("speaker_count", text),)
 
 
 @dataclass(frozen=True, eq=False)
 class Voice:
-    """How a speaker sounds: a unit vector [D] of the engine's speaker encoder, made from `samples`
-    samples of speech. `vector` is None where there was too little of it."""
+    """A speaker's voice: a unit vector [D] of the engine's speaker encoder, computed from `samples`
+    samples of speech. `vector` is None where there was too little speech."""
 
     speaker: str
     vector: NDArray[np.float32] | None
@@ -96,23 +96,23 @@ class Voice:
 
 @dataclass(frozen=True)
 class SimilarityThresholds:
-    """Cosines of two vectors of one encoder, which has its own: from `same` on it is one person's
-    voice, from `maybe` on it may be. Raises UsageError unless -1 <= maybe <= same <= 1."""
+    """Thresholds of an encoder for the cosine of two vectors: from `same` on they are the voice of one
+    person, from `possible` on they may be. Raises UsageError unless -1 <= possible <= same <= 1."""
 
     same: float
     possible: float
 
     def __post_init__(self) -> None:
         if not -1 <= self.possible <= self.same <= 1:
-            raise UsageError(f"likeness from {self.possible} to {self.same}")
+            raise UsageError(f"similarity thresholds: possible {self.possible}, same {self.same}")
 
 
 @dataclass(frozen=True)
 class Engine:
-    """What ran: travels with every result.
+    """Describes the engine in every result.
 
-    `encoder` names the speaker encoder, since vectors of two encoders must not be compared; None
-    where an engine has none. `details` are versions and the like.
+    `encoder` names the speaker encoder, as vectors of two encoders must not be compared; it is None
+    for an engine without one. `details` are versions and similar facts.
     """
 
     name: str
@@ -121,15 +121,16 @@ class Engine:
     details: Mapping[str, Json] = field(default_factory=lambda: MappingProxyType({}))
 
     def to_dict(self) -> dict[str, Json]:
-        """For JSON."""
+        """The JSON form."""
         return {"name": self.name, "encoder": self.encoder, **self.details}
 
 
 @dataclass(frozen=True, eq=False)
 class Diarization:
-    """Who spoke when. `regular` turns may overlap, `exclusive` ones do not and say who is heard best.
+    """Who spoke when. `regular` turns may overlap; `exclusive` turns do not and name the dominant
+    speaker.
 
-    Speakers are named by first appearance and turns lie within the recording; `of` sees to it.
+    Speakers are numbered by first appearance and turns lie within the recording; `of` ensures both.
     """
 
     regular: Turns
@@ -155,7 +156,7 @@ class Diarization:
         engine: Engine,
         warnings: tuple[Notice, ...] = (),
     ) -> Diarization:
-        """From turns with any names, of any length."""
+        """Create it from turns with any names, which may extend past the end."""
         regular, exclusive = regular.clipped(sample_count), exclusive.clipped(sample_count)
         names = appearance(regular)
         known = (voice for voice in voices if voice.speaker in names)
@@ -171,11 +172,11 @@ class Diarization:
 
     @property
     def speakers(self) -> tuple[str, ...]:
-        """By first appearance."""
+        """In order of first appearance."""
         return self.regular.speakers
 
     def renamed(self, names: Mapping[str, str]) -> Diarization:
-        """With other names for some speakers, such as those of known voices."""
+        """Replace the names of some speakers, such as those of known voices."""
         voices = tuple(
             Voice(names.get(v.speaker, v.speaker), v.vector, v.samples) for v in self.voices
         )
@@ -189,7 +190,7 @@ class Diarization:
         )
 
     def to_dict(self) -> dict[str, Json]:
-        """For JSON: turns in seconds, the engine, no vectors."""
+        """The JSON form: turns in seconds and the engine, without vectors."""
 
         def listed(turns: Turns) -> list[Json]:
             return [{"start": t.start, "end": t.end, "speaker": t.speaker} for t in turns]
@@ -205,13 +206,13 @@ class Diarization:
 
 
 class Diarizer(Protocol):
-    """An engine, loaded. Several recordings may be given to it, one at a time."""
+    """A loaded engine. It diarizes several recordings, one at a time."""
 
     @property
     def engine(self) -> Engine:
-        """What it is."""
+        """The description of the engine."""
 
     def diarize(
         self, samples: Samples, bounds: Bounds | None = None, hook: Hook = ignore_progress
     ) -> Diarization:
-        """Who speaks when. Any length, also none; raises only what the hook raises and CapacityError."""
+        """Diarize `samples` [T], which may be empty. Raises CapacityError and what the hook raises."""

@@ -1,6 +1,6 @@
-"""Turns: who speaks when, as a whole recording's list, and from RTTM.
+"""Turns: the list of who speaks when in a recording, and its RTTM reader.
 
-Positions are integer samples at 16 kHz, as everywhere. Knows nothing of models and of words.
+Positions are integer samples at 16 kHz. Knows nothing of models and words.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from forescribe.asr.errors import UsageError
 from forescribe.asr.formats.transcript import Turn, samples_at
 
 ANONYMOUS = "SPEAKER_"
-"""How a speaker without a name is called, with a number behind it."""
+"""Prefix of the label of a speaker without a name; a number follows."""
 
 
 @dataclass(frozen=True)
 class Turns:
-    """Turns in the order of their starts. They may overlap; `exclusive()` ones do not."""
+    """Turns sorted by start. They may overlap; those of `exclusive()` do not."""
 
     turns: tuple[Turn, ...] = ()
 
     def __post_init__(self) -> None:
-        # Stable and blind to names, so that renaming speakers changes nothing else.
+        # A stable sort that ignores names, so that renaming speakers keeps the order.
         in_order = sorted(self.turns, key=lambda turn: (turn.start_sample, turn.end_sample))
         object.__setattr__(self, "turns", tuple(in_order))
 
     @classmethod
     def of(cls, turns: Iterable[tuple[int, int, str]]) -> Turns:
-        """From (start sample, end sample, speaker)."""
+        """Create turns from (start sample, end sample, speaker)."""
         return cls(tuple(Turn(*turn) for turn in turns))
 
     def __iter__(self) -> Iterator[Turn]:
@@ -40,28 +40,28 @@ class Turns:
 
     @property
     def speakers(self) -> tuple[str, ...]:
-        """By first appearance."""
+        """In order of first appearance."""
         return tuple(dict.fromkeys(turn.speaker for turn in self))
 
     def samples_of(self, speaker: str) -> int:
-        """How many samples this speaker has, overlapping turns counted each."""
+        """The number of samples of a speaker; overlapping turns count separately."""
         return sum(turn.samples for turn in self if turn.speaker == speaker)
 
     def clipped(self, sample_count: int) -> Turns:
-        """Within a recording of this length. What lies behind its end is left out."""
+        """Cut turns at the end of a recording of this length; drop those after it."""
         inside = (turn for turn in self if turn.start_sample < sample_count)
         return Turns(tuple(replace(t, end_sample=min(t.end_sample, sample_count)) for t in inside))
 
     def shifted(self, samples: int) -> Turns:
-        """Later by so many samples: a block's turns in its recording."""
+        """Move turns later by so many samples."""
         return Turns.of((t.start_sample + samples, t.end_sample + samples, t.speaker) for t in self)
 
     def renamed(self, names: Mapping[str, str]) -> Turns:
-        """With other names; who is not in `names` keeps theirs."""
+        """Rename the speakers in `names`; the others keep their names."""
         return Turns(tuple(replace(t, speaker=names.get(t.speaker, t.speaker)) for t in self))
 
     def joined(self, gap: int = 0) -> Turns:
-        """Turns of one speaker that are at most `gap` samples apart, or overlap, as one."""
+        """Join turns of one speaker that overlap or are at most `gap` samples apart."""
         found: list[Turn] = []
         last: dict[str, int] = {}  # place in `found`
         for turn in self:
@@ -75,9 +75,9 @@ class Turns:
         return Turns(tuple(found))
 
     def exclusive(self) -> Turns:
-        """At most one speaker at a time: who speaks already keeps the floor.
+        """Keep one speaker at a time: in an overlap, the one who spoke first.
 
-        For engines that do not say themselves who is heard best in an overlap.
+        For engines that do not determine the dominant speaker of an overlap.
         """
         borders = sorted({b for turn in self for b in (turn.start_sample, turn.end_sample)})
         found: list[tuple[int, int, str]] = []
@@ -97,14 +97,14 @@ class Turns:
 
 
 def appearance(turns: Turns, prefix: str = ANONYMOUS) -> dict[str, str]:
-    """New names by first appearance: SPEAKER_00, SPEAKER_01, …"""
+    """Number the speakers by first appearance: SPEAKER_00, SPEAKER_01, …"""
     return {speaker: f"{prefix}{n:02d}" for n, speaker in enumerate(turns.speakers)}
 
 
 def read_rttm(text: str) -> dict[str, Turns]:
-    """Turns by recording. Lines of other types and comments are passed over.
+    """Read the turns of each recording. Comments and lines of other types are ignored.
 
-    Raises UsageError, with the line's number, for a line that is no turn.
+    Raises UsageError with the line number for an invalid turn.
     """
     found: dict[str, list[tuple[int, int, str]]] = {}
     for number, line in enumerate(text.splitlines(), start=1):
@@ -117,7 +117,9 @@ def read_rttm(text: str) -> dict[str, Turns]:
             end = samples_at(float(start) + float(length))
             turn = Turn(begin, end, speaker)
         except (IndexError, ValueError, OverflowError) as error:
-            raise UsageError(f"RTTM line {number} is no turn ({error}): {line!r}") from error
+            raise UsageError(
+                f"RTTM line {number} is not a valid turn ({error}): {line!r}"
+            ) from error
         found.setdefault(name, []).append((turn.start_sample, turn.end_sample, turn.speaker))
     return {name: Turns.of(turns) for name, turns in found.items()}
 

@@ -1,4 +1,4 @@
-"""A speaker for every word, given the words and the turns.
+"""Assigns a speaker to every word of a transcript, given the turns.
 
-Knows transcripts and turns; nothing of audio.
+Knows transcripts and turns, but nothing of audio.
 """

@@ -1,4 +1,4 @@
-"""The sounds of a listener: short words that are said into another one's sentence."""
+"""Backchannels: short words of a listener within another speaker's sentence."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ _ALL = frozenset[str]().union(*BACKCHANNELS.values())
 
 
 def is_backchannel(text: str, language: str | None) -> bool:
-    """Whether `text` is nothing but such sounds; for a language that is not listed, of any."""
+    """Whether `text` consists of backchannels; unknown languages use the words of all languages."""
     listed = BACKCHANNELS.get(language, _ALL) if language else _ALL
     return _made_of(_plain(text).split(), listed)
 
 
 def _made_of(words: list[str], listed: frozenset[str]) -> bool:
-    """Whether the words are one or more listed phrases in a row."""
+    """Whether the words are a sequence of listed phrases."""
     starts = (n for n in range(1, len(words) + 1) if " ".join(words[:n]) in listed)
     return any(n == len(words) or _made_of(words[n:], listed) for n in starts)
 
 
 def _plain(text: str) -> str:
-    """Lower case, hyphens as spaces, no other signs: "Mm-hm." is "mm hm"."""
+    """Lower case with hyphens as spaces and without punctuation: "Mm-hm." becomes "mm hm"."""
     kept = [
         " " if unicodedata.category(sign) in ("Pd", "Zs") else sign
         for sign in unicodedata.normalize("NFC", text).casefold()

@@ -1,7 +1,6 @@
-"""Speakers onto a transcript: every word gets one, and segments are cut where the speaker changes.
+"""Adds speakers to a transcript and splits segments where the speaker changes.
 
-The words and their times stay as they were: all that is added is who said them. Knows nothing of
-how turns were found.
+Text and times of the words are not changed. Knows nothing of how turns were found.
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ from .word_speakers import Attribution, assign_speakers
 
 
 def attribute_speakers(transcript: Transcript, regular: Turns, exclusive: Turns) -> Transcript:
-    """The transcript with speakers. `text` is the same, sign by sign.
+    """Return the transcript with speakers. Its `text` is unchanged.
 
-    Segments without words are attributed as wholes would be, by words that are spread evenly over
-    their time; they are not cut. Raises nothing: without turns every speaker is None.
+    Segments without words are not split; their words are assumed to be spread evenly over their time.
+    Without turns every speaker is None.
     """
     spoken = [_timed(segment) for segment in transcript.segments]
     words = [word for own in spoken for word in own]
@@ -43,7 +42,7 @@ def attribute_speakers(transcript: Transcript, regular: Turns, exclusive: Turns)
 
 
 def _timed(segment: Segment) -> Sequence[Word]:
-    """The segment's words; where it has none, its text in words that share its time by length."""
+    """The words of the segment, or else its text with times in proportion to length."""
     if segment.words is not None:
         return segment.words
     texts = segment.text.split()
@@ -79,7 +78,7 @@ def _cut(segment: Segment, words: Sequence[Word], who: Sequence[Attribution]) ->
 
 
 def _named(segment: Segment, words: Sequence[Word]) -> Segment:
-    """With the speaker of most of its time, and how sure that is on average."""
+    """Set the speaker of most of the segment's time, with the mean confidence."""
     said: dict[str, int] = defaultdict(int)
     for word in words:
         if word.speaker is not None:

@@ -1,8 +1,8 @@
-"""A speaker for every word: the cheapest way through the words, given the turns.
+"""Assigns a speaker to every word: the path of least cost through the words, given the turns.
 
-Each word has evidence for each speaker, from the turns it lies in or near. Changing the speaker
-costs more within a phrase than after a sentence, so a turn whose border is off by a fifth of a
-second does not tear a sentence apart. Knows nothing of audio; never touches a word's text or times.
+Each word has evidence for each speaker from the turns that contain it or are near. A change of
+speaker costs more within a phrase than after a sentence, so that a turn boundary that is off by a
+fifth of a second does not split a sentence. Knows nothing of audio; text and times are not changed.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Costs:
-    """What decides, in seconds and in nats. The values are first guesses that held on simulated
-    conversations (0.9 to 2.2 % of words wrong, where overlap alone had 3.6 %), not tuned."""
+    """Times in seconds and costs in nats. The values are untuned first choices; on simulated
+    conversations 0.9 to 2.2 % of the words are wrong (3.6 % with the largest overlap alone)."""
 
     shortest_turn: float = 0.05
-    around: float = 0.15  # a word's surroundings, which count half
+    around: float = 0.15  # before and after a word; overlap there counts half
     decay: float = 0.5  # evidence of a turn that does not touch the word
-    floor: float = 0.08  # of the probability, shared by all: one bad turn does not decide alone
+    floor: float = 0.08  # of the probability, shared by all speakers, against wrong turns
     in_phrase: float = 2.2
     after_pause: float = 0.9
     at_segment: float = 0.5
@@ -39,14 +39,14 @@ class Costs:
     pause: float = 0.35
     island_words: int = 2
     island: float = 0.7
-    reach: float = 2.0  # beyond it a turn says nothing about a word
-    heard: float = 0.6  # of a backchannel, to be believed
+    reach: float = 2.0  # turns farther away are no evidence for a word
+    active: float = 0.6  # share of a backchannel that its speaker must be active
 
 
 @dataclass(frozen=True)
 class Attribution:
-    """Whose a word is. `confidence` is the share of the evidence, 0 to 1; both are None where no
-    turn is near. `overlap` says that somebody else speaks at the same time."""
+    """The speaker of a word. `confidence` is the share of the evidence, 0 to 1; both are None where
+    no turn is near. `overlap` is true where several speakers are active."""
 
     speaker: str | None
     confidence: float | None
@@ -68,11 +68,11 @@ def assign_speakers(
     language: str | None = None,
     costs: Costs | None = None,
 ) -> list[Attribution]:
-    """One attribution for each of `words`, which are in order.
+    """Return one attribution for each of `words`, which are in order.
 
-    `exclusive` turns do not overlap and are the evidence, `regular` ones say where several speak.
-    `breaks` are the words that begin a segment, `language` chooses the backchannels; None takes those
-    of all languages. Words all belong to the same recording as the turns.
+    `exclusive` turns are the evidence; `regular` turns show where several speak. `breaks` are the
+    indices of words that begin a segment. `language` selects the backchannels; None selects those of
+    all languages.
     """
     costs = costs or Costs()
     alone = [turn for turn in exclusive if turn.samples >= costs.shortest_turn * SAMPLE_RATE]
@@ -80,28 +80,28 @@ def assign_speakers(
     if not words or not speakers:
         return [NO_SPEAKER] * len(words)
     spans = _spans(words)  # [N, 2]
-    floor = _Floor(alone, speakers)
-    chances, distance = floor.evidence(spans, costs)  # [N, S], [N]
-    borders = _Borders(words, spans, frozenset(breaks), costs)
-    labels = _cheapest(chances, borders.costs(), costs)
-    everybody = list(dict.fromkeys([*speakers, *regular.speakers]))
-    activity = _Floor(list(regular.joined()), everybody)
+    turns_of = _SpeakerTurns(alone, speakers)
+    chances, distance = turns_of.evidence(spans, costs)  # [N, S], [N]
+    boundaries = _Boundaries(words, spans, frozenset(breaks), costs)
+    labels = _cheapest(chances, boundaries.costs(), costs)
+    all_speakers = list(dict.fromkeys([*speakers, *regular.speakers]))
+    activity = _SpeakerTurns(list(regular.joined()), all_speakers)
     active = activity.overlap(spans) / np.maximum(spans[:, 1:] - spans[:, :1], 1e-9)  # [N, S]
-    labels = _without_islands(labels, words, spans, borders, active, language, costs)
-    known = _known(labels, distance <= costs.reach, borders, costs)
+    labels = _without_islands(labels, words, spans, boundaries, active, language, costs)
+    known = _known(labels, distance <= costs.reach, boundaries, costs)
     return [
         Attribution(
-            speakers[label] if told else None,
-            float(chances[n, label]) if told else None,
+            speakers[label] if is_known else None,
+            float(chances[n, label]) if is_known else None,
             bool((active[n] >= 0.5).sum() >= 2),
         )
-        for n, (label, told) in enumerate(zip(labels, known, strict=True))
+        for n, (label, is_known) in enumerate(zip(labels, known, strict=True))
     ]
 
 
 def _spans(words: Sequence[Word]) -> Floats:
-    """[N, 2] seconds, for timing only: a word that was stretched over a pause would take the next
-    speaker's turn for its own."""
+    """[N, 2] seconds, with long words shortened: a word stretched over a pause would otherwise reach
+    into the next speaker's turn."""
     starts = np.array([word.start for word in words])
     ends = np.array([word.end for word in words])
     letters = np.array([len(word.text.strip()) for word in words])
@@ -109,8 +109,8 @@ def _spans(words: Sequence[Word]) -> Floats:
     return np.stack([starts, np.minimum(ends, starts + longest)], axis=1)
 
 
-class _Floor:
-    """Who has the floor when: each speaker's turns, which do not overlap among themselves."""
+class _SpeakerTurns:
+    """The turns of each speaker; those of one speaker do not overlap."""
 
     def __init__(self, turns: Sequence[Turn], speakers: Sequence[str]) -> None:
         own = [[turn for turn in turns if turn.speaker == speaker] for speaker in speakers]
@@ -118,23 +118,24 @@ class _Floor:
         self.ends = [np.array([t.end for t in turns]) for turns in own]
 
     def overlap(self, spans: Floats) -> Floats:
-        """[N, 2] -> [N, S] seconds of each speaker within each span."""
+        """[N, 2] spans -> [N, S] seconds of each speaker within each span."""
         return np.stack(
             [self._until(s, spans[:, 1]) - self._until(s, spans[:, 0]) for s in self._all()], axis=1
         )
 
     def distance(self, spans: Floats) -> Floats:
-        """[N, 2] -> [N, S] seconds to each speaker's nearest turn, from edge to edge."""
+        """[N, 2] spans -> [N, S] seconds to the nearest turn of each speaker, edge to edge."""
         found = np.full((len(spans), len(self.starts)), np.inf)
         for s in self._all():
             starts, ends = np.append(self.starts[s], np.inf), np.append(-np.inf, self.ends[s])
-            following = np.searchsorted(self.ends[s], spans[:, 0], side="right")  # ends after it
+            # The first turn that ends after the start of the span.
+            following = np.searchsorted(self.ends[s], spans[:, 0], side="right")
             before = spans[:, 0] - ends[following]
             found[:, s] = np.minimum(before, np.maximum(0, starts[following] - spans[:, 1]))
         return found
 
     def evidence(self, spans: Floats, costs: Costs) -> tuple[Floats, Floats]:
-        """[N, S] probabilities, and [N] seconds to the nearest turn."""
+        """Return probabilities [N, S] and the seconds to the nearest turn [N]."""
         widened = spans + np.array([-costs.around, costs.around])
         score = self.overlap(spans) + 0.5 * self.overlap(widened)
         distance = self.distance(spans)
@@ -157,8 +158,8 @@ class _Floor:
         return np.asarray(np.interp(times, edges, np.stack([said[:-1], said[1:]], axis=1).ravel()))
 
 
-class _Borders:
-    """What stands between a word and the next one."""
+class _Boundaries:
+    """What separates each word from the next."""
 
     def __init__(
         self, words: Sequence[Word], spans: Floats, breaks: frozenset[int], costs: Costs
@@ -168,21 +169,21 @@ class _Borders:
         self.sentences = np.array([_ends_sentence(word.text) for word in words[:-1]], bool)
 
     def costs(self) -> Floats:
-        """[N - 1] of changing the speaker between a word and the next: the least that applies."""
+        """[N - 1] costs of a change of speaker after each word: the smallest that applies."""
         found = np.full(len(self.pauses), self.limits.in_phrase)
         found[self.pauses > self.limits.pause] = self.limits.after_pause
         found[[n - 1 for n in self.breaks if 0 < n <= len(found)]] = self.limits.at_segment
         found[self.sentences] = self.limits.after_sentence
         return found
 
-    def clear(self, number: int) -> bool:
-        """Whether a pause or the end of a sentence, or nothing at all, stands before a word."""
+    def separated(self, number: int) -> bool:
+        """Whether a word follows a pause or the end of a sentence, or is the first."""
         if not 0 < number <= len(self.pauses):
             return True
         return bool(self.sentences[number - 1] or self.pauses[number - 1] > self.limits.pause)
 
-    def parts(self, number: int) -> bool:
-        """Whether a word begins a sentence, as far as one can tell without punctuation."""
+    def begins_sentence(self, number: int) -> bool:
+        """Whether a word begins a sentence. A long pause counts where punctuation is missing."""
         return bool(self.sentences[number - 1] or self.pauses[number - 1] > self.limits.reach)
 
 
@@ -191,7 +192,7 @@ def _ends_sentence(text: str) -> bool:
 
 
 def _cheapest(chances: Floats, changes: Floats, costs: Costs) -> list[int]:
-    """Viterbi: [N, S] probabilities and [N - 1] costs of a change -> N speakers."""
+    """Viterbi search: [N, S] probabilities and [N - 1] costs of a change -> N speakers."""
     count = chances.shape[1]
     prices = -np.log((1 - costs.floor) * chances + costs.floor / count)
     total = prices[0].copy()
@@ -212,22 +213,22 @@ def _without_islands(
     labels: list[int],
     words: Sequence[Word],
     spans: Floats,
-    borders: _Borders,
+    boundaries: _Boundaries,
     active: Floats,
     language: str | None,
     costs: Costs,
 ) -> list[int]:
-    """A word or two between two runs of one other speaker go to that speaker, unless they stand for
-    themselves or are a listener's sound while both are heard."""
+    """Reassign runs of one or two words between two runs of one other speaker, unless pauses separate
+    them or they are a backchannel while their speaker is active."""
 
     def stays(start: int, end: int, label: int) -> bool:
         long = spans[end - 1, 1] - spans[start, 0] >= costs.island
         if end - start > costs.island_words and long:
             return True
-        if borders.clear(start) and borders.clear(end):
+        if boundaries.separated(start) and boundaries.separated(end):
             return True
         said = "".join(word.text for word in words[start:end])
-        return bool(active[start:end, label].mean() >= costs.heard) and is_backchannel(
+        return bool(active[start:end, label].mean() >= costs.active) and is_backchannel(
             said, language
         )
 
@@ -235,32 +236,32 @@ def _without_islands(
     runs = _runs(found)
     for number in range(1, len(runs) - 1):
         (start, end), after = runs[number], runs[number + 1]
-        before = found[start - 1]  # what stands before may have been absorbed already
+        before = found[start - 1]  # the run before may have been reassigned already
         if before == found[after[0]] != found[start] and not stays(start, end, found[start]):
             found[start:end] = [before] * (end - start)
     return found
 
 
 def _runs(labels: Sequence[int]) -> list[tuple[int, int]]:
-    """Stretches of one label: start and end (exclusive)."""
+    """Runs of equal labels: start and end (exclusive)."""
     edges = [0, *(n for n in range(1, len(labels)) if labels[n] != labels[n - 1]), len(labels)]
     return list(pairwise(edges))
 
 
 def _known(
-    labels: Sequence[int], near: NDArray[np.bool_], borders: _Borders, costs: Costs
+    labels: Sequence[int], near: NDArray[np.bool_], boundaries: _Boundaries, costs: Costs
 ) -> list[bool]:
-    """Whether a word's speaker can be told: a turn is near it, or near a word of its sentence that
-    has the same speaker."""
+    """Whether a word's speaker is known: a turn is near the word, or near a word of the same speaker
+    in its sentence."""
     sentences = [0] * len(labels)
     for n in range(1, len(labels)):
-        sentences[n] = sentences[n - 1] + borders.parts(n)
-    told = list[bool]()
+        sentences[n] = sentences[n - 1] + boundaries.begins_sentence(n)
+    found = list[bool]()
     for _, group in groupby(range(len(labels)), key=sentences.__getitem__):
         members = list(group)
-        heard = {labels[n] for n in members if near[n]}
-        told += [bool(near[n]) or labels[n] in heard for n in members]
-    return told
+        nearby = {labels[n] for n in members if near[n]}
+        found += [bool(near[n]) or labels[n] in nearby for n in members]
+    return found
 
 
 __all__ = ["NO_SPEAKER", "Attribution", "Costs", "assign_speakers"]

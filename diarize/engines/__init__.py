@@ -1,4 +1,4 @@
-"""Diarization engines: pyannote's pipelines and the models that ship with the package.
+"""Diarization engines: pyannote's pipelines and the models of this package.
 
-Know samples and turns; nothing of words.
+They know samples and turns, but nothing of words.
 """

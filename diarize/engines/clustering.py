@@ -1,15 +1,15 @@
-"""How many voices there are: VBx over average linkage, and a second opinion where it hears one only.
+"""Clustering of voices: VBx after average linkage, then a test of every voice for a second one.
 
 pyannote's VBx starts from centroid linkage, whose distances shrink as clusters grow, so that one
-threshold splits long speakers and merges short ones. Average linkage goes nearly the whole way by
-itself; VBx then moves windows between clusters and drops the small ones.
+threshold splits speakers with much speech and merges those with little. Average linkage is nearly
+right by itself; VBx then moves windows between clusters and drops small clusters.
 
-Windows at a change of speakers or mostly in a pause find clusters of their own, so that speech must
-fill half of a window that is to be clustered; the others go to the nearest voice.
+Windows at a change of speaker or with long pauses form clusters of their own. Therefore only windows
+at least half filled with speech are clustered; the others are assigned to the nearest voice.
 
-Two similar voices may merge all the same. Asked for two clusters, spectral clustering parts what was
-found as one voice, but parts a single voice too: it is believed only where both speak for seconds and
-differ in what the PLDA knows to be the voice and not the moment.
+Two similar voices may still be merged. Spectral clustering into two separates them, but it splits a
+single voice as well: the split is kept only if both halves have seconds of speech and differ in the
+PLDA's space, which describes the voice rather than the moment.
 """
 
 from __future__ import annotations
@@ -27,40 +27,41 @@ from .upstream import PLDA, SlidingWindowFeature, VBxClustering, cluster_vbx
 Floats = NDArray[np.float64]
 
 ROUNDS = 20
-"""Of VBx, as in pyannote."""
+"""Iterations of VBx, as in pyannote."""
 
 LEAST_SPEECH = 0.5
-"""Of a window, for it to have a say in how many voices there are."""
+"""Share of a window that must be speech for the window to be clustered."""
 
 ENOUGH = 8
-"""Windows: with fewer of them full of speech, those with a fifth count too."""
+"""Windows. If fewer are filled with speech, those with a fifth are clustered too."""
 
 LEAST_SHARE = 1e-7
-"""Of the windows: a cluster with less is one that VBx has dropped."""
+"""Share of the windows below which VBx has dropped a cluster."""
 
 
 @dataclass(frozen=True)
 class SplitCriterion:
-    """When a second opinion is believed: each voice has `least_s` seconds, and their means in the
-    PLDA's space are no more alike than `alike` (cosine)."""
+    """When a voice is split in two: each half has `least_s` seconds of speech, and the cosine of their
+    means in the PLDA's space is at most `alike`."""
 
     least_s: float
     alike: float
 
 
 SINGLE_VOICE = SplitCriterion(least_s=2.0, alike=0.66)
-"""Where VBx hears one voice only. Measured on voices that trained nothing: up to 0.54 for two over one
-telephone that VBx had merged, 0.63 to 0.92 for the halves of one voice in four kinds of recording (two
-of 24 below 0.7). The bound between was placed so that pyannote's sample, at 0.65, is told apart."""
+"""Where VBx finds one voice only. Measured on voices that were not used in training: at most 0.54 for two
+voices over one telephone that VBx had merged, 0.63 to 0.92 for the halves of one voice in four kinds of
+recording (two of 24 below 0.7). With this bound pyannote's sample, at 0.65, is split correctly."""
 
 SEVERAL_VOICES = SplitCriterion(least_s=6.0, alike=0.65)
-"""For each of several voices. Measured on voices that trained nothing, without noise and over it: of 439
-that were one, 5 are parted (3 of these from one clip); of 26 that VBx had merged from two, 25 are. With 4 s
-or 0.68 three to six conversations in 24 would get a voice too many."""
+"""Where VBx finds several voices. Measured on voices that were not used in training, with and without
+noise: 5 of 439 single voices are split (3 of them from one clip), and 25 of 26 merged pairs. With 4 s or
+0.68, three to six conversations in 24 would get one voice too many."""
 
 
 class SplittingVBx(VBxClustering):  # type: ignore[misc]  # pyannote is untyped to us
-    """For one local speaker. `threshold` is a distance of unit vectors, as in pyannote."""
+    """VBx for segmentations with one local speaker. `threshold` is a distance of unit vectors, as in
+    pyannote."""
 
     def __init__(self, plda: PLDA) -> None:
         super().__init__(plda, metric="cosine")
@@ -75,42 +76,44 @@ class SplittingVBx(VBxClustering):  # type: ignore[misc]  # pyannote is untyped 
         **others: Any,
     ) -> tuple[NDArray[np.int8], Floats, Floats]:
         """[C, S, D] -> [C, S] clusters, [C, S, K] their scores, [K, D] centres."""
-        heard = self._heard(embeddings, segmentations)
+        vectors = self._speech_windows(embeddings, segmentations)
         least, most = num_clusters or min_clusters, num_clusters or max_clusters
-        if len(heard) < 2 or most < 2:  # nothing to cluster
-            some = heard if len(heard) else embeddings.reshape(-1, embeddings.shape[-1])
+        if len(vectors) < 2 or most < 2:  # nothing to cluster
+            some = vectors if len(vectors) else embeddings.reshape(-1, embeddings.shape[-1])
             centres = some.mean(0, keepdims=True, dtype=np.float64)
         else:
-            centres = self._centres(heard, least, most, segmentations.sliding_window.step)
+            centres = self._centres(vectors, least, most, segmentations.sliding_window.step)
         scores = 1 + unit(embeddings) @ unit(centres).T  # [C, S, K], as pyannote's 2 - distance
         return scores.argmax(2).astype(np.int8), scores, centres
 
-    def _heard(
+    def _speech_windows(
         self, embeddings: NDArray[np.float32], segmentations: SlidingWindowFeature
     ) -> NDArray[np.float32]:
-        """[C, S, D] -> [N, D] of the windows that speech fills; of all with some where those are too
-        few to be clustered."""
+        """[C, S, D] -> [N, D] of the windows filled with speech; if those are too few to cluster, of
+        all with at least a fifth."""
         for share in (LEAST_SPEECH, 0.2):
-            heard, _, _ = self.filter_embeddings(embeddings, segmentations, share)
-            if len(heard) >= ENOUGH:
+            vectors, _, _ = self.filter_embeddings(embeddings, segmentations, share)
+            if len(vectors) >= ENOUGH:
                 break
-        return np.asarray(heard)
+        return np.asarray(vectors)
 
-    def _centres(self, heard: NDArray[np.float32], least: int, most: int, step_s: float) -> Floats:
-        """[N, D] vectors, one every `step_s` -> [K, D], `least` to `most` where N allows."""
-        centres = self._found(heard)
-        if len(centres) < most:
-            centres = self._parted(heard, centres, most, step_s)
-        wanted = min(max(len(centres), least), most, len(heard))
-        return centres if wanted == len(centres) else _forced(heard, wanted)
-
-    def _parted(
-        self, heard: NDArray[np.float32], centres: Floats, most: int, step_s: float
+    def _centres(
+        self, vectors: NDArray[np.float32], least: int, most: int, step_s: float
     ) -> Floats:
-        """[N, D] and [K, D] -> [L, D], K <= L <= most: voices that were two are parted."""
-        nearest = (unit(heard) @ unit(centres).T).argmax(1)
+        """[N, D] vectors, one per `step_s` -> [K, D] centres; K is from `least` to `most` if N allows."""
+        centres = self._vbx(vectors)
+        if len(centres) < most:
+            centres = self._split(vectors, centres, most, step_s)
+        count = min(max(len(centres), least), most, len(vectors))
+        return centres if count == len(centres) else _fixed_count(vectors, count)
+
+    def _split(
+        self, vectors: NDArray[np.float32], centres: Floats, most: int, step_s: float
+    ) -> Floats:
+        """[N, D] vectors and [K, D] centres -> [L, D] centres, K <= L <= most, after splitting."""
+        nearest = (unit(vectors) @ unit(centres).T).argmax(1)
         criterion = SINGLE_VOICE if len(centres) == 1 else SEVERAL_VOICES
-        waiting = [(heard[nearest == k], centre) for k, centre in enumerate(centres)]
+        waiting = [(vectors[nearest == k], centre) for k, centre in enumerate(centres)]
         kept = list[Floats]()
         while waiting:
             own, centre = waiting.pop(0)
@@ -123,22 +126,22 @@ class SplittingVBx(VBxClustering):  # type: ignore[misc]  # pyannote is untyped 
                 criterion = SEVERAL_VOICES
         return np.stack(kept)
 
-    def _found(self, heard: NDArray[np.float32]) -> Floats:
-        """[N, D] -> [K, D]"""
-        tree = linkage(unit(heard), method="average", metric="euclidean")
+    def _vbx(self, vectors: NDArray[np.float32]) -> Floats:
+        """[N, D] vectors -> [K, D] centres"""
+        tree = linkage(unit(vectors), method="average", metric="euclidean")
         first = np.unique(
             fcluster(tree, self.threshold, criterion="distance"), return_inverse=True
         )[1]
         shares, priors = cluster_vbx(
-            first, self.plda(heard), self.plda.phi, Fa=self.Fa, Fb=self.Fb, maxIters=ROUNDS
+            first, self.plda(vectors), self.plda.phi, Fa=self.Fa, Fb=self.Fb, maxIters=ROUNDS
         )
         shares = shares[:, priors > LEAST_SHARE]  # [N, K]
-        return np.asarray(shares.T @ heard / shares.sum(0)[:, None])
+        return np.asarray(shares.T @ vectors / shares.sum(0)[:, None])
 
     def _halves(
         self, own: NDArray[np.float32], criterion: SplitCriterion, step_s: float
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]] | None:
-        """[N, D] vectors of what was found as one voice -> those of two voices; None for one."""
+        """Split the vectors [N, D] of a cluster into those of two voices; None if it is one voice."""
         labels = spectral_labels(unit(own), least=2, most=2)
         if np.bincount(labels, minlength=2).min() * step_s < criterion.least_s:
             return None
@@ -149,15 +152,15 @@ class SplittingVBx(VBxClustering):  # type: ignore[misc]  # pyannote is untyped 
         return own[labels == 0], own[labels == 1]
 
 
-def _forced(heard: NDArray[np.float32], count: int) -> Floats:
-    """[N, D] -> [count, D], for a number that was asked for."""
+def _fixed_count(vectors: NDArray[np.float32], count: int) -> Floats:
+    """[N, D] vectors -> [count, D] centres, for a requested number of speakers."""
     from sklearn.cluster import KMeans
 
-    labels = KMeans(count, n_init=3, random_state=SEED).fit_predict(unit(heard))
+    labels = KMeans(count, n_init=3, random_state=SEED).fit_predict(unit(vectors))
     kept = np.unique(labels)
-    return np.stack([heard[labels == k].mean(0, dtype=np.float64) for k in kept])
+    return np.stack([vectors[labels == k].mean(0, dtype=np.float64) for k in kept])
 
 
 def unit(rows: NDArray[Any]) -> NDArray[Any]:
-    """Rows of length 1; zeros stay zeros."""
+    """Scale rows to length 1; zeros stay zeros."""
     return np.asarray(rows / np.maximum(np.linalg.norm(rows, axis=-1, keepdims=True), 1e-9))

@@ -1,8 +1,8 @@
-"""pyannote's community-1: the best open pipeline, for those who have it.
+"""pyannote's community-1, the most accurate open pipeline.
 
-Its weights are behind a form on the hub (CC-BY-4.0), so they never travel with this package. They
-are taken from a folder, from the hub's cache, or from the hub with a token; always as a folder, so
-that there is one way of loading. Importing this is light: pyannote comes in when it loads.
+Its weights (CC-BY-4.0) require accepting terms on the hub, so they are not part of this package. They
+are read from a folder, from the hub's cache, or downloaded with a token, and always loaded from a
+folder. This module is light; loading the pipeline imports pyannote.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ CONFIG = "config.yaml"
 CHECKPOINTS = "*/pytorch_model.bin"
 KLASS = "pyannote.audio.pipelines.SpeakerDiarization"
 
-PLAIN = frozenset({"pipeline", "params", "dependencies", "version", "freeze"})
-"""Of a configuration. `preprocessors` could name any class of any package."""
+ALLOWED_KEYS = frozenset({"pipeline", "params", "dependencies", "version", "freeze"})
+"""Keys that a configuration may have. `preprocessors`, for example, could name any class."""
 
-HARMLESS = frozenset(
+ALLOWED_GLOBALS = frozenset(
     f"{module}.{name}"
     for module, names in {
         "pyannote.audio.core.task": "Specifications Problem Resolution Scope Subset",
@@ -51,22 +51,22 @@ HARMLESS = frozenset(
     }.items()
     for name in names.split()
 )
-"""What a pyannote checkpoint may name. Unpickling calls what it names, so anything else could be a
-program."""
+"""The globals that a pyannote checkpoint may refer to. Unpickling calls them, so any other could run
+arbitrary code."""
 
 THRESHOLDS = SimilarityThresholds(same=0.75, possible=0.5)
-"""Of WeSpeaker's vectors (reported by OpenTranscribe)."""
+"""For WeSpeaker's vectors, as reported by OpenTranscribe."""
 
 HOW = (
     f"accept its terms at https://hf.co/{REPOSITORY}, then set HF_TOKEN or run `hf auth login`; or "
-    f"give a folder with its files (--diarizer FOLDER, or {FOLDER_VARIABLE}); or take "
+    f"give a folder with its files (--diarizer FOLDER, or {FOLDER_VARIABLE}); or use "
     "--diarizer embedded, which needs no download"
 )
 
 
 def find() -> Path | None:
-    """Where community-1 is on this machine: the folder that the environment names, or the hub's
-    cache. Never touches the network. Raises ModelError if the environment names no such folder."""
+    """Find community-1 on this machine: in the folder of the environment variable, or in the hub's
+    cache. Does not use the network. Raises ModelError if the named folder holds no pipeline."""
     named = os.environ.get(FOLDER_VARIABLE)
     if named:
         return checked(Path(named).expanduser())
@@ -81,8 +81,8 @@ def find() -> Path | None:
 
 
 def locate(*, network: bool = True) -> Path:
-    """The folder of community-1, downloaded if it must and may be. Raises ModelError that says how
-    to get it."""
+    """Return the folder of community-1, downloading it if necessary and allowed. Raises ModelError
+    with instructions otherwise."""
     found = find()
     if found is not None:
         return found
@@ -96,11 +96,11 @@ def locate(*, network: bool = True) -> Path:
     except (
         GatedRepoError,
         RepositoryNotFoundError,
-    ) as error:  # without a token it "does not exist"
-        raise ModelError(f"{NAME}: the hub does not let you have it: {HOW}") from error
+    ) as error:  # the answer without a token
+        raise ModelError(f"{NAME}: the hub denies access: {HOW}") from error
     except ModelError:
         raise
-    except Exception as error:  # a full disk, no network: each transport has its own kind
+    except Exception as error:  # a full disk, no network: exceptions depend on the transport
         raise ModelError(f"{NAME} cannot be downloaded ({error}): {HOW}") from error
 
 
@@ -110,20 +110,20 @@ def is_pipeline(folder: Path) -> bool:
 
 
 def checked(folder: Path) -> Path:
-    """`folder`, if a pipeline is in it. Raises ModelError."""
+    """Return `folder`. Raises ModelError if it holds no pipeline."""
     if not is_pipeline(folder):
         raise ModelError(
-            f"{str(folder)!r} is no diarization pipeline: it needs {CONFIG}, segmentation/, "
+            f"{str(folder)!r} is not a diarization pipeline: it needs {CONFIG}, segmentation/, "
             f"embedding/ and plda/, as in https://hf.co/{REPOSITORY}"
         )
     return folder
 
 
 def load(folder: Path, *, device: str = "cpu", name: str = NAME) -> PyannoteDiarizer:
-    """The pipeline in a folder, through pyannote's own loader.
+    """Load the pipeline in a folder with pyannote's loader.
 
-    Raises ModelError for a folder that holds something else, and for checkpoints that would run
-    more than pyannote's own classes when they are opened.
+    Raises ModelError if the folder holds something else, or checkpoints that would run code other
+    than pyannote's classes.
     """
     check_checkpoints(checked(folder))
     import torch
@@ -134,11 +134,11 @@ def load(folder: Path, *, device: str = "cpu", name: str = NAME) -> PyannoteDiar
 
     try:
         pipeline = Pipeline.from_pretrained(folder)
-    except Exception as error:  # torch, yaml, pyannote and lightning each have their own kinds
+    except Exception as error:  # torch, yaml, pyannote and lightning raise different exceptions
         raise ModelError(f"the pipeline in {str(folder)!r} cannot be loaded: {error}") from error
     if type(pipeline) is not SpeakerDiarization:
         raise ModelError(f"{str(folder)!r} holds a {type(pipeline).__name__}, not {KLASS}")
-    # The same object with one method of our own; the loader knows no way to say so.
+    # Adds one overridden method; the loader has no option for the class.
     pipeline.__class__ = SharedFrameDiarization
     pipeline.to(torch.device(device))
     details = {"folder": str(folder), "device": device}
@@ -147,8 +147,8 @@ def load(folder: Path, *, device: str = "cpu", name: str = NAME) -> PyannoteDiar
 
 
 def check_checkpoints(folder: Path) -> None:
-    """Raises ModelError if the configuration names another class than pyannote's pipeline, or a
-    checkpoint anything that is not needed to describe one. The environment may overrule it."""
+    """Raises ModelError if the configuration names another class than pyannote's pipeline, or if a
+    checkpoint refers to unexpected globals. FORESCRIBE_TRUST_CHECKPOINTS=1 skips the check."""
     if os.environ.get(TRUST_VARIABLE) == "1":
         return
     import yaml
@@ -156,25 +156,25 @@ def check_checkpoints(folder: Path) -> None:
 
     config = str(folder / CONFIG)
     try:
-        told = yaml.safe_load(Path(config).read_text(encoding="utf-8"))
-        named, others = told["pipeline"]["name"], sorted(set(told) - PLAIN)
+        data = yaml.safe_load(Path(config).read_text(encoding="utf-8"))
+        named, others = data["pipeline"]["name"], sorted(set(data) - ALLOWED_KEYS)
     except (yaml.YAMLError, KeyError, TypeError, UnicodeDecodeError) as error:
-        raise ModelError(f"{config!r} describes no pipeline: {error!r}") from error
+        raise ModelError(f"{config!r} does not describe a pipeline: {error!r}") from error
     if named != KLASS:
         raise ModelError(f"{config!r} names {named}, not {KLASS}")
     if others:
-        raise ModelError(f"{config!r} has more than a pipeline: {', '.join(others)}")
+        raise ModelError(f"{config!r} has unexpected keys: {', '.join(others)}")
     for path in sorted(folder.glob(CHECKPOINTS)):
-        strangers = sorted(set(get_unsafe_globals_in_checkpoint(path)) - HARMLESS)
-        if strangers:
+        unexpected = sorted(set(get_unsafe_globals_in_checkpoint(path)) - ALLOWED_GLOBALS)
+        if unexpected:
             raise ModelError(
-                f"{str(path)!r} is no plain checkpoint: opening it would call {', '.join(strangers)}; "
-                f"if you trust its maker, set {TRUST_VARIABLE}=1"
+                f"{str(path)!r} is not a plain checkpoint: opening it would call {', '.join(unexpected)}; "
+                f"if you trust its author, set {TRUST_VARIABLE}=1"
             )
 
 
 def _encoder(folder: Path) -> str:
-    """By content: the same weights elsewhere make the same vectors."""
+    """Named by content, as equal weights compute equal vectors wherever they are."""
     from forescribe.asr.batch import fingerprint
 
     digest = fingerprint.content(str(folder / "embedding" / "pytorch_model.bin"))

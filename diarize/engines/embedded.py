@@ -1,9 +1,9 @@
-"""The engine that needs no download: small packaged models in pyannote's own pipeline.
+"""The embedded engine: small models of this package in pyannote's pipeline, without a download.
 
-silero-vad hears whether somebody speaks, a GE2E encoder whose voice it is, clustering how many there
-are, and the level of the sound where exactly a turn begins and ends. Both networks hear the recording
-once, where the stock pipeline would show them every window anew.
-It knows of one speaker at a time: overlapped speech goes to whoever is heard best.
+silero-vad detects speech, a GE2E encoder computes voice vectors, clustering finds the speakers, and
+the level of the signal refines the boundaries of turns. Both networks process the recording once,
+where pyannote's pipeline processes overlapping windows. The engine finds one speaker at a time:
+overlapped speech is assigned to the dominant speaker.
 """
 
 from __future__ import annotations
@@ -48,20 +48,20 @@ from .voice_encoder import DIMENSION, PART, WINDOW_SAMPLES, SpeakerEncoder, iden
 NAME = "embedded"
 
 WINDOW_FRAMES = WINDOW_SAMPLES // FRAME
-"""50 frames of 32 ms: the encoder's 1.6 s."""
+"""50 frames of 32 ms, the encoder's 1.6 s."""
 
 STEP_FRAMES = 16
-"""512 ms from window to window, 7,000 vectors an hour. Half of that costs twice the time, nearly all of it
-the encoder's, and makes 0.3 points of error fewer in conversations (docs/development/log.md, 2026-11-22)."""
+"""512 ms between windows, 7,000 vectors per hour. Half the step takes twice the time, nearly all of it in
+the encoder, and lowers the error in conversations by 0.3 points (docs/development/log.md, 2026-11-22)."""
 
 LAG_S = 1.5 * FRAME / SAMPLE_RATE
-"""Seconds by which borders come late: half a frame since pyannote puts them at a frame's middle, one
-since silero-vad says so a frame late. Measured on synthesised speech: 49 ms at starts, 39 at ends."""
+"""Delay of boundaries in seconds: half a frame, as pyannote places them in the middle of a frame, and one
+frame of silero-vad. Measured on synthesised speech: 49 ms at starts, 39 ms at ends."""
 
 THRESHOLDS = SimilarityThresholds(same=0.5, possible=0.38)
-"""Of vectors in the PLDA's space, each from seconds of speech; bundled/speakers/README.md has the
-figures. Of two people's voices through one kind of channel, one pair in a hundred is as like as
-`same`; `maybe` is where as many are missed as are wrongly taken."""
+"""For vectors in the PLDA's space, each from seconds of speech; figures in bundled/speakers/README.md.
+One pair of different speakers in a hundred, over one kind of channel, reaches `same`; `possible` is the
+point of equal error."""
 
 SHARES: Mapping[str, tuple[float, float]] = MappingProxyType(
     {"segmentation": (0.0, 0.1), "embeddings": (0.1, 0.95)}
@@ -70,18 +70,17 @@ SHARES: Mapping[str, tuple[float, float]] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Tuning:
-    """The pipeline's parameters, chosen on mixtures of held-out voices; bundled/speakers/README.md
-    says which and how."""
+    """Parameters of the pipeline, tuned on mixtures of held-out voices (bundled/speakers/README.md)."""
 
-    speech: float = 0.5  # probability from which on a frame counts
-    gap_s: float = 0.0  # within a speaker's turn, bridged; forescribe.diarize.boundaries does that
-    lda: int = 64  # dimensions of the PLDA that are used
-    threshold: float = 1.2  # distance of unit vectors where linkage stops: a cosine of 0.28
-    Fa: float = 0.2  # what a window is worth as evidence: twice that of windows half as far apart
+    speech: float = 0.5  # probability from which a frame is speech
+    gap_s: float = 0.0  # bridged within a turn; refine_boundaries does that
+    lda: int = 64  # dimensions of the PLDA in use
+    threshold: float = 1.2  # distance of unit vectors at which linkage stops: a cosine of 0.28
+    Fa: float = 0.2  # weight of a window as evidence; twice that for half the step
     Fb: float = 1.6
 
     def parameters(self) -> dict[str, dict[str, float]]:
-        """As pyannote's `instantiate` takes them."""
+        """The argument of pyannote's `instantiate`."""
         return {
             "segmentation": {"threshold": self.speech, "min_duration_off": self.gap_s},
             "clustering": {"threshold": self.threshold, "Fa": self.Fa, "Fb": self.Fb},
@@ -89,7 +88,7 @@ class Tuning:
 
 
 class VoiceActivity(Model):  # type: ignore[misc]  # pyannote is untyped to us
-    """Whether somebody speaks, in frames of 32 ms, as a segmentation with one local speaker."""
+    """Voice activity in frames of 32 ms, as a segmentation model with one local speaker."""
 
     def __init__(self, detector: Detector | None = None) -> None:
         super().__init__()
@@ -103,7 +102,7 @@ class VoiceActivity(Model):  # type: ignore[misc]  # pyannote is untyped to us
         )
 
     def forward(self, waveforms: Tensor) -> Tensor:
-        """[B, 1, T] -> [B, ceil(T / 512), 1] probabilities; each row is a recording of its own."""
+        """[B, 1, T] -> [B, ceil(T / 512), 1] probabilities; rows are separate recordings."""
         rest = -waveforms.shape[-1] % FRAME
         padded = np.pad(waveforms[:, 0].cpu().numpy(), ((0, 0), (0, rest)))
         return torch.from_numpy(np.stack([self._row(row) for row in padded]))[..., None]
@@ -124,7 +123,7 @@ class VoiceActivity(Model):  # type: ignore[misc]  # pyannote is untyped to us
 
 
 class VoiceVector(Model):  # type: ignore[misc]  # pyannote is untyped to us
-    """A vector for a whole waveform: the mean over its windows of 1.6 s."""
+    """The vector of a whole waveform: the mean over its windows of 1.6 s."""
 
     dimension = DIMENSION
 
@@ -138,7 +137,7 @@ class VoiceVector(Model):  # type: ignore[misc]  # pyannote is untyped to us
         )
 
     def forward(self, waveforms: Tensor, weights: Tensor | None = None) -> Tensor:
-        """[B, 1, T], [B, F] which frames count -> [B, D] unit vectors."""
+        """[B, 1, T], [B, F] weights of frames -> [B, D] unit vectors."""
         rows = waveforms[:, 0].cpu().numpy()
         if weights is not None:
             kept = torch.nn.functional.interpolate(weights[:, None], rows.shape[1])[:, 0]
@@ -146,7 +145,7 @@ class VoiceVector(Model):  # type: ignore[misc]  # pyannote is untyped to us
         return torch.stack([torch.from_numpy(self.of(row)) for row in rows]).to(waveforms.device)
 
     def of(self, samples: NDArray[np.float32]) -> NDArray[np.float32]:
-        """[T] -> [D] of one voice's samples; a waveform shorter than a window is padded."""
+        """[T] samples of one voice -> [D]; a waveform shorter than a window is padded."""
         last = max(0, len(samples) - WINDOW_SAMPLES)
         starts = np.unique(np.linspace(0, last, 1 + last // (WINDOW_SAMPLES // 4)).astype(np.int64))
         vectors = np.concatenate(list(self.encoder.windows(samples, starts)))
@@ -155,11 +154,11 @@ class VoiceVector(Model):  # type: ignore[misc]  # pyannote is untyped to us
 
 
 class PldaProjection:
-    """From the means of windows [K, D] to vectors [K, 128] in the PLDA's whole space: there the
-    microphone and the line weigh less, so that one bound fits them all.
+    """Maps means of windows [K, D] to vectors [K, 128] in the PLDA's whole space, in which microphone
+    and channel weigh less, so that one threshold fits all of them.
 
-    With the arrays as they are stored: pyannote's class solves for their axes anew, whose signs are
-    any machine's own, and a voice that one machine stored would be another's stranger.
+    It uses the arrays as stored. pyannote's class solves for the axes again, whose signs depend on the
+    machine, so that voices stored on one machine would not match on another.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -174,8 +173,8 @@ class PldaProjection:
 
 
 def encoder_identity(folder: Path) -> str:
-    """What stored voices carry, by the contents of encoder and PLDA: under another mean or in
-    another space they could not be compared."""
+    """The encoder name of stored voices, from the contents of encoder and PLDA: vectors with another
+    mean or in another space cannot be compared."""
     digest = sha256()
     for name in ("xvec_transform.npz", "plda.npz"):
         with np.load(folder / name) as arrays:
@@ -185,18 +184,18 @@ def encoder_identity(folder: Path) -> str:
 
 
 class EmbeddedDiarization(SpeakerDiarization):  # type: ignore[misc]  # pyannote is untyped to us
-    """pyannote's pipeline, its two networks run once over the recording."""
+    """pyannote's pipeline with its two networks run once over the recording."""
 
     @torch.inference_mode()
     def get_segmentations(
         self, file: Any, hook: Callable[..., None] | None = None
     ) -> SlidingWindowFeature:
-        """[C, 50, 1] speech probabilities of windows. The last windows reach into silence behind the
-        recording, so that none of its frames is in fewer than the first ones are."""
-        heard = self._segmentation.model(file["waveform"][None])[0, :, 0].numpy()  # [F]
-        count = 1 + max(0, -(-(len(heard) - WINDOW_FRAMES) // STEP_FRAMES))
+        """[C, 50, 1] speech probabilities of windows. The last windows extend past the recording, so that
+        every frame is in as many windows as possible."""
+        speech = self._segmentation.model(file["waveform"][None])[0, :, 0].numpy()  # [F]
+        count = 1 + max(0, -(-(len(speech) - WINDOW_FRAMES) // STEP_FRAMES))
         padded = np.zeros((count - 1) * STEP_FRAMES + WINDOW_FRAMES, np.float32)
-        padded[: len(heard)] = heard
+        padded[: len(speech)] = speech
         windows = sliding_window_view(padded, WINDOW_FRAMES)[::STEP_FRAMES]
         seconds = FRAME / SAMPLE_RATE
         place = SlidingWindow(
@@ -212,28 +211,28 @@ class EmbeddedDiarization(SpeakerDiarization):  # type: ignore[misc]  # pyannote
         exclude_overlap: bool = False,
         hook: Callable[..., None] | None = None,
     ) -> NDArray[np.float32]:
-        """[C, 50, 1] -> [C, 1, D]; windows in which nobody speaks are not heard, and get the mean."""
+        """[C, 50, 1] -> [C, 1, D]. Windows without speech are not encoded; they get the mean."""
         speech = binary_segmentations.data[:, :, 0] > 0
         spoken = np.flatnonzero(speech.any(1))
-        heard = self.heard(file, spoken, self.noisy(file, speech), hook)
-        every = np.tile(heard.mean(0), (len(binary_segmentations.data), 1))  # [C, D]
-        every[spoken] = heard
+        vectors = self.window_vectors(file, spoken, self.noisy(file, speech), hook)
+        every = np.tile(vectors.mean(0), (len(binary_segmentations.data), 1))  # [C, D]
+        every[spoken] = vectors
         return every[:, None]
 
     def noisy(self, file: Any, speech: NDArray[np.bool_]) -> bool:
-        """[C, 50] where there is speech -> whether noise is close under it."""
+        """[C, 50] speech -> whether the recording is noisy."""
         frames = np.append(speech[:-1, :STEP_FRAMES], speech[-1])  # windows overlap
         encoder: SpeakerEncoder = self._embedding.model_.encoder
         return encoder.speech_over_noise_db(file["waveform"][0].numpy(), frames) < NOISY_DB
 
-    def heard(
+    def window_vectors(
         self,
         file: Any,
         spoken: NDArray[np.int64],
         noisy: bool,
         hook: Callable[..., None] | None,
     ) -> NDArray[np.float32]:
-        """[N] windows -> [N, D]."""
+        """[N] indices of windows -> [N, D] vectors."""
         encoder: SpeakerEncoder = self._embedding.model_.encoder
         found = list[NDArray[np.float32]]()
         starts = spoken * STEP_FRAMES * FRAME
@@ -253,7 +252,7 @@ def build(
     tuning: Tuning | None = None,
     detector: Detector | None = None,
 ) -> PyannoteDiarizer:
-    """The engine from a folder with encoder and PLDA. Raises ModelError where they are missing."""
+    """Build the engine from a folder with encoder and PLDA. Raises ModelError if they are missing."""
     tuning = tuning or Tuning()
     torch_device = torch.device(device)
     encoder = load(folder, torch_device)
@@ -283,5 +282,5 @@ def build(
 
 @cache
 def folder() -> Path:
-    """Where the packaged encoder and PLDA lie."""
+    """The folder of the bundled encoder and PLDA."""
     return bundled.FOLDER / "speakers"

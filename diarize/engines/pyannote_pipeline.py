@@ -1,6 +1,6 @@
-"""pyannote's SpeakerDiarization as a Diarizer, whatever models it holds.
+"""pyannote's SpeakerDiarization as a Diarizer, with any models.
 
-Samples go in as memory, progress comes out through our hook, and the answer becomes our record.
+It passes samples in memory, reports progress to the hook, and converts the result to a Diarization.
 Knows nothing of where the models come from.
 """
 
@@ -23,26 +23,26 @@ from ..turns import Turns
 from .upstream import Annotation, SpeakerDiarization
 
 SHORTEST = SAMPLE_RATE // 20
-"""Samples. Less than 50 ms holds no voice, and some networks no frame; a turn of that length is an
-error at another one's border."""
+"""Samples. In less than 50 ms there is no voice, and for some networks no frame; such short turns are
+errors at the boundaries of others."""
 
 SHARES: Mapping[str, tuple[float, float]] = MappingProxyType(
     {"segmentation": (0.0, 0.5), "embeddings": (0.5, 0.99)}
 )
-"""Of the whole, by step, where a large network runs for both (whisperX's division)."""
+"""Share of the work by step, for large networks in both steps (values of whisperX)."""
 
 Refine = Callable[[Turns, Samples], Turns]
-"""What an engine makes of its turns in the end, given the sound."""
+"""Refines turns, given the samples."""
 
 Compare = Callable[[NDArray[Any]], NDArray[Any]]
-"""From a pipeline's vectors [K, D] to those that tell voices of two recordings apart [K, E]."""
+"""Maps the vectors of a pipeline [K, D] to those that are compared across recordings [K, E]."""
 
-FEWEST = 1e-6
-"""Length of a vector below which it has no direction."""
+LEAST_NORM = 1e-6
+"""A shorter vector has no direction."""
 
 
 class PyannoteDiarizer:
-    """One pipeline on one device; calls wait for each other, since a pipeline keeps state."""
+    """One pipeline on one device. Calls run one at a time, as a pipeline keeps state."""
 
     def __init__(
         self,
@@ -103,9 +103,9 @@ class PyannoteDiarizer:
                 if largest <= 1:
                     raise CapacityError(
                         f"out of memory while diarizing {len(samples) / SAMPLE_RATE:.0f} s; "
-                        "take another --device"
+                        "choose another --device"
                     ) from error
-            # Outside of the handler, whose traceback holds the failed call's tensors.
+            # Outside the handler, whose traceback keeps the tensors of the failed call alive.
             self.pipeline.segmentation_batch_size = max(
                 1, self.pipeline.segmentation_batch_size // 2
             )
@@ -117,10 +117,10 @@ class PyannoteDiarizer:
         return int(self.pipeline.embedding_batch_size)
 
     def _voices(self, annotation: Annotation, vectors: Any, exclusive: Turns) -> tuple[Voice, ...]:
-        """The speakers' vectors: rows follow the labels, may be missing, zero or no numbers, and are
-        not of unit length."""
+        """Voices from pyannote's vectors: rows in the order of labels, which may be missing, zero or NaN
+        and are not of unit length."""
         rows = np.zeros((0, 1)) if vectors is None else np.asarray(vectors)
-        known = np.isfinite(rows).all(axis=1) & (np.linalg.norm(rows, axis=1) > FEWEST)
+        known = np.isfinite(rows).all(axis=1) & (np.linalg.norm(rows, axis=1) > LEAST_NORM)
         compared = self.compare(rows[known])
         units = compared / np.linalg.norm(compared, axis=1, keepdims=True)
         found = dict(zip(np.flatnonzero(known).tolist(), units.astype(np.float32), strict=True))
@@ -141,7 +141,7 @@ def _progress(hook: Hook, shares: Mapping[str, tuple[float, float]]) -> Callable
         if step not in shares:
             return
         first, last = shares[step]
-        # `completed` may exceed `total`, and at a step's end there is neither.
+        # `completed` may exceed `total`; both are missing at the end of a step.
         share = 1.0 if not total or completed is None else min(1.0, float(completed) / float(total))
         hook(step, first + share * (last - first))
 

@@ -1,7 +1,7 @@
-"""Engines by name: the two that come with the package, a folder, and those that others bring.
+"""Engines by name: the two of this package, a folder, and engines of other packages.
 
-Another package adds one by an entry point of the group `forescribe.diarizers`: a function that takes
-a device's name and returns a Diarizer. Importing this is light; torch comes in with an engine.
+Another package adds an engine by an entry point of the group `forescribe.diarizers`: a function that
+takes the name of a device and returns a Diarizer. This module is light; an engine imports torch.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ Factory = Callable[[str], Diarizer]
 
 
 def names() -> list[str]:
-    """What --diarizer takes, apart from folders."""
-    return [AUTO, community.NAME, EMBEDDED, *sorted(_others())]
+    """The names that --diarizer accepts, besides folders."""
+    return [AUTO, community.NAME, EMBEDDED, *sorted(_entry_points())]
 
 
 def resolve(name: str, *, network: bool = True) -> str | Path:
-    """What `name` will load: an engine's name, or a folder. Loads nothing, downloads community-1
-    where it was asked for and may be.
+    """Resolve `name` to an engine's name or a folder, without loading it.
 
-    `auto` is community-1 where it is on this machine, else embedded: no download that nobody asked
-    for. Raises UsageError for an unknown name, ModelError where community-1 cannot be had.
+    `auto` is community-1 if it is on this machine, else the embedded engine; it never downloads.
+    `community-1` is downloaded if necessary and `network` allows it. Raises UsageError for an unknown
+    name and ModelError if community-1 is not available.
     """
     if name == AUTO:
         return community.find() or EMBEDDED
     if name == community.NAME:
         return community.locate(network=network)
-    if name == EMBEDDED or name in _others():
+    if name == EMBEDDED or name in _entry_points():
         return name
     folder = Path(name).expanduser()
     if folder.is_dir():
@@ -51,8 +51,8 @@ def resolve(name: str, *, network: bool = True) -> str | Path:
 
 @loading()
 def load(name: str = AUTO, *, device: str = "auto", network: bool = True) -> Diarizer:
-    """The engine, ready to work. Raises what `resolve` raises, DeviceError, and ModelError for
-    weights that cannot be loaded."""
+    """Load the engine. Raises the errors of `resolve`, DeviceError, and ModelError for weights that
+    cannot be loaded."""
     chosen = resolve(name, network=network)
     place = _device(device)
     if isinstance(chosen, Path):
@@ -62,17 +62,17 @@ def load(name: str = AUTO, *, device: str = "auto", network: bool = True) -> Dia
         from . import embedded
 
         return embedded.build(embedded.folder(), device=place)
-    return _made(_others()[chosen], place)
+    return _create(_entry_points()[chosen], place)
 
 
-def _others() -> dict[str, EntryPoint]:
+def _entry_points() -> dict[str, EntryPoint]:
     return {point.name: point for point in entry_points(group=GROUP)}
 
 
-def _made(point: EntryPoint, device: str) -> Diarizer:
+def _create(point: EntryPoint, device: str) -> Diarizer:
     try:
         factory: Factory = point.load()
-    except Exception as error:  # another package's code: anything may be wrong with it
+    except Exception as error:  # code of another package may raise anything
         raise ModelError(
             f"--diarizer {point.name}: {point.value} cannot be loaded: {error}"
         ) from error
@@ -80,7 +80,7 @@ def _made(point: EntryPoint, device: str) -> Diarizer:
 
 
 def _device(name: str) -> str:
-    """A device that pyannote runs on; where ours is another, the processor."""
+    """A device that pyannote supports: CUDA, else the CPU."""
     from forescribe.speculative.device import choose
 
     kind = choose(name).torch

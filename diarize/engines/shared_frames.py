@@ -1,8 +1,8 @@
-"""pyannote's pipeline with each window heard once.
+"""pyannote's pipeline with the frames of a window shared by its speakers.
 
-The stock step runs the speaker network anew for every speaker of a window, though only the masks
-differ. Here its frames are computed once and pooled with all masks: the same vectors (to 1e-5), in
-a third of the time with three speakers per window.
+pyannote runs the speaker network again for every speaker of a window, though only the masks differ.
+Here the frames are computed once and pooled with all masks: equal vectors (to 1e-5) in a third of the
+time with three speakers per window.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from .upstream import SlidingWindowFeature, SpeakerDiarization
 
 
 class SharedFrameDiarization(SpeakerDiarization):  # type: ignore[misc]  # pyannote is untyped to us
-    """`embedding_batch_size` counts windows here. Networks that cannot part their frames from their
-    pooling (`forward_frames`, `forward_embedding`) take the stock way."""
+    """`embedding_batch_size` counts windows here. Networks without `forward_frames` and
+    `forward_embedding` are run by pyannote's own method."""
 
     @torch.inference_mode()
     def get_embeddings(
@@ -52,7 +52,7 @@ class SharedFrameDiarization(SpeakerDiarization):  # type: ignore[misc]  # pyann
         return np.concatenate(found)
 
     def _masks(self, activity: SlidingWindowFeature, exclude_overlap: bool) -> NDArray[np.float32]:
-        """[C, S, F]: a speaker's frames; without those of others, unless too few would be left."""
+        """[C, S, F] masks: a speaker's frames, without overlapped ones unless too few would be left."""
         active = np.nan_to_num(activity.data).astype(np.float32)  # [C, F, S]
         masks = active
         if exclude_overlap:

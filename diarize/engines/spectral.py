@@ -1,7 +1,7 @@
-"""How many voices there are, by the gaps between eigenvalues: NME-SC, which tunes itself.
+"""Spectral clustering with the number of voices from the eigengap: NME-SC, which tunes itself.
 
-Park et al. 2020 (arXiv 2003.02405). It hears two similar voices where a threshold hears one, and
-hears several in one voice at times, so that what it finds has to be checked. Knows vectors only.
+Park et al. 2020 (arXiv 2003.02405). It separates similar voices that a threshold merges, but at times
+splits one voice, so that its result has to be checked. Knows vectors only.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ Vectors = NDArray[np.float32]
 Labels = NDArray[np.int64]
 
 MOST_VECTORS = 400
-"""Eigenvalues cost the cube of it, twelve times for each voice. Others go to the nearest cluster."""
+"""Eigenvalues take cubic time, twelve times per voice. Other vectors go to the nearest cluster."""
 
 MOST_CLUSTERS = 8
 SEED = 42
 
 
 def spectral_labels(vectors: Vectors, *, least: int = 1, most: int = MOST_CLUSTERS) -> Labels:
-    """[N, D] unit vectors -> [N] clusters, `least` to `most` of them where N allows."""
+    """[N, D] unit vectors -> [N] clusters, `least` to `most` of them if N allows."""
     count = len(vectors)
     chosen = np.unique(np.linspace(0, count - 1, min(count, MOST_VECTORS)).round().astype(int))
     some = vectors[chosen]

@@ -1,7 +1,6 @@
-"""pyannote.audio, imported in one place: without its telemetry, its warnings and its surprises.
+"""The only import of pyannote.audio, without its telemetry and warnings.
 
-Everything else in the package takes pyannote's classes from here, so that what must be set before
-the first import is set.
+All other modules import pyannote's classes from here, as some settings must precede its first import.
 """
 
 from __future__ import annotations
@@ -9,18 +8,18 @@ from __future__ import annotations
 import os
 import warnings
 
-# On by default, it sends durations and speaker counts of every call to its makers. Read when it is
-# called, but also when it is imported.
+# Telemetry is on by default: it sends the duration and the number of speakers of every call. It is read
+# at import and at every call.
 os.environ["PYANNOTE_METRICS_ENABLED"] = "false"
 
 QUIET = (
-    # Decoding is ours: pyannote gets samples, so it needs no torchcodec and no FFmpeg libraries.
+    # pyannote gets decoded samples, so it needs neither torchcodec nor FFmpeg libraries.
     r"\s*torchcodec is not installed correctly",
-    # Bounds are a wish. Where they are missed, our result says so itself.
+    # Bounds may be missed; the result has a warning of its own then.
     r"\s*The detected number of speakers",
-    # A window with a single frame of speech: its vector is not used.
+    # A window with a single frame of speech; its vector is not used.
     r"std\(\): degrees of freedom is <= 0",
-    # Nobody speaks alone for long enough: the mean voice of nobody, which is not used either.
+    # A speaker without enough speech of their own; the mean is not used either.
     r"Mean of empty slice",
     r"invalid value encountered in (scalar )?divide",
 )
@@ -45,12 +44,12 @@ except ImportError as missing:
         f"diarization needs pyannote.audio ({missing}): run `scripts/setup` in forescribe's folder"
     ) from missing
 
-# pyannote would do it on its first call, and the speech model's numbers would change in mid-run.
+# pyannote does so at its first call, which would change the results of the speech model during a run.
 torch.backends.cuda.matmul.allow_tf32 = False
 torch.backends.cudnn.allow_tf32 = False
 
-# It prints a warning about its own convergence onto stdout, which is for results.
-vars(vbx)["print"] = lambda *told: None
+# VBx prints a warning about convergence to stdout, which is for results.
+vars(vbx)["print"] = lambda *args: None
 
 __all__ = [
     "PLDA",

@@ -1,9 +1,8 @@
-"""Voices as vectors: the speaker encoder that travels with the package.
+"""The speaker encoder of this package: voices as vectors.
 
-Resemblyzer's network (GE2E, Wan et al. 2018, arXiv 1710.10467): log-free mel spectrum, three LSTM
-layers, one unit vector for each window of 1.6 s. Its vectors are all positive, so that every two
-voices look alike; here the average of many voices is taken off, which sets them apart. Knows
-nothing of turns.
+Resemblyzer's network (GE2E, Wan et al. 2018, arXiv 1710.10467): mel power without logarithm, three
+LSTM layers, one unit vector per window of 1.6 s. Its vectors have no negative components, so that all
+voices are similar; subtracting the mean of many voices separates them. Knows nothing of turns.
 """
 
 from __future__ import annotations
@@ -28,26 +27,27 @@ from .noise_removal import speech_over_noise_db, subtract_noise
 Samples = NDArray[np.float32]
 
 WINDOW = 160
-"""Mel frames of 10 ms that the network was trained to hear at a time."""
+"""Mel frames of 10 ms per window, as in the network's training."""
 
 HOP = SAMPLE_RATE // 100
-"""Samples from one mel frame to the next."""
+"""Samples between mel frames."""
 
 WINDOW_SAMPLES = WINDOW * HOP
 
 DIMENSION = 256
 
 LEVEL = 10 ** (-30 / 20)
-"""Root mean square, -30 dBFS: what is quieter is raised to it, as in the network's training."""
+"""Root mean square, -30 dBFS. Quieter windows are amplified to it, as in the network's training."""
 
 BATCH = 128
-"""Windows: below 32 the LSTM leaves half of a core idle, above 128 it only takes room."""
+"""Windows. Below 32 the LSTM leaves half of a core idle, above 128 it only needs more memory."""
 
 PART = 60 * LEVEL_FRAMES * FRAME
-"""Samples heard at a time, a minute: half an hour at once would take half a GB. Whole seconds of the
-detector's level."""
+"""Samples processed at a time, one minute: half an hour would need half a GB. A multiple of the
+detector's frames."""
 
 FAR = 4 * WINDOW_SAMPLES
+"""Samples. Windows farther apart are in different batches."""
 
 NAME = "encoder.safetensors"
 
@@ -79,7 +79,7 @@ class SpeakerEncoder(nn.Module):
         return normalize(self.raw(mels) - self.mean)
 
     def raw(self, mels: Tensor) -> Tensor:
-        """[N, 160, 40] -> [N, 256], as published: unit vectors without a negative number."""
+        """[N, 160, 40] -> [N, 256], as published: unit vectors without negative components."""
         _, (hidden, _) = self.lstm(mels)
         return normalize(self.linear(hidden[-1]).relu())
 
@@ -87,17 +87,16 @@ class SpeakerEncoder(nn.Module):
     def windows(
         self, samples: Samples, starts: NDArray[np.int64], *, noisy: bool = False
     ) -> Iterator[Samples]:
-        """The vectors [n, 256] of windows of 1.6 s that start at these samples, in order, a batch
-        at a time; of speech over noise, without the noise. What lies outside the recording is
-        silence."""
+        """Yield the vectors [n, 256] of windows of 1.6 s that start at these samples, in order and in
+        batches. If `noisy`, noise is subtracted. Samples outside the recording are zeros."""
         for batch in _batches(starts):
             mels = self.mels(samples, batch)
             yield np.asarray(self(subtract_noise(mels) if noisy else mels).cpu())
 
     @torch.inference_mode()
     def speech_over_noise_db(self, samples: Samples, speech: NDArray[np.bool_]) -> float:
-        """How far speech stands above what is under it. `speech` [F] says where it is, in equal
-        parts of `FRAME` samples."""
+        """The level of speech above noise. `speech` [F] is the voice activity in frames of `FRAME`
+        samples."""
         parts = [samples[first : first + PART] for first in range(0, len(samples), PART)]
         frames = [
             self.mel(torch.from_numpy(part).to(self.mean.device)).cpu().numpy().T for part in parts
@@ -107,8 +106,8 @@ class SpeakerEncoder(nn.Module):
         return speech_over_noise_db(np.concatenate(frames), said)
 
     def mels(self, samples: Samples, starts: NDArray[np.int64]) -> Tensor:
-        """[n, 160, 40], each window raised to LEVEL. One spectrum serves windows that overlap;
-        a window begins at the nearest of its frames, at most 5 ms away."""
+        """[n, 160, 40] mel power, each window amplified to LEVEL. Overlapping windows share one spectrum;
+        a window begins at the nearest frame, at most 5 ms away."""
         begin, end = int(starts.min()), int(starts.max()) + WINDOW_SAMPLES
         audio = np.zeros(end - begin, np.float32)
         inside = samples[max(begin, 0) : max(end, 0)]
@@ -125,15 +124,15 @@ class SpeakerEncoder(nn.Module):
 
 
 def _batches(starts: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-    """Up to BATCH windows that lie close together: the spectrum covers what is between them."""
+    """Batches of up to BATCH windows close together, as the spectrum covers the gaps between them."""
     for near in np.split(starts, np.flatnonzero(np.diff(starts) > FAR) + 1):
         yield from (near[first : first + BATCH] for first in range(0, len(near), BATCH))
 
 
 def load(folder: Path, device: torch.device | str = "cpu") -> SpeakerEncoder:
-    """The encoder in a folder; stored in float16, computed in float32.
+    """Load the encoder in a folder; stored in float16, computed in float32.
 
-    Raises ModelError where the file is missing or holds something else.
+    Raises ModelError if the file is missing or holds something else.
     """
     path = folder / NAME
     encoder = SpeakerEncoder()
@@ -151,7 +150,7 @@ def load(folder: Path, device: torch.device | str = "cpu") -> SpeakerEncoder:
 
 
 def identity(folder: Path) -> str:
-    """The name that a stored voice carries: vectors of two encoders are never compared."""
+    """The name of the encoder, which is stored with voices: vectors of two encoders never compare."""
     with safe_open(folder / NAME, framework="pt") as file:
         metadata = file.metadata() or {}
     return str(json.loads(metadata["forescribe"])["name"])

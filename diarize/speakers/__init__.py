@@ -1,4 +1,4 @@
-"""The same person in several recordings: enrolled voices, labels that stay, links between blocks.
+"""One person in several recordings: enrolled voices, stable labels, and links between blocks.
 
-Knows voice vectors; nothing of words or engines.
+Knows voice vectors, but nothing of words or engines.
 """

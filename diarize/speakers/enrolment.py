@@ -1,4 +1,4 @@
-"""From a recording to a voice that can be known: a clip of one person, or a speaker of a transcript."""
+"""Enrolment: from a clip of one person, or from a speaker of a transcript, to a voice."""
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ def extract_voice(
     source: str = "the recording",
     least_s: float = 0.0,
 ) -> Voice:
-    """The voice of the one person who speaks in `samples` [T], which are of `source`.
+    """Return the voice of the only speaker in `samples` [T], which were read from `source`.
 
-    Raises UsageError where the engine has no speaker encoder, where nobody speaks, and where there
-    is less than `least_s` of speech.
+    Raises UsageError if the engine has no speaker encoder or there is less than `least_s` of speech.
     """
     engine = diarizer.engine
     if engine.encoder is None:
-        raise UsageError(f"the engine {engine.name} keeps no voices; take another --diarizer")
+        raise UsageError(
+            f"the engine {engine.name} has no speaker encoder; choose another --diarizer"
+        )
     voices = diarizer.diarize(samples, Bounds(exactly=1)).voices
     found = voices[0] if voices else Voice(name, None, 0)
     where = f"in the {len(samples) / SAMPLE_RATE:.1f} s of {source}"
@@ -38,33 +39,34 @@ def extract_voice(
 
 
 def read_clip(source: Input) -> Samples:
-    """A recording of one person. Raises AudioError."""
+    """Read a recording of one person. Raises AudioError."""
     return read_audio(source)
 
 
 def read_speaker_audio(source: Input, transcript: Path, speaker: str) -> Samples:
-    """What `speaker` says in a recording, by its transcript (JSON of a diarized run), without words
-    into which somebody else speaks.
+    """Read what `speaker` says in a recording, without overlapped words.
 
-    Raises AudioError, and UsageError for a file that is no transcript and for a speaker who is not
-    in it.
+    `transcript` is the JSON result of a diarized run. Raises AudioError, and UsageError if the file is
+    no transcript or the speaker is not in it.
     """
     try:
-        told = Transcript.from_dict(json.loads(transcript.read_text(encoding="utf-8")))
+        data = Transcript.from_dict(json.loads(transcript.read_text(encoding="utf-8")))
     except (OSError, KeyError, TypeError, ValueError) as error:
-        raise UsageError(f"{str(transcript)!r} is no transcript of ours: {error}") from error
+        raise UsageError(
+            f"{str(transcript)!r} is not a transcript of this program: {error}"
+        ) from error
     spans = [
         (span.start_sample, span.end_sample)
-        for segment in told.segments
+        for segment in data.segments
         for span in segment.words or (segment,)
         if span.speaker == speaker and not getattr(span, "overlap", False)
     ]
-    spans = spans or [(t.start_sample, t.end_sample) for t in told.turns if t.speaker == speaker]
+    spans = spans or [(t.start_sample, t.end_sample) for t in data.turns if t.speaker == speaker]
     if not spans:
         known = dict.fromkeys(
-            [*(t.speaker for t in told.turns), *(s.speaker for s in told.segments)]
+            [*(t.speaker for t in data.turns), *(s.speaker for s in data.segments)]
         )
-        names = ", ".join(name for name in known if name) or "nobody"
+        names = ", ".join(name for name in known if name) or "none"
         raise UsageError(f"{speaker!r} says nothing in {str(transcript)!r}; its speakers: {names}")
     samples = read_audio(source)
     return np.concatenate([samples[start:end] for start, end in spans])

@@ -1,8 +1,8 @@
-"""Known speakers: voices that somebody has enrolled under a name, and how to find them again.
+"""Known speakers: voices enrolled under a name, and their recognition in recordings.
 
-A voice is personal data: nothing is stored unless asked for, everything can be listed and removed,
-and a file holds a vector, never sound. Vectors of two encoders are never compared. Knows nothing of
-how a vector is made.
+A voice is personal data: it is stored on request only, can be listed and removed, and its file holds
+a vector, never audio. Vectors of two encoders are never compared. Knows nothing of how vectors are
+computed.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ FOLDER_VARIABLE = "FORESCRIBE_SPEAKERS"
 FORMAT = 1
 
 MARGIN = 0.05
-"""By how much the likest must be liker than the runner-up: between two who sound alike, nobody is
-named."""
+"""Required difference between the best match and the second best. Between two similar voices no name
+is used."""
 
 LEAST_S = 3.0
-"""Seconds of speech: a vector of less says more of the moment than of the voice."""
+"""Seconds of speech. Vectors of less depend more on the moment than on the voice."""
 
 
 @dataclass(frozen=True, eq=False)
 class KnownSpeaker:
-    """A person's voice. `encoder` made the vector [D]; `note` is for people, such as the consent."""
+    """The voice of a person. `encoder` computed the vector [D]; `note` is free text, such as consent."""
 
     name: str
     encoder: str
@@ -50,14 +50,14 @@ class KnownSpeaker:
 
     @property
     def seconds(self) -> float:
-        """Of speech that it was made from."""
+        """Seconds of speech from which the vector was computed."""
         return self.samples / SAMPLE_RATE
 
 
 @dataclass(frozen=True)
 class Match:
-    """What a speaker of a recording has to do with a known one. `sure` means that the name may be
-    used; else it is for a person to confirm."""
+    """A speaker of a recording who resembles a known one. If `sure`, the name is used; otherwise it is
+    a suggestion to confirm."""
 
     speaker: str
     name: str
@@ -66,22 +66,22 @@ class Match:
 
 
 class KnownSpeakers:
-    """A folder with a file for each person and encoder, readable by its owner only."""
+    """A folder with one file per person and encoder, readable by its owner only."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = folder or default_folder()
 
     def list(self) -> list[KnownSpeaker]:
-        """All, by name. Raises UsageError for a file that is broken."""
+        """Return all known speakers, sorted by name. Raises UsageError for a damaged file."""
         if not self.folder.is_dir():
             return []
         return sorted(map(_read, self.folder.glob("*.json")), key=lambda k: (k.name, k.encoder))
 
     def add(self, name: str, encoder: str, voice: Voice, note: str = "") -> KnownSpeaker:
-        """Enrols a voice; a person who is known already gets the mean of all clips.
+        """Enrol a voice. For a person who is known already, store the mean of all clips.
 
-        Raises UsageError for a name without letters and for a voice of less than LEAST_S of speech,
-        OutputError where the folder cannot be written.
+        Raises UsageError for an empty name or less than LEAST_S of speech, and OutputError if the
+        folder cannot be written.
         """
         name = " ".join(unicodedata.normalize("NFC", name).split())
         if not name:
@@ -105,40 +105,40 @@ class KnownSpeakers:
         return known
 
     def remove(self, name: str) -> int:
-        """Forgets a person, whatever encoders there are vectors of; how many files that were.
-        Raises UsageError if nobody has this name."""
+        """Remove a person's vectors of all encoders and return the number of files. Raises UsageError
+        for an unknown name."""
         files = [
             self._path(known.name, known.encoder) for known in self.list() if known.name == name
         ]
         if not files:
-            names = ", ".join(sorted({known.name for known in self.list()})) or "nobody"
+            names = ", ".join(sorted({known.name for known in self.list()})) or "none"
             raise UsageError(f"no speaker {name!r} is known; known: {names}")
         for file in files:
             file.unlink()
         return len(files)
 
     def _path(self, name: str, encoder: str) -> Path:
-        """A name may hold any sign; a file's may not."""
+        """A hash, as a name may contain characters that a file name may not."""
         return self.folder / f"{sha256(f'{encoder}/{name}'.encode()).hexdigest()[:32]}.json"
 
 
 def require_enough_speech(
     voice: Voice, where: str = "in the recording", least_s: float = LEAST_S
 ) -> Voice:
-    """The voice itself. Raises UsageError, which says how much speech was found `where` and how much
-    is needed, for one without a vector or of less than `least_s` of speech."""
+    """Return the voice. Raises UsageError for one without a vector or of less than `least_s` of speech;
+    the message says how much was found `where`, and how much is needed."""
     if voice.vector is not None and voice.samples >= least_s * SAMPLE_RATE:
         return voice
     heard = f"{voice.samples / SAMPLE_RATE:.1f} s of speech" if voice.samples else "no speech"
     needed = f"at least {least_s:g} s of speech are needed, " if least_s else ""
     raise UsageError(
-        f"{heard} found {where}, too little to know {voice.speaker!r} by: "
+        f"{heard} found {where}, too little to recognise {voice.speaker!r}: "
         f"{needed}10 to 30 s of speech are best"
     )
 
 
 def default_folder() -> Path:
-    """Where voices are kept: FORESCRIBE_SPEAKERS, or the user's data folder."""
+    """The folder of stored voices: FORESCRIBE_SPEAKERS, or in the user's data folder."""
     if named := os.environ.get(FOLDER_VARIABLE):
         return Path(named).expanduser()
     data = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
@@ -152,18 +152,18 @@ def match_voices(
     thresholds: SimilarityThresholds,
     margin: float = MARGIN,
 ) -> list[Match]:
-    """Who of the known is who, one to one, the likest first: the greatest sum of likeness would give
-    somebody a second choice so that another one gets a name too.
+    """Match voices to known speakers, one to one, the most similar pair first. (The greatest sum of
+    similarities would give one voice its second choice so that another voice gets a name too.)
 
-    Sure from `thresholds.same` on, with `margin` to every other known person; a suggestion from
-    `thresholds.possible` on; below that nobody. Known voices of other encoders do not count.
+    A match is sure from `thresholds.same` on if it exceeds every other known speaker by `margin`. From
+    `thresholds.possible` on it is a suggestion. Known voices of other encoders are ignored.
     """
-    heard = [(v.speaker, v.vector) for v in voices if v.vector is not None]
-    usable = [one for one in known if one.encoder == encoder]
-    if not heard or not usable:
+    voiced = [(v.speaker, v.vector) for v in voices if v.vector is not None]
+    usable = [speaker for speaker in known if speaker.encoder == encoder]
+    if not voiced or not usable:
         return []
     cosines = np.array(
-        [[float(vector @ k.vector) for k in usable] for _, vector in heard]
+        [[float(vector @ k.vector) for k in usable] for _, vector in voiced]
     )  # [V, K]
     found, free = list[Match](), np.ones(cosines.shape, bool)
     for place in np.argsort(-cosines, axis=None, kind="stable"):
@@ -177,15 +177,15 @@ def match_voices(
         others = np.delete(cosines[row], column)
         clear = not len(others) or score - float(others.max()) >= margin
         sure = score >= thresholds.same and clear
-        found.append(Match(heard[row][0], usable[column].name, score, sure))
+        found.append(Match(voiced[row][0], usable[column].name, score, sure))
     return found
 
 
 def name_known_speakers(
     diarization: Diarization, known: Sequence[KnownSpeaker]
 ) -> tuple[Diarization, list[Match]]:
-    """The diarization with the names of those who are surely known, and all matches. Who is not
-    known keeps a number: a name is never forced."""
+    """Return the diarization with the names of sure matches, and all matches. Unknown speakers keep
+    their labels."""
     engine = diarization.engine
     found = match_voices(diarization.voices, known, engine.encoder, engine.thresholds)
     names = {match.speaker: match.name for match in found if match.sure}
@@ -208,7 +208,9 @@ def _read(path: Path) -> KnownSpeaker:
             str(data["note"]),
         )
     except (OSError, KeyError, TypeError, ValueError) as error:
-        raise UsageError(f"{str(path)!r} holds no known speaker ({error}); remove it") from error
+        raise UsageError(
+            f"{str(path)!r} is not the file of a known speaker ({error}); remove it"
+        ) from error
 
 
 def _write(path: Path, known: KnownSpeaker) -> None:
@@ -232,5 +234,5 @@ def _write(path: Path, known: KnownSpeaker) -> None:
     except OSError as error:
         raise OutputError(
             f"cannot store a speaker in {str(path.parent)!r}: {error.strerror}; "
-            f"name another folder in {FOLDER_VARIABLE}"
+            f"set another folder in {FOLDER_VARIABLE}"
         ) from error

@@ -1,13 +1,13 @@
-"""The same people across recordings: whoever is heard again keeps the label of the first time.
+"""Labels that mean the same speaker in all recordings of a run.
 
-    people = LinkedSpeakers(Path("out"))
-    diarization, found = people.relabel("calls/monday.wav", diarization)
+    linked = LinkedSpeakers(Path("out"))
+    diarization, matches = linked.relabel("calls/monday.wav", diarization)
 
-Recordings come one after the other, the longest first in a batch run, and labels that were given are
-never taken back: results are in place before the next recording is heard. So that a run that goes on
-later, or finds new recordings, knows who was there, `speakers.jsonl` in the folder has a line for
-every recording. It holds voices: personal data, for its owner only, written only where linking was
-asked for. Without a folder nothing is stored. Knows nothing of audio.
+Recordings are processed one after the other, the longest first in a batch run. Labels are final, as
+results are written before the next recording is processed. `speakers.jsonl` in the folder has a line
+for every recording, so that a later run knows the speakers of earlier ones. It holds voices, which are
+personal data: only its owner can read it, and it is written only if linking was requested. Without a
+folder nothing is stored. Knows nothing of audio.
 """
 
 from __future__ import annotations
@@ -35,32 +35,32 @@ NAME = "speakers.jsonl"
 
 
 @dataclass(frozen=True)
-class _Heard:
-    """The voices of one recording, by their labels."""
+class _RecordingVoices:
+    """The voices of one recording, with their labels."""
 
     encoder: str | None
     voices: tuple[Voice, ...]
 
 
 class LinkedSpeakers:
-    """Whoever was heard in the recordings whose results are in `folder`; None keeps them in memory."""
+    """The speakers of all recordings whose results are in `folder`; None stores nothing."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self.path = None if folder is None else Path(os.path.abspath(folder)) / NAME
-        self._heard: dict[str, _Heard] = {}  # by recording
+        self._recordings: dict[str, _RecordingVoices] = {}  # by recording
         self._read = 0  # bytes
 
     def relabel(self, recording: str, diarization: Diarization) -> tuple[Diarization, list[Match]]:
-        """The diarization with labels that mean the same in all recordings, and who was found again.
+        """Return the diarization with linked labels, and the matches with earlier recordings.
 
-        A speaker who has a name keeps it. A voice that is surely one that was heard before gets that
-        one's label, one to one; a doubtful likeness is a match that is not `sure`; every other voice
-        gets a label that nobody had. A recording that comes again is heard as if for the first
-        time. Raises OutputError where the folder cannot be written.
+        Named speakers keep their names. A voice with a sure match gets the label of that speaker, one
+        to one. An uncertain match is returned with `sure` false, and its voice gets a new label, as do
+        all other voices. A recording that is processed again replaces its earlier entry. Raises
+        OutputError if the folder cannot be written.
         """
-        with self._alone() as file:
+        with self._locked() as file:
             key = self._key(recording)
-            self._heard.pop(key, None)
+            self._recordings.pop(key, None)
             found = self._matches(diarization)
             labels = {match.speaker: match.name for match in found if match.sure}
             number = self._next()
@@ -69,29 +69,29 @@ class LinkedSpeakers:
                     labels[speaker] = f"{ANONYMOUS}{number:02d}"
                     number += 1
             renamed = diarization.renamed(labels)
-            self._learn(file, key, renamed)
+            self._store(file, key, renamed)
         return renamed, [replace(match, speaker=labels[match.speaker]) for match in found]
 
     def _matches(self, diarization: Diarization) -> list[Match]:
-        """Of voices with enough speech to know them by."""
+        """Matches of the voices with enough speech."""
         encoder = diarization.engine.encoder
         voices = [
             voice
             for voice in diarization.voices
             if _anonymous(voice.speaker) and voice.samples >= LEAST_S * 16_000
         ]
-        # Who was split in two once is like both: the liker one is no worse a label than a third.
+        # A speaker once split in two resembles both; either label is better than a third one.
         return match_voices(
             voices, self._persons(encoder), encoder, diarization.engine.thresholds, margin=0.0
         )
 
     def _persons(self, encoder: str | None) -> list[KnownSpeaker]:
-        """By label the mean of their voices, weighted by speech."""
+        """The mean voice of each label, weighted by speech."""
         own: dict[str, list[Voice]] = {}
-        for heard in self._heard.values():
-            for voice in heard.voices:
+        for recording in self._recordings.values():
+            for voice in recording.voices:
                 long = voice.samples >= LEAST_S * 16_000
-                if encoder is not None and heard.encoder == encoder and long:
+                if encoder is not None and recording.encoder == encoder and long:
                     own.setdefault(voice.speaker, []).append(voice)
         means = [mean_voice(label, voices) for label, voices in sorted(own.items())]
         return [
@@ -101,29 +101,31 @@ class LinkedSpeakers:
         ]
 
     def _next(self) -> int:
-        """The first number behind all that were given."""
-        labels = {voice.speaker for heard in self._heard.values() for voice in heard.voices}
+        """The lowest number above all labels in use."""
+        labels = {
+            voice.speaker for recording in self._recordings.values() for voice in recording.voices
+        }
         numbers = (label.removeprefix(ANONYMOUS) for label in labels)
         return 1 + max((int(number) for number in numbers if number.isdecimal()), default=-1)
 
     # -- the file ---------------------------------------------------------------------------------
 
     def _key(self, recording: str) -> str:
-        """From the folder, as in the manifest, so that both can move together."""
+        """The path relative to the folder, as in the manifest, so that both can be moved together."""
         if self.path is None or recording == STDIN:
             return recording
         return os.path.relpath(identity(recording), self.path.parent)
 
     @contextmanager
-    def _alone(self) -> Iterator[BinaryIO | None]:
-        """With the lock of the file, and what other processes have added to it."""
+    def _locked(self) -> Iterator[BinaryIO | None]:
+        """Open and lock the file, and read what other processes have added."""
         if self.path is None:
             yield None
             return
         try:
             descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
             with open(descriptor, "r+b") as file:
-                with suppress(OSError):  # where a file system has no locks
+                with suppress(OSError):  # the file system has no locks
                     fcntl.flock(file, fcntl.LOCK_EX)
                 self._refresh(file)
                 yield file
@@ -139,25 +141,25 @@ class LinkedSpeakers:
         whole = data[: data.rfind(b"\n") + 1]
         self._read += len(whole)
         for line in whole.split(b"\n"):
-            # Half a line that a killed process left: its recording has no result either.
+            # An incomplete line of a killed process: its recording has no result either.
             with suppress(ValueError, KeyError, TypeError):
-                told = json.loads(line)
+                entry = json.loads(line)
                 voices = tuple(
                     Voice(v["speaker"], _vector(v["vector"]), int(v["samples"]))
-                    for v in told["voices"]
+                    for v in entry["voices"]
                 )
-                self._heard.pop(told["recording"], None)
-                self._heard[told["recording"]] = _Heard(told["encoder"], voices)
+                self._recordings.pop(entry["recording"], None)
+                self._recordings[entry["recording"]] = _RecordingVoices(entry["encoder"], voices)
 
-    def _learn(self, file: BinaryIO | None, key: str, diarization: Diarization) -> None:
-        """A label without a voice counts too: nobody else may get it."""
+    def _store(self, file: BinaryIO | None, key: str, diarization: Diarization) -> None:
+        """Store the labels, including those without a voice, which must not be given again."""
         known = {voice.speaker: voice for voice in diarization.voices}
         labels = filter(_anonymous, diarization.speakers)
         voices = tuple(known.get(label) or Voice(label, None, 0) for label in labels)
-        self._heard[key] = _Heard(diarization.engine.encoder, voices)
+        self._recordings[key] = _RecordingVoices(diarization.engine.encoder, voices)
         if file is None:
             return
-        told = {
+        entry = {
             "recording": key,
             "encoder": diarization.engine.encoder,
             "voices": [
@@ -171,9 +173,9 @@ class LinkedSpeakers:
                 for voice in voices
             ],
         }
-        line = json.dumps(told).encode() + b"\n"
+        line = json.dumps(entry).encode() + b"\n"
         if file.seek(0, os.SEEK_END) > self._read:
-            line = b"\n" + line  # behind half a line of the killed
+            line = b"\n" + line  # after the incomplete line of a killed process
         file.write(line)
         file.flush()
         self._read = file.seek(0, os.SEEK_END)

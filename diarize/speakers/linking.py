@@ -1,7 +1,7 @@
-"""Which voices are one person's: across the blocks of a long recording, or across recordings.
+"""Finds the voices that belong to one person, across the blocks of a long recording.
 
-Voices that an engine told apart stay apart; those that nobody has a vector of stay alone. Knows
-nothing of audio.
+Voices of one block are never joined, as an engine has distinguished them. Voices without a vector are
+never joined either. Knows nothing of audio.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..diarizer import MOST_SPEAKERS, Voice
 
 @dataclass
 class _Person:
-    """Voices of one speaker, as their sum weighted by speech."""
+    """The voices of one speaker and their sum, weighted by speech."""
 
     members: list[int]
     total: NDArray[np.float64]  # [D]; its direction is the mean voice
@@ -32,11 +32,11 @@ def link_voices(
     least: int = 1,
     most: int = MOST_SPEAKERS,
 ) -> list[int]:
-    """For each (place, voice) the number of its person, counted from 0 by first appearance.
+    """Return the number of the person for each (place, voice), counted from 0 by first appearance.
 
-    The two most alike are joined until none are `alike` (cosine), and further while there are more
-    than `most` persons, but never below `least`, and never two of one place: that is a block or a
-    recording in which an engine heard both. The bounds are a wish for the same reason.
+    The two most similar persons are joined until no cosine reaches `alike`, then further while there
+    are more than `most` persons, but never below `least`. Two voices of one place, which is a block,
+    are never joined; therefore the bounds may be missed.
     """
     people = [
         _Person([n], _direction(voice) * max(1, voice.samples), {place})
@@ -62,7 +62,7 @@ def link_voices(
 
 
 def _nearest(people: Sequence[_Person]) -> tuple[float, _Person, _Person] | None:
-    """The cosine of the two that are most alike, of those that may be joined."""
+    """The two most similar persons that may be joined, with their cosine."""
     if len(people) < 2:
         return None
     rows = np.stack(

@@ -50,6 +50,6 @@ def test_a_diarization_names_by_first_appearance_and_ends_with_the_recording(giv
     assert data["duration"] == 3.0 and data["speakers"] == list(found.speakers)
 
 
-def test_likeness_goes_from_maybe_to_same() -> None:
-    with pytest.raises(UsageError, match="likeness"):
+def test_the_thresholds_must_be_in_order() -> None:
+    with pytest.raises(UsageError, match="similarity"):
         SimilarityThresholds(same=0.4, possible=0.5)

@@ -49,8 +49,8 @@ class Remembering(EmbeddedDiarization):
     def get_segmentations(self, file: Any, hook: Any = None) -> Any:
         return self._once(file, 0, lambda: super(Remembering, self).get_segmentations(file, hook))
 
-    def heard(self, file: Any, *given: Any) -> Any:
-        return self._once(file, 1, lambda: super(Remembering, self).heard(file, *given))
+    def window_vectors(self, file: Any, *given: Any) -> Any:
+        return self._once(file, 1, lambda: super(Remembering, self).window_vectors(file, *given))
 
     def _once(self, file: Any, step: int, hear: Any) -> Any:
         key = 2 * file["waveform"].data_ptr() + step

@@ -101,7 +101,7 @@ def test_two_of_several_voices_that_were_merged_are_parted(
 ) -> None:
     vectors = heard(3)
     one, two = vectors[: 2 * WINDOWS, 0].mean(0), vectors[2 * WINDOWS :, 0].mean(0)
-    monkeypatch.setattr(clustering, "_found", lambda heard: np.stack([one, two]).astype(float))
+    monkeypatch.setattr(clustering, "_vbx", lambda heard: np.stack([one, two]).astype(float))
     labels, _, centres = clustering(vectors, spoken(len(vectors)), max_clusters=most)
     assert len(centres) == count
     merged = labels.reshape(3, WINDOWS)
@@ -113,6 +113,6 @@ def test_a_voice_of_a_few_seconds_is_not_parted_from_several(
 ) -> None:
     vectors = heard(3)[WINDOWS - 20 :]  # 5 s of the first voice
     one, two = vectors[: WINDOWS + 20, 0].mean(0), vectors[WINDOWS + 20 :, 0].mean(0)
-    monkeypatch.setattr(clustering, "_found", lambda heard: np.stack([one, two]).astype(float))
+    monkeypatch.setattr(clustering, "_vbx", lambda heard: np.stack([one, two]).astype(float))
     _, _, centres = clustering(vectors, spoken(len(vectors)), max_clusters=100)
     assert len(centres) == 2

@@ -137,8 +137,8 @@ def test_a_checkpoint_that_would_run_a_program_is_refused(
     [
         (CONFIG.replace(community.KLASS, "os.system"), "names os.system"),
         (CONFIG + "preprocessors:\n  x: {name: os.system}\n", "preprocessors"),
-        ("[", "describes no pipeline"),
-        ("pipeline: 5", "describes no pipeline"),
+        ("[", "does not describe a pipeline"),
+        ("pipeline: 5", "does not describe a pipeline"),
     ],
 )
 def test_a_configuration_of_something_else_is_refused(

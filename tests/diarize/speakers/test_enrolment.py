@@ -32,7 +32,7 @@ def test_a_silent_clip_and_an_engine_without_voices_are_refused() -> None:
         extract_voice(LevelDiarizer(), sound((1, 0)), "Zoë")
     engine = LevelDiarizer()
     engine.engine = Engine("deaf")
-    with pytest.raises(UsageError, match="deaf keeps no voices"):
+    with pytest.raises(UsageError, match="deaf has no speaker encoder"):
         extract_voice(engine, TALK, "Zoë")
 
 
@@ -46,5 +46,5 @@ def test_a_labelled_part_of_a_transcript_is_what_this_speaker_says(tmp_path: Pat
     with pytest.raises(UsageError, match="'Bob' says nothing.*SPEAKER_00, SPEAKER_01"):
         read_speaker_audio(str(tmp_path / "talk.wav"), tmp_path / "talk.json", "Bob")
     (tmp_path / "other.json").write_text("[]")
-    with pytest.raises(UsageError, match=r"other\.json.*no transcript"):
+    with pytest.raises(UsageError, match=r"other\.json.*not a transcript"):
         read_speaker_audio(str(tmp_path / "talk.wav"), tmp_path / "other.json", "Bob")
