@@ -46,9 +46,14 @@ def test_a_broken_link_is_seen(tmp_path: Path) -> None:
     assert broken(page) == ["b.md#there", "c.md"]
 
 
-def test_the_index_leads_to_every_page() -> None:
-    docs = ROOT / "docs"
-    index = (docs / "README.md").read_text(encoding="utf-8")
-    named = {(docs / m["target"].partition("#")[0]).resolve() for m in LINK.finditer(index)}
-    every = {p for p in docs.rglob("*.md") if p.parent.name != "adr"} - {docs / "README.md"}
-    assert {p.relative_to(docs).as_posix() for p in every - named} == set()
+@pytest.mark.parametrize("folder", ["docs", "docs/development"])
+def test_an_index_names_every_page_below_it(folder: str) -> None:
+    """Decisions are listed by their folder; the pages for developers have an index of their own."""
+    index = ROOT / folder / "README.md"
+    links = LINK.finditer(index.read_text(encoding="utf-8"))
+    named = {(index.parent / m["target"].partition("#")[0]).resolve() for m in links}
+    below = {p for p in index.parent.rglob("*.md") if p.parent.name != "adr"} - {index}
+    if folder == "docs":
+        below -= set((ROOT / "docs" / "development").rglob("*.md"))
+        assert ROOT / "docs" / "development" / "README.md" in named
+    assert {p.relative_to(ROOT).as_posix() for p in below - named} == set()
