@@ -15,8 +15,8 @@ ENV PATH=/opt/forescribe/bin:$PATH PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CH
 
 # What it stands on is a layer of its own: gigabytes that change with pyproject.toml only.
 COPY pyproject.toml constraints.txt ./
-COPY scripts/wanted.py scripts/
-RUN python scripts/wanted.py serve diarize > wanted.txt \
+COPY scripts/list_requirements.py scripts/
+RUN python scripts/list_requirements.py serve diarize > wanted.txt \
     && pip install --requirement wanted.txt --constraint constraints.txt
 
 COPY README.md LICENSE ./

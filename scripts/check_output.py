@@ -1,9 +1,9 @@
-"""Checks what `forescribe transcribe` wrote for one sample against its reference text.
+"""Check what `forescribe transcribe` wrote for a sample against its reference text.
 
     python scripts/check_output.py OUT STEM REFERENCE.txt --wer 0.10
 
-Exit status 0 where OUT/STEM.txt, .srt and .json are there, the subtitles are in order, and the word
-error rate of the text is at most the bound.
+Exit status 0 if OUT/STEM.txt, .srt and .json exist, the subtitles are in order, and the word error rate
+of the text is at most the bound.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ CUE = re.compile(
 
 
 def words(text: str) -> str:
-    """Lower case without punctuation: what a word error rate compares."""
+    """Lower case without punctuation, for the word error rate."""
     return " ".join(re.findall(r"[\w']+", text.lower()))
 
 
 def cues(srt: str) -> list[tuple[float, float, str]]:
-    """Start and end in seconds, and the text. Raises ValueError where the file is no SRT."""
+    """Start and end in seconds, and the text. Raises ValueError for an invalid file."""
     found = []
     for number, block in enumerate(srt.strip().split("\n\n"), start=1):
         match = CUE.fullmatch(block)
         if match is None or int(match["index"]) != number:
-            raise ValueError(f"cue {number} is no SRT cue: {block!r}")
+            raise ValueError(f"cue {number} is not an SRT cue: {block!r}")
         start, end = (
             int(match[f"h{i}"]) * 3600
             + int(match[f"m{i}"]) * 60
@@ -63,7 +63,7 @@ def main() -> int:
     )
     spoken = words(" ".join(cue[2] for cue in cues(srt)))
     if not spoken == words(text) == words(json.loads(record)["text"]):
-        print("txt, srt and json differ in their words", file=sys.stderr)
+        print("the words of txt, srt and json differ", file=sys.stderr)
         return 1
     rate = jiwer.wer(words(options.reference.read_text(encoding="utf-8")), words(text))
     print(f"{options.stem}: word error rate {rate:.1%} (at most {options.wer:.0%} allowed)")

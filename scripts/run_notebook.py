@@ -1,10 +1,10 @@
-"""Runs the walkthrough from top to bottom, in a fresh kernel.
+"""Run the walkthrough from top to bottom in a fresh kernel.
 
-    python scripts/run_notebook.py            # keeps the results in the file
-    python scripts/run_notebook.py --check    # keeps nothing
+    python scripts/run_notebook.py            # stores the outputs in the notebook
+    python scripts/run_notebook.py --check    # stores nothing
 
-Exit status 0; 1 with the cell and its error where one fails, or where a result would not do.
-What it was made from is kept in its metadata, so that a test can tell whether its results are old.
+Exit status 1 with the error of a failing cell, or if an output is not acceptable. A fingerprint of the
+sources is stored in the metadata, so that a test can tell whether the outputs are out of date.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MOST_BYTES = 2_000_000
 
 
 def fingerprint(notebook: Any) -> str:
-    """Of everything that decides the results and that somebody may change: cells, helpers, models."""
+    """A hash of everything that determines the outputs: cells, helper modules and models."""
     digest = hashlib.sha256()
     for cell in notebook.cells:
         digest.update(f"{cell.cell_type}\n{cell.source}\n".encode())
@@ -46,27 +46,28 @@ def read() -> Any:
 
 
 def run(notebook: Any) -> None:
-    """Fills in the results. Raises CellExecutionError."""
+    """Execute the cells and store their outputs. Raises CellExecutionError."""
     for cell in notebook.cells:
         if cell.cell_type == "code":
             cell.outputs, cell.execution_count = [], None
     NotebookClient(
         notebook,
-        timeout=1800,  # for one cell, on a machine that does much else
+        timeout=1800,  # seconds for one cell, on a busy machine
         startup_timeout=600,
         kernel_name="python3",
         record_timing=False,
         coalesce_streams=True,
         resources={"metadata": {"path": str(NOTEBOOK.parent)}},
-        extra_arguments=["--log-level=40"],  # it warns that it listens, on this machine alone
+        extra_arguments=[
+            "--log-level=40"
+        ],  # without the warning that it listens on the local machine
     ).execute()
-    # The version of whoever ran it last is no content.
+    # The Python version of the last run is not part of the content.
     notebook.metadata.language_info = {"name": "python"}
 
 
 def shrink(notebook: Any) -> None:
-    """Pictures with a palette of 256 colours: a third of the bytes, and the repository has to stay
-    small enough to travel."""
+    """Reduce pictures to a palette of 256 colours, a third of the bytes, to keep the repository small."""
     for cell in notebook.cells:
         for output in cell.get("outputs", []):
             data = output.get("data", {})
@@ -78,7 +79,7 @@ def shrink(notebook: Any) -> None:
 
 
 def faults(notebook: Any, size: int) -> list[str]:
-    """What must not be seen by a reader: warnings, and a file that is slow to open."""
+    """What is not acceptable: output to stderr, and a file that is too large."""
     found = [f"{size} bytes; at most {MOST_BYTES}"] if size > MOST_BYTES else []
     for number, cell in enumerate(notebook.cells):
         for output in cell.get("outputs", []):
@@ -89,7 +90,7 @@ def faults(notebook: Any, size: int) -> list[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="keep nothing")
+    parser.add_argument("--check", action="store_true", help="store nothing")
     check = parser.parse_args().check
     notebook, began = read(), time.perf_counter()
     try:

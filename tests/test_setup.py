@@ -1,6 +1,6 @@
-"""scripts/setup: what it asks uv for, and what it says where something is missing.
+"""scripts/setup: the uv commands that it runs, and its messages where something is missing.
 
-Run with programs of the test's own in the path, so nothing is installed.
+The path holds fake programs only, so that nothing is installed.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ TOOLS = ("bash", "dirname", "sed", "df", "awk", "rm", "mkdir", "ln")
 @dataclass(frozen=True)
 class Run:
     status: int
-    said: str
-    asked: list[str]  # of uv, without its path
+    output: str
+    uv_calls: list[str]  # arguments
 
 
 class Machine:
-    """A copy of the script, and a path with the few programs that a minimal system has."""
+    """A copy of the script, and a path with the few programs of a minimal system."""
 
     def __init__(self, folder: Path) -> None:
         self.root, self.path = folder / "forescribe", folder / "bin"
@@ -34,6 +34,7 @@ class Machine:
         (self.root / "scripts").mkdir(parents=True)
         self.path.mkdir()
         shutil.copy(ROOT / "scripts" / "setup", self.root / "scripts")
+        shutil.copytree(ROOT / "scripts" / "lib", self.root / "scripts" / "lib")
         for tool in TOOLS:
             found = shutil.which(tool)
             assert found is not None, tool
@@ -45,7 +46,7 @@ class Machine:
         path.chmod(path.stat().st_mode | stat.S_IXUSR)
 
     def uv(self) -> None:
-        """Notes what it was asked for; makes an environment whose Python does as `torchaudio` says."""
+        """Add a fake uv that logs its arguments and creates an environment with a fake Python."""
         self.program(
             "uv",
             f'echo "$@" >> "{self.log}"\n'
@@ -84,26 +85,28 @@ def machine(tmp_path: Path) -> Machine:
 def test_groups_and_extras_are_installed(machine: Machine, named: list[str], asked: str) -> None:
     machine.uv()
     done = machine.setup(*named)
-    assert done.status == 0 and "ready: .venv/bin/forescribe" in done.said
-    assert done.asked[-1].endswith(f"--constraints constraints.txt --editable {asked}")
+    assert done.status == 0 and "ready: .venv/bin/forescribe" in done.output
+    assert done.uv_calls[-1].endswith(f"--constraints constraints.txt --editable {asked}")
 
 
 def test_a_name_that_is_no_group_changes_nothing(machine: Machine) -> None:
     machine.uv()
     done = machine.setup("test", "sevre")
-    assert (done.status, done.asked) == (2, [])
-    assert done.said == ("setup: there is no group 'sevre'; known: serve test dev notebook bench\n")
+    assert (done.status, done.uv_calls) == (2, [])
+    assert done.output == (
+        "setup: there is no group 'sevre'; known: serve test dev notebook bench\n"
+    )
 
 
 def test_every_group_of_the_project_is_known_and_explained(machine: Machine) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     extras = set(project["project"]["optional-dependencies"]) - {"diarize"}
-    known = machine.setup("nosuch").said.split("known: ")[1].split()
+    known = machine.setup("nosuch").output.split("known: ")[1].split()
     assert set(known) == extras | set(project["dependency-groups"])
     help_ = machine.setup("--help")
     assert help_.status == 0
-    assert [name for name in known if f"scripts/setup {name} " not in help_.said] == []
-    assert "set -euo" not in help_.said
+    assert [name for name in known if f"scripts/setup {name} " not in help_.output] == []
+    assert "set -euo" not in help_.output
 
 
 @pytest.mark.parametrize(
@@ -118,8 +121,8 @@ def test_what_is_missing_is_said_with_the_command_that_gives_it(
 ) -> None:
     machine.program("python3", python)
     done = machine.setup()
-    assert done.status == 1 and said in done.said
-    assert "apt-get install python3-venv" in done.said.splitlines()[-1]
+    assert done.status == 1 and said in done.output
+    assert "apt-get install python3-venv" in done.output.splitlines()[-1]
     assert not (machine.root / ".uv").exists()
 
 
@@ -128,13 +131,13 @@ def test_little_disk_is_said_before_the_download(machine: Machine) -> None:
     (machine.path / "df").unlink()
     machine.program("df", 'echo head; echo "/dev/x 9000000 0 2500000 0% /"')
     done = machine.setup()
-    assert done.status == 0 and "only 2 GB are free here; 6 are needed" in done.said
-    assert "GB" not in machine.setup().said  # the environment is there
+    assert done.status == 0 and "only 2 GB are free here; 6 are needed" in done.output
+    assert "GB" not in machine.setup().output  # the environment is there
 
 
 def test_a_backend_whose_packages_do_not_fit_is_no_success(machine: Machine) -> None:
     machine.uv()
     assert machine.setup(TORCHAUDIO_FAILS="1").status == 0  # asked only where it may differ
     done = machine.setup(UV_TORCH_BACKEND="cpu", TORCHAUDIO_FAILS="1")
-    assert done.status == 1 and "of the backend 'cpu' do not fit" in done.said
+    assert done.status == 1 and "of the backend 'cpu' do not fit" in done.output
     assert machine.setup(UV_TORCH_BACKEND="cpu").status == 0

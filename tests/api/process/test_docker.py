@@ -119,7 +119,7 @@ def test_the_steps_before_the_installation_replayed(name, tmp_path) -> None:
             *sources, _ = step.rest.split()
             for source in sources:
                 shutil.copy(ROOT / source, tmp_path / source)
-        if step.word == "RUN" and "wanted.py" in step.rest:
+        if step.word == "RUN" and "list_requirements.py" in step.rest:
             break
     commands = [c for c in step.rest.split(" && ") if "pip install" not in c]
     script = " && ".join(re.sub(r"\bpython3?\b", sys.executable, c, count=1) for c in commands)

@@ -1,0 +1,80 @@
+"""scripts/check_files.py and the pre-commit configuration: which faults they find."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def check_files() -> ModuleType:
+    spec = importlib.util.spec_from_file_location(
+        "check_files", ROOT / "scripts" / "check_files.py"
+    )
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "fault"),
+    [
+        ("a.py", b"x = 1 \n", "whitespace"),
+        ("a.py", b"x = 1", "no newline"),
+        ("a.py", b"<" * 7 + b" HEAD\n", "merge conflict"),
+        ("a.txt", b"-----BEGIN RSA " + b"PRIVATE KEY-----\n", "private key"),
+        ("a.json", b'{"a": }\n', "syntax"),
+        ("a.toml", b"a = \n", "syntax|whitespace"),
+        ("a.yaml", b"a: [1\n", "syntax"),
+        ("a.bin", b"\xff" * 500_001, "500001 bytes"),
+    ],
+)
+def test_a_fault_is_found(check_files: ModuleType, name: str, data: bytes, fault: str) -> None:
+    assert any(re.search(fault, found) for found in check_files.faults(name, data))
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("a.py", b"x = 1\n"),
+        ("empty.py", b""),
+        ("bundled/model.bin", b"\xff" * 600_000),
+        ("a.jsonl", b'{"a": 1}\n{"a": 2}\n'),
+        ("many.yaml", b"a: 1\n---\nb: 2\n"),
+    ],
+)
+def test_a_good_file_passes(check_files: ModuleType, name: str, data: bytes) -> None:
+    assert list(check_files.faults(name, data)) == []
+
+
+def test_the_repository_passes(
+    check_files: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a git checkout")
+    assert check_files.main([]) == 0, capsys.readouterr().out
+
+
+def test_hooks_are_local_and_their_scripts_exist() -> None:
+    config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())
+    assert [repo["repo"] for repo in config["repos"]] == ["local"]
+    for hook in config["repos"][0]["hooks"]:
+        assert hook["language"] == "system"
+        script = next(word for word in hook["entry"].split() if word.startswith("scripts/"))
+        assert (ROOT / script).is_file()
+
+
+def test_scripts_check_runs_the_hooks_of_the_code() -> None:
+    steps = (ROOT / "scripts" / "check").read_text()
+    config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())
+    entries = [hook["entry"] for hook in config["repos"][0]["hooks"] if hook["id"] != "files"]
+    assert [entry for entry in entries if entry not in steps] == []
