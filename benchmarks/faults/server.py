@@ -310,7 +310,7 @@ def break_engine(serving: Serving, folder: Path, log: Callable[[str], None]) -> 
                 time.sleep(0.05)
             return step()
 
-        made.engine.submit, made.engine.step = submit, hanging  # type: ignore[method-assign]
+        made.engine.submit, made.engine.step = submit, hanging  # type: ignore[method-assign, assignment]
         return made
 
     serving._load = broken

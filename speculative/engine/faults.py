@@ -1,17 +1,20 @@
-"""Exceptions in what others wrote: models, drafters, processors, rules, schedules.
+"""Exceptions in models, drafters, processors, rules and schedules: their stage, and the log of them.
 
 A round changes committed state in its last stage only, so one that failed can be repeated row by row,
-with the others masked, until it is known whose the fault is.
+with the others masked, until the row that causes the fault is known.
 """
 
 from __future__ import annotations
 
 import traceback
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 from torch import Tensor
 
+from ..device import Device
 from ..drafts import Prefix
 from ..errors import DecodingError
 from ..protocols import Processor
@@ -30,14 +33,48 @@ WRITING: Final = "making text of the tokens"
 ENGINE: Final = "the engine's step"
 
 OF_THE_DRAFTER: Final = frozenset({PROMPT, CATCH_UP, DRAFT, OBSERVE})
-"""After a fault in one of these, a row can be decoded without drafts."""
+"""After a fault in one of these stages, a row can be decoded without drafts."""
+
+KEPT = 16
+"""The latest faults that an engine keeps for inspection."""
 
 _AFTER = {None: DRAFT, "draft": SCORE, "score": RULE, "rule": OBSERVE, "observe": COMMIT}
 
 
-def stage_after(mark: str | None) -> str:
-    """The stage of a round that was under way after its last mark (`round.Mark`)."""
-    return _AFTER.get(mark, ENGINE)
+class FaultLog:
+    """Counts faults, and keeps the latest."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self.recent: deque[DecodingError] = deque(maxlen=KEPT)
+        self.count = 0
+
+    def record(self, stage: str, error: Exception) -> DecodingError:
+        """Logs `error`; returns it with its stage."""
+        found = fault(stage, error)
+        self.count += 1
+        self.recent.append(found)
+        return found
+
+    def handle(self, stage: str, error: Exception) -> DecodingError:
+        """Logs `error`. Raises what the device raises, if it has failed."""
+        found = self.record(stage, error)
+        self._device.synchronize()
+        return found
+
+    def attempt(self, action: Callable[[], object], stage: str) -> DecodingError | None:
+        """Calls `action`; returns the fault if it raises. Raises what the device raises, if it has
+        failed."""
+        try:
+            action()
+        except Exception as error:
+            return self.handle(stage, error)
+        return None
+
+
+def stage_after(ended: str | None) -> str:
+    """The stage of a round that follows the one that `ended` (see `rounds.round.run_round`)."""
+    return _AFTER.get(ended, ENGINE)
 
 
 def fault(stage: str, error: Exception) -> DecodingError:
@@ -47,9 +84,9 @@ def fault(stage: str, error: Exception) -> DecodingError:
 
 
 def release(error: BaseException | None) -> None:
-    """Takes the tracebacks of an exception, and of those it arose from, as text: as frames they hold
-    the tensors of a batch for as long as somebody holds the exception; not only the frames that it went
-    through, but those that called them."""
+    """Replaces the tracebacks of an exception, and of those it arose from, by text notes. A traceback's
+    frames, and the frames that called them, keep the tensors of a batch alive as long as the
+    exception exists."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -62,8 +99,8 @@ def release(error: BaseException | None) -> None:
 
 
 @dataclass(frozen=True)
-class ForOneRow:
-    """A logits processor that is asked about one row only; the logits of the others stay as they are.
+class SingleRowProcessor:
+    """Applies a logits processor to one row; the logits of the others stay as they are.
 
     Processors are given no mask, so one that fails on a row would fail in every round of the others.
     """

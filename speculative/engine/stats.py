@@ -1,42 +1,20 @@
-"""What happened: counted on the device in every round, read by the host when somebody asks."""
+"""Statistics of decoding: counts, acceptance rates and seconds by stage.
+
+Knows numbers only; the counters on the device are `rounds.counters`.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 
-import torch
-from torch import Tensor
 
+@dataclass
+class HostCounts:
+    """Counts that the host keeps itself."""
 
-@dataclass(frozen=True)
-class Counters:
-    """Running sums on the device; a round adds to them without a host sync.
-
-    `drafted` and `accepted` are `[G_max]`, per depth of the draft: entry i counts the rows whose
-    draft i + 1 was submitted, and kept.
-    """
-
-    drafted: Tensor
-    accepted: Tensor
-    judged: Tensor  # [] drafts that were kept, or the first of their row and round that was not
-    row_rounds: Tensor  # [] sum over rounds of the active rows
-    emitted: Tensor  # [] committed tokens
-
-    @staticmethod
-    def zeros(max_gamma: int, device: torch.device) -> Counters:
-        def zeros(*shape: int) -> Tensor:
-            return torch.zeros(shape, dtype=torch.int64, device=device)
-
-        return Counters(zeros(max_gamma), zeros(max_gamma), zeros(), zeros(), zeros())
-
-    def add(self, active: Tensor, drafted: Tensor, accepted: Tensor, emitted: Tensor) -> None:
-        """Adds one round: per row whether it was active, and its three counts (all `[B]`)."""
-        depth = torch.arange(self.drafted.shape[0], device=self.drafted.device)
-        self.drafted.add_((depth < drafted[:, None]).sum(0))
-        self.accepted.add_((depth < accepted[:, None]).sum(0))
-        self.judged.add_((accepted + (accepted < drafted)).sum())
-        self.row_rounds.add_(active.sum())
-        self.emitted.add_(emitted.sum())
+    rounds: int = 0
+    target_forwards: int = 0
+    draft_forwards: int = 0
 
 
 @dataclass(frozen=True)
@@ -72,7 +50,7 @@ class Stats:
 
     @property
     def mean_acceptance_length(self) -> float:
-        """1 + accepted / rounds of a row; 0 where no round was played."""
+        """1 + accepted / rounds of a row; 0 where no round was run."""
         return 1 + self.accepted / self.row_rounds if self.row_rounds else 0.0
 
     @property

@@ -13,19 +13,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..drafts import Draft, Prefix, Scores, Verdict
-from ..engine.stats import Counters
+from ..drafts import Draft, Prefix, Verdict
 from ..protocols import Drafter, Model, Processor, Rule
 from ..requests import Source
 from ..rows import Rows
+from .counters import Counters
 from .sampling import penalise
 
-Mark = Callable[[str], None]  # called with the name of the stage that just ended
+StageCallback = Callable[[str], None]  # called with the name of the stage that has just ended
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What a round is made of."""
+    """The parts of a round besides the rows."""
 
     target: Model
     drafter: Drafter | None
@@ -35,32 +35,45 @@ class Parts:
 
 
 def run_round(
-    rows: Rows, parts: Parts, gamma: int, counters: Counters, mark: Mark = lambda stage: None
+    rows: Rows,
+    parts: Parts,
+    gamma: int,
+    counters: Counters,
+    stage_ended: StageCallback = lambda stage: None,
 ) -> int:
-    """Plays one round on all rows, in place. `gamma` is a static number of drafts, 0 or more. Returns
-    how many were drafted: fewer where the drafter ended early."""
-    draft = propose(rows, parts, gamma)
-    mark("draft")
-    scores, logits = score(rows, parts, draft)
-    mark("score")
+    """Runs one round of all rows, in place. `gamma` is a static number of drafts, 0 or more. Returns
+    how many tokens were drafted: fewer where the drafter ended early."""
+    if gamma == 0:
+        draft = no_draft(rows)
+    elif parts.drafter is None:
+        raise ValueError(f"gamma is {gamma}, but there is no drafter")
+    else:
+        draft = checked(rows, parts, parts.drafter.propose(rows, gamma), gamma)
+    stage_ended("draft")
+    tokens = torch.cat([rows.pending(), draft.tokens], dim=1)  # [B, N]
+    start = rows.lengths - 1
+    scores = parts.target.score(tokens, start, reach=rows.reach, topology=draft.topology)
+    logits = process(rows, parts, draft, tokens, scores.logits)  # [B, N, V]
+    stage_ended("score")
     verdict = parts.rule(rows, draft, logits)
-    mark("rule")
+    stage_ended("rule")
     if parts.drafter is not None and gamma:
         parts.drafter.observe(rows, draft, scores, verdict)
-    mark("observe")
+    stage_ended("observe")
     commit(rows, parts, draft, logits, verdict, counters)
-    mark("accept")
+    stage_ended("accept")
     return draft.tokens.shape[1]
 
 
-def propose(rows: Rows, parts: Parts, gamma: int) -> Draft:
-    """A draft whose `valid` counts no token that could not be committed."""
-    if gamma == 0:
-        none = torch.zeros_like(rows.lengths)
-        return Draft(tokens=none[:, None][:, :0], valid=none)
-    if parts.drafter is None:
-        raise ValueError(f"gamma is {gamma}, but there is no drafter")
-    draft = parts.drafter.propose(rows, gamma)
+def no_draft(rows: Rows) -> Draft:
+    """A draft of no tokens: the round is plain decoding."""
+    none = torch.zeros_like(rows.lengths)
+    return Draft(tokens=none[:, None][:, :0], valid=none)
+
+
+def checked(rows: Rows, parts: Parts, draft: Draft, gamma: int) -> Draft:
+    """The draft, with `valid` cut to the tokens that can be committed. Raises `ValueError` for a wrong
+    shape."""
     tokens, width = draft.tokens, draft.tokens.shape[1]
     if width > gamma or tokens.shape[0] != rows.batch:
         raise ValueError(
@@ -70,28 +83,25 @@ def propose(rows: Rows, parts: Parts, gamma: int) -> Draft:
     valid = torch.minimum(valid, rows.limits - rows.lengths - 1)  # the last token is the target's
     last = parts.target.vocab_size - 1
     if draft.topology is None:
-        # Behind an end-of-text nothing can count; in a tree it ends only its own branch. From a token that
-        # the target does not have on, nothing counts either.
+        # Nothing after an end-of-text can be committed, nor from a token on that the target does not
+        # have. In a tree an end-of-text ends only its own branch.
         column = torch.arange(width, device=valid.device)
         ends = is_end(tokens, parts.eos)
         unknown = (tokens < 0) | (tokens > last)
         count = torch.where(unknown, column, torch.where(ends, column + 1, width))
         valid = torch.minimum(valid, count.amin(1))
     valid = torch.where(rows.active, valid, 0).clamp_min(0)
-    # A target that is asked about a token it does not have fails, on a GPU for good.
+    # An unknown token makes the target fail; on a GPU the process cannot recover from that.
     return Draft(tokens.clamp(0, last), valid, draft.probs, draft.topology)
 
 
-def score(rows: Rows, parts: Parts, draft: Draft) -> tuple[Scores, Tensor]:
-    """The target over the pending token and the drafts: raw scores and processed logits `[B, N, V]`."""
-    tokens = torch.cat([rows.pending(), draft.tokens], dim=1)  # [B, N]
-    start = rows.lengths - 1
-    scores = parts.target.score(tokens, start, reach=rows.reach, topology=draft.topology)
-    logits = scores.logits
+def process(rows: Rows, parts: Parts, draft: Draft, tokens: Tensor, logits: Tensor) -> Tensor:
+    """Applies the logits processors, then the penalties, to `logits [B, N, V]` of `tokens [B, N]`."""
     if not (parts.processors or rows.mode.penalised):
-        return scores, logits
+        return logits
+    shape = logits.shape
     if draft.topology is None:
-        prefix = _chain_prefix(rows, tokens, start)
+        prefix = _chain_prefix(rows, tokens)
     else:
         # Siblings share a depth but not a prefix: every node becomes a row of its own.
         prefix = _node_prefixes(rows, draft)
@@ -100,11 +110,11 @@ def score(rows: Rows, parts: Parts, draft: Draft) -> tuple[Scores, Tensor]:
         logits = processor(logits, prefix)
     if rows.mode.penalised:
         logits = penalise(rows, logits, prefix)
-    return scores, logits.reshape_as(scores.logits)
+    return logits.reshape(shape)
 
 
-def _chain_prefix(rows: Rows, tokens: Tensor, start: Tensor) -> Prefix:
-    slots = start[:, None] + torch.arange(tokens.shape[1], device=tokens.device)
+def _chain_prefix(rows: Rows, tokens: Tensor) -> Prefix:
+    slots = (rows.lengths - 1)[:, None] + torch.arange(tokens.shape[1], device=tokens.device)
     return Prefix(rows.tokens.scatter(1, slots, tokens), slots, rows.begin)
 
 
@@ -112,13 +122,13 @@ def _node_prefixes(rows: Rows, draft: Draft) -> Prefix:
     """Prefixes of all B * N nodes: the committed tokens, then the drafts on the way from the root."""
     assert draft.topology is not None
     parents, depths = draft.topology.parents, draft.topology.depths
-    strips = [rows.tokens]
+    texts = [rows.tokens]
     for node, parent in enumerate(parents, start=1):
         slot = rows.lengths - 1 + depths[node]
-        strips.append(strips[parent].scatter(1, slot[:, None], draft.tokens[:, node - 1 : node]))
+        texts.append(texts[parent].scatter(1, slot[:, None], draft.tokens[:, node - 1 : node]))
     last = torch.stack([rows.lengths - 1 + depth for depth in depths], dim=1)  # [B, N]
     return Prefix(
-        tokens=torch.stack(strips, dim=1).flatten(0, 1),
+        tokens=torch.stack(texts, dim=1).flatten(0, 1),
         last=last.reshape(-1, 1),
         begin=rows.begin.repeat_interleave(len(depths), output_size=last.numel()),
     )
@@ -127,7 +137,7 @@ def _node_prefixes(rows: Rows, draft: Draft) -> Prefix:
 def commit(
     rows: Rows, parts: Parts, draft: Draft, logits: Tensor, verdict: Verdict, counters: Counters
 ) -> None:
-    """Appends what was accepted, cut at end-of-text and at each row's limit, and counts it."""
+    """Appends the accepted tokens, cut at end-of-text and at each row's limit, and counts them."""
     nodes = logits.shape[1]
     column = torch.arange(nodes, device=logits.device)
     accepted = verdict.num_accepted
@@ -154,7 +164,7 @@ def commit(
     rows.logprobs.scatter_(1, slot, chosen - whole)
     rows.sources.scatter_(1, slot, sources)
 
-    # Behind the lengths so far nothing counts: up to here a round that fails can be repeated.
+    # Tokens behind the lengths do not count: up to here a round that fails can be repeated.
     rows.rounds += rows.active
     rows.drafted += draft.valid
     rows.accepted += accepted

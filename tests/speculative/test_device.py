@@ -536,7 +536,7 @@ def test_capturing_while_rows_are_busy_moves_none_of_them(cards, monkeypatch) ->
     playing(cards, monkeypatch)
     # A row that moved would be longer than what the next round reads.
     monkeypatch.setattr(
-        "forescribe.speculative.engine.engine.REACH_BUCKETS", (4, 8, 12, 16, 20, 24, 32)
+        "forescribe.speculative.engine.graph_runner.REACH_BUCKETS", (4, 8, 12, 16, 20, 24, 32)
     )
     busy = tiny(Second("cuda", torch.float32, 1), 3)
     assert tokens(busy) == tokens(tiny(None, 3))

@@ -18,6 +18,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from forescribe.speculative import Sampling
 from forescribe.speculative.errors import DecodingError, LoadError, RequestError
+from forescribe.speculative.requests import Mode
 from forescribe.text import TextGenerator
 from forescribe.text.detokenizer import HELD, Detokenizer
 from forescribe.text.generator import Options
@@ -137,8 +138,8 @@ def test_one_text_is_no_list_of_prompts(generator):
 def test_sampled_drafts_are_judged_as_a_block(pair):
     target, _ = pair
     made = TextGenerator.load(target, target, gamma=4, batch=2, device="cpu")
-    assert made.engine._pick_rule(True).name == "block verification"
-    assert made.engine._pick_rule(False).name == "greedy match"
+    assert made.engine._runner.parts(Mode(sampling=True)).rule.name == "block verification"
+    assert made.engine._runner.parts(Mode()).rule.name == "greedy match"
     made.generate(PROMPTS, Options(max_tokens=30, temperature=1.0, seed=1))
     # A draft that is its target: only rounding rejects.
     assert made.stats.accepted >= made.stats.drafted - 2 > 40

@@ -201,13 +201,13 @@ def test_silence_is_dropped_with_a_record(whisper, recording, plain, monkeypatch
 
 def test_a_window_of_nan_is_failed_not_kept(whisper, recording, monkeypatch):
     transcriber = Transcriber(whisper, batch=2, gamma=0)
-    collect = transcriber.engine._collect
+    collect = transcriber.engine._scheduler.collector.collect
 
     def broken(row, tenant):
         result = collect(row, tenant)
         return replace(result, logprobs=(math.nan,) * len(result.logprobs))
 
-    monkeypatch.setattr(transcriber.engine, "_collect", broken)
+    monkeypatch.setattr(transcriber.engine._scheduler.collector, "collect", broken)
     (outcome,) = transcriber.transcribe([recording], options(Guards(temperatures=(0.0, 0.2))))
     assert outcome.transcript.coverage.failed_samples == 70 * RATE
     assert outcome.transcript.text == ""
@@ -249,13 +249,13 @@ def test_a_window_whose_numbers_break_fails_alone(whisper, recording, monkeypatc
 
 def test_without_guards_numbers_that_are_none_are_no_text_either(whisper, recording, monkeypatch):
     transcriber = Transcriber(whisper, batch=2, gamma=0)
-    collect = transcriber.engine._collect
+    collect = transcriber.engine._scheduler.collector.collect
 
     def broken(row, *rest):
         result = collect(row, *rest)
         return replace(result, logprobs=(math.nan,) * len(result.logprobs))
 
-    monkeypatch.setattr(transcriber.engine, "_collect", broken)
+    monkeypatch.setattr(transcriber.engine._scheduler.collector, "collect", broken)
     (outcome,) = transcriber.transcribe([recording], options(None))
     assert outcome.transcript.coverage.failed_samples == 70 * RATE
     assert [n.code for n in outcome.transcript.warnings][0] == "failed_windows"

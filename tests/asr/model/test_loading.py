@@ -312,7 +312,7 @@ def test_several_tokens_may_end_a_text(copy, ends) -> None:
     whisper = load(Pair(copy, copy), CPU)
     assert whisper.tokens.ends == tuple(ends) and whisper.tokens.end == 256
     made = Transcriber(whisper, gamma=2)
-    assert made.engine._eos.tolist() == ends
+    assert made.engine._context.eos.tolist() == ends
 
 
 def test_where_texts_start_and_end_is_also_asked_of_the_tokenizer(copy) -> None:

@@ -9,7 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forescribe.speculative.engine.stats import Counters, Stats
+from forescribe.speculative.engine.stats import Stats
+from forescribe.speculative.rounds.counters import Counters
 
 counts = st.integers(0, 1000)
 stretches_of_decoding = st.builds(

@@ -21,9 +21,9 @@ from torch import Tensor
 
 from forescribe.speculative.drafters.model_drafter import ModelDrafter
 from forescribe.speculative.drafts import Draft, Verdict
-from forescribe.speculative.engine.stats import Counters
 from forescribe.speculative.requests import Mode
 from forescribe.speculative.rounds.accept import draw
+from forescribe.speculative.rounds.counters import Counters
 from forescribe.speculative.rounds.round import Parts, run_round
 from forescribe.speculative.rows import Rows
 from forescribe.speculative.testing import TinyModel

@@ -10,7 +10,7 @@ from forescribe.asr.decode.rules import whisper_rules
 from forescribe.speculative import Engine, Fixed, ModelDrafter, NgramDrafter, Request
 from forescribe.speculative.models.whisper_decoder import WhisperDecoder
 from forescribe.speculative.requests import Mode, Sampling
-from forescribe.speculative.rounds.round import Parts, run_round
+from forescribe.speculative.rounds.round import run_round
 from forescribe.speculative.rows import Rows
 from tests.speculative.models.whispers import EOS, SOT, encoder_states, whisper
 
@@ -47,21 +47,16 @@ def ragged_engine(drafter: str, kind: str) -> Engine:
             )
         )
     with torch.inference_mode():
-        engine._admit()
+        engine._scheduler._admit()
     return engine
 
 
 def rounds(engine: Engine):
-    """A closure that plays one round, and the rows it changes."""
-    engine.rows.mode = Mode.of(t.request for t in engine._slots)
-    parts = Parts(
-        engine.target,
-        engine.drafter,
-        engine._pick_rule(engine.rows.mode.sampling),
-        engine._processors,
-        engine._eos,
-    )
-    return lambda: run_round(engine.rows, parts, GAMMA, engine._counters)
+    """A closure that runs one round, and the rows it changes."""
+    context = engine._context
+    context.rows.mode = Mode.of(state.request for _, state in context.slots.occupied())
+    parts = engine._runner.parts(context.rows.mode)
+    return lambda: run_round(context.rows, parts, GAMMA, context.counters)
 
 
 @pytest.mark.parametrize("kind", ["greedy", "sampled", "shaped"])
@@ -151,7 +146,7 @@ def test_the_watch_sees_a_sync_and_a_mask():
 def test_free_rows_do_not_move():
     engine = ragged_engine("model", "greedy")
     free = Rows.empty(BATCH, engine.rows.scratch, torch.device("cpu"))
-    engine.rows = free
+    engine._context.slots.rows = free
     before = {k: v.clone() for k, v in free.tensors().items()}
     rounds(engine)()
     for name, tensor in free.tensors().items():

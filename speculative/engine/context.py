@@ -1,0 +1,132 @@
+"""What the parts of one engine share: device, models, slots, counts and faults.
+
+Knows how they are allocated; nothing of scheduling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .. import checks
+from ..device import Device, Stopwatch
+from ..protocols import Drafter, Model
+from ..rounds.counters import Counters
+from ..rows import Rows
+from .faults import FaultLog
+from .slots import Slots
+from .stats import HostCounts, Stats
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much an engine holds."""
+
+    batch: int
+    max_gamma: int
+    ranks: int
+    max_tokens: int | None  # of a row; None: the target's positions
+
+    def check(self, target: Model) -> None:
+        """Raises `RequestError` for impossible sizes."""
+        checks.whole("batch", self.batch, 1)
+        if self.max_tokens is not None:
+            checks.whole("max_tokens", self.max_tokens, 1)
+        checks.whole("ranks", self.ranks, 0, target.vocab_size)
+
+
+@dataclass(eq=False)
+class EngineContext:
+    """Shared by admission, draft reader, graph runner, collector and scheduler."""
+
+    device: Device
+    target: Model
+    drafter: Drafter | None
+    eos: Tensor  # [E] token ids that end a row
+    slots: Slots
+    counters: Counters
+    counts: HostCounts
+    faults: FaultLog
+    watch: Stopwatch
+    max_tokens: int
+    max_gamma: int
+
+    @classmethod
+    def allocate(
+        cls,
+        device: Device,
+        target: Model,
+        drafter: Drafter | None,
+        sizes: Sizes,
+        eos: Iterable[int],
+    ) -> EngineContext:
+        """Allocates all memory. Raises `ValueError` for a drafter that does not fit, and `RequestError`
+        for impossible sizes."""
+        check_drafter(drafter, target, sizes.max_gamma, device)
+        sizes.check(target)
+        limit = target.max_positions
+        tokens = limit if sizes.max_tokens is None else min(sizes.max_tokens, limit)
+        # A round writes drafts up to max_gamma slots behind the last token that a row can hold.
+        slots = tokens + sizes.max_gamma + 1
+        with device.guard():
+            context = cls(
+                device=device,
+                target=target,
+                drafter=drafter,
+                eos=torch.tensor(sorted(set(eos)), dtype=torch.int64, device=device.torch),
+                slots=Slots(Rows.empty(sizes.batch, slots, device.torch, sizes.ranks)),
+                counters=Counters.zeros(sizes.max_gamma, device.torch),
+                counts=HostCounts(),
+                faults=FaultLog(device),
+                watch=device.stopwatch(),
+                max_tokens=tokens,
+                max_gamma=sizes.max_gamma,
+            )
+            target.allocate(sizes.batch, slots)
+            if drafter is not None:
+                drafter.allocate(sizes.batch, slots, device.torch)
+        return context
+
+    @property
+    def rows(self) -> Rows:
+        return self.slots.rows
+
+    @property
+    def drafting(self) -> bool:
+        """Whether any round may draft."""
+        return self.drafter is not None and self.max_gamma > 0
+
+    def read_stats(self) -> Stats:
+        """Everything counted so far; waits for the device."""
+        return Stats(
+            rounds=self.counts.rounds,
+            row_rounds=int(self.counters.row_rounds),
+            emitted=int(self.counters.emitted),
+            drafted_at_depth=tuple(self.counters.drafted.tolist()),
+            accepted_at_depth=tuple(self.counters.accepted.tolist()),
+            target_forwards=self.counts.target_forwards,
+            draft_forwards=self.counts.draft_forwards,
+            faults=self.faults.count,
+            seconds=self.watch.seconds,
+        )
+
+
+def check_drafter(drafter: Drafter | None, target: Model, gamma: int, device: Device) -> None:
+    """Raises `ValueError` for a drafter that does not fit the target, the schedule or the device."""
+    if drafter is None:
+        if gamma:
+            raise ValueError(f"gamma is {gamma}, but there is no drafter; use gamma 0")
+        return
+    if drafter.vocab_size not in (None, target.vocab_size):
+        raise ValueError(
+            f"the draft has {drafter.vocab_size} tokens, the target {target.vocab_size}: "
+            "a draft must use the target's vocabulary"
+        )
+    if drafter.ends_early and device.static_shapes:
+        raise ValueError(
+            "a drafter that ends its drafts early has no static shape, which "
+            f"{device.kind} needs; use confidence 0"
+        )

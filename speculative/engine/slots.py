@@ -1,0 +1,205 @@
+"""The slots of the batch: device rows, the host's record of each, and the requests that wait for one.
+
+Knows which slot is free and what the drafter still has to read; nothing of models or rounds.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+
+from ..errors import DecodingError, SpeculativeError
+from ..requests import Request
+from ..rows import Rows
+from .inbox import Inbox, failed
+
+
+@dataclass(eq=False)
+class SlotState:
+    """The host's record of an occupied slot, or of a request that waits for one."""
+
+    request: Request
+    inbox: Inbox
+    probe: tuple[float, ...] = ()
+    cancelled: bool = False
+    error: DecodingError | None = None
+    draft_error: DecodingError | None = None  # once set, the row is decoded without drafts
+
+
+class RequestQueue:
+    """Requests that wait for a slot, in order."""
+
+    def __init__(self) -> None:
+        self.waiting: deque[SlotState] = deque()
+        self.own = Inbox()  # of requests outside of runs
+        self._current = self.own  # of the next request
+        self.abandoned: deque[Inbox] = deque()
+
+    def put(self, request: Request) -> None:
+        """Appends a request, which belongs to the current inbox."""
+        self.waiting.append(SlotState(request, self._current))
+        self._current.pending += 1
+
+    def take(self, count: int) -> list[SlotState]:
+        """Removes and returns the first requests, `count` at most."""
+        return [self.waiting.popleft() for _ in range(min(count, len(self.waiting)))]
+
+    def remove(self, matches: Callable[[SlotState], bool]) -> int:
+        """Removes the requests that match, without results; returns how many there were."""
+        removed = [state for state in self.waiting if matches(state)]
+        for state in removed:
+            self.waiting.remove(state)
+            state.inbox.pending -= 1
+        return len(removed)
+
+    def fail_all(self, error: SpeculativeError) -> None:
+        """Gives all requests a failed result."""
+        for state in self.take(len(self.waiting)):
+            state.inbox.put(failed(state.request, error))
+
+    def turn_to(self, inbox: Inbox) -> None:
+        """Makes `inbox` the one that the next requests belong to."""
+        self._current = inbox
+
+    def abandon(self, inbox: Inbox) -> None:
+        """Marks an inbox whose requests are to be dropped in the next step. Safe on any thread."""
+        self.abandoned.append(inbox)
+
+    def take_abandoned(self) -> Iterator[Inbox]:
+        """Removes and returns the abandoned inboxes."""
+        while self.abandoned:
+            inbox = self.abandoned.popleft()
+            if self._current is inbox:
+                self._current = self.own
+            yield inbox
+
+
+@dataclass
+class DraftBacklog:
+    """What the drafter has not read yet. It reads only when it is about to draft, so a schedule that
+    does not draft costs nothing.
+
+    Invariant: `prompts` holds occupied slots only, and no row has more than `tokens` unread tokens
+    behind its prompt. (The drafter feeds the last two tokens itself, and a round without drafts writes
+    one, so `tokens` is the number of such rounds since the last reading.)
+    """
+
+    prompts: dict[int, Request] = field(default_factory=dict)  # by row: its prefill is pending
+    tokens: int = 0
+
+    def take_prompts(self) -> dict[int, Request]:
+        """The pending prompts, which count as read from here on."""
+        prompts, self.prompts = self.prompts, {}
+        return prompts
+
+    def take_tokens(self, longest: int) -> int:
+        """How many of the last tokens of a row are unread, in rows of at most `longest`; they count as
+        read from here on."""
+        tokens, self.tokens = min(self.tokens, longest), 0
+        return tokens
+
+
+class Slots:
+    """All slots of an engine. Invariant: no active row is longer than `longest`."""
+
+    def __init__(self, rows: Rows) -> None:
+        self.rows = rows
+        self.states: list[SlotState | None] = [None] * rows.batch
+        self.backlog = DraftBacklog()
+        self.longest = 1  # an upper bound between polls, exact after each
+
+    def free(self) -> list[int]:
+        """Rows without a request."""
+        return [row for row, state in enumerate(self.states) if state is None]
+
+    def occupied(self) -> list[tuple[int, SlotState]]:
+        """Rows with a request, and their states."""
+        return [(row, state) for row, state in enumerate(self.states) if state is not None]
+
+    def drafting(self) -> list[int]:
+        """Occupied rows whose drafter has not failed."""
+        return [row for row, state in self.occupied() if state.draft_error is None]
+
+    def groups(self, gamma: int) -> list[tuple[list[int], int]]:
+        """Rows that run a round together, with their gamma: all of them, or those whose drafter has
+        failed apart from the others, so that the others' drafts stay what they would have been."""
+        rows, drafting = [row for row, _ in self.occupied()], self.drafting()
+        if gamma == 0 or len(drafting) == len(rows):
+            return [(rows, gamma)]
+        plain = [row for row in rows if row not in drafting]
+        return [(group, drafts) for group, drafts in ((drafting, gamma), (plain, 0)) if group]
+
+    def occupy(self, row: int, state: SlotState, *, prefill_pending: bool) -> None:
+        """Puts a request into a free slot; `prefill_pending` where a drafter has to read its prompt."""
+        self.states[row] = state
+        self.longest = max(self.longest, len(state.request.prompt))
+        if prefill_pending:
+            self.backlog.prompts[row] = state.request
+
+    def vacate(self, row: int) -> None:
+        """Makes the slot free. The device row keeps its content until the next request."""
+        self.states[row] = None
+        self.backlog.prompts.pop(row, None)
+
+    def cancel(self, rows: Collection[int]) -> None:
+        """Stops decoding these rows; their slots are freed in the next poll."""
+        for row in rows:
+            state = self.states[row]
+            assert state is not None
+            state.cancelled = True
+        self._deactivate(rows)
+
+    def drop(self, rows: Collection[int]) -> None:
+        """Frees these slots without results."""
+        for row in rows:
+            self.vacate(row)
+        self._deactivate(rows)
+
+    def fail_all(self, error: SpeculativeError) -> None:
+        """Frees all slots; their requests get a failed result without tokens."""
+        for row, state in self.occupied():
+            self.vacate(row)
+            state.inbox.put(failed(state.request, error))
+
+    def _deactivate(self, rows: Collection[int]) -> None:
+        for row in rows:
+            self.rows.active[row] = False
+
+    def stop_drafting(self, row: int, error: DecodingError) -> None:
+        """Decodes the row without drafts from here on."""
+        state = self.states[row]
+        assert state is not None
+        state.draft_error = error
+
+    def count_round(self, gamma: int) -> None:
+        """Accounts for a round that is about to run."""
+        self.backlog.tokens += gamma == 0
+        self.longest = min(self.longest + gamma + 1, self.rows.scratch)
+
+    def measure(self) -> None:
+        """Reads the lengths of all rows from the device."""
+        lengths: list[int] = self.rows.lengths.tolist()
+        self.longest = max((lengths[row] for row, _ in self.occupied()), default=1)
+
+    def reset(self) -> None:
+        """Clears every row on the device; all slots are free."""
+        assert not self.occupied()
+        self.backlog.tokens, self.longest = 0, 1
+        for row in range(self.rows.batch):
+            self.rows.clear(row)
+
+    @contextmanager
+    def only(self, rows: Collection[int]) -> Iterator[None]:
+        """Masks all other rows meanwhile, without a sync."""
+        active = self.rows.active
+        chosen = [row in rows for row in range(self.rows.batch)]
+        resting = active & ~torch.tensor(chosen, device=active.device)
+        active &= ~resting
+        try:
+            yield
+        finally:
+            active |= resting

@@ -1,0 +1,149 @@
+"""Slots, the queue before them, and what the drafter still has to read."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forescribe.speculative.engine.inbox import Inbox
+from forescribe.speculative.engine.slots import DraftBacklog, RequestQueue, Slots, SlotState
+from forescribe.speculative.errors import DecodingError
+from forescribe.speculative.requests import Finish, Request
+from forescribe.speculative.rows import Rows
+
+BATCH, TOKENS = 3, 20
+
+
+def slots() -> Slots:
+    return Slots(Rows.empty(BATCH, TOKENS, torch.device("cpu")))
+
+
+def state(length: int = 1, tag: object = None) -> SlotState:
+    return SlotState(Request((1,) * length, tag=tag), Inbox())
+
+
+def error() -> DecodingError:
+    return DecodingError("drafting", RuntimeError("planted"))
+
+
+def test_a_slot_is_occupied_until_it_is_vacated():
+    held = slots()
+    held.occupy(1, state(4), prefill_pending=True)
+    assert held.free() == [0, 2] and [row for row, _ in held.occupied()] == [1]
+    assert held.longest == 4 and held.backlog.prompts.keys() == {1}
+    held.vacate(1)
+    assert held.free() == [0, 1, 2] and not held.backlog.prompts
+
+
+def test_rows_whose_drafter_failed_run_apart_from_the_others():
+    held = slots()
+    for row in range(BATCH):
+        held.occupy(row, state(), prefill_pending=False)
+    assert held.groups(4) == [([0, 1, 2], 4)]
+    held.stop_drafting(1, error())
+    assert held.groups(4) == [([0, 2], 4), ([1], 0)]
+    assert held.groups(0) == [([0, 1, 2], 0)]
+    for row in (0, 2):
+        held.stop_drafting(row, error())
+    assert held.groups(4) == [([0, 1, 2], 0)]
+
+
+def test_only_masks_the_other_rows_and_puts_them_back_after_an_exception():
+    held = slots()
+    held.rows.active[:2] = True
+    with pytest.raises(ZeroDivisionError), held.only([1, 2]):
+        assert held.rows.active.tolist() == [False, True, False]
+        held.rows.active[1] = False  # ends in its round
+        1 / 0  # noqa: B018
+    assert held.rows.active.tolist() == [True, False, False]
+
+
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("occupy"), st.integers(1, 9)),
+        st.tuples(st.just("vacate"), st.integers(0, BATCH - 1)),
+        st.tuples(st.just("round"), st.sampled_from([0, 0, 3])),
+        st.tuples(st.just("read"), st.just(0)),
+    ),
+    max_size=30,
+)
+
+
+@given(steps)
+def test_the_backlog_holds_occupied_slots_and_never_too_few_tokens(work):
+    """The invariants of `DraftBacklog` and `Slots`, against a record of every single row."""
+    held, lengths, unread = slots(), {}, {}
+    for action, number in work:
+        if action == "occupy" and held.free():
+            row = held.free()[0]
+            held.occupy(row, state(number), prefill_pending=True)
+            lengths[row], unread[row] = number, 0
+        elif action == "vacate" and number in lengths:
+            held.vacate(number)
+            del lengths[number], unread[number]
+        elif action == "round":
+            held.count_round(number)
+            for row in lengths:
+                lengths[row] = min(lengths[row] + number + 1, TOKENS)
+                unread[row] += number == 0
+        elif action == "read":
+            assert held.backlog.take_prompts().keys() <= lengths.keys()
+            taken = held.backlog.take_tokens(held.longest)
+            assert all(min(n, lengths[row]) <= taken for row, n in unread.items())
+            unread = dict.fromkeys(unread, 0)
+        assert held.backlog.prompts.keys() <= lengths.keys()
+        assert all(n <= held.backlog.tokens for n in unread.values())
+        assert all(n <= held.longest <= TOKENS for n in lengths.values())
+
+
+def test_what_is_taken_from_the_backlog_counts_as_read():
+    backlog = DraftBacklog({0: Request((1,))}, 9)
+    assert backlog.take_prompts().keys() == {0} and backlog.take_prompts() == {}
+    assert backlog.take_tokens(5) == 5 and backlog.take_tokens(5) == 0
+
+
+def test_cancelled_rows_stop_and_keep_their_slots_dropped_ones_free_them():
+    held = slots()
+    for row in range(BATCH):
+        held.occupy(row, state(), prefill_pending=False)
+    held.rows.active[:] = True
+    held.cancel([0])
+    held.drop([2])
+    assert held.rows.active.tolist() == [False, True, False]
+    assert [(row, s.cancelled) for row, s in held.occupied()] == [(0, True), (1, False)]
+
+
+def test_failing_all_gives_each_request_its_result_and_reset_clears_the_rows():
+    held, work = slots(), [state(tag=row) for row in range(BATCH)]
+    for row, each in enumerate(work):
+        held.occupy(row, each, prefill_pending=True)
+    held.rows.lengths[:] = 7
+    held.fail_all(error())
+    held.reset()
+    assert [each.inbox.take()[0].finish for each in work] == [Finish.FAILED] * BATCH
+    assert held.longest == 1 and held.backlog == DraftBacklog()
+    assert held.rows.lengths.tolist() == [1] * BATCH
+
+
+def test_requests_of_a_queue_belong_to_the_inbox_that_it_was_turned_to():
+    queue, other = RequestQueue(), Inbox()
+    queue.put(Request((1,), tag="a"))
+    queue.turn_to(other)
+    queue.put(Request((1,), tag="b"))
+    assert (queue.own.pending, other.pending) == (1, 1)
+    queue.abandon(other)
+    assert list(queue.take_abandoned()) == [other]
+    queue.put(Request((1,), tag="c"))  # an abandoned inbox gets no more of them
+    assert (queue.own.pending, other.pending) == (2, 1)
+    assert queue.remove(lambda s: s.inbox is other) == 1 and other.pending == 0
+    assert [s.request.tag for s in queue.take(5)] == ["a", "c"]
+
+
+def test_failing_a_queue_answers_every_request():
+    queue = RequestQueue()
+    for tag in "ab":
+        queue.put(Request((1,), tag=tag))
+    queue.fail_all(error())
+    assert [r.request.tag for r in queue.own.take()] == ["a", "b"] and queue.own.pending == 0
