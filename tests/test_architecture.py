@@ -139,10 +139,10 @@ def test_the_core_knows_no_audio_no_text_and_no_http(module_map: ModuleType) -> 
 @pytest.mark.parametrize(
     "module",
     [
-        "forescribe.cli.transcribe",
+        "forescribe.cli.main",
         "forescribe.asr.model.presets",
         "forescribe.asr.errors",
-        "forescribe.cli.speakers",
+        "forescribe.cli.commands.speakers_command",
     ],
 )
 def test_the_command_starts_without_loading_anything_heavy(module: str) -> None:

@@ -59,7 +59,7 @@ class Record:
         return asdict(self) | {"warnings": list(self.warnings), "outputs": list(self.outputs)}
 
 
-def described(
+def result_fields(
     transcript: Transcript | None, error: ForescribeError | None, wall_s: float
 ) -> dict[str, Any]:
     """The fields of a record that say how a recording ended."""
@@ -198,4 +198,4 @@ def _refusals(path: Path) -> Iterator[None]:
         ) from error
 
 
-__all__ = ["NAME", "Manifest", "Record", "Status", "described"]
+__all__ = ["NAME", "Manifest", "Record", "Status", "result_fields"]

@@ -1,11 +1,11 @@
-"""Tried: recordings that cannot be read are known before any weights are looked for.
+"""Finds recordings that cannot be read before any weights are looked for.
 
-    sources = tried(discover(names))
-    if usable(sources): ...                # load a model
+    sources = check_readable(discover(names))
+    if any_readable(sources): ...                # load a model
 
-A run with nothing to transcribe must not download gigabytes to say so. Pipes and stdin are left alone,
-as they can be read only once. Import is light: decoders come in with the first file that can be read.
-"""
+A run with nothing to transcribe must not download gigabytes to say so. Pipes and stdin are not
+opened, as they can be read only once. Imports are light: decoders are loaded with the first file
+that can be read."""
 
 from __future__ import annotations
 
@@ -21,29 +21,28 @@ from ..printable import visible
 from .inputs import STDIN, Source
 
 
-def tried(sources: Iterable[Source], *, decode: bool = True) -> list[Source]:
-    """The same recordings; those that cannot be read have an error now.
+def check_readable(sources: Iterable[Source], *, decode: bool = True) -> list[Source]:
+    """Return the same recordings; those that cannot be read have an error.
 
-    With `decode` the first that can be read is opened, and the next where that is no audio, until one
-    is: a folder of a thousand costs one.
+    With `decode`, files are decoded until one holds audio: a folder of a thousand costs one.
     """
-    found = [_tried(source) for source in sources]
-    for index, source in enumerate(found):
+    checked = [_opened(source) for source in sources]
+    for index, source in enumerate(checked):
         if not decode or (source.error is None and not _is_file(source.path)):
             break
         if source.error is None:
-            found[index] = source = _decoded(source)
+            checked[index] = source = _decoded(source)
             if source.error is None:
                 break
-    return found
+    return checked
 
 
-def usable(sources: Iterable[Source]) -> bool:
-    """Whether there is anything to load a model for."""
+def any_readable(sources: Iterable[Source]) -> bool:
+    """Whether there is a recording to load a model for."""
     return any(source.error is None for source in sources)
 
 
-def _tried(source: Source) -> Source:
+def _opened(source: Source) -> Source:
     if source.error is not None or source.path == STDIN or _is_pipe(source.path):
         return source
     name = visible(source.path)
@@ -52,7 +51,7 @@ def _tried(source: Source) -> Source:
             return source if file.read(1) else replace(source, error=empty(name))
     except AudioError as error:
         return replace(source, error=error)
-    except OSError as error:  # it opens, and cannot be read
+    except OSError as error:  # it opens but cannot be read
         return replace(source, error=unreadable(name, error))
 
 

@@ -1,8 +1,8 @@
-"""The transcribers of a run: one, and another of a smaller batch when memory ran out.
+"""The transcribers of a run: one, and another with a smaller batch if memory runs out.
 
-    make = Maker(lambda size: Transcriber.load("demo", batch=size))
+    make = TranscriberFactory(lambda size: Transcriber.load("demo", batch=size))
     make(8).transcribe(...)
-    make(4).transcribe(...)      # the same weights; the first one's rows are gone
+    make(4).transcribe(...)      # the same weights; the first transcriber's slots are freed
 
 Knows nothing of files or of why a batch is too large.
 """
@@ -18,33 +18,33 @@ if TYPE_CHECKING:
     from ..decode.transcriber import Transcriber
 
 
-class Maker:
-    """Transcribers by batch size, one at a time: asking for another ends the one before. `load` is
+class TranscriberFactory:
+    """Makes transcribers by batch size, one at a time: making another ends the one before. `load` is
     called once, for the first."""
 
     def __init__(self, load: Callable[[int], Transcriber]) -> None:
         self.load = load
-        self.last: Transcriber | None = None
+        self.current: Transcriber | None = None
         self.earlier: list[Stats] = []
 
     def __call__(self, size: int) -> Transcriber:
-        self.last = self.load(size) if self.last is None else self._resized(size)
-        return self.last
+        self.current = self.load(size) if self.current is None else self._resized(size)
+        return self.current
 
     def stats(self) -> Stats | None:
-        """Of all of them; None before there is one."""
-        if self.last is None:
+        """The sum over all transcribers; None before the first."""
+        if self.current is None:
             return None
-        return sum(self.earlier, start=self.last.stats())
+        return sum(self.earlier, start=self.current.stats())
 
     def _resized(self, size: int) -> Transcriber:
         import torch
 
-        made, self.last = self.last, None  # its rows must go before new ones come
-        assert made is not None
-        self.earlier.append(made.stats())
-        kind, whisper, gamma, detector = type(made), made.whisper, made.gamma, made.detector
-        del made
+        old, self.current = self.current, None  # its slots must be freed before new ones are made
+        assert old is not None
+        self.earlier.append(old.stats())
+        kind, whisper, gamma, detector = type(old), old.whisper, old.gamma, old.detector
+        del old
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         return kind(whisper, batch=size, gamma=gamma, detector=detector)

@@ -1,12 +1,12 @@
 """Reports: a recording as one HTML file that can be looked at, heard and passed on.
 
-    reports = Reports.of("report.html", sources)
+    reports = Reports.plan("report.html", sources)
     reports.add(ended)          # a recording that has ended
     reports.close()
 
-The file asks nobody for anything: text, figures, program and, up to EMBEDDED_BYTES, the recording itself
-are in it, and its Content-Security-Policy lets nothing else in. What was said and how files are called is
-hostile until it is escaped: it travels as JSON, and the program sets it as text only.
+The file asks nobody for anything: text, figures, program and, up to EMBEDDED_BYTES, the recording
+itself are in it, and its Content-Security-Policy lets nothing else in. What was said and how files
+are called is hostile until it is escaped: it travels as JSON, and the program sets it as text only.
 
 The program is that of the service's page: the modules in view/, joined into one.
 """
@@ -33,11 +33,11 @@ from .files import put, txt
 from .transcript import Json, Transcript
 
 if TYPE_CHECKING:
-    from ..batch.batch import Ended
+    from ..batch.recording_results import RecordingResult
 
 EMBEDDED_BYTES = 24 << 20
-"""A recording up to this size travels in the page, a third larger there (base64). Browsers open pages of
-32 MiB at once, and mail takes few that are larger."""
+"""A recording up to this size travels in the page, a third larger there (base64). Browsers open
+pages of 32 MiB at once, and mail takes few that are larger."""
 
 PLAYABLE: Mapping[str, str] = {
     ".aac": "audio/aac",
@@ -170,7 +170,8 @@ def index(rows: Iterable[Row]) -> str:
 
 @dataclass
 class Reports:
-    """The reports of one run. `file` for one recording, else `folder`, with a page for each and an index.
+    """The reports of one run. `file` for one recording, else `folder`, with a page for each and an
+    index.
 
     What cannot be written stops no recording: `close` raises it.
     """
@@ -182,9 +183,10 @@ class Reports:
     _error: OutputError | None = None
 
     @classmethod
-    def of(cls, where: str, stems: Mapping[str, str]) -> Reports:
-        """`where` ends in .html for one recording, and is a folder else; `stems` are recordings with the
-        names that their results have. Raises UsageError for several recordings in one file."""
+    def plan(cls, where: str, stems: Mapping[str, str]) -> Reports:
+        """`where` ends in .html for one recording, and is a folder else; `stems` are recordings
+        with the names that their results have. Raises UsageError for several recordings in one
+        file."""
         path = Path(where)
         if path.suffix.lower() not in (".html", ".htm"):
             return cls(path, stems)
@@ -195,7 +197,7 @@ class Reports:
             )
         return cls(path.parent, stems, path)
 
-    def add(self, ended: Ended) -> None:
+    def add(self, ended: RecordingResult) -> None:
         """A recording that has ended, in whatever way."""
         record, transcript = ended.record, ended.transcript
         if transcript is None or ended.error is not None:
@@ -204,7 +206,7 @@ class Reports:
             return
         self._page(record.path, transcript)
 
-    def skipped(self, ended: Ended) -> bool:
+    def add_skipped(self, ended: RecordingResult) -> bool:
         """A recording whose results an earlier run has left; False where no JSON that can be read is
         among them, so that nothing can be shown."""
         for path in ended.files:

@@ -114,7 +114,7 @@ def command(audio: Path, out: Path, model: str, extra: Sequence[str]) -> list[st
     start = (
         [str(script)]
         if script.is_file()
-        else [sys.executable, "-c", "from forescribe.cli.transcribe import main; main()"]
+        else [sys.executable, "-c", "from forescribe.cli.main import main; main()"]
     )
     return [*start, "transcribe", str(audio), "-o", str(out), "--model", model, "-q", *extra]  # fmt: skip
 

@@ -24,7 +24,7 @@ def command() -> list[str]:
     script = Path(sys.executable).with_name("forescribe")
     if script.is_file():
         return [str(script), "--help"]
-    return [sys.executable, "-c", "from forescribe.cli.transcribe import main; main()", "--help"]
+    return [sys.executable, "-c", "from forescribe.cli.main import main; main()", "--help"]
 
 
 def wall_s() -> float:

@@ -1,5 +1,6 @@
-"""`forescribe bench`: a speed next to its equality and its error rate, peers on the same weights.
+"""`forescribe bench`: speed next to equality and error rate, against other programs on the same
+weights.
 
-Here and not in `benchmarks/`, so that it is in the wheel: a top-level `benchmarks` in everybody's
-site-packages would hide theirs. What needs the repository (its samples, its training) stays there.
-"""
+Knows what is measured and how it is reported; decoding is elsewhere. It is a part of the package,
+not of `benchmarks/`, so that the wheel has it; what needs the repository (samples, training) is in
+`benchmarks/`."""

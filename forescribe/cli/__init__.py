@@ -1,4 +1,5 @@
-"""The `forescribe` command: options, messages, exit codes.
+"""The `forescribe` command line: commands, options, messages and exit codes.
 
-What a command does is in the parts; heavy imports stay inside the commands.
+Knows how to read a command line and what to show. The work is done by the other parts of the package,
+which the commands import when they run: torch alone takes seconds, and `--help` must answer at once.
 """

@@ -1,109 +1,118 @@
-"""The whole `forescribe` command: asr's commands and the service's own. The console entry.
+"""The `forescribe` command: all commands in one app, and the console entry.
 
-Imports point from here to asr, so asr knows nothing of a service. Heavy imports stay inside the
-commands; without the extra `serve` installed, all others work.
-"""
+Knows which commands there are, and how errors become messages and exit codes. Heavy imports stay
+inside the commands."""
 
 from __future__ import annotations
 
-from pathlib import Path
+import os
+import sys
 from typing import Annotated
 
 import typer
+from typer.main import get_command
 
-from forescribe.asr.errors import UsageError
+from forescribe.asr.batch.interrupts import INTERRUPTED
+from forescribe.asr.errors import ForescribeError
+from forescribe.asr.printable import one_line
 
-from . import transcribe
-from .bench import bench
-from .generate import generate
+from .commands.audit_command import audit
+from .commands.bench_command import bench
+from .commands.diarize_command import diarize
+from .commands.generate_command import generate
+from .commands.key_command import key
+from .commands.models_command import models
+from .commands.serve_command import serve
+from .commands.speakers_command import speakers
+from .commands.transcribe_command import transcribe
+from .options.option_records import ForeignFlagsCommand, SectionedCommand
 
-app, main = transcribe.app, transcribe.main
+SPIN_COUNT = "3000"
 
-app.command()(generate)
+app = typer.Typer(
+    name="forescribe",
+    help="Transcribe speech with Whisper's exact words, faster: lossless speculative decoding. "
+    "`forescribe AUDIO...` is short for `forescribe transcribe AUDIO...`.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "max_content_width": 100,
+        # Both spellings are in use: --output_dir (openai/whisper) and --output-dir.
+        "token_normalize_func": lambda token: token.replace("_", "-"),
+    },
+)
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    if version:
+        from importlib.metadata import version as installed
+
+        typer.echo(f"forescribe {installed('forescribe')}")
+        raise typer.Exit
+
+
+app.command(cls=ForeignFlagsCommand)(transcribe)
+app.command(cls=ForeignFlagsCommand)(audit)
+app.command(cls=SectionedCommand)(models)
+app.command(cls=ForeignFlagsCommand)(diarize)
+app.add_typer(speakers)
+app.command(cls=SectionedCommand)(generate)
+app.command(cls=SectionedCommand)(serve)
+app.command(cls=SectionedCommand)(key)
 app.add_typer(bench)
 
 
-@app.command()
-def serve(
-    host: Annotated[str | None, typer.Option(help="Where to listen.  [default: 127.0.0.1]")] = None,
-    port: Annotated[int | None, typer.Option(metavar="N", help="[default: 8000]")] = None,
-    model: Annotated[
-        str | None,
-        typer.Option("--model", "-m", metavar="NAME", help="As for transcribe.  [default: large]"),
-    ] = None,
-    draft: Annotated[
-        str | None, typer.Option("--draft", metavar="NAME", help="As for transcribe.")
-    ] = None,
-    language: Annotated[
-        str | None,
-        typer.Option(
-            "--language", "-l", metavar="LANG", help="Where a request names none.  [default: auto]"
-        ),
-    ] = None,
-    device: Annotated[
-        str | None, typer.Option(metavar="NAME", help="auto, cuda, cuda:N, hpu, mps or cpu.")
-    ] = None,
-    dtype: Annotated[
-        str | None, typer.Option(metavar="TYPE", help="auto, float32, float16 or bfloat16.")
-    ] = None,
-    batch_size: Annotated[
-        int | None, typer.Option(metavar="N", help="Windows decoded together.  [default: 8]")
-    ] = None,
-    workers: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="Processes, one for each GPU from 0 on.  [default: 1]"),
-    ] = None,
-    local_files_only: Annotated[
-        bool | None,
-        typer.Option("--local-files-only/--no-local-files-only", help="Never download weights."),
-    ] = None,
-    settings: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A TOML file with further settings.")
-    ] = None,
-) -> None:
-    """Serve OpenAI's audio API over HTTP.
+def main() -> None:
+    """The console entry: one line per error, no traceback for a user's mistake.
 
-    Every setting is also an environment variable, FORESCRIBE_MAX_AUDIO_S for max_audio_s; see
-    docs/serve.md.
+    `forescribe recording.mp3` means `forescribe transcribe recording.mp3`. Exit codes: 0 success,
+    1 some recordings failed, 2 usage, 130 interrupted.
     """
+    from forescribe.speculative.errors import SpeculativeError
+
     try:
-        from forescribe.api.process.listening_socket import bound
-        from forescribe.api.settings import load
-    except ModuleNotFoundError as error:
-        raise UsageError(
-            f"serve needs {error.name}: run `scripts/setup serve` in forescribe's folder"
-        ) from error
-
-    chosen = load(
-        settings,
-        host=host,
-        port=port,
-        model=model,
-        draft=draft,
-        language=language,
-        device=device,
-        dtype=dtype,
-        batch_size=batch_size,
-        workers=workers,
-        local_files_only=local_files_only,
-    )
-    with bound(chosen) as listening:
-        from forescribe.api.process.launcher import run  # takes seconds
-
-        place = listening.getsockname()
-        host = f"[{place[0]}]" if ":" in place[0] else place[0]
-        typer.echo(f"forescribe: http://{host}:{place[1]}", err=True)
-        run(chosen, listening)
+        arguments = with_command(sys.argv[1:])
+        if arguments[:1] != ["bench"]:  # which measures every system as it is
+            limit_spinning()
+        app(args=arguments, prog_name="forescribe")
+    except (ForescribeError, SpeculativeError) as error:
+        typer.echo(f"forescribe: {one_line(str(error))}", err=True)
+        sys.exit(2)
+    except SystemExit as left:
+        if left.code == INTERRUPTED:  # typer's answer to Ctrl-C
+            typer.echo("forescribe: interrupted", err=True)
+        raise
+    except KeyboardInterrupt:  # before typer handles it
+        typer.echo("forescribe: interrupted", err=True)
+        sys.exit(INTERRUPTED)
+    except BrokenPipeError:  # the reader of stdout has closed it, as in `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
 
 
-@app.command()
-def key(name: Annotated[str, typer.Argument(metavar="NAME", help="Who it is for.")]) -> None:
-    """Make an API key for the service: printed once, kept as a hash."""
-    from forescribe.api.access.keys import digest, new_key
+def with_command(arguments: list[str]) -> list[str]:
+    """The arguments with `transcribe` in front, unless they begin with a command or a global option."""
+    group = get_command(app)
+    known = {*group.list_commands(None), "-h", "--help", "--version"}  # type: ignore[attr-defined]  # a group
+    if arguments and arguments[0] not in known:
+        return ["transcribe", *arguments]
+    return arguments
 
-    made = new_key()
-    typer.echo(made)
-    typer.echo(f'for the settings file, under [api_keys]: {name} = "{digest(made)}"', err=True)
+
+def limit_spinning() -> None:
+    """Limit how long idle OpenMP threads of torch spin, unless the environment says it; libgomp reads
+    this when it is loaded.
+
+    Its default, 300,000 spins, is no faster on idle cores, and two and a half times slower beside
+    another process, whose cores the spinning threads occupy (docs/development/log.md, 2026-11-22).
+    """
+    if not os.environ.keys() & {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"}:
+        os.environ["GOMP_SPINCOUNT"] = SPIN_COUNT
 
 
 if __name__ == "__main__":

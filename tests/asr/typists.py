@@ -18,10 +18,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from forescribe.asr.batch.batch import Batch, Ended
+from forescribe.asr.batch.batch import Batch
 from forescribe.asr.batch.inputs import discover
 from forescribe.asr.batch.interrupts import INTERRUPTED, Stop
-from forescribe.asr.batch.outputs import Destination
+from forescribe.asr.batch.outputs import Outputs
+from forescribe.asr.batch.recording_results import RecordingResult
 from forescribe.asr.errors import AudioError, ForescribeError
 from forescribe.asr.formats.transcript import Coverage, Segment, Span, Transcript, Word
 
@@ -108,14 +109,14 @@ def batch(
     sources = discover(map(str, names), recursive=True)
     return Batch(
         sources,
-        Destination.of(sources, str(out), formats),
+        Outputs.plan(sources, str(out), formats),
         **{"settings": SETTINGS, **options},
     )
 
 
 def run(
     names: Iterable[str | Path], out: str | Path, typist: Typist | None = None, **options
-) -> list[Ended]:
+) -> list[RecordingResult]:
     made = batch(names, out, **options)
     return list(made.run(lambda size: typist or Typist(), size=4))
 

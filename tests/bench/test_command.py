@@ -12,9 +12,10 @@ import pytest
 import soundfile
 
 from forescribe.asr.errors import AudioError, UsageError
-from forescribe.bench import measure, provenance
+from forescribe.bench import provenance
 from forescribe.bench.needs import INSTALL
-from forescribe.bench.systems import NAMES, OURS, SEQUENTIAL, Job
+from forescribe.bench.speech import measure
+from forescribe.bench.speech.systems.job import NAMES, OURS, SEQUENTIAL, Job
 from tests.bench.command import bench
 from tests.test_architecture import HEAVY, ROOT
 
@@ -32,7 +33,7 @@ def test_help_loads_nothing_heavy() -> None:
 
 def test_a_worker_loads_no_library_before_its_system_does() -> None:
     """A peer's peak of memory is its own: torch alone is 200 MB."""
-    code = f"import sys, forescribe.bench.worker; print(*sorted({HEAVY!r} & sys.modules.keys()))"
+    code = f"import sys, forescribe.bench.speech.worker; print(*sorted({HEAVY!r} & sys.modules.keys()))"
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert (run.returncode, run.stdout.split()) == (0, []), run.stderr
 
@@ -83,7 +84,7 @@ def test_a_users_mistake_is_one_line_before_anything_is_measured(
 ) -> None:
     pytest.importorskip("jiwer", reason="without it, that is what is said")
     monkeypatch.chdir(tmp_path)
-    from forescribe.bench import bench_transcribe
+    from forescribe.bench.speech import bench_transcribe
 
     soundfile.write("still.wav", np.full(16_000, 1 / 3), 16_000)
     Path("still.txt").write_text(" ... ")

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from forescribe.asr.errors import ModelError, UsageError
-from forescribe.bench import bench_text
-from forescribe.bench.bench_text import Options, Result, Row
-from forescribe.bench.prompts import System
+from forescribe.bench.text import bench_text
+from forescribe.bench.text.bench_text import Options, Result, Row
+from forescribe.bench.text.text_systems import System
 from forescribe.speculative.device import choose
 from forescribe.speculative.engine.stats import Stats
 from forescribe.speculative.errors import SpeculativeError

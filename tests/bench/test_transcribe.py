@@ -18,13 +18,14 @@ from transformers import WhisperForConditionalGeneration
 pytest.importorskip("jiwer", reason="word error rates need jiwer (group bench)")
 
 from forescribe.asr.segment.windows import Window
-from forescribe.bench import bench_transcribe, columns, measure, table, worker
-from forescribe.bench import clips as audio
-from forescribe.bench.clips import Material
+from forescribe.bench import columns
 from forescribe.bench.equality import Equality, compare
-from forescribe.bench.measure import Series
-from forescribe.bench.result_rows import make_row
-from forescribe.bench.systems import (
+from forescribe.bench.speech import bench_transcribe, measure, table, worker
+from forescribe.bench.speech import clips as audio
+from forescribe.bench.speech.clips import Material
+from forescribe.bench.speech.measure import Series
+from forescribe.bench.speech.result_rows import make_row
+from forescribe.bench.speech.systems.job import (
     ASSISTED,
     ASSISTED_DEFAULTS,
     BATCHED,
@@ -35,8 +36,8 @@ from forescribe.bench.systems import (
     Job,
     Written,
 )
-from forescribe.bench.wer import error_rate, normalise
-from forescribe.bench.worker import Outcome
+from forescribe.bench.speech.wer import error_rate, normalise
+from forescribe.bench.speech.worker import Outcome
 from tests.asr.model import folders
 from tests.bench.command import bench
 

@@ -28,12 +28,12 @@ from forescribe.asr.batch import transcribers
 from forescribe.asr.batch.manifest import NAME
 from forescribe.asr.model import hub, loading, presets
 from forescribe.asr.model.presets import PRESETS
-from forescribe.cli import transcribe
+from forescribe.cli import main as command_line
 from forescribe.diarize.engines import registry
 from tests.asr.model import folders
 
 ROOT = Path(__file__).parents[2]
-COMMAND = [sys.executable, "-c", "from forescribe.cli.transcribe import main; main()"]
+COMMAND = [sys.executable, "-c", "from forescribe.cli.main import main; main()"]
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +81,7 @@ def forescribe(monkeypatch, capfd) -> Command:
         monkeypatch.setattr(sys, "argv", ["forescribe", *arguments])
         monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(stdin)))
         try:
-            transcribe.main()
+            command_line.main()
             status = 0
         except SystemExit as left:
             status = int(left.code or 0)
@@ -145,13 +145,13 @@ def test_options_may_come_first(forescribe, pair, here) -> None:
     ],
 )
 def test_without_a_command_transcribe_is_meant(typed, meant) -> None:
-    assert transcribe._with_command(typed) == meant
+    assert command_line.with_command(typed) == meant
 
 
 def test_every_command_is_known_to_the_short_form() -> None:
-    for command in transcribe.app.registered_commands:
+    for command in command_line.app.registered_commands:
         name = command.name or command.callback.__name__
-        assert transcribe._with_command([name]) == [name]
+        assert command_line.with_command([name]) == [name]
 
 
 def test_a_recording_named_like_a_command_can_be_transcribed(forescribe, pair, here) -> None:
@@ -234,7 +234,7 @@ def test_a_folder_is_done_once(forescribe, pair, calls, here, monkeypatch) -> No
     assert done.status == 0 and "7.0 s of audio" in done.err
     places = {str(p.relative_to(here / "out")) for p in (here / "out").rglob("*") if p.is_file()}
     assert places == {"a.txt", "b.txt", "x/a.txt", NAME}
-    monkeypatch.setattr(transcribers, "Maker", None)  # no model is loaded for this:
+    monkeypatch.setattr(transcribers, "TranscriberFactory", None)  # no model is loaded for this:
     again = forescribe("calls", "-r", *pair, "-o", "out", "-f", "txt")
     assert again == Run(0, "", "3 of 3: already done, --overwrite to redo\n")
 
@@ -380,12 +380,12 @@ def test_version_and_help_answer(forescribe) -> None:
 
 @pytest.mark.parametrize("command", ["transcribe", "audit", "models"])
 def test_every_command_has_help(command) -> None:
-    result = CliRunner().invoke(transcribe.app, [command, "--help"])
+    result = CliRunner().invoke(command_line.app, [command, "--help"])
     assert result.exit_code == 0 and "Usage:" in result.stdout
 
 
 def test_help_shows_defaults() -> None:
-    text = " ".join(CliRunner().invoke(transcribe.app, ["transcribe", "--help"]).stdout.split())
+    text = " ".join(CliRunner().invoke(command_line.app, ["transcribe", "--help"]).stdout.split())
     for default in ("[default: large]", "[default: auto]", "[default: all]"):
         assert default in text
 
@@ -398,7 +398,7 @@ def test_no_arguments_show_the_help(forescribe) -> None:
 @pytest.mark.parametrize("arguments", [("--help",), ("transcribe", "--help"), ("--version",)])
 def test_help_loads_nothing_heavy(arguments) -> None:
     code = (
-        "import sys\nfrom forescribe.cli.transcribe import main\n"
+        "import sys\nfrom forescribe.cli.main import main\n"
         f"sys.argv = ['forescribe', *{arguments!r}]\n"
         "try:\n    main()\nexcept SystemExit:\n    pass\n"
         "print([m for m in ('torch', 'transformers', 'numpy', 'av') if m in sys.modules])"
@@ -663,7 +663,7 @@ def test_ctrl_c_before_anything_has_begun_is_one_line(forescribe, monkeypatch) -
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(transcribe, "get_command", interrupted)
+    monkeypatch.setattr(command_line, "get_command", interrupted)
     assert forescribe("a.wav") == Run(130, "", "forescribe: interrupted\n")
 
 

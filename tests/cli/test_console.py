@@ -11,14 +11,14 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console as Rich
 
-from forescribe.asr.batch.batch import Ended
 from forescribe.asr.batch.inputs import Source
-from forescribe.asr.batch.manifest import Record, described
+from forescribe.asr.batch.manifest import Record, result_fields
+from forescribe.asr.batch.recording_results import RecordingResult
 from forescribe.asr.decode.outcome import Partial, Progress
 from forescribe.asr.errors import AudioError, ForescribeError, OutputError
 from forescribe.asr.formats.transcript import Coverage, Notice, Segment, Span, Transcript
-from forescribe.cli.console import Console
-from forescribe.cli.progress import EVERY_S, Screen, tail
+from forescribe.cli.terminal.console import Console
+from forescribe.cli.terminal.progress import EVERY_S, Screen, tail
 from forescribe.speculative.engine.stats import Stats
 
 A = Source("a.wav")
@@ -26,15 +26,17 @@ STATS = Stats(row_rounds=10, drafted_at_depth=(10,), accepted_at_depth=(5,))
 SEGMENT = Segment(0, 0, 0, 8_000, 16_000, " Hello [there].")
 
 
-def ended(name: str, made: Transcript | None, error: ForescribeError | None = None) -> Ended:
+def ended(
+    name: str, made: Transcript | None, error: ForescribeError | None = None
+) -> RecordingResult:
     files = () if error else (Path("out/a.txt"), Path("out/a.srt"))
-    return Ended(Record(name, **described(made, error, 0.5)), made, error, files)
+    return RecordingResult(Record(name, **result_fields(made, error, 0.5)), made, error, files)
 
 
 FAILED = ended("b.mp3", None, AudioError("b.mp3: no such file", code="missing_file"))
 
 
-def done(name: str = "a.wav", *warnings: Notice, text: bool = True) -> Ended:
+def done(name: str = "a.wav", *warnings: Notice, text: bool = True) -> RecordingResult:
     return ended(
         name,
         Transcript(
@@ -58,9 +60,9 @@ def on_terminal(made: Console) -> io.StringIO:
     return screen
 
 
-def tell(made: Console, *all_: Ended) -> None:
+def tell(made: Console, *all_: RecordingResult) -> None:
     for one in all_:
-        made.ended(one)
+        made.result(one)
 
 
 def test_a_recording_is_one_line_on_stderr(capsys) -> None:
@@ -139,7 +141,7 @@ def test_json_is_one_record_per_recording(capsys) -> None:
 def test_a_result_that_could_not_be_written_is_a_failure(capsys) -> None:
     made = console(quiet=True, json=True)
     whole = done().transcript
-    made.ended(ended("a.wav", whole, OutputError("disk full", code="storage_full")))
+    made.result(ended("a.wav", whole, OutputError("disk full", code="storage_full")))
     (record,) = records(capsys)
     assert (record["status"], record["code"]) == ("failed", "storage_full")
     assert made.audio_s == 0  # and does not count as done
@@ -272,8 +274,8 @@ def test_a_bar_knows_all_recordings_from_the_beginning() -> None:
     assert "2 files" in screen.getvalue() and "30/100 s" in screen.getvalue()
 
 
-def skipped(*names: str) -> list[Ended]:
-    return [Ended(Record(name, "skipped"), files=(Path("out/a.txt"),)) for name in names]
+def skipped(*names: str) -> list[RecordingResult]:
+    return [RecordingResult(Record(name, "skipped"), files=(Path("out/a.txt"),)) for name in names]
 
 
 def test_what_is_done_already_is_one_line(capsys) -> None:
@@ -296,7 +298,7 @@ def test_what_is_done_already_has_a_record_for_scripts(capsys) -> None:
 
 def test_cancelled_recordings_are_counted_not_listed(capsys) -> None:
     made = console()
-    tell(made, done(), *(Ended(Record(f"{n}.wav", "cancelled")) for n in range(4)))
+    tell(made, done(), *(RecordingResult(Record(f"{n}.wav", "cancelled")) for n in range(4)))
     made.summary(None)
     _, totals, cancelled = capsys.readouterr().err.splitlines()
     assert totals.startswith("2.0 s of audio") and cancelled.startswith("4 cancelled;")

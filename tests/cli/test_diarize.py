@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from forescribe.asr.audio.reading import read_audio
 from forescribe.asr.errors import UsageError
-from forescribe.cli.transcribe import app
+from forescribe.cli.main import app
 from forescribe.diarize.turns import read_rttm
 from training.speakers.turn_errors import turn_errors
 

@@ -11,12 +11,14 @@ from hypothesis import strategies as st
 from typer.main import get_command
 
 from forescribe.asr.errors import UsageError
-from forescribe.cli import foreign_flags, transcribe
-from forescribe.cli.foreign_flags import FOREIGN, Known, translate
+from forescribe.cli.main import app
+from forescribe.cli.options.foreign_flag_table import ANY, FOREIGN
+from forescribe.cli.options.foreign_flags import KnownOptions, translate
+from forescribe.cli.options.transcribe_options import NOT_IN_RESULTS
 
 VALUED = "--output-dir -o --output-format -f --initial-prompt --batch-size --dtype --task --model --language"
 SWITCHES = "word-timestamps vad timestamps local-files-only"
-KNOWN = Known(
+KNOWN = KnownOptions(
     valued=frozenset({*VALUED.split(), "--logprob-threshold"}),
     switches={
         **{f"--{name}": f"--no-{name}" for name in SWITCHES.split()},
@@ -35,7 +37,7 @@ def put(*typed: str) -> list[str]:
 @cache
 def real() -> tuple[object, object]:
     """The command itself, and a context for it."""
-    group = get_command(transcribe.app)
+    group = get_command(app)
     command = group.commands["transcribe"]
     parent = group.make_context("forescribe", [], resilient_parsing=True)
     return command, parent
@@ -127,7 +129,7 @@ def test_what_has_no_meaning_here_is_refused_with_a_way_out(typed) -> None:
 
 
 def test_what_only_another_command_has_keeps_the_name_that_was_typed() -> None:
-    few = Known(frozenset({"--dtype"}), {})
+    few = KnownOptions(frozenset({"--dtype"}), {})
     assert translate(["--fp16", "True", "--prompt", "Ann"], few) == [
         "--dtype",
         "float16",
@@ -157,7 +159,7 @@ def test_no_word_is_lost(typed) -> None:
 def test_every_foreign_flag_has_a_reason_and_a_way_out() -> None:
     for name, foreign in FOREIGN.items():
         assert name.startswith("--") and "_" not in name
-        assert foreign_flags.ANY in foreign.means or (foreign.why and foreign.instead), name
+        assert ANY in foreign.means or (foreign.why and foreign.instead), name
 
 
 def options() -> set[str]:
@@ -254,8 +256,8 @@ def test_every_switch_takes_true_and_false() -> None:
 def test_all_that_can_change_a_word_is_in_the_fingerprint() -> None:
     """Whoever adds an option decides here which kind it is; without a decision it counts."""
     command, _ = real()
-    assert {p.name for p in command.params} >= transcribe._NO_WORD
-    assert {p.name for p in command.params} - transcribe._NO_WORD - {"help"} == {
+    assert {p.name for p in command.params} >= NOT_IN_RESULTS
+    assert {p.name for p in command.params} - NOT_IN_RESULTS - {"help"} == {
         "language",
         "task",
         "initial_prompt",

@@ -9,9 +9,9 @@ import soundfile
 from typer.testing import CliRunner, Result
 
 from forescribe.asr.errors import UsageError
-from forescribe.cli.speaker_options import Asked
-from forescribe.cli.speakers import speakers
-from forescribe.cli.transcribe import app
+from forescribe.cli.commands.speakers_command import speakers
+from forescribe.cli.main import app
+from forescribe.cli.options.speaker_options import SpeakerOptions
 from forescribe.diarize.diarizer import Bounds, Engine
 from forescribe.diarize.engines import registry
 from forescribe.diarize.transcripts.channel_transcriber import ChannelTranscriber
@@ -59,33 +59,37 @@ def test_what_cannot_be_enrolled_is_refused_and_nothing_is_stored(tmp_path: Path
 
 def test_what_contradicts_itself_is_refused_before_anything_is_loaded() -> None:
     with pytest.raises(UsageError, match="at least 3 and at most 2"):
-        Asked("auto", Bounds(at_least=3, at_most=2))
-    with pytest.raises(UsageError, match="nobody is"):
-        Asked("auto", known=True)
+        SpeakerOptions("auto", Bounds(at_least=3, at_most=2))
+    with pytest.raises(UsageError, match="no speaker is enrolled"):
+        SpeakerOptions("auto", known=True)
     with pytest.raises(UsageError, match="need --diarize"):
-        Asked(None, Bounds(exactly=2))
+        SpeakerOptions(None, Bounds(exactly=2))
     with pytest.raises(UsageError, match="--link-speakers need --diarize"):
-        Asked(None, link=True)
+        SpeakerOptions(None, link=True)
     with pytest.raises(UsageError, match="stereo is neither mix nor split"):
-        Asked(None, channels="stereo")
+        SpeakerOptions(None, channels="stereo")
     with pytest.raises(UsageError, match="already"):
-        Asked("auto", channels="split")
-    assert not Asked().speakers and Asked("embedded").speakers and Asked(channels="split").speakers
+        SpeakerOptions("auto", channels="split")
+    assert (
+        not SpeakerOptions().requested
+        and SpeakerOptions("embedded").requested
+        and SpeakerOptions(channels="split").requested
+    )
 
 
 def test_the_fingerprint_knows_the_engine_the_bounds_and_the_voices(tmp_path: Path) -> None:
-    plain = Asked("embedded").settings(network=False)
+    plain = SpeakerOptions("embedded").settings(network=False)
     assert plain["diarizer"] == "embedded"
-    assert Asked("embedded", Bounds(exactly=2)).settings(network=False) != plain
+    assert SpeakerOptions("embedded", Bounds(exactly=2)).settings(network=False) != plain
     run("add", "Zoë", clip(tmp_path, "a.wav", 0.5))
-    assert Asked("embedded", known=True).settings(network=False) != plain
+    assert SpeakerOptions("embedded", known=True).settings(network=False) != plain
 
 
 def test_a_transcriber_is_left_alone_where_nobody_asked() -> None:
     transcriber = Typist()
-    assert Asked().load()(transcriber) is transcriber
-    assert isinstance(Asked("auto").load(device="cpu")(transcriber), DiarizingTranscriber)
-    assert isinstance(Asked(channels="split").load()(transcriber), ChannelTranscriber)
+    assert SpeakerOptions().load()(transcriber) is transcriber
+    assert isinstance(SpeakerOptions("auto").load(device="cpu")(transcriber), DiarizingTranscriber)
+    assert isinstance(SpeakerOptions(channels="split").load()(transcriber), ChannelTranscriber)
 
 
 def diarized(*arguments: str) -> Result:
@@ -136,7 +140,9 @@ def test_voices_of_another_encoder_are_not_ignored_in_silence(
         engine = Engine("level", "levels-2")
 
     monkeypatch.setattr(registry, "load", lambda name, **options: Newer())
-    with pytest.raises(UsageError, match=r"nobody was enrolled with the engine level \(levels-2\)"):
+    with pytest.raises(
+        UsageError, match=r"no speaker was enrolled with the engine level \(levels-2\)"
+    ):
         diarized(talk, "-o", str(tmp_path / "new"), "--known")
 
 

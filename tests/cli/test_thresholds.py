@@ -6,7 +6,7 @@ import pytest
 
 from forescribe.asr.decode.guards import Guards
 from forescribe.asr.errors import UsageError
-from forescribe.cli.thresholds import guards
+from forescribe.cli.options.guard_options import guards
 
 
 def test_thresholds_make_guards() -> None:
@@ -26,8 +26,8 @@ def test_thresholds_make_guards() -> None:
         (False, {"no_speech": "0.6"}, "contradict"),
         (True, {"no_speech": "some"}, "--no-speech-threshold some is neither a number nor None"),
         (True, {"logprob": "nan"}, "neither a number nor None"),
-        (True, {"increment": "0"}, "take 0.01 or more"),
-        (True, {"increment": "-1"}, "take 0.01 or more"),
+        (True, {"increment": "0"}, "give 0.01 or more"),
+        (True, {"increment": "-1"}, "give 0.01 or more"),
         (True, {"no_speech": "1.5"}, "a probability"),
     ],
 )

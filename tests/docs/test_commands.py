@@ -42,9 +42,9 @@ def cli() -> Any:
 
 def check_forescribe(command: Command) -> None:
     """Raises what the command line would say."""
-    from forescribe.cli.transcribe import _with_command
+    from forescribe.cli.main import with_command
 
-    group, name, words = cli(), "forescribe", _with_command(list(command.words[1:]))
+    group, name, words = cli(), "forescribe", with_command(list(command.words[1:]))
     while (children := getattr(group, "commands", None)) is not None:
         if words and words[0] in ("-h", "--help", "--version"):
             return

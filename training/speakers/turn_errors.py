@@ -135,7 +135,7 @@ def wrong_written_words(reference: Sequence[Word], written: Sequence[Word]) -> t
 
 def _plain(words: Sequence[Word]) -> list[tuple[str, Word]]:
     """Normalised, one for each word that a word's text holds: "12-inch" is two."""
-    from forescribe.bench.wer import normalise
+    from forescribe.bench.speech.wer import normalise
 
     return [(text, word) for word in words for text in normalise(word.text).split()]
 
@@ -163,7 +163,7 @@ def attributed_errors(
 def _listed(recordings: Mapping[str, Sequence[Word]]) -> Any:
     from meeteval.io import SegLST
 
-    from forescribe.bench.wer import normalise
+    from forescribe.bench.speech.wer import normalise
 
     return SegLST(
         [

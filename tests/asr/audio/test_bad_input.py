@@ -14,7 +14,7 @@ import pytest
 import soundfile
 
 from forescribe.asr.batch.manifest import NAME
-from forescribe.cli import transcribe
+from forescribe.cli import main as command_line
 from tests.asr.model import folders
 
 RATE = 16_000
@@ -102,7 +102,7 @@ def ours(err: str) -> list[str]:
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     monkeypatch.setattr(sys, "argv", ["forescribe", *arguments])
     try:
-        transcribe.main()
+        command_line.main()
     except SystemExit as left:
         return int(left.code or 0)
     return 0

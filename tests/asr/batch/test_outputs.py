@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from forescribe.asr.batch import outputs
 from forescribe.asr.batch.inputs import Source
-from forescribe.asr.batch.outputs import Destination
+from forescribe.asr.batch.outputs import Outputs
 from forescribe.asr.errors import AudioError, OutputError, UsageError
 from forescribe.asr.formats.transcript import Coverage, Segment, Span, Transcript
 
@@ -26,7 +26,7 @@ A = [Source("a.wav")]
 
 
 def stems(*sources: str) -> dict[str, str]:
-    return Destination.of([Source(source) for source in sources], "-", "txt").stems
+    return Outputs.plan([Source(source) for source in sources], "-", "txt").stems
 
 
 def test_a_file_lends_its_stem() -> None:
@@ -69,7 +69,7 @@ def test_no_two_recordings_share_a_stem(sources) -> None:
 
 def test_a_tree_is_mirrored_and_names_need_differ_only_in_one_place() -> None:
     sources = [Source("c/a.mp3"), Source("c/x/a.mp3", "x"), Source("c/x/a.wav", "x")]
-    assert Destination.of(sources, "-", "txt").stems == {
+    assert Outputs.plan(sources, "-", "txt").stems == {
         "c/a.mp3": "a",
         "c/x/a.mp3": "x/a.mp3",
         "c/x/a.wav": "x/a.wav",
@@ -78,54 +78,54 @@ def test_a_tree_is_mirrored_and_names_need_differ_only_in_one_place() -> None:
 
 def test_the_same_place_of_two_trees_gets_a_hash() -> None:
     sources = [Source("c/x/a.mp3", "x"), Source("d/x/a.mp3", "x")]
-    found = Destination.of(sources, "-", "txt").stems
+    found = Outputs.plan(sources, "-", "txt").stems
     assert len(set(found.values())) == 2
     assert all(stem.startswith("x/a-") for stem in found.values())
 
 
 def test_a_folder_without_recordings_takes_no_name() -> None:
     sources = [Source("a", error=AudioError("a: a directory")), Source("a.wav")]
-    assert Destination.of(sources, "-", "txt").stems == {"a.wav": "a"}
+    assert Outputs.plan(sources, "-", "txt").stems == {"a.wav": "a"}
 
 
 def test_nothing_is_made_for_a_list_of_what_would_be(tmp_path) -> None:
-    destination = Destination.of(A, str(tmp_path / "out"), "txt,srt", make=False)
-    assert destination.files("a.wav") == [tmp_path / "out" / "a.txt", tmp_path / "out" / "a.srt"]
+    outputs = Outputs.plan(A, str(tmp_path / "out"), "txt,srt", make_folder=False)
+    assert outputs.files("a.wav") == [tmp_path / "out" / "a.txt", tmp_path / "out" / "a.srt"]
     assert not (tmp_path / "out").exists()
 
 
 def test_a_manifest_that_cannot_be_read_is_refused_by_its_folder(tmp_path) -> None:
     (tmp_path / "manifest.jsonl").mkdir()
     with pytest.raises(OutputError, match="cannot read the manifest"):
-        Destination.of(A, str(tmp_path), "txt")
+        Outputs.plan(A, str(tmp_path), "txt")
 
 
 def test_only_what_a_killed_process_left_is_swept(tmp_path) -> None:
     for name in (".forescribe-12ab.tmp", ".other.tmp", "a.txt"):
         (tmp_path / name).touch()
-    destination = Destination.of(A, str(tmp_path), "txt")
-    destination.sweep()  # nobody has ever written here with a lock: leave all
+    outputs = Outputs.plan(A, str(tmp_path), "txt")
+    outputs.sweep()  # nobody has ever written here with a lock: leave all
     assert len(list(tmp_path.iterdir())) == 3
     (tmp_path / "manifest.jsonl").touch()
-    destination.sweep()
+    outputs.sweep()
     assert {path.name for path in tmp_path.iterdir()} == {".other.tmp", "a.txt", "manifest.jsonl"}
 
 
 @pytest.mark.parametrize("names", ["all", "txt,srt"])
 def test_stdout_takes_one_format(names) -> None:
     with pytest.raises(UsageError, match="stdout takes one format"):
-        Destination.of(A, "-", names)
+        Outputs.plan(A, "-", names)
 
 
 def test_an_unknown_format_is_refused_before_anything_is_made(tmp_path) -> None:
     with pytest.raises(UsageError, match="'doc'; known: txt"):
-        Destination.of(A, str(tmp_path / "out"), "doc")
+        Outputs.plan(A, str(tmp_path / "out"), "doc")
     assert not (tmp_path / "out").exists()
 
 
 def test_a_folder_is_made_with_its_parents(tmp_path) -> None:
-    destination = Destination.of(A, str(tmp_path / "x" / "y"), "txt,srt")
-    files = destination.write("a.wav", TRANSCRIPT)
+    outputs = Outputs.plan(A, str(tmp_path / "x" / "y"), "txt,srt")
+    files = outputs.write("a.wav", TRANSCRIPT)
     assert files == [tmp_path / "x" / "y" / "a.txt", tmp_path / "x" / "y" / "a.srt"]
     assert files[0].read_text(encoding="utf-8") == "Grüße.\n"
     assert sorted(p.name for p in (tmp_path / "x" / "y").iterdir()) == ["a.srt", "a.txt"]
@@ -136,7 +136,7 @@ def test_a_folder_that_cannot_be_written_is_refused_by_name(tmp_path, folder) ->
     (tmp_path / "file").touch()
     place = str(tmp_path / folder)  # an absolute path stays as it is
     with pytest.raises(OutputError, match="cannot write to the output folder") as caught:
-        Destination.of(A, place, "txt")
+        Outputs.plan(A, place, "txt")
     assert place in str(caught.value) and "-o" in str(caught.value)
 
 
@@ -147,7 +147,7 @@ def stdout(monkeypatch: pytest.MonkeyPatch, buffer: io.RawIOBase | io.BytesIO) -
 def test_stdout_is_utf8_whatever_the_locale(monkeypatch) -> None:
     buffer = io.BytesIO()
     stdout(monkeypatch, buffer)
-    assert Destination.of(A, "-", "txt").write("a.wav", TRANSCRIPT) == []
+    assert Outputs.plan(A, "-", "txt").write("a.wav", TRANSCRIPT) == []
     assert buffer.getvalue() == "Grüße.\n".encode()
 
 
@@ -163,10 +163,10 @@ class Full(io.BytesIO):
 def test_a_full_disk_behind_stdout_is_one_line(monkeypatch) -> None:
     stdout(monkeypatch, Full(OSError(28, "No space left on device")))
     with pytest.raises(OutputError, match="cannot write to stdout: No space left"):
-        Destination.of(A, "-", "txt").write("a.wav", TRANSCRIPT)
+        Outputs.plan(A, "-", "txt").write("a.wav", TRANSCRIPT)
 
 
 def test_a_reader_that_has_gone_is_no_fault(monkeypatch) -> None:
     stdout(monkeypatch, Full(BrokenPipeError()))
     with pytest.raises(BrokenPipeError):
-        Destination.of(A, "-", "txt").write("a.wav", TRANSCRIPT)
+        Outputs.plan(A, "-", "txt").write("a.wav", TRANSCRIPT)

@@ -16,15 +16,15 @@ import numpy as np
 import pytest
 import soundfile
 
-from forescribe.asr.batch.batch import Ended
 from forescribe.asr.batch.manifest import Record
+from forescribe.asr.batch.recording_results import RecordingResult
 from forescribe.asr.errors import AudioError, OutputError, UsageError
 from forescribe.asr.formats import files as writers
 from forescribe.asr.formats import report
 from forescribe.asr.formats.report import Reports, Sound, index, page, sound
 from forescribe.asr.formats.transcript import Coverage, Notice, Segment, Span, Transcript, Word
 from forescribe.asr.words.token_sources import stats
-from forescribe.cli import transcribe
+from forescribe.cli import main as command_line
 from forescribe.speculative.requests import Source
 from tests import browser as browsing
 from tests.asr.model import folders
@@ -67,9 +67,9 @@ def wav(path: Path, seconds: float = 8.0) -> Path:
     return path
 
 
-def ended(path: str, transcript: Transcript | None, error: Any = None) -> Ended:
+def ended(path: str, transcript: Transcript | None, error: Any = None) -> RecordingResult:
     status = "succeeded" if error is None else "failed"
-    return Ended(Record(path=path, status=status), transcript, error)
+    return RecordingResult(Record(path=path, status=status), transcript, error)
 
 
 # -- the file -----------------------------------------------------------------------------------------
@@ -119,7 +119,7 @@ def test_a_recording_travels_in_the_page_up_to_a_size(tmp_path, monkeypatch) -> 
 
 def test_a_name_that_is_no_text_in_any_encoding_is_shown_as_it_can_be(tmp_path) -> None:
     name = os.fsdecode(b"caf\xe9.wav")
-    reports = Reports.of(str(tmp_path / "r.html"), {name: "a"})
+    reports = Reports.plan(str(tmp_path / "r.html"), {name: "a"})
     reports.add(ended(name, spoken("one")))
     assert "caf?.wav" in reports.close()[0].read_text(encoding="utf-8")
 
@@ -136,7 +136,7 @@ def test_what_cannot_be_played_is_said(tmp_path, name, note) -> None:
 def test_several_recordings_are_a_folder_with_a_list(tmp_path) -> None:
     names = [str(wav(tmp_path / name)) for name in ("a.wav", "b.wav")]
     stems = {names[0]: "a", names[1]: "sub/b", "<i>.mp3": "c"}
-    reports = Reports.of(str(tmp_path / "out"), stems)
+    reports = Reports.plan(str(tmp_path / "out"), stems)
     for name in names:
         reports.add(ended(name, spoken("one two")))
     reports.add(ended("<i>.mp3", None, AudioError("<i>.mp3: no audio in it")))
@@ -153,7 +153,7 @@ def test_warnings_are_in_the_page_with_and_without_programs_and_in_the_list(tmp_
     assert "Warning: &lt;/script&gt;" in text and "Warning: not sure" in text
     held = json.loads(text.split('id="report">')[1].split("</script>")[0])
     assert [notice["message"] for notice in held["transcript"]["warnings"]] == [HOSTILE, "not sure"]
-    reports = Reports.of(str(tmp_path), {"a.wav": "a", "b.wav": "b"})
+    reports = Reports.plan(str(tmp_path), {"a.wav": "a", "b.wav": "b"})
     reports.add(ended("a.wav", warned))
     reports.add(ended("b.wav", replace(warned, warnings=warned.warnings[:1])))
     (listed,) = reports.close()
@@ -165,9 +165,9 @@ def test_warnings_are_in_the_page_with_and_without_programs_and_in_the_list(tmp_
 
 def test_one_page_holds_one_recording(tmp_path) -> None:
     with pytest.raises(UsageError, match=r"--report r.html: .* there are 2; name a folder"):
-        Reports.of("r.html", {"a.wav": "a", "b.wav": "b"})
+        Reports.plan("r.html", {"a.wav": "a", "b.wav": "b"})
     name = str(wav(tmp_path / "a.wav"))
-    reports = Reports.of(str(tmp_path / "r.html"), {name: "a"})
+    reports = Reports.plan(str(tmp_path / "r.html"), {name: "a"})
     reports.add(ended(name, spoken("one")))
     assert reports.close() == [tmp_path / "r.html"]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.wav", "r.html"]
@@ -175,7 +175,7 @@ def test_one_page_holds_one_recording(tmp_path) -> None:
 
 def test_a_page_that_cannot_be_written_stops_no_recording(tmp_path) -> None:
     (tmp_path / "file").touch()
-    reports = Reports.of(str(tmp_path / "file" / "out"), {"a.wav": "a"})
+    reports = Reports.plan(str(tmp_path / "file" / "out"), {"a.wav": "a"})
     reports.add(ended("a.wav", spoken("one")))
     reports.add(ended("a.wav", spoken("one")))
     with pytest.raises(OutputError, match="cannot write the report .* --report"):
@@ -185,12 +185,12 @@ def test_a_page_that_cannot_be_written_stops_no_recording(tmp_path) -> None:
 def test_what_an_earlier_run_has_done_is_shown_from_its_json(tmp_path) -> None:
     told, name = spoken("one two", speakers=("A",)), str(wav(tmp_path / "a.wav"))
     files = tuple(writers.write(told, tmp_path, "a", "txt,json"))
-    reports = Reports.of(str(tmp_path / "r.html"), {name: "a"})
+    reports = Reports.plan(str(tmp_path / "r.html"), {name: "a"})
     record = Record(path=name, status="skipped")
-    assert reports.skipped(Ended(record, files=files))
-    assert not reports.skipped(Ended(record, files=files[:1]))
+    assert reports.add_skipped(RecordingResult(record, files=files))
+    assert not reports.add_skipped(RecordingResult(record, files=files[:1]))
     (tmp_path / "changed.json").write_text('{"text": 1}')
-    assert not reports.skipped(Ended(record, files=(tmp_path / "changed.json",)))
+    assert not reports.add_skipped(RecordingResult(record, files=(tmp_path / "changed.json",)))
     reports.close()
     assert '"speaker": "A"' in (tmp_path / "r.html").read_text(encoding="utf-8")
 
@@ -206,7 +206,7 @@ def test_the_command_writes_them_and_shows_what_is_done_already(
     def forescribe(*arguments: str) -> int:
         monkeypatch.setattr(sys, "argv", ["forescribe", *given, "-o", "out", *arguments])
         try:
-            transcribe.main()
+            command_line.main()
         except SystemExit as left:
             return int(left.code or 0)
         return 0

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from ..equality import Equality, Tokens, compare
 from .clips import Material
-from .equality import Equality, Tokens, compare
 from .measure import Series
-from .systems import Gamma
+from .systems.job import Gamma
 from .wer import error_rate
 
 

@@ -3,10 +3,9 @@
     result = measured(Options(gamma=(3, 5)), say=print)
     print(result.text())
 
-Systems take turns, A B C A B C; a row's wall is the median of its turns. `equal` counts texts that are
-those of transformers' greedy decoding, one prompt at a time; `tokens` those before the first difference.
-Knows nothing of commands and files of results.
-"""
+Systems take turns, A B C A B C; a row's wall is the median of its turns. `equal` counts texts that
+are those of transformers' greedy decoding, one prompt at a time; `tokens` those before the first
+difference. Knows nothing of commands and files of results."""
 
 from __future__ import annotations
 
@@ -23,10 +22,10 @@ from forescribe.speculative.device import Device, choose
 from forescribe.text.language_model import LanguageModel, check_draft, load
 from forescribe.text.text_presets import NGRAM, Pair, resolve
 
-from . import provenance
-from .columns import layout
-from .equality import Equality, compare
-from .prompts import System, Texts, room, systems
+from .. import provenance
+from ..columns import layout
+from ..equality import Equality, compare
+from .text_systems import System, Texts, room, systems
 
 HEAD = (
     "system",

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from .systems import Job
+from .systems.job import Job
 from .worker import Outcome
 
 LIMIT_S = 3600
@@ -87,7 +87,7 @@ def _spawn(arguments: list[str], out: Path, threads: int) -> Outcome:
     # The path as it is here: with -m, a folder called `asr` where the user stands would be ours.
     program = (
         f"import sys; sys.path[:] = {sys.path!r}; "
-        "from forescribe.bench.worker import main; main(*sys.argv[1:])"
+        "from forescribe.bench.speech.worker import main; main(*sys.argv[1:])"
     )
     command = [sys.executable, "-c", program, *arguments]
     try:

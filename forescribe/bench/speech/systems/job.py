@@ -1,7 +1,6 @@
-"""Systems: whatever turns windows into words, behind one small protocol.
+"""Jobs and systems: what is run in one row of the table, and what comes back.
 
-Each lives in a file that imports its library when it is built, so that a library that is missing,
-or that cannot load the model, costs one row and not the run.
+Knows names and records; imports no system.
 """
 
 from __future__ import annotations
@@ -95,20 +94,3 @@ def use_threads(count: int) -> int:
 
     torch.set_num_threads(count)
     return torch.get_num_threads()
-
-
-def build(job: Job) -> System:
-    """The system of a job, loaded and ready. Raises whatever its library raises."""
-    if job.system == OURS:
-        from .ours import Ours
-
-        return Ours(job)
-    if job.system in (GENERATE, ASSISTED, ASSISTED_DEFAULTS):
-        from .transformers_generate import Generate
-
-        return Generate(job)
-    if job.system in (SEQUENTIAL, BATCHED):
-        from .faster import FasterWhisper
-
-        return FasterWhisper(job)
-    raise ValueError(f"unknown system {job.system!r}; known: {', '.join(NAMES)}")

@@ -1,7 +1,7 @@
-"""What a command was asked about speakers, checked before anything is loaded.
+"""The options about speakers of a command, checked before anything is loaded.
 
-Importing it is light; engines come in with `load`.
-"""
+Knows which of them contradict each other, and how an engine is loaded for them; finds no speakers
+itself."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from forescribe.diarize.diarizer import Bounds
 from forescribe.diarize.speakers.known_speakers import KnownSpeaker, KnownSpeakers
 
 if TYPE_CHECKING:
-    from forescribe.asr.batch.batch import Transcribes as Runs
     from forescribe.diarize.diarizer import Diarizer
     from forescribe.diarize.speakers.linked_speakers import LinkedSpeakers
     from forescribe.diarize.transcripts.diarizing_transcriber import SupportsTranscribe
@@ -25,12 +24,14 @@ MIX, SPLIT = "mix", "split"
 
 
 @dataclass(frozen=True)
-class Asked:
-    """`diarizer` names the engine; None asks for no voices. `channels` is `mix` or `split`, where each
-    channel is a speaker. `known` uses the voices that were enrolled, `link` gives one person one label
+class SpeakerOptions:
+    """How speakers are found and named.
+
+    `diarizer` names the engine, None for no diarization. `channels` is `mix`, or `split` where each
+    channel is one speaker. `known` uses the enrolled voices. `link` gives a person the same label
     in all recordings.
 
-    Raises UsageError for what contradicts itself, and for `known` where nobody is.
+    Raises UsageError for options that contradict each other, and for `known` without enrolled voices.
     """
 
     diarizer: str | None = None
@@ -49,35 +50,38 @@ class Asked:
         if self.diarizer is None and (self.known or self.link or self.bounds != Bounds()):
             raise UsageError("a number of speakers, --known and --link-speakers need --diarize")
         if self.known and not KnownSpeakers().list():
-            raise UsageError("--known: nobody is; enrol somebody with `forescribe speakers add`")
+            raise UsageError(
+                "--known: no speaker is enrolled; enrol one with `forescribe speakers add`"
+            )
 
     @property
-    def speakers(self) -> bool:
-        """Whether results will name speakers."""
+    def requested(self) -> bool:
+        """Whether results name speakers."""
         return self.diarizer is not None or self.channels == SPLIT
 
     def settings(self, *, network: bool) -> dict[str, Json]:
-        """What decides who is named, for a result's fingerprint: the engine that will run, and the
-        voices that are known. Raises what `engines.resolve` raises."""
+        """What decides the names of speakers, for a result's fingerprint: the engine that will run and
+        the known voices. Raises what `registry.resolve` raises."""
         from forescribe.diarize.engines.registry import resolve
 
-        told: dict[str, Json] = {"channels": self.channels}
+        values: dict[str, Json] = {"channels": self.channels}
         if self.diarizer is not None:
             bounds = self.bounds
-            told |= {
+            values |= {
                 "diarizer": str(resolve(self.diarizer, network=network)),
                 "speakers": [bounds.exactly, bounds.at_least, bounds.at_most],
                 "known": [[k.name, k.encoder, k.samples] for k in self.known_people()],
             }
-            if self.link:  # else older results keep their fingerprints
-                told["link"] = True
-        return told
+            if self.link:  # only then, so that older results keep their fingerprints
+                values["link"] = True
+        return values
 
     def load(
         self, *, device: str = "auto", network: bool = True, folder: Path | None = None
-    ) -> Callable[[SupportsTranscribe], Runs]:
-        """What puts speakers on a transcriber's words; a transcriber itself where nobody asked. `folder`
-        is that of the results. Raises what `engine` and `people` raise."""
+    ) -> Callable[[SupportsTranscribe], SupportsTranscribe]:
+        """Load what adds speakers to a transcriber; the result returns a transcriber unchanged if no
+        speakers are requested. `folder` is that of the results. Raises what `engine` and `people`
+        raise."""
         if self.channels == SPLIT:
             from forescribe.diarize.transcripts.channel_transcriber import ChannelTranscriber
 
@@ -91,27 +95,28 @@ class Asked:
         return lambda transcriber: DiarizingTranscriber(transcriber, engine, bounds, known, people)
 
     def engine(self, device: str, network: bool) -> Diarizer:
-        """The diarizer, ready to work. Raises what `engines.load` raises, and UsageError where voices
-        are to be linked and it keeps none, or where nobody is known to it by a vector of its own."""
+        """Load the diarizer. Raises what `registry.load` raises, and UsageError if voices are to be
+        linked or known and the engine has no voice vectors, or none of the enrolled people has one of
+        this engine."""
         from forescribe.diarize.engines.registry import load
 
         assert self.diarizer is not None
-        found = load(self.diarizer, device=device, network=network)
-        if self.link and found.engine.encoder is None:
+        diarizer = load(self.diarizer, device=device, network=network)
+        if self.link and diarizer.engine.encoder is None:
             raise UsageError(
-                f"--link-speakers: the engine {found.engine.name} keeps no voices; take another "
+                f"--link-speakers: the engine {diarizer.engine.name} keeps no voices; choose another "
                 "--diarizer"
             )
-        if self.known and all(k.encoder != found.engine.encoder for k in self.known_people()):
+        if self.known and all(k.encoder != diarizer.engine.encoder for k in self.known_people()):
             raise UsageError(
-                f"--known: nobody was enrolled with the engine {found.engine.name} "
-                f"({found.engine.encoder or 'which keeps no voices'}); voices of other engines or "
+                f"--known: no speaker was enrolled with the engine {diarizer.engine.name} "
+                f"({diarizer.engine.encoder or 'which keeps no voices'}); voices of other engines or "
                 "versions cannot be compared: enrol with it by `forescribe speakers add`"
             )
-        return found
+        return diarizer
 
     def people(self, folder: Path | None) -> LinkedSpeakers | None:
-        """Who was heard before, by the folder of the results; None where nobody is to be linked."""
+        """The people of earlier recordings, by the folder of the results; None without `link`."""
         if not self.link:
             return None
         from forescribe.diarize.speakers.linked_speakers import LinkedSpeakers
@@ -119,5 +124,5 @@ class Asked:
         return LinkedSpeakers(folder)
 
     def known_people(self) -> Sequence[KnownSpeaker]:
-        """Whose names may be used."""
+        """The enrolled people whose names may be used."""
         return KnownSpeakers().list() if self.known else ()

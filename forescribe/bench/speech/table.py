@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .columns import layout
+from ..columns import layout
 from .result_rows import Row
-from .systems import OURS
+from .systems.job import OURS
 
 HEAD = (
     "system",

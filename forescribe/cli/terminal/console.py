@@ -1,6 +1,7 @@
-"""What people see while the command works: a bar, a line per recording, a summary. All on stderr.
+"""Messages of a command: a progress bar, a line per recording, a summary. All on stderr.
 
-For scripts: one JSON record per recording on stdout, with the codes of `asr.errors`.
+For scripts, one JSON record per recording on stdout, with the codes of `asr.errors`. Knows how a result
+is shown; nothing of how it was made.
 """
 
 from __future__ import annotations
@@ -16,19 +17,21 @@ from typing import TYPE_CHECKING
 from rich.console import Console as Rich
 from rich.markup import escape as without_markup
 
+from forescribe.asr.batch.interrupts import INTERRUPTED
 from forescribe.asr.formats.transcript import ONCE
 from forescribe.asr.printable import visible
 
 if TYPE_CHECKING:
-    from forescribe.asr.batch.batch import Ended
     from forescribe.asr.batch.inputs import Source
+    from forescribe.asr.batch.recording_results import RecordingResult
     from forescribe.asr.decode.outcome import Hook
+    from forescribe.asr.formats.report import Reports
     from forescribe.asr.formats.transcript import Transcript
     from forescribe.speculative.engine.stats import Stats
 
 
 class Console:
-    """Messages of one command. `quiet` leaves errors only; `json` writes records to stdout."""
+    """The messages of one command. `quiet` shows errors only; `json` writes records to stdout."""
 
     def __init__(self, *, quiet: bool, verbose: bool, json: bool) -> None:
         self.rich = Rich(stderr=True, highlight=False, soft_wrap=True)
@@ -37,33 +40,38 @@ class Console:
         self.audio_s = 0.0
         self.failed: list[str] = []
         self.cancelled = 0
-        self.said: frozenset[str] = frozenset()  # codes that are not to be said again
+        self.shown: frozenset[str] = frozenset()  # codes of notices that are shown once
 
     def status(self, text: str) -> None:
-        """A line that only somebody who waits at a terminal needs."""
+        """Show a line on a terminal only, for a user who waits."""
         if self.rich.is_terminal and not self.quiet:
             self.rich.print(f"[dim]{escape(text)}[/]")
 
     def notice(self, text: str) -> None:
-        """A line that everybody must see who sees anything: the run is not what was asked for."""
+        """Show a line unless `quiet`: the run differs from what the options say."""
         if not self.quiet:
             self.rich.print(f"[yellow]note[/] {escape(text)}")
 
-    def skipped(self, done: Sequence[Ended], files: int) -> None:
-        """What an earlier run has done."""
+    def skipped(
+        self, results: Sequence[RecordingResult], total: int, reports: Reports | None = None
+    ) -> None:
+        """Show what an earlier run has done, of `total` recordings, and add it to the reports."""
         if self.json:
-            for ended in done:
-                self._write(ended)
-        if not done or self.quiet:
-            return
-        what = done[0].record.path if len(done) == 1 else f"{len(done)} of {files}"
-        self.rich.print(f"{escape(what)}: already done, --overwrite to redo")
+            for result in results:
+                self._write(result)
+        if results and not self.quiet:
+            path = results[0].record.path
+            what = path if len(results) == 1 else f"{len(results)} of {total}"
+            self.rich.print(f"{escape(what)}: already done, --overwrite to redo")
+        for result in results if reports else ():
+            if reports and not reports.add_skipped(result):
+                path = result.record.path
+                self.notice(f"{path}: no report without its JSON; --overwrite -f json")
 
     @contextmanager
     def progress(self, sources: Sequence[Source], *, text: bool = True) -> Iterator[Hook | None]:
-        """A bar over seconds of audio, and the hook that moves it. On a terminal the words are shown as
-        they come: above the bar what is final, unless `text` says that it will be there anyway, and
-        below it what is being written."""
+        """Show a bar over seconds of audio; yields the hook that moves it. On a terminal the text
+        is shown as it is decoded: final text above the bar if `text`, partial text below it."""
         self.started = time.perf_counter()
         if self.quiet or not (self.rich.is_terminal or self.verbose):
             yield None
@@ -73,11 +81,16 @@ class Console:
         with Screen(self.rich, sources, verbose=self.verbose, text=text) as screen:
             yield screen
 
-    def ended(self, ended: Ended) -> None:
-        """The line of one recording that has ended."""
-        record, transcript, error = ended.record, ended.transcript, ended.error
+    def result(self, result: RecordingResult, reports: Reports | None = None) -> None:
+        """Show the line of one recording that has ended, and add it to the reports."""
+        self._show(result)
+        if reports:
+            reports.add(result)
+
+    def _show(self, result: RecordingResult) -> None:
+        record, transcript, error = result.record, result.transcript, result.error
         if self.json:
-            self._write(ended)
+            self._write(result)
         if record.status == "cancelled":
             self.cancelled += 1
             return
@@ -90,17 +103,17 @@ class Console:
         if self.quiet:
             return
         line = f"{escape(record.path)}: {_speed(transcript)}"
-        if ended.files:
-            line += f" -> {escape(named(ended.files))}"
+        if result.files:
+            line += f" -> {escape(file_names(result.files))}"
         self.rich.print(line)
         for notice in transcript.warnings:
-            if notice.code not in self.said:
+            if notice.code not in self.shown:
                 self.rich.print(f"  [yellow]note[/] {escape(notice.message)}")
-            self.said |= ONCE & {notice.code}
+            self.shown |= ONCE & {notice.code}
 
-    def _write(self, ended: Ended) -> None:
-        """The record, for scripts, with paths as from here."""
-        record = ended.record.to_dict() | {"outputs": [str(path) for path in ended.files]}
+    def _write(self, result: RecordingResult) -> None:
+        """Write the record for scripts, with paths relative to the working directory."""
+        record = result.record.to_dict() | {"outputs": [str(path) for path in result.files]}
         # In ASCII: a path may hold bytes that no encoding of stdout can write.
         sys.stdout.write(json.dumps(record) + "\n")
         sys.stdout.flush()
@@ -118,10 +131,10 @@ class Console:
         return line
 
     def summary(self, stats: Stats | None) -> None:
-        """The last line: how much, how fast, and what speculation did; failures by name again."""
+        """Show the last lines: amount, speed, acceptance of drafts, and all failures by name."""
         if self.quiet:
             return
-        if self.audio_s:  # where nothing was transcribed there is no speed
+        if self.audio_s:  # without a transcript there is no speed
             self.rich.print(f"[bold]{self._speed(stats)}[/]")
         if self.cancelled:
             self.rich.print(f"[yellow]{self.cancelled} cancelled;[/] the same command goes on")
@@ -129,25 +142,34 @@ class Console:
             names = escape("; ".join(self.failed))
             self.rich.print(f"[red]{len(self.failed)} failed:[/] {names}")
 
+    def close(self, reports: Reports | None) -> None:
+        """Write the reports and show where they are. Raises OutputError."""
+        for path in reports.close() if reports else ():
+            self.status(f"report: {path}")
+
+    def exit_code(self, *, interrupted: bool) -> int:
+        """0 if all went well, 1 if a recording failed, 130 after an interruption."""
+        return INTERRUPTED if interrupted else int(bool(self.failed))
+
 
 def escape(text: str) -> str:
-    """Text from outside: without effect on rich, nor on the terminal."""
+    """Make foreign text harmless, for rich markup and for the terminal."""
     return without_markup(visible(text))
 
 
-def named(files: Sequence[Path]) -> str:
-    """The files of one recording, which differ in their extensions."""
+def file_names(files: Sequence[Path]) -> str:
+    """The files of one recording, which differ in their extensions only: `out/a .txt .srt`."""
     return " ".join([str(files[0].with_suffix("")), *(path.suffix for path in files)])
 
 
 def _speed(transcript: Transcript) -> str:
-    """How long it is, and what was found in it."""
+    """The length of a recording, and its speakers."""
     text = f"{transcript.duration:.1f} s of audio"
     spoken: dict[str, float] = {}  # seconds
     for turn in transcript.turns:
         spoken[turn.speaker] = spoken.get(turn.speaker, 0.0) + turn.end - turn.start
     if spoken:
         people = f"{len(spoken)} speaker{'s' * (len(spoken) > 1)}"
-        each = ", ".join(f"{name} {said:.1f} s" for name, said in spoken.items())
+        each = ", ".join(f"{name} {length:.1f} s" for name, length in spoken.items())
         return f"{text}, {people}: {each}"
     return text if transcript.segments else f"{text}, no speech"

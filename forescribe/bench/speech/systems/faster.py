@@ -21,7 +21,7 @@ import numpy as np
 from forescribe.asr.segment.windows import MAX_SAMPLES
 
 from ..clips import Samples
-from . import BATCHED, LANGUAGE, TASK, Job, Written
+from .job import BATCHED, LANGUAGE, TASK, Job, Written
 
 _LIBRARY = "faster_whisper"
 """By name: it has no types, and the checks run where it is not installed."""

@@ -1,8 +1,8 @@
-"""Screen: the bar, and the words as they come, while a run goes on at a terminal.
+"""A progress bar with the text as it is decoded.
 
-Text that is final scrolls by above the bar; what is being written stands in one line below it, which is
-drawn anew a few times a second and is gone at the end. In a log, with --verbose, segments alone.
-"""
+Final text scrolls above the bar; partial text stands in one line below it, which is redrawn a few
+times a second and removed at the end. In a log, with --verbose, only segments are printed. Knows
+the hook of a transcription; nothing of files."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ from forescribe.asr.printable import one_line
 if TYPE_CHECKING:
     from forescribe.asr.batch.inputs import Source
     from forescribe.asr.decode.outcome import Partial
-    from forescribe.asr.decode.outcome import Progress as Heard
+    from forescribe.asr.decode.outcome import Progress as WindowProgress
 
 EVERY_S = 0.2
-"""Between two looks at what is being written: each waits for the device."""
+"""Seconds between two updates of partial text: each one waits for the device."""
 
 
 class Screen:
-    """A hook. One recording's text is shown, of several the bar and the line below it."""
+    """A hook that draws. The text of a single recording is shown; of several, the bar and the line
+    below."""
 
     def __init__(
         self,
@@ -42,7 +43,7 @@ class Screen:
         self.console, self.verbose, self.clock = console, verbose, clock
         self.text = text and len(sources) == 1 and console.is_terminal and not verbose
         self.seen = {source.path: (0.0, source.length_s or 0.0) for source in sources}
-        self.started = self.looked = clock()
+        self.started = self.last_update = clock()
         columns = (
             TextColumn("{task.description}"),
             BarColumn(),
@@ -67,8 +68,8 @@ class Screen:
         self.bar.line = ""
         self.bar.stop()
 
-    def __call__(self, progress: Heard) -> None:
-        """A window has ended."""
+    def __call__(self, progress: WindowProgress) -> None:
+        """Draw a window that has ended."""
         self.seen[str(progress.source)] = (progress.done_s, progress.total_s or progress.done_s)
         done = sum(d for d, _ in self.seen.values())
         note = f"{done / max(self.clock() - self.started, 1e-9):.1f}x real time"
@@ -87,11 +88,12 @@ class Screen:
 
     @property
     def wants(self) -> bool:
-        """Whether it is time to look at what is being written."""
-        return self.console.is_terminal and self.clock() - self.looked >= EVERY_S
+        """Whether it is time to show partial text."""
+        return self.console.is_terminal and self.clock() - self.last_update >= EVERY_S
 
     def follow(self, partial: Partial) -> None:
-        self.looked = self.clock()
+        """Show partial text."""
+        self.last_update = self.clock()
         self.bar.line = one_line(partial.text)
 
     def _print(self, text: str) -> None:
@@ -110,7 +112,7 @@ class _Bar(Progress):
 
 
 def tail(text: str, width: int) -> str:
-    """As much of its end as fits; wide characters count as two."""
+    """The end of a text, as much as fits in `width` columns; wide characters count as two."""
     if cell_len(text) <= width:
         return text
     while text and cell_len(text) > width - 1:

@@ -27,7 +27,7 @@ from forescribe.asr.formats.transcript import SAMPLE_RATE
 from forescribe.speculative.models.whisper_decoder import decoder_only, same_encoder
 
 from ..clips import Samples
-from . import ASSISTED, GENERATE, LANGUAGE, TASK, Drafting, Job, Written, use_threads
+from .job import ASSISTED, GENERATE, LANGUAGE, TASK, Drafting, Job, Written, use_threads
 
 
 class _Watched(WhisperForConditionalGeneration):

@@ -18,13 +18,14 @@ from forescribe.asr.errors import ForescribeError, UsageError
 from forescribe.asr.model.hub import locate
 from forescribe.asr.model.presets import Pair, resolve
 
-from . import provenance, table
+from .. import provenance
+from ..needs import INSTALL, missing
+from . import table
 from .clips import Clip, Material, join, read_clips
 from .convert import convert
 from .measure import Series, child, measure
-from .needs import INSTALL, missing
 from .result_rows import Row, make_row
-from .systems import (
+from .systems.job import (
     ASSISTED,
     ASSISTED_DEFAULTS,
     BATCHED,
@@ -174,7 +175,8 @@ def run(
 def converted_for(
     options: Options, target: Path, scratch: Path
 ) -> tuple[dict[str, str], str | None]:
-    """CTranslate2's folders by dtype, and why there are none. Nothing of both where no row wants them."""
+    """CTranslate2's folders by dtype, and why there are none. Nothing of both where no row wants
+    them."""
     if not set(FASTER) & set(options.only):
         return {}, None
     package = missing("faster_whisper", "ctranslate2")

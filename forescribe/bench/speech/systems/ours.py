@@ -13,7 +13,7 @@ from forescribe.asr.decode.transcriber import Transcriber
 from forescribe.speculative.requests import Request
 
 from ..clips import Samples
-from . import LANGUAGE, TASK, Drafting, Job, Written, use_threads
+from .job import LANGUAGE, TASK, Drafting, Job, Written, use_threads
 
 
 class Ours:

@@ -15,7 +15,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from .clips import Samples, load_windows
-from .systems import Drafting, Job, Written, build
+from .systems.build import build
+from .systems.job import Drafting, Job, Written
 
 WARM_UP = 2
 """Windows decoded before the clock runs: threads are started, kernels chosen, memory touched."""

@@ -1,0 +1,102 @@
+"""`forescribe audit`: compare speculative with plain decoding, token by token.
+
+Knows the options and the exit code; the comparison is in `asr.audit`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import typer
+
+from forescribe.asr.errors import UsageError
+
+from ..options.declarations import (
+    AUTO,
+    BatchSize,
+    DeviceName,
+    Draft,
+    Dtype,
+    Gamma,
+    Language,
+    LocalFilesOnly,
+    Model,
+    Task,
+    Vad,
+)
+from ..options.gamma import parse_gamma
+from ..options.option_records import DIAGNOSTICS, argument, option, takes
+
+
+@dataclass(frozen=True)
+class AuditOptions:
+    """What was asked for on the command line. Raises UsageError for a gamma without drafts."""
+
+    audio: Annotated[list[str], argument("AUDIO...", help="Recordings or videos; - reads stdin.")]
+    model: Model = None
+    draft: Draft = None
+    language: Language = None
+    task: Task = "transcribe"
+    vad: Vad = None
+    gamma: Gamma = "5"
+    batch_size: BatchSize = 8
+    device: DeviceName = AUTO
+    dtype: Dtype = AUTO
+    local_files_only: LocalFilesOnly = False
+    json: Annotated[
+        bool,
+        option(
+            DIAGNOSTICS, "--json/--no-json", help="Print one JSON record per recording to stdout."
+        ),
+    ] = False
+
+    def __post_init__(self) -> None:
+        _ = self.drafts
+
+    @property
+    def drafts(self) -> int:
+        """Drafted tokens per round, 1 or more."""
+        number = parse_gamma(self.gamma)
+        if not number:
+            raise UsageError(
+                f"--gamma {self.gamma}: an audit compares a fixed number of drafted tokens, 1 or more, "
+                "with plain decoding"
+            )
+        return number
+
+
+@takes(AuditOptions)
+def audit(**values: Any) -> None:
+    """Report every token that speculative decoding changed, with its logit margin."""
+    options = AuditOptions(**values)
+    from forescribe.asr.audit import Report
+    from forescribe.asr.audit import audit as compare
+    from forescribe.asr.batch.inputs import Source
+    from forescribe.asr.batch.readable import any_readable, check_readable
+    from forescribe.asr.decode.options import Options
+    from forescribe.asr.model.loading import load
+    from forescribe.asr.model.presets import resolve
+    from forescribe.speculative.device import choose
+
+    decoding = Options(
+        language=options.language,
+        task=options.task,  # type: ignore[arg-type]  # checked by Options
+        vad=options.vad is not False,
+    )
+    pair = resolve(options.model, options.draft, options.language)
+    sources = check_readable(map(Source, options.audio))
+    if any_readable(sources):
+        device = choose(options.device, options.dtype)
+        whisper = load(pair, device, network=not options.local_files_only)
+        reports = compare(
+            whisper, options.audio, decoding, gamma=options.drafts, batch=options.batch_size
+        )
+    else:
+        reports = (Report(source.path, error=str(source.error)) for source in sources)
+    sound = True
+    for report in reports:
+        typer.echo(report.to_json() if options.json else report.to_text())
+        sound = sound and not report.differences and report.error is None
+    if not sound:
+        raise typer.Exit(1)

@@ -1,0 +1,383 @@
+"""`forescribe bench`: speed next to equality, against other programs on the same weights.
+
+Knows the options, where results are printed, and the exit code: 0; 1 if a row of this engine
+differs from what it must equal; 2 if nothing could be measured."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from forescribe.asr.errors import UsageError
+
+from ...bench.needs import INSTALL, missing
+from ...bench.sink import Sink
+from ..options.option_records import (
+    DIAGNOSTICS,
+    INPUT,
+    MODEL,
+    OUTPUT,
+    PERFORMANCE,
+    SectionedCommand,
+    argument,
+    option,
+    takes,
+)
+
+PROGRAM = "forescribe"
+
+bench = typer.Typer(
+    name="bench",
+    help="Measure speed, equality and error rate against other programs on the same weights.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+Repeats = Annotated[
+    int,
+    option(
+        DIAGNOSTICS,
+        "--repeats",
+        metavar="N",
+        min=1,
+        help="Runs of every system; the median is reported.",
+    ),
+]
+RecordFile = Annotated[
+    str | None,
+    option(
+        OUTPUT,
+        "--json",
+        metavar="FILE",
+        help="File for the JSON record (one line), or - for stdout.",
+    ),
+]
+
+
+@dataclass(frozen=True)
+class BenchTextOptions:
+    """What was asked for on the command line. Raises UsageError for lists that are not of numbers."""
+
+    model: Annotated[
+        str | None,
+        option(
+            MODEL,
+            "--model",
+            "-m",
+            metavar="MODEL",
+            help="Preset, downloaded Hugging Face id or local folder.  [default: demo-text]",
+        ),
+    ] = None
+    draft: Annotated[
+        str | None,
+        option(
+            MODEL,
+            "--draft",
+            metavar="MODEL",
+            help="Draft model, named like --model; `none` measures without one.  "
+            "[default: the preset's]",
+        ),
+    ] = None
+    prompts: Annotated[
+        Path | None,
+        option(
+            INPUT,
+            "--prompts",
+            metavar="FILE",
+            help="Text file with one prompt per line.  [default: eight built-in prompts]",
+        ),
+    ] = None
+    chat: Annotated[
+        bool | None,
+        option(
+            INPUT,
+            "--chat/--no-chat",
+            help="Treat prompts as a user's messages.  "
+            "[default: yes if the model has a chat template]",
+        ),
+    ] = None
+    max_tokens: Annotated[
+        int,
+        option(OUTPUT, "--max-tokens", metavar="N", min=1, help="Maximum tokens per text."),
+    ] = 128
+    batch: Annotated[
+        str,
+        option(
+            PERFORMANCE,
+            "--batch",
+            metavar="N,N",
+            help="Batch sizes; 1 is always measured.",
+        ),
+    ] = "1,4,8"
+    gamma: Annotated[
+        str,
+        option(
+            PERFORMANCE,
+            "--gamma",
+            metavar="N,N",
+            help="Drafted tokens per round, 1 to 64; auto is always measured.",
+        ),
+    ] = "5"
+    repeats: Repeats = 3
+    device: Annotated[
+        str,
+        option(
+            PERFORMANCE, "--device", metavar="DEVICE", help="auto, cuda, cuda:N, hpu, mps or cpu."
+        ),
+    ] = "cpu"
+    dtype: Annotated[
+        str,
+        option(
+            PERFORMANCE,
+            "--dtype",
+            metavar="TYPE",
+            help="auto, float32, float16 or bfloat16; in the last two, near-ties may flip.",
+        ),
+    ] = "float32"
+    threads: Annotated[
+        int,
+        option(
+            PERFORMANCE,
+            "--threads",
+            metavar="N",
+            min=0,
+            help="CPU threads; 0 leaves the number to PyTorch.",
+        ),
+    ] = 0
+    json: RecordFile = None
+
+    def __post_init__(self) -> None:
+        _ = self.batches, self.gammas
+
+    @property
+    def batches(self) -> tuple[int, ...]:
+        """Batch sizes."""
+        return parse_numbers("--batch", self.batch, 1024)
+
+    @property
+    def gammas(self) -> tuple[int, ...]:
+        """Drafted tokens per round."""
+        return parse_numbers("--gamma", self.gamma, 64)
+
+
+@bench.command("text", cls=SectionedCommand)
+@takes(BenchTextOptions)
+def text(**values: Any) -> None:
+    """Compare text generation with transformers' greedy, assisted and prompt-lookup generation.
+
+    All systems use the same weights in one process and take turns. `equal` counts the texts that equal
+    transformers' greedy decoding of one prompt at a time; the exit code is 1 if one of ours does not.
+    """
+    options = BenchTextOptions(**values)
+    sink = Sink(options.json)
+    sink.check()
+    from ...bench.text import bench_text
+
+    result = bench_text.measured(
+        bench_text.Options(
+            model=options.model,
+            draft=options.draft,
+            prompts=options.prompts,
+            chat=options.chat,
+            max_tokens=options.max_tokens,
+            batch=options.batches,
+            gamma=options.gammas,
+            repeats=options.repeats,
+            device=options.device,
+            dtype=options.dtype,
+            threads=options.threads,
+        ),
+        _log,
+    )
+    sink.write(result.text(), result.record(PROGRAM))
+    _check([row.system.label for row in result.differing], "transformers' greedy text")
+
+
+@dataclass(frozen=True)
+class BenchTranscribeOptions:
+    """What was asked for on the command line. Raises UsageError for values that are impossible."""
+
+    audio: Annotated[
+        list[str],
+        argument("AUDIO...", help="Recordings, joined in this order and repeated as needed."),
+    ]
+    reference: Annotated[
+        list[str] | None,
+        option(
+            INPUT,
+            "--reference",
+            metavar="FILE",
+            help="Reference text of a recording; give one per recording, in order.  "
+            "[default: the .txt file beside each recording]",
+        ),
+    ] = None
+    minutes: Annotated[
+        float,
+        option(
+            INPUT,
+            "--minutes",
+            metavar="MINUTES",
+            min=0,
+            help="Minimum length; whole recordings are repeated until it is reached.",
+        ),
+    ] = 10.0
+    json: RecordFile = None
+    model: Annotated[
+        str,
+        option(
+            MODEL,
+            "--model",
+            "-m",
+            metavar="MODEL",
+            help="Preset, downloaded Hugging Face id or local folder.",
+        ),
+    ] = "demo"
+    draft: Annotated[
+        str | None,
+        option(
+            MODEL,
+            "--draft",
+            metavar="MODEL",
+            help="Draft model, named like --model.  [default: the model's own]",
+        ),
+    ] = None
+    batch: Annotated[
+        str,
+        option(PERFORMANCE, "--batch", metavar="N,N", help="Batch sizes of this engine."),
+    ] = "1,4,8,16"
+    peer_batch: Annotated[
+        int,
+        option(
+            PERFORMANCE,
+            "--peer-batch",
+            metavar="N",
+            min=1,
+            help="Batch size of other systems that can batch; 1 is always measured.",
+        ),
+    ] = 8
+    gamma: Annotated[
+        int,
+        option(
+            PERFORMANCE,
+            "--gamma",
+            metavar="N",
+            min=0,
+            max=64,
+            help="Drafted tokens per round, measured next to 0 and auto; 0 measures no drafting.",
+        ),
+    ] = 5
+    threads: Annotated[
+        int,
+        option(
+            PERFORMANCE,
+            "--threads",
+            metavar="N",
+            min=0,
+            help="CPU threads of every system; 0 is all cores.",
+        ),
+    ] = 0
+    only: Annotated[
+        list[str] | None,
+        option(
+            DIAGNOSTICS,
+            "--only",
+            metavar="SYSTEM",
+            help="System to compare with; may be given several times. One of forescribe, transformers, "
+            "transformers assisted, 'transformers assisted, its defaults', faster-whisper, "
+            "faster-whisper batched.  [default: all]",
+        ),
+    ] = None
+    repeats: Repeats = 3
+
+    def __post_init__(self) -> None:
+        _ = self.batches
+        if not math.isfinite(self.minutes):
+            raise UsageError(f"--minutes {self.minutes} is no length: give a number of minutes")
+
+    @property
+    def batches(self) -> tuple[int, ...]:
+        """Batch sizes of this engine."""
+        return parse_numbers("--batch", self.batch, 1024)
+
+
+@bench.command("transcribe", cls=SectionedCommand)
+@takes(BenchTranscribeOptions)
+def transcribe(**values: Any) -> None:
+    """Compare transcription with transformers and faster-whisper on the same weights and windows.
+
+    On CPUs, in English, with greedy decoding; every run is a process of its own. Next to each speed
+    stand the tokens that equal this engine's plain decoding, and the word error rate. The exit code
+    is 1 if a row of this engine differs. The row of a system that cannot run gives the reason."""
+    options = BenchTranscribeOptions(**values)
+    sink = Sink(options.json)
+    sink.check()
+    package = missing("jiwer")
+    if package is not None:
+        raise UsageError(f"bench transcribe needs {package}: {INSTALL}")
+    from ...bench.speech import bench_transcribe
+
+    result = bench_transcribe.measured(
+        bench_transcribe.Options(
+            audio=tuple(options.audio),
+            model=options.model,
+            draft=options.draft,
+            reference=tuple(options.reference) if options.reference else None,
+            minutes=options.minutes,
+            batch=options.batches,
+            peer_batch=options.peer_batch,
+            gamma=options.gamma,
+            repeats=options.repeats,
+            threads=options.threads,
+            only=_systems(options.only),
+        ),
+        _log,
+    )
+    sink.write(result.text(), result.record(PROGRAM))
+    labels = [f"{row.system}, batch {row.batch}, gamma {row.gamma}" for row in result.differing]
+    _check(labels, "its own plain decoding")
+
+
+def _systems(only: Sequence[str] | None) -> tuple[str, ...]:
+    """The systems to measure. Raises UsageError for unknown ones and for missing packages."""
+    from ...bench.speech.systems.job import BATCHED, NAMES, SEQUENTIAL
+
+    if not only:
+        return NAMES
+    unknown = [name for name in only if name not in NAMES]
+    if unknown:
+        known = ", ".join(f"'{name}'" for name in NAMES)
+        raise UsageError(f"--only '{unknown[0]}' is no system; known: {known}")
+    package = missing("faster_whisper", "ctranslate2")
+    unavailable = [name for name in only if name in (SEQUENTIAL, BATCHED)]
+    if package is not None and unavailable:
+        raise UsageError(f"--only '{unavailable[0]}' needs {package}: {INSTALL}")
+    return tuple(only)
+
+
+def parse_numbers(option: str, text: str, most: int) -> tuple[int, ...]:
+    """Read a list such as 1,4,8 of numbers from 1 to `most`; duplicates are dropped. Raises
+    UsageError."""
+    parts = [part.strip() for part in text.split(",")]
+    wrong = [part for part in parts if part not in map(str, range(1, most + 1))]
+    if wrong:
+        raise UsageError(
+            f"{option} {text}: '{wrong[0]}' is no number from 1 to {most}; write them as 1,4,8"
+        )
+    return tuple(dict.fromkeys(map(int, parts)))
+
+
+def _check(differing: Sequence[str], reference: str) -> None:
+    """Print the rows that differ from the reference. Raises Exit with code 1 if there are any."""
+    for label in differing:
+        _log(f"{label}: differs from {reference}")
+    if differing:
+        raise typer.Exit(1)
+
+
+def _log(line: str) -> None:
+    typer.echo(line, err=True)

@@ -1,0 +1,189 @@
+"""`forescribe transcribe`: recordings to text, subtitles and JSON.
+
+Knows the order of the work and the exit code; finding inputs, decoding and writing happen elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from forescribe.asr.batch.interrupts import Stop
+
+from ..options.option_records import takes
+from ..options.transcribe_options import TranscribeOptions
+
+if TYPE_CHECKING:
+    from forescribe.asr.batch.batch import Batch, MakeTranscriber
+    from forescribe.asr.batch.inputs import Source
+    from forescribe.asr.batch.outputs import Outputs
+    from forescribe.asr.decode.options import Options
+    from forescribe.asr.decode.transcriber import Transcriber
+    from forescribe.asr.formats.report import Reports
+    from forescribe.speculative.engine.stats import Stats
+
+    from ..terminal.console import Console
+
+
+@takes(TranscribeOptions)
+def transcribe(**values: Any) -> None:
+    """Transcribe recordings to text, subtitles and JSON.
+
+    Recordings whose results are up to date are skipped; manifest.jsonl in the output folder has a
+    record of every recording."""
+    options = TranscribeOptions(**values)
+    from forescribe.asr.batch.inputs import discover
+    from forescribe.asr.batch.readable import check_readable
+
+    from ..terminal.console import Console
+    from ..terminal.dry_run import list_batch
+
+    found = discover(options.audio, recursive=options.recursive)
+    sources = check_readable(found, decode=not options.dry_run)
+    outputs = _outputs(options, sources)
+    console = Console(
+        quiet=options.quiet or options.json, verbose=options.verbose, json=options.json
+    )
+    reports = _reports(options, outputs, console)
+    interrupted = False
+    with Stop() as stop:
+        batch = _batch(options, sources, outputs, stop, console)
+        if options.dry_run:
+            raise typer.Exit(list_batch(batch, as_json=options.json))
+        console.skipped(list(batch.skipped()), len(sources), reports)
+        if batch.todo:
+            decoder = _load(options, batch, stop, console)
+            try:
+                with console.progress(batch.todo, text=outputs.leaves_terminal_free) as hook:
+                    for result in batch.run(
+                        decoder.make, decoder.options, size=options.batch_size, hook=hook
+                    ):
+                        console.result(result, reports)
+            except KeyboardInterrupt:
+                interrupted = True
+            console.summary(decoder.stats())
+        console.close(reports)
+    raise typer.Exit(console.exit_code(interrupted=interrupted))
+
+
+@dataclass(frozen=True)
+class _Decoder:
+    """A loaded model, ready for `Batch.run`."""
+
+    make: MakeTranscriber
+    options: Options | None
+    stats: Callable[[], Stats | None]
+
+
+def _outputs(options: TranscribeOptions, sources: list[Source]) -> Outputs:
+    from forescribe.asr.batch.outputs import Outputs
+
+    return Outputs.plan(
+        sources,
+        options.output_dir,
+        options.formats,
+        rules=options.line_rules,
+        make_folder=not options.dry_run,
+    )
+
+
+def _reports(options: TranscribeOptions, outputs: Outputs, console: Console) -> Reports | None:
+    """The HTML reports, if requested. Raises UsageError."""
+    from forescribe.asr.formats.report import Reports
+
+    if options.report is not None:
+        return Reports.plan(options.report, outputs.stems)
+    if options.wants_words and options.line_rules.plain and "json" not in outputs.formats:
+        console.notice("--word-timestamps: only json holds the times of words; add it to -f")
+    return None
+
+
+def _batch(
+    options: TranscribeOptions,
+    sources: list[Source],
+    outputs: Outputs,
+    stop: Stop,
+    console: Console,
+) -> Batch:
+    """The recordings that are to be transcribed, and those that are up to date."""
+    from forescribe.asr.batch.batch import Batch
+    from forescribe.asr.batch.readable import any_readable
+    from forescribe.asr.model.presets import resolve
+
+    pair = resolve(options.model, options.draft)
+    with stop.interruptible():
+        network = not (options.local_files_only or options.dry_run)
+        return Batch(
+            sources,
+            outputs,
+            # Without a readable recording, neither weights nor a model are looked for.
+            settings=_fingerprint(options, pair.target, network=network)
+            if any_readable(sources)
+            else "",
+            overwrite=options.overwrite,
+            fail_fast=options.fail_fast,
+            stop=stop,
+            notice=console.notice,
+        )
+
+
+def _fingerprint(options: TranscribeOptions, target: str | Path, *, network: bool) -> str:
+    """The hash of everything that decides a result, weights included. Downloads the weights if they are
+    missing and `network` allows it; raises ModelError only then."""
+    from forescribe.asr.batch import fingerprint
+    from forescribe.asr.model.hub import find, locate
+
+    folder = locate(target) if network else find(target)
+    speakers = options.speakers
+    return fingerprint.settings(
+        {
+            **options.result_settings(),
+            **(speakers.settings(network=network) if speakers.requested else {}),
+            "model": str(target) if folder is None else fingerprint.weights(folder),
+        }
+    )
+
+
+def _load(options: TranscribeOptions, batch: Batch, stop: Stop, console: Console) -> _Decoder:
+    """The model, or a placeholder that is never called if no recording can be read."""
+    from forescribe.asr.batch.readable import any_readable
+    from forescribe.asr.batch.transcribers import TranscriberFactory
+
+    if not any_readable(batch.todo):
+        return _Decoder(_no_model, None, lambda: None)
+    console.status("loading the model")
+    with stop.interruptible():
+        from forescribe.asr.decode.transcriber import Transcriber
+
+        decoding = options.decoding()
+
+    def load(size: int) -> Transcriber:
+        if options.threads:
+            import torch
+
+            torch.set_num_threads(options.threads)
+        return Transcriber.load(
+            options.model,
+            options.draft,
+            language=options.language,
+            device=options.device,
+            dtype=options.dtype,
+            batch=size,
+            gamma=options.drafts,
+            network=not options.local_files_only,
+        )
+
+    with stop.interruptible():
+        with_speakers = options.speakers.load(
+            device=options.device, network=not options.local_files_only, folder=batch.outputs.folder
+        )
+    factory = TranscriberFactory(load)
+    return _Decoder(lambda size: with_speakers(factory(size)), decoding, factory.stats)
+
+
+def _no_model(size: int) -> Transcriber:
+    raise AssertionError("a model was requested although no recording can be read")

@@ -1,0 +1,213 @@
+"""Declarations of the options that several commands share: names, metavars and help texts.
+
+Knows the words of `--help`; defaults and checks belong to the records that use a declaration.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from .option_records import (
+    DECODING,
+    DIAGNOSTICS,
+    INPUT,
+    MODEL,
+    OUTPUT,
+    PERFORMANCE,
+    SPEAKERS,
+    argument,
+    option,
+)
+
+AUTO = "auto"
+
+# Input
+
+Inputs = Annotated[
+    list[str],
+    argument(
+        "AUDIO...",
+        help="Recordings or videos, folders, patterns ('calls/**/*.mp3') or lists (a .jsonl file with "
+        "`audio_filepath` in each line); - reads stdin.",
+    ),
+]
+Recursive = Annotated[
+    bool,
+    option(INPUT, "--recursive/--no-recursive", "-r", help="Search folders recursively."),
+]
+
+# Output
+
+OutputFolder = Annotated[
+    str,
+    option(
+        OUTPUT, "--output-dir", "-o", metavar="DIR", help="Folder for results, or - for stdout."
+    ),
+]
+Overwrite = Annotated[
+    bool,
+    option(
+        OUTPUT,
+        "--overwrite/--resume",
+        help="Replace existing results, or skip recordings whose results are up to date.",
+    ),
+]
+
+# Model
+
+Model = Annotated[
+    str | None,
+    option(
+        MODEL,
+        "--model",
+        "-m",
+        metavar="MODEL",
+        help="Preset (see `forescribe models`), Hugging Face id or local folder.  [default: large]",
+    ),
+]
+Draft = Annotated[
+    str | None,
+    option(
+        MODEL,
+        "--draft",
+        "--draft-model",
+        metavar="MODEL",
+        help="Draft model, named like --model; `none` drafts by lookup in the text only.  "
+        "[default: the model's own]",
+    ),
+]
+LocalFilesOnly = Annotated[
+    bool,
+    option(
+        MODEL,
+        "--local-files-only/--no-local-files-only",
+        help="Use downloaded weights only; never access the network.",
+    ),
+]
+
+# Decoding
+
+Language = Annotated[
+    str | None,
+    option(
+        DECODING,
+        "--language",
+        "-l",
+        metavar="LANG",
+        help="Spoken language: code or English name.  [default: auto]",
+    ),
+]
+Task = Annotated[
+    str,
+    option(
+        DECODING,
+        "--task",
+        metavar="TASK",
+        help="transcribe, or translate (into English).",
+    ),
+]
+Vad = Annotated[
+    bool | None,
+    option(
+        DECODING,
+        "--vad/--no-vad",
+        help="Cut windows in pauses and skip silence, or cut every 30 s.  [default: vad]",
+    ),
+]
+
+# Speakers
+
+DiarizerName = Annotated[
+    str,
+    option(
+        SPEAKERS,
+        "--diarizer",
+        metavar="ENGINE",
+        help="Diarization engine: community-1, embedded, one of another package or a folder. auto is "
+        "community-1 if it is downloaded, else embedded.",
+    ),
+]
+NumSpeakers = Annotated[
+    int | None,
+    option(
+        SPEAKERS, "--num-speakers", metavar="N", min=1, help="Exact number of speakers, if known."
+    ),
+]
+MinSpeakers = Annotated[
+    int | None,
+    option(SPEAKERS, "--min-speakers", metavar="N", min=1, help="Minimum number of speakers."),
+]
+MaxSpeakers = Annotated[
+    int | None,
+    option(SPEAKERS, "--max-speakers", metavar="N", min=1, help="Maximum number of speakers."),
+]
+KnownSpeakers = Annotated[
+    bool,
+    option(
+        SPEAKERS,
+        "--known/--no-known",
+        help="Name the people who were enrolled with `forescribe speakers add`.",
+    ),
+]
+LinkSpeakers = Annotated[
+    bool,
+    option(
+        SPEAKERS,
+        "--link-speakers/--no-link-speakers",
+        help="Give the same person the same label in all recordings; stores voices in speakers.jsonl "
+        "in the output folder.",
+    ),
+]
+
+# Performance
+
+Gamma = Annotated[
+    str,
+    option(
+        PERFORMANCE,
+        "--gamma",
+        metavar="N",
+        help="Drafted tokens per round: 0 to 64, or auto; 0 turns drafting off.",
+    ),
+]
+BatchSize = Annotated[
+    int,
+    option(
+        PERFORMANCE,
+        "--batch-size",
+        metavar="N",
+        min=1,
+        max=1024,
+        help="Windows decoded together.",
+    ),
+]
+DeviceName = Annotated[
+    str,
+    option(PERFORMANCE, "--device", metavar="DEVICE", help="auto, cuda, cuda:N, hpu, mps or cpu."),
+]
+Dtype = Annotated[
+    str,
+    option(
+        PERFORMANCE,
+        "--dtype",
+        metavar="TYPE",
+        help="Number format of the weights: auto, float32, float16 or bfloat16.",
+    ),
+]
+
+# Diagnostics
+
+Quiet = Annotated[
+    bool,
+    option(
+        DIAGNOSTICS, "--quiet/--no-quiet", "-q", help="Show errors only: no progress, no summary."
+    ),
+]
+JsonRecords = Annotated[
+    bool,
+    option(
+        DIAGNOSTICS,
+        "--json/--no-json",
+        help="Print one JSON record per recording to stdout; implies --quiet.",
+    ),
+]

@@ -1,0 +1,418 @@
+"""The options of `forescribe transcribe`: one record, checked once when it is made.
+
+Knows which combinations are impossible, and which options can change a result; loads nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import TYPE_CHECKING, Annotated, Any
+
+from forescribe.asr.errors import UsageError
+
+from . import guard_options
+from .declarations import (
+    AUTO,
+    BatchSize,
+    DeviceName,
+    DiarizerName,
+    Draft,
+    Dtype,
+    Gamma,
+    Inputs,
+    JsonRecords,
+    KnownSpeakers,
+    Language,
+    LinkSpeakers,
+    LocalFilesOnly,
+    MaxSpeakers,
+    MinSpeakers,
+    Model,
+    NumSpeakers,
+    OutputFolder,
+    Overwrite,
+    Quiet,
+    Recursive,
+    Task,
+    Vad,
+)
+from .gamma import parse_gamma
+from .option_records import DECODING, DIAGNOSTICS, OUTPUT, PERFORMANCE, SPEAKERS, option
+
+if TYPE_CHECKING:
+    from forescribe.asr.decode.guards import Guards
+    from forescribe.asr.decode.options import Options
+    from forescribe.asr.formats.subtitles import LineRules
+
+    from .speaker_options import SpeakerOptions
+
+STDOUT = "-"
+
+NOT_IN_RESULTS = frozenset(
+    "audio recursive output_dir output_format overwrite dry_run fail_fast model draft gamma batch_size "
+    "device threads report local_files_only verbose quiet json".split()
+) | {
+    # The fingerprint holds these in the form of `SpeakerOptions.settings`.
+    "diarize",
+    "diarizer",
+    "num_speakers",
+    "min_speakers",
+    "max_speakers",
+    "known",
+    "link_speakers",
+    "channels",
+}
+"""Options that change no word: every other option is part of a result's fingerprint. A draft model or
+its length changes no word in float32; in half precision it may flip a near-tie, which is no reason to
+transcribe a folder again."""
+
+
+@dataclass(frozen=True)
+class TranscribeOptions:
+    """What was asked for on the command line, by field as typed. Raises UsageError for values and
+    combinations that are impossible."""
+
+    # Input
+    audio: Inputs
+    recursive: Recursive = False
+    # Output
+    output_dir: OutputFolder = "."
+    output_format: Annotated[
+        str,
+        option(
+            OUTPUT,
+            "--output-format",
+            "-f",
+            metavar="FORMATS",
+            help="Comma-separated list of txt, srt, vtt, tsv, json, rttm and all.",
+        ),
+    ] = "all"
+    overwrite: Overwrite = False
+    timestamps: Annotated[
+        bool,
+        option(OUTPUT, "--timestamps/--no-timestamps", help="Divide the text into timed segments."),
+    ] = True
+    word_timestamps: Annotated[
+        bool | None,
+        option(
+            OUTPUT,
+            "--word-timestamps/--no-word-timestamps",
+            help="Add times and a probability to every word (json).",
+        ),
+    ] = None
+    max_line_width: Annotated[
+        int | None,
+        option(
+            OUTPUT,
+            "--max-line-width",
+            metavar="CHARS",
+            min=1,
+            help="Subtitles: maximum characters per line.",
+        ),
+    ] = None
+    max_line_count: Annotated[
+        int | None,
+        option(
+            OUTPUT,
+            "--max-line-count",
+            metavar="LINES",
+            min=1,
+            help="Subtitles: maximum lines shown at once.",
+        ),
+    ] = None
+    max_words_per_line: Annotated[
+        int | None,
+        option(
+            OUTPUT,
+            "--max-words-per-line",
+            metavar="WORDS",
+            min=1,
+            help="Subtitles: maximum words per line.",
+        ),
+    ] = None
+    highlight_words: Annotated[
+        bool,
+        option(
+            OUTPUT,
+            "--highlight-words/--no-highlight-words",
+            help="Subtitles: underline each word while it is spoken.",
+        ),
+    ] = False
+    report: Annotated[
+        str | None,
+        option(
+            OUTPUT,
+            "--report",
+            metavar="PATH",
+            help="Write a page with text and sound: FILE.html for one recording, else a folder.",
+        ),
+    ] = None
+    # Model
+    model: Model = None
+    draft: Draft = None
+    local_files_only: LocalFilesOnly = False
+    # Decoding
+    language: Language = None
+    task: Task = "transcribe"
+    initial_prompt: Annotated[
+        str | None,
+        option(
+            DECODING,
+            "--initial-prompt",
+            metavar="TEXT",
+            help="Text with names and spellings to expect.",
+        ),
+    ] = None
+    vad: Vad = None
+    long_form: Annotated[
+        str,
+        option(
+            DECODING,
+            "--long-form",
+            metavar="METHOD",
+            help="windows: decode windows in parallel. sequential: Whisper's own method, each window "
+            "starts at the last timestamp of the one before; slower.",
+        ),
+    ] = "windows"
+    condition_on_previous_text: Annotated[
+        bool | None,
+        option(
+            DECODING,
+            "--condition-on-previous-text/--no-condition-on-previous-text",
+            help="Sequential only: give each window the text before it.  [default: yes]",
+        ),
+    ] = None
+    guards: Annotated[
+        bool,
+        option(
+            DECODING,
+            "--guards/--no-guards",
+            help="Decode repetitive or improbable windows again at rising temperatures, and drop text "
+            "over silence.",
+        ),
+    ] = True
+    compression_ratio_threshold: Annotated[
+        str | None,
+        option(
+            DECODING,
+            "--compression-ratio-threshold",
+            metavar="RATIO",
+            help="Text that compresses better than this is repetitive; None turns it off.  "
+            "[default: 2.4]",
+        ),
+    ] = None
+    logprob_threshold: Annotated[
+        str | None,
+        option(
+            DECODING,
+            "--logprob-threshold",
+            metavar="LOGPROB",
+            help="Text with a mean log-probability below this is improbable; None turns it off.  "
+            "[default: -1.0]",
+        ),
+    ] = None
+    no_speech_threshold: Annotated[
+        str | None,
+        option(
+            DECODING,
+            "--no-speech-threshold",
+            metavar="PROB",
+            help="A no-speech probability above this is silence; None turns it off.  "
+            "[default: 0.6]",
+        ),
+    ] = None
+    temperature_increment_on_fallback: Annotated[
+        str | None,
+        option(
+            DECODING,
+            "--temperature-increment-on-fallback",
+            metavar="STEP",
+            help="Temperature increase from one attempt to the next; None allows one attempt.  "
+            "[default: 0.2]",
+        ),
+    ] = None
+    # Speakers
+    diarize: Annotated[
+        bool, option(SPEAKERS, "--diarize/--no-diarize", help="Label every word with its speaker.")
+    ] = False
+    diarizer: DiarizerName = AUTO
+    num_speakers: NumSpeakers = None
+    min_speakers: MinSpeakers = None
+    max_speakers: MaxSpeakers = None
+    known: KnownSpeakers = False
+    link_speakers: LinkSpeakers = False
+    channels: Annotated[
+        str,
+        option(
+            SPEAKERS,
+            "--channels",
+            metavar="METHOD",
+            help="mix: transcribe all channels as one. split: transcribe each channel as one "
+            "speaker.",
+        ),
+    ] = "mix"
+    # Performance
+    gamma: Gamma = AUTO
+    batch_size: BatchSize = 8
+    device: DeviceName = AUTO
+    dtype: Dtype = AUTO
+    threads: Annotated[
+        int,
+        option(
+            PERFORMANCE,
+            "--threads",
+            metavar="N",
+            min=0,
+            help="CPU threads; 0 leaves the number to PyTorch.",
+        ),
+    ] = 0
+    # Diagnostics
+    dry_run: Annotated[
+        bool,
+        option(
+            DIAGNOSTICS,
+            "--dry-run/--no-dry-run",
+            help="List recordings and their results without transcribing.",
+        ),
+    ] = False
+    fail_fast: Annotated[
+        bool,
+        option(DIAGNOSTICS, "--fail-fast/--no-fail-fast", help="Stop at the first failure."),
+    ] = False
+    verbose: Annotated[
+        bool,
+        option(
+            DIAGNOSTICS, "--verbose/--no-verbose", "-v", help="Print segments as they are decoded."
+        ),
+    ] = False
+    quiet: Quiet = False
+    json: JsonRecords = False
+
+    def __post_init__(self) -> None:
+        _ = self.drafts
+        _ = self.speakers
+        self._check_output()
+        self._check_words()
+        self._check_long_form()
+        _ = self.active_guards
+
+    def _check_output(self) -> None:
+        from forescribe.asr.formats.files import OF_SPEAKERS
+
+        without = [name for name in self._formats if name in OF_SPEAKERS]
+        if without and not self.speakers.requested:
+            raise UsageError(f"-f {without[0]} lists speakers: add --diarize")
+        if self.json and self.output_dir == STDOUT:
+            raise UsageError("--json and `-o -` both write to stdout; choose one of them")
+        if self.verbose and (self.quiet or self.json):
+            raise UsageError("--verbose and --quiet (or --json) exclude each other")
+
+    def _check_words(self) -> None:
+        if self.word_timestamps is False and (self.diarize or not self.line_rules.plain):
+            option = "--diarize" if self.diarize else "subtitle options"
+            raise UsageError(f"{option} need the words' times: leave out --no-word-timestamps")
+
+    def _check_long_form(self) -> None:
+        if self.long_form not in ("windows", "sequential"):
+            raise UsageError(f"--long-form {self.long_form} is neither windows nor sequential")
+        if self.long_form == "windows" and self.condition_on_previous_text:
+            raise UsageError(
+                "--condition-on-previous-text: windows are decoded in parallel, so there is no "
+                "previous text; leave it out, or use --long-form sequential"
+            )
+        if self.long_form == "sequential" and self.vad:
+            raise UsageError(
+                "--vad: sequential decoding cuts at timestamps, not in pauses; leave it out"
+            )
+
+    @property
+    def drafts(self) -> int | None:
+        """Drafted tokens per round; None for auto."""
+        return parse_gamma(self.gamma)
+
+    @property
+    def _formats(self) -> list[str]:
+        return [name.strip().lower() for name in self.output_format.split(",")]
+
+    @property
+    def formats(self) -> str:
+        """The output formats; `all` includes those of speakers if there are speakers."""
+        from forescribe.asr.formats.files import OF_SPEAKERS
+
+        more = OF_SPEAKERS if self.speakers.requested and "all" in self._formats else ()
+        return ",".join([self.output_format, *sorted(more)])
+
+    @cached_property
+    def speakers(self) -> SpeakerOptions:
+        """The options for speakers."""
+        from forescribe.diarize.diarizer import Bounds
+
+        from .speaker_options import SpeakerOptions
+
+        return SpeakerOptions(
+            self.diarizer if self.diarize else None,
+            Bounds(self.num_speakers, self.min_speakers, self.max_speakers),
+            self.known,
+            self.channels,
+            self.link_speakers,
+        )
+
+    @cached_property
+    def line_rules(self) -> LineRules:
+        """The options for subtitles."""
+        from forescribe.asr.formats.subtitles import LineRules
+
+        return LineRules(
+            self.max_line_width, self.max_line_count, self.max_words_per_line, self.highlight_words
+        )
+
+    @cached_property
+    def active_guards(self) -> Guards | None:
+        """Guards with their thresholds; None if they are off."""
+        return guard_options.guards(
+            self.guards,
+            compression_ratio=self.compression_ratio_threshold,
+            logprob=self.logprob_threshold,
+            no_speech=self.no_speech_threshold,
+            increment=self.temperature_increment_on_fallback,
+        )
+
+    @property
+    def wants_words(self) -> bool | None:
+        """Whether word times are written; a report shows them unless they are switched off."""
+        if self.report is not None and self.word_timestamps is None:
+            return True
+        return self.word_timestamps
+
+    def decoding(self) -> Options:
+        """The options of a transcription call. Raises UsageError."""
+        from forescribe.asr.decode.options import Options
+
+        return Options(
+            language=self.language,
+            task=self.task,  # type: ignore[arg-type]  # checked by Options
+            timestamps=self.timestamps,
+            initial_prompt=self.initial_prompt,
+            vad=self.vad is not False,
+            words=bool(self.wants_words) or not self.line_rules.plain,
+            guards=self.active_guards,
+            long_form=self.long_form,  # type: ignore[arg-type]  # checked above
+            condition_on_previous_text=self.condition_on_previous_text is not False,
+        )
+
+    def result_settings(self) -> dict[str, Any]:
+        """The options that decide a result's words, for its fingerprint; defaults are left out."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)} | {
+            "language": self.language and self.language.lower(),
+            "vad": self.vad is not False,
+            "word_timestamps": self.wants_words,
+        }
+        return {
+            name: value
+            for name, value in values.items()
+            if name not in NOT_IN_RESULTS
+            and value is not None
+            and value is not False
+            and value != AUTO
+        }
