@@ -3,7 +3,7 @@
     python scripts/write_reference.py            # writes what has changed, and names it
     python scripts/write_reference.py --check    # writes nothing; exit status 1 where something has
 
-A command is described by its own help, a setting by the comment beside it in api/settings.py.
+Commands are described by their own help, settings by the comments beside them in api/settings.py.
 """
 
 from __future__ import annotations
@@ -23,20 +23,21 @@ ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "docs" / "reference"
 sys.path.insert(0, str(ROOT))
 
+SECTIONS = "Service Input Output Model Decoding Speakers Performance Diagnostics".split()
 MADE = "<!-- Written by scripts/reference from the code; changes here are lost. -->"
 STATED = re.compile(r"\s*\[default: (?P<default>[^\]]*)\]")
 
 
 def cli() -> str:
-    """All commands, in the order of `forescribe --help`."""
+    """The page of all commands, in the order of `forescribe --help`."""
     from typer.main import get_command
 
     from forescribe.cli.main import app
 
     page = ["# The command", MADE, _paragraphs(app.info.help)]
     page.append(
-        "Every option may be spelled with `_` for `-`. `forescribe COMMAND --help` says the same in a "
-        "terminal. What `transcribe` does, by task: [transcribe](../transcribe.md)."
+        "Options may be written with `_` instead of `-`. `forescribe COMMAND --help` shows the same text in "
+        "a terminal. For `transcribe` by task, see [transcribe](../transcribe.md)."
     )
     for name, command in _commands(get_command(app), "forescribe"):
         page += [f"## {name}", _paragraphs(command.help), *_parameters(command)]
@@ -44,7 +45,7 @@ def cli() -> str:
 
 
 def _commands(command: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """Commands that do something, with all their names."""
+    """The commands that are not groups, with their full names."""
     children = getattr(command, "commands", None)
     if children is None:
         yield name, command
@@ -59,9 +60,14 @@ def _parameters(command: Any) -> list[str]:
     arguments = [p for p in shown if p.param_type_name == "argument"]
     options = [p for p in shown if p.param_type_name == "option"]
     parts = [f"`{p.metavar or p.name.upper()}`: {_cell(p.help or '')}" for p in arguments]
-    if options:
-        rows = ["| option | default | what |", "|---|---|---|"]
-        rows += ["| " + " | ".join(map(_cell, _option(option))) + " |" for option in options]
+    sections: dict[str, list[Any]] = {}
+    for option in options:
+        sections.setdefault(option.rich_help_panel or "Other", []).append(option)
+    for section in sorted(sections, key=(*SECTIONS, "Other").index):
+        rows = [f"| {section} | default | description |", "|---|---|---|"]
+        rows += [
+            "| " + " | ".join(map(_cell, _option(option))) + " |" for option in sections[section]
+        ]
         parts.append("\n".join(rows))
     return parts
 
@@ -72,12 +78,12 @@ def _option(option: Any) -> tuple[str, str, str]:
         option.opts, key=lambda name: (not name.startswith("--"), name != option.opts[0])
     )
     value = "" if option.is_flag else " " + (option.metavar or option.name.upper())
-    said = [f"`{name}{value if i == 0 else ''}`" for i, name in enumerate(names)]
-    said += [f"`{name}`" for name in option.secondary_opts]
+    spellings = [f"`{name}{value if i == 0 else ''}`" for i, name in enumerate(names)]
+    spellings += [f"`{name}`" for name in option.secondary_opts]
     text = option.help or ""
     stated = STATED.search(text)
     default = stated["default"] if stated else _default(option)
-    return ", ".join(said), default, STATED.sub("", text)
+    return ", ".join(spellings), default, STATED.sub("", text)
 
 
 def _default(option: Any) -> str:
@@ -90,21 +96,20 @@ def _default(option: Any) -> str:
 
 
 def settings() -> str:
-    """All settings, in the order and under the headings of the source."""
+    """The page of all settings, in the order and under the headings of the source."""
     from forescribe.api.settings import PREFIX, Settings
 
     page = [
         "# Settings of the service",
         MADE,
-        f"A setting is a name in the TOML file of `forescribe serve --settings FILE`, and in capitals "
-        f"behind `{PREFIX}` an environment variable: `max_audio_s` is `{PREFIX}MAX_AUDIO_S`. An option "
-        "of the command wins over the environment, the environment over the file; an unknown name is an "
-        "error. In the environment, lists and tables are JSON. What they are for: "
-        "[the service](../serve.md).",
+        f"Settings are read from the TOML file of `forescribe serve --settings FILE` and from environment "
+        f"variables with the prefix `{PREFIX}`: `max_audio_s` is `{PREFIX}MAX_AUDIO_S`. Options of the "
+        "command override the environment, which overrides the file; an unknown name is an error. In the "
+        "environment, lists and tables are JSON. How to use them: [the service](../serve.md).",
     ]
     for heading, fields in _sections(inspect.getsource(Settings)):
         page.append(f"## {heading}")
-        rows = ["| setting | value | default | what |", "|---|---|---|---|"]
+        rows = ["| setting | value | default | description |", "|---|---|---|---|"]
         for name, comment in fields:
             field = Settings.model_fields[name]
             cells = (f"`{name}`", _kind(field), _given(field), comment)
@@ -114,8 +119,8 @@ def settings() -> str:
 
 
 def _sections(source: str) -> list[tuple[str, list[tuple[str, str]]]]:
-    """Headings, which are comments on lines of their own, and the fields below each with the
-    comment beside them."""
+    """The headings (comments on lines of their own), and below each the fields with the comments beside
+    them."""
     comments = {
         token.start[0]: token.string.lstrip("# ")
         for token in tokenize.generate_tokens(io.StringIO(source).readline)
@@ -124,7 +129,7 @@ def _sections(source: str) -> list[tuple[str, list[tuple[str, str]]]]:
     lines = source.splitlines()
     (body,) = ast.parse(source).body
     assert isinstance(body, ast.ClassDef)
-    found: list[tuple[str, list[tuple[str, str]]]] = []
+    sections: list[tuple[str, list[tuple[str, str]]]] = []
     before = body.lineno
     for node in body.body:
         if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name):
@@ -132,14 +137,14 @@ def _sections(source: str) -> list[tuple[str, list[tuple[str, str]]]]:
             continue
         above = range(before + 1, node.lineno)
         heading = " ".join(comments[n] for n in above if lines[n - 1].lstrip().startswith("#"))
-        if heading or not found:
-            found.append((heading.rstrip(".") or "General", []))
+        if heading or not sections:
+            sections.append((heading.rstrip(".") or "General", []))
         within = range(node.lineno, (node.end_lineno or node.lineno) + 1)
-        found[-1][1].append(
+        sections[-1][1].append(
             (node.target.id, " ".join(comments[n] for n in within if n in comments))
         )
         before = node.end_lineno or before
-    return found
+    return sections
 
 
 def _kind(field: Any) -> str:
@@ -202,8 +207,8 @@ def main() -> int:
             path.parent.mkdir(exist_ok=True)
             path.write_text(text, encoding="utf-8")
     if stale:
-        says = "not what the code says: run scripts/reference" if check else "written"
-        print(f"{', '.join(stale)}: {says}")
+        message = "out of date: run scripts/reference" if check else "written"
+        print(f"{', '.join(stale)}: {message}")
     return int(check and bool(stale))
 
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ..decode.outcome import Hook, Outcome
 
 
-class SupportsTranscribe(Protocol):
+class BatchTranscriber(Protocol):
     """The part of `asr.decode.transcriber.Transcriber` that a run needs. Sources are pulled when
     there is room for them; the result is a generator, so that closing it drops unfinished
     recordings."""
@@ -46,7 +46,7 @@ class SupportsTranscribe(Protocol):
     ) -> Iterator[Outcome]: ...
 
 
-MakeTranscriber = Callable[[int], SupportsTranscribe]
+MakeTranscriber = Callable[[int], BatchTranscriber]
 """Makes a transcriber for a batch size; called again with half of it after running out of memory."""
 
 

@@ -40,6 +40,6 @@ def test_every_command_and_option_is_described(writer: ModuleType) -> None:
         "## forescribe transcribe",
         "## forescribe speakers add",
         "| `--batch-size N` | `8` | Windows decoded together. |",
-        "| `--model NAME`, `-m` | large |",
+        "| `--model MODEL`, `-m` | large |",
     ):
         assert said in page

@@ -16,6 +16,7 @@ from forescribe.diarize.diarizer import Bounds
 from forescribe.diarize.speakers.known_speakers import KnownSpeaker, KnownSpeakers
 
 if TYPE_CHECKING:
+    from forescribe.asr.batch.batch import BatchTranscriber
     from forescribe.diarize.diarizer import Diarizer
     from forescribe.diarize.speakers.linked_speakers import LinkedSpeakers
     from forescribe.diarize.transcripts.diarizing_transcriber import SupportsTranscribe
@@ -78,7 +79,7 @@ class SpeakerOptions:
 
     def load(
         self, *, device: str = "auto", network: bool = True, folder: Path | None = None
-    ) -> Callable[[SupportsTranscribe], SupportsTranscribe]:
+    ) -> Callable[[SupportsTranscribe], BatchTranscriber]:
         """Load what adds speakers to a transcriber; the result returns a transcriber unchanged if no
         speakers are requested. `folder` is that of the results. Raises what `engine` and `people`
         raise."""

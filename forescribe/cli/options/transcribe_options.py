@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from forescribe.asr.errors import UsageError
 
@@ -38,7 +38,30 @@ from .declarations import (
     Vad,
 )
 from .gamma import parse_gamma
-from .option_records import DECODING, DIAGNOSTICS, OUTPUT, PERFORMANCE, SPEAKERS, option
+from .transcribe_declarations import (
+    ChannelMethod,
+    CompressionRatioThreshold,
+    ConditionOnPreviousText,
+    DryRun,
+    FailFast,
+    HighlightWords,
+    InitialPrompt,
+    LogprobThreshold,
+    LongFormMethod,
+    MaxLineCount,
+    MaxLineWidth,
+    MaxWordsPerLine,
+    NoSpeechThreshold,
+    OutputFormats,
+    ReportPath,
+    TemperatureIncrementOnFallback,
+    ThreadCount,
+    Timestamps,
+    UseDiarization,
+    UseGuards,
+    Verbose,
+    WordTimestamps,
+)
 
 if TYPE_CHECKING:
     from forescribe.asr.decode.guards import Guards
@@ -78,76 +101,15 @@ class TranscribeOptions:
     recursive: Recursive = False
     # Output
     output_dir: OutputFolder = "."
-    output_format: Annotated[
-        str,
-        option(
-            OUTPUT,
-            "--output-format",
-            "-f",
-            metavar="FORMATS",
-            help="Comma-separated list of txt, srt, vtt, tsv, json, rttm and all.",
-        ),
-    ] = "all"
+    output_format: OutputFormats = "all"
     overwrite: Overwrite = False
-    timestamps: Annotated[
-        bool,
-        option(OUTPUT, "--timestamps/--no-timestamps", help="Divide the text into timed segments."),
-    ] = True
-    word_timestamps: Annotated[
-        bool | None,
-        option(
-            OUTPUT,
-            "--word-timestamps/--no-word-timestamps",
-            help="Add times and a probability to every word (json).",
-        ),
-    ] = None
-    max_line_width: Annotated[
-        int | None,
-        option(
-            OUTPUT,
-            "--max-line-width",
-            metavar="CHARS",
-            min=1,
-            help="Subtitles: maximum characters per line.",
-        ),
-    ] = None
-    max_line_count: Annotated[
-        int | None,
-        option(
-            OUTPUT,
-            "--max-line-count",
-            metavar="LINES",
-            min=1,
-            help="Subtitles: maximum lines shown at once.",
-        ),
-    ] = None
-    max_words_per_line: Annotated[
-        int | None,
-        option(
-            OUTPUT,
-            "--max-words-per-line",
-            metavar="WORDS",
-            min=1,
-            help="Subtitles: maximum words per line.",
-        ),
-    ] = None
-    highlight_words: Annotated[
-        bool,
-        option(
-            OUTPUT,
-            "--highlight-words/--no-highlight-words",
-            help="Subtitles: underline each word while it is spoken.",
-        ),
-    ] = False
-    report: Annotated[
-        str | None,
-        option(
-            OUTPUT,
-            "--report",
-            metavar="PATH",
-            help="Write a page with text and sound: FILE.html for one recording, else a folder.",
-        ),
-    ] = None
+    timestamps: Timestamps = True
+    word_timestamps: WordTimestamps = None
+    max_line_width: MaxLineWidth = None
+    max_line_count: MaxLineCount = None
+    max_words_per_line: MaxWordsPerLine = None
+    highlight_words: HighlightWords = False
+    report: ReportPath = None
     # Model
     model: Model = None
     draft: Draft = None
@@ -155,137 +117,34 @@ class TranscribeOptions:
     # Decoding
     language: Language = None
     task: Task = "transcribe"
-    initial_prompt: Annotated[
-        str | None,
-        option(
-            DECODING,
-            "--initial-prompt",
-            metavar="TEXT",
-            help="Text with names and spellings to expect.",
-        ),
-    ] = None
+    initial_prompt: InitialPrompt = None
     vad: Vad = None
-    long_form: Annotated[
-        str,
-        option(
-            DECODING,
-            "--long-form",
-            metavar="METHOD",
-            help="windows: decode windows in parallel. sequential: Whisper's own method, each window "
-            "starts at the last timestamp of the one before; slower.",
-        ),
-    ] = "windows"
-    condition_on_previous_text: Annotated[
-        bool | None,
-        option(
-            DECODING,
-            "--condition-on-previous-text/--no-condition-on-previous-text",
-            help="Sequential only: give each window the text before it.  [default: yes]",
-        ),
-    ] = None
-    guards: Annotated[
-        bool,
-        option(
-            DECODING,
-            "--guards/--no-guards",
-            help="Decode repetitive or improbable windows again at rising temperatures, and drop text "
-            "over silence.",
-        ),
-    ] = True
-    compression_ratio_threshold: Annotated[
-        str | None,
-        option(
-            DECODING,
-            "--compression-ratio-threshold",
-            metavar="RATIO",
-            help="Text that compresses better than this is repetitive; None turns it off.  "
-            "[default: 2.4]",
-        ),
-    ] = None
-    logprob_threshold: Annotated[
-        str | None,
-        option(
-            DECODING,
-            "--logprob-threshold",
-            metavar="LOGPROB",
-            help="Text with a mean log-probability below this is improbable; None turns it off.  "
-            "[default: -1.0]",
-        ),
-    ] = None
-    no_speech_threshold: Annotated[
-        str | None,
-        option(
-            DECODING,
-            "--no-speech-threshold",
-            metavar="PROB",
-            help="A no-speech probability above this is silence; None turns it off.  "
-            "[default: 0.6]",
-        ),
-    ] = None
-    temperature_increment_on_fallback: Annotated[
-        str | None,
-        option(
-            DECODING,
-            "--temperature-increment-on-fallback",
-            metavar="STEP",
-            help="Temperature increase from one attempt to the next; None allows one attempt.  "
-            "[default: 0.2]",
-        ),
-    ] = None
+    long_form: LongFormMethod = "windows"
+    condition_on_previous_text: ConditionOnPreviousText = None
+    guards: UseGuards = True
+    compression_ratio_threshold: CompressionRatioThreshold = None
+    logprob_threshold: LogprobThreshold = None
+    no_speech_threshold: NoSpeechThreshold = None
+    temperature_increment_on_fallback: TemperatureIncrementOnFallback = None
     # Speakers
-    diarize: Annotated[
-        bool, option(SPEAKERS, "--diarize/--no-diarize", help="Label every word with its speaker.")
-    ] = False
+    diarize: UseDiarization = False
     diarizer: DiarizerName = AUTO
     num_speakers: NumSpeakers = None
     min_speakers: MinSpeakers = None
     max_speakers: MaxSpeakers = None
     known: KnownSpeakers = False
     link_speakers: LinkSpeakers = False
-    channels: Annotated[
-        str,
-        option(
-            SPEAKERS,
-            "--channels",
-            metavar="METHOD",
-            help="mix: transcribe all channels as one. split: transcribe each channel as one "
-            "speaker.",
-        ),
-    ] = "mix"
+    channels: ChannelMethod = "mix"
     # Performance
     gamma: Gamma = AUTO
     batch_size: BatchSize = 8
     device: DeviceName = AUTO
     dtype: Dtype = AUTO
-    threads: Annotated[
-        int,
-        option(
-            PERFORMANCE,
-            "--threads",
-            metavar="N",
-            min=0,
-            help="CPU threads; 0 leaves the number to PyTorch.",
-        ),
-    ] = 0
+    threads: ThreadCount = 0
     # Diagnostics
-    dry_run: Annotated[
-        bool,
-        option(
-            DIAGNOSTICS,
-            "--dry-run/--no-dry-run",
-            help="List recordings and their results without transcribing.",
-        ),
-    ] = False
-    fail_fast: Annotated[
-        bool,
-        option(DIAGNOSTICS, "--fail-fast/--no-fail-fast", help="Stop at the first failure."),
-    ] = False
-    verbose: Annotated[
-        bool,
-        option(
-            DIAGNOSTICS, "--verbose/--no-verbose", "-v", help="Print segments as they are decoded."
-        ),
-    ] = False
+    dry_run: DryRun = False
+    fail_fast: FailFast = False
+    verbose: Verbose = False
     quiet: Quiet = False
     json: JsonRecords = False
 
