@@ -1,4 +1,4 @@
-"""A server of one's own for the walkthrough: `forescribe serve` in a process, until the block ends."""
+"""A server for the walkthrough: `forescribe serve` in a process of its own, until the block ends."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def serving(model: str, *, patience_s: float = 600) -> Iterator[str]:
-    """The address of a service that is ready. Raises RuntimeError with its last words where it ends
-    before that, or takes longer than `patience_s`."""
+def serving(model: str, *, timeout_s: float = 600) -> Iterator[str]:
+    """Yield the address of a running service. Raises RuntimeError with the end of its log if it exits
+    during startup or takes longer than `timeout_s`."""
     port = _free_port()
     command = [sys.executable, "-m", "forescribe", "serve", "--model", model, "--port", str(port)]
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)
         try:
             url = f"http://127.0.0.1:{port}"
-            end = time.monotonic() + patience_s
+            end = time.monotonic() + timeout_s
             while not _ready(url):
                 if process.poll() is not None or time.monotonic() > end:
                     log.seek(0)
-                    words = log.read().decode(errors="replace")[-800:]
-                    raise RuntimeError(f"the service did not start: {words}")
+                    tail = log.read().decode(errors="replace")[-800:]
+                    raise RuntimeError(f"the service did not start: {tail}")
                 time.sleep(0.2)
             yield url
         finally:

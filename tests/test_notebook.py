@@ -39,12 +39,12 @@ def module(path: Path) -> ModuleType:
 
 
 @pytest.fixture(scope="module")
-def drawing() -> Iterator[ModuleType]:
+def plots() -> Iterator[ModuleType]:
     from matplotlib import pyplot
 
     matplotlib.use("Agg")
     with matplotlib.rc_context():
-        made = module(FOLDER / "drawing.py")
+        made = module(FOLDER / "plots.py")
         made.style()
         yield made
     pyplot.close("all")
@@ -116,67 +116,67 @@ def labelled(figure: Figure) -> list[str]:
     return [text for text in labels if text]
 
 
-def test_sound_and_windows_are_drawn(drawing: ModuleType) -> None:
+def test_sound_and_windows_are_drawn(plots: ModuleType) -> None:
     rng = np.random.default_rng(0)
     samples = rng.uniform(-1, 1, 48_000).astype(np.float32)
     windows = [
         Window(0, 0, 16_000, True, samples[:16_000]),
         Window(1, 16_000, 48_000, False, samples[:0]),
     ]
-    figure = drawing.hearing(samples, rng.uniform(size=93).astype(np.float32), windows)
+    figure = plots.waveform(samples, rng.uniform(size=93).astype(np.float32), windows)
     assert "time (s)" in labelled(figure)
     said = {text.get_text() for axes in figure.axes for text in axes.texts}
-    assert said == {"window 0", "silence, left out"}
+    assert said == {"window 0", "silence, skipped"}
 
 
-def test_the_envelope_holds_the_loudest_sample(drawing: ModuleType) -> None:
+def test_the_envelope_holds_the_loudest_sample(plots: ModuleType) -> None:
     samples = np.zeros(100_000, np.float32)
     samples[70_001], samples[3] = 0.9, -0.8
-    low, high, times = drawing._envelope(samples)
+    low, high, times = plots._envelope(samples)
     assert (low.min(), high.max()) == (np.float32(-0.8), np.float32(0.9))
     assert times[high.argmax()] == pytest.approx(70_001 / 16_000, abs=0.01)
 
 
-def test_features_are_drawn(drawing: ModuleType) -> None:
-    figure = drawing.log_mel(np.zeros((80, 3000), np.float32), 21.5)
+def test_features_are_drawn(plots: ModuleType) -> None:
+    figure = plots.log_mel(np.zeros((80, 3000), np.float32), 21.5)
     assert "frequency (Hz), 80 mel bands" in labelled(figure)
 
 
-def test_a_round_says_what_became_of_every_token(drawing: ModuleType) -> None:
-    part = drawing.Round((" a", " b", " c"), 1, " d")
+def test_a_round_says_what_became_of_every_token(plots: ModuleType) -> None:
+    part = plots.Round((" a", " b", " c"), 1, " d")
     assert part.kinds == [
         (" a", "accepted"), (" b", "rejected"), (" c", "rejected"), (" d", "correction")
     ]  # fmt: skip
-    assert drawing.Round((" a",), 1, " b").kinds == [(" a", "accepted"), (" b", "bonus")]
-    marks = [mark for _, _, mark in drawing.LOOKS.values()]
+    assert plots.Round((" a",), 1, " b").kinds == [(" a", "accepted"), (" b", "bonus")]
+    marks = [mark for _, _, mark in plots.STYLES.values()]
     assert len(set(marks)) == len(marks) == 4, "without colours they look alike"
-    assert drawing.visible(" the\n") == "·the\\n"
-    figure = drawing.rounds([part] * 3)
+    assert plots.visible(" the\n") == "·the\\n"
+    figure = plots.rounds([part] * 3)
     figure.canvas.draw()
     texts = [text.get_text() for text in figure.axes[0].texts]
     assert texts.count("×·b") == 3 and texts.count("→·d") == 3 and "round 3" in texts
 
 
-def test_what_drafts_earn_is_computed_from_the_counts(drawing: ModuleType) -> None:
+def test_what_drafts_earn_is_computed_from_the_counts(plots: ModuleType) -> None:
     stats = Stats(row_rounds=10, drafted_at_depth=(10, 10, 10), accepted_at_depth=(8, 4, 1))
-    assert drawing.survival(stats) == pytest.approx((8 + 4 + 1) / (10 + 8 + 4))
+    assert plots.survival(stats) == pytest.approx((8 + 4 + 1) / (10 + 8 + 4))
     with pytest.raises(ValueError, match="nothing was drafted"):
-        drawing.survival(Stats())
-    formula = drawing.tokens_per_round(0.6, np.array([0.0, 3.0]))
+        plots.survival(Stats())
+    formula = plots.tokens_per_round(0.6, np.array([0.0, 3.0]))
     assert formula == pytest.approx([expected_tokens(0.6, 0), expected_tokens(0.6, 3)])
-    figure = drawing.acceptance({1: stats, 3: stats})
+    figure = plots.acceptance({1: stats, 3: stats})
     assert "gamma (drafted tokens per round)" in labelled(figure)
     (points,) = [line for line in figure.axes[1].lines if line.get_label() == "measured"]
     assert points.get_ydata() == pytest.approx([stats.mean_acceptance_length] * 2)
 
 
-def test_speeds_are_drawn(drawing: ModuleType) -> None:
-    figure = drawing.sweep({0: {1: 100.0, 8: 300.0}, 3: {1: 120.0, 8: 280.0}})
+def test_speeds_are_drawn(plots: ModuleType) -> None:
+    figure = plots.speed({0: {1: 100.0, 8: 300.0}, 3: {1: 120.0, 8: 280.0}})
     assert labelled(figure) == ["batch (windows decoded together)", "tokens per second"]
     assert [tick for tick in figure.axes[0].get_xticks()] == [1, 8]
 
 
-def test_words_stand_at_their_times_by_speaker(drawing: ModuleType) -> None:
+def test_words_stand_at_their_times_by_speaker(plots: ModuleType) -> None:
     words = tuple(
         Word(f" w{n}", 8_000 * n, 8_000 * n + 4_000, speaker="AB"[n % 2]) for n in range(20)
     )
@@ -186,16 +186,16 @@ def test_words_stand_at_their_times_by_speaker(drawing: ModuleType) -> None:
         coverage=Coverage((Span(0, 160_000, "decoded"),)),
         diarized=True,
     )
-    figure = drawing.timeline(transcript, until_s=8, line_s=4)
+    figure = plots.timeline(transcript, until_s=8, line_s=4)
     assert "time (s)" in labelled(figure)
     shown = [t.get_text() for axes in figure.axes for t in axes.texts]
     assert sorted(shown) == sorted(f"w{n}" for n in range(16))  # those that begin before 8 s
     assert [t.get_text() for t in figure.axes[0].get_yticklabels()] == ["A", "B"]
 
 
-def test_the_player_holds_the_sound(drawing: ModuleType) -> None:
+def test_the_player_holds_the_sound(plots: ModuleType) -> None:
     tone = (0.3 * np.sin(np.arange(32_000) * 0.2)).astype(np.float32)
-    sound, rate = soundfile.read(io.BytesIO(drawing.player(tone).data))
+    sound, rate = soundfile.read(io.BytesIO(plots.player(tone).data))
     assert rate == 16_000 and len(sound) == pytest.approx(32_000, rel=0.1)
 
 
@@ -210,6 +210,6 @@ def test_a_service_that_does_not_start_is_an_error_and_leaves_no_process() -> No
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(service.subprocess, "Popen", Popen)
-        with pytest.raises(RuntimeError, match="did not start"), service.serving("x", patience_s=0):
+        with pytest.raises(RuntimeError, match="did not start"), service.serving("x", timeout_s=0):
             raise AssertionError("it is not ready")
     assert [process.poll() is not None for process in started] == [True]

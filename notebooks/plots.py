@@ -1,7 +1,7 @@
-"""Pictures for the walkthrough: what is not instructive stays out of its cells.
+"""Figures of the walkthrough, so that its cells hold only what is instructive.
 
-Colours are Okabe and Ito's, which colour-blind readers can tell apart; nothing is said by colour alone.
-Every function returns its figure. Knows shapes and seconds, nothing of models.
+The colours are those of Okabe and Ito, which colour-blind readers can distinguish, and no information
+is carried by colour alone. Every function returns its figure. Knows nothing of models.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ RATE = 16_000
 ORANGE, SKY, GREEN, YELLOW = "#E69F00", "#56B4E9", "#009E73", "#F0E442"
 BLUE, VERMILION, PURPLE, GREY = "#0072B2", "#D55E00", "#CC79A7", "#999999"
 WIDE = (9.5, 3.2)
-"""Inches: readable at 100 % in a column of a page."""
+"""Inches; readable at 100 % in the column of a page."""
 
 
 def style() -> None:
-    """Sizes and colours of all figures of this notebook."""
-    # Progress bars that nobody asked for would want ipywidgets; we show none.
+    """Set the sizes and colours of all figures."""
+    # Libraries that draw progress bars ask for ipywidgets; the notebook shows none.
     warnings.filterwarnings("ignore", message="IProgress not found")
     pyplot.rcParams.update(
         {
@@ -51,7 +51,7 @@ def style() -> None:
 
 
 def player(samples: NDArray[np.float32]) -> Audio:
-    """An audio player with the samples in it, as mp3 to keep the notebook small."""
+    """Return an audio player that embeds the samples, as MP3 to keep the notebook small."""
     import soundfile
     from IPython.display import Audio
 
@@ -60,13 +60,13 @@ def player(samples: NDArray[np.float32]) -> Audio:
     return Audio(data=file.getvalue(), rate=None)
 
 
-# -- what the model hears --------------------------------------------------------------------------
+# -- input of the model ----------------------------------------------------------------------------
 
 
-def hearing(
+def waveform(
     samples: NDArray[np.float32], speech: NDArray[np.float32], windows: Sequence[Window]
 ) -> Figure:
-    """The waveform with its windows, and the probability `speech [frames of 32 ms]` below it."""
+    """Plot the waveform with its windows, and the probability `speech [frames of 32 ms]` below it."""
     figure, (wave, activity) = pyplot.subplots(
         2, sharex=True, figsize=(WIDE[0], 3.8), height_ratios=(3, 2)
     )
@@ -82,9 +82,9 @@ def hearing(
             if not window.speech:
                 axes.axvspan(start, end, facecolor="none", edgecolor=GREY, hatch="//", linewidth=0)
         if window.length < 0.1 * len(samples):
-            continue  # there is no room for its name
-        label = f"window {window.index}" if window.speech else "silence, left out"
-        # Above the picture: over the waveform it would not be readable.
+            continue  # too short for its label
+        label = f"window {window.index}" if window.speech else "silence, skipped"
+        # Above the axes, as it would not be readable over the waveform.
         place = wave.get_xaxis_transform()
         wave.text((start + end) / 2, 1.02, label, transform=place, ha="center", va="bottom")
     wave.set_xlim(0, len(samples) / RATE)
@@ -94,7 +94,7 @@ def hearing(
 def _envelope(
     samples: NDArray[np.float32], points: int = 1500
 ) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float64]]:
-    """Lowest and highest sample of each of `points` stretches, and their times in seconds."""
+    """Minimum and maximum of `points` intervals, and their times in seconds."""
     edges = np.linspace(0, len(samples), min(points, len(samples)) + 1).astype(int)
     parts = edges[:-1]
     low, high = np.minimum.reduceat(samples, parts), np.maximum.reduceat(samples, parts)
@@ -102,7 +102,7 @@ def _envelope(
 
 
 def log_mel(mel: NDArray[np.float32], sound_s: float) -> Figure:
-    """Features `[bands, frames]` of one window; behind `sound_s` it is padding."""
+    """Plot the features `[bands, frames]` of one window; after `sound_s` they are padding."""
     import librosa
 
     figure, axes = pyplot.subplots()
@@ -126,7 +126,8 @@ def log_mel(mel: NDArray[np.float32], sound_s: float) -> Figure:
 
 @dataclass(frozen=True)
 class Round:
-    """One round of one row: the drafted tokens as text, how many were kept, and the target's own."""
+    """One round of one row: the drafted tokens as text, how many were accepted, and the target's own
+    token."""
 
     drafts: tuple[str, ...]
     kept: int
@@ -134,7 +135,7 @@ class Round:
 
     @property
     def kinds(self) -> list[tuple[str, str]]:
-        """Every token with what became of it, in the order of the picture."""
+        """Every token with its kind, in the order of the figure."""
         drafts = [
             (t, "accepted" if i < self.kept else "rejected") for i, t in enumerate(self.drafts)
         ]
@@ -142,8 +143,8 @@ class Round:
         return [*drafts, (self.extra, "bonus" if full else "correction")]
 
 
-LOOKS: Mapping[str, tuple[str, str, str]] = {
-    # kind: background, edge, what stands before it (for readers who see no colours)
+STYLES: Mapping[str, tuple[str, str, str]] = {
+    # kind: background, edge, prefix (for readers who do not see the colours)
     "accepted": ("#BFE6D9", GREEN, ""),
     "rejected": ("#F4CDB0", VERMILION, "×"),
     "correction": ("#FBE3AE", ORANGE, "→"),
@@ -151,11 +152,11 @@ LOOKS: Mapping[str, tuple[str, str, str]] = {
 }
 
 
-def rounds(played: Sequence[Round]) -> Figure:
-    """A line of boxes for each round: what was drafted, and what the target wrote behind it."""
-    lines: list[tuple[str, list[tuple[str, str]]]] = [("", [(kind, kind) for kind in LOOKS])]
-    lines += [(f"round {n}", one.kinds) for n, one in enumerate(played, start=1)]
-    # No layout engine: text has no axis to make room for. All positions are inches.
+def rounds(history: Sequence[Round]) -> Figure:
+    """Draw one line of boxes per round: the drafted tokens, then the token that the target added."""
+    lines: list[tuple[str, list[tuple[str, str]]]] = [("", [(kind, kind) for kind in STYLES])]
+    lines += [(f"round {n}", one.kinds) for n, one in enumerate(history, start=1)]
+    # No layout engine, as there are no axes to make room for. All positions are inches.
     longest = max(sum(_width(*token) for token in tokens) for _, tokens in lines)
     size = (0.95 + longest, 0.33 * len(lines) + 0.1)
     figure = pyplot.figure(figsize=size, layout="none")
@@ -166,7 +167,7 @@ def rounds(played: Sequence[Round]) -> Figure:
         axes.text(0.8, y, label, ha="right", va="center")
         x = 0.95
         for token, kind in tokens:
-            face, edge, mark = LOOKS[kind]
+            face, edge, mark = STYLES[kind]
             box = {"boxstyle": "round,pad=0.25", "facecolor": face, "edgecolor": edge}
             text = mark + visible(token)
             axes.text(x, y, text, family="monospace", fontsize=10, va="center", bbox=box)
@@ -175,23 +176,23 @@ def rounds(played: Sequence[Round]) -> Figure:
 
 
 def _width(token: str, kind: str) -> float:
-    """Inches from the start of a token's box to the next one's."""
-    return 0.09 * len(LOOKS[kind][2] + visible(token)) + 0.14
+    """Inches between the start of a token's box and that of the next."""
+    return 0.09 * len(STYLES[kind][2] + visible(token)) + 0.14
 
 
 def visible(token: str) -> str:
-    """A token's text where its spaces can be seen."""
+    """The text of a token with visible spaces."""
     return token.replace(" ", "·").replace("\n", "\\n") or "''"
 
 
-# -- what it earns ---------------------------------------------------------------------------------
+# -- gain from drafting ----------------------------------------------------------------------------
 
 
 def survival(stats: Stats) -> float:
-    """The chance that a draft is kept if all before it were: kept over judged drafts.
+    """The probability that a draft is accepted if all before it were: accepted over judged drafts.
 
-    A draft is judged unless one before it in its round was rejected; rows that drafted fewer than
-    others, near their end, are counted too often, by a few. Raises ValueError where nothing was
+    A draft is judged unless one before it in its round was rejected. Rows that drafted fewer tokens
+    than others, near their end, are counted slightly too often. Raises ValueError if nothing was
     drafted.
     """
     drafted, accepted = stats.drafted_at_depth, stats.accepted_at_depth
@@ -199,7 +200,7 @@ def survival(stats: Stats) -> float:
         min(d, before) for d, before in zip(drafted, (drafted[:1] + accepted), strict=False)
     )
     if not judged:
-        raise ValueError("nothing was drafted, so nothing can be said of what is kept")
+        raise ValueError("nothing was drafted, so there is no acceptance rate")
     return sum(accepted) / judged
 
 
@@ -210,14 +211,14 @@ def tokens_per_round(alpha: float, gamma: NDArray[np.float64]) -> NDArray[np.flo
 
 
 def acceptance(measured: Mapping[int, Stats]) -> Figure:
-    """Left: drafts kept by depth at the longest gamma. Right: tokens per round by gamma."""
+    """Plot acceptance by depth at the longest gamma (left) and tokens per round by gamma (right)."""
     longest = measured[max(measured)]
     alpha = survival(longest)
     figure, (left, right) = pyplot.subplots(1, 2)
     depth = np.arange(1, len(longest.acceptance_at_depth) + 1)
     left.bar(depth, longest.acceptance_at_depth, color=SKY, label="measured")
     left.plot(depth, alpha**depth, "k--", marker="o", markersize=3, label=f"{alpha:.2f}^depth")
-    left.set(xlabel="depth of the draft (tokens)", ylabel="share that is kept", ylim=(0, 1))
+    left.set(xlabel="depth of the draft (tokens)", ylabel="share accepted", ylim=(0, 1))
     gammas = sorted(measured)
     curve = np.linspace(0, max(gammas), 100)
     right.plot(curve, tokens_per_round(alpha, curve), "k--", label=f"formula, a = {alpha:.2f}")
@@ -230,8 +231,8 @@ def acceptance(measured: Mapping[int, Stats]) -> Figure:
     return figure
 
 
-def sweep(speeds: Mapping[int, Mapping[int, float]]) -> Figure:
-    """`speeds[gamma][batch]`, tokens per second: a line for each gamma over the batch size."""
+def speed(speeds: Mapping[int, Mapping[int, float]]) -> Figure:
+    """Plot `speeds[gamma][batch]` in tokens per second over the batch size, one line per gamma."""
     figure, axes = pyplot.subplots(figsize=(6, 3.2))
     looks = zip(((GREY, "o", "--"), (BLUE, "s", "-"), (VERMILION, "^", "-.")), speeds, strict=False)
     for (colour, marker, line), gamma in looks:
@@ -248,11 +249,11 @@ def sweep(speeds: Mapping[int, Mapping[int, float]]) -> Figure:
     return figure
 
 
-# -- who said what ---------------------------------------------------------------------------------
+# -- speakers --------------------------------------------------------------------------------------
 
 
 def timeline(transcript: Transcript, until_s: float = 24, line_s: float = 8) -> Figure:
-    """Words at their times, a lane for each speaker, in lines of `line_s` seconds."""
+    """Plot words at their times, with a lane for each speaker, in lines of `line_s` seconds."""
     words = [w for s in transcript.segments for w in s.words or () if w.start < until_s]
     speakers = list(dict.fromkeys(word.speaker for word in words))
     colours = dict(zip(speakers, (SKY, ORANGE, GREEN, PURPLE, YELLOW) * 9, strict=False))
@@ -272,16 +273,16 @@ def timeline(transcript: Transcript, until_s: float = 24, line_s: float = 8) -> 
 
 def _lane(axes: Axes, words: Sequence[Word], lane: int, colour: str) -> None:
     start, end = axes.get_xlim()
-    letter = (end - start) / 130  # of 8 points, in seconds
-    free = {"bottom": start, "top": start}  # where the texts above and below the bar end
+    letter = (end - start) / 130  # width of a letter of 8 points, in seconds
+    free = {"bottom": start, "top": start}  # end of the texts above and below the bar
     for word in words:
         length = word.end - word.start
         axes.barh(lane, length, left=word.start, height=0.16, color=colour, edgecolor="white")
         text = word.text.strip()
-        # Above or below, where there is room: short words stand close together.
+        # Above or below the bar, where there is room, as short words are close together.
         side = min(free, key=lambda side: (free[side] > word.start, free[side]))
         free[side] = word.start + letter * (len(text) + 1)
-        last = free[side] > end  # it would run out of the picture
+        last = free[side] > end  # the text would leave the figure
         place, towards = (end, "right") if last else (word.start, "left")
         shift = -0.12 if side == "bottom" else 0.12
         axes.text(place, lane + shift, text, fontsize=8, va=side, ha=towards)
