@@ -1,7 +1,7 @@
 """Lane: a job's recording on its way through the session that all requests share.
 
     lane = Lane()
-    lane.enter(session, Planned(..., listener=lane, grouped=lane.grouped))
+    lane.enter(session, planned(..., listener=lane, grouped=lane.grouped))
     lane.group(0)                       # waits for it; others may be done meanwhile
     lane.outcome()
 
@@ -18,9 +18,10 @@ from forescribe.asr.errors import ForescribeError
 
 if TYPE_CHECKING:
     from forescribe.asr.decode.outcome import Outcome
-    from forescribe.asr.sessions.planned import Group, Planned
+    from forescribe.asr.sessions.parts import Part
     from forescribe.asr.sessions.session import Session
-    from forescribe.asr.sessions.submission import Part
+    from forescribe.asr.sessions.submission import Submission
+    from forescribe.asr.sessions.window_groups import Group
 
 
 class Lane:
@@ -33,12 +34,12 @@ class Lane:
         self._ended = False
         self._left: BaseException | None = None
         self._session: Session | None = None
-        self._planned: Planned | None = None
+        self._submission: Submission | None = None
 
-    def enter(self, session: Session, planned: Planned) -> None:
+    def enter(self, session: Session, submission: Submission) -> None:
         """Raises CapacityError once the session is closed."""
-        self._session, self._planned = session, planned
-        session.enter(planned)
+        self._session, self._submission = session, submission
+        session.enter(submission)
 
     # -- on the engine's thread -------------------------------------------------------------------
 
@@ -88,8 +89,8 @@ class Lane:
         with self._changed:
             self._left = self._left or reason
             self._changed.notify_all()
-        if self._session is not None and self._planned is not None and not self._ended:
-            self._session.cancel(self._planned)
+        if self._session is not None and self._submission is not None and not self._ended:
+            self._session.cancel(self._submission)
 
     def wait(self, seconds: float) -> None:
         """Until nobody reads its recording any more."""

@@ -39,8 +39,9 @@ from .webhooks import Webhooks
 
 if TYPE_CHECKING:
     from forescribe.asr.audio.decoded_file import DecodedFile
-    from forescribe.asr.sessions.planned import Group, Plan
+    from forescribe.asr.sessions.cut_plan import Plan
     from forescribe.asr.sessions.session import Session
+    from forescribe.asr.sessions.window_groups import Group
     from forescribe.diarize.speakers.known_speakers import KnownSpeaker
 
 log = logging.getLogger("forescribe.api")
@@ -256,7 +257,7 @@ class Steps:
 
     def _planned(self, job: str) -> Plan:
         from forescribe.asr.audio.reading import open_audio
-        from forescribe.asr.sessions.planned import plan_of
+        from forescribe.asr.sessions.cut_plan import plan_of
 
         session, form = self._session(), self._form(job)
         options = transcription(form, self.serving, self.settings)
@@ -265,7 +266,7 @@ class Steps:
             self.inside.job(job, lambda: self._wanted(job)),
             open_audio(spool, name=NAME) as recording,
         ):
-            return plan_of(recording, session.transcriber.detector, options.windows)
+            return plan_of(recording, session.context.detector, options.windows)
 
     def _group(self, job: str, run: int, k: int) -> str:
         """The hash of group `k`."""
@@ -319,11 +320,11 @@ class Steps:
         return lane
 
     def _opened(self, job: str) -> Lane:
-        from forescribe.asr.sessions.planned import Planned
+        from forescribe.asr.sessions.planned import planned
 
         session, lane = self._session(), Lane()
-        made = Planned(
-            session.transcriber,
+        made = planned(
+            session.context,
             self._spool(job),
             transcription(self._form(job), self.serving, self.settings),
             lane,
@@ -491,12 +492,12 @@ class Steps:
         return self.store.blobs.path(name)
 
     def _plan(self, name: str) -> Plan:
-        from forescribe.asr.sessions.planned import Plan
+        from forescribe.asr.sessions.cut_plan import Plan
 
         return Plan.from_dict(json.loads(self.store.blobs.read(name)))
 
     def _groups(self, job: str) -> list[Group]:
-        from forescribe.asr.sessions.planned import Group
+        from forescribe.asr.sessions.window_groups import Group
 
         names = self.store.refs(job, "group")
         return [Group.from_dict(json.loads(self.store.blobs.read(name))) for name in names]

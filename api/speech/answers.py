@@ -17,7 +17,7 @@ from forescribe.asr.formats import files
 from forescribe.asr.formats.transcript import Json, Segment, Transcript, Word
 
 if TYPE_CHECKING:
-    from forescribe.asr.sessions.submission import Token
+    from forescribe.asr.sessions.parts import Token
 
 UNKNOWN = "unknown"
 """The language of a recording in which nobody was heard, the speaker of words that nobody seems to have

@@ -27,8 +27,8 @@ from forescribe.asr.decode.outcome import Outcome
 from forescribe.asr.decode.transcriber import Transcriber
 from forescribe.asr.errors import ForescribeError
 from forescribe.asr.formats.transcript import Json, Transcript
+from forescribe.asr.sessions.parts import Part
 from forescribe.asr.sessions.session import Session
-from forescribe.asr.sessions.submission import Part
 
 from ..errors import ApiError
 from . import huggingface_contract

@@ -28,7 +28,8 @@ from .serving import Serving
 
 if TYPE_CHECKING:
     from forescribe.asr.decode.options import Options
-    from forescribe.asr.sessions.submission import Part, Tap
+    from forescribe.asr.sessions.parts import Part
+    from forescribe.asr.sessions.submission import Tap
 
 
 Made = TypeVar("Made")

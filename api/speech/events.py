@@ -25,7 +25,7 @@ from . import answers
 from .following import Following
 
 if TYPE_CHECKING:
-    from forescribe.asr.sessions.submission import Part, Token
+    from forescribe.asr.sessions.parts import Part, Token
 
 PING_S = 15.0
 """Proxies cut a connection on which nothing is said for a minute."""

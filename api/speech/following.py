@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from forescribe.asr.audio.decoded_file import DecodedFile
     from forescribe.asr.decode.options import Options
     from forescribe.asr.decode.outcome import Outcome
-    from forescribe.asr.sessions.submission import Part, Tap
+    from forescribe.asr.sessions.parts import Part
+    from forescribe.asr.sessions.submission import Tap
 
 
 @dataclass(frozen=True)

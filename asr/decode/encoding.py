@@ -1,29 +1,27 @@
-"""Hearing: windows of samples to what their decoding needs, a batch at a time.
+"""Encoding: batches of windows to encoder states and, on request, languages.
 
-Features, encoder states and, where it is wanted, the language. A batch that fails is taken apart, so
-that a window with a fault takes no other with it. Knows nothing of recordings or requests.
+A batch that fails is repeated window by window, so that a faulty window fails alone. Knows nothing of
+recordings or requests.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from ..model.loading import EncoderStates
+from ..model.loading import EncoderStates, Whisper
 from ..segment.windows import Samples
+from .context import DecodingContext
 from .isolation import each
-
-if TYPE_CHECKING:
-    from .transcriber import Transcriber
 
 
 @dataclass(frozen=True, eq=False)
-class Heard:
-    """A window: features `[M, F]`, encoder states and, if it was wanted, language and probability."""
+class EncodedWindow:
+    """Features `[M, F]` and encoder states of a window; its language and the probability of that
+    language, where detection was requested."""
 
     features: Tensor
     encoder_states: EncoderStates
@@ -31,47 +29,50 @@ class Heard:
 
 
 class NotFinite(ArithmeticError):
-    """The encoder gave numbers that are none: nothing that is made of them can be believed."""
+    """The encoder returned NaN or infinity, so nothing computed from its states can be trusted."""
 
 
-def hear(
-    transcriber: Transcriber, windows: Sequence[Samples], wanting: Sequence[bool]
-) -> list[Heard | Exception]:
-    """Each window's, or why there is none; `wanting` says whose language is to be detected."""
+def encode_windows(
+    context: DecodingContext, windows: Sequence[Samples], detect: Sequence[bool]
+) -> list[EncodedWindow | Exception]:
+    """Encode windows of samples; `detect` says for each whether to detect its language.
 
-    def work(some: Sequence[tuple[Samples, bool]]) -> list[Heard | Exception]:
-        features = transcriber.mel([samples for samples, _ in some])
-        return heard(transcriber, features, [wants for _, wants in some])
+    Returns an exception in place of each window that failed.
+    """
 
-    return each(work, list(zip(windows, wanting, strict=True)))
+    def encode(batch: Sequence[tuple[Samples, bool]]) -> list[EncodedWindow | Exception]:
+        features = context.mel([samples for samples, _ in batch])
+        return encode_features(context.whisper, features, [wanted for _, wanted in batch])
+
+    return each(encode, list(zip(windows, detect, strict=True)))
 
 
-def heard(
-    transcriber: Transcriber, features: Tensor, wanting: Sequence[bool]
-) -> list[Heard | Exception]:
-    """Likewise of features `[B, M, F]`; raises what a model raises."""
-    whisper = transcriber.whisper
-    encoded = whisper.encode(features)
-    sound = _finite(encoded)
-    asking = [i for i, wants in enumerate(wanting) if wants and sound[i]]
-    told = whisper.detect_language([encoded[i] for i in asking]) if asking else []
-    languages = dict(zip(asking, told, strict=True))
+def encode_features(
+    whisper: Whisper, features: Tensor, detect: Sequence[bool]
+) -> list[EncodedWindow | Exception]:
+    """Encode features `[B, M, F]`; as `encode_windows`, but raises what the model raises."""
+    states = whisper.encode(features)
+    finite = _finite(states)
+    rows = [row for row, wanted in enumerate(detect) if wanted and finite[row]]
+    detected = whisper.detect_language([states[row] for row in rows]) if rows else []
+    languages = dict(zip(rows, detected, strict=True))
     return [
-        Heard(features[i], encoder_states, languages.get(i))
-        if sound[i]
+        EncodedWindow(features[row], window_states, languages.get(row))
+        if finite[row]
         else NotFinite("the encoder's numbers are not finite")
-        for i, encoder_states in enumerate(encoded)
+        for row, window_states in enumerate(states)
     ]
 
 
-def _finite(encoded: Sequence[EncoderStates]) -> list[bool]:
-    """By window; one read of the device for all. NaN would spoil the detected language too."""
-    found: list[bool] = torch.stack(
+def _finite(states: Sequence[EncoderStates]) -> list[bool]:
+    """Whether each window's states are finite, in one read of the device. NaN would also spoil the
+    detected language."""
+    finite: list[bool] = torch.stack(
         [
             torch.stack(
-                [part.isfinite().all() for part in (m.target, m.draft) if part is not None]
+                [part.isfinite().all() for part in (s.target, s.draft) if part is not None]
             ).all()
-            for m in encoded
+            for s in states
         ]
     ).tolist()
-    return found
+    return finite

@@ -1,20 +1,17 @@
-"""Transcriber: one object, many recordings; the windows of all of them share the engine's slots.
+"""Transcriber: one object for many recordings; the windows of all of them share the engine's slots.
 
     transcriber = Transcriber.load("demo")
     for outcome in transcriber.transcribe(["samples/memo.flac"]):
         print(outcome.transcript.text)
 
-Decode audio -> windows -> log-mel -> encoder -> engine -> tokens -> segments. What one call does is in
-`asr.decode.call`; a recording that fails takes no other with it.
+Decode audio -> windows -> log-mel -> encoder -> engine -> tokens -> segments: `asr.decode.recordings`
+holds what one call does. A recording that fails does not affect the others.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict
-from importlib.metadata import version
-from typing import Any
 
 from forescribe.speculative.device import choose
 from forescribe.speculative.drafters.model_drafter import ModelDrafter, confidence_for
@@ -31,26 +28,30 @@ from ..audio.reading import Input, Open, open_audio
 from ..errors import UsageError
 from ..formats.transcript import Json
 from ..model.loading import Whisper, load
-from ..model.presets import bundled_folder, resolve
+from ..model.presets import resolve
 from ..model.special_tokens import AUTO, language_code
 from ..segment.vad import Detector
-from .call import Call
+from .context import DecodingContext
 from .isolation import Isolated
 from .options import Options
 from .outcome import Decoded, Hook, Outcome, Progress
+from .recordings.call import Call
+from .recordings.parallel import ParallelWindows
+from .recordings.sequential import SequentialWindows, sequential_extent
+from .recordings.transcripts import settings_of
+from .recordings.window_requests import bind
 from .rules import NoSpeech, whisper_rules
-from .sequential import SequentialCall
 
 __all__ = ["Decoded", "Hook", "Options", "Outcome", "Progress", "Transcriber"]
 
 
 class Transcriber:
-    """Whisper with speculation, on one device.
+    """Whisper with speculative decoding, on one device.
 
-    Several calls may follow each other; one runs at a time, and what a call that is broken off has
-    in the engine is dropped. `batch` windows at once, `gamma` drafts per round: 0 is plain decoding,
-    None chooses by measured speed. The words are the same. Without a draft model the text so far and
-    the prompt are searched for what may repeat.
+    Calls may follow each other, but only one runs at a time; what a call that is stopped early has in
+    the engine is dropped. `batch` windows are decoded at once, with `gamma` drafted tokens per round:
+    0 is plain decoding, None adapts the number to measured speed. The words do not depend on either.
+    Without a draft model, drafts are looked up in the prompt and in the text so far.
     """
 
     def __init__(
@@ -61,26 +62,19 @@ class Transcriber:
         gamma: int | None = None,
         detector: Detector | None = None,
     ) -> None:
-        self.whisper, self.gamma = whisper, gamma
-        self.detector = detector
-        device = whisper.device
-        self.mel = LogMel(whisper.extractor, device.torch)
-        generation, config = whisper.target.generation_config, whisper.target.config
-        self.no_speech = NoSpeech.of(generation)
-        drafter = None if gamma == 0 else self._drafter()
-        self.engine = Engine(
-            WhisperDecoder(whisper.target, lambda encoder_states: encoder_states.target),
-            drafter,
-            batch=batch,
-            eos=whisper.tokens.ends,
-            schedule=schedule_for(gamma, drafter),
-            processors=whisper_rules(generation, config, device.torch),
-            device=device,
+        engine = _engine(whisper, batch, gamma)
+        self.context = DecodingContext(
+            whisper=whisper,
+            engine=engine,
+            slots=Isolated(engine),
+            mel=LogMel(whisper.extractor, whisper.device.torch),
+            no_speech=NoSpeech.of(whisper.target.generation_config),
+            watch=whisper.device.stopwatch(),
+            gamma=gamma,
+            detector=detector,
         )
-        self.slots = Isolated(self.engine)
-        if device.static_shapes:
-            self.engine.warm_up()  # every shape once, before there is work to wait for it
-        self.watch = device.stopwatch()
+        if whisper.device.static_shapes:
+            engine.warm_up()  # compile every shape once, before there is work that would wait for it
 
     @classmethod
     @loading()
@@ -96,39 +90,50 @@ class Transcriber:
         gamma: int | None = None,
         network: bool = True,
     ) -> Transcriber:
-        """By names: presets, hub ids or local folders, as in `asr.model.presets.resolve`.
+        """Load models by name: presets, hub ids or local folders, see `asr.model.presets.resolve`.
 
-        Raises ModelError for weights that cannot be had, DeviceError for a device that is not there.
+        Raises ModelError for weights that are not available, DeviceError for a missing device.
         """
         code = None if language is None else language_code(language)
         pair = resolve(model, "none" if gamma == 0 else draft, None if code == AUTO else code)
         return cls(load(pair, choose(device, dtype), network=network), batch=batch, gamma=gamma)
 
     @property
+    def whisper(self) -> Whisper:
+        return self.context.whisper
+
+    @property
+    def engine(self) -> Engine:
+        return self.context.engine
+
+    @property
     def batch(self) -> int:
-        return self.engine.batch
+        """Windows that are decoded at a time."""
+        return self.context.batch
+
+    @property
+    def gamma(self) -> int | None:
+        """Drafted tokens per round; None adapts the number."""
+        return self.context.gamma
+
+    @property
+    def detector(self) -> Detector | None:
+        """The voice activity detector; None until a recording needs one."""
+        return self.context.detector
 
     @property
     def is_demo(self) -> bool:
-        """Whether the target is the bundled one, which is for trying."""
-        return self.whisper.pair.target == bundled_folder("demo")
+        """Whether the target is the bundled demo model."""
+        return self.context.is_demo
 
     def stats(self) -> Stats:
-        """What the engine did since the transcriber was made, with the seconds before it: audio
-        (decoding and voice activity) and encode."""
-        return self.engine.stats + Stats(seconds=self.watch.seconds)
+        """The engine's statistics since the transcriber was created, with the seconds before the
+        engine: `audio` (decoding audio and voice activity) and `encode`."""
+        return self.engine.stats + Stats(seconds=self.context.watch.seconds)
 
-    def _drafter(self) -> Drafter:
-        if self.whisper.draft is None:
-            return NgramDrafter()
-        # The rules are not applied to drafts: they cost as much as a small draft's forward, and a
-        # draft made by distillation has learnt what the rules allow.
-        return ModelDrafter(
-            WhisperDecoder(self.whisper.draft, lambda encoder_states: encoder_states.draft),
-            confidence=confidence_for(self.gamma, self.whisper.device),
-        )
-
-    # -- a call -----------------------------------------------------------------------------------
+    def settings(self, options: Options) -> dict[str, Json]:
+        """Models, options and versions, for reproducing a transcript."""
+        return settings_of(self.context, options)
 
     def transcribe(
         self,
@@ -138,46 +143,45 @@ class Transcriber:
         *,
         open: Open = open_audio,
     ) -> Iterator[Outcome]:
-        """Outcomes as they end, which need not be the order of `sources`. `open` opens them, for
-        whoever wants to hear them too.
+        """Yield outcomes as recordings end, which need not be the order of `sources`.
 
-        Raises UsageError, at once, for one recording in place of a list and for options that this model
-        cannot serve; what is wrong with a recording is in its outcome.
+        `open` opens a recording; a caller that wants its samples too can wrap `open_audio`. Raises
+        UsageError immediately for a single recording in place of a list, and for options that this
+        model cannot serve; errors of a recording are in its outcome.
         """
         if isinstance(sources, str | bytes | os.PathLike):
             raise UsageError("the sources are one recording; give a list of them")
-        options = options or Options()
-        kind = SequentialCall if options.long_form == "sequential" else Call
-        return kind(self, options, hook, open).run(sources)
-
-    def settings(self, options: Options) -> dict[str, Json]:
-        """What explains a result: models, options, versions."""
-        pair, device = self.whisper.pair, self.whisper.device
-        gamma = self.gamma if options.gamma is None else options.gamma
-        sequential = options.long_form == "sequential"
-        vad = options.vad and not sequential
-        return {
-            "model": str(getattr(pair.target, "name", pair.target)),
-            "draft": None if pair.draft is None else str(getattr(pair.draft, "name", pair.draft)),
-            "shared_encoder": self.whisper.shared_encoder,
-            "gamma": "auto" if gamma is None else gamma,
-            "batch_size": self.batch,
-            "device": device.name,
-            "dtype": str(device.dtype).removeprefix("torch."),
-            "task": options.task,
-            "timestamps": options.timestamps,
-            "initial_prompt": options.initial_prompt,
-            "long_form": options.long_form,
-            # Windows that are decoded in parallel have no text before them.
-            "condition_on_previous_text": sequential and options.condition_on_previous_text,
-            "vad": vad,
-            "windows": asdict(options.windows) if vad else None,
-            "guards": None if options.guards is None else _plain(asdict(options.guards)),
-            "word_timestamps": options.words,
-            "versions": {name: version(name) for name in ("forescribe", "torch", "transformers")},
-        }
+        context = self.context
+        bound = bind(options or Options(), context)
+        if bound.options.long_form == "sequential":
+            extent = sequential_extent(context.mel, context.whisper.tokens)
+            call = Call(context, bound, hook, open, extent=extent)
+            return call.run(SequentialWindows(call), sources)
+        call = Call(context, bound, hook, open)
+        return call.run(ParallelWindows(call), sources)
 
 
-def _plain(record: dict[str, Any]) -> dict[str, Json]:
-    """For JSON, which has no tuples."""
-    return {name: list(v) if isinstance(v, tuple) else v for name, v in record.items()}
+def _engine(whisper: Whisper, batch: int, gamma: int | None) -> Engine:
+    """The engine that decodes a pair."""
+    generation, config = whisper.target.generation_config, whisper.target.config
+    drafter = None if gamma == 0 else _drafter(whisper, gamma)
+    return Engine(
+        WhisperDecoder(whisper.target, lambda encoder_states: encoder_states.target),
+        drafter,
+        batch=batch,
+        eos=whisper.tokens.ends,
+        schedule=schedule_for(gamma, drafter),
+        processors=whisper_rules(generation, config, whisper.device.torch),
+        device=whisper.device,
+    )
+
+
+def _drafter(whisper: Whisper, gamma: int | None) -> Drafter:
+    if whisper.draft is None:
+        return NgramDrafter()
+    # The token rules are not applied to drafts: they cost as much as a small draft model's forward
+    # pass, and a distilled draft model has learnt what the rules allow.
+    return ModelDrafter(
+        WhisperDecoder(whisper.draft, lambda encoder_states: encoder_states.draft),
+        confidence=confidence_for(gamma, whisper.device),
+    )

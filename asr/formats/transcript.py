@@ -21,8 +21,8 @@ SAMPLES_PER_SEEK = 160
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 State = Literal["decoded", "silent", "failed"]
 STATES: tuple[State, ...] = ("decoded", "silent", "failed")
-Writer = Literal["accepted", "correction", "bonus", "plain"]
-WRITERS: tuple[Writer, ...] = ("accepted", "correction", "bonus", "plain")
+TokenSource = Literal["accepted", "correction", "bonus", "plain"]
+TOKEN_SOURCES: tuple[TokenSource, ...] = ("accepted", "correction", "bonus", "plain")
 """Who wrote a token: drafted and kept by the target; the target's own after a rejection, after full
 acceptance, or in a round without drafts."""
 
@@ -68,13 +68,13 @@ class Word:
     speaker: str | None = None
     speaker_confidence: float | None = None
     overlap: bool | None = None
-    sources: tuple[Writer, ...] | None = None
+    sources: tuple[TokenSource, ...] | None = None
 
     def __post_init__(self) -> None:
         _check_order(self.start_sample, self.end_sample, f"word {self.text!r}")
-        unknown = set(self.sources or ()) - set(WRITERS)
+        unknown = set(self.sources or ()) - set(TOKEN_SOURCES)
         if unknown:
-            raise ValueError(f"unknown source {unknown.pop()!r}; known: {', '.join(WRITERS)}")
+            raise ValueError(f"unknown source {unknown.pop()!r}; known: {', '.join(TOKEN_SOURCES)}")
 
     @property
     def start(self) -> float:
@@ -415,13 +415,13 @@ def _word_from_dict(record: _Fields) -> Word:
         speaker=record.optional_text("speaker"),
         speaker_confidence=record.optional_number("speaker_confidence"),
         overlap=record.optional_flag("overlap"),
-        sources=_writers(record) if "sources" in record.data else None,
+        sources=_token_sources(record) if "sources" in record.data else None,
     )
 
 
-def _writers(record: _Fields) -> tuple[Writer, ...]:
+def _token_sources(record: _Fields) -> tuple[TokenSource, ...]:
     # Word refuses what is none.
-    return tuple(cast(Writer, str(item)) for item in record.items("sources"))
+    return tuple(cast(TokenSource, str(item)) for item in record.items("sources"))
 
 
 def _span_from_dict(record: _Fields) -> Span:

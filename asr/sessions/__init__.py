@@ -1,4 +1,4 @@
-"""Recordings from any thread that share one transcriber's slots.
+"""Sessions: recordings from any thread share one transcriber, window by window, in order of due time.
 
-Knows queues and order; nothing of HTTP or jobs.
+Knows threads, plans and listeners; nothing of HTTP, of databases or of where records are kept.
 """

@@ -1,4 +1,4 @@
-"""Tokens to segments and words with times.
+"""Tokens to segments, words and their times, from the target's cross-attention.
 
-Pure functions of tokens and attention; nothing of recordings or speakers.
+Knows tokens, text and attention maps; nothing of calls, files or speakers.
 """

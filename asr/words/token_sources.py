@@ -1,8 +1,8 @@
-"""Who wrote a recording's tokens: how many each writer wrote, and how deep drafts were right.
+"""Token sources: how many tokens each source produced, and how many drafts were accepted at each depth.
 
-A round leaves a run of accepted tokens and one token of the target's behind them: a correction says
-that the next draft was judged and refused, a bonus that there was none left, a plain one that there
-were no drafts. So the tokens' sources alone tell what became of every draft that was judged.
+A round yields a run of accepted tokens and one further token of the target: a correction means that the
+next draft was judged and rejected, a bonus that no draft was left, a plain token that there were no
+drafts. So the sources of the tokens alone determine what became of every draft that was judged.
 """
 
 from __future__ import annotations
@@ -13,39 +13,39 @@ from typing import cast
 
 from forescribe.speculative.requests import Source
 
-from ..formats.transcript import WRITERS, Json, Writer
+from ..formats.transcript import TOKEN_SOURCES, Json, TokenSource
 
 
-def writer(source: Source) -> Writer:
-    """A source's name in a transcript. Prompts are nobody's words."""
+def name_of(source: Source) -> TokenSource:
+    """The name of a source in a transcript. Prompt tokens are not part of transcripts."""
     assert source is not Source.PROMPT
-    return cast(Writer, source.name.lower())
+    return cast(TokenSource, source.name.lower())
 
 
 def stats(results: Iterable[Sequence[Source]]) -> dict[str, Json]:
-    """Of the sources of a recording's windows.
+    """Figures from the token sources of a recording's windows.
 
-    `written` counts tokens by writer, timestamps and ends included. Entry i of `judged_at_depth`
-    counts the drafts at depth i + 1 whose turn came, since all before them in their round were
-    accepted; entry i of `accepted_at_depth` those that were accepted themselves.
+    `written` counts tokens by source, timestamps and end tokens included. Entry i of
+    `judged_at_depth` counts the drafts at depth i + 1 that were judged, because all earlier drafts of
+    their round were accepted; entry i of `accepted_at_depth` those that were accepted.
     """
-    counts, judged, accepted = Counter[Writer](), Counter[int](), Counter[int]()
+    counts, judged, accepted = Counter[TokenSource](), Counter[int](), Counter[int]()
     for sources in results:
-        counts.update(map(writer, sources))
-        for length, refused in _rounds(sources):
+        counts.update(map(name_of, sources))
+        for length, rejected in _rounds(sources):
             accepted.update(range(length))
-            judged.update(range(length + refused))
+            judged.update(range(length + rejected))
     depths = range(max(judged, default=-1) + 1)
     return {
-        "written": {name: counts[name] for name in WRITERS},
+        "written": {name: counts[name] for name in TOKEN_SOURCES},
         "judged_at_depth": [judged[depth] for depth in depths],
         "accepted_at_depth": [accepted[depth] for depth in depths],
     }
 
 
 def _rounds(sources: Sequence[Source]) -> Iterator[tuple[int, bool]]:
-    """Drafts accepted in each round, and whether the next one was refused. The last round may end
-    with a draft: the end of the text, or of the room for it."""
+    """The number of drafts accepted in each round, and whether the next one was rejected. The last
+    round may end with a draft: at the end of the text, or of the room for it."""
     length = 0
     for source in sources:
         if source is Source.ACCEPTED:

@@ -78,7 +78,7 @@ class Script:
 
 @dataclass(frozen=True)
 class Plan:
-    """Stands in for `asr.sessions.planned.Plan`."""
+    """Stands in for `asr.sessions.cut_plan.Plan`."""
 
     count: int
 
@@ -95,7 +95,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Group:
-    """Stands in for `asr.sessions.planned.Group`."""
+    """Stands in for `asr.sessions.window_groups.Group`."""
 
     k: int
     text: str

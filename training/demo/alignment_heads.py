@@ -25,7 +25,7 @@ from forescribe.asr.audio.features import LogMel
 from forescribe.asr.model.loading import Whisper, load
 from forescribe.asr.model.presets import Pair
 from forescribe.asr.segment.pauses import Pause, pauses
-from forescribe.asr.words.assembly import words
+from forescribe.asr.words.assembly import assemble_words
 from forescribe.asr.words.timing import (
     TokenTimes,
     Utterance,
@@ -117,7 +117,7 @@ def measure(whisper: Whisper, group: Sequence[Read], numbers: Sequence[int]) -> 
         borders = boundaries(each.maps[list(numbers)].float().mean(0), count, length)
         times = TokenTimes(borders, (1.0,) * count)
         parts = [(each.tokens, each.text)]
-        (found,) = words(whisper.tokenizer, "en", parts, times, each.quiet, 0)
+        (found,) = assemble_words(whisper.tokenizer, "en", parts, times, each.quiet, 0)
         total += compare(each.speech.words, found)
     return total
 

@@ -133,7 +133,7 @@ def handler(whisper):
     for name in ("ASR_MODEL", "ASSISTANT_MODEL", "DIARIZATION_MODEL"):
         patch.delenv(name, raising=False)
     made = EndpointHandler(str(whisper.pair.target))
-    made.session.transcriber.detector = EnergyDetector()  # as the service beside it
+    made.session.context.detector = EnergyDetector()  # as the service beside it
     yield made
     made.close()
     patch.undo()

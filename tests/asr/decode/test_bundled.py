@@ -131,7 +131,7 @@ def test_tokens_equal_transformers_generate_window_by_window(whisper, plain):
         for decoded in plain[file].decoded:
             theirs = first_pass(
                 model,
-                transcriber.mel([audio[decoded.start : decoded.end]]),
+                transcriber.context.mel([audio[decoded.start : decoded.end]]),
                 len(decoded.result.request.prompt),
                 return_timestamps=True,
                 language="en",

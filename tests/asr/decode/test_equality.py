@@ -62,7 +62,7 @@ def test_tokens_equal_transformers_generate(pair, recordings, timestamps, gamma,
         (ours,) = outcomes[path].decoded
         theirs = first_pass(
             model,
-            transcriber.mel([read_audio(path)]),
+            transcriber.context.mel([read_audio(path)]),
             len(ours.result.request.prompt),
             return_timestamps=timestamps,
             language="de",

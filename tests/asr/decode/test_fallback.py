@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import forescribe.asr.decode.encoding
-from forescribe.asr.decode.call import seed_of
 from forescribe.asr.decode.guards import Guards, Judgement
+from forescribe.asr.decode.recordings.window_requests import seed_of
 from forescribe.asr.decode.transcriber import Options, Transcriber
 from forescribe.asr.errors import UsageError
 from forescribe.asr.model.loading import EncoderStates, load

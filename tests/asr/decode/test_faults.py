@@ -20,17 +20,17 @@ import soundfile
 
 import forescribe.asr.audio.reading
 import forescribe.asr.decode.accounting
-import forescribe.asr.decode.call
 from forescribe.asr.audio.seekable import SeekableAudio
 from forescribe.asr.decode.guards import Guards, Judgement
 from forescribe.asr.decode.outcome import Outcome
+from forescribe.asr.decode.recordings import window_decoder, window_requests, word_timer
 from forescribe.asr.decode.transcriber import Options, Transcriber
 from forescribe.asr.errors import AudioError
 from forescribe.asr.model.loading import EncoderStates, Whisper, load
 from forescribe.asr.model.presets import Pair
 from forescribe.asr.segment.vad import EnergyDetector
+from forescribe.asr.sessions.parts import Part
 from forescribe.asr.sessions.session import Session
-from forescribe.asr.sessions.submission import Part
 from forescribe.speculative.device import choose
 from tests.asr.model import folders
 
@@ -119,7 +119,7 @@ def in_session(
         thread.join(SOON)
     assert not thread.is_alive()
     assert not any(thread.name.startswith("reader-") for thread in threading.enumerate())
-    assert not (session._live or session._owners or session._readings or session._encoded)
+    assert not (session._live or session._owners or session.reading.readings or session._encoded)
     return [ear.outcome for ear in ears]
 
 
@@ -162,7 +162,7 @@ def clean(shared, monkeypatch) -> Iterator[None]:
     monkeypatch.undo()
     (outcome,) = called(shared, [AFTER], Options(language="de"))
     assert outcome.transcript is not None
-    assert shared.engine.idle and shared.slots.idle
+    assert shared.engine.idle and shared.context.slots.idle
     assert not shared.engine.rows.active.any()
     gc.collect()
     assert encoded and not any(encoder_states() for encoder_states in encoded)
@@ -207,7 +207,9 @@ def in_voice_activity(one, patch):
 
 
 def in_features(one, patch):
-    patch.setattr(one, "mel", Mel(one.mel, lambda windows: any(map(marked, windows))))
+    patch.setattr(
+        one.context, "mel", Mel(one.context.mel, lambda windows: any(map(marked, windows)))
+    )
 
 
 class Mel:
@@ -233,15 +235,15 @@ class Mel:
 
 
 def in_the_encoder(one, patch, error=None):
-    mel, real = Mel(one.mel), type(one.whisper).encode
-    patch.setattr(one, "mel", mel)
+    mel, real = Mel(one.context.mel), type(one.whisper).encode
+    patch.setattr(one.context, "mel", mel)
     patch.setattr(
         type(one.whisper), "encode", raises(lambda self, features: mel.heard(features), real, error)
     )
 
 
 def nan_from_the_encoder(one, patch):
-    mel, real = Mel(one.mel), type(one.whisper).encode
+    mel, real = Mel(one.context.mel), type(one.whisper).encode
 
     def encode(self, features):
         return [
@@ -251,13 +253,13 @@ def nan_from_the_encoder(one, patch):
             for row, encoder_states in zip(features, real(self, features), strict=True)
         ]
 
-    patch.setattr(one, "mel", mel)
+    patch.setattr(one.context, "mel", mel)
     patch.setattr(type(one.whisper), "encode", encode)
 
 
 def memories_of(one, patch) -> Callable[[object], bool]:
     """Whether encoder states are those of the marked window."""
-    mel, real = Mel(one.mel), type(one.whisper).encode
+    mel, real = Mel(one.context.mel), type(one.whisper).encode
     ids: weakref.WeakSet = weakref.WeakSet()
 
     def encode(self, features):
@@ -267,7 +269,7 @@ def memories_of(one, patch) -> Callable[[object], bool]:
                 ids.add(encoder_states.target)
         return found
 
-    patch.setattr(one, "mel", mel)
+    patch.setattr(one.context, "mel", mel)
     patch.setattr(type(one.whisper), "encode", encode)
     return lambda encoder_states: any(encoder_states.target is own for own in ids)
 
@@ -291,18 +293,17 @@ def in_prefill(one, patch):
 
 
 def in_pauses(one, patch):
-    mel = Mel(one.mel)
-    patch.setattr(one, "mel", mel)
-    wrong = raises(
-        lambda features, length: mel.heard(features[None]), forescribe.asr.decode.call.pauses
-    )
-    patch.setattr(forescribe.asr.decode.call, "pauses", wrong)
+    mel = Mel(one.context.mel)
+    patch.setattr(one.context, "mel", mel)
+    real = window_requests.pauses
+    wrong = raises(lambda features, length: mel.heard(features[None]), real)
+    patch.setattr(window_requests, "pauses", wrong)
 
 
 def in_building_the_request(one, patch):
-    real = forescribe.asr.decode.call.Call._request
-    wrong = raises(lambda self, ticket, *rest: ticket.index == SECOND, real)
-    patch.setattr(forescribe.asr.decode.call.Call, "_request", wrong)
+    real = window_decoder.window_request
+    wrong = raises(lambda context, bound, tag, *rest: tag.index == SECOND, real)
+    patch.setattr(window_decoder, "window_request", wrong)
 
 
 def in_submitting(one, patch):
@@ -311,9 +312,9 @@ def in_submitting(one, patch):
 
 
 def in_guards(one, patch):
-    real = forescribe.asr.decode.call.Call._judge
-    wrong = raises(lambda self, result: result.request.tag.index == SECOND, real)
-    patch.setattr(forescribe.asr.decode.call.Call, "_judge", wrong)
+    real = window_decoder.judge
+    wrong = raises(lambda whisper, guards, result: result.request.tag.index == SECOND, real)
+    patch.setattr(window_decoder, "judge", wrong)
 
 
 def in_a_retry(one, patch):
@@ -323,17 +324,17 @@ def in_a_retry(one, patch):
 
 
 def in_segments(one, patch):
-    real = forescribe.asr.decode.call.Call._made
-    wrong = raises(lambda self, decoded: decoded.index == SECOND, real)
-    patch.setattr(forescribe.asr.decode.call.Call, "_made", wrong)
+    real = window_decoder.segments_of
+    wrong = raises(lambda whisper, decoded: decoded.index == SECOND, real)
+    patch.setattr(window_decoder, "segments_of", wrong)
 
 
 def in_alignment(one, patch):
     wrong = raises(
         lambda _, all_: any(u.length == length() for u in all_),
-        forescribe.asr.decode.call.token_times,
+        word_timer.token_times,
     )
-    patch.setattr(forescribe.asr.decode.call, "token_times", wrong)
+    patch.setattr(word_timer, "token_times", wrong)
 
 
 def length() -> int:
@@ -346,9 +347,9 @@ SECOND_START: list[int] = []
 
 
 def in_words(one, patch):
-    real = forescribe.asr.decode.call.words
+    real = word_timer.assemble_words
     wrong = raises(lambda tokenizer, language, texts, times, quiet, offset, *rest: offset > 0, real)
-    patch.setattr(forescribe.asr.decode.call, "words", wrong)
+    patch.setattr(word_timer, "assemble_words", wrong)
 
 
 def in_figures(one, patch):
@@ -427,7 +428,7 @@ def test_a_recording_none_of_whose_windows_was_decoded_has_failed(
     shared, undisturbed, clean, monkeypatch, way
 ) -> None:
     real = shared.engine.submit
-    one = raises(lambda request: request.tag.job.source is BEFORE, real)
+    one = raises(lambda request: request.tag.recording.source is BEFORE, real)
     monkeypatch.setattr(shared.engine, "submit", one)
     failed, victim = way(shared, [BEFORE, VICTIM], GUARDED)
     assert failed.transcript is None and failed.error.code == "internal_error"
@@ -456,14 +457,16 @@ def test_an_error_that_was_expected_keeps_its_words(
 # Sequential: a window that is lost is passed over, and its recording goes on behind it.
 
 
-@pytest.mark.parametrize("plant", ["_request", "_judge", "_made", "features", "submit"])
+@pytest.mark.parametrize("plant", ["window_request", "judge", "segments_of", "features", "submit"])
 def test_a_sequential_recording_goes_on_behind_a_lost_window(
     shared, clean, monkeypatch, plant
 ) -> None:
-    reels: list[SeekableAudio] = []
+    opened_audio: list[SeekableAudio] = []
     init = SeekableAudio.__init__
     monkeypatch.setattr(
-        SeekableAudio, "__init__", lambda self, *rest: (reels.append(self), init(self, *rest))[0]
+        SeekableAudio,
+        "__init__",
+        lambda self, *rest: (opened_audio.append(self), init(self, *rest))[0],
     )
     long, options = wav(tone(41.003, 7)), Options(language="de", long_form="sequential")
     expected = essence(called(shared, [BEFORE], options)[0])
@@ -472,23 +475,23 @@ def test_a_sequential_recording_goes_on_behind_a_lost_window(
         wrong = raises(lambda self, frame: frame == 0 and self.frames > 3000, real)
         monkeypatch.setattr(SeekableAudio, "features", wrong)
     elif plant == "submit":
-        is_first = lambda r: r.tag.job.source is long and r.tag.index == 0  # noqa: E731
+        is_first = lambda r: r.tag.recording.source is long and r.tag.index == 0  # noqa: E731
         monkeypatch.setattr(shared.engine, "submit", raises(is_first, shared.engine.submit))
     else:
-        real = getattr(forescribe.asr.decode.call.Call, plant)
+        real = getattr(window_decoder, plant)
         firsts = {
-            "_request": lambda self, ticket, *_: ticket.end == 30 * RATE,
-            "_judge": lambda self, result: result.request.tag.end == 30 * RATE,
-            "_made": lambda self, decoded: decoded.start == 0 and decoded.end > 10 * RATE,
+            "window_request": lambda context, bound, tag, *_: tag.end == 30 * RATE,
+            "judge": lambda whisper, guards, result: result.request.tag.end == 30 * RATE,
+            "segments_of": lambda whisper, d: d.start == 0 and d.end > 10 * RATE,
         }
-        monkeypatch.setattr(forescribe.asr.decode.call.Call, plant, raises(firsts[plant], real))
+        monkeypatch.setattr(window_decoder, plant, raises(firsts[plant], real))
     victim, other = called(shared, [long, BEFORE], options)
     spans = victim.transcript.coverage.spans
     assert (spans[0].end_sample, spans[0].state) == (30 * RATE, "failed")
     assert {span.state for span in spans[1:]} == {"decoded"}
     assert victim.transcript.sample_count == len(tone(41.003, 7))
     assert essence(other) == expected
-    assert len(reels) == 3 and all(reel._file.closed for reel in reels)
+    assert len(opened_audio) == 3 and all(audio._file.closed for audio in opened_audio)
 
 
 # Those who listen, those who leave
@@ -528,20 +531,20 @@ def test_a_tap_that_fails_harms_its_own_recording_only(shared, undisturbed, clea
 def test_a_call_that_is_left_releases_what_it_held(shared, clean, monkeypatch) -> None:
     """By `close`, and by nobody holding its generator any more."""
 
-    def harsh(self, result):
+    def harsh(whisper, guards, result):
         again = result.request.tag.index == SECOND
         return (Judgement.RETRY, "planted") if again else (Judgement.KEEP, None)
 
-    monkeypatch.setattr(forescribe.asr.decode.call.Call, "_judge", harsh)
+    monkeypatch.setattr(window_decoder, "judge", harsh)
     running = shared.transcribe([VICTIM, BEFORE, AFTER], GUARDED)
     next(running)
     assert not shared.engine.idle
     running.close()
-    assert shared.engine.idle and shared.slots.idle
+    assert shared.engine.idle and shared.context.slots.idle
     for _ in shared.transcribe([BEFORE, VICTIM, AFTER], GUARDED):
         break
     gc.collect()
-    assert shared.engine.idle and shared.slots.idle
+    assert shared.engine.idle and shared.context.slots.idle
 
 
 def test_what_settles_takes_no_result_of_others(shared, undisturbed, clean) -> None:
@@ -560,14 +563,14 @@ def test_a_cancelled_recording_releases_what_it_held(shared, undisturbed, clean)
     session, ears = Session(shared), [Ear(), Ear()]
     victim = session.submit(VICTIM, GUARDED, ears[0])
     session.submit(AFTER, GUARDED, ears[1])
-    step = shared.slots.step
+    step = shared.context.slots.step
 
     def cancelling():
-        shared.slots.step = step
+        shared.context.slots.step = step
         session.cancel(victim)
         return step()
 
-    shared.slots.step = cancelling
+    shared.context.slots.step = cancelling
     thread = threading.Thread(target=session.run)
     thread.start()
     assert all(ear.done.wait(SOON) for ear in ears)

@@ -7,7 +7,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from transformers.models.whisper.generation_whisper import WhisperGenerationMixin
 
-from forescribe.asr.decode.seeking import FRAMES_PER_STEP, advance, spoken_before
+from forescribe.asr.decode.recordings.seeking import FRAMES_PER_STEP, advance, previous_text
 from forescribe.asr.model.special_tokens import SpecialTokens
 
 SPECIAL = SpecialTokens(
@@ -69,6 +69,6 @@ def test_text_behind_the_last_pair_is_heard_again():
 
 @given(answers())
 def test_previous_text_writes_a_closing_pair_once(tokens):
-    before = spoken_before(tokens, SPECIAL)
+    before = previous_text(tokens, SPECIAL)
     closing = len(tokens) > 2 and all(token >= ZERO for token in tokens[-2:])
     assert before == tuple(tokens[:-1] if closing else tokens)

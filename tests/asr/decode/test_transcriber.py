@@ -12,11 +12,12 @@ import soundfile
 import torch
 from transformers import WhisperForConditionalGeneration
 
-import forescribe.asr.decode.call
 from forescribe.asr.audio.containers import Pcm
 from forescribe.asr.audio.reading import Recording, open_audio
+from forescribe.asr.decode import transcriber as transcriber_module
 from forescribe.asr.decode.guards import Guards, Judgement
 from forescribe.asr.decode.outcome import Partial
+from forescribe.asr.decode.recordings import window_decoder
 from forescribe.asr.decode.transcriber import Options, Outcome, Progress, Transcriber
 from forescribe.asr.errors import AudioError, UsageError
 from forescribe.asr.formats.files import srt, tsv, txt, vtt
@@ -364,7 +365,7 @@ def test_the_draft_is_chosen_by_the_language_however_it_is_written(monkeypatch, 
         chosen.append(pair)
         raise KeyboardInterrupt  # far enough
 
-    monkeypatch.setattr(forescribe.asr.decode.transcriber, "load", loaded)
+    monkeypatch.setattr(transcriber_module, "load", loaded)
     with pytest.raises(KeyboardInterrupt):
         Transcriber.load(language=language, device="cpu")
     assert chosen[0].draft == "distil-whisper/distil-large-v3.5"
@@ -457,7 +458,6 @@ def test_a_hook_hears_the_text_in_order_and_follows_what_is_being_written(
 ) -> None:
     """The second window takes three tries, so the third ends before it."""
     one = transcriber(whisper, batch=3)
-    judge = forescribe.asr.decode.call.Call._judge
     told: list[Segment] = []
     followed: list[Partial] = []
 
@@ -470,16 +470,15 @@ def test_a_hook_hears_the_text_in_order_and_follows_what_is_being_written(
         def follow(self, partial: Partial) -> None:
             followed.append(partial)
 
-    def harsh(self, result):
+    def harsh(whisper, guards, result):
         if result.request.tag.index == 1:
             return Judgement.RETRY, "planted"
         return Judgement.KEEP, None
 
     options = replace(GERMAN, vad=False, guards=Guards(temperatures=(0.0, 0.2, 0.4)))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(forescribe.asr.decode.call.Call, "_judge", harsh)
+        patch.setattr(window_decoder, "judge", harsh)
         (outcome,) = one.transcribe([three_windows], options, Reader())
-    assert forescribe.asr.decode.call.Call._judge is judge
     assert outcome.transcript is not None
     assert [s.tokens for s in told] == [s.tokens for s in outcome.transcript.segments]
     texts = [partial.text for partial in followed]
@@ -545,13 +544,13 @@ def test_memory_is_kept_only_if_asked_for(shared, recordings) -> None:
 
 def test_a_window_on_its_way_out_holds_no_memory(whisper, recordings, monkeypatch) -> None:
     one, held = transcriber(whisper), []
-    real = forescribe.asr.decode.call.Call._decoded
+    real = window_decoder.decoded_of
 
-    def spy(self, *arguments):
-        held.append(real(self, *arguments))
+    def spy(*arguments, **named):
+        held.append(real(*arguments, **named))
         return held[-1]
 
-    monkeypatch.setattr(forescribe.asr.decode.call.Call, "_decoded", spy)
+    monkeypatch.setattr(window_decoder, "decoded_of", spy)
     list(one.transcribe(recordings[:2], GERMAN))
     assert len(held) == 3
     assert all(d.encoder_states is None and d.result.request.encoder_states is None for d in held)

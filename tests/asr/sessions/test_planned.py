@@ -19,9 +19,11 @@ from forescribe.asr.model.loading import load
 from forescribe.asr.model.presets import Pair
 from forescribe.asr.segment.vad import EnergyDetector
 from forescribe.asr.segment.windows import WindowOptions
-from forescribe.asr.sessions import planned
-from forescribe.asr.sessions.planned import Group, Plan, Planned, plan_of
+from forescribe.asr.sessions import cut_plan
+from forescribe.asr.sessions.cut_plan import Plan, plan_of, planned_windows
+from forescribe.asr.sessions.planned import planned
 from forescribe.asr.sessions.session import Session
+from forescribe.asr.sessions.window_groups import Group
 from forescribe.speculative.device import choose
 from tests.asr.model import folders
 
@@ -81,8 +83,8 @@ def wav(tmp_path, samples) -> str:
 
 def run(session, path: str, options: Options, plan: Plan, kept=()):
     waiting = Waiting()
-    made = Planned(
-        session.transcriber, path, options, waiting, plan=plan, kept=kept, grouped=waiting.grouped
+    made = planned(
+        session.context, path, options, waiting, plan=plan, kept=kept, grouped=waiting.grouped
     )
     session.enter(made)
     assert waiting.done.wait(120) and waiting.outcome.error is None
@@ -114,7 +116,7 @@ def test_a_disturbed_recording_says_what_an_undisturbed_one_says(
     session, transcriber, tmp_path, monkeypatch, words
 ) -> None:
     """Also in the audio's own cut, without any plan; and after any group, through JSON."""
-    monkeypatch.setattr(planned, "GROUP", 2)
+    monkeypatch.setattr(cut_plan, "GROUP_SIZE", 2)
     path = wav(tmp_path, recording(155))
     options = Options(words=words, guards=Guards(temperatures=(0.0, 0.4)))
     with open_audio(path) as opened:
@@ -153,7 +155,7 @@ def test_windows_of_a_plan_hold_their_own_samples(lengths, spoken, block, skippe
     spans = [(int(a), int(b), s) for (a, b), s in zip(pairs, spoken, strict=False)]
     samples = np.arange(edges[-1], dtype=np.float32)
     blocks = [samples[at : at + block] for at in range(0, len(samples), block)]
-    windows = list(planned.planned(blocks, Plan(tuple(spans)), frozenset(skipped)))
+    windows = list(planned_windows(blocks, Plan(tuple(spans)), frozenset(skipped)))
     assert [w.index for w in windows] == [i for i in range(len(spans)) if i not in skipped]
     for window in windows:
         start, end, speech = spans[window.index]
@@ -164,7 +166,7 @@ def test_windows_of_a_plan_hold_their_own_samples(lengths, spoken, block, skippe
 @pytest.mark.parametrize("length", [99, 101])
 def test_another_recording_is_not_taken_for_the_planned_one(length) -> None:
     with pytest.raises(ValueError, match="100 samples|longer"):
-        list(planned.planned([np.zeros(length, np.float32)], Plan(((0, 100, True),)), frozenset()))
+        list(planned_windows([np.zeros(length, np.float32)], Plan(((0, 100, True),)), frozenset()))
 
 
 def test_a_plan_without_speech_has_no_groups() -> None:

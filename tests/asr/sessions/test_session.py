@@ -22,8 +22,8 @@ from forescribe.asr.formats.transcript import Segment
 from forescribe.asr.model.loading import Whisper, load
 from forescribe.asr.model.presets import Pair
 from forescribe.asr.segment.vad import EnergyDetector
+from forescribe.asr.sessions.parts import Part, token_bytes
 from forescribe.asr.sessions.session import Session
-from forescribe.asr.sessions.submission import Part, token_bytes
 from forescribe.speculative.device import choose
 from forescribe.speculative.errors import BrokenError
 from forescribe.speculative.requests import Request
@@ -105,8 +105,8 @@ def written(outcome: Outcome | None) -> list[Segment]:
 
 def drained(session: Session) -> None:
     """Nothing of earlier recordings is left anywhere."""
-    assert not session._live and not session._owners and not session._readings
-    assert not session._ready and not session._encoded
+    assert not session._live and not session._owners and not session.reading.readings
+    assert not session.reading.ready and not session._encoded
 
 
 def test_recordings_of_a_session_are_what_a_call_makes_of_them(whisper) -> None:
@@ -204,9 +204,9 @@ def test_a_long_recording_is_due_again_after_as_long_as_it_has_run(whisper) -> N
     first = session.submit(sound(2, 11), GERMAN, Ear())
     session.clock = lambda: 150.0
     late = session.submit(sound(2, 12), GERMAN, Ear())
-    while session._readings:
-        session._read_on(session._readings.pop(0))
-    turns = sorted(session._ready)
+    while session.reading.readings:
+        session.reading.read_window(session.reading.readings.pop(0))
+    turns = sorted(session.reading.ready)
     assert [ready.submission for ready in turns] == [long, first, long, late, long]
     assert [ready.due_s for ready in turns] == sorted(ready.due_s for ready in turns)
 
@@ -216,11 +216,11 @@ def test_readers_stay_a_fixed_number_of_windows_ahead(whisper) -> None:
     session.submit(sound(600, 13), GERMAN, Ear())
     session.submit(sound(600, 14), GERMAN, Ear())
     reads = 0
-    while session._readable():
-        session._read_on(session._readings.pop(0))
-        session._readings.sort()
+    while session.reading.readable():
+        session.reading.read_window(session.reading.readings.pop(0))
+        session.reading.readings.sort()
         reads += 1
-    assert reads == len(session._ready) == session.ahead == 2
+    assert reads == len(session.reading.ready) == session.reading.limit == 2
 
 
 def test_a_cancelled_recording_is_out_of_its_rows_before_the_next_round(whisper) -> None:
@@ -228,18 +228,18 @@ def test_a_cancelled_recording_is_out_of_its_rows_before_the_next_round(whisper)
     session, ear, other = Session(made), Ear(), Ear()
     submission = session.submit(sound(200, 15), GERMAN, ear)
     for _ in range(4):
-        session._read_on(session._readings.pop(0))
-    session._round()
-    assert len(submission.tickets) == 2 + len(session._encoded)
+        session.reading.read_window(session.reading.readings.pop(0))
+    session._step()
+    assert len(submission.decoder.in_engine) == 2 + len(session._encoded)
     session.submit(sound(2, 16), GERMAN, other)
     session.cancel(submission)
-    session._hear()
-    assert not submission.tickets and not ear.parts
+    session._handle_notes()
+    assert not submission.decoder.in_engine and not ear.parts
     assert ear.outcomes == [None]
     assert not made.engine.rows.active.any()
-    session._read_on(session._readings.pop(0))
+    session.reading.read_window(session.reading.readings.pop(0))
     while not other.outcomes:
-        session._round()
+        session._step()
     assert other.outcome() is not None
 
 

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forescribe.asr.segment.pauses import Pause
-from forescribe.asr.words.assembly import split, words
+from forescribe.asr.words.assembly import assemble_words
+from forescribe.asr.words.splitting import split_words
 from forescribe.asr.words.timing import TokenTimes
 from tests.asr.model import folders
 
@@ -21,7 +22,7 @@ def tokens(text: str) -> list[int]:
 
 
 def cut(text: str, language: str = "en") -> list[str]:
-    return [span.text for span in split(TOKENIZER, language, tokens(text))]
+    return [span.text for span in split_words(TOKENIZER, language, tokens(text))]
 
 
 def timed(text: str, borders: list[int], pauses: list[Pause] | None = None) -> list[tuple]:
@@ -32,7 +33,9 @@ def timed(text: str, borders: list[int], pauses: list[Pause] | None = None) -> l
         signs = len(word) - len(word.rstrip(",."))
         boundaries += [start * STEP] * (len(tokens(word)) - signs) + [end * STEP] * signs
     times = TokenTimes((*boundaries, borders[-1] * STEP), (1.0,) * len(boundaries))
-    ((*result,),) = words(TOKENIZER, "en", [(tokens(text), text)], times, pauses or [], OFFSET)
+    ((*result,),) = assemble_words(
+        TOKENIZER, "en", [(tokens(text), text)], times, pauses or [], OFFSET
+    )
     return [
         (w.text, (w.start_sample - OFFSET) / STEP, (w.end_sample - OFFSET) / STEP) for w in result
     ]
@@ -65,7 +68,7 @@ def test_a_character_broken_in_two_leaves_one_word_with_all_of_the_text():
     broken = tokens(" caf\u00e9")[:-1]
     whole = TOKENIZER.decode(broken, clean_up_tokenization_spaces=False)
     times = TokenTimes(tuple(range(0, 320 * (len(broken) + 1), 320)), (0.5,) * len(broken))
-    ((*result,),) = words(TOKENIZER, "en", [(broken, whole)], times, [], 0)
+    ((*result,),) = assemble_words(TOKENIZER, "en", [(broken, whole)], times, [], 0)
     assert "".join(word.text for word in result) == whole
     assert result[-1].end_sample == times.boundaries[-1]
 
@@ -75,7 +78,7 @@ def test_a_sign_takes_no_time_from_its_neighbours():
     ids = tokens(text)  # " ", a, b, ",", " ", c, d
     boundaries = tuple(STEP * at for at in (0, 2, 4, 10, 30, 32, 34, 40))
     chances = (0.5, 0.5, 0.5, 0.001, 1.0, 1.0, 1.0)
-    ((first, second),) = words(
+    ((first, second),) = assemble_words(
         TOKENIZER, "en", [(ids, text)], TokenTimes(boundaries, chances), [], 0
     )
     assert (first.start_sample, first.end_sample) == (0, 10 * STEP)
@@ -146,7 +149,7 @@ def windows(draw):
 def test_words_are_the_text_in_order_and_inside_their_window(window, language):
     texts, times, pauses, length = window
     segments = [(tokens(text), text) for text in texts]
-    found = words(TOKENIZER, language, segments, times, pauses, OFFSET)
+    found = assemble_words(TOKENIZER, language, segments, times, pauses, OFFSET)
     assert ["".join(w.text for w in each) for each in found] == texts
     every = [word for each in found for word in each]
     edges = [at for word in every for at in (word.start_sample, word.end_sample)]
@@ -160,7 +163,7 @@ def test_a_text_with_words_has_no_word_of_signs_alone(window):
     texts, times, pauses, _ = window
     for text, found in zip(
         texts,
-        words(TOKENIZER, "en", [(tokens(t), t) for t in texts], times, pauses, 0),
+        assemble_words(TOKENIZER, "en", [(tokens(t), t) for t in texts], times, pauses, 0),
         strict=True,
     ):
         spoken = [w for w in found if any(c.isalnum() for c in w.text)]

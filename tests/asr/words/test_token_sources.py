@@ -11,13 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forescribe.asr.decode.transcriber import Options, Transcriber
-from forescribe.asr.formats.transcript import WRITERS, Transcript, Word
+from forescribe.asr.formats.transcript import TOKEN_SOURCES, Transcript, Word
 from forescribe.asr.model.loading import load
 from forescribe.asr.model.presets import Pair
 from forescribe.asr.segment.vad import EnergyDetector
-from forescribe.asr.words.assembly import split, words
+from forescribe.asr.words.assembly import assemble_words
+from forescribe.asr.words.splitting import split_words
 from forescribe.asr.words.timing import TokenTimes
-from forescribe.asr.words.token_sources import stats, writer
+from forescribe.asr.words.token_sources import name_of, stats
 from forescribe.speculative.device import choose
 from forescribe.speculative.requests import Source
 from tests.asr.model import folders
@@ -37,7 +38,7 @@ def test_rounds_are_told_from_sources_alone():
 
 def test_nothing_was_drafted_and_nothing_was_written():
     assert stats([[P, P]])["judged_at_depth"] == stats([])["accepted_at_depth"] == []
-    assert stats([])["written"] == dict.fromkeys(WRITERS, 0)
+    assert stats([])["written"] == dict.fromkeys(TOKEN_SOURCES, 0)
 
 
 @given(rounds)
@@ -57,11 +58,13 @@ def test_the_words_sources_joined_are_those_of_the_tokens(text, data):
     tokenizer = folders.tokenizer()
     ids = tokenizer.encode(text, add_special_tokens=False)
     count = len(ids)
-    written = data.draw(st.lists(st.sampled_from(WRITERS), min_size=count, max_size=count))
+    written = data.draw(st.lists(st.sampled_from(TOKEN_SOURCES), min_size=count, max_size=count))
     times = TokenTimes(tuple(range(0, 320 * (count + 1), 320)), (0.5,) * count)
-    (found,) = words(tokenizer, "en", [(ids, text)], times, [], 0, written)
+    (found,) = assemble_words(tokenizer, "en", [(ids, text)], times, [], 0, written)
     assert [who for word in found for who in word.sources] == written
-    assert [len(word.sources) for word in found] == [s.count for s in split(tokenizer, "en", ids)]
+    assert [len(word.sources) for word in found] == [
+        s.count for s in split_words(tokenizer, "en", ids)
+    ]
 
 
 def test_a_transcript_says_who_wrote_each_word(tmp_path):
@@ -78,11 +81,11 @@ def test_a_transcript_says_who_wrote_each_word(tmp_path):
     spoken = Counter(w for s in transcript.segments for word in s.words for w in word.sources)
     tokens = sum(len(segment.tokens) for segment in transcript.segments)
     assert spoken.total() == tokens > 0
-    assert all(spoken[name] <= whole["written"][name] for name in WRITERS)
+    assert all(spoken[name] <= whole["written"][name] for name in TOKEN_SOURCES)
     assert Transcript.from_dict(transcript.to_dict()).segments == transcript.segments
 
 
 def test_nobody_else_writes_words():
     with pytest.raises(ValueError, match="unknown source 'prompt'; known: accepted"):
         Word(" a", 0, 1, sources=("prompt",))
-    assert [writer(source) for source in (A, C, B, P)] == list(WRITERS)
+    assert [name_of(source) for source in (A, C, B, P)] == list(TOKEN_SOURCES)

@@ -17,7 +17,7 @@ from forescribe.asr.decode.transcriber import Options, Transcriber
 from forescribe.asr.model.loading import load
 from forescribe.asr.model.presets import resolve
 from forescribe.asr.segment.pauses import pauses
-from forescribe.asr.words.assembly import words
+from forescribe.asr.words.assembly import assemble_words
 from forescribe.asr.words.timing import Utterance, token_times
 from forescribe.speculative import choose
 from training.speech.timed_speech import TimedWord
@@ -46,7 +46,7 @@ def test_words_that_the_target_reads_are_timed_within_the_aims(whisper, spoken):
     work = Utterance(whisper.encode(features)[0], prompt, tokens, len(samples))
     (times,) = token_times(whisper, [work])
     quiet = pauses(features[0], len(samples))
-    (found,) = words(whisper.tokenizer, "en", [(tokens, text)], times, quiet, 0)
+    (found,) = assemble_words(whisper.tokenizer, "en", [(tokens, text)], times, quiet, 0)
     errors = compare(spoken, found)
     assert errors.matched == len(spoken)
     assert errors.within_aims

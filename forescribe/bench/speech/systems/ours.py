@@ -36,7 +36,7 @@ class Ours:
         self.stages: dict[str, float] = {}
 
     def run(self, windows: Sequence[Samples]) -> Written:
-        t = self.transcriber
+        t = self.transcriber.context
         self.stages = {"features": 0.0, "encode": 0.0}
         before = t.engine.stats
         tokens: list[list[int]] = [[] for _ in windows]
@@ -57,7 +57,7 @@ class Ours:
 
     def _requests(self, windows: Sequence[Samples]) -> Iterator[Request]:
         """Pulled by the engine as rows become free."""
-        t = self.transcriber
+        t = self.transcriber.context
         prompt = t.whisper.tokens.prompt(LANGUAGE, TASK, timestamps=True)
         for first in range(0, len(windows), t.batch):
             started = time.perf_counter()

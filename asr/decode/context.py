@@ -1,0 +1,53 @@
+"""DecodingContext: what all recordings share, which is one loaded model with its engine.
+
+Knows how its parts fit together; nothing of recordings or requests.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from forescribe.speculative.device import Stopwatch
+from forescribe.speculative.engine.engine import Engine
+
+from ..audio.features import LogMel
+from ..model.loading import Whisper
+from ..model.presets import bundled_folder
+from ..segment.vad import Detector, SileroDetector
+from .isolation import Isolated
+from .rules import NoSpeech
+
+
+@dataclass(eq=False)
+class DecodingContext:
+    """A Whisper model, its engine and what prepares audio for them, on one device.
+
+    `slots` is the engine with faults as values; `watch` counts the seconds before the engine.
+    `gamma` is what the transcriber was created with, None for an adaptive draft length. `detector` is
+    loaded on first use where it is None.
+    """
+
+    whisper: Whisper
+    engine: Engine
+    slots: Isolated
+    mel: LogMel
+    no_speech: NoSpeech
+    watch: Stopwatch
+    gamma: int | None = None
+    detector: Detector | None = None
+
+    @property
+    def batch(self) -> int:
+        """Windows that are decoded at a time."""
+        return self.engine.batch
+
+    @property
+    def is_demo(self) -> bool:
+        """Whether the target is the bundled demo model."""
+        return self.whisper.pair.target == bundled_folder("demo")
+
+    def voice_detector(self) -> Detector:
+        """The voice activity detector, loaded on first use. Raises ModelError."""
+        if self.detector is None:
+            self.detector = SileroDetector()
+        return self.detector

@@ -1,0 +1,120 @@
+"""WindowDecoder: windows of one or more recordings on their way through the engine.
+
+Creates their requests, judges the answers, repeats a window at the next temperature where the guards
+reject its answer, and records how each window ended. A fault ends the window that it happened in.
+Knows nothing of where windows come from, or of what is done with a finished recording.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from forescribe.speculative.engine.faults import release
+from forescribe.speculative.requests import Request, Result
+
+from ...errors import ForescribeError, out_of_memory
+from ...model.loading import EncoderStates
+from ..accounting import fault
+from ..context import DecodingContext
+from ..guards import Judgement
+from ..isolation import Ended, Fault
+from ..outcome import Decoded
+from .recording_state import RecordingState, WindowTag
+from .window_requests import BoundOptions, retry_of, window_request
+from .window_results import Extent, decoded_of, failed_window, judge, segments_of, whole_window
+from .word_timer import WordTimer
+
+GiveUp = Callable[[RecordingState, ForescribeError], None]
+
+
+class WindowDecoder:
+    """The windows of a call that are in the engine.
+
+    `in_engine` holds their tags. `give_up` is called with a recording that cannot be continued:
+    running out of memory may not happen with a smaller batch, so it must not look like a transcript.
+    """
+
+    def __init__(
+        self,
+        context: DecodingContext,
+        bound: BoundOptions,
+        timer: WordTimer,
+        give_up: GiveUp,
+        *,
+        extent: Extent = whole_window,
+    ) -> None:
+        self.context, self.bound, self.timer = context, bound, timer
+        self._give_up, self._extent = give_up, extent
+        self.in_engine: set[WindowTag] = set()
+
+    def request(
+        self, tag: WindowTag, encoder_states: EncoderStates, previous: tuple[int, ...]
+    ) -> Request:
+        """The request for a window, which the caller submits; `previous` are the tokens before it."""
+        request = window_request(self.context, self.bound, tag, encoder_states, previous)
+        self.in_engine.add(tag)
+        return request
+
+    def finish(self, ended: Ended) -> Decoded | None:
+        """Record what the engine returned.
+
+        None for a window that is decoded again, that was dropped, or whose recording was given up.
+        """
+        tag: WindowTag = ended.request.tag
+        if tag not in self.in_engine:
+            return None
+        if isinstance(ended, Fault):
+            return self.fail(tag, ended.error)
+        try:
+            decoded = self._accepted(tag, ended)
+        except Exception as error:
+            return self.fail(tag, error)
+        if decoded is not None:
+            self._keep(tag, decoded)
+            if self.bound.options.words:
+                self.timer.add(tag, decoded, ended.request.encoder_states)
+        return decoded
+
+    def fail(self, tag: WindowTag, error: Exception) -> Decoded | None:
+        """Record that an exception ended a window; None where its recording is given up."""
+        recording = tag.recording
+        release(error)
+        self.drop([tag])
+        if out_of_memory(error):
+            self._give_up(recording, fault(recording.name, error))
+            return None
+        decoded = failed_window(self.context.whisper, tag, error, self._extent)
+        recording.faults[tag.index] = error
+        recording.segments[tag.index] = ()
+        self._keep(tag, decoded)
+        return decoded
+
+    def drop(self, tags: Iterable[WindowTag]) -> None:
+        """Remove windows from the engine; their rows are free at once."""
+        for tag in list(tags):
+            self.in_engine.discard(tag)
+            self.context.slots.cancel(tag)
+
+    def _accepted(self, tag: WindowTag, result: Result) -> Decoded | None:
+        """The decoded window, with its segments; None where it is queued again."""
+        options = self.bound.options
+        judgement = judge(self.context.whisper, options.guards, result)
+        if judgement[0] is Judgement.RETRY:
+            retry = retry_of(result.request, options.guards)
+            if retry is not None:
+                self.context.slots.submit(retry)  # behind the windows that wait
+                return None
+        decoded = decoded_of(
+            self.context,
+            tag,
+            result,
+            judgement,
+            extent=self._extent,
+            keep_encoder_states=options.keep_encoder_states,
+        )
+        tag.recording.segments[decoded.index] = segments_of(self.context.whisper, decoded)
+        return decoded
+
+    def _keep(self, tag: WindowTag, decoded: Decoded) -> None:
+        self.in_engine.discard(tag)
+        tag.recording.add(decoded)

@@ -1,0 +1,140 @@
+"""Requests: a window with the options of its call becomes a request to the engine.
+
+Functions of records. Knows prompts, languages, seeds and draft lengths; nothing of results.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from forescribe.speculative.requests import Request
+
+from ...errors import UsageError
+from ...model.loading import EncoderStates, Whisper
+from ...model.special_tokens import AUTO, language_code
+from ...segment.pauses import Pause, pauses
+from ..context import DecodingContext
+from ..encoding import EncodedWindow
+from ..guards import Guards
+from ..options import Options
+from .recording_state import RecordingState, WindowTag
+
+CONFIDENT = 0.9
+"""A window leaves its recording's language only at this probability of another one."""
+
+
+@dataclass(frozen=True)
+class BoundOptions:
+    """Options that were checked against a model.
+
+    `language` is a code, None to detect it; `previous` holds the tokens of the initial prompt.
+    """
+
+    options: Options
+    language: str | None
+    previous: tuple[int, ...]
+
+
+def bind(options: Options, context: DecodingContext) -> BoundOptions:
+    """Check options against a model. Raises UsageError for those that it cannot serve."""
+    special = context.whisper.tokens
+    language = None
+    if options.language is not None and language_code(options.language) != AUTO:
+        language = special.language(options.language)
+    previous = prompt_tokens(context.whisper, options.initial_prompt)
+    if options.task == "translate" and not special.multilingual:
+        raise UsageError("an English-only model cannot translate; use a multilingual one")
+    limit = context.engine.max_gamma
+    if options.gamma is not None and options.gamma > limit:
+        raise UsageError(
+            f"gamma {options.gamma} is more than the {limit} that the transcriber was created with"
+        )
+    return BoundOptions(options, language, previous)
+
+
+def prompt_tokens(whisper: Whisper, text: str | None) -> tuple[int, ...]:
+    """The last tokens of previous text that fit into a prompt. Raises UsageError."""
+    if not text or not text.strip():
+        return ()
+    if whisper.tokens.previous is None:
+        raise UsageError("this model has no token for previous text, so it takes no prompt")
+    ids = whisper.tokenizer.encode(" " + text.strip(), add_special_tokens=False)
+    if any(token >= whisper.tokens.end for token in ids):
+        raise UsageError("the initial prompt holds a special token such as <|endoftext|>")
+    return tuple(ids[-prompt_room(whisper) :])
+
+
+def prompt_room(whisper: Whisper) -> int:
+    """Tokens of previous text that fit into a prompt: half the positions less one (openai/whisper)."""
+    return int(whisper.target.config.max_target_positions) // 2 - 1
+
+
+def window_request(
+    context: DecodingContext,
+    bound: BoundOptions,
+    tag: WindowTag,
+    encoder_states: EncoderStates,
+    previous: tuple[int, ...],
+) -> Request:
+    """The request for a window at the first temperature; `previous` are the tokens before it."""
+    options = bound.options
+    prompt = context.whisper.tokens.prompt(
+        tag.language, options.task, timestamps=options.timestamps, previous=previous
+    )
+    request = Request(
+        prompt=prompt,
+        encoder_states=encoder_states,
+        gamma=gamma_for(context.whisper, tag.language, options.gamma),
+        hint=previous,
+        probe=context.no_speech.probe(prompt),
+        tag=tag,
+    )
+    first = options.guards.temperatures[0] if options.guards is not None else 0.0
+    return at_temperature(request, first) if first else request
+
+
+def gamma_for(whisper: Whisper, language: str, gamma: int | None) -> int | None:
+    """The draft length for a language: 0 where the draft model was not trained for it."""
+    languages = whisper.pair.draft_languages
+    return 0 if languages is not None and language not in languages else gamma
+
+
+def retry_of(request: Request, guards: Guards | None) -> Request | None:
+    """The same window at the next temperature; None after the last one."""
+    if guards is None:
+        return None
+    temperature = guards.next_temperature(request.temperature)
+    return None if temperature is None else at_temperature(request, temperature)
+
+
+def at_temperature(request: Request, temperature: float) -> Request:
+    return replace(request, temperature=temperature, seed=seed_of(request.tag.start, temperature))
+
+
+def seed_of(start: int, temperature: float) -> int:
+    """The seed of the window at sample `start` for a temperature.
+
+    It is the same on every machine and in any batch, and differs for all temperatures that the engine
+    can distinguish: an attempt that reused the random numbers of a rejected attempt would not follow
+    the model's distribution.
+    """
+    (bits,) = struct.unpack("<I", struct.pack("<f", temperature))
+    return int(bits) << 32 | start & 0xFFFFFFFF
+
+
+def language_in(recording: RecordingState, window: EncodedWindow) -> str:
+    """The language to decode a window in: that of the recording's first window with speech, unless
+    another language is very probable. Sets the recording's language with its first window."""
+    assert window.language is not None
+    language, probability = window.language
+    if recording.language is None:
+        recording.language, recording.language_probability = language, probability
+    return recording.language if probability < CONFIDENT else language
+
+
+def pauses_for(options: Options, features: Tensor, length: int) -> tuple[Pause, ...]:
+    """The pauses of a window of `length` samples, where its words are to be timed."""
+    return pauses(features, length) if options.words else ()

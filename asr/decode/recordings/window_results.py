@@ -1,0 +1,167 @@
+"""Results: what the engine returned for a window becomes a `Decoded` and segments of text.
+
+Functions of records. Knows guards, timestamps and text; nothing of engines or word times.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+from forescribe.speculative.requests import Finish, Request, Result
+
+from ...formats.transcript import Segment, State, Word
+from ...model.loading import Whisper
+from ...words.segments import Stretch, compression_ratio, mean_logprob, stretches
+from .. import accounting
+from ..context import DecodingContext
+from ..guards import Guards, Judgement
+from ..outcome import Decoded
+from .recording_state import RecordingState, WindowTag
+
+NOT_FINITE = "the model's numbers are not finite"
+
+Extent = Callable[[WindowTag, tuple[int, ...], State], tuple[int, tuple[int, ...]]]
+"""The sample where a window ends and the tokens of its answer that count, by its tag, the tokens of
+its answer and its state."""
+
+
+def whole_window(
+    tag: WindowTag, tokens: tuple[int, ...], state: State
+) -> tuple[int, tuple[int, ...]]:
+    """The extent of a window that was cut before it was decoded: all of its answer counts."""
+    return tag.end, tokens
+
+
+def text_of(whisper: Whisper, tokens: Iterable[int]) -> str:
+    """The text of tokens with its spaces, without special tokens."""
+    text: str = whisper.tokenizer.decode(
+        [token for token in tokens if token < whisper.tokens.end],
+        skip_special_tokens=True,
+        clean_up_tokenization_spaces=False,
+    )
+    return text
+
+
+def judge(whisper: Whisper, guards: Guards | None, result: Result) -> tuple[Judgement, str | None]:
+    """Whether to keep an answer, with the reason where it is not kept."""
+    mean = mean_logprob(result.logprobs)
+    if guards is None:
+        return (Judgement.KEEP, None) if math.isfinite(mean) else (Judgement.RETRY, NOT_FINITE)
+    return guards.judge(
+        compression_ratio=compression_ratio(text_of(whisper, result.tokens)),
+        mean_logprob=mean,
+        no_speech_prob=result.probe[0],
+    )
+
+
+def decoded_of(
+    context: DecodingContext,
+    tag: WindowTag,
+    result: Result,
+    judgement: tuple[Judgement, str | None],
+    *,
+    extent: Extent,
+    keep_encoder_states: bool,
+) -> Decoded:
+    """The window of a final answer.
+
+    An answer that the guards reject at the last temperature is kept with a doubt, as Whisper does,
+    unless its probabilities are not finite.
+    """
+    verdict, reason = judgement
+    rejected = verdict is Judgement.RETRY
+    broken = rejected and not math.isfinite(mean_logprob(result.logprobs))
+    doubt = reason if rejected and not broken else None
+    if verdict is Judgement.KEEP and context.is_demo:
+        doubt = accounting.outside_demo(result)
+    state: State = "decoded"
+    if broken:
+        state = "failed"
+    elif verdict is Judgement.SILENCE:
+        state = "silent"
+    end, tokens = extent(tag, result.tokens, state)
+    request = result.request
+    return Decoded(
+        index=tag.index,
+        start=tag.start,
+        end=end,
+        language=tag.language,
+        result=replace(result, request=replace(request, encoder_states=None, tag=None)),
+        tokens=tokens,
+        state=state,
+        reason=None if rejected and not broken else reason,
+        doubt=doubt,
+        encoder_states=request.encoder_states if keep_encoder_states else None,
+    )
+
+
+def failed_window(whisper: Whisper, tag: WindowTag, error: Exception, extent: Extent) -> Decoded:
+    """The window of a request that an exception ended."""
+    request = Request((whisper.tokens.start,))
+    return Decoded(
+        index=tag.index,
+        start=tag.start,
+        end=extent(tag, (), "failed")[0],
+        language=tag.language,
+        result=Result(request, (), (), (), Finish.CANCELLED, 0, 0, 0),
+        tokens=(),
+        state="failed",
+        reason=accounting.reason(error),
+    )
+
+
+def texts_of(whisper: Whisper, decoded: Decoded) -> list[tuple[Stretch, str]]:
+    """The stretches of a window that hold text, with the text; none where it does not count."""
+    if decoded.state != "decoded":
+        return []
+    parts = stretches(decoded.tokens, whisper.tokens, decoded.length)
+    texts = [(part, text_of(whisper, part.tokens)) for part in parts]
+    return [(part, text) for part, text in texts if text.strip()]
+
+
+def segments_of(whisper: Whisper, decoded: Decoded) -> tuple[Segment, ...]:
+    """A window's segments, without words."""
+    result, parts = decoded.result, texts_of(whisper, decoded)
+    ratio = compression_ratio(text_of(whisper, result.tokens)) if parts else 0.0
+    return tuple(
+        Segment(
+            id=0,
+            window=decoded.index,
+            window_sample=decoded.start,
+            start_sample=decoded.start + part.start,
+            end_sample=decoded.start + part.end,
+            text=text,
+            tokens=part.tokens,
+            temperature=result.request.temperature,
+            avg_logprob=mean_logprob(result.logprobs),
+            compression_ratio=ratio,
+            no_speech_prob=result.probe[0],
+            doubt=decoded.doubt,
+        )
+        for part, text in parts
+    )
+
+
+def timed_segments(whisper: Whisper, recording: RecordingState, decoded: Decoded) -> list[Segment]:
+    """A window's segments, with their words where these have been timed."""
+    segments = recording.segments.get(decoded.index)
+    if segments is None:  # restored: it was not decoded here
+        segments = recording.segments[decoded.index] = segments_of(whisper, decoded)
+    words = recording.words.get(decoded.index)
+    if words is None:
+        return list(segments)
+    return [_with_words(segment, own) for segment, own in zip(segments, words, strict=True)]
+
+
+def _with_words(segment: Segment, words: tuple[Word, ...]) -> Segment:
+    """A segment from its first to its last word (openai/whisper): timestamp tokens are less exact."""
+    if not words:
+        return replace(segment, words=words)
+    start, end = words[0].start_sample, max(word.end_sample for word in words)
+    return replace(segment, start_sample=start, end_sample=end, words=words)
+
+
+def by_index(decoded: Iterable[Decoded]) -> Sequence[Decoded]:
+    return sorted(decoded, key=lambda window: window.index)

@@ -1,0 +1,108 @@
+"""Plans: where a recording was cut, as a record that outlives its process.
+
+    plan = plan_of(recording, detector, options.windows)
+    plan = Plan.from_dict(plan.to_dict())
+
+A plan's windows with speech form groups, which are decoded and kept one after the other. Knows nothing
+of decoding or of where plans are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..audio.reading import Recording, Samples
+from ..formats.transcript import Notice, seconds
+from ..segment.vad import Detector
+from ..segment.windows import Window, WindowOptions, cut
+
+GROUP_SIZE = 8
+"""Windows with speech that are kept together: after a crash at most four minutes are decoded again."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Where a recording was cut: samples [start, end) and whether there is speech, in order.
+
+    Raises ValueError unless the spans partition the recording.
+    """
+
+    spans: tuple[tuple[int, int, bool], ...]
+    warnings: tuple[Notice, ...] = ()
+
+    def __post_init__(self) -> None:
+        at = 0
+        for start, end, _ in self.spans:
+            if start != at or end <= start:
+                raise ValueError(f"a plan with a gap or an overlap at sample {at}")
+            at = end
+
+    @property
+    def sample_count(self) -> int:
+        return self.spans[-1][1] if self.spans else 0
+
+    @property
+    def groups(self) -> tuple[tuple[int, ...], ...]:
+        """The windows with speech, by index, in groups."""
+        spoken = [index for index, (_, _, speech) in enumerate(self.spans) if speech]
+        return tuple(
+            tuple(spoken[at : at + GROUP_SIZE]) for at in range(0, len(spoken), GROUP_SIZE)
+        )
+
+    def until_s(self, k: int) -> float:
+        """Seconds of the recording that are done after group `k`: up to the next window with speech."""
+        groups = self.groups
+        if k + 1 < len(groups):
+            return seconds(self.spans[groups[k + 1][0]][0])
+        return seconds(self.sample_count)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "spans": [list(span) for span in self.spans],
+            "warnings": [[notice.code, notice.message] for notice in self.warnings],
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Plan:
+        return cls(
+            tuple((start, end, speech) for start, end, speech in data["spans"]),
+            tuple(Notice(code, message) for code, message in data["warnings"]),
+        )
+
+
+def plan_of(recording: Recording, detector: Detector | None, options: WindowOptions) -> Plan:
+    """The plan of a recording, which is read to its end. Raises what its decoder raises."""
+    windows = cut(recording.blocks(), detector, options)
+    spans = tuple((window.start, window.end, window.speech) for window in windows)
+    return Plan(spans, recording.warnings)
+
+
+def planned_windows(
+    blocks: Iterable[Samples], plan: Plan, skip: frozenset[int]
+) -> Iterator[Window]:
+    """The plan's windows except those of `skip`, from the recording's blocks [any length].
+
+    Raises ValueError where the blocks are not the recording that was planned.
+    """
+    index, at = 0, 0
+    held: list[Samples] = []
+    for block in blocks:
+        while len(block):
+            if index == len(plan.spans):
+                raise ValueError(f"the recording is longer than the {at} samples of its plan")
+            start, end, speech = plan.spans[index]
+            part, block = block[: end - at], block[end - at :]
+            at += len(part)
+            if speech and index not in skip:
+                held.append(part)
+            if at == end:
+                if index not in skip:
+                    own = np.concatenate(held) if speech else part[:0].copy()
+                    yield Window(index, start, end, speech, own)
+                index, held = index + 1, []
+    if index < len(plan.spans):
+        raise ValueError(f"the recording ends at {at} of the {plan.sample_count} samples planned")

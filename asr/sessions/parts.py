@@ -1,0 +1,101 @@
+"""Parts: what a session's listener receives of a recording while it is being decoded.
+
+Parts come in order and are final. Knows nothing of threads or engines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from itertools import islice
+
+from ..decode.outcome import Decoded
+from ..decode.recordings.recording_state import RecordingState
+from ..decode.recordings.window_results import text_of, timed_segments
+from ..formats.transcript import Segment
+from ..model.loading import Whisper
+from ..words.segments import stretches
+
+
+@dataclass(frozen=True)
+class Token:
+    """A token of the text. `data` are the bytes that it stands for, which may be part of a character."""
+
+    text: str
+    logprob: float
+    data: bytes
+
+
+@dataclass(frozen=True)
+class Part:
+    """The next windows of a recording that have ended, in order and without gaps. Never retracted."""
+
+    segments: tuple[Segment, ...]  # `id` is 0 and words are missing: both come with the outcome
+    tokens: tuple[Token, ...]
+    done_s: float  # of the recording, silence included
+
+    @property
+    def text(self) -> str:
+        return "".join(segment.text for segment in self.segments)
+
+
+class PartQueue:
+    """Puts the windows of a recording, which end in any order, into the order of the recording."""
+
+    def __init__(self, whisper: Whisper) -> None:
+        self.whisper = whisper
+        self._ended: dict[int, Decoded | None] = {}  # not delivered yet; None is silent
+        self._next = 0  # index of the first window that has not been delivered
+        self._silent = 0  # silent windows that have been counted
+
+    def add(self, decoded: Decoded) -> None:
+        """A window has ended."""
+        self._ended[decoded.index] = decoded
+
+    def next_part(self, recording: RecordingState) -> Part | None:
+        """The windows that follow those delivered before; None where the next one has not ended."""
+        for window in recording.silent[self._silent :]:
+            self._ended[window.index] = None
+            self._silent += 1
+        first, decoded = self._next, list[Decoded]()
+        while self._next in self._ended:
+            window_or_none = self._ended.pop(self._next)
+            if window_or_none is not None:
+                decoded.append(window_or_none)
+            self._next += 1
+        if self._next == first:
+            return None
+        return Part(
+            tuple(s for d in decoded for s in timed_segments(self.whisper, recording, d)),
+            tuple(token for d in decoded for token in tokens_of(self.whisper, d)),
+            recording.done_s,
+        )
+
+
+def tokens_of(whisper: Whisper, decoded: Decoded) -> Iterator[Token]:
+    """The tokens of a window's text; their bytes joined are that text."""
+    if decoded.state != "decoded":
+        return
+    pairs = zip(decoded.tokens, decoded.result.logprobs, strict=True)
+    scored = ((token, logprob) for token, logprob in pairs if token < whisper.tokens.end)
+    for part in stretches(decoded.tokens, whisper.tokens, decoded.length):
+        own = list(islice(scored, len(part.tokens)))
+        if not text_of(whisper, part.tokens).strip():
+            continue  # it became no segment
+        for token, logprob in own:
+            data = token_bytes(whisper.tokenizer.convert_ids_to_tokens(token))
+            yield Token(data.decode(errors="replace"), logprob, data)
+
+
+@cache
+def _alphabet() -> dict[str, int]:
+    """The bytes that GPT-2's letters stand for."""
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    return {letter: byte for byte, letter in bytes_to_unicode().items()}
+
+
+def token_bytes(spelling: str) -> bytes:
+    """The bytes of a token of a byte-level vocabulary."""
+    return bytes(_alphabet()[letter] for letter in spelling)
