@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..model.loading import EncoderStates, Whisper
 from ..segment.windows import Samples
-from .context import DecodingContext
+from .decoding_context import DecodingContext
 from .isolation import each
 
 

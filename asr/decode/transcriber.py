@@ -31,7 +31,7 @@ from ..model.loading import Whisper, load
 from ..model.presets import resolve
 from ..model.special_tokens import AUTO, language_code
 from ..segment.vad import Detector
-from .context import DecodingContext
+from .decoding_context import DecodingContext
 from .isolation import Isolated
 from .options import Options
 from .outcome import Decoded, Hook, Outcome, Progress

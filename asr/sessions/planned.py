@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from ..audio.reading import Input
-from ..decode.context import DecodingContext
+from ..decode.decoding_context import DecodingContext
 from ..decode.options import Options
 from ..decode.outcome import Decoded
 from ..decode.recordings.recording_state import RecordingState

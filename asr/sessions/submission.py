@@ -16,7 +16,7 @@ from typing import Protocol
 from forescribe.speculative.requests import Request
 
 from ..audio.reading import Input, Samples, open_audio
-from ..decode.context import DecodingContext
+from ..decode.decoding_context import DecodingContext
 from ..decode.encoding import EncodedWindow
 from ..decode.isolation import Ended
 from ..decode.options import Options

@@ -18,7 +18,7 @@ from forescribe.speculative.requests import Request
 
 from ...audio.reading import Input, Open, Recording
 from ...errors import ForescribeError
-from ..context import DecodingContext
+from ..decoding_context import DecodingContext
 from ..isolation import Ended
 from ..outcome import Decoded, Hook, Outcome
 from .progress_hook import ProgressReporter

@@ -12,7 +12,7 @@ from forescribe.speculative.requests import Request
 from ...audio.reading import Input, Recording
 from ...segment.windows import Window, cut
 from ..accounting import internal
-from ..context import DecodingContext
+from ..decoding_context import DecodingContext
 from ..encoding import EncodedWindow, encode_windows
 from ..options import Options
 from ..outcome import Decoded

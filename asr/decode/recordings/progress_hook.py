@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...formats.transcript import Segment
-from ..context import DecodingContext
+from ..decoding_context import DecodingContext
 from ..outcome import Decoded, Follows, Hook, Partial, Progress
 from .recording_state import RecordingState
 from .window_results import text_of, timed_segments

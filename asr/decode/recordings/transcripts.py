@@ -13,7 +13,7 @@ from typing import Any
 
 from ...formats.transcript import Json, Notice, Transcript
 from .. import accounting
-from ..context import DecodingContext
+from ..decoding_context import DecodingContext
 from ..options import Options
 from ..outcome import Decoded, Outcome
 from .recording_state import RecordingState

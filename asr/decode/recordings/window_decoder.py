@@ -15,7 +15,7 @@ from forescribe.speculative.requests import Request, Result
 from ...errors import ForescribeError, out_of_memory
 from ...model.loading import EncoderStates
 from ..accounting import fault
-from ..context import DecodingContext
+from ..decoding_context import DecodingContext
 from ..guards import Judgement
 from ..isolation import Ended, Fault
 from ..outcome import Decoded

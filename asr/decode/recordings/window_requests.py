@@ -16,7 +16,7 @@ from ...errors import UsageError
 from ...model.loading import EncoderStates, Whisper
 from ...model.special_tokens import AUTO, language_code
 from ...segment.pauses import Pause, pauses
-from ..context import DecodingContext
+from ..decoding_context import DecodingContext
 from ..encoding import EncodedWindow
 from ..guards import Guards
 from ..options import Options

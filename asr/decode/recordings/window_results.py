@@ -15,7 +15,7 @@ from ...formats.transcript import Segment, State, Word
 from ...model.loading import Whisper
 from ...words.segments import Stretch, compression_ratio, mean_logprob, stretches
 from .. import accounting
-from ..context import DecodingContext
+from ..decoding_context import DecodingContext
 from ..guards import Guards, Judgement
 from ..outcome import Decoded
 from .recording_state import RecordingState, WindowTag
