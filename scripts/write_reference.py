@@ -95,6 +95,41 @@ def _default(option: Any) -> str:
     return "" if default in (None, "") or callable(default) else f"`{default}`"
 
 
+def flags() -> str:
+    """The page of other programs' flags: what is accepted, what is refused, and what to use instead."""
+    from forescribe.cli.options.foreign_flag_table import FOREIGN, SHORT
+
+    page = [
+        "# Flags of other programs",
+        MADE,
+        "Flags of openai/whisper, whisperX, faster-whisper's command and whisper.cpp that "
+        "`forescribe transcribe` does not have under the same name. They may be written with `_` or `-`; "
+        "a switch without a value is True. All values that are not listed as accepted are refused, with "
+        "the reason and the alternative.",
+    ]
+    rows = ["| flag | accepted | refused because | instead |", "|---|---|---|---|"]
+    for name, flag in FOREIGN.items():
+        accepted = "; ".join(_meaning(value, ours) for value, ours in flag.means.items())
+        refusal = ("", "") if ANY in flag.means else (flag.why, flag.instead)
+        cells = (f"`--{name[2:].replace('-', '_')}`", accepted, *refusal)
+        rows.append("| " + " | ".join(map(_cell, cells)) + " |")
+    page += ["\n".join(rows), "## Words after one dash", "whisper.cpp's options; all are refused."]
+    rows = ["| option | instead |", "|---|---|"]
+    rows += [f"| `{name}` | {instead} |" for name, instead in SHORT.items()]
+    return "\n\n".join([*page, "\n".join(rows)]) + "\n"
+
+
+ANY = "*"  # foreign_flag_table.ANY, without importing the command
+
+
+def _meaning(value: str, ours: tuple[str, ...]) -> str:
+    """A value that is accepted, and our options for it."""
+    typed = value.capitalize() if value in ("true", "false", "none") else value
+    shown = "any value" if value == ANY else f"`{typed}`"
+    translated = " ".join(ours).replace("{}", "VALUE")
+    return f"{shown}: `{translated}`" if ours else f"{shown}: no effect"
+
+
 def settings() -> str:
     """The page of all settings, in the order and under the headings of the source."""
     from forescribe.api.settings import PREFIX, Settings
@@ -190,7 +225,11 @@ def _paragraphs(text: str | None) -> str:
     return inspect.cleandoc(text or "")
 
 
-PAGES: dict[str, Callable[[], str]] = {"cli.md": cli, "settings.md": settings}
+PAGES: dict[str, Callable[[], str]] = {
+    "cli.md": cli,
+    "flags.md": flags,
+    "settings.md": settings,
+}
 
 
 def main() -> int:

@@ -291,24 +291,34 @@ def test_the_flags_of_the_conventions_are_all_known() -> None:
 # The page
 
 
-def table(head: str) -> list[tuple[list[str], str]]:
-    """Of docs/batch.md: what is typed, and the other column."""
-    page = (Path(__file__).parents[2] / "docs" / "batch.md").read_text(encoding="utf-8")
-    rows = page.split(f"| {head} |\n|---|---|\n")[1].split("\n\n")[0].splitlines()
-    cells = [row.strip("|").split(" | ") for row in rows]
-    return [(left.strip(" `").split("`, `"), right.strip()) for left, right in cells]
+def rows() -> list[list[str]]:
+    """Rows of docs/reference/flags.md: flag, accepted values, reason for refusing others, alternative."""
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "flags.md").read_text(
+        encoding="utf-8"
+    )
+    lines = page.split("|---|---|---|---|\n")[1].split("\n\n")[0].splitlines()
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
 
 
-def test_the_page_says_what_is_meant_and_what_is_refused() -> None:
-    meant, refused = table("typed | means"), table("refused | because; instead")
-    for typed, right in meant:
-        ours = [] if right.startswith("nothing") else right.strip("`").split()
-        for flag in typed:
-            assert translate(flag.split(), KNOWN) == ours, flag
-    for typed, right in refused:
-        for flag in typed:
-            with pytest.raises(UsageError) as caught:
-                translate(flag.split(), KNOWN)
-            assert str(caught.value).endswith(f"is not supported: {right}"), flag
-    named = {flag.split()[0].replace("_", "-") for typed, _ in (*meant, *refused) for flag in typed}
-    assert named == FOREIGN.keys()
+def test_the_page_says_what_is_accepted() -> None:
+    for flag, accepted, *_ in rows():
+        for entry in filter(None, accepted.split("; ")):
+            value, _, ours = entry.partition(": ")
+            typed = "X" if value == "any value" else value.strip("`")
+            expected = [] if ours == "no effect" else ours.strip("`").replace("VALUE", "X").split()
+            assert translate([flag.strip("`"), typed], KNOWN) == expected, entry
+
+
+def test_the_page_says_what_is_refused_and_why() -> None:
+    for flag, accepted, why, instead in rows():
+        if accepted.startswith("any value"):
+            assert (why, instead) == ("", "")
+            continue
+        value = f"{flag.strip('`')}=no such value"
+        with pytest.raises(UsageError) as caught:
+            translate([value], KNOWN)
+        assert str(caught.value).endswith(f"is not supported: {why}; {instead}"), flag
+
+
+def test_the_page_has_every_flag() -> None:
+    assert {row[0].strip("`").replace("_", "-") for row in rows()} == FOREIGN.keys()

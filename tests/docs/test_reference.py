@@ -20,7 +20,7 @@ def writer() -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("name", ["cli.md", "settings.md"])
+@pytest.mark.parametrize("name", ["cli.md", "flags.md", "settings.md"])
 def test_the_reference_is_what_the_code_says(writer: ModuleType, name: str) -> None:
     written = (ROOT / "docs" / "reference" / name).read_text(encoding="utf-8")
     assert written == writer.PAGES[name](), "run scripts/reference and commit docs/reference/"
