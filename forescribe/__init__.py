@@ -1,11 +1,11 @@
-"""Transcription by lossless speculative decoding: Whisper-large, drafted by a distilled Whisper.
+"""Transcription by lossless speculative decoding: Whisper's exact words, faster.
 
     from forescribe import transcribe
 
     print(transcribe("meeting.mp3").text)
 
-The names load on first use, as importing torch takes seconds. The parts lie beside this folder in a
-checkout and are reached through the links in it: `forescribe.asr` is `asr/`.
+The names are loaded on first use, as importing torch takes seconds. In a checkout the parts are folders
+beside this one, reached through links: `forescribe.asr` is `asr/`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-if not (Path(__file__).parent / "asr").is_dir():  # a copy of a checkout that has lost its links
+if not (Path(__file__).parent / "asr").is_dir():  # a copy of a checkout without its links
     __path__.append(str(Path(__file__).parent.parent))
 
 if TYPE_CHECKING:
@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from .asr.errors import ForescribeError
     from .asr.formats.transcript import Segment, Transcript, Word
     from .text import TextGenerator
+    from .transcription import transcribe
 
-_HOMES = {
+_MODULES = {
     "ForescribeError": "asr.errors",
     "Options": "asr.decode.options",
     "Segment": "asr.formats.transcript",
@@ -32,7 +33,9 @@ _HOMES = {
     "Transcriber": "asr.decode.transcriber",
     "Transcript": "asr.formats.transcript",
     "Word": "asr.formats.transcript",
+    "transcribe": "transcription",
 }
+"""Where each public name is defined."""
 
 __all__ = [
     "ForescribeError",
@@ -42,10 +45,15 @@ __all__ = [
     "Transcriber",
     "Transcript",
     "Word",
+    "transcribe",
 ]
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

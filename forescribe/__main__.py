@@ -1,4 +1,4 @@
-"""`python -m forescribe` is the command."""
+"""`python -m forescribe` runs the command."""
 
 from .cli.main import main
 
