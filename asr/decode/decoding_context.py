@@ -14,7 +14,7 @@ from ..audio.features import LogMel
 from ..model.loading import Whisper
 from ..model.presets import bundled_folder
 from ..segment.vad import Detector, SileroDetector
-from .isolation import Isolated
+from .isolation import IsolatedEngine
 from .rules import NoSpeech
 
 
@@ -29,7 +29,7 @@ class DecodingContext:
 
     whisper: Whisper
     engine: Engine
-    slots: Isolated
+    slots: IsolatedEngine
     mel: LogMel
     no_speech: NoSpeech
     watch: Stopwatch

@@ -15,7 +15,7 @@ from torch import Tensor
 from ..model.loading import EncoderStates, Whisper
 from ..segment.windows import Samples
 from .decoding_context import DecodingContext
-from .isolation import each
+from .isolation import apply_each
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +44,7 @@ def encode_windows(
         features = context.mel([samples for samples, _ in batch])
         return encode_features(context.whisper, features, [wanted for _, wanted in batch])
 
-    return each(encode, list(zip(windows, detect, strict=True)))
+    return apply_each(encode, list(zip(windows, detect, strict=True)))
 
 
 def encode_features(

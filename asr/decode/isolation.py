@@ -1,19 +1,19 @@
-"""Isolation: faults as values, so that what is one window's stays one window's.
+"""Isolation: exceptions as values, so that a fault in one window does not affect another one.
 
-    slots = Isolated(engine)
-    slots.submit(request)              # never raises
-    for ended in slots.step():         # a Result or a Fault for each request that has ended
-
-    for one in each(work, items):      # a result or an exception for each item
+    slots = IsolatedEngine(engine)
+    slots.submit(request)                           # never raises
+    for ended in slots.ended(engine.step()):        # a Result or a Fault for each request that ended
+        ...
+    for result in apply_each(work, items):          # a result or an exception for each item
         ...
 
-The engine keeps the faults of its requests apart by itself; here they become one kind with those of
-requests that it refuses. Knows nothing of audio.
+The engine itself contains the faults of its requests; here they become one type with those of requests
+that it rejects. Knows nothing of audio.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -36,23 +36,27 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-def each(work: Callable[[Sequence[T]], Sequence[R]], items: Sequence[T]) -> list[R | Exception]:
-    """The work for all items together or, where it fails, for each alone: a result or an exception for
-    each."""
+def apply_each(
+    work: Callable[[Sequence[T]], Sequence[R]], items: Sequence[T]
+) -> list[R | Exception]:
+    """Apply `work` to all items together or, where that fails, to each alone.
+
+    Returns a result or an exception for each item.
+    """
     try:
         return list(work(items))
     except Exception as error:
         if len(items) < 2:
             return [error] * len(items)
-    return [one for item in items for one in each(work, [item])]
+    return [result for item in items for result in apply_each(work, [item])]
 
 
-class Isolated:
-    """An engine whose requests have tags of their own. Belongs to one thread, like the engine."""
+class IsolatedEngine:
+    """An engine whose requests have unique tags. Belongs to one thread, like the engine."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self._ended: list[Ended] = []  # not yet told
+        self._ended: list[Ended] = []  # not returned yet
 
     @property
     def free(self) -> int:
@@ -61,36 +65,36 @@ class Isolated:
 
     @property
     def idle(self) -> bool:
+        """Whether nothing is decoded or waits to be returned."""
         return self.engine.idle and not self._ended
 
     def submit(self, request: Request) -> None:
-        """Queues a request. One that the engine refuses ends as a fault in the next step."""
+        """Queue a request. One that the engine rejects ends as a fault with the next step."""
         try:
             self.engine.submit(request)
         except Exception as error:
             self._ended.append(Fault(request, error))
 
     def cancel(self, tag: Hashable) -> None:
-        """Drops a request, wherever it is. Its row and its encoder states are free with the next step,
+        """Drop a request, wherever it is. Its row and its encoder states are free with the next step,
         or with `settle`."""
         self.engine.cancel(tag)
         self._ended = [ended for ended in self._ended if ended.request.tag != tag]
 
     def settle(self) -> None:
-        """Frees at once what was cancelled; what ends meanwhile comes with the next step."""
+        """Free at once what was cancelled; what ends meanwhile is returned with the next step."""
         for _ in range(self.engine.device.rounds_per_poll + 1):
             if self.engine.idle:
                 return
-            self._ended = self.step()
+            self._ended = self.ended(self.engine.step())
 
-    def step(self) -> list[Ended]:
-        """What has ended by now, often nothing; nothing of what was cancelled."""
+    def ended(self, results: Iterable[Result]) -> list[Ended]:
+        """What has ended by now, from the results of the engine's step; nothing that was cancelled."""
         before, self._ended = self._ended, []
-        results = [r for r in self.engine.step() if r.finish is not Finish.CANCELLED]
-        return [*before, *map(_told, results)]
+        return [*before, *(_as_ended(r) for r in results if r.finish is not Finish.CANCELLED)]
 
 
-def _told(result: Result) -> Ended:
+def _as_ended(result: Result) -> Ended:
     if result.error is None:
         return result
     cause = result.error.__cause__

@@ -32,7 +32,7 @@ from ..model.presets import resolve
 from ..model.special_tokens import AUTO, language_code
 from ..segment.vad import Detector
 from .decoding_context import DecodingContext
-from .isolation import Isolated
+from .isolation import IsolatedEngine
 from .options import Options
 from .outcome import Decoded, Hook, Outcome, Progress
 from .recordings.call import Call
@@ -66,7 +66,7 @@ class Transcriber:
         self.context = DecodingContext(
             whisper=whisper,
             engine=engine,
-            slots=Isolated(engine),
+            slots=IsolatedEngine(engine),
             mel=LogMel(whisper.extractor, whisper.device.torch),
             no_speech=NoSpeech.of(whisper.target.generation_config),
             watch=whisper.device.stopwatch(),

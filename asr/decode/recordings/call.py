@@ -61,7 +61,7 @@ class Call:
 
     def run(self, windows: WindowSource, sources: Iterable[Input]) -> Iterator[Outcome]:
         """Yield outcomes as recordings end."""
-        slots, decoder = self.context.slots, self.decoder
+        engine, slots, decoder = self.context.engine, self.context.slots, self.decoder
         requests, more = windows.requests(sources), True
         try:
             while more or decoder.in_engine:
@@ -71,7 +71,7 @@ class Call:
                         more = False
                     else:
                         slots.submit(request)
-                for ended in slots.step():
+                for ended in slots.ended(engine.step()):
                     self._finish(windows, ended)
                     yield from self._outcomes()
                 self._reporter.show_partial(next(iter(self.recordings), None))

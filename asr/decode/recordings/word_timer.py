@@ -19,7 +19,7 @@ from ...words import token_sources
 from ...words.assembly import assemble_words
 from ...words.segments import Stretch
 from ...words.timing import TokenTimes, Utterance, token_times
-from ..isolation import each
+from ..isolation import apply_each
 from ..outcome import Decoded
 from .recording_state import RecordingState, WindowTag
 from .window_results import texts_of
@@ -62,7 +62,7 @@ class WordTimer:
             for tag, decoded in waiting
             if tag.recording.segments[decoded.index] and not tag.recording.failed
         ]
-        for (tag, decoded), times in zip(work, each(self._token_times, work), strict=True):
+        for (tag, decoded), times in zip(work, apply_each(self._token_times, work), strict=True):
             try:
                 if isinstance(times, Exception):
                     raise times

@@ -563,14 +563,14 @@ def test_a_cancelled_recording_releases_what_it_held(shared, undisturbed, clean)
     session, ears = Session(shared), [Ear(), Ear()]
     victim = session.submit(VICTIM, GUARDED, ears[0])
     session.submit(AFTER, GUARDED, ears[1])
-    step = shared.context.slots.step
+    slots, ended = shared.context.slots, shared.context.slots.ended
 
-    def cancelling():
-        shared.context.slots.step = step
+    def cancelling(results):
+        slots.ended = ended
         session.cancel(victim)
-        return step()
+        return ended(results)
 
-    shared.context.slots.step = cancelling
+    slots.ended = cancelling
     thread = threading.Thread(target=session.run)
     thread.start()
     assert all(ear.done.wait(SOON) for ear in ears)

@@ -1,0 +1,96 @@
+"""How many of our functions lie between the command and the model's forward pass."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+
+from forescribe.asr.decode.transcriber import Options, Transcriber
+from forescribe.asr.model.loading import Whisper
+from forescribe.asr.segment.vad import EnergyDetector
+from forescribe.cli.main import main
+
+ROOT = Path(__file__).parents[2]
+OURS = tuple(str(ROOT / part) for part in ("asr", "forescribe", "speculative", "diarize"))
+ROUND = "run_round"
+"""A frame of every round; prefills have none."""
+
+FROM_THE_COMMAND = 9
+FROM_TRANSCRIBE_TO_STEP = 3
+
+Stack = list[tuple[str, str]]
+"""The file and the function of each frame of ours, the outermost first."""
+
+
+def stack() -> Stack:
+    frames = [(frame.filename, frame.name) for frame in traceback.extract_stack()]
+    return [(str(Path(f).resolve()), name) for f, name in frames if "/.venv/" not in f]
+
+
+def ours(frames: Stack) -> Stack:
+    return [(f.removeprefix(f"{ROOT}/"), name) for f, name in frames if f.startswith(OURS)]
+
+
+@pytest.fixture
+def stacks(monkeypatch) -> Iterator[list[Stack]]:
+    """The stacks inside the target's decoder, one for each call of its first layer norm."""
+    seen: list[Stack] = []
+    encode = Whisper.encode
+
+    def watched(self, features):
+        norm = self.target.model.decoder.layers[0].self_attn_layer_norm
+        if not norm._forward_pre_hooks:
+            norm.register_forward_pre_hook(lambda *_: seen.append(ours(stack())))
+        return encode(self, features)
+
+    monkeypatch.setattr(Whisper, "encode", watched)
+    yield seen
+
+
+def rounds(stacks: list[Stack]) -> list[Stack]:
+    found = [frames for frames in stacks if ROUND in {name for _, name in frames}]
+    assert found, "the hook has not seen a round"
+    return found
+
+
+def clip(folder: Path) -> str:
+    samples, rate = soundfile.read(ROOT / "samples" / "memo.flac", frames=5 * 16_000)
+    path = folder / "clip.wav"
+    soundfile.write(path, samples.astype(np.float32), rate)
+    return str(path)
+
+
+def test_few_functions_lie_between_the_command_and_the_forward_pass(
+    stacks, tmp_path, monkeypatch
+) -> None:
+    arguments = ["transcribe", clip(tmp_path), "--model", "demo", "-o", str(tmp_path / "out")]
+    monkeypatch.setattr(sys, "argv", ["forescribe", *arguments])
+    try:
+        main()
+    except SystemExit as end:
+        assert not end.code
+    for frames in rounds(stacks):
+        first = next(n for n, (_, name) in enumerate(frames) if name == "transcribe")
+        hops = frames[first:]
+        assert len(hops) <= FROM_THE_COMMAND, "\n".join(f"{f}: {name}" for f, name in hops)
+
+
+@pytest.mark.parametrize("long_form", ["windows", "sequential"])
+def test_few_functions_lie_between_transcribe_and_the_engines_step(
+    stacks, tmp_path, long_form
+) -> None:
+    transcriber = Transcriber.load("demo", batch=2, gamma=2)
+    transcriber.context.detector = EnergyDetector()
+    options = Options(language="en", long_form=long_form)
+    (outcome,) = transcriber.transcribe([clip(tmp_path)], options)
+    assert outcome.transcript is not None and outcome.transcript.text
+    for frames in stacks:
+        names = [name for _, name in frames]
+        first = next(n for n, (file, _) in enumerate(frames) if file.startswith("asr/"))
+        assert names.index("step") - first <= FROM_TRANSCRIBE_TO_STEP, names
