@@ -1,0 +1,214 @@
+"""The parts of a transcript: words, segments, turns, notices, and what became of every sample.
+
+Positions are integer samples at 16 kHz; seconds are derived from them, so nothing drifts and
+nothing is rounded twice. Knows what a valid part is; nothing of files or of decoding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from .units import SAMPLES_PER_SEEK, seconds
+
+State = Literal["decoded", "silent", "failed"]
+STATES: tuple[State, ...] = ("decoded", "silent", "failed")
+TokenSource = Literal["accepted", "correction", "bonus", "plain"]
+TOKEN_SOURCES: tuple[TokenSource, ...] = ("accepted", "correction", "bonus", "plain")
+"""Where a token comes from: drafted and accepted; the target's own after a rejection, after full
+acceptance, or in a round without drafts."""
+
+ONCE = frozenset({"demo_model"})
+"""Codes of notices that apply to all recordings of a run alike: the terminal shows them once."""
+
+
+@dataclass(frozen=True)
+class Notice:
+    """A warning for readers of the result, stored in the transcript."""
+
+    code: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Word:
+    """A timed word. `text` keeps its leading space, as Whisper's tokens do.
+
+    `probability` is None if it was not measured, `speaker` if it is unknown. `speaker_confidence`
+    is the share of the evidence for this speaker, 0 to 1; `overlap` is whether another person
+    speaks at the same time; both are None without diarization. `sources` holds the source of each
+    of its tokens, None if unknown. Raises ValueError unless 0 <= start_sample <= end_sample, and
+    for an unknown source."""
+
+    text: str
+    start_sample: int
+    end_sample: int
+    probability: float | None = None
+    speaker: str | None = None
+    speaker_confidence: float | None = None
+    overlap: bool | None = None
+    sources: tuple[TokenSource, ...] | None = None
+
+    def __post_init__(self) -> None:
+        _check_order(self.start_sample, self.end_sample, f"word {self.text!r}")
+        unknown = set(self.sources or ()) - set(TOKEN_SOURCES)
+        if unknown:
+            raise ValueError(f"unknown source {unknown.pop()!r}; known: {', '.join(TOKEN_SOURCES)}")
+
+    @property
+    def start(self) -> float:
+        """Start in seconds."""
+        return seconds(self.start_sample)
+
+    @property
+    def end(self) -> float:
+        """End in seconds."""
+        return seconds(self.end_sample)
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A decoded span with its text and the values that guards check.
+
+    `text` keeps its leading space: the text of a transcript is the concatenation of its segments.
+    `window` is the index of the window it was decoded in, `window_sample` where that window starts.
+    Guard values are None if they were not measured, `words` is None without word times.
+    `speaker_confidence` is the mean over its words. A segment that was cut at a change of speaker
+    has no tokens, as a token may reach over the cut. `doubt` is the reason why the guards rejected
+    the text of its window, if it was kept for lack of a better one. Raises ValueError unless 0 <=
+    start_sample <= end_sample."""
+
+    id: int
+    window: int
+    window_sample: int
+    start_sample: int
+    end_sample: int
+    text: str
+    tokens: tuple[int, ...] = ()
+    temperature: float | None = None
+    avg_logprob: float | None = None
+    compression_ratio: float | None = None
+    no_speech_prob: float | None = None
+    words: tuple[Word, ...] | None = None
+    speaker: str | None = None
+    speaker_confidence: float | None = None
+    doubt: str | None = None
+
+    def __post_init__(self) -> None:
+        _check_order(self.start_sample, self.end_sample, f"segment {self.id}")
+
+    @property
+    def start(self) -> float:
+        """Start in seconds."""
+        return seconds(self.start_sample)
+
+    @property
+    def end(self) -> float:
+        """End in seconds."""
+        return seconds(self.end_sample)
+
+    @property
+    def seek(self) -> int:
+        """The start of the window as Whisper counts it, in frames of 10 ms."""
+        return self.window_sample // SAMPLES_PER_SEEK
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A time span in which one person speaks, found from the voice alone; turns may overlap.
+
+    Raises ValueError for an empty or reversed span and for an empty speaker label.
+    """
+
+    start_sample: int
+    end_sample: int
+    speaker: str
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.start_sample < self.end_sample:
+            raise ValueError(f"empty or reversed turn [{self.start_sample}, {self.end_sample})")
+        if not self.speaker.strip():
+            raise ValueError("a turn's speaker has no name")
+
+    @property
+    def samples(self) -> int:
+        """The length in samples."""
+        return self.end_sample - self.start_sample
+
+    @property
+    def start(self) -> float:
+        """Start in seconds."""
+        return seconds(self.start_sample)
+
+    @property
+    def end(self) -> float:
+        """End in seconds."""
+        return seconds(self.end_sample)
+
+
+@dataclass(frozen=True)
+class Span:
+    """The samples `start_sample` to `end_sample` (exclusive) and what became of them.
+
+    Raises ValueError for an empty span or an unknown state.
+    """
+
+    start_sample: int
+    end_sample: int
+    state: State
+    reason: str | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.start_sample < self.end_sample:
+            raise ValueError(f"empty or reversed span [{self.start_sample}, {self.end_sample})")
+        if self.state not in STATES:
+            raise ValueError(f"unknown state {self.state!r}; known: {', '.join(STATES)}")
+
+    @property
+    def samples(self) -> int:
+        """The length in samples."""
+        return self.end_sample - self.start_sample
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """Every sample of the recording, in order, in exactly one span.
+
+    Raises ValueError if the spans do not begin at 0 or leave a gap or an overlap.
+    """
+
+    spans: tuple[Span, ...] = ()
+
+    def __post_init__(self) -> None:
+        position = 0
+        for span in self.spans:
+            if span.start_sample != position:
+                raise ValueError(f"coverage has a gap or overlap at sample {position}: {span}")
+            position = span.end_sample
+
+    @property
+    def sample_count(self) -> int:
+        """The number of samples of the recording."""
+        return self.spans[-1].end_sample if self.spans else 0
+
+    @property
+    def decoded_samples(self) -> int:
+        """Samples that were decoded."""
+        return self._total("decoded")
+
+    @property
+    def silent_samples(self) -> int:
+        """Samples left out as silence."""
+        return self._total("silent")
+
+    @property
+    def failed_samples(self) -> int:
+        """Samples whose text is missing."""
+        return self._total("failed")
+
+    def _total(self, state: State) -> int:
+        return sum(span.samples for span in self.spans if span.state == state)
+
+
+def _check_order(start: int, end: int, what: str) -> None:
+    if not 0 <= start <= end:
+        raise ValueError(f"{what} runs from sample {start} to {end}")
