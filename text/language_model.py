@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -15,14 +15,31 @@ from forescribe.speculative.device import Device
 from forescribe.speculative.errors import LoadError
 from forescribe.speculative.models.causal_lm import CausalDecoder, positions_of
 from forescribe.speculative.models.checkpoint_files import damaged, missing
+from forescribe.speculative.models.hub import Family, Role, locate
 from forescribe.speculative.models.load_lock import loading
 from forescribe.speculative.models.quiet import quiet
 
 from .vocabulary import Vocabulary
 
-Role = Literal["model", "draft"]
-
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+
+
+def _missing(folder: Path) -> str | None:
+    """What a folder lacks; weights may have other names than transformers gives them."""
+    lacks = missing(folder)
+    if lacks == "weights" and any(True for pattern in _WEIGHTS for _ in folder.glob(pattern)):
+        return None
+    return lacks
+
+
+LANGUAGE_MODEL = Family(
+    patterns=(
+        ("*.json", "*.txt", "*.jinja", "*.model", "*.safetensors"),
+        ("pytorch_model.bin", "pytorch_model-*-of-*.bin"),
+    ),
+    contents="a language model has config.json, its weights and its tokenizer",
+    missing=_missing,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,7 +74,7 @@ def load(
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    folder = _folder(name, role, network)
+    folder = locate(name, LANGUAGE_MODEL, role=role, network=network)
     try:
         config = AutoConfig.from_pretrained(folder)
         if config.is_encoder_decoder:
@@ -120,42 +137,6 @@ def _ends(model: Any, tokenizer: Any) -> frozenset[int]:
         if found is not None:
             return frozenset([found] if isinstance(found, int) else found)
     return frozenset()
-
-
-def _folder(name: str | Path, role: Role, network: bool) -> Path:
-    folder = Path(name).expanduser()
-    if folder.is_dir():
-        if not (folder / "config.json").is_file():
-            raise LoadError(f"--{role} {name}: the folder holds no config.json of a language model")
-        if not any(True for pattern in _WEIGHTS for _ in folder.glob(pattern)):
-            raise LoadError(f"--{role} {name}: the folder holds no weights")
-        lost = missing(folder)
-        if lost is not None and lost != "weights":
-            raise LoadError(f"--{role} {name}: the folder holds no {lost}")
-        return folder
-    if isinstance(name, Path):
-        raise LoadError(f"--{role} {name}: there is no such folder")
-    if name.count("/") != 1 or name[0] in "./~":
-        raise LoadError(f"--{role} {name} is neither a local folder nor a hub id (owner/name)")
-    return _snapshot(name, role, network)
-
-
-def _snapshot(name: str, role: Role, network: bool) -> Path:
-    """From the hub's cache, or the hub."""
-    from huggingface_hub import snapshot_download
-
-    wanted = ["*.json", "*.txt", "*.jinja", "*.model", "*.safetensors"]
-    for cached in (True, False):
-        try:
-            return Path(snapshot_download(name, allow_patterns=wanted, local_files_only=cached))
-        except Exception as error:  # not cached; no network, no such model, a full disk
-            if not cached or not network:
-                why = "downloads are switched off" if cached else f"got no further: {_line(error)}"
-                raise LoadError(
-                    f"--{role} {name} is not in the model cache and {why}; run `hf download {name}` "
-                    "with a network, or give a local folder"
-                ) from error
-    raise AssertionError("the second try returns or raises")
 
 
 def _line(error: Exception) -> str:

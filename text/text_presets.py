@@ -1,7 +1,7 @@
-"""Presets of text models: a target with the draft that fits it. Names in, names and folders out.
+"""Presets of text models: a target with the draft that fits it.
 
-A draft must write its target's tokens; within a family that is the smallest model as a rule. Nothing is
-loaded here.
+A draft must have its target's tokens; within a family that is usually the smallest model. Knows names
+and folders; nothing is loaded here.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from forescribe.asr.model.hub import Role
-from forescribe.asr.model.presets import bundled_folder, folder_or_hub_id
+from forescribe.speculative.models import bundled
+from forescribe.speculative.models.hub import Role, folder_or_hub_id
 
 DEFAULT = "demo-text"
 NO_DRAFT = "none"
@@ -50,9 +50,9 @@ PRESETS: Mapping[str, Preset] = {
 
 
 def resolve(model: str | None, draft: str | None) -> Pair:
-    """The pair that a user means: presets, hub ids or local folders; None for a model is the bundled
-    one, for a draft the model's own. A model that no preset knows drafts from its own text ("ngram").
-    Raises ModelError where a name can be none of the three.
+    """The pair for a user's names: presets, hub ids or local folders. None is the bundled model, or the
+    model's own draft; a model that no preset has drafts from its own text ("ngram"). Raises LoadError
+    for a name that is neither preset, nor hub id, nor folder.
     """
     preset = PRESETS.get(model or DEFAULT)
     target = _place(preset, preset.target) if preset else _name(model or DEFAULT, "model")
@@ -67,7 +67,7 @@ def resolve(model: str | None, draft: str | None) -> Pair:
 
 
 def _place(preset: Preset, name: str) -> str | Path:
-    return bundled_folder(name) if preset.bundled else name
+    return bundled.FOLDER / name if preset.bundled else name
 
 
 def _name(name: str, role: Role) -> str | Path:

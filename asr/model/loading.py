@@ -17,6 +17,7 @@ from torch import Tensor
 from forescribe.speculative.device import Device
 from forescribe.speculative.models.attention import use_products
 from forescribe.speculative.models.checkpoint_files import damaged
+from forescribe.speculative.models.hub import Role
 from forescribe.speculative.models.load_lock import loading
 from forescribe.speculative.models.quiet import quiet
 from forescribe.speculative.models.whisper_decoder import (
@@ -27,8 +28,8 @@ from forescribe.speculative.models.whisper_decoder import (
 )
 
 from ..errors import CapacityError, ModelError, out_of_memory
-from .hub import Role, as_ids, check_pair, locate
 from .presets import Pair
+from .published import as_ids, check_pair, locate
 from .special_tokens import SpecialTokens
 
 _FEATURES = ("preprocessor_config.json", "processor_config.json")  # one of them

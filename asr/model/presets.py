@@ -1,22 +1,23 @@
 """Presets: which target with which draft, by name and by language.
 
-A draft must write its target's tokens, and it only pays in the languages that it was made for: an
-English draft on French audio changes no word of the result, but almost nothing that it proposes is
-kept. So a preset names its drafts with their languages.
+A draft must have its target's tokens, and it only pays in the languages that it was trained for: an
+English draft on French audio changes no word of the result, but almost none of its tokens are
+accepted. So a preset names its drafts with their languages.
 
-Speculation is lossless with any of them; the choice here is about speed alone. Nothing is loaded:
-names in, names and folders out.
+Speculation is lossless with any of them; the choice affects speed only. Knows names and folders;
+nothing is loaded here.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import ModelError
-from .hub import ENGLISH, KNOWN, Role, check_pair, find, local, locate
+from forescribe.speculative.models.hub import Role, find, folder_or_hub_id, local
+
+from .published import ENGLISH, KNOWN, as_model_error, check_pair, locate
 
 __all__ = [
     "PRESETS",
@@ -26,7 +27,6 @@ __all__ = [
     "bundled_folder",
     "cached",
     "check_pair",
-    "folder_or_hub_id",
     "locate",
     "resolve",
 ]
@@ -107,7 +107,7 @@ PRESETS: Mapping[str, Preset] = {
         Preset(
             "large-v2",
             "openai/whisper-large-v2",
-            # tiny brings its own small encoder, so it serves the languages distil does not know.
+            # tiny has its own small encoder, and covers the languages that distil does not.
             (Draft("distil-whisper/distil-large-v2", ENGLISH), *_TINY),
             "drafts for all languages",
         ),
@@ -185,16 +185,16 @@ PRESETS: Mapping[str, Preset] = {
 
 
 def resolve(model: str | None, draft: str | None, language: str | None = None) -> Pair:
-    """The pair that a user means.
+    """The pair for a user's names.
 
     Args:
-        model: preset, hub id or local folder; None for `large`. `demo` only where it says so.
+        model: preset, hub id or local folder; None for `large`. `demo` is chosen only by its name.
         draft: likewise; None for the target's own, "none" for no draft model.
         language: ISO 639-1 code of the audio if it is known, for the choice among drafts.
 
-    A target that no preset knows has no draft of its own: name one, or it decodes without.
+    A target that no preset has gets no draft of its own: give one, or it is decoded without.
 
-    Raises ModelError where a name can be none of the three.
+    Raises ModelError for a name that is neither preset, nor hub id, nor folder.
     """
     preset = _preset_of(model or DEFAULT)
     target = _target(preset) if preset else _name(model or DEFAULT, "model")
@@ -234,9 +234,9 @@ def _named_draft(name: str) -> tuple[str | Path, frozenset[str] | None]:
 
 
 def _preset_of(name: str) -> Preset | None:
-    """The preset of this name, or the first with this target; folders are nobody's preset.
+    """The preset of this name, or the first with this target; a folder is never a preset.
 
-    Other programs know targets by what follows the owner: `large-v3-turbo`.
+    Other programs name targets by the part after `whisper-`: `large-v3-turbo`.
     """
     if name in PRESETS:
         return PRESETS[name]
@@ -255,32 +255,15 @@ def _folder_or_id(preset: Preset, name: str) -> str | Path:
 
 
 def bundled_folder(name: str) -> Path:
-    """Where a bundled model lies."""
+    """The folder of a bundled model."""
     from forescribe.speculative.models import bundled
 
     return bundled.FOLDER / name
 
 
 def _name(name: str, role: Role) -> str | Path:
-    return folder_or_hub_id(name, role, PRESETS)
-
-
-def folder_or_hub_id(name: str, role: Role, presets: Iterable[str]) -> str | Path:
-    """What no preset knows. Raises ModelError, with the presets, for what can be neither."""
-    folder = local(name)
-    if os.path.isdir(folder):
-        return folder
-    if os.path.exists(folder):  # before it is taken for a hub id
-        raise ModelError(
-            f"--{role} {name} is a file: give the folder with config.json and model.safetensors that "
-            "transformers saves; openai's .pt and whisper.cpp's .bin are other formats"
-        )
-    if "/" not in name:
-        raise ModelError(
-            f"--{role} {name} is neither a local folder, nor a hub id (owner/name), "
-            f"nor a preset: {', '.join(presets)}"
-        )
-    return name
+    with as_model_error():
+        return folder_or_hub_id(name, role, PRESETS)
 
 
 def _languages(name: str | Path) -> frozenset[str] | None:

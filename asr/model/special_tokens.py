@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from ..errors import UsageError
 from ..formats.transcript import SAMPLE_RATE
-from .hub import as_ids
+from .published import as_ids
 
 Task = Literal["transcribe", "translate"]
 TASKS: tuple[Task, ...] = ("transcribe", "translate")

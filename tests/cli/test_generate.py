@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from forescribe.asr.errors import ModelError, UsageError
+from forescribe.asr.errors import UsageError
 from forescribe.cli.main import app
-from forescribe.speculative.errors import SpeculativeError
+from forescribe.speculative.errors import LoadError, SpeculativeError
 from forescribe.text.text_presets import NGRAM, Pair, resolve
 from tests.text.language_models import write
 
@@ -82,7 +82,7 @@ def test_a_users_mistake_is_one_line(pair, arguments, error, said) -> None:
 def test_a_model_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(SpeculativeError, match="neither a local folder nor a hub id"):
         generate("a", "--model", str(tmp_path / "nothing"), "--local-files-only")
-    with pytest.raises(ModelError, match="nor a preset: demo-text, "):
+    with pytest.raises(SpeculativeError, match="nor a preset: demo-text, "):
         generate("a", "--model", "nowhere")
 
 
@@ -96,5 +96,5 @@ def test_presets_bring_their_draft_and_other_models_copy_from_their_text(tmp_pat
     assert resolve("Qwen/Qwen3-8B", "none").draft is None
     assert resolve("qwen3-8b", "ngram").draft == NGRAM
     assert resolve("Qwen/Qwen3-32B", "qwen3-8b").draft == "Qwen/Qwen3-0.6B"
-    with pytest.raises(ModelError, match="--draft nowhere is neither"):
+    with pytest.raises(LoadError, match="--draft nowhere is neither"):
         resolve(None, "nowhere")

@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from forescribe.asr.errors import ForescribeError, UsageError
-from forescribe.asr.model.hub import locate
 from forescribe.asr.model.presets import Pair, resolve
+from forescribe.asr.model.published import locate
 
 from .. import provenance
 from ..needs import INSTALL, missing

@@ -196,7 +196,7 @@ class Result:
 def measured(options: Options, say: Callable[[str], None]) -> Result:
     """Loads the pair and runs all systems; `say` is told of each turn. Nothing is downloaded.
 
-    Raises UsageError and ModelError for what was asked for, SpeculativeError for weights, device and
+    Raises UsageError for the options, SpeculativeError for names, weights, device and
     prompts that do not fit.
     """
     from transformers.utils import logging

@@ -135,7 +135,7 @@ def _fingerprint(options: TranscribeOptions, target: str | Path, *, network: boo
     """The hash of everything that decides a result, weights included. Downloads the weights if they are
     missing and `network` allows it; raises ModelError only then."""
     from forescribe.asr.batch import fingerprint
-    from forescribe.asr.model.hub import find, locate
+    from forescribe.asr.model.published import find, locate
 
     folder = locate(target) if network else find(target)
     speakers = options.speakers

@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 import time
-import types
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,8 +15,8 @@ from huggingface_hub import constants
 from huggingface_hub.errors import LocalEntryNotFoundError
 
 from forescribe.asr.errors import ModelError
-from forescribe.asr.model.hub import DRAFTS, KNOWN, check_pair, find, locate
 from forescribe.asr.model.presets import PRESETS, Pair, cached, resolve
+from forescribe.asr.model.published import DRAFTS, KNOWN, check_pair, find, locate
 
 LARGE_V3 = "openai/whisper-large-v3"
 DISTIL = "distil-whisper/distil-large-v3.5"
@@ -29,9 +28,7 @@ def bundled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     folder = tmp_path / "bundled"
     for name in ("demo", "demo-draft"):
         _weights(folder / name)
-    fake = types.ModuleType("bundled")
-    fake.__path__ = [str(folder)]
-    monkeypatch.setitem(sys.modules, "bundled", fake)
+    monkeypatch.setattr("forescribe.speculative.models.bundled.FOLDER", folder)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     return folder
 

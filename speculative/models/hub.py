@@ -1,0 +1,162 @@
+"""Model names: a local folder or a Hugging Face hub id, to a folder on this machine.
+
+A folder is taken as it is; an id comes from the hub's cache, and is downloaded only where it is not
+there. Without a network that fails within seconds, with one line that says what to do.
+
+Knows no family of models: a `Family` says which files to download and what a folder must contain.
+Import is light: the hub's client is loaded where it is used, torch and transformers never.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from ..errors import LoadError
+from .checkpoint_files import missing
+
+Role = Literal["model", "draft"]
+"""The option that named a model, for messages."""
+
+CONNECT_S = 5.0
+"""Seconds to wait for the hub: without a network, its client would retry for minutes."""
+
+
+class HubError(LoadError):
+    """A model that is not on this machine and cannot be downloaded, or a folder that is not complete."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """A family of models: the files of its repositories, and its part of the messages."""
+
+    patterns: tuple[tuple[str, ...], ...]  # of the files to download, in order of preference
+    contents: str  # "a Whisper model has config.json, ..."
+    presets: str = ""  # where its presets are listed
+    alternatives: Mapping[Role, str] = field(default_factory=dict)  # to a model that is not there
+    missing: Callable[[Path], str | None] = missing  # what a folder lacks; None: nothing
+
+
+def local(name: str | Path) -> Path:
+    """As a path; `~` is the home folder. Never raises, whatever a user has typed."""
+    return Path(os.path.expanduser(name))
+
+
+def find(name: str | Path, lacks: Callable[[Path], str | None] = missing) -> Path | None:
+    """The folder of `name` if it is on this machine and `lacks` nothing.
+
+    Never uses the network; a half-finished download does not count.
+    """
+    folder = local(name)
+    if os.path.isdir(folder):
+        return folder if lacks(folder) is None else None
+    if isinstance(name, Path) or not _is_hub_id(name):
+        return None
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    try:
+        snapshot = Path(snapshot_download(name, local_files_only=True))
+    except (HFValidationError, LocalEntryNotFoundError):
+        return None
+    return snapshot if lacks(snapshot) is None else None
+
+
+def locate(name: str | Path, family: Family, *, role: Role = "model", network: bool = True) -> Path:
+    """The folder of `name`, downloaded if necessary.
+
+    Args:
+        name: local folder or hub id.
+        role: the option that named it, for the message.
+        network: whether a download is allowed; the hub's own HF_HUB_OFFLINE=1 forbids it too.
+
+    Raises HubError with the name and what to do.
+    """
+    found = find(name, family.missing)
+    if found is not None:
+        return found
+    folder = local(name)
+    if os.path.isdir(folder):
+        raise HubError(
+            f"--{role} {folder}: the folder holds no {family.missing(folder)}; {family.contents}"
+        )
+    if isinstance(name, Path):
+        raise HubError(
+            f"--{role} {name} is neither a local folder, nor a hub id: there is no such folder"
+        )
+    if not _is_hub_id(name):
+        preset, hint = (", nor a preset,", f"; {family.presets}") if family.presets else ("", "")
+        raise HubError(
+            f"--{role} {name} is neither a local folder{preset} nor a hub id (owner/name){hint}"
+        )
+    if not network:
+        raise HubError(_absent(name, family, role, "downloads are switched off"))
+    return _download(name, family, role)
+
+
+def folder_or_hub_id(name: str, role: Role, presets: Iterable[str]) -> str | Path:
+    """A name that is none of the `presets`: a folder as a Path, a hub id unchanged. Raises HubError, with
+    the presets, where it can be neither."""
+    folder = local(name)
+    if os.path.isdir(folder):
+        return folder
+    if os.path.exists(folder):  # before it is taken for a hub id
+        raise HubError(
+            f"--{role} {name} is a file: give the folder with config.json and model.safetensors that "
+            "transformers saves; openai's .pt and whisper.cpp's .bin are other formats"
+        )
+    if "/" not in name:
+        raise HubError(
+            f"--{role} {name} is neither a local folder, nor a hub id (owner/name), "
+            f"nor a preset: {', '.join(presets)}"
+        )
+    return name
+
+
+def _is_hub_id(name: str) -> bool:
+    """Whether `name` reads as owner/name; `./x/y`, `~/x` and `/x` are paths."""
+    return name.count("/") == 1 and all(name.split("/")) and name[0] not in ".~"
+
+
+def _download(name: str, family: Family, role: Role) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+    )
+
+    try:
+        for patterns in family.patterns:
+            folder = Path(
+                snapshot_download(name, allow_patterns=list(patterns), etag_timeout=CONNECT_S)
+            )
+            if family.missing(folder) is None:
+                return folder
+    except GatedRepoError as error:
+        raise HubError(
+            f"--{role} {name}: the hub asks you to accept its terms first; then set HF_TOKEN"
+        ) from error
+    except (RepositoryNotFoundError, HFValidationError) as error:
+        hint = f"; {family.presets}" if family.presets else ""
+        raise HubError(
+            f"--{role} {name}: no such model on the hub, or a private one (then set HF_TOKEN){hint}"
+        ) from error
+    except LocalEntryNotFoundError as error:
+        raise HubError(_absent(name, family, role, "the hub cannot be reached")) from error
+    except Exception as error:  # a full disk, a broken connection: each transport has its own class
+        why = f"the download failed ({error})"
+        raise HubError(_absent(name, family, role, why)) from error
+    raise HubError(f"--{role} {name}: the repository holds no weights that can be loaded")
+
+
+def _absent(name: str, family: Family, role: Role, why: str) -> str:
+    advice = f", {family.alternatives[role]}" if role in family.alternatives else ""
+    return (
+        f"{name} is not in the model cache and {why}: run `hf download {name}` with a network, "
+        f"or give a local folder to --{role}{advice}"
+    )
