@@ -38,6 +38,13 @@ def blocks(*languages: str) -> list[Block]:
     return [b for page in pages() for b in blocks_of(page) if b.language in languages]
 
 
+def output_after(block: Block) -> str | None:
+    """The text block that directly follows a block, which shows what the block prints."""
+    after = block.line + block.text.count("\n") + 3  # its fences, and an empty line
+    following = (b for b in blocks("text") if (b.page, b.line) == (block.page, after))
+    return next((b.text for b in following), None)
+
+
 def blocks_of(page: Path) -> Iterator[Block]:
     text = page.read_text(encoding="utf-8")
     for match in FENCE.finditer(text):

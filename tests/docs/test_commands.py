@@ -9,10 +9,11 @@ from __future__ import annotations
 import difflib
 import importlib.util
 import re
+import shlex
 import shutil
 import sys
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,10 +24,11 @@ import soundfile
 
 from forescribe.asr.errors import ForescribeError
 from tests.docs.commands import Command, commands, documented
-from tests.docs.pages import ROOT, Block, pages
+from tests.docs.pages import ROOT, Block, blocks, pages
 
 EVERY = documented()
 SECONDS = 8
+PARTS = ("forescribe", "api", "asr", "diarize", "speculative", "text")
 
 
 # Parsed
@@ -213,9 +215,7 @@ def test_a_command_outside_the_environment_is_seen() -> None:
 def test_nothing_tells_people_to_install_a_package_that_is_not_published() -> None:
     asked = re.compile(r"pip install '?forescribe")
     shown = [*pages(), ROOT / "scripts" / "setup"]
-    sources = [
-        p for name in ("api", "asr", "diarize", "speculative") for p in (ROOT / name).rglob("*.py")
-    ]
+    sources = [p for name in PARTS for p in (ROOT / name).rglob("*.py")]
     assert [p.name for p in shown + sources if asked.search(p.read_text(encoding="utf-8"))] == []
 
 
@@ -250,18 +250,23 @@ def samples(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("command", LINES, ids=str)
-def test_a_command_on_the_samples_works(command: Command, samples, tmp_path, monkeypatch, capfd):
+def run_command(words: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> int:
+    """Runs `forescribe WORDS` in this process; its exit status."""
     from forescribe.cli.main import main
 
-    (tmp_path / "samples").symlink_to(samples)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["forescribe", *command.words[1:]])
+    monkeypatch.setattr(sys, "argv", ["forescribe", *words])
     try:
         main()
-        status = 0
     except SystemExit as left:
-        status = int(left.code or 0)
+        return int(left.code or 0)
+    return 0
+
+
+@pytest.mark.parametrize("command", LINES, ids=str)
+def test_a_command_on_the_samples_works(command: Command, samples, tmp_path, monkeypatch, capfd):
+    (tmp_path / "samples").symlink_to(samples)
+    monkeypatch.chdir(tmp_path)
+    status = run_command(command.words[1:], monkeypatch)
     out, err = capfd.readouterr()
     assert status == 0, err
     assert "Traceback" not in err
@@ -270,6 +275,23 @@ def test_a_command_on_the_samples_works(command: Command, samples, tmp_path, mon
         assert any(tmp_path.joinpath(wanted[0]).iterdir()), "it wrote nothing"
     else:
         assert out.strip(), "it said nothing"
+
+
+GENERATE = 'forescribe generate "Write the minutes of the research meeting on April 4." --chat'
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/text.md"])
+def test_the_pages_show_what_generate_prints(page: str, capsys, monkeypatch) -> None:
+    """A shown text that ends in "..." is the beginning of what is printed."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert GENERATE in text
+    shown = next(
+        b.text for b in blocks("text") if b.page == page and b.text.startswith("Minutes of")
+    )
+    assert run_command(shlex.split(GENERATE)[1:], monkeypatch) == 0
+    printed = capsys.readouterr().out
+    start = shown.removesuffix("...\n")
+    assert printed.startswith(start) and (start != shown or printed.strip() == shown.strip())
 
 
 def test_the_readmes_main_command_is_among_those_that_run() -> None:

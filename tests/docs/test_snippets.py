@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from forescribe.api.settings import Settings
-from tests.docs.pages import ROOT, Block, blocks
+from tests.docs.pages import ROOT, Block, blocks, output_after
 
 RUN = {"README.md", "docs/quickstart.md", "docs/development/drafters.md", "docs/exactness.md"}
 """Pages whose Python is run, from top to bottom; on others it is compiled and its imports are tried."""
@@ -57,9 +57,14 @@ def test_what_a_snippet_imports_is_there(block: Block) -> None:
 def test_the_snippets_of_a_page_run(page: str, monkeypatch, capsys) -> None:
     monkeypatch.chdir(ROOT)
     names: dict[str, Any] = {}
+    printed = ""
     for block in (b for b in python() if b.page == page):
         exec(compile(block.text, block.name, "exec"), names)
-    assert capsys.readouterr().out.strip(), "it prints something to see"
+        out = capsys.readouterr().out
+        printed += out
+        if (shown := output_after(block)) is not None:
+            assert out == shown, f"{block.name} prints something else than the page shows"
+    assert printed.strip(), "it prints something to see"
 
 
 @pytest.mark.parametrize("block", blocks("toml"), ids=lambda block: block.name)
