@@ -1,5 +1,5 @@
-"""Measurements that need the repository: its samples, its training, its bounds. See README.md here.
+"""Benchmarks that need the repository: its samples and training code. See README.md.
 
-Programs, not a library; nothing else imports them. What anybody may want to measure on models of
-their own is a command, `forescribe bench`, and lives in `asr/bench`.
+These are programs, not a library; only tests import them. Benchmarks for users' own models are the
+command `forescribe bench`, in `forescribe/bench`. May import `training`, but not the other way round.
 """

@@ -1,4 +1,4 @@
-"""Provenance of what the programs in this folder measure; see `bench.provenance`."""
+"""The provenance record of these benchmarks; see `forescribe.bench.provenance`."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ __all__ = ["ROOT", "record"]
 
 
 def record(program: str) -> dict[str, object]:
-    """Date, command, versions, commit and machine; `program` is a module's name."""
+    """Return date, command, versions, commit and machine; `program` is the name of a module."""
     return provenance.record(f"python -m {program}")

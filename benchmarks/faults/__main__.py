@@ -1,12 +1,12 @@
-"""Faults: what becomes of jobs when processes are killed, disks fill up, clients leave and clocks jump.
+"""What happens to jobs when processes are killed, disks fill up, clients leave, and more.
 
     python -m benchmarks.faults                # a few kills each, seconds to a minute
     python -m benchmarks.faults --long F1 F9   # twenty kills over 500 groups; these faults only
 
-Real processes, real signals, a real database; only the model is a fake with known text
-(benchmarks/faults/server.py), but for F5. What was done is read from a log written with O_APPEND. A run in
-which no fault hit work under way proves nothing and says so: *inconclusive*. Numbers as in docs/jobs.md.
-Prints a table and one line of JSON.
+Processes, signals and database are real; the model is a fake with known text (benchmarks/faults/server.py),
+except in F5. The work done is read from a log written with O_APPEND. A run in which no fault interrupted
+work is reported as *inconclusive*. The numbers of the faults are those of docs/jobs.md. Prints a table and
+one line of JSON.
 """
 
 from __future__ import annotations

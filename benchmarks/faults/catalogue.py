@@ -1,4 +1,4 @@
-"""All faults by name, and how to run one of them."""
+"""The catalogue of all faults, and the function that runs one."""
 
 from __future__ import annotations
 

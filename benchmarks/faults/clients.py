@@ -1,4 +1,4 @@
-"""F9, F10, F11: what clients do: cancel jobs, receive webhooks badly, and interrupt uploads."""
+"""F9, F10, F11: cancelled jobs, failing webhook receivers and interrupted uploads."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from benchmarks.faults.receiver import SECRET, Receiver
 
 
 def cancel_jobs(long: bool, rng: random.Random) -> str:
-    """Cancel while queued, and in the lane: told within 2 s, no later write."""
+    """Cancel a queued and a running job: answered within 2 s, and nothing is written later."""
     slowest = 0.0
     with server("--concurrency", "1") as s:
         s.start()
@@ -37,7 +37,7 @@ def cancel_jobs(long: bool, rng: random.Random) -> str:
             holds(state == "cancelled", f"cancel answers {state}")
         time.sleep(1)
         before = (s.job(first), s.rows("select count(*) from forescribe_refs"))
-        third = s.submit("third", 2, 0.01).json()["id"]  # the only place is free again
+        third = s.submit("third", 2, 0.01).json()["id"]  # the only slot is free again
         holds(s.ended(third)["state"] == "succeeded", "the place was not freed")
         after = (
             s.job(first),
@@ -51,7 +51,7 @@ def cancel_jobs(long: bool, rng: random.Random) -> str:
 
 
 def call_failing_receivers(long: bool, rng: random.Random) -> str:
-    """A receiver that fails, hangs, redirects, leaves; a restart between tries."""
+    """Webhook receivers that fail, hang, redirect or are gone; the server restarts between tries."""
     inside, said = Receiver([200]), []
     plans: list[tuple[str, list[int | str], str, int]] = [
         ("500, hang, then 204", [500, "hang", 204], "delivered", 3),
@@ -93,7 +93,7 @@ def call_failing_receivers(long: bool, rng: random.Random) -> str:
 
 
 def interrupt_uploads(long: bool, rng: random.Random) -> str:
-    """Uploads: the server killed in mid-PATCH, two writers, a wrong offset, too much."""
+    """Uploads: the server killed during a PATCH, two writers, a wrong offset, too much data."""
     audio = json.dumps({"text": "whole", "groups": 2, "pace_s": 0.01}).encode().ljust(40 << 20)
     tus = {"Tus-Resumable": "1.0.0"}
     body = {**tus, "Content-Type": "application/offset+octet-stream"}

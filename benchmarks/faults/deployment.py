@@ -1,6 +1,6 @@
-"""F8: a new version is deployed in mid-work, with plays whose steps are others.
+"""F8: a new version with other workflow steps is deployed while jobs run.
 
-On SQLite one process leaves before the next one comes; on PostgreSQL they overlap.
+On SQLite the old process ends before the new one starts; on PostgreSQL they overlap.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ NEXT = ("--version", "jobs-next")
 GROUPS, PACE_S = 6, 0.5
 
 BESIDE_S = 20.0
-"""For the new one, once it is there, to take up what waits in the old one's line."""
+"""Time for the new version to take over the jobs in the old one's queue."""
 
 
 def deploy_new_version(long: bool, rng: random.Random) -> str:
-    """A new version while jobs run, wait in line, and wait for a callback."""
+    """A new version while jobs run, are queued, and wait for a webhook."""
     said, jobs = [_in_turn(12 if long else 5)], 12 if long else 5
     try:
         with database() as url, tempfile.TemporaryDirectory() as folder:
@@ -80,7 +80,7 @@ def _beside(jobs: int, url: str, folder: Path) -> str:
     try:
         began = time.monotonic()
         old.start()
-        # The old one's jobs must last longer than the new one takes to come.
+        # The old version's jobs must run longer than the new version takes to start.
         made = _submitted(old, jobs, max(PACE_S, (time.monotonic() - began) / 3))
         _at_work(old)
         new.start(*NEXT)
@@ -93,7 +93,7 @@ def _beside(jobs: int, url: str, folder: Path) -> str:
             raise Inconclusive(f"{open_} jobs ran as the old one was told to leave")
         again = _right(new, made)
         with psycopg.connect(url) as connection:
-            # The schema is DBOS's own here.
+            # Here the schema is that of DBOS.
             stranded = connection.execute(
                 _STRANDED.replace("from workflow", "from dbos.workflow")
             ).fetchall()

@@ -1,7 +1,7 @@
-"""F5: the engine, a thread of the service, runs out of memory, and hangs.
+"""F5: the engine, a thread of the service, runs out of memory or hangs.
 
-The model is the bundled one, whose texts are compared with those of an undisturbed run; recordings are cut
-from the sample that ships.
+The model is the bundled one; its texts are compared with those of an undisturbed run. Recordings are cut
+from a bundled sample.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from benchmarks.faults.harness import Inconclusive, Server, holds, server, until
 
 SAMPLE = provenance.ROOT / "samples" / "memo.flac"
 GREEDY = "0.9"
-"""As in benchmarks/faults/server.py, which needs not be imported for it."""
+"""As in benchmarks/faults/server.py, which is not imported for it."""
 
 PATIENCE_S = 540.0
 LENGTHS_S = (12.0, 17.0, 21.0)
 STALL_S = 20.0
 STALLED = 70
-"""`api.speech.serving.STALLED`, which needs not be imported for it."""
+"""`api.speech.serving.STALLED`, which is not imported for it."""
 TRIES = 4
 
 
 def break_engine(long: bool, rng: random.Random) -> str:
-    """A job that takes all memory, then an engine that never comes back."""
+    """A job that exhausts the memory, then an engine that hangs."""
     stall = f"stall_s={STALL_S}"
     with server("--real", "demo", "--concurrency", "4", "--setting", stall) as s:
         s.start()

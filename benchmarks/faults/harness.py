@@ -1,4 +1,4 @@
-"""The service with a fake model, over any number of lives, as all faults drive it.
+"""The server with a fake model, which all faults start, kill and restart.
 
     with server("--concurrency", "1") as s:
         s.start()
@@ -7,7 +7,7 @@
         s.start()
         holds(s.ended(id)["state"] == "succeeded", "the job is lost")
 
-Knows no fault.
+Knows nothing of the faults.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ PATIENCE_S = 240.0
 
 
 class Wrong(Exception):
-    """What had to hold does not."""
+    """A requirement does not hold."""
 
 
 class Inconclusive(Exception):
-    """No fault hit work under way."""
+    """The fault interrupted no work."""
 
 
 class NotRun(Exception):
-    """Why a fault cannot be tried here."""
+    """The reason why a fault cannot be run on this machine."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """A fault: what was done, and what was seen."""
+    """The result of a fault."""
 
     fault: str
     held: str  # yes, no, inconclusive, not run
@@ -58,7 +58,7 @@ class Row:
 
 
 class Server:
-    """The fake service in a folder, over any number of lives."""
+    """The server with a fake model; it keeps its data in a folder across restarts."""
 
     def __init__(self, folder: Path, *options: str) -> None:
         self.folder, self.options = folder, options
@@ -66,7 +66,7 @@ class Server:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
-        # A connection that is kept may be one that the server is just closing.
+        # A kept connection may be closed by the server at any time.
         alone = httpx.Limits(max_keepalive_connections=0)
         self.http = httpx.Client(base_url=self.url, timeout=60, trust_env=False, limits=alone)
         self.process: subprocess.Popen[bytes] | None = None
@@ -74,7 +74,7 @@ class Server:
     def start(
         self, *options: str, env: Mapping[str, str] | None = None, alive: bool = True
     ) -> None:
-        """With `alive`, waits until it answers."""
+        """Start the process; with `alive`, wait until it answers."""
         command = [
             sys.executable,
             "-m",

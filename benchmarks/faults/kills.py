@@ -1,4 +1,4 @@
-"""F1, F2, F4, F17: processes that are killed or stopped, and jobs that are lost that way."""
+"""F1, F2, F4, F17: killed and stopped processes, and jobs that lost their workflow."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from benchmarks.faults.storage import database
 
 
 def kill_at_random_times(long: bool, rng: random.Random) -> str:
-    """SIGKILL at random times; every accepted job is right, finished groups are not done again."""
+    """SIGKILL at random times: every accepted job succeeds, and finished groups are not repeated."""
     kills, jobs, groups, pace_s = (20, 25, 20, 0.4) if long else (3, 4, 8, 0.3)
     with server() as s:
         s.start()
@@ -100,7 +100,7 @@ def stop_one_of_two(long: bool, rng: random.Random) -> str:
                 holds(seen == groups, f"{id} tells of {seen} groups")
             begun = Counter((job, k) for _, what, job, k in first.log() if what == "begin")
             again = sum(begun.values()) - jobs * groups
-            # What a stopped process is doing, and what it takes up before it sees that it was replaced.
+            # Work of the stopped process, and what it begins before it notices that it was replaced.
             holds(again <= 3 * 4, f"{again} groups were done again")
         finally:
             for s in pair:
@@ -112,7 +112,7 @@ def stop_one_of_two(long: bool, rng: random.Random) -> str:
 
 
 def kill_during_acceptance(long: bool, rng: random.Random) -> str:
-    """SIGKILL between blob, commit and answer; a retry with the same key gives one job."""
+    """SIGKILL between blob, commit and answer: a retry with the same key creates one job."""
     seen = []
     for place in ("blob", "commit"):
         with server() as s:
@@ -138,7 +138,7 @@ def kill_during_acceptance(long: bool, rng: random.Random) -> str:
 
 
 def lose_workflow(long: bool, rng: random.Random) -> str:
-    """A PENDING row that its living process does not run (set in the table) is queued again."""
+    """A PENDING workflow that its process does not run (set in the table) is queued again."""
     with server() as s:
         s.start()
         id = s.submit("lost", 3, 0.01).json()["id"]

@@ -1,7 +1,7 @@
-"""F13: ten times the load that can be sustained, on the route of jobs and the route that waits.
+"""F13: ten times the sustainable load, on the jobs route and on the synchronous route.
 
-What can be sustained is measured first, with as many clients as there are places. Then requests come at ten
-times that pace, whether or not earlier ones are answered (an open loop).
+The sustainable load is measured first, with as many clients as slots. Then requests are sent at ten times
+that rate, whether or not earlier ones have been answered (an open loop).
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from forescribe.api.access.keys import digest, new_key
 TEXTS, JOBS_ROUTE = "/v1/audio/transcriptions", "/v1/jobs"
 TIMES = 10
 PLACES, PER_KEY = 16, 12
-"""In the house at a time: who waits for texts has one key and is told 429 by it; jobs have another, and
-the rest."""
+"""Concurrent requests. Clients of the synchronous route share one key, with its limit (429); jobs have
+another key and the remaining slots."""
 
 JOBS = 25
-"""In line, then 503."""
+"""Length of the queue; beyond it the answer is 503."""
 
 MEMORY_MB = 100.0
-"""That overload may take beyond what the sustained load did."""
+"""Bytes that overload may need beyond the sustained load."""
 
 WAIT_PACE_S, JOB_PACE_S = 1.0, 3.0
-"""Of a recording on the fake lane: one at a time on the route that waits, two jobs at a time."""
+"""Seconds per recording of the fake model: one at a time on the synchronous route, two jobs at a time."""
 
 
 @dataclass
 class Told:
-    """What the clients of one route have seen: seconds to an answer by status, and what was accepted."""
+    """The answers on one route: seconds by status code, and the accepted requests."""
 
     seconds: dict[int, list[float]] = field(default_factory=dict)
     accepted: list[tuple[str, str]] = field(
         default_factory=list
-    )  # text or id, the word that was sent
+    )  # text or job id, and the word that was sent
     careless: int = 0  # refusals without Retry-After
     other: Counter[str] = field(default_factory=Counter)
 
@@ -56,7 +56,7 @@ class Told:
 
 
 class Clients:
-    """Of one service, with a key for each route."""
+    """The clients of one server, with a key for each route."""
 
     def __init__(self, url: str, keys: dict[str, str]) -> None:
         self.keys, self.n = keys, 0
@@ -114,7 +114,7 @@ class Clients:
 
 
 def overload_service(long: bool, rng: random.Random) -> str:
-    """Ten times what can be sustained: refused in words, flat memory, bounded waits, nothing lost."""
+    """Ten times the sustainable load: proper refusals, constant memory, bounded waits, no lost job."""
     return asyncio.run(_f13(180.0 if long else 30.0))
 
 
@@ -173,7 +173,7 @@ def _judged(
     holds(not wrong, f"{len(wrong)} texts are others")
     grown_mb = peak_mb - steady_mb
     holds(grown_mb <= MEMORY_MB, f"memory grew by {grown_mb:.0f} MB, more than {MEMORY_MB:.0f}")
-    # Who is let in stands behind at most all other places, twice over for a slow machine.
+    # An accepted request waits for at most all other slots; doubled for a slow machine.
     bound_s = 2 * PLACES / wait_rate
     p95_s = waited.p95(200)
     holds(p95_s <= bound_s, f"95 % of texts within {p95_s:.1f} s, not {bound_s:.1f}")

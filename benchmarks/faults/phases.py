@@ -1,7 +1,7 @@
-"""F19: SIGKILL in every phase of a job's life. F20: a job that kills each process that works on it.
+"""F19: SIGKILL in every phase of a job. F20: a job that kills every process that runs it.
 
-The process kills itself where it is told to (`fault_server.Trap`), so a kill always hits its phase; only
-`upload` is killed from outside, in the middle of a body.
+The process kills itself in the chosen phase (`server.Trap`), so that a kill always hits it. Only in
+`upload` it is killed from outside, in the middle of a request body.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ PHASES = (
     "called",
     "draining",
 )
-"""Where a process can be killed, in the order that a job comes by."""
+"""The phases in which a process can be killed, in the order of a job."""
 
 GROUPS, PACE_S, LOAD_S = 3, 0.05, 0.3
 
 
 def kill_in_every_phase(long: bool, rng: random.Random) -> str:
-    """In each phase: killed, started again; every job that was taken is right, none has failed."""
+    """Kill and restart in each phase: every accepted job succeeds with the right text."""
     phases = list(PHASES) + [rng.choice(PHASES) for _ in range(6 if long else 0)]
     receiver, made, killed = Receiver([204]), list[str](), Counter[str]()
     try:
@@ -81,7 +81,7 @@ def kill_in_every_phase(long: bool, rng: random.Random) -> str:
 
 
 def _killed_in(s: Server, phase: str, n: int, receiver: Receiver) -> list[str]:
-    """The process is dead; the jobs that came in for it."""
+    """Submit jobs until the process is dead and return them."""
     assert s.process is not None
     if phase == "upload":
         _die_in_upload(s)
@@ -99,7 +99,7 @@ def _killed_in(s: Server, phase: str, n: int, receiver: Receiver) -> list[str]:
     until(lambda: s.process is not None and s.process.poll() is not None, PATIENCE_S, phase)
     holds(s.process.returncode == -signal.SIGKILL, f"{phase}: ended with {s.process.returncode}")
     holds(not (s.folder / f"die-{phase}").exists(), f"{phase}: never came by")
-    if not made[-1]:  # it died before it had promised anything: the client sends it again
+    if not made[-1]:  # it died before it accepted the job: the client sends it again
         s.start()
         made[-1] = _submit(s, n, receiver)
         s.kill()
@@ -107,7 +107,7 @@ def _killed_in(s: Server, phase: str, n: int, receiver: Receiver) -> list[str]:
 
 
 def _kept(s: Server, n: int, receiver: Receiver) -> str:
-    """The id, or nothing where there was no answer."""
+    """The job id, or None without an answer."""
     try:
         return _submit(s, n, receiver)
     except httpx.HTTPError:
@@ -122,7 +122,7 @@ def _submit(s: Server, n: int, receiver: Receiver, groups: int = GROUPS) -> str:
 
 
 def _die_in_upload(s: Server) -> None:
-    """The body stops coming; then the process is killed."""
+    """Stop sending a body, then kill the process."""
     come, go = threading.Event(), threading.Event()
 
     def body() -> Iterator[bytes]:
@@ -148,7 +148,7 @@ def _die_in_upload(s: Server) -> None:
 
 
 def _whole(text: str) -> bool:
-    """Whether it is some job's."""
+    """Whether a job refers to it."""
     name, groups = text.split(" ", 1)[0], text.count(".")
     return groups in (GROUPS, 4 * GROUPS) and text == right(name, groups)
 
@@ -159,7 +159,7 @@ def _listed(s: Server) -> list[dict[str, object]]:
 
 
 def poison_job(long: bool, rng: random.Random) -> str:
-    """Each process that works on one job dies; it fails, and nobody else."""
+    """Every process that runs one job dies: this job fails, the others succeed."""
     jobs, deaths = 8, 0
     with server("--concurrency", "4") as s:
         s.start()
@@ -192,7 +192,7 @@ def poison_job(long: bool, rng: random.Random) -> str:
 
 
 def _late(s: Server, n: int) -> str:
-    """The process may be dead already."""
+    """Ignores a process that is dead already."""
     try:
         answer = s.submit(f"late{n}", GROUPS, 0.1)
     except httpx.HTTPError:

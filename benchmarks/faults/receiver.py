@@ -1,4 +1,4 @@
-"""Who is called back: answers by a list, keeps what came."""
+"""A webhook receiver that gives prepared answers and records the requests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ SECRET = "whsec_" + base64.b64encode(b"k" * 32).decode()
 
 
 class Receiver:
-    """On loopback. `answers` are statuses, `hang`, or where to redirect to; the last one stays."""
+    """A receiver on loopback. `answers` are status codes, `hang`, or redirect targets; the last one is
+    repeated."""
 
     def __init__(self, answers: list[int | str]) -> None:
         self.seen: list[tuple[Mapping[str, str], bytes]] = []
@@ -38,7 +39,7 @@ class Receiver:
                 self.end_headers()
 
             def log_message(self, *args: object) -> None:
-                """Quiet."""
+                """Log nothing."""
 
         self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.http.daemon_threads = True
@@ -46,7 +47,7 @@ class Receiver:
         self.url = f"http://127.0.0.1:{self.http.server_port}/hook"
 
     def signed(self) -> bool:
-        """Whether all that came was signed as Standard Webhooks says."""
+        """Whether all requests were signed according to Standard Webhooks."""
         key = base64.b64decode(SECRET.removeprefix("whsec_"))
         for headers, body in self.seen:
             text = f"{headers['webhook-id']}.{headers['webhook-timestamp']}.".encode() + body

@@ -1,10 +1,10 @@
-"""The service as the fault tests drive it: everything real but the model.
+"""The server of the fault tests: everything is real except the model.
 
     python -m benchmarks.faults.server FOLDER PORT [--die-at blob|commit] [--database URL] [--version NAME]
 
-A recording is JSON that says how many groups it has, how long each takes and what its text is, so
-what comes out is known. Every group that is worked on is a line in FOLDER/log, written with O_APPEND: the
-record that a kill cannot take back. Needs no torch, but with `--real`.
+A recording is JSON with the number of groups, the time per group and the text, so that the result is known.
+Every group is logged to FOLDER/log, opened with O_APPEND, so that a kill loses no line. Does not need torch,
+except with `--real`.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ from forescribe.api.speech.serving import Serving
 from forescribe.asr.formats.transcript import SAMPLE_RATE, Coverage, Segment, Span, Transcript
 
 GROUP_S = 60
-"""Of audio, that a group stands for."""
+"""Seconds of audio that a group represents."""
 
 
 @dataclass(frozen=True)
 class Script:
-    """What a job's audio says of itself."""
+    """The content of a fake recording."""
 
     text: str
     groups: int
@@ -78,7 +78,7 @@ class Script:
 
 @dataclass(frozen=True)
 class Plan:
-    """Stands in for `asr.sessions.cut_plan.Plan`."""
+    """Replaces `asr.sessions.cut_plan.Plan`."""
 
     count: int
 
@@ -95,7 +95,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Group:
-    """Stands in for `asr.sessions.window_groups.Group`."""
+    """Replaces `asr.sessions.window_groups.Group`."""
 
     k: int
     text: str
@@ -111,7 +111,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Stands in for `asr.decode.outcome.Outcome`, which brings torch: ten kills would wait for it."""
+    """Replaces `asr.decode.outcome.Outcome`, whose import of torch would slow down every restart."""
 
     transcript: Transcript
     error: None = None
@@ -120,7 +120,7 @@ class Outcome:
 
 
 class Trap:
-    """A process that is to die in a phase: FOLDER/die-PHASE says so, once."""
+    """Kills the process in a phase if FOLDER/die-PHASE exists, once."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -135,7 +135,7 @@ class Trap:
 
 @dataclass(eq=False)
 class Lane:
-    """Stands in for the engine: takes its time, writes down what it did, can be left."""
+    """Replaces the engine: takes the given time, logs its work, and can be cancelled."""
 
     job: str
     script: Script
@@ -163,11 +163,11 @@ class Lane:
         self.left.append(reason)
 
     def wait(self, seconds: float) -> None:
-        """Nobody reads."""
+        """Does nothing, as there is no reader."""
 
 
 class FakeSteps(Steps):
-    """The steps, with a lane that needs no model."""
+    """The steps of a job with a fake engine."""
 
     log: ClassVar[Callable[[str], None]]
     trap: ClassVar[Trap]
@@ -224,17 +224,17 @@ class FakeSteps(Steps):
 
 
 class Measured:
-    """Stands in for a spool."""
+    """Replaces a decoded recording."""
 
     def __init__(self, script: Script) -> None:
         self.script, self.duration_s = script, float(GROUP_S * script.groups)
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Does nothing."""
 
 
 class FakeServing(Serving):
-    """Ready in a moment. Who waits for an answer is served by one thread, one after the other."""
+    """Ready at once. Synchronous requests are served by one thread, one after the other."""
 
     trap: Callable[[str], None] = staticmethod(lambda phase: None)
     load_s = 0.0
@@ -259,7 +259,7 @@ class FakeServing(Serving):
         self.state = "stopped"
 
     def check(self) -> None:
-        """There is no model to wait for."""
+        """Does nothing, as there is no model."""
 
     async def decoded(self, file: BinaryIO) -> Any:
         self.trap("accepting")
@@ -287,12 +287,12 @@ class FakeServing(Serving):
 
 
 GREEDY = 0.9
-"""The temperature of a recording that the engine has no memory for."""
+"""The temperature of a request for which the engine runs out of memory."""
 
 
 def break_engine(serving: Serving, folder: Path, log: Callable[[str], None]) -> None:
-    """A real engine that runs out of memory with every greedy window, and hangs while FOLDER/hang is
-    there."""
+    """Make a real engine run out of memory at every request of one temperature, and hang while
+    FOLDER/hang exists."""
     load, hang = serving._load, folder / "hang"
 
     def broken() -> Any:
@@ -332,7 +332,7 @@ def _nothing() -> Any:
 
 
 def die_at(place: str) -> None:
-    """SIGKILL in a gap of the acceptance: behind the audio's commit, behind the transaction's."""
+    """SIGKILL while a job is accepted: after the commit of the audio, or after the transaction."""
 
     def after(made: Callable[..., Any]) -> Callable[..., Any]:
         def then_die(*args: Any, **named: Any) -> Any:

@@ -1,9 +1,11 @@
-"""F3: PostgreSQL goes away in mid-work. A cluster of its own, since it is stopped the hard way.
+"""F3: PostgreSQL stops during work. F7: a full disk. F14: deletion leaves no text behind.
 
-with cluster() as server:
-    url = server.url
-    server.crash()
-    server.start()
+    with cluster() as server:
+        url = server.url
+        server.crash()
+        server.start()
+
+F3 uses a cluster of its own, which it can crash.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from benchmarks.faults.harness import (
 )
 
 BACK_S = 60.0
-"""Once the database is back, nothing may stand still for longer."""
+"""Seconds within which work must continue after the database is back."""
 
 
 class Cluster:
@@ -52,7 +54,7 @@ class Cluster:
         self._do("pg_ctl", "-w", "-o", where, "-l", str(self.folder / "server.log"), "start")
 
     def crash(self) -> None:
-        """Every process of it is gone at once, and the next start recovers from the log."""
+        """Kill all processes of the cluster; the next start recovers from the log."""
         self._do("pg_ctl", "-w", "-m", "immediate", "stop")
 
     def _do(self, program: str, *options: str) -> None:
@@ -61,7 +63,7 @@ class Cluster:
             user=self.user,
             cwd="/",
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,  # what it starts would hold a pipe open
+            stdout=subprocess.DEVNULL,  # its child processes would keep a pipe open
             stderr=subprocess.DEVNULL,
         )
         if done.returncode:
@@ -70,11 +72,11 @@ class Cluster:
 
 @contextmanager
 def cluster() -> Iterator[Cluster]:
-    """Raises NotRun where PostgreSQL is not installed."""
+    """Run a cluster. Raises NotRun if PostgreSQL is not installed."""
     missing = [name for name in ("initdb", "pg_ctl") if shutil.which(name) is None]
     if missing:
         raise NotRun(f"{', '.join(missing)}: not on the path; install PostgreSQL's server")
-    user = "postgres" if os.getuid() == 0 else None  # it refuses to be root's
+    user = "postgres" if os.getuid() == 0 else None  # PostgreSQL refuses to run as root
     with tempfile.TemporaryDirectory() as folder:
         if user is not None:
             shutil.chown(folder, user)
@@ -87,8 +89,8 @@ def cluster() -> Iterator[Cluster]:
 
 @contextmanager
 def database() -> Iterator[str]:
-    """The URL of a database that nobody has used, on the server of FORESCRIBE_TEST_PG or one made for
-    this. Raises NotRun where there is neither."""
+    """Yield the URL of a new database, on the server of FORESCRIBE_TEST_PG or on a temporary cluster.
+    Raises NotRun if there is neither."""
     import psycopg
 
     url = os.environ.get("FORESCRIBE_TEST_PG")
@@ -103,7 +105,7 @@ def database() -> Iterator[str]:
 
 
 def stop_database(long: bool, rng: random.Random) -> str:
-    """PostgreSQL is stopped at once, twice; a process is killed while it is away."""
+    """PostgreSQL crashes twice; a process is killed while it is down."""
     import psycopg
 
     crashes, jobs, groups, pace_s = (6, 12, 30, 0.5) if long else (2, 6, 16, 0.5)
@@ -134,14 +136,14 @@ def stop_database(long: bool, rng: random.Random) -> str:
                 until(lambda: len(first.log()) > before + 4, PATIENCE_S, "no progress")  # noqa: B023
                 hits += any(status == "PENDING" for _, status in open_work())
                 postgres.crash()
-                gone_s = rng.uniform(5.0, 9.0)  # a step's own tries take 3.5 s
+                gone_s = rng.uniform(5.0, 9.0)  # the retries of a step take 3.5 s
                 away_s += gone_s
                 if n == 1:
                     second.kill()
                 time.sleep(gone_s)
                 postgres.start()
             back = time.monotonic()
-            # What is left is less work than that: whatever stands still is seen.
+            # The remaining work takes less than that, so that a stall is noticed.
             seconds = BACK_S + jobs * groups * pace_s / 2
             until(lambda: not open_work(), seconds, f"after {seconds:.0f} s work stands still")
             wall_s = time.monotonic() - back
@@ -168,7 +170,7 @@ def stop_database(long: bool, rng: random.Random) -> str:
 
 
 def fill_disk(long: bool, rng: random.Random) -> str:
-    """A full disk refuses what comes in, and a job goes on when there is room again."""
+    """A full disk: new jobs are refused, and the running job continues when there is space again."""
     with tempfile.TemporaryDirectory() as mount:
         command = ["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", mount]
         if subprocess.run(command, capture_output=True).returncode:
@@ -208,7 +210,7 @@ def fill_disk(long: bool, rng: random.Random) -> str:
 
 
 def delete_in_every_state(long: bool, rng: random.Random) -> str:
-    """DELETE in every state; a search of all bytes on disk finds nothing."""
+    """DELETE in every state: the text is found nowhere on disk."""
     marker, states = "MARKERZQXJ", []
     with server() as s:
         s.start()
@@ -235,6 +237,6 @@ def delete_in_every_state(long: bool, rng: random.Random) -> str:
 
 
 def found(folder: Path, marker: str) -> list[str]:
-    """Files with the marker in their bytes."""
+    """The files that contain the marker."""
     paths = [path for path in folder.rglob("*") if path.is_file()]
     return [str(p.relative_to(folder)) for p in paths if marker.encode() in p.read_bytes()]

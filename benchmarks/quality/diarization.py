@@ -1,13 +1,13 @@
-"""Who spoke when, and who said it: how wrong an engine is, and how fast.
+"""Accuracy and speed of a diarization engine, for turns and for the speakers of words.
 
     python -m benchmarks.quality.diarization samples --model demo
     python -m benchmarks.quality.diarization samples mixtures ami telephone --data DATA --json out.json
 
-`samples` are the bundled ones, with their words; `telephone` is the 30 s call that pyannote.audio
-ships; `mixtures` are conversations of voices that took no part in training or tuning, `ami` far-field
-meetings, both from --data (see its README). Words are the reference's own, with times spread over
-each sentence by length, so that what is wrong with them is their speaker alone; with --model also
-those that it writes, at the times that it finds.
+`samples` are the bundled recordings, with words; `telephone` is the 30 s call in pyannote.audio;
+`mixtures` are conversations of voices that were not used in training or tuning, and `ami` far-field
+meetings, both from --data (see its README). Words are those of the reference, with times in proportion
+to length within each sentence, so that only their speakers can be wrong. With --model, the words and
+times of a transcription are scored as well.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ HEAD = (
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """A recording, its turns, and its words where they are known."""
+    """A recording with its turns, and its words if they are known."""
 
     name: str
     samples: NDArray[np.float32]
@@ -78,7 +78,7 @@ class Case:
 
 
 def samples(folder: Path) -> Iterator[Case]:
-    """Recordings with `.rttm` and `.json` beside them."""
+    """Recordings with `.rttm` and `.json` files of the same name."""
     for path in sorted(folder.glob("*.flac")):
         turns = read_rttm(path.with_suffix(".rttm").read_text())[path.stem]
         told = json.loads(path.with_suffix(".json").read_text())
@@ -91,7 +91,7 @@ def samples(folder: Path) -> Iterator[Case]:
 
 
 def telephone() -> Iterator[Case]:
-    """pyannote.audio's packaged sample, read without importing it: that would decode it."""
+    """The sample of pyannote.audio, read without importing the package, which would decode it."""
     package = find_spec("pyannote.audio")
     assert package is not None and package.origin is not None
     folder = Path(package.origin).parent / "sample"
@@ -125,7 +125,7 @@ def ami(data: Path) -> Iterator[Case]:
 
 
 def spread(text: str, start: float, end: float, speaker: str) -> list[Word]:
-    """The words of a sentence, its time shared among them by their letters."""
+    """The words of a sentence, with times in proportion to their letters."""
     texts = text.split()
     edges = np.cumsum([0, *(len(t) + 1 for t in texts)]) / sum(len(t) + 1 for t in texts)
     at = [samples_at(start + float(edge) * (end - start)) for edge in edges]
@@ -134,7 +134,7 @@ def spread(text: str, start: float, end: float, speaker: str) -> list[Word]:
 
 @dataclass
 class Score:
-    """Of a set of recordings."""
+    """The result for a set of recordings."""
 
     errors: Errors
     recordings: int = 0
@@ -144,7 +144,7 @@ class Score:
     wrong: int = 0
     cpwer: float | None = None
     tcpwer: float | None = None
-    compared: int = 0  # written words that stand for one of the reference
+    compared: int = 0  # written words that are aligned with a reference word
     written_wrong: int = 0  # of these, with another speaker
     written_cpwer: float | None = None
     written_orcwer: float | None = None
@@ -180,8 +180,8 @@ def score(
     verbose: bool,
     write: Callable[[Path], Transcript] | None = None,
 ) -> Score:
-    """All recordings of a set, one after the other; `told` gives each its number of speakers, `write`
-    is what writes words of its own."""
+    """Score all recordings of a set. `told` passes the number of speakers to the engine; `write`
+    transcribes."""
     total = Score(Errors())
     spoken: dict[str, tuple[Sequence[Word], Sequence[Word]]] = {}
     written: dict[str, tuple[Sequence[Word], Sequence[Word]]] = {}
@@ -224,7 +224,7 @@ def score(
 
 
 def writer(model: str, device: str) -> Callable[[Path], Transcript]:
-    """What a model writes, with the times of words. Raises the error of a recording that fails."""
+    """Return a function that transcribes with word times. Raises the error of a failing recording."""
     from forescribe.asr.decode.options import Options
     from forescribe.asr.decode.transcriber import Transcriber
 
@@ -263,7 +263,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "ami": lambda: ami(given.data),
     }
     write = None if given.model is None else writer(given.model, given.device)
-    diarizer.diarize(np.zeros(RATE, np.float32))  # what is loaded late is loaded now
+    diarizer.diarize(np.zeros(RATE, np.float32))  # warm-up: lazy loading
     scores = {
         name: score(diarizer, makers[name](), told=given.told, verbose=given.verbose, write=write)
         for name in given.sets

@@ -1,10 +1,10 @@
-"""Who spoke when over noise: conversations of synthetic voices, by kind of noise and its level.
+"""Diarization over noise: conversations of synthetic voices, by kind and level of noise.
 
     python -m benchmarks.quality.diarization_noise --json out.json
     python -m benchmarks.quality.diarization_noise --data DATA --group tuning
 
-Needs flite and espeak-ng; with --data the conversations are of that folder's real voices instead.
-The same conversations are scored without noise, then with each kind at each level. Turns are marked on
+Needs flite and espeak-ng; with --data the conversations are of real voices in that folder. The same
+conversations are scored without noise, then with each kind and level. The reference turns are those of
 the clean voices.
 """
 
@@ -50,13 +50,13 @@ CASTS = (
     ("rms", "slt", "awb", "gb"),
     ("slt", "awb", "kal", "us"),
 )
-"""Who talks with whom."""
+"""The voices of each conversation."""
 
 SENTENCES = 8
 """Of each voice: about 25 s."""
 
 TALKERS = 8
-"""Voices that babble together, of settings that talk in no conversation."""
+"""Voices of the babble noise, none of which is in a conversation."""
 
 LEVELS_DB = (30.0, 20.0, 15.0, 10.0)
 
@@ -84,7 +84,7 @@ CLEAN = "clean"
 
 @dataclass(frozen=True)
 class Condition:
-    """What is laid under a conversation: a kind of noise, so many dB below the speech."""
+    """A kind of noise and its level below the speech in dB."""
 
     kind: str
     ratio_db: float = 0.0
@@ -95,7 +95,7 @@ class Condition:
 
 
 def conversations(seed: int, count: int = len(CASTS)) -> Iterator[Case]:
-    """One minute of each cast's synthetic voices."""
+    """One minute of conversation for each cast of synthetic voices."""
     rng = np.random.default_rng(seed)
     lines = read_lines("open_eval.txt")
     for number, cast in enumerate(CASTS[:count]):

@@ -1,12 +1,12 @@
-"""Sampled texts through the engine against the target's own distribution: chi-square tests.
+"""Chi-square tests of sampled texts against the target's distribution.
 
     python -m benchmarks.quality.sampling --texts 30000 --json sampled.json
 
-Every acceptance rule with drafts of a model, of n-gram lookup and of a model with other tokens, at
-several draft lengths; in each run rows with six kinds of sampling share the batch. A text is four tokens
-of a tiny model, so it takes two to four rounds. The expected distribution is computed without the
-engine: the model's plain forward on whole prefixes, shaped by transformers' own logits processors.
-Exit status: 0, 1 where a distribution differs, 2 where nothing could be measured.
+Runs every acceptance rule with a draft model, n-gram lookup and a draft with another vocabulary, at
+several draft lengths. In each run rows with six kinds of sampling share the batch. A text has four tokens
+of a tiny model, so it takes two to four rounds. The expected distribution is computed without the engine:
+by the forward pass of the model on whole prefixes with the logits processors of transformers.
+Exit status: 0; 1 if a distribution differs; 2 if nothing could be measured.
 """
 
 from __future__ import annotations
@@ -56,17 +56,17 @@ SAMPLINGS = {
     "penalties": Sampling(repetition=1.3, presence=0.5, frequency=0.4),
     "all": Sampling(3, 0.95, 0.05, 1.2, 0.3, 0.2),
 }
-PROMPT = (1, 2, 3, 1, 2)  # repeats itself, so that a lookup finds something from the first round on
+PROMPT = (1, 2, 3, 1, 2)  # with repetitions, so that the lookup drafts from the first round
 HINT = (3, 1, 0, 2, 2, 3, 0, 1, 1)
 VOCAB, LENGTH, TEMPERATURE = 4, 4, 1.6
 NEVER = 99
-RARE = 5.0  # cells that expect fewer texts are counted as one
+RARE = 5.0  # cells with fewer expected texts are merged
 FAILS_BELOW = 1e-5
-"""p-value. Among the hundred or so of one run, one in a thousand runs has one below it by chance."""
+"""p-value. A run has about a hundred, so one run in a thousand has a lower one by chance."""
 
 
 class Letters:
-    """A vocabulary whose tokens are strings of letters, taken longest first."""
+    """A vocabulary of strings of letters with greedy longest-match tokenization."""
 
     def __init__(self, *tokens: str) -> None:
         self.tokens = tokens
@@ -88,7 +88,7 @@ def target() -> TinyModel:
 
 
 def drafter(name: str) -> Drafter:
-    """One that is right about half the time."""
+    """A drafter that is right about half the time."""
     if name == "model":
         return ModelDrafter(TinyModel(vocab=VOCAB, width=8, positions=16, blur=0.5))
     if name == "n-gram":
@@ -100,7 +100,7 @@ def drafter(name: str) -> Drafter:
 
 
 def next_token(text: Text, sampling: Sampling) -> list[float]:
-    """The target's distribution behind prompt and text, by transformers' processors."""
+    """The target's distribution after prompt and text, with transformers' logits processors."""
     prefix = torch.tensor([*PROMPT, *text])
     scores = target().forward(prefix)[-1][None]
     scores = RepetitionPenaltyLogitsProcessor(sampling.repetition)(prefix[None], scores)
@@ -117,7 +117,7 @@ def next_token(text: Text, sampling: Sampling) -> list[float]:
 
 
 def expected(sampling: Sampling, eos: int) -> Distribution:
-    """Of whole texts: `LENGTH` tokens, or fewer where end-of-text comes."""
+    """The distribution of whole texts: `LENGTH` tokens, or fewer if end-of-text occurs."""
     found: Distribution = {}
     open_: Distribution = {(): 1.0}
     for _ in range(LENGTH):
@@ -131,7 +131,7 @@ def expected(sampling: Sampling, eos: int) -> Distribution:
 
 
 def requests(names: Sequence[str], texts: int) -> Iterator[Request]:
-    """`texts` of every kind, in turn; seeds are consecutive."""
+    """Requests for `texts` texts of every kind, in turn, with consecutive seeds."""
     for seed, name in enumerate(itertools.islice(itertools.cycle(names), texts * len(names))):
         yield Request(
             PROMPT,
@@ -146,7 +146,7 @@ def requests(names: Sequence[str], texts: int) -> Iterator[Request]:
 
 @dataclass(frozen=True)
 class Fit:
-    """How well the texts of one kind follow what is expected."""
+    """The fit of the texts of one kind to the expected distribution."""
 
     rule: str
     drafter: str
@@ -173,7 +173,7 @@ class Outcome:
 
     @property
     def p_value(self) -> float:
-        """Of all kinds of sampling together, which sees smaller differences than each alone."""
+        """The p-value over all kinds of sampling, which is more sensitive than each alone."""
         value, degrees = sum(f.chi_square for f in self.fits), sum(f.degrees for f in self.fits)
         return float(chi2.sf(value, degrees))
 
@@ -204,7 +204,7 @@ def measure(
     eos: int = NEVER,
     batch: int = 1024,
 ) -> Outcome:
-    """Decodes `texts` texts of every kind and compares them with what is expected."""
+    """Decode `texts` texts of every kind and compare them with the expected distribution."""
     made = engine(rule, drafter_name, gamma, batch=batch, eos=eos)
     seen: dict[str, Counter[Text]] = {name: Counter() for name in names}
     rounds = 0
@@ -232,10 +232,10 @@ def _expected(name: str, eos: int) -> Distribution:
 
 
 def _fit(seen: Counter[Text], wanted: Distribution) -> tuple[float, int, float, float]:
-    """Chi-square, its degrees of freedom and p-value, and the total variation distance."""
+    """Return chi-square, degrees of freedom, p-value and total variation distance."""
     count = seen.total()
     if any(wanted.get(text, 0.0) <= 0 for text in seen):
-        return float("inf"), 1, 0.0, 1.0  # a text that cannot be
+        return float("inf"), 1, 0.0, 1.0  # a text of probability 0 occurred
     cells = [(seen[text], count * chance) for text, chance in wanted.items()]
     often = [cell for cell in cells if cell[1] >= RARE]
     rare = [cell for cell in cells if cell[1] < RARE]
@@ -248,7 +248,7 @@ def _fit(seen: Counter[Text], wanted: Distribution) -> tuple[float, int, float, 
 
 
 def table(outcomes: Sequence[Outcome]) -> list[str]:
-    """One line per run; of its kinds of sampling the one that fits worst."""
+    """One line per run, with the worst fit of its kinds of sampling."""
     lines = [("rule", "drafter", "gamma", "texts", "kept", "rounds", *SAMPLINGS, "least p", "p")]
     for outcome in outcomes:
         first = outcome.fits[0]

@@ -1,10 +1,10 @@
-"""Words that are written where nobody speaks: silence, noise and music, in inserted words per hour.
+"""Inserted words per hour in recordings without speech: silence, noise and music.
 
     python -m benchmarks.quality.silence --json silence.json
 
-Each kind of sound at each level is a recording of `--minutes`, transcribed with the default options, with
-the guards, and both without voice activity, where the model itself has to keep quiet. Exit status: 0,
-1 where a word is written with voice activity and guards, 2 where nothing could be measured.
+Each kind of sound at each level is a recording of `--minutes`, transcribed with default options and with
+guards, both with and without voice activity detection. Exit status: 0; 1 if a word is written with voice
+activity detection and guards; 2 if nothing could be measured.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ from forescribe.asr.decode.transcriber import Options, Transcriber
 from forescribe.asr.errors import ForescribeError
 from forescribe.bench.columns import layout
 
-WAYS = {
+SETTINGS = {
     "default": Options(language="en"),
     "guards": Options(language="en", guards=Guards()),
     "no vad": Options(language="en", vad=False),
     "no vad, guards": Options(language="en", vad=False, guards=Guards()),
 }
 AIM = "guards"
-"""The way that must write nothing: the defence in depth that a user has."""
+"""The setting that must write nothing."""
 
 
 @dataclass(frozen=True)
 class Heard:
-    """What one way wrote for one recording."""
+    """The words of one setting for one recording."""
 
     kind: str
     level_db: float
     way: str
     minutes: float
-    decoded_s: float  # what a model has heard
+    decoded_s: float  # passed to the model
     words: int
     text: str
 
@@ -59,7 +59,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--model", default="demo", help="preset, hub id in the cache, or folder")
     add("--minutes", type=float, default=10, help="of each kind and level")
     add("--kinds", nargs="+", choices=list(sounds.KINDS), default=list(sounds.KINDS))
-    add("--ways", nargs="+", choices=list(WAYS), default=list(WAYS))
+    add("--ways", nargs="+", choices=list(SETTINGS), default=list(SETTINGS))
     add("--batch", type=int, default=8)
     add("--threads", type=int, default=torch.get_num_threads())
     add("--json", type=Path, metavar="FILE", help="where the record goes")
@@ -69,12 +69,12 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 def listen(
     transcriber: Transcriber, kinds: Sequence[str], ways: Sequence[str], minutes: float
 ) -> Iterator[Heard]:
-    """All kinds at all levels in all ways; raises a recording's error."""
+    """Transcribe all kinds at all levels with all settings. Raises the error of a recording."""
     for kind in kinds:
         for level in sounds.KINDS[kind][1]:
             source = recording(kind, level, minutes)
             for way in ways:
-                (outcome,) = transcriber.transcribe([source], WAYS[way])
+                (outcome,) = transcriber.transcribe([source], SETTINGS[way])
                 if outcome.transcript is None:
                     raise outcome.error or AssertionError("neither transcript nor error")
                 text = outcome.transcript.text
@@ -83,7 +83,7 @@ def listen(
 
 
 def recording(kind: str, level: float, minutes: float) -> bytes:
-    """The sound as a file; its seed is its name, so that a part of the run is the same as in the whole."""
+    """Write the sound to a file, with a seed from its name, so that partial runs are reproducible."""
     seed = zlib.crc32(f"{kind} {level}".encode())
     samples = sounds.make(kind, level, round(minutes * 60 * sounds.RATE), seed)
     file = io.BytesIO()
@@ -96,7 +96,7 @@ def per_hour(rows: Sequence[Heard]) -> float:
 
 
 def table(rows: Sequence[Heard], ways: Sequence[str]) -> str:
-    """Words per hour, one line for each sound; the last is all of them."""
+    """Words per hour: one line for each sound, the last for all."""
     names = list(dict.fromkeys((row.kind, row.level_db) for row in rows))
     lines: list[tuple[str, ...]] = [("sound", *ways)]
     for kind, level in names:

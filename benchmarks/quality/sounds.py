@@ -1,6 +1,6 @@
-"""Sounds that nobody speaks in: silence, noise and music, seeded, as long as one likes.
+"""Sounds without speech: silence, noise and music of any length, from a seed.
 
-Knows nothing of models. Levels are of the root mean square, in dB below full scale.
+Knows nothing of models. Levels are root mean square, in dB below full scale.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from training.speech.augment import clicks, coloured_noise, fan, hum
 
 RATE = 16_000
 Samples = np.ndarray  # float32
-Maker = Callable[[int, np.random.Generator], Samples]  # [count] of unit power
+Generator = Callable[[int, np.random.Generator], Samples]  # [count] of unit power
 
 SCALE = (0, 2, 4, 5, 7, 9, 11)  # major, in semitones
 CHORDS = ((0, 4, 7), (9, 12, 16), (5, 9, 12), (7, 11, 14))  # I vi IV V
@@ -21,17 +21,17 @@ BEAT = RATE // 2  # 120 a minute
 
 
 def silence(count: int, rng: np.random.Generator) -> Samples:
-    """Digital zero."""
+    """Zeros."""
     return np.zeros(count, np.float32)
 
 
-def noise(slope: float) -> Maker:
-    """White 0, pink 1, brown 2."""
+def noise(slope: float) -> Generator:
+    """Noise with exponent 0 for white, 1 for pink, 2 for brown."""
     return lambda count, rng: coloured_noise(count, slope, rng)
 
 
 def keyboard(count: int, rng: np.random.Generator) -> Samples:
-    """Somebody types: runs of key strokes, each a press and a release, and pauses to think."""
+    """Typing: runs of key strokes, each with press and release, separated by pauses."""
     audio = (0.01 * rng.standard_normal(count)).astype(np.float32)
     at = 0.0
     while at < count - RATE:
@@ -43,14 +43,14 @@ def keyboard(count: int, rng: np.random.Generator) -> Samples:
 
 
 def _stroke(rng: np.random.Generator) -> Samples:
-    """A click with the plate's ring below it."""
+    """A click with a low resonance."""
     t = np.arange(RATE // 25) / RATE
     click = rng.standard_normal(len(t)) * np.exp(-t * 900)
     return click + 0.5 * np.sin(2 * np.pi * rng.uniform(180, 420) * t) * np.exp(-t * 150)
 
 
 def chords(count: int, rng: np.random.Generator) -> Samples:
-    """Four chords, two seconds each, struck and held, over and over in changing keys."""
+    """Four chords of two seconds each, repeated in changing keys."""
     audio, root = np.zeros(count, np.float32), 45
     for number, start in enumerate(range(0, count, 4 * BEAT)):
         if number % 16 == 0:
@@ -61,7 +61,7 @@ def chords(count: int, rng: np.random.Generator) -> Samples:
 
 
 def melody(count: int, rng: np.random.Generator) -> Samples:
-    """A single voice wanders up and down a scale; its vibrato makes it the most like a singer."""
+    """A melody on a scale, with vibrato, which is the most similar to singing."""
     audio, at, step = np.zeros(count, np.float32), 0, 7
     while at < count:
         length = BEAT * int(rng.choice([1, 1, 2, 4])) // 2
@@ -74,7 +74,7 @@ def melody(count: int, rng: np.random.Generator) -> Samples:
 
 
 def drums(count: int, rng: np.random.Generator) -> Samples:
-    """Kick, snare and hat in four."""
+    """Kick, snare and hi-hat in 4/4."""
     audio = np.zeros(count, np.float32)
     t = np.arange(BEAT // 2) / RATE
     kick = np.sin(2 * np.pi * 60 * (t + 0.01 * np.exp(-t * 40))) * np.exp(-t * 18)
@@ -89,11 +89,11 @@ def drums(count: int, rng: np.random.Generator) -> Samples:
 
 
 def band(count: int, rng: np.random.Generator) -> Samples:
-    """All three at once."""
+    """Chords, melody and drums together."""
     return _unit(chords(count, rng) + 0.8 * melody(count, rng) + 0.9 * drums(count, rng))
 
 
-KINDS: dict[str, tuple[Maker, tuple[float, ...]]] = {
+KINDS: dict[str, tuple[Generator, tuple[float, ...]]] = {
     "silence": (silence, (0,)),
     "room": (noise(1.5), (-75, -60)),
     "white": (noise(0), (-50, -20)),
@@ -108,17 +108,17 @@ KINDS: dict[str, tuple[Maker, tuple[float, ...]]] = {
     "drums": (drums, (-40, -15)),
     "band": (band, (-40, -15)),
 }
-"""By name: what makes it, and how loud it is heard."""
+"""By name: the generator and the levels."""
 
 
 def make(kind: str, level: float, count: int, seed: int) -> Samples:
-    """`count` samples within full scale. Raises KeyError for a kind that nobody knows."""
+    """`count` samples within full scale. Raises KeyError for an unknown kind."""
     audio = KINDS[kind][0](count, np.random.default_rng(seed)) * 10 ** (level / 20)
     return np.clip(audio, -1, 1).astype(np.float32)
 
 
 def _note(pitch: float, length: int, decay: float, vibrato: float = 0.0) -> Samples:
-    """A plucked tone with six harmonics; `pitch` as in MIDI, 69 is 440 Hz."""
+    """A plucked tone with six harmonics; `pitch` is a MIDI note number, 69 for 440 Hz."""
     t = np.arange(length) / RATE
     frequency = 440 * 2 ** ((pitch - 69) / 12)
     phase = 2 * np.pi * frequency * (t + vibrato / 35 * np.sin(2 * np.pi * 5.5 * t))
@@ -127,7 +127,7 @@ def _note(pitch: float, length: int, decay: float, vibrato: float = 0.0) -> Samp
 
 
 def _add(audio: Samples, start: int, sound: np.ndarray) -> None:
-    """In place; what would ring beyond the end is cut."""
+    """Add a tone in place, cut at the end."""
     fits = sound[: max(0, len(audio) - start)]
     audio[start : start + len(fits)] += fits.astype(np.float32)
 

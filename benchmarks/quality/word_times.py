@@ -1,11 +1,11 @@
-"""How far word times are from the truth, on synthesised speech whose word times are known.
+"""Errors of word times, on synthetic speech with known word times.
 
     python -m benchmarks.quality.word_times --json words.json
 
-Held-out sentences in held-out voices, each voice one recording in a quiet room, decoded as the command
-does it: voice activity, windows, the model's own text. Words are compared where their text is right.
-Needs flite and espeak-ng as libraries (Debian: libflite1, libespeak-ng1). Exit status: 0, 1 where an
-aim is missed, 2 where nothing could be measured.
+Held-out sentences in held-out voices, one recording per voice, are transcribed as by the command, with
+voice activity detection, windows and the model's text. Correct words are compared. Needs the libraries of
+flite and espeak-ng (Debian: libflite1, libespeak-ng1). Exit status: 0; 1 if a target is missed; 2 if
+nothing could be measured.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""What diarization costs when it runs beside a transcription: each alone, then both together.
+"""The cost of diarization during a transcription: each alone, then both together.
 
     python -m benchmarks.speed.diarization_overhead --model demo samples/*.flac
 
-Aims: both together take at most 1.25 times the slower of the two alone, with the same words; turns
-alone at least 8 times real time. Needs an idle machine: CPU seconds stand beside the wall's, and
-where both together want more of them than there are cores, no order of work could be faster than
-what is printed as the least. Under two minutes for the bundled samples on two cores.
+Targets: both together take at most 1.25 times the slower of the two, with the same words, and
+diarization alone runs at 8 times real time or faster. Needs an idle machine. CPU time is printed too:
+if both together need more of it than the cores provide, the ratio cannot be below the printed lower
+bound. Takes under two minutes for the bundled samples on two cores.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from forescribe.diarize.transcripts.diarizing_transcriber import DiarizingTransc
 from forescribe.diarize.transcripts.speaker_only_transcriber import SpeakerOnlyTranscriber
 
 MOST = 1.25
-"""Both together over the slower of the two alone."""
+"""Upper bound of the time for both over the slower one alone."""
 
 LEAST = 8.0
-"""Times real time, for turns alone."""
+"""Lower bound of the speed of diarization alone, in times real time."""
 
 WORDS, SPEAKERS, BOTH = "words", "speakers", "both"
 
@@ -41,16 +41,16 @@ Run = Callable[[Sequence[str]], list[Outcome]]
 
 @dataclass(frozen=True)
 class Pass:
-    """All recordings once. `cpu_s` is of all threads."""
+    """One pass over all recordings. `cpu_s` is the CPU time of all threads."""
 
     wall_s: float
     cpu_s: float
     audio_s: float
-    texts: dict[str, str]  # by recording; empty where no words are written
+    texts: dict[str, str]  # by recording; empty for diarization alone
 
 
 def timed(run: Run, audio: Sequence[str]) -> Pass:
-    """Raises the error of a recording that failed."""
+    """Time a pass. Raises the error of a recording that failed."""
     cpu, start = time.process_time(), time.perf_counter()
     outcomes = run(audio)
     wall, cpu = time.perf_counter() - start, time.process_time() - cpu
@@ -68,7 +68,7 @@ def timed(run: Run, audio: Sequence[str]) -> Pass:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Of the fastest pass of each kind."""
+    """Compares the fastest pass of each kind."""
 
     words: Pass
     speakers: Pass
@@ -77,28 +77,28 @@ class Verdict:
 
     @property
     def slower_s(self) -> float:
-        """Of the two alone."""
+        """The time of the slower one alone."""
         return max(self.words.wall_s, self.speakers.wall_s)
 
     @property
     def ratio(self) -> float:
-        """Both together over the slower of the two."""
+        """The time of both over that of the slower one."""
         return self.both.wall_s / self.slower_s
 
     @property
     def least(self) -> float:
-        """The ratio that the cores allow: nothing done twice, no core idle."""
+        """The lowest possible ratio: the same work with no core idle."""
         work = (self.words.cpu_s + self.speakers.cpu_s) / self.cores
         return max(1.0, work / self.slower_s)
 
     @property
     def speed(self) -> float:
-        """Of turns alone, in times real time."""
+        """The speed of diarization alone, in times real time."""
         return self.speakers.audio_s / self.speakers.wall_s
 
     @property
     def same(self) -> bool:
-        """Whether the words are the same with speakers and without."""
+        """Whether the words are equal with and without speakers."""
         return self.both.texts == self.words.texts
 
     @property
@@ -112,9 +112,9 @@ class Verdict:
             rows.append((name, f"{one.wall_s:.2f}", f"{one.cpu_s:.2f}", speed))
         return [
             *layout(rows),
-            f"both over the slower one: {self.ratio:.2f} (aim {MOST}, {_met(self.ratio <= MOST)}; "
-            f"the least that {self.cores} cores allow: {self.least:.2f})",
-            f"turns alone: {self.speed:.1f}x real time (aim {LEAST:g}, {_met(self.speed >= LEAST)})",
+            f"both over the slower one: {self.ratio:.2f} (target {MOST}, {_met(self.ratio <= MOST)}; "
+            f"lower bound with {self.cores} cores: {self.least:.2f})",
+            f"turns alone: {self.speed:.1f}x real time (target {LEAST:g}, {_met(self.speed >= LEAST)})",
             f"same words: {self.same}",
         ]
 
@@ -130,7 +130,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--diarizer", default=AUTO)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--repeats", type=int, default=2, help="of which the fastest counts")
+    parser.add_argument("--repeats", type=int, default=2, help="passes; the fastest counts")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args(arguments)
     transcriber = Transcriber.load(given.model, device=given.device, batch=given.batch)
@@ -143,10 +143,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             DiarizingTranscriber(transcriber, diarizer).transcribe(audio, options)
         ),
     }
-    for run in runs.values():  # what is loaded or compiled late
+    for run in runs.values():  # warm-up: lazy loading and compilation
         timed(run, given.audio[:1])
     passes: dict[str, list[Pass]] = {name: [] for name in runs}
-    for _ in range(given.repeats):  # in turn: a machine that slows down hits all alike
+    for _ in range(given.repeats):  # in turn, so that a slower machine affects all alike
         for name, run in runs.items():
             passes[name].append(timed(run, given.audio))
     best = {name: min(done, key=lambda one: one.wall_s) for name, done in passes.items()}

@@ -1,11 +1,11 @@
-"""Draft length by measured speed (the default) against plain decoding: never slower than by 5 %.
+"""The automatic draft length (the default) against plain decoding: at most 5 % slower.
 
     python -m benchmarks.speed.goodput --json goodput.json
 
-The pair as it is, and with a draft of random weights, which is of no use; on the same recordings, at
-several batch sizes. Plain and auto take turns, each with a fresh schedule that has everything to learn.
-Exit status: 0, 1 where a token differs or auto is slower than the bound, 2 where nothing could be
-measured. Noise counts against the bound: run it on an idle machine.
+Decodes the same recordings at several batch sizes with the pair itself and with a useless draft of
+random weights. Plain and automatic runs alternate, each with a new schedule. Exit status: 0; 1 if a
+token differs or automatic is slower than the bound; 2 if nothing could be measured. Run it on an idle
+machine, as noise counts against the bound.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ Tokens = dict[tuple[str, int], tuple[int, ...]]  # by recording and window
 
 @dataclass(frozen=True)
 class Run:
-    """All recordings once."""
+    """One pass over all recordings."""
 
     wall_s: float
     decoding_s: float  # without voice activity and encoder
@@ -58,7 +58,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Compared:
-    """Plain and auto in turn."""
+    """Alternating runs, plain and automatic."""
 
     draft: str
     batch: int
@@ -70,7 +70,7 @@ class Compared:
         return all(run.tokens == self.plain[0].tokens for run in (*self.plain, *self.auto))
 
     def ratio(self, what: str) -> float:
-        """Auto over plain: median of the turns, which a slow minute hits alike."""
+        """Automatic over plain: the median over pairs of adjacent runs, which noise affects alike."""
         pairs = zip(self.auto, self.plain, strict=True)
         return statistics.median(getattr(a, what) / getattr(p, what) for a, p in pairs)
 
@@ -92,7 +92,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def useless(whisper: Whisper) -> Whisper:
-    """The same pair with a draft decoder of random weights."""
+    """Return the pair with a draft decoder of random weights."""
     assert whisper.draft is not None
     draft = copy.deepcopy(whisper.draft)
     generator = torch.Generator().manual_seed(0)
@@ -115,7 +115,7 @@ def run(whisper: Whisper, batch: int, gamma: int | None, audio: Sequence[str]) -
 
 
 def compare(name: str, whisper: Whisper, batch: int, options: argparse.Namespace) -> Compared:
-    run(whisper, batch, None, options.audio[:1])  # threads are started, memory is touched
+    run(whisper, batch, None, options.audio[:1])  # warm-up: threads and memory
     compared = Compared(name, batch, [], [])
     for turn in range(options.repeats):
         pair: list[tuple[int | None, list[Run]]] = [(0, compared.plain), (None, compared.auto)]
@@ -167,7 +167,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def describe(row: Compared) -> dict[str, object]:
-    """For machines; tokens are counted, not listed."""
+    """The JSON record; tokens are counted, not listed."""
 
     def runs(which: Sequence[Run]) -> list[dict[str, object]]:
         return [asdict(r) | {"tokens": sum(map(len, r.tokens.values()))} for r in which]

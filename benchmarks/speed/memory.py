@@ -2,13 +2,12 @@
 
     python -m benchmarks.speed.memory --json memory.json
 
-Both are made on the fly and alike: every ten minutes hold all of `--audio` once, and quiet room for the
-rest. Each is transcribed by a process of its own. Exit status: 0, 1 where the long one has more than
-`--bound` MB of its own beyond the short one, 2 where nothing was transcribed.
+Both are generated alike: every ten minutes contain all of `--audio` once, and background noise for the
+rest. Each is transcribed in a separate process. Exit status: 0; 1 if the long recording needs more than
+`--bound` MB of private memory beyond the short one; 2 if nothing was transcribed.
 
-Of its own is what no file backs. The peak counts the libraries' pages too, which the system lends and
-takes back: while torch is unloaded, in the last moment, there are 130 MB more of them, and whether
-that moment is seen is chance.
+Private memory is memory that no file backs. The peak also counts pages of libraries, which vary: while
+torch is unloaded at the end there are 130 MB more of them, which may or may not be sampled.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""The service under load, beside the batch command on the same recordings with the same weights.
+"""The service under load, compared with the batch command on the same recordings and weights.
 
     python -m benchmarks.speed.service_load --model demo --clients 1 8 32 --json load.json
 
-A server of its own process, over the network of this machine; so many clients at a time, each sending its
-next recording when it has the last one's answer, of lengths from 2 to 60 s cut from the samples. The
-batch command's engine decodes the same files before. What is printed: throughput as a share of the batch
-command's, latencies, who was turned away, whether every text equals the batch command's, memory, and
-where the time of a recording and of the engine's thread went.
+Starts a server process and sends recordings of 2 to 60 s, cut from the samples, over the loopback network.
+Each of the concurrent clients sends its next recording after the answer to the last one. The batch
+command's engine decodes the same files first. Prints throughput as a share of the batch command's,
+latencies, refused requests, equality of the texts, memory, and the time of each step of a request and
+of the engine.
 
-Exit status: 0, 1 where a text differs or the share at the most clients is below --least, 2 where nothing
-could be measured. For figures take an idle machine; clients and server share its cores.
+Exit status: 0; 1 if a text differs or the share with the most clients is below --least; 2 if nothing
+could be measured. Run it on an idle machine; clients and server share its cores.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from forescribe.asr.formats.transcript import SAMPLE_RATE
 from forescribe.bench.columns import layout
 
 LENGTHS_S = (2.0, 4.0, 7.0, 12.0, 20.0, 29.0, 45.0, 60.0)
-"""Of the recordings, in turn: most are one window, some two or three."""
+"""Lengths of the recordings, in turn. Most are one window long, some two or three."""
 
 LEAST = 0.85
 START_S = 1200.0
@@ -69,7 +69,7 @@ HEAD = (
 
 @dataclass(frozen=True)
 class Clip:
-    """A recording to be sent."""
+    """A recording to send."""
 
     name: str
     data: bytes
@@ -80,13 +80,13 @@ class Clip:
 class Answer:
     clip: Clip
     text: str
-    latency_s: float  # from the first try's start, waits for a turn included
-    refusals: tuple[int, ...]  # statuses before it was let in
+    latency_s: float  # from the start of the first try, with waits
+    refusals: tuple[int, ...]  # status codes before it was accepted
 
 
 @dataclass(frozen=True)
 class Row:
-    """One load."""
+    """The result for one number of clients."""
 
     clients: int
     wall_s: float
@@ -97,11 +97,11 @@ class Row:
     equal: int
     of: int
     peak_bytes: int
-    steps_s: dict[str, float]  # of a recording's way, mean
-    engine_s: dict[str, float]  # of the engine's thread, sum
+    steps_s: dict[str, float]  # mean over requests
+    engine_s: dict[str, float]  # sum over the engine's thread
 
     def at(self, share: float) -> float:
-        """The latency that so many are below."""
+        """The latency quantile."""
         ordered = sorted(self.latencies_s)
         return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
@@ -123,7 +123,7 @@ class Row:
 def clips(
     sources: Sequence[Path], count: int, lengths_s: Sequence[float] = LENGTHS_S
 ) -> list[Clip]:
-    """So many pieces of the recordings, one after the other and from the start again, as flac."""
+    """Cut consecutive pieces from the recordings, repeating them as needed, as FLAC."""
     whole = np.concatenate([read_audio(source) for source in sources])
     found, at = [], 0
     for number, length_s in zip(range(count), itertools.cycle(lengths_s), strict=False):
@@ -138,8 +138,8 @@ def clips(
 def batch(
     transcriber: Transcriber, work: Sequence[Clip], options: Options
 ) -> tuple[float, dict[str, str]]:
-    """The batch command's way: all files in one call. Seconds, and texts by name. Raises a
-    recording's error."""
+    """Decode all files in one call, as the batch command does. Returns seconds and texts by name.
+    Raises the error of a recording."""
     with tempfile.TemporaryDirectory() as folder:
         paths = []
         for clip in work:
@@ -159,7 +159,7 @@ def batch(
 
 @contextmanager
 def served(arguments: Sequence[str], settings: dict[str, str]) -> Iterator[tuple[str, int]]:
-    """A server: its address and process. Ended with the block."""
+    """Run a server until the block ends. Yields its address and process id."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -206,7 +206,7 @@ def _ready(address: str, process: subprocess.Popen[bytes]) -> None:
 def load(
     address: str, work: Sequence[Clip], clients: int, fields: dict[str, str]
 ) -> tuple[float, list[Answer]]:
-    """All clips through so many clients at a time. Seconds, and answers in the order of their end."""
+    """Send all clips with concurrent clients. Returns seconds, and answers in order of completion."""
     waiting: queue.SimpleQueue[Clip] = queue.SimpleQueue()
     for clip in work:
         waiting.put(clip)
@@ -253,7 +253,7 @@ def _sent(http: httpx.Client, clip: Clip, fields: dict[str, str]) -> Answer:
 
 
 def peak_bytes(pid: int) -> int:
-    """The most that a process and those it has started have had in memory, each at its own time."""
+    """The sum of the peak memory of a process and its children, each at its own time."""
     total, pids = 0, [pid]
     parents: dict[int, int] = {}
     for folder in Path("/proc").glob("[0-9]*"):
@@ -262,7 +262,7 @@ def peak_bytes(pid: int) -> int:
                 (folder / "stat").read_text().rpartition(")")[2].split()[1]
             )
         except OSError:
-            continue  # it has just ended
+            continue  # the process has ended
     for known in pids:
         pids += [child for child, parent in parents.items() if parent == known]
         try:
@@ -274,7 +274,7 @@ def peak_bytes(pid: int) -> int:
 
 
 def series(address: str) -> dict[str, float]:
-    """The server's figures by name and labels."""
+    """The metrics of the server, by name and labels."""
     text = httpx.get(f"{address}/metrics", trust_env=False).text
     pairs = (line.rsplit(" ", 1) for line in text.splitlines() if line and line[0] != "#")
     return {name: float(value) for name, value in pairs}
@@ -283,7 +283,7 @@ def series(address: str) -> dict[str, float]:
 def between(
     before: dict[str, float], after: dict[str, float]
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """Mean seconds of each step of a recording's way, and the engine's seconds by stage."""
+    """Mean seconds per step of a request, and the engine's seconds by stage."""
     grown = {name: value - before.get(name, 0.0) for name, value in after.items()}
     steps = {}
     for name, count in grown.items():
@@ -309,7 +309,7 @@ def measured(
 ) -> Row:
     before = series(address)
     wall_s, answers = load(address, work, clients, fields)
-    time.sleep(5.5)  # the engine's figures are up to five seconds old
+    time.sleep(5.5)  # the engine's metrics are up to five seconds old
     steps, engine = between(before, series(address))
     refusals = Counter(status for answer in answers for status in answer.refusals)
     return Row(
@@ -333,8 +333,8 @@ def table(rows: Sequence[Row], batch_s: float) -> str:
         steps = ", ".join(f"{name} {s:.3f}" for name, s in row.steps_s.items())
         busy = ", ".join(f"{name} {s:.2f}" for name, s in sorted(row.engine_s.items()))
         idle_s = max(0.0, row.wall_s - sum(row.engine_s.values()))
-        lines.append(f"{row.clients} clients, mean seconds of a recording: {steps}")
-        lines.append(f"  engine's seconds: {busy}, other or idle {idle_s:.2f}")
+        lines.append(f"{row.clients} clients, mean seconds per request: {steps}")
+        lines.append(f"  engine seconds: {busy}, other or idle {idle_s:.2f}")
     audio_s = rows[0].audio_s
     lines.append(f"batch command: {batch_s:.2f} s, {audio_s / batch_s:.1f} x real time")
     return "\n".join(lines)
@@ -361,14 +361,14 @@ def _parser() -> argparse.ArgumentParser:
         type=int,
         default=2,
         metavar="N",
-        help="of the batch command; the faster counts",
+        help="runs of the batch command; the fastest counts",
     )
     parser.add_argument(
         "--setting",
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="of the server, such as max_requests=8",
+        help="setting of the server, such as max_requests=8",
     )
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument(
@@ -386,10 +386,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         transcriber = Transcriber.load(
             given.model, given.draft, device=given.device, dtype=given.dtype, batch=given.batch
         )
-        batch(transcriber, work[: 2 * given.batch], options)  # warm, and what drafts cost is known
+        batch(
+            transcriber, work[: 2 * given.batch], options
+        )  # warm-up, and the costs of drafting are measured
         runs = [batch(transcriber, work, options) for _ in range(given.repeats)]
         batch_s, texts = min(run[0] for run in runs), runs[0][1]
-        del transcriber  # its memory and threads are not the server's
+        del transcriber  # releases memory and threads for the server
         command = ["--model", given.model, "--device", given.device, "--dtype", given.dtype]
         command += ["--batch-size", str(given.batch)]
         command += ["--draft", given.draft] if given.draft else []

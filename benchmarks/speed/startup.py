@@ -1,8 +1,8 @@
-"""How long `forescribe --help` takes: the first thing anybody sees.
+"""The time of `forescribe --help`.
 
     python -m benchmarks.speed.startup
 
-Exit status 1 where the median exceeds the bound (half a second).
+Exit status 1 if the median exceeds the bound (half a second).
 """
 
 from __future__ import annotations

@@ -1,16 +1,15 @@
-"""When drafts pay: the formula with measured prices, beside measured speed-ups.
+"""When drafting pays: the formula with measured costs, compared with measured speed-ups.
 
     python -m benchmarks.speed.when_it_pays measure --json docs/methods/when-it-pays.json
-    python -m benchmarks.speed.when_it_pays draw --json docs/methods/when-it-pays.json      # .svg beside it
+    python -m benchmarks.speed.when_it_pays draw --json docs/methods/when-it-pays.json      # writes the .svg
 
-Measured are both bundled pairs, for every draft length and batch: tokens per round, and seconds of
-the draft's and the target's part of a round. From these alone come alpha and the prices, and from them
-the curve; the points are the whole decoding against gamma 0. On one thread the clock is that of the
-processor, so what else the machine does hardly counts; on more it is the wall's, and wants an idle
-machine. Decoding only: a prompt's first pass and the audio encoder are left out, for they cost the
-same with drafts and without.
+Measures both bundled pairs at every draft length and batch size: tokens per round, and the time of
+drafting and scoring in a round. These give alpha and the costs, which determine the curves; the points
+are the speed-up of the whole decoding over gamma 0. With one thread CPU time is measured, so that other
+load hardly matters; with more it is wall time, which needs an idle machine. Prefill and audio encoder
+are not included, as they take the same time with and without drafts.
 
-Exit status of `measure`: 0, or 1 where a token differs from plain decoding.
+Exit status of `measure`: 0, or 1 if a token differs from plain decoding.
 """
 
 from __future__ import annotations
@@ -39,8 +38,8 @@ if TYPE_CHECKING:
 
 GAMMAS = (0, 1, 2, 3, 4, 6, 8)
 BATCHES = (1, 8)
-ROUND = ("draft", "score", "accept")  # stages that a round has; the others come before it
-FITTED_AT = 4  # alpha is that of this draft length; the others test the formula
+ROUND = ("draft", "score", "accept")  # the stages of a round
+FITTED_AT = 4  # alpha is fitted at this draft length; the others test the formula
 QUESTIONS = (
     "Write the minutes of the sales meeting on March 3.",
     'Define "song".',
@@ -55,7 +54,7 @@ LONGEST = 128  # tokens of an answer
 
 Written = dict[Hashable, tuple[int, ...]]
 Decode = Callable[[int, int], tuple[Stats, Written]]
-"""Batch and gamma to what was counted and what was written."""
+"""From batch size and gamma to statistics and tokens."""
 
 HEAD = (
     "pair",
@@ -71,7 +70,7 @@ HEAD = (
 
 @dataclass(frozen=True)
 class Point:
-    """One draft length; seconds are those of one round, medians of the repeats."""
+    """The result for one draft length; seconds per round are medians over the repeats."""
 
     pair: str
     batch: int
@@ -79,16 +78,16 @@ class Point:
     length: float  # mean acceptance length: tokens per round and row
     acceptance_rate: float
     draft_s: float
-    score_s: float  # the acceptance rule included
-    token_s: float  # of a token that was written
+    score_s: float  # includes the acceptance rule
+    token_s: float  # per token written
 
 
 @dataclass(frozen=True)
 class Prices:
-    """What the formula needs; `draft` and `growth` in plain rounds per drafted token.
+    """The parameters of the formula; `draft` and `growth` are in plain rounds per drafted token.
 
-    `draft` is c of the papers. `growth` is what scoring one position more adds to a target step; the
-    papers take it as 0, which holds where a step waits for memory.
+    `draft` is the cost c of the papers. `growth` is the cost of scoring one more position; the papers
+    assume 0, which holds where memory bandwidth limits a step.
     """
 
     alpha: float
@@ -96,20 +95,20 @@ class Prices:
     growth: float
 
     def speed_up(self, gamma: float) -> float:
-        """Expected tokens per round over its price; `gamma` may be fractional, for drawing."""
+        """Expected tokens per round over the cost of a round; `gamma` may be fractional, for plots."""
         alpha = min(self.alpha, 1 - 1e-9)
         tokens = (1 - alpha ** (gamma + 1)) / (1 - alpha)
         return float(tokens / (1 + gamma * (self.draft + self.growth)))
 
 
 class OneThread(Device):
-    """A device whose stopwatch reads the processor's clock, which stands while others compute."""
+    """A device whose stopwatch measures CPU time, which excludes other processes."""
 
     def stopwatch(self) -> Stopwatch:
-        return _ProcessorWatch(self)
+        return _CpuStopwatch(self)
 
 
-class _ProcessorWatch(Stopwatch):
+class _CpuStopwatch(Stopwatch):
     def _now(self) -> float:
         return time.process_time()
 
@@ -124,7 +123,7 @@ def implied_alpha(length: float, gamma: int) -> float:
 
 
 def prices(points: Sequence[Point]) -> Prices:
-    """Of one pair at one batch. Lines through gamma 0 by least squares."""
+    """Fit the costs of one pair at one batch size: least squares lines through gamma 0."""
     plain = next(p for p in points if p.gamma == 0)
     fitted = next(p for p in points if p.gamma == FITTED_AT)
     base = plain.draft_s + plain.score_s
@@ -141,7 +140,7 @@ def prices(points: Sequence[Point]) -> Prices:
 
 
 def speed_ups(points: Sequence[Point]) -> dict[int, float]:
-    """Measured, by gamma."""
+    """The measured speed-ups by gamma."""
     plain = next(p.token_s for p in points if p.gamma == 0)
     return {p.gamma: plain / p.token_s for p in points}
 
@@ -167,7 +166,7 @@ def text_pair(device: Device) -> Decode:
             schedule=Fixed(gamma),
             device=device,
         )
-        # As often as there are rows, so that they are full most of the time.
+        # Repeated, so that all rows are in use most of the time.
         work = [
             Request(p, max_new_tokens=LONGEST, tag=(turn, i))
             for turn in range(max(1, batch // 4))
@@ -205,7 +204,7 @@ PAIRS: Mapping[str, Callable[[Device], Decode]] = {"text": text_pair, "speech": 
 
 
 def point(pair: str, batch: int, gamma: int, repeats: Sequence[Stats]) -> Point:
-    """Counts are the same in all repeats; of the seconds the medians count."""
+    """Counts are equal in all repeats; times are medians."""
     stats = repeats[0]
 
     def per_round(*stages: str) -> float:
@@ -235,7 +234,7 @@ def measure(options: argparse.Namespace) -> int:
         decode = PAIRS[pair](device)
         for batch in options.batch:
             found: dict[int, list[Stats]] = {gamma: [] for gamma in GAMMAS}
-            _, plain = decode(batch, 0)  # memory is touched, kernels are picked
+            _, plain = decode(batch, 0)  # warm-up: memory and kernels
             for _ in range(options.repeats):
                 for gamma in GAMMAS:
                     stats, written = decode(batch, gamma)
@@ -255,7 +254,7 @@ def measure(options: argparse.Namespace) -> int:
 
 
 def grouped(points: Sequence[Point]) -> dict[tuple[str, int], list[Point]]:
-    """By pair and batch."""
+    """Group points by pair and batch size."""
     groups: dict[tuple[str, int], list[Point]] = {}
     for each in points:
         groups.setdefault((each.pair, each.batch), []).append(each)
@@ -288,14 +287,17 @@ def table(points: Sequence[Point]) -> str:
 
 # -- drawing ---------------------------------------------------------------------------------------
 
-COLOURS = {"text": "#0072B2", "speech": "#D55E00"}  # Okabe and Ito's; nothing by colour alone
+COLOURS = {
+    "text": "#0072B2",
+    "speech": "#D55E00",
+}  # of Okabe and Ito; no information by colour alone
 MARKS = {1: ("o", "-"), 8: ("s", "--")}
-COSTS = (0.05, 0.1, 0.2, 0.4)  # of a drafted token, in plain rounds: its draft step and its score
+COSTS = (0.05, 0.1, 0.2, 0.4)  # of a drafted token in plain rounds: draft step and score
 LONGEST_DRAFT = 32
 
 
 def best_speed_up(alpha: float, cost: float) -> float:
-    """With the best draft length for it."""
+    """The speed-up at the best draft length."""
     price = Prices(alpha, cost, 0.0)
     return max(price.speed_up(gamma) for gamma in range(LONGEST_DRAFT + 1))
 
@@ -312,7 +314,7 @@ def draw(options: argparse.Namespace) -> int:
         {
             "font.size": 10,
             "svg.fonttype": "none",
-            "svg.hashsalt": "when-it-pays",  # the same file from the same figures
+            "svg.hashsalt": "when-it-pays",  # reproducible output
             "axes.spines.top": False,
             "axes.spines.right": False,
             "figure.constrained_layout.use": True,
@@ -327,7 +329,7 @@ def draw(options: argparse.Namespace) -> int:
 
 
 def _by_length(axes: Axes, points: Sequence[Point]) -> None:
-    """Speed-up over gamma: curves by formula, points as measured."""
+    """Plot the speed-up over gamma: curves from the formula, points as measured."""
     for (pair, batch), group in grouped(points).items():
         price, gained = prices(group), speed_ups(group)
         mark, line = MARKS[batch]
@@ -345,7 +347,7 @@ def _by_length(axes: Axes, points: Sequence[Point]) -> None:
 
 
 def _by_alpha(axes: Axes, points: Sequence[Point]) -> None:
-    """The best that any gamma gives, over alpha, for four prices; and where the pairs stand."""
+    """Plot the best speed-up over alpha for four costs, and the measured pairs."""
     alphas = [n / 200 for n in range(192)]
     for shade, cost in zip((0.0, 0.25, 0.45, 0.6), COSTS, strict=True):
         best = [best_speed_up(alpha, cost) for alpha in alphas]
@@ -380,7 +382,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     timing.add_argument("--batch", nargs="+", type=int, choices=BATCHES, default=list(BATCHES))
     timing.add_argument("--repeats", type=int, default=3)
     timing.add_argument("--threads", type=int, default=1)
-    drawing = commands.add_parser("draw", help="the picture of a record")
+    drawing = commands.add_parser("draw", help="plot a record")
     drawing.set_defaults(command=draw)
     drawing.add_argument("--to", type=Path, metavar="FILE", help="default: the record's name, .svg")
     for command in (timing, drawing):

@@ -1,10 +1,10 @@
-"""The speaker encoder of diarize/, from the file that Resemblyzer ships.
+"""Convert the checkpoint of Resemblyzer to the speaker encoder of diarize/.
 
     uv pip install --no-deps --target training/made/resemblyzer resemblyzer==0.1.4
     python -m training.speakers.encoder training/made/resemblyzer/resemblyzer/pretrained.pt
 
-Without `--no-deps` the package pulls webrtcvad, which needs a C compiler. Nothing of it is imported:
-its checkpoint is read as tensors only. What is written has no mean yet: training.speakers.plda adds it.
+Without `--no-deps` the package requires webrtcvad, which needs a C compiler. The package is not imported;
+its checkpoint is read as tensors only. The result has no mean yet, which training.speakers.plda adds.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LICENCE = "Apache-2.0"
 
 
 def save(tensors: dict[str, torch.Tensor], name: str, digest: str) -> None:
-    """Weights in float16 with where they come from."""
+    """Save the weights in float16 with their source."""
     told = {"name": name, "source": SOURCE, "sha256": digest, "licence": LICENCE}
     halves = {key: tensor.half().contiguous() for key, tensor in tensors.items()}
     FOLDER.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,6 @@
-"""Groups of speakers: who trains, who tunes, who judges, and three folds for cross-validation.
+"""Groups of speakers for training, tuning and testing, and three folds for cross-validation.
 
-Decided by the speaker's own number, so that a speaker stays in a group whoever else is chosen.
+The group depends on the speaker's number only, not on the other speakers.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 FOLDS = 3
-"""Parts of the training speakers; each is judged by a model that the other two have trained."""
+"""Parts of the training speakers; each is evaluated with a model trained on the other two."""
 
 
 @dataclass(frozen=True)
@@ -18,8 +18,8 @@ class Split:
     """Disjoint groups of speakers."""
 
     training: frozenset[int]
-    tuning: frozenset[int]  # the pipeline's parameters are chosen on mixtures of these
-    test: frozenset[int]  # and judged on mixtures of these
+    tuning: frozenset[int]  # for choosing parameters of the pipeline
+    test: frozenset[int]  # for evaluation
 
 
 def split(speakers: Iterable[int]) -> Split:

@@ -1,8 +1,8 @@
-"""Conversations mixed from single voices: who speaks when is known to the sample.
+"""Conversations mixed from single voices, with turns that are known to the sample.
 
-Clips of read speech are cut into turns and laid one behind the other; now and then a turn begins
-before the one before has ended. What counts as speech is decided on the clean clip, by its level,
-so that the reference owes nothing to the voice activity under test.
+Clips of read speech are cut into turns and placed one after the other, some with overlap. Speech is
+determined from the level of the clean clips, so that the reference does not depend on the voice activity
+detection under test.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from forescribe.diarize.turns import Turns
 RATE = 16_000
 FRAME = RATE // 100
 QUIET, LOUD, PART = 10, 95, 1 / 3
-"""Speech is what is louder than a third of the way from a clip's quiet frames to its loud ones
-(percentiles, in dB): recordings differ too much in their noise for one distance."""
+"""Frames are speech above a third of the range from quiet to loud (percentiles of a clip, in dB), as
+the noise of recordings differs too much for a fixed distance."""
 
 BRIDGE = round(0.3 * RATE)
-"""Pauses up to this length are part of a turn, as people mark them."""
+"""Pauses up to this length are part of a turn, as in manual annotation."""
 
 Samples = NDArray[np.float32]
 
 
 LEAST_CONTRAST_DB = 25.0
-"""Between a clip's quiet frames and its loud ones; with less, noise or speech without pauses, level
-does not say where speech is."""
+"""Required range from quiet to loud. With less (noise, or speech without pauses) the level does not
+separate speech."""
 
 
 @dataclass(frozen=True, eq=False)
 class Mixture:
-    """A recording whose turns are known."""
+    """A recording with known turns."""
 
     name: str
     samples: Samples
@@ -42,7 +42,7 @@ class Mixture:
 
 
 def usable(clip: Samples) -> bool:
-    """Whether a clip's level tells its speech from its pauses."""
+    """Whether the level of a clip separates speech from pauses."""
     quiet, loud = np.percentile(_levels(clip), [QUIET, LOUD])
     return bool(loud - quiet >= LEAST_CONTRAST_DB)
 
@@ -56,7 +56,7 @@ def speech(clip: Samples) -> Turns:
 
 
 def _levels(clip: Samples) -> NDArray[np.float64]:
-    """dB of frames of 10 ms."""
+    """The level of frames of 10 ms, in dB."""
     frames = clip[: len(clip) // FRAME * FRAME].reshape(-1, FRAME)
     level: NDArray[np.float64] = 10 * np.log10(np.square(frames, dtype=np.float64).mean(1) + 1e-12)
     return level
@@ -70,10 +70,10 @@ def mix(
     seconds: float = 120.0,
     overlapping: float = 0.1,
 ) -> Mixture:
-    """A conversation of all `clips`' speakers, who take turns of 0.8 to 8 s in random order.
+    """Mix a conversation of all speakers in `clips`, with turns of 0.8 to 8 s in random order.
 
-    One change in ten, `overlapping`, comes 0.2 to 0.8 s early; else there is a pause of 0.1 to 1 s. A
-    clip is said over and over from a random place on. Everybody speaks.
+    A share `overlapping` of the turns begins 0.2 to 0.8 s early; the others follow a pause of 0.1 to 1 s.
+    Clips are repeated as needed, from a random start. Every speaker has a turn.
     """
     audio = np.zeros(round(seconds * RATE), np.float32)
     spoken = {who: speech(clip) for who, clip in clips.items()}

@@ -1,10 +1,10 @@
-"""The PLDA of diarize/: which differences between two vectors are the voice, and which the moment.
+"""Train the PLDA of diarize/, which separates differences of voices from those of moments.
 
     python -m training.speakers.vectors DATA/speakers
     python -m training.speakers.plda
-    python -m training.speakers.plda --likeness      # how alike voices are, for known speakers
+    python -m training.speakers.plda --likeness      # similarity of voices, for known speakers
 
-Reads training/made/speakers/*.npz, learns from the training speakers only, and writes the encoder's
+Reads training/made/speakers/*.npz, trains on the training speakers only, and writes the encoder's
 mean, xvec_transform.npz, plda.npz and evaluation.json in bundled/speakers/. Format and features are
 those of pyannote.audio (VBx, Landini et al. 2022): whitened, length-normalised, within-class
 covariance I, between-class diagonal.
@@ -32,14 +32,14 @@ from training.speakers.vectors import STEP, WORK
 from training.speech.channels import CHANNELS
 
 DIMENSIONS = 128
-"""Of the space that is kept; diarize/engines/embedded.py may use fewer, the most telling come first."""
+"""Dimensions of the space, in order of importance; diarize/engines/embedded.py may use fewer."""
 
 RIDGE = 1e-4
 
 
 @dataclass(frozen=True)
 class Plda:
-    """pyannote's two files."""
+    """The contents of pyannote's two files."""
 
     mean1: np.ndarray  # [D]
     mean2: np.ndarray  # [L]
@@ -60,7 +60,7 @@ def unit(rows: np.ndarray) -> np.ndarray:
 
 
 def scatter(rows: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Mean, within-class and between-class covariance, each per row."""
+    """Return mean, within-class and between-class covariance, per row."""
     mean = rows.mean(0)
     within = np.zeros((rows.shape[1],) * 2)
     between = np.zeros_like(within)
@@ -78,7 +78,7 @@ def ridged(matrix: np.ndarray) -> np.ndarray:
 
 
 def train(x: np.ndarray, y: np.ndarray, dimensions: int) -> Plda:
-    """From unit vectors [N, D] of speakers [N]."""
+    """Train on unit vectors [N, D] of speakers [N]."""
     mean1 = x.mean(0)
     first = unit(x - mean1) * np.sqrt(x.shape[1])
     _, within, between = scatter(first, y)
@@ -87,7 +87,7 @@ def train(x: np.ndarray, y: np.ndarray, dimensions: int) -> Plda:
     second = unit(first @ lda - mean2) * np.sqrt(dimensions)
     mu, within, between = scatter(second, y)
     within = ridged(within)
-    # The scatter of means of a few windows holds a share of the spread within.
+    # The scatter of means over a few windows contains a share of the within-class covariance.
     between = between - within * len(np.unique(y)) / len(y)
     values, places = eigh((between + between.T) / 2, within)
     psi = np.clip(values[::-1], 1e-4, None)
@@ -95,7 +95,7 @@ def train(x: np.ndarray, y: np.ndarray, dimensions: int) -> Plda:
 
 
 def rate(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
-    """Equal error rate of the cosine over all pairs, and the cosine at which it is."""
+    """Return the equal error rate of the cosine over all pairs, and its threshold."""
     same = y[:, None] == y[None]
     upper = np.triu_indices(len(y), 1)
     scores, truth = (x @ x.T)[upper], same[upper]
@@ -107,8 +107,8 @@ def rate(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
 
 
 def loaded(speakers: frozenset[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of these speakers: the mean of their clean windows, all windows' unit vectors around it [N, D]
-    in all channels, and whose they are [N]."""
+    """Load the mean of the clean windows of these speakers, the centred unit vectors of all windows and
+    channels [N, D], and their speakers [N]."""
     parts = {name: of(name, speakers) for name in CHANNELS}
     mean = parts["clean"][0].mean(0)
     vectors = np.concatenate([vectors for vectors, _ in parts.values()])
@@ -116,14 +116,14 @@ def loaded(speakers: frozenset[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray
 
 
 def of(name: str, speakers: frozenset[int]) -> tuple[np.ndarray, np.ndarray]:
-    """A channel's vectors [n, D] of these speakers, in the order of their clips' windows."""
+    """Load the vectors [n, D] of these speakers in a channel, in the order of windows."""
     with np.load(WORK / f"{name}.npz") as told:
         chosen = np.isin(told["speakers"], sorted(speakers))
         return told["vectors"][chosen], told["speakers"][chosen]
 
 
 def store(plda: Plda, folder: Path) -> None:
-    """As pyannote reads it."""
+    """Write the two files that pyannote reads."""
     np.savez(folder / "xvec_transform.npz", mean1=plda.mean1, mean2=plda.mean2, lda=plda.lda)
     np.savez(folder / "plda.npz", mu=plda.mu, tr=plda.tr, psi=plda.psi)
 
@@ -131,8 +131,8 @@ def store(plda: Plda, folder: Path) -> None:
 def halves(
     plda: Plda, mean: np.ndarray, name: str, speakers: frozenset[int], half: int
 ) -> np.ndarray:
-    """[speakers, L] voices as stored ones are, each from the first or the second half of its clip; a
-    row of no numbers where that holds no window."""
+    """[speakers, L] stored voices, each from the first or the second half of a clip; NaN where a half has
+    no window."""
     vectors, labels = of(name, speakers)
     step = STEP if name == "clean" else 2 * STEP
     rows = []
@@ -145,12 +145,12 @@ def halves(
     return unit(plda.features(unit(np.stack(rows))))
 
 
-def likeness(
+def similarity(
     parts: Iterable[tuple[Plda, np.ndarray, frozenset[int]]], one: str, other: str, bound: float
 ) -> dict[str, float]:
-    """How alike a person's two voices are through two channels, and two persons': equal error and
-    the cosine at it, the cosine that one pair of persons in a hundred reaches and the share of
-    persons below it, and both errors at `bound`."""
+    """Compare voices of the same and of different persons over two channels: equal error rate and its
+    threshold, the cosine that one pair in a hundred exceeds and the misses there, and both errors at
+    `bound`."""
     same, different = list[np.ndarray](), list[np.ndarray]()
     for plda, mean, speakers in parts:
         cosines = halves(plda, mean, one, speakers, 0) @ halves(plda, mean, other, speakers, 1).T
@@ -178,16 +178,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--likeness", action="store_true", help="only that; writes nothing else")
     if parser.parse_args().likeness:
-        return print(json.dumps(calibrated(), indent=2))
+        return print(json.dumps(calibrate(), indent=2))
     learn()
 
 
-def calibrated() -> dict[str, dict[str, float]]:
-    """`likeness` of the training voices, each third of them under a mean and a PLDA that the others
-    have trained; written to likeness.json."""
+def calibrate() -> dict[str, dict[str, float]]:
+    """Compute `similarity` of the training voices by cross-validation and write it to likeness.json."""
     from forescribe.diarize.engines.embedded import THRESHOLDS
 
-    training = split(everybody()).training
+    training = split(all_speakers()).training
     parts = []
     for fold in range(FOLDS):
         mean, x, y = loaded(frozenset(s for s in training if fold_of(s) != fold))
@@ -196,19 +195,19 @@ def calibrated() -> dict[str, dict[str, float]]:
     pairs = [(name, name) for name in CHANNELS]
     pairs += [("clean", name) for name in CHANNELS if name != "clean"]
     found = {
-        f"{one}, {other}": likeness(parts, one, other, THRESHOLDS.same) for one, other in pairs
+        f"{one}, {other}": similarity(parts, one, other, THRESHOLDS.same) for one, other in pairs
     }
     (FOLDER / "likeness.json").write_text(json.dumps(found, indent=2) + "\n")
     return found
 
 
-def everybody() -> list[int]:
+def all_speakers() -> list[int]:
     with np.load(WORK / "clean.npz") as told:
         return sorted(set(told["speakers"].tolist()))
 
 
 def learn() -> None:
-    groups = split(everybody())
+    groups = split(all_speakers())
     mean, x, y = loaded(groups.training)
     plda = train(x, y, DIMENSIONS)
     store(plda, FOLDER)
@@ -216,7 +215,7 @@ def learn() -> None:
         told = json.loads(file.metadata()["forescribe"])
         tensors = {key: file.get_tensor(key) for key in file.keys()}
     tensors["mean"] = torch.from_numpy(mean)
-    # A stored voice is only comparable under the same mean.
+    # Stored voices can be compared only with the same mean.
     name = f"ge2e-{hashlib.sha256(mean.astype(np.float16).tobytes()).hexdigest()[:8]}"
     save(tensors, name, told["sha256"])
     result: dict[str, Any] = {

@@ -1,13 +1,13 @@
-"""The embedded diarizer's parameters, chosen on voices that the PLDA in use has never heard.
+"""Tune the parameters of the embedded diarizer on voices that its PLDA was not trained on.
 
     python -m training.speakers.vectors DATA/speakers
     python -m training.speakers.tune_diarizer DATA
 
-The training voices are split in three; each third is mixed and judged under a mean and a PLDA that
-the other two have trained. Voices of the test group are not touched. Both networks hear a recording
-once; then each combination only clusters again. Three kinds: conversations of two minutes, half a
-minute of two voices over the telephone, one voice alone. Prints a table, the best last; what was
-chosen stands in diarize/engines/embedded.py.
+Uses three-fold cross-validation over the training voices: each third is evaluated with a mean and a PLDA
+trained on the others. The test group is not used. Both networks process a recording once; each combination
+of parameters only repeats the clustering. There are three kinds of recordings: conversations of two
+minutes, half a minute of two voices over the telephone, and one voice alone. Prints a table with the best
+combination last. The chosen values are in diarize/engines/embedded.py.
 """
 
 from __future__ import annotations
@@ -41,16 +41,20 @@ CONVERSATIONS, CALLS, ALONE = "conversations", "calls", "alone"
 KINDS = (CONVERSATIONS, CALLS, ALONE)
 
 
-class Remembering(EmbeddedDiarization):
-    """Hears each recording once."""
+class CachingDiarization(EmbeddedDiarization):
+    """Runs the networks once per recording."""
 
     known: dict[int, Any]
 
     def get_segmentations(self, file: Any, hook: Any = None) -> Any:
-        return self._once(file, 0, lambda: super(Remembering, self).get_segmentations(file, hook))
+        return self._once(
+            file, 0, lambda: super(CachingDiarization, self).get_segmentations(file, hook)
+        )
 
     def window_vectors(self, file: Any, *given: Any) -> Any:
-        return self._once(file, 1, lambda: super(Remembering, self).window_vectors(file, *given))
+        return self._once(
+            file, 1, lambda: super(CachingDiarization, self).window_vectors(file, *given)
+        )
 
     def _once(self, file: Any, step: int, hear: Any) -> Any:
         key = 2 * file["waveform"].data_ptr() + step
@@ -60,15 +64,15 @@ class Remembering(EmbeddedDiarization):
 
 
 @dataclass(frozen=True, eq=False)
-class Third:
-    """Recordings of a third of the voices, by kind, and what was learnt from the others."""
+class Fold:
+    """Recordings of a third of the voices, by kind, with the mean and PLDA of the others."""
 
     recordings: dict[str, list[Mixture]]
     mean: np.ndarray  # [256]
     plda: Plda
 
 
-def thirds(data: Path) -> Iterator[Third]:
+def folds(data: Path) -> Iterator[Fold]:
     paths = {speaker_of(path): path for path in clips(data / "speakers")}
     training = split(sorted(paths)).training
     for fold in range(FOLDS):
@@ -76,7 +80,7 @@ def thirds(data: Path) -> Iterator[Third]:
         own = {who: clip for who, clip in own.items() if usable(clip)}
         rng = np.random.default_rng(200 + fold)
         mean, x, y = loaded(frozenset(s for s in training if fold_of(s) != fold))
-        yield Third(
+        yield Fold(
             {
                 CONVERSATIONS: mixtures(own, count=8, seed=100 + fold),
                 CALLS: [called(own, rng) for _ in range(4)],
@@ -88,7 +92,7 @@ def thirds(data: Path) -> Iterator[Third]:
 
 
 def called(voices: dict[str, np.ndarray], rng: np.random.Generator) -> Mixture:
-    """Two over one telephone."""
+    """Two voices over one telephone."""
     two = rng.choice(sorted(voices), 2, replace=False).tolist()
     call = mix("call", {who: voices[who] for who in two}, rng, seconds=30)
     return replace(call, samples=CHANNELS["telephone"](call.samples, rng))
@@ -102,16 +106,16 @@ def alone(voices: dict[str, np.ndarray], rng: np.random.Generator) -> Iterator[M
 
 
 def engine(part: Third) -> PyannoteDiarizer:
-    """With the part's mean, and a memory."""
+    """The engine with the mean of a fold and cached networks."""
     diarizer = build(FOLDER)
     pipeline = diarizer.pipeline
-    pipeline.__class__, pipeline.known = Remembering, {}
+    pipeline.__class__, pipeline.known = CachingDiarization, {}
     pipeline._embedding.model_.encoder.mean.copy_(torch.from_numpy(part.mean))
     return diarizer
 
 
 def tuned(diarizer: PyannoteDiarizer, part: Third, tuning: Tuning, levels: LevelSettings) -> None:
-    """Gives the pipeline other parameters."""
+    """Set other parameters of the pipeline."""
     with tempfile.TemporaryDirectory() as folder:
         store(part.plda, Path(folder))
         plda = PLDA(
@@ -133,7 +137,7 @@ def judged(diarizer: PyannoteDiarizer, recordings: list[Mixture]) -> Errors:
 
 
 def cost(errors: dict[str, Errors]) -> float:
-    """Mean error rate over the kinds, and a tenth of the share of wrong counts."""
+    """The mean error rate over the kinds plus a tenth of the share of wrong counts."""
     return float(np.mean([e.der + 0.1 * (1 - e.right) for e in errors.values()]))
 
 
@@ -157,7 +161,7 @@ def main() -> None:
     parser.add_argument("--fb", type=float, nargs="+", default=[0.8, 1.6])
     parser.add_argument("--part", type=float, nargs="+", default=[level.part])
     given = parser.parse_args()
-    parts = [(engine(part), part) for part in thirds(given.data)]
+    parts = [(engine(part), part) for part in folds(given.data)]
     rows = []
     for speech, lda, threshold, fa, fb, share in product(
         given.speech, given.lda, given.threshold, given.fa, given.fb, given.part

@@ -1,7 +1,7 @@
-"""How wrong turns and speakers of words are: DER, JER, counts, and words with the wrong speaker.
+"""Errors of turns and of the speakers of words: DER, JER, counts, and wrong words.
 
 DER = (missed + false alarm + confusion) / reference speech, overlap counted for each speaker. "Full"
-has no collar and scores overlap; "fair" leaves out 0.25 s on both sides of each border, which is
+has no collar and scores overlap; "fair" leaves out 0.25 s on both sides of each boundary, which is
 `collar=0.5` for pyannote.metrics.
 """
 
@@ -21,7 +21,7 @@ from forescribe.diarize.turns import Turns
 
 @dataclass
 class Errors:
-    """Of several recordings together: speech is pooled, so a long one weighs more."""
+    """Errors pooled over recordings, weighted by speech."""
 
     speech_s: float = 0.0
     missed_s: float = 0.0
@@ -30,7 +30,9 @@ class Errors:
     fair_speech_s: float = 0.0
     fair_error_s: float = 0.0
     jaccard: list[float] = field(default_factory=list)
-    counted: list[int] = field(default_factory=list)  # found minus true, by recording
+    counted: list[int] = field(
+        default_factory=list
+    )  # found minus true number of speakers, by recording
 
     def __add__(self, other: Errors) -> Errors:
         return Errors(*(getattr(self, n) + getattr(other, n) for n in vars(self)))
@@ -63,7 +65,7 @@ class Errors:
 
 
 def turn_errors(reference: Turns, found: Turns, sample_count: int) -> Errors:
-    """Of one recording, all of which is scored."""
+    """Score one whole recording."""
     from pyannote.core import Segment, Timeline
     from pyannote.metrics.diarization import DiarizationErrorRate, JaccardErrorRate
 
@@ -89,7 +91,7 @@ def turn_errors(reference: Turns, found: Turns, sample_count: int) -> Errors:
 
 
 def annotation(turns: Turns) -> Any:
-    """As pyannote has it; every turn on a track of its own, since they may overlap."""
+    """Convert to pyannote's class, with a track for every turn, as turns may overlap."""
     from pyannote.core import Annotation, Segment
 
     made = Annotation(uri="recording")
@@ -99,7 +101,7 @@ def annotation(turns: Turns) -> Any:
 
 
 def wrong_words(reference: Sequence[Word], found: Sequence[str | None]) -> int:
-    """How many words have another speaker than their own, names mapped one to one as is best."""
+    """The number of words with a wrong speaker under the best one-to-one mapping of names."""
     pairs = Counter(
         (word.speaker, who) for word, who in zip(reference, found, strict=True) if who is not None
     )
@@ -111,9 +113,11 @@ def wrong_words(reference: Sequence[Word], found: Sequence[str | None]) -> int:
 
 
 def wrong_written_words(reference: Sequence[Word], written: Sequence[Word]) -> tuple[int, int]:
-    """(words with the wrong speaker, words compared): of a transcript's words, those that stand for
-    one of the reference, the same or another; inserted and deleted ones have no speaker to compare.
-    The second over the first is the word diarization error rate. Both in the order of time.
+    """Return (words with the wrong speaker, words compared).
+
+    Compares the words of a transcript that are aligned with a reference word, correct or substituted;
+    insertions and deletions have no speaker to compare. The first over the second is the word
+    diarization error rate. Both lists are in order of time.
     """
     import jiwer
 
@@ -134,7 +138,7 @@ def wrong_written_words(reference: Sequence[Word], written: Sequence[Word]) -> t
 
 
 def _plain(words: Sequence[Word]) -> list[tuple[str, Word]]:
-    """Normalised, one for each word that a word's text holds: "12-inch" is two."""
+    """Normalised words; a word may become several: "12-inch" becomes two."""
     from forescribe.bench.speech.wer import normalise
 
     return [(text, word) for word in words for text in normalise(word.text).split()]
@@ -143,10 +147,9 @@ def _plain(words: Sequence[Word]) -> list[tuple[str, Word]]:
 def attributed_errors(
     recordings: Mapping[str, tuple[Sequence[Word], Sequence[Word]]], collar: float = 5.0
 ) -> dict[str, float]:
-    """cpWER, tcpWER (collar in seconds) and ORC-WER over recordings: what was said, what was written,
-    both with speakers. Needs meeteval.
+    """Return cpWER, tcpWER (collar in seconds) and ORC-WER of pairs of reference and transcript.
 
-    cpWER minus ORC-WER is the price of the speakers alone.
+    cpWER minus ORC-WER is the share of errors due to speakers. Needs meeteval.
     """
     import meeteval
 
@@ -182,6 +185,6 @@ def _listed(recordings: Mapping[str, Sequence[Word]]) -> Any:
 
 
 def _rate(sessions: Any) -> float:
-    """Errors over words, pooled."""
+    """Errors over words, pooled over recordings."""
     length = sum(one.length for one in sessions.values())
     return float(sum(one.errors for one in sessions.values()) / length)

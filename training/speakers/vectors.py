@@ -1,4 +1,4 @@
-"""Vectors of many voices through several channels: what training.speakers.plda learns from.
+"""Compute vectors of many voices over several channels, the training data of the PLDA.
 
     python -m training.speakers.vectors DATA/speakers
 
@@ -24,7 +24,7 @@ RATE = 16_000
 WORK = MADE / "speakers"
 START, STEP = RATE // 2, round(0.8 * RATE)
 MOST, LEAST = 24, 4
-"""Windows per clip, and what a clip must have to count."""
+"""Most and fewest windows per clip; clips with fewer are skipped."""
 
 
 def speaker_of(path: Path) -> int:
@@ -32,18 +32,18 @@ def speaker_of(path: Path) -> int:
 
 
 def clips(folder: Path) -> list[Path]:
-    """By speaker, so that every machine sees one order."""
+    """The clips sorted by speaker, in the same order on every machine."""
     return sorted(folder.glob("*.flac"), key=speaker_of)
 
 
 def starts(samples: int, step: int) -> np.ndarray:
-    """Where the windows of a clip begin."""
+    """The starts of the windows of a clip."""
     return np.arange(START, samples - WINDOW_SAMPLES + 1, step)[:MOST]
 
 
 @torch.inference_mode()
 def vectors(encoder: SpeakerEncoder, audio: np.ndarray, at: np.ndarray) -> np.ndarray:
-    """[n, 256] before the mean is taken off."""
+    """[n, 256] vectors before the mean is subtracted."""
     return encoder.raw(encoder.mels(audio, at)).numpy()
 
 
@@ -55,7 +55,7 @@ def main() -> None:
     WORK.mkdir(parents=True, exist_ok=True)
     for number, (name, channel) in enumerate(CHANNELS.items()):
         found, speakers = [], []
-        # The clean clips decide the centre; of the others half as many windows are enough.
+        # The clean clips determine the mean; half as many windows of the others suffice.
         step = STEP if name == "clean" else 2 * STEP
         for path in paths:
             audio = read_audio(path)
