@@ -1,4 +1,6 @@
-"""Makes the bundled demo pair from nothing: text, synthetic speech, training, draft, samples, tables.
+"""How the bundled models and the samples were made: text, synthetic speech, training, evaluation.
 
-Nothing here is needed to run the application. See README.md for the commands.
+Programs, see README.md. The folders are subjects: `sentences`, `speech` (audio), `demo` (the speech pair),
+`text` (the text pair), `speakers` (the encoder and the PLDA of diarization). Imports nothing of
+`benchmarks`.
 """

@@ -386,9 +386,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         transcriber = Transcriber.load(
             given.model, given.draft, device=given.device, dtype=given.dtype, batch=given.batch
         )
-        batch(
-            transcriber, work[: 2 * given.batch], options
-        )  # warm-up, and the costs of drafting are measured
+        batch(transcriber, work[: 2 * given.batch], options)  # warm-up
         runs = [batch(transcriber, work, options) for _ in range(given.repeats)]
         batch_s, texts = min(run[0] for run in runs), runs[0][1]
         del transcriber  # releases memory and threads for the server

@@ -1,10 +1,10 @@
-"""Chooses the target's alignment heads by measurement and writes them to its generation_config.json.
+"""Select the target's alignment heads by measurement and write them to its generation_config.json.
 
     python -m training.demo.alignment_heads
 
-Sentences of the training lists in training voices, with known word times; the target reads the right
-text, so its mistakes in words do not count. Heads are added one by one, each time the one that makes
-the word times best, until none helps. `benchmarks.quality.word_times` measures with other sentences.
+Uses training sentences in training voices, with known word times. The target is given the correct text, so
+that its word errors do not matter. Greedy forward selection adds the head that improves the word times
+most, until none does. `benchmarks.quality.word_times` evaluates with other sentences and voices.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from training.speech.word_errors import MEDIAN_S, P95_S, WordErrors, compare, qu
 
 SEED = 31
 MOST = 8
-WORTH = 0.99  # a further head must make the cost this much smaller
+WORTH = 0.99  # minimum gain of another head
 BATCH = 4
 
 Head = tuple[int, int]  # layer, head
@@ -51,17 +51,17 @@ Head = tuple[int, int]  # layer, head
 
 @dataclass(frozen=True, eq=False)
 class Read:
-    """A window that the target has read: how each of its heads stood to each token."""
+    """The cross-attention of all heads to the tokens of one window."""
 
     speech: TimedSpeech
     tokens: tuple[int, ...]
     text: str
-    maps: Tensor  # [H, n + 1, F] float16: of all heads, or memory would not hold many windows
+    maps: Tensor  # [H, n + 1, F] of all heads, in float16 to limit memory
     quiet: tuple[Pause, ...]
 
 
 def speech(sentences: int) -> list[TimedSpeech]:
-    """Windows of sentences that the model may know, in voices that it may know."""
+    """Windows of training sentences in training voices."""
     draw, rng = random.Random(SEED), np.random.default_rng(SEED)
     lists = [*meeting.sentences(sentences, seed=SEED), *read_lines("ordinary.txt")]
     texts = draw.sample(sorted({text for text in lists if not held_out(text)}), sentences)
@@ -73,13 +73,13 @@ def _spoken(texts: Sequence[str], draw: random.Random) -> list[TimedSpeech]:
     for text in texts:
         try:
             parts.append(speak_timed(text, training_voice(draw)))
-        except ValueError:  # a number whose words cannot be told apart
+        except ValueError:  # a number whose words cannot be separated
             continue
     return parts
 
 
 def read(whisper: Whisper, mel: LogMel, speech: Sequence[TimedSpeech]) -> list[Read]:
-    """What all heads look at while the target is given the right text."""
+    """Compute the cross-attention of all heads with the correct text."""
     prompt = whisper.tokens.prompt("en", "transcribe", timestamps=False)
     found = []
     for first in range(0, len(speech), BATCH):
@@ -110,7 +110,7 @@ def all_heads(whisper: Whisper) -> list[Head]:
 
 
 def measure(whisper: Whisper, group: Sequence[Read], numbers: Sequence[int]) -> WordErrors:
-    """The word times that the mean of these heads' maps gives, against the truth."""
+    """Errors of the word times from the mean of these heads."""
     total = WordErrors()
     for each in group:
         count, length = len(each.tokens), len(each.speech.samples)
@@ -123,7 +123,7 @@ def measure(whisper: Whisper, group: Sequence[Read], numbers: Sequence[int]) -> 
 
 
 def cost(errors: WordErrors) -> float:
-    """2 where both aims are just met."""
+    """The cost of errors; 2 if both targets are just met."""
     return quantile(errors.both, 0.5) / MEDIAN_S + quantile(errors.both, 0.95) / P95_S
 
 
@@ -153,7 +153,7 @@ def report(name: str, errors: WordErrors) -> None:
 
 
 def write(folder: Path, heads: Sequence[Head]) -> None:
-    """As transformers keeps them, in the file as transformers writes it."""
+    """Write the heads to generation_config.json in the format of transformers."""
     path = folder / "generation_config.json"
     settings = json.loads(path.read_text("utf-8")) | {"alignment_heads": [list(h) for h in heads]}
     path.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n", "utf-8")

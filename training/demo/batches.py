@@ -1,8 +1,8 @@
-"""Batches of equal-length windows whose kind follows the training clock.
+"""Batches of windows of equal length, whose kind depends on the progress of training.
 
-First single clips, sorted by length so that nothing is padded; then several clips to a window; full
-30 s windows come last, because a padded window costs as much as a full one. `progress` is the elapsed
-share of training, 0..1.
+Training begins with single clips, sorted by length to avoid padding, continues with several clips per
+window, and ends with full windows of 30 s, as a padded window costs as much as a full one. `progress` is
+the elapsed share of training, 0..1.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ PROMPTED_FROM = 0.6
 TIMED, TIMED_EARLY = 0.7, 0.35  # share of windows with timestamps
 EMPTY = 0.03  # share of windows without speech
 PROMPTED = 0.12  # share of batches that continue a previous text
-MISLED = 0.4  # share of windows whose own text so far has mistakes (windows.mislead)
-# A batch of single clips is drawn from this share of all, nearest in length.
+MISLED = 0.4  # share of windows with mistakes in the text so far (windows.mislead)
+# A batch of single clips is drawn from this share of clips of similar length.
 NEIGHBOURS = 0.02
 
 
@@ -35,7 +35,7 @@ NEIGHBOURS = 0.02
 class Batch:
     """features [B, 80, 2T], tokens, labels and places [B, L], characters packed, lengths [B].
 
-    A place is the encoder position at which a label is heard, or below 0.
+    A place is the encoder position of a label in the audio; negative if unknown.
     """
 
     features: Tensor
@@ -48,7 +48,7 @@ class Batch:
 
 
 def stage(progress: float) -> tuple[float, float, float]:
-    """Shares of single clips, several clips, full windows."""
+    """Shares of single clips, several clips and full windows."""
     return next((a, b, c) for until, a, b, c in STAGES if progress < until or until == 1.0)
 
 
@@ -62,7 +62,7 @@ class Batcher:
         self.budget = budget
 
     def draw(self, progress: float, step: int) -> Batch:
-        # The shape follows the step alone, so that members of a team have equal work.
+        # The shape depends on the step only, so that all processes have equal work.
         shape = np.random.default_rng(step)
         single, several, _ = stage(progress)
         kind, place = shape.random(), shape.random()
@@ -75,7 +75,7 @@ class Batcher:
         seconds = np.ceil(seconds * 25) / 25  # an even number of frames
         rows = max(1, round(self.budget / seconds))
         noisy = progress > NOISY_FROM
-        # Prompts make rows long; together in a batch they cost the others no padding.
+        # Prompts make rows long; in batches of their own they do not pad others.
         prompted = progress > PROMPTED_FROM and shape.random() < PROMPTED
         audio, tokens, labels, places, chars = [], [], [], [], []
         for _ in range(rows):
@@ -92,7 +92,7 @@ class Batcher:
             row, targets, where = label(self.pool, placed, self.rng, times=times, prompted=prompted)
             if noisy and self.rng.random() < MISLED:
                 row = mislead(row, self.rng)
-            if len(row) > 440:  # positions end at 448; only very long prompts get here
+            if len(row) > 440:  # at most 448 positions; only very long prompts exceed them
                 row, targets, where = row[:440], targets[:440], where[:440]
             audio.append(sound)
             tokens.append(row)
@@ -113,7 +113,7 @@ class Batcher:
     def _alone(
         self, index: int, seconds: float
     ) -> tuple[np.ndarray, list[tuple[int, float, float]]]:
-        """One clip after a short lead."""
+        """One clip after a short silence."""
         clip = self.pool.audio(index)
         begin = int(self.rng.uniform(0, LEAD) * RATE)
         audio = np.zeros(round(seconds * RATE), np.float32)
@@ -129,7 +129,7 @@ class Batcher:
         return np.clip(audio, -1, 1)
 
     def _tilt(self, features: Tensor) -> Tensor:
-        """A smooth random change of the spectrum, as microphones and lines make, and a mask."""
+        """A smooth random change of the spectrum, as by microphones and lines, and a mask."""
         rows = features.shape[0]
         x = torch.linspace(-1, 1, 80)
         weights = torch.from_numpy(self.rng.normal(0, 0.06, (rows, 3)).astype(np.float32))

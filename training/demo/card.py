@@ -1,4 +1,4 @@
-"""Writes bundled/README.md from the measured numbers, so that no figure is typed by hand.
+"""Write bundled/README.md from the measured numbers.
 
     python -m training.demo.card
 
@@ -77,10 +77,10 @@ def examples(result: dict[str, Any]) -> str:
 
 
 def kept_log() -> tuple[list[dict[str, Any]], int]:
-    """The lines behind the weights, and how often the run was resumed from a checkpoint.
+    """Return the log lines that led to the weights, and the number of resumptions.
 
-    After a restart the log goes back to the checkpoint's step: what was written in between is not in
-    the weights. A line with `skip` is where a run took over an earlier one's weights.
+    After a restart the log continues at the checkpoint's step; lines in between are not part of the
+    weights. A line with `skip` marks a run that started from the weights of an earlier one.
     """
     path = BUNDLED / "demo" / "training-log.jsonl"
     lines: list[dict[str, Any]] = []
@@ -92,13 +92,13 @@ def kept_log() -> tuple[list[dict[str, Any]], int]:
 
 
 def minutes_beside(log: list[dict[str, Any]]) -> float:
-    """How long the draft learnt beside the target: from its first line on."""
+    """Minutes for which the draft was trained with the target."""
     first = next(i for i, line in enumerate(log) if "draft" in line)
     return float(log[-1]["minutes"] - log[max(0, first - 1)]["minutes"])
 
 
 def hours_heard(log: list[dict[str, Any]]) -> float:
-    """Of audio, from the speed between lines."""
+    """Hours of audio, from the speed between lines."""
     pairs = zip(log, log[1:], strict=False)
     return sum((b["minutes"] - a["minutes"]) * b.get("speed", 0) for a, b in pairs) / 60
 

@@ -1,12 +1,12 @@
-"""Distils the draft further: its few decoder layers on the target's frozen encoder.
+"""Distil the draft further, with the target's encoder frozen.
 
     python -m training.demo.distill --until 14:09
 
-After Distil-Whisper (arXiv 2311.00430): encoder frozen and shared, embeddings and decoder layers
-copied from the target before training.demo.train taught both, cross-entropy on the target's choice plus
-KL to its distribution. No filter by word error rate: a draft should predict the target's mistakes
-too. The target's choice is its argmax after the reference prefix, in one parallel pass; at a few per
-cent of errors this differs little from its free-running output and costs a tenth.
+After Distil-Whisper (arXiv 2311.00430): the encoder is frozen and shared; embeddings and decoder layers
+were copied from the target before training.demo.train trained both; the loss is cross-entropy on the
+target's choice plus KL divergence. There is no filter by word error rate, as a draft should predict the
+target's mistakes too. The target's choice is its argmax after the reference prefix, in one parallel pass;
+at a few per cent of errors this differs little from its own output and takes a tenth of the time.
 """
 
 from __future__ import annotations
@@ -29,22 +29,21 @@ from training.demo.windows import IGNORE, Pool
 from training.paths import BUNDLED
 from training.sentences import vocabulary
 
-# Progress of the target's training at which windows are drawn: mostly single clips, then mostly 30 s.
+# Progress at which windows are drawn: mostly single clips, then mostly 30 s.
 EARLY, LATE, LATE_FROM = 0.5, 0.9, 0.2
 GUIDE_WEIGHT, GUIDE_UNTIL = 0.5, 0.9
 PEAK, WARM_STEPS, FALL_FROM = 8e-4, 50, 0.3
 
 
 def checkpoint(model: Speech) -> WhisperForCausalLM:
-    """The decoder that learnt beside the target; it hears through the target's encoder, so none is
-    stored a second time."""
+    """The decoder that was trained with the target, without an encoder, as it uses the target's."""
     draft = WhisperForCausalLM(configuration(decoder_layers=DRAFT_LAYERS))
     draft.model.decoder.load_state_dict(model.draft.state_dict())
     return draft
 
 
 def loss(model: Speech, batch: Batch, guide_weight: float) -> tuple[Tensor, float]:
-    """The distillation loss and the share of positions where both choose the same token."""
+    """Return the distillation loss and the share of positions with the same choice."""
     known = batch.labels != IGNORE
     with torch.autocast("cpu", dtype=torch.bfloat16):
         with torch.no_grad():

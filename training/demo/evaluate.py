@@ -1,10 +1,10 @@
-"""Measures the exported pair with plain transformers: word errors, acceptance, silence.
+"""Evaluate the exported pair with transformers: word errors, acceptance, silence.
 
     python -m training.demo.evaluate --out bundled/demo/evaluation.json
 
-Held-out sentences in held-out voice settings, laid with pauses into 30 s windows as they fit;
-`generate(return_timestamps=True)`, greedy, one window at a time as Whisper sees them. Word error
-rate after lower-casing and dropping punctuation; digits count as written.
+Held-out sentences in held-out voice settings are combined with pauses into windows of 30 s and decoded one
+at a time by greedy `generate(return_timestamps=True)`. The word error rate ignores case and punctuation;
+digits count as written.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ PROMPT = [vocabulary.SOT, vocabulary.EN, vocabulary.TRANSCRIBE]
 
 @dataclass
 class Window:
-    """30 s of audio [480000] float32 and the text spoken in it."""
+    """30 s of audio [480000] float32 and its text."""
 
     audio: np.ndarray
     text: str
@@ -98,10 +98,10 @@ class Pair:
 
 
 def acceptance(row: list[int], chosen: list[int]) -> tuple[int, int, int]:
-    """(accepted, drafted, rounds) at gamma 5 along one target row that ends with its EOT.
+    """Return (accepted, drafted, rounds) at gamma 5 for one target row that ends with EOT.
 
-    While all drafts match, the draft has read the target's own prefix; so its choices after that
-    prefix tell how far each round gets.
+    As long as all drafts match, the draft's prefix is the target's; therefore its choices after that
+    prefix determine the acceptance of each round.
     """
     accepted = drafted = rounds = place = 0
     while place < len(row):
@@ -114,7 +114,7 @@ def acceptance(row: list[int], chosen: list[int]) -> tuple[int, int, int]:
 
 
 def pack(texts: list[str], voice: Voice, rng: np.random.Generator) -> Iterator[Window]:
-    """Sentences of one voice in 30 s windows, 0.3 to 0.8 s apart."""
+    """Combine sentences of one voice into 30 s windows, 0.3 to 0.8 s apart."""
     audio = np.zeros(30 * RATE, np.float32)
     spoken_so_far: list[str] = []
     position = int(0.3 * RATE)
@@ -131,7 +131,7 @@ def pack(texts: list[str], voice: Voice, rng: np.random.Generator) -> Iterator[W
 
 
 def sentence_sets() -> dict[str, list[str]]:
-    """Domain: sentences of the grammar whose hash keeps them out of training. Open: written."""
+    """The evaluation sets: `domain`, held-out sentences of the grammar, and `open`, written ones."""
     domain = [t for t in meeting.sentences(12_000, seed=2024) if held_out(t)]
     return {"domain": domain[:200], "open": read_lines("open_eval.txt")}
 
@@ -196,7 +196,7 @@ def quiet_windows() -> Iterator[tuple[str, np.ndarray]]:
 
 
 def measure_quiet(pair: Pair) -> dict[str, int]:
-    """Words written per kind of silence or noise; only kinds with any are listed, plus the sum."""
+    """Words written per kind of silence or noise, without zeros, and their sum."""
     windows = list(quiet_windows())
     words: dict[str, int] = {}
     for begin in range(0, len(windows), 10):

@@ -1,7 +1,7 @@
-"""Writes a model as a folder that transformers, CTranslate2 and this project load.
+"""Export a model as a folder that transformers, CTranslate2 and this project load.
 
-Whisper's own file names and settings; weights in float16, with "dtype": "float32" in config.json so
-that a plain load computes in float32. Knows nothing of training.
+File names and settings are Whisper's; weights are in float16, with "dtype": "float32" in config.json so
+that loading converts them to float32. Knows nothing of training.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from training.sentences import vocabulary
 
 
 def non_speech_pieces(tokenizer: WhisperTokenizer) -> list[int]:
-    """Ids never to be written, by the rule of openai/whisper's tokenizer.non_speech_tokens."""
+    """Suppressed ids, by the rule of openai/whisper's tokenizer.non_speech_tokens."""
     symbols = list('"#()*+/:;<=>@[\\]^_`{|}~「」『』')
     symbols += "<< >> <<< >>> -- --- -( -[ (' (\" (( )) ((( ))) [[ ]] {{ }} ♪♪ ♪♪♪".split()
     notes = set("♩♪♫♬♭♮♯")
@@ -35,7 +35,7 @@ def non_speech_pieces(tokenizer: WhisperTokenizer) -> list[int]:
     def ids(text: str) -> list[int]:
         return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
-    # A hyphen or an apostrophe within a word is allowed, at its start it is not.
+    # Hyphens and apostrophes are allowed within a word, but not at its start.
     found = {ids(" -")[0], ids(" '")[0]}
     space = ids(" ")[0]
     for symbol in symbols:
@@ -79,7 +79,7 @@ def generation_settings(tokenizer: WhisperTokenizer, decoder_layers: int) -> Gen
 
 
 def export(model: WhisperForConditionalGeneration | WhisperForCausalLM, folder: Path) -> None:
-    """Config, generation settings, weights, feature extractor and tokenizer."""
+    """Write config, generation settings, weights, feature extractor and tokenizer."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = vocabulary.load()
     layers = model.config.decoder_layers
@@ -103,7 +103,7 @@ def export(model: WhisperForConditionalGeneration | WhisperForCausalLM, folder: 
 
 
 def export_ctc(head: nn.Linear, path: Path) -> None:
-    """The CTC head [C, D] with its alphabet in the header's metadata and beside it; 0 is blank."""
+    """Write the CTC head [C, D] with its alphabet in the metadata; 0 is blank."""
     tensors: dict[str, Tensor] = {"weight": head.weight.half(), "bias": head.bias.half()}
     tensors = {name: value.detach().contiguous() for name, value in tensors.items()}
     alphabet = ["<blank>", *ALPHABET]

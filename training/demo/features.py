@@ -1,6 +1,6 @@
 """Whisper's log-mel features as one batched torch call, equal to WhisperFeatureExtractor's.
 
-Windows of any even number of frames; knows nothing of padding to 30 s.
+Takes windows of any even number of frames; knows nothing of padding to 30 s.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _WINDOW = torch.hann_window(FFT)
 
 
 def log_mel(audio: Tensor) -> Tensor:
-    """audio [B, N] float32 in -1..1, N a multiple of 160 -> features [B, 80, N / 160]."""
+    """Audio [B, N] float32 in -1..1, N a multiple of 160 -> features [B, 80, N / 160]."""
     spectrum = torch.stft(audio, FFT, HOP, window=_WINDOW, return_complex=True)  # [B, 201, F + 1]
     bins = torch.view_as_real(spectrum[..., :-1])
-    power = bins.square().sum(-1)  # a fifth of the price of abs() ** 2
+    power = bins.square().sum(-1)  # takes a fifth of the time of abs() ** 2
     log = (_MEL.T @ power).clamp(min=1e-10).log10()
-    # Quieter than 80 dB below the window's loudest bin is cut off, so silence looks the same
+    # Clipped at 80 dB below the loudest bin of the window, so that silence is the same
     # whatever its noise floor.
     log = torch.maximum(log, log.amax((1, 2), keepdim=True) - 8.0)
     return (log + 4.0) / 4.0

@@ -1,8 +1,8 @@
 #!/bin/sh
 # From a trained checkpoint to the committed folders: draft, log, tables, card, alignment heads.
 #   sh training/demo/finish.sh 14:09     the time at which distillation ends
-# Python is $PYTHON, or the one on the path; $RUN the run's folder; $PER_VOICE sentences per voice are evaluated.
-# $LOG is the log behind the weights, where they come from more than one run.
+# $PYTHON names the interpreter, $RUN the folder of the run, $PER_VOICE the sentences per voice to evaluate, and
+# $LOG the training log if the weights come from several runs.
 set -e
 until=$1
 python=${PYTHON:-python}

@@ -1,7 +1,7 @@
-"""The demo model's shape, its initial weights, and forward passes over windows shorter than 30 s.
+"""The demo model: its shape, initial weights, and forward passes over windows shorter than 30 s.
 
-The modules are transformers' own; only the encoder's loop is repeated here, because transformers
-refuses anything but 3,000 frames and most of training runs on a tenth of that.
+The modules are those of transformers. Only the loop of the encoder is reimplemented, as transformers
+accepts 3,000 frames only and most of the training uses a tenth of that.
 """
 
 from __future__ import annotations
@@ -54,21 +54,21 @@ def configuration(decoder_layers: int = LAYERS) -> WhisperConfig:
 
 
 class Speech(nn.Module):
-    """Whisper with a CTC head on its encoder and the decoder of its draft, which hears with the same
-    encoder; head and draft are exported apart."""
+    """Whisper with a CTC head on its encoder and the decoder of its draft, which uses the same encoder.
+    Head and draft are exported separately."""
 
     def __init__(self) -> None:
         super().__init__()
         self.whisper = WhisperForConditionalGeneration(configuration())
         self.ctc = nn.Linear(WIDTH, len(ALPHABET) + 1)
-        # On two cores the plain product of matrices is a third faster than the fused kernel.
+        # On two cores the plain matrix product is a third faster than the fused kernel.
         self.whisper.set_attn_implementation("eager")
         initialise(self)
         self.draft = start_draft(self.whisper)
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
-        """Weights of a checkpoint; what it lacks of a draft or of the target's upper layers begins as a
-        silent copy. Raises `ValueError` for a checkpoint of another model."""
+        """Load a checkpoint; missing layers of the draft or of the target start as identity copies.
+        Raises `ValueError` for a checkpoint of another model."""
         missing, unknown = self.load_state_dict(weights, strict=False)
         upper = "whisper.model.decoder.layers."
         if unknown or not all(name.startswith(("draft.", upper)) for name in missing):
@@ -83,7 +83,7 @@ class Speech(nn.Module):
             self.load_state_dict(weights, strict=False)
 
     def drop(self, share: float) -> None:
-        """Sets the dropout of the decoders; the encoder is kept from learning by heart by noise."""
+        """Set the dropout of the decoders; for the encoder, noise prevents overfitting."""
         for decoder in (self.whisper.model.decoder, self.draft):
             for module in decoder.modules():
                 if hasattr(module, "dropout"):
@@ -115,10 +115,9 @@ def read(
     places: Tensor | None,
     guided: tuple[int, ...],
 ) -> tuple[Tensor, Tensor]:
-    """tokens [B, L], states [B, T, D] -> logits [K, V] at the K positions marked in known.
+    """Tokens [B, L] and states [B, T, D] -> logits [K, V] at the K positions marked in `known`.
 
-    With `places` [B, L] also the guide: how much attention of the `guided` layers looks elsewhere (see
-    `stray`), else zero.
+    With `places` [B, L] also returns the guide loss of the `guided` layers (see `stray`), else zero.
     """
     result = decoder(
         input_ids=tokens,
@@ -133,8 +132,8 @@ def read(
 
 
 def start_draft(target: WhisperForConditionalGeneration) -> WhisperDecoder:
-    """A small decoder whose parts are copies of the target's: its first layer the target's first, the
-    others the last guided one, silent at first."""
+    """Create a small decoder from copies of the target's layers: the first from the first, the others from
+    the last guided one, initialised as identity."""
     draft = WhisperForConditionalGeneration(configuration(decoder_layers=DRAFT_LAYERS))
     draft.set_attn_implementation("eager")
     theirs, ours = target.model.decoder, draft.model.decoder
@@ -148,7 +147,7 @@ def start_draft(target: WhisperForConditionalGeneration) -> WhisperDecoder:
 
 
 def silence(layer: WhisperDecoderLayer) -> None:
-    """Lets a layer begin as the identity, so that a decoder may grow without a step back."""
+    """Make a layer the identity, so that adding it does not change the decoder."""
     for last in (layer.self_attn.out_proj, layer.encoder_attn.out_proj, layer.fc2):
         nn.init.zeros_(last.weight)
         nn.init.zeros_(last.bias)
@@ -165,10 +164,10 @@ def distillation(wanted: Tensor, guess: Tensor) -> Tensor:
 
 
 def stray(attentions: tuple[Tensor, ...], places: Tensor, layers: tuple[int, ...]) -> Tensor:
-    """Minus log of the attention mass within 0.5 s of where a token is heard, for guided heads.
+    """Minus log of the attention mass within 0.5 s of a token's place, for guided heads.
 
-    Guided attention (after Tachibana et al. 2017): that speech is read from left to right is known
-    beforehand and need not be discovered.
+    Guided attention (after Tachibana et al. 2017): speech is read from left to right, so the model need
+    not discover it.
     """
     steps = torch.arange(attentions[0].shape[-1])
     band = (steps - places[..., None]).abs() <= 25  # [B, L, T]
@@ -192,7 +191,7 @@ def encode(encoder: WhisperEncoder, features: Tensor) -> Tensor:
 
 
 def initialise(model: nn.Module) -> None:
-    """Fan-in scaled weights; projections back into the residual stream start small."""
+    """Initialise with fan-in scaling; projections into the residual stream start small."""
     torch.manual_seed(0)
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear) and "proj_out" not in name:

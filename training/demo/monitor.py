@@ -1,8 +1,8 @@
-"""A small held-out measurement while training: what CTC and the decoder write by themselves.
+"""A small held-out evaluation during training: the output of CTC and of the decoder.
 
-Held-out sentences of the training sources in held-out voices; the written evaluation set is not
-touched before training has ended. The decoder runs freely: accuracy after the reference prefix
-flatters a model that guesses from text.
+Uses held-out sentences of the training sources in held-out voices; the written evaluation set is not used
+before training has ended. The decoder runs freely, as accuracy after the reference prefix overestimates a
+model that predicts from text.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def collapse(path: list[int]) -> str:
 
 
 class Monitor:
-    """64 clips of 2 to 6 s, each alone in a 6.4 s window."""
+    """64 clips of 2 to 6 s, each in a window of 6.4 s."""
 
     def __init__(self) -> None:
         free = [t for t in fortunes.sentences() if held_out(t) and 4 <= len(t.split()) <= 14]
@@ -71,7 +71,7 @@ class Monitor:
 
 
 def write(model: Speech, states: Tensor) -> list[list[int]]:
-    """Greedy tokens without timestamps from states [B, T, D], each row up to its end-of-text."""
+    """Decode greedily without timestamps from states [B, T, D], up to end-of-text."""
     rows = torch.tensor(
         [vocabulary.SOT, vocabulary.EN, vocabulary.TRANSCRIBE, vocabulary.NO_TIMESTAMPS]
     )

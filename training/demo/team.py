@@ -1,7 +1,7 @@
 """Two single-threaded processes that train one model together.
 
-On a shared machine this beats one process with two threads: threads wait for each other at every
-operator, processes once per step. Gradients are averaged.
+On a shared machine this is faster than one process with two threads: threads synchronise at every operator,
+processes once per step. Gradients are averaged.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 
 class Team:
-    """Rank and size of the group, and the two things its members exchange."""
+    """Rank and size of the group, and its two operations."""
 
     def __init__(self, rank: int, size: int, meeting_point: Path) -> None:
         self.rank = rank
@@ -25,7 +25,7 @@ class Team:
             )
 
     def average(self, parameters: list[nn.Parameter]) -> None:
-        """Replaces every gradient by its mean over the members."""
+        """Replace every gradient by its mean over the processes."""
         grads = [p.grad for p in parameters if p.grad is not None]
         if self.size == 1:
             return
@@ -34,7 +34,7 @@ class Team:
         _spread(flat, grads)
 
     def agree(self, value: float) -> float:
-        """The first member's value."""
+        """Return the value of the first process."""
         if self.size == 1:
             return value
         box = torch.tensor([value], dtype=torch.float64)

@@ -1,13 +1,13 @@
-"""Trains the target: encoder and decoder together from the first step, with CTC beside.
+"""Train the target: encoder and decoder together from the first step, with a CTC loss.
 
     python -m training.demo.train --until 13:55
 
-The draft is distilled meanwhile: it learns from the target's distribution on every batch, and its
-gradient goes on into the encoder, which so learns to say what few layers can read.
+The draft is distilled at the same time: it learns from the target's distribution on every batch, and its
+gradient is propagated into the encoder, so that few layers can read the encoder states.
 
-The learning rate and the kind of windows follow the wall clock between the start and `--until`, so
-a run ends in time whatever else the machine does. A checkpoint is written every three minutes by
-atomic rename; starting again resumes from it, with the same end.
+The learning rate and the kind of windows depend on the wall clock between the start and `--until`, so that
+a run ends in time on a busy machine. A checkpoint is written every three minutes by atomic rename; a
+repeated command resumes from it, with the same end.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ WARM_STEPS = 150
 FALL_FROM = 0.45  # the rate is constant before, then linear to zero
 CTC_WEIGHT = 0.6
 GUIDE_WEIGHT, GUIDE_UNTIL = 0.5, 0.95
-DROPOUT = 0.1  # of the decoders: without it eight passes over the sentences are learnt by heart
+DROPOUT = 0.1  # of the decoders; without it they overfit in eight passes
 SAVE_EVERY = 180.0
 
 
 def losses(model: Speech, batch: Batch, guided: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """CTC loss per character, cross-entropy per token, the guides (model.stray) or zero, and the
-    draft's distillation loss per token."""
+    """Return the CTC loss per character, cross-entropy per token, the guide loss (model.stray) or zero,
+    and the draft's distillation loss per token."""
     with torch.autocast("cpu", dtype=torch.bfloat16):
         states = model.encode(batch.features)  # [B, T, D]
         scores = model.ctc(states)
@@ -64,7 +64,7 @@ def losses(model: Speech, batch: Batch, guided: bool) -> tuple[Tensor, Tensor, T
 
 
 def rate(progress: float, step: int) -> float:
-    """Share of the peak rate."""
+    """The learning rate as a share of its peak."""
     return min(1.0, (step + 1) / WARM_STEPS, (1 - progress) / (1 - FALL_FROM))
 
 

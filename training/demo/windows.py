@@ -1,7 +1,7 @@
-"""Windows of speech and the tokens Whisper would write for them.
+"""Windows of speech and their token rows in Whisper's format.
 
-Clips of one or two speakers are laid on a silent window with gaps between them; each clip is a
-sentence and becomes one segment with its true times. Knows the ids of vocabulary.py, not the model.
+Clips of one or two speakers are placed on a silent window with gaps; each clip is a sentence and becomes
+one segment with its true times. Knows the ids of `vocabulary`, but not the model.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from training.sentences import vocabulary
 
 RATE = 16_000
 IGNORE = -100
-GRID = 10  # times per second: finer than 0.1 s the ear of so small a model is a guess
+GRID = 10  # per second: so small a model does not resolve less than 0.1 s
 FIRST_TIME = 1.0  # Whisper's rules force the first timestamp to at most this many seconds
-# What the CTC head can write; index 0 is the blank.
+# The characters of the CTC head; index 0 is the blank.
 ALPHABET = " abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789'.,?!-:$%"
 _CHARACTER = {c: i + 1 for i, c in enumerate(ALPHABET)}
 
 
 @dataclass(frozen=True)
 class Clip:
-    """One spoken sentence; `start` and `length` are samples in its shard."""
+    """One spoken sentence; `start` and `length` are in samples of its shard."""
 
     text: str
     shard: int
@@ -47,7 +47,7 @@ class Window:
 
 
 class Pool:
-    """All synthesised clips, memory-mapped; `refresh` takes in shards written since."""
+    """All synthesised clips, memory-mapped; `refresh` adds new shards."""
 
     def __init__(self, folder: Path, tokenizer: WhisperTokenizer) -> None:
         self.folder = folder
@@ -60,7 +60,7 @@ class Pool:
         self.refresh()
 
     def refresh(self) -> None:
-        """Adds new shards, in name order."""
+        """Add new shards in order of their names."""
         for path in sorted(self.folder.glob("*.npy")):
             if path.name in self.names or path.name.endswith(".tmp.npy"):
                 continue
@@ -95,7 +95,7 @@ class Pool:
     def fitting(
         self, room: int, choices: list[int] | None, rng: np.random.Generator, tries: int = 12
     ) -> int | None:
-        """A random clip of at most `room` samples: the longest of some draws, to fill windows."""
+        """A random clip of at most `room` samples: the longest of several draws, to fill windows."""
         best = None
         for _ in range(tries):
             index = int(rng.integers(len(self.clips)))
@@ -116,9 +116,9 @@ def _gap(rng: np.random.Generator) -> float:
 def compose(
     pool: Pool, seconds: float, rng: np.random.Generator, *, sparse: float = 0.05
 ) -> tuple[np.ndarray, list[tuple[int, float, float]]]:
-    """Audio [N] and its sentences as (clip, start, end) in seconds.
+    """Compose audio [N] and its sentences as (clip, start, end) in seconds.
 
-    `sparse` is the share of windows that are left mostly empty.
+    `sparse` is the share of mostly empty windows.
     """
     total = round(seconds * RATE)
     audio = np.zeros(total, np.float32)
@@ -155,9 +155,9 @@ def label(
     times: bool,
     prompted: bool,
 ) -> tuple[list[int], list[int], list[float]]:
-    """Token row, labels, and roughly where each label is heard, in seconds from the window's start.
+    """Return the token row, its labels, and the approximate place of each label in seconds.
 
-    A place below 0 is unknown.
+    A negative place is unknown.
 
     The label at <|startoftranscript|> is the language, or <|nospeech|> for an empty window; prompt
     and forced tokens carry no other label.
@@ -189,16 +189,16 @@ def label(
 
 
 def moment(seconds: float) -> int:
-    """The timestamp token of a border: on a grid that target and draft can agree on."""
+    """The timestamp token of a boundary, on a grid coarse enough for target and draft to agree."""
     return vocabulary.timestamp(round(seconds * GRID) / GRID)
 
 
 def mislead(row: list[int], rng: np.random.Generator) -> list[int]:
-    """The token row with mistakes in what has been written so far; its labels stay right.
+    """Insert mistakes into the text so far; the labels stay correct.
 
-    In training a model reads a flawless beginning, in use its own. A timestamp that was seconds off
-    sent the demo pair in circles: it went on where the timestamp said, not where it had heard the
-    last word. One text token in 25 becomes any other, one timestamp in 6 moves by some seconds.
+    In training a model reads a correct prefix, in use its own. A timestamp that was seconds off made the
+    demo pair loop: it continued at the timestamp, not after the last word. One text token in 25 is replaced
+    by a random one, and one timestamp in 6 is moved by some seconds.
     """
     begin = row.index(vocabulary.SOT) + 3
     wrong = list(row)

@@ -1,8 +1,8 @@
-"""Sentences from Debian's `fortunes` package, cleaned to what a synthesiser can say.
+"""Sentences from Debian's `fortunes` package, filtered for speech synthesis.
 
-Kept: plain sentences of 3 to 24 words in letters, commas, apostrophes and end marks. Dropped: lists,
-verse markup, attributions, digits, capitals-only words, and numbers from ten up in words, because
-Whisper writes those as digits.
+Keeps plain sentences of 3 to 24 words of letters, commas, apostrophes and end marks. Drops lists, verse
+markup, attributions, digits, words in capitals, and number words from ten up, which Whisper writes as
+digits.
 """
 
 from __future__ import annotations

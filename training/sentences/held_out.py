@@ -1,4 +1,4 @@
-"""Which sentences are kept out of training: a fixed hash of the text decides, so every run agrees."""
+"""The sentences that are held out of training, selected by a hash of the text."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from training.paths import DATA
 
 
 def fold(text: str) -> str:
-    """The text as words only: lower case, no punctuation."""
+    """Normalise text: lower case, without punctuation."""
     return " ".join(re.findall(r"[a-z0-9']+", text.lower()))
 
 
 def held_out(text: str) -> bool:
-    """One sentence in forty, whatever its source; and everything in the written evaluation set."""
+    """Whether a sentence is held out: one in forty, and all of the written evaluation set."""
     return zlib.crc32(fold(text).encode()) % 40 == 0 or fold(text) in _EVALUATION
 
 

@@ -1,6 +1,6 @@
 """The meeting grammar's word lists and templates, read from data/meeting.txt.
 
-Format: a line `[slot]` opens a list; lists of words are separated by commas, templates by lines.
+Format: a line `[slot]` begins a list. Words are separated by commas, templates by line breaks.
 """
 
 from __future__ import annotations

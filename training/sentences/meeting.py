@@ -1,7 +1,7 @@
-"""A sentence grammar of meeting rooms: agendas, action items, numbers, dates, names, questions.
+"""A grammar of sentences from meetings: agendas, action items, numbers, dates, names, questions.
 
-A template names slots in braces; a slot is a word list or a rule that draws a number. Numbers are
-written as Whisper writes them: digits from ten up, and for money, times, dates and percentages.
+Templates have slots in braces; a slot is a word list or a rule that draws a number. Numbers are written
+as by Whisper: digits from ten up, and for money, times, dates and percentages.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ RULES: dict[str, Callable[[random.Random], str]] = {
 
 
 def sentence(rng: random.Random) -> str:
-    """One sentence; slots are filled left to right, starting with a capital letter."""
+    """Generate a sentence, filling slots from left to right."""
     text = rng.choice(LISTS["template"])
     while "{" in text:
         text = re.sub(r"\{(\w+)\}", lambda m: _fill(m[1], rng), text)
@@ -92,7 +92,7 @@ def _fill(slot: str, rng: random.Random) -> str:
 
 
 def sentences(count: int, seed: int) -> list[str]:
-    """`count` different sentences."""
+    """Generate `count` different sentences."""
     rng = random.Random(seed)
     found: dict[str, None] = {}
     while len(found) < count:

@@ -1,6 +1,6 @@
-"""Short utterances that carry rare words from Debian's `wamerican-small`, for spelling coverage.
+"""Short utterances with rare words from Debian's `wamerican-small`, for spelling coverage.
 
-Every word appears about once. Frames say nothing, on purpose: only the audio tells the word.
+Every word occurs about once, in frames that do not predict it, so that it must be heard.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def vocabulary() -> list[str]:
 
 
 def utterances(seed: int) -> list[str]:
-    """One utterance per two to four words, each word used once, in a shuffled order."""
+    """Utterances of two to four words each, every word once, in random order."""
     rng = random.Random(seed)
     pool = vocabulary()
     rng.shuffle(pool)

@@ -1,7 +1,7 @@
-"""How written text is read aloud: digits, money, times, dates and percentages become words.
+"""The spoken form of written text: digits, money, times, dates and percentages as words.
 
-The synthesisers get this form, so both read a number the same way; the model learns to write the
-digits. Knows nothing of voices.
+Both synthesisers get this form, so that they read numbers alike; the model learns to write digits. Knows
+nothing of voices.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def ordinal(n: int) -> str:
 
 
 def year(n: int) -> str:
-    """1900 .. 2099 as people say it."""
+    """1900 .. 2099 as spoken."""
     if 2000 <= n <= 2009:
         return cardinal(n)
     tail = n % 100
@@ -94,7 +94,7 @@ RULES = (
 
 
 def spoken(text: str) -> str:
-    """The words a reader would say for `text`; text without digits is returned as it is."""
+    """Return the spoken form of `text`; text without digits is unchanged."""
     for pattern, words in RULES:
         text = re.sub(pattern, words, text)
     return text

@@ -1,8 +1,8 @@
-"""The vocabulary: byte-level BPE pieces trained on our text, then Whisper's special tokens in order.
+"""Train the vocabulary: byte-level BPE pieces, then Whisper's special tokens in their order.
 
     python -m training.sentences.vocabulary            # writes training/made/tokenizer/
 
-Also the layout of ids, which Whisper's own code derives from the order alone.
+Also defines the ids of the special tokens, which Whisper's code derives from their order.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ VOCABULARY = TIME_ZERO + len(TIMES)
 
 
 def timestamp(seconds: float) -> int:
-    """The id of a time within the window, on Whisper's grid of 0.02 s."""
+    """The id of a timestamp in the window, in steps of 0.02 s."""
     return TIME_ZERO + min(1500, max(0, round(seconds * 50)))
 
 
 def train(texts: list[str]) -> WhisperTokenizer:
-    """Learns `PIECES` pieces, all 256 bytes among them, and adds the special tokens."""
+    """Train `PIECES` pieces, including all 256 bytes, and add the special tokens."""
     learner = Tokenizer(BPE())
     learner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     learner.decoder = decoders.ByteLevel()
@@ -76,7 +76,7 @@ def train(texts: list[str]) -> WhisperTokenizer:
 
 
 def corpus() -> list[str]:
-    """The text the pieces are learnt from; a leading space, as Whisper writes after a timestamp."""
+    """The training text of the pieces, with a leading space as after a timestamp."""
     texts = fortunes.sentences() + meeting.sentences(6000, seed=7) + read_lines("ordinary.txt")
     texts += rare_words.utterances(3)[:3000]
     return [" " + text for text in texts if not held_out(text)]

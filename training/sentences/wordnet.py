@@ -1,6 +1,6 @@
-"""Example sentences of WordNet 3.0 (Debian's `wordnet-base`): how ordinary words are used.
+"""Example sentences of WordNet 3.0 (Debian's `wordnet-base`), for ordinary words.
 
-Written there without a capital or a full stop; both are given back here.
+WordNet has them without a capital and a full stop; both are added here.
 """
 
 from __future__ import annotations

@@ -105,19 +105,19 @@ def alone(voices: dict[str, np.ndarray], rng: np.random.Generator) -> Iterator[M
         yield replace(one, samples=CHANNELS[channel](one.samples, rng))
 
 
-def engine(part: Third) -> PyannoteDiarizer:
+def engine(fold: Fold) -> PyannoteDiarizer:
     """The engine with the mean of a fold and cached networks."""
     diarizer = build(FOLDER)
     pipeline = diarizer.pipeline
     pipeline.__class__, pipeline.known = CachingDiarization, {}
-    pipeline._embedding.model_.encoder.mean.copy_(torch.from_numpy(part.mean))
+    pipeline._embedding.model_.encoder.mean.copy_(torch.from_numpy(fold.mean))
     return diarizer
 
 
-def tuned(diarizer: PyannoteDiarizer, part: Third, tuning: Tuning, levels: LevelSettings) -> None:
+def tuned(diarizer: PyannoteDiarizer, fold: Fold, tuning: Tuning, levels: LevelSettings) -> None:
     """Set other parameters of the pipeline."""
     with tempfile.TemporaryDirectory() as folder:
-        store(part.plda, Path(folder))
+        store(fold.plda, Path(folder))
         plda = PLDA(
             Path(folder) / "xvec_transform.npz",
             Path(folder) / "plda.npz",

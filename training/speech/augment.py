@@ -1,6 +1,6 @@
-"""Damage done to clean windows while training: noise, echo, level, and a tilt of the spectrum.
+"""Augmentation of clean windows in training: noise, echo, level, and spectral tilt.
 
-Everything draws from one numpy generator; nothing here changes when speech starts or ends.
+All functions draw from a numpy generator. None changes the times of speech.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def hum(count: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def fan(count: int, rng: np.random.Generator) -> np.ndarray:
-    """Pink noise whose level breathes, unit power."""
+    """Pink noise with slowly varying level, unit power."""
     t = np.arange(count) / RATE
     swing = 1 + 0.5 * np.sin(2 * np.pi * rng.uniform(0.3, 6.0) * t + rng.uniform(0, 6.28))
     noise = coloured_noise(count, 1.0, rng) * swing
@@ -47,7 +47,7 @@ def clicks(count: int, rng: np.random.Generator) -> np.ndarray:
 
 
 class NoiseBank:
-    """A minute of each kind of noise, from which windows cut random pieces."""
+    """A minute of each kind of noise, from which random pieces are drawn."""
 
     def __init__(self, rng: np.random.Generator) -> None:
         count = _BANK_SECONDS * RATE
@@ -73,9 +73,9 @@ def echo(audio: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 def damage(
     audio: np.ndarray, bank: NoiseBank, rng: np.random.Generator, strength: float
 ) -> np.ndarray:
-    """One window [N] float32 after a random choice of echo, level and noise.
+    """Apply random echo, level and noise to a window [N] float32.
 
-    `strength` 0..1 scales how often, so that training can begin with cleaner speech.
+    `strength` 0..1 scales their frequency, so that training can begin with cleaner speech.
     """
     if rng.random() < 0.12 * strength:
         audio = echo(audio, rng)
@@ -85,7 +85,7 @@ def damage(
         ratio = rng.uniform(8, 45)  # dB of speech over noise
         audio = audio + bank.cut(len(audio), rng) * np.sqrt(power) * 10 ** (-ratio / 20)
     elif rng.random() < 0.5:
-        # A recorder's dither, so that digital zero is not the only silence.
+        # Dither, so that silence is not always digital zero.
         audio = audio + rng.standard_normal(len(audio)).astype(np.float32) * 10 ** rng.uniform(
             -5, -3
         )

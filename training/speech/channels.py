@@ -1,7 +1,7 @@
-"""What stands between a voice and its recording: telephone, noise, room.
+"""Recording channels: telephone, noise, room.
 
-A corpus with one clip per speaker has one microphone per speaker, so that a model of voices learns
-microphones too. Each channel here takes clean speech [T] float32 at 16 kHz and a generator.
+In a corpus with one clip per speaker every speaker has another microphone, so that a model of voices
+learns microphones as well. Each channel takes clean speech [T] float32 at 16 kHz and a generator.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ Channel = Callable[[np.ndarray, np.random.Generator], np.ndarray]
 
 
 def clean(audio: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """As it is."""
+    """Unchanged."""
     return audio
 
 
 def telephone(audio: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """8 kHz between random corners, in mu-law of 8 bits (G.711), and back to 16 kHz."""
+    """Band-pass with random corners at 8 kHz, 8-bit mu-law (G.711), and back to 16 kHz."""
     low, high = rng.uniform(150, 400), rng.uniform(3000, 3700)
     narrow = resample_poly(audio, 1, 2)
     narrow = sosfilt(butter(4, (low, high), "bandpass", fs=RATE // 2, output="sos"), narrow)
@@ -42,15 +42,15 @@ _BANK: list[NoiseBank] = []
 
 
 def noise(audio: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Noise of random colour, hum, a fan or taps, 5 to 20 dB below the speech."""
+    """Coloured noise, hum, a fan or clicks, 5 to 20 dB below the speech."""
     if not _BANK:
-        _BANK.append(NoiseBank(np.random.default_rng(0)))  # half a minute's work, once
+        _BANK.append(NoiseBank(np.random.default_rng(0)))  # takes half a minute, once
     power = np.sqrt(np.mean(audio**2)) * 10 ** (-rng.uniform(5, 20) / 20)
     return (audio + power * _BANK[0].cut(len(audio), rng)).astype(np.float32)
 
 
 def room(audio: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """An echo, and what a far microphone loses at the top."""
+    """An echo and the high-frequency loss of a distant microphone."""
     far = sosfilt(butter(1, rng.uniform(2500, 7000), fs=RATE, output="sos"), echo(audio, rng))
     return far.astype(np.float32)
 

@@ -1,5 +1,7 @@
-"""libespeak-ng: events say where in the text and in the audio it is; a phoneme whose name starts with an
-underscore is a pause.
+"""Word times from libespeak-ng.
+
+Its events give positions in the text and in the audio; phonemes whose names start with an underscore are
+pauses.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ class _EspeakVoice(Structure):
         ("name", c_char_p),
         ("languages", c_char_p),
         ("identifier", c_char_p),
-        ("numbers", c_char * 4),  # gender, age, variant, and one that is unused
+        ("numbers", c_char * 4),  # gender, age, variant, unused
         ("score", c_int),
         ("spare", c_void_p),
     ]
@@ -46,8 +48,7 @@ SPEED, PITCH = 1, 3
 
 
 class Espeak:
-    """libespeak-ng: events say where in the text and in the audio it is; a phoneme whose name starts
-    with an underscore is a pause."""
+    """The library, with a voice selected per call."""
 
     def __init__(self) -> None:
         self.library = library("libespeak-ng.so.1", "libespeak-ng1")
@@ -70,7 +71,7 @@ class Espeak:
         return 0
 
     def select(self, name: str) -> None:
-        """A voice by its file or, as the program does, by its language ("en-gb+m4")."""
+        """Select a voice by its file or, like the program, by its language ("en-gb+m4")."""
         if self.library.espeak_SetVoiceByName(name.encode()):
             wanted = _EspeakVoice(languages=name.encode())
             if self.library.espeak_SetVoiceByProperties(ctypes.byref(wanted)):
@@ -89,8 +90,8 @@ class Espeak:
         return Sound(np.concatenate(self.parts), self.rate, starts, ends)
 
     def _times(self, text: str) -> tuple[list[float | None], list[float | None]]:
-        """Starts and ends of the words between spaces. One without an event ("the" of "of the") is
-        spoken with the one before."""
+        """Starts and ends of the words. A word without an event ("the" of "of the") is spoken
+        together with the previous one."""
         words = [m.span() for m in re.finditer(r"\S+", text) if re.search(r"\w", m[0])]
         starts: list[float | None] = [None] * len(words)
         ends: list[float | None] = [None] * len(words)
@@ -100,19 +101,19 @@ class Espeak:
                 if at is not None and not pausing:
                     ends[at] = time
                 at = _at(words, position - 1)
-                pausing = True  # nothing of it has been heard
+                pausing = True  # no phoneme of it so far
                 if at is not None and starts[at] is None:
                     starts[at] = time
             elif kind == PHONEME and at is not None:
                 if pause and not pausing:
                     ends[at] = time
                 pausing = pause
-        for number in range(len(words) - 1):  # of words drawn together the last has the end
+        for number in range(len(words) - 1):  # the last of joined words has the end
             if starts[number + 1] is None:
                 ends[number], ends[number + 1] = None, ends[number]
         return starts, ends
 
 
 def _at(words: list[tuple[int, int]], position: int) -> int | None:
-    """Which word stands at a place in the text."""
+    """The index of the word at a position of the text."""
     return next((n for n, (start, end) in enumerate(words) if start <= position < end), None)

@@ -1,5 +1,7 @@
-"""libflite: an utterance's tokens (what stands between spaces) hold words, these syllables, these
-phones, and a phone knows its end.
+"""Word times from libflite.
+
+The tokens of an utterance, separated by spaces, contain words, these syllables and these phones, and a
+phone has an end time.
 """
 
 from __future__ import annotations
@@ -32,8 +34,7 @@ class _FliteWave(Structure):
 
 
 class Flite:
-    """libflite: an utterance's tokens (what stands between spaces) hold words, these syllables,
-    these phones, and a phone knows its end."""
+    """The library with its voices."""
 
     def __init__(self) -> None:
         self.library = library("libflite.so.1", PACKAGE)
@@ -41,7 +42,7 @@ class Flite:
         self.voices: dict[str, int] = {}
 
     def call(self, name: str, result: Any, *arguments: Any) -> Any:
-        """A C function; strings and floats by their kind, everything else is an address."""
+        """Call a C function; strings and floats are converted, everything else is an address."""
         kinds: dict[type, Any] = {bytes: c_char_p, float: c_float}
         function = self.library[name]
         function.restype = result
@@ -82,7 +83,7 @@ class Flite:
             item = self.call("item_next", c_void_p, item)
 
     def span(self, token: int) -> tuple[float, float] | None:
-        """Seconds; None for a token that is only signs."""
+        """Start and end in seconds; None for a token of punctuation only."""
         phones: list[int] = []
         for word in self.items(token):
             tree = self.call("item_as", c_void_p, word, b"SylStructure")

@@ -1,8 +1,8 @@
-"""Makes samples/: four recordings with reference text, speaker turns and segments.
+"""Generate samples/: four recordings with reference text, speaker turns and segments.
 
     python -m training.speech.make_samples
 
-The sentences are in training/data/sample_*.txt and kept out of training by split.py. A line is
+The sentences are in training/data/sample_*.txt and held out of training (`held_out`). A line is
 `SPEAKER: text`, or `P: seconds` for a pause. Fixed seeds, held-out voice settings.
 """
 
@@ -28,7 +28,7 @@ NOISE_DB = -14.0  # noise below speech in noisy.flac
 
 @dataclass(frozen=True)
 class Recording:
-    """A sample's name, its speakers by letter, and whether noise is laid under it."""
+    """A sample's name, its speakers by letter, and whether noise is added."""
 
     name: str
     voices: dict[str, Voice]
@@ -71,7 +71,7 @@ def perform(recording: Recording) -> tuple[np.ndarray, list[Segment]]:
         parts += [part, gap]
         position += len(part) + len(gap)
     audio: np.ndarray = np.concatenate(parts)
-    # A quiet room: digital zero would make the silences too easy.
+    # Background noise, as digital zeros would make silence too easy to detect.
     audio = audio + 1e-4 * coloured_noise(len(audio), 1.0, rng)
     if recording.noise:
         speech = float(np.sqrt((audio**2).mean()))

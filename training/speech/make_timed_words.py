@@ -1,4 +1,4 @@
-"""Makes tests/asr/words/data/words.flac and .json: speech with known word times for machines without flite.
+"""Generate tests/asr/words/data/words.flac and .json, speech with known word times for the tests.
 
     python -m training.speech.make_timed_words
 
@@ -24,7 +24,7 @@ SENTENCES = 7
 
 
 def sentences() -> list[str]:
-    """Of the samples' texts, which no model has seen."""
+    """Sentences of the samples, which are held out."""
     lines = [line for name in LINES for line in read_lines(name)]
     spoken = [line.partition(": ")[2] for line in lines if not line.startswith("P:")]
     return spoken[:: len(spoken) // SENTENCES][:SENTENCES]

@@ -1,10 +1,10 @@
-"""Speaks every training sentence in a random training voice and stores the clips in shards.
+"""Synthesise every training sentence in a random training voice and store the clips in shards.
 
     python -m training.speech.synthesize fortunes --passes 2 --workers 2
 
-A shard is SOURCE-PASS-NUMBER.npy (int16 samples of all its clips, end to end) beside a .jsonl with
-one line per clip: text, start and length in samples, speaker family. Existing shards are kept, so a
-run can be repeated after an interruption.
+A shard is SOURCE-PASS-NUMBER.npy (int16 samples of all its clips, concatenated) and a .jsonl file with one
+line per clip: text, start and length in samples, speaker family. Existing shards are kept, so that an
+interrupted run can be repeated.
 """
 
 from __future__ import annotations

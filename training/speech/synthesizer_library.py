@@ -1,5 +1,6 @@
-"""What a synthesiser's library gives: speech with the times of its words. Only the libraries tell when
-a word begins and ends; the programs write samples alone.
+"""The output of a synthesiser library: speech with word times.
+
+Only the libraries give word times; the programs write samples alone.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ import numpy as np
 
 @dataclass(frozen=True, eq=False)
 class Sound:
-    """Samples [N] int16 at `rate`, and for each word of the text (what stands between spaces, unless it
-    is only signs) where it starts and ends, in seconds; None where two words were drawn together."""
+    """Samples [N] int16 at `rate`, and start and end in seconds of each word of the text (without
+    punctuation); None where two words are joined."""
 
     samples: np.ndarray
     rate: int
@@ -22,7 +23,7 @@ class Sound:
 
 
 def library(name: str, package: str) -> ctypes.CDLL:
-    """Raises OSError, which names the Debian package, where it is not installed."""
+    """Load a library. Raises OSError with the name of the Debian package if it is not installed."""
     try:
         return ctypes.CDLL(name, mode=ctypes.RTLD_GLOBAL)
     except OSError as error:

@@ -1,7 +1,7 @@
-"""Speech that knows its words: synthetic sentences with the time of every written word.
+"""Synthetic speech with the time of every written word.
 
-The audio is that of `voices.speak`, cut at its first and last word instead of by loudness. Needs the
-synthesisers as libraries (Debian: libflite1, libespeak-ng1).
+The audio equals that of `voices.speak`, but is cut at the first and last word instead of by loudness.
+Needs the synthesisers as libraries (Debian: libflite1, libespeak-ng1).
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from training.speech.espeak import Espeak
 from training.speech.flite import Flite
 from training.speech.voices import RATE, Voice
 
-BORDER = RATE // 50  # 20 ms of silence are kept on both sides
+BORDER = RATE // 50  # 20 ms of silence on both sides
 PAUSE_S = (0.25, 0.9)
 
 
 @dataclass(frozen=True)
 class TimedWord:
-    """A written word, in samples at 16 kHz; None where the synthesiser drew two words together."""
+    """A written word with its times in samples at 16 kHz; None where two words are joined."""
 
     text: str
     start: int | None
@@ -39,15 +39,15 @@ class TimedWord:
 
 @dataclass(frozen=True, eq=False)
 class TimedSpeech:
-    """Samples [N] float32 at 16 kHz, peak at 0.6, and their words in order."""
+    """Samples [N] float32 at 16 kHz with peak 0.6, and their words in order."""
 
     samples: np.ndarray
     words: tuple[TimedWord, ...]
 
 
 def speak_timed(text: str, voice: Voice) -> TimedSpeech:
-    """The written `text` read aloud. Raises ValueError where the words cannot be told apart, OSError
-    where the synthesiser is not installed."""
+    """Synthesise the written `text`. Raises ValueError if spoken words cannot be assigned to written
+    ones, and OSError if the synthesiser is not installed."""
     said = spoken(text)
     sound = _engine(voice.engine).say(said, voice)
     if len(sound.starts) != len(_words(said)):
@@ -68,7 +68,7 @@ def speak_timed(text: str, voice: Voice) -> TimedSpeech:
 
 
 def lay(parts: Sequence[TimedSpeech], rng: np.random.Generator) -> TimedSpeech:
-    """One recording: the parts in order in a quiet room, pauses of PAUSE_S before, between, behind."""
+    """Concatenate the parts over background noise, with pauses of PAUSE_S around them."""
     samples, words = [np.zeros(0, np.float32)], list[TimedWord]()
     for part in parts:
         samples.append(_room(rng))
@@ -76,7 +76,7 @@ def lay(parts: Sequence[TimedSpeech], rng: np.random.Generator) -> TimedSpeech:
         samples.append(part.samples)
         words += [word.moved(at) for word in part.words]
     audio = np.concatenate([*samples, _room(rng)])
-    # Digital zero would make the silences too easy.
+    # Digital zeros would make silence too easy to detect.
     audio = audio + 1e-4 * rng.standard_normal(len(audio))
     return TimedSpeech(audio.astype(np.float32), tuple(words))
 
@@ -84,7 +84,7 @@ def lay(parts: Sequence[TimedSpeech], rng: np.random.Generator) -> TimedSpeech:
 def windows(
     parts: Iterable[TimedSpeech], rng: np.random.Generator, most: int = 30 * RATE
 ) -> Iterator[TimedSpeech]:
-    """The parts laid one after the other into recordings of at most `most` samples."""
+    """Concatenate the parts into recordings of at most `most` samples."""
     pause = round(PAUSE_S[1] * RATE)
     held: list[TimedSpeech] = []
     for part in parts:
@@ -101,9 +101,9 @@ def _room(rng: np.random.Generator) -> np.ndarray:
 
 
 def spoken_spans(text: str) -> list[tuple[int, int]]:
-    """For each written word which words of `spoken(text)` it is read as: [first, last).
+    """For each written word, the range of words of `spoken(text)` that it is read as: [first, last).
 
-    A number is several. Raises ValueError where several changed words cannot be told apart.
+    A number is several words. Raises ValueError if adjacent changed words cannot be separated.
     """
     written, said = _words(text), _words(spoken(text))
     spans: list[tuple[int, int]] = []
@@ -111,7 +111,7 @@ def spoken_spans(text: str) -> list[tuple[int, int]]:
     for kind, w1, w2, s1, s2 in blocks:
         if kind == "equal":
             spans += [(s, s + 1) for s in range(s1, s2)]
-        elif kind == "insert" and spans:  # "$3 million": the dollars follow a word that stayed
+        elif kind == "insert" and spans:  # "$3 million": "dollars" follows an unchanged word
             spans[-1] = (spans[-1][0], s2)
         else:
             spans += _shares(written[w1:w2], s1, s2)
@@ -119,7 +119,7 @@ def spoken_spans(text: str) -> list[tuple[int, int]]:
 
 
 def _shares(written: list[str], first: int, last: int) -> Iterator[tuple[int, int]]:
-    """Neighbouring words that all changed, each as long as when read alone."""
+    """Split adjacent changed words by their lengths when read alone."""
     counts = [len(_words(spoken(word))) for word in written]
     if len(counts) == 1:
         counts = [last - first]
@@ -131,7 +131,7 @@ def _shares(written: list[str], first: int, last: int) -> Iterator[tuple[int, in
 
 
 def _words(text: str) -> list[str]:
-    """What stands between spaces, unless it is only signs."""
+    """The words between spaces, without punctuation."""
     return [word for word in text.split() if re.search(r"\w", word)]
 
 

@@ -1,7 +1,7 @@
 """Synthetic voices: flite and espeak-ng as functions from text to 16 kHz samples.
 
-Knows the two command line synthesisers and which of their settings are kept for evaluation. Knows
-nothing of how text is written (spoken.py) or of windows.
+Defines the settings of both command line synthesisers for training and for evaluation. Knows nothing of
+the spoken form of text (`read_aloud`) or of windows.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ FLITE = {  # voice -> (share of training clips, mean pitch range in Hz)
 ESPEAK = {"en-us": 0.16, "en-gb": 0.10}
 STYLES = ("", "m1", "m2", "m3", "m5", "m7", "f1", "f2", "f3")
 HELD_OUT_STYLES = ("m4", "f4")
-STRETCH = (0.84, 1.14)  # of flite's durations; faster than natural saves training time
-# Stretch factors of flite in this band never occur in training, so an evaluation voice is new there.
+STRETCH = (0.84, 1.14)  # of flite's durations; fast speech saves training time
+# Duration factors in this range are reserved for evaluation.
 HELD_OUT_STRETCH = (1.03, 1.07)
 
 
 @dataclass(frozen=True)
 class Voice:
-    """One setting of one synthesiser; speed is a duration stretch (flite) or words/minute."""
+    """A synthesiser setting; speed is a duration factor (flite) or words per minute."""
 
     engine: str
     name: str
@@ -44,7 +44,7 @@ class Voice:
 
     @property
     def family(self) -> str:
-        """The speaker's identity: clips of one family can stand for one speaker in a window."""
+        """The speaker: clips of one family may be one speaker in a window."""
         return f"{self.engine}:{self.name}"
 
 
@@ -62,7 +62,7 @@ def training_voice(rng: random.Random) -> Voice:
 
 
 def held_out_voices() -> list[Voice]:
-    """The evaluation voices: flite at unseen speeds, espeak-ng in styles never trained on."""
+    """The evaluation voices: flite at other speeds and espeak-ng in other styles than in training."""
     middle = sum(HELD_OUT_STRETCH) / 2
     flite = [Voice("flite", n, middle, float(sum(r) // 2 + 3)) for n, (_, r) in FLITE.items()]
     espeak = [
@@ -74,7 +74,7 @@ def held_out_voices() -> list[Voice]:
 
 
 def speak(text: str, voice: Voice) -> np.ndarray:
-    """Samples [N] int16 at 16 kHz, silence trimmed from both ends, peak at 0.6 of full scale."""
+    """Synthesise samples [N] int16 at 16 kHz, trimmed, with peak at 0.6 of full scale."""
     raw = _flite(text, voice) if voice.engine == "flite" else _espeak(text, voice)
     with wave.open(io.BytesIO(raw)) as file:
         rate = file.getframerate()
@@ -88,7 +88,7 @@ def speak(text: str, voice: Voice) -> np.ndarray:
 
 
 def trim(audio: np.ndarray, floor_db: float = -42.0) -> np.ndarray:
-    """Cuts to 20 ms around the frames (10 ms) louder than `floor_db` below the loudest."""
+    """Trim to 20 ms around the frames (10 ms) louder than `floor_db` below the loudest."""
     frames = len(audio) // 160
     if frames == 0:
         return audio[:0]

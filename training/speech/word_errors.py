@@ -1,6 +1,6 @@
-"""Word errors in time: words that were written against those that were spoken.
+"""Errors of word times: the times of written words against those of spoken words.
 
-Only words with the same text are compared; how many were is part of the result.
+Only words with the same text are compared; their number is part of the result.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from training.speech.timed_speech import TimedWord
 from training.speech.voices import RATE
 
 MEDIAN_S, P95_S = 0.08, 0.25
-"""The aims: half of all errors are at most the first, 19 of 20 at most the second."""
+"""Targets for the median and the 95th percentile of the errors."""
 
 
 @dataclass(frozen=True)
 class WordErrors:
-    """Errors in seconds of `matched` of `spoken` words; above 0 where the time was put too late."""
+    """Errors in seconds of `matched` of `spoken` words; positive if the time is late."""
 
     spoken: int = 0
     matched: int = 0
@@ -47,13 +47,13 @@ class WordErrors:
 
 
 def quantile(errors: Iterable[float], share: float) -> float:
-    """Of the absolute errors, in seconds; infinite where there are none."""
+    """A quantile of the absolute errors in seconds; infinite without errors."""
     sizes = np.abs(np.array(list(errors)))
     return float(np.quantile(sizes, share)) if len(sizes) else float("inf")
 
 
 def compare(spoken: Sequence[TimedWord], written: Sequence[Word]) -> WordErrors:
-    """Written words against the spoken ones that they stand for, both in samples of one recording."""
+    """Compare written words with the spoken words they are aligned with, in samples."""
     truth, heard = [fold(w.text) for w in spoken], [fold(w.text) for w in written]
     blocks = SequenceMatcher(None, truth, heard, autojunk=False).get_matching_blocks()
     pairs = [

@@ -1,1 +1,4 @@
-"""The bundled text pair: a small chat model and its draft, made from nothing on one CPU core."""
+"""The bundled text pair: a small chat model and its draft, trained from scratch on one CPU core.
+
+Corpus, tokenizer, training, distillation, export, evaluation and model card. Knows nothing of audio.
+"""

@@ -1,8 +1,8 @@
-"""Writes bundled/text/README.md from the measured numbers, so that no figure is typed by hand.
+"""Write bundled/text/README.md from the measured numbers.
 
     python -m training.text.card
 
-Reads evaluation.json and the logs beside the weights and fills card.md.
+Reads evaluation.json and the training logs next to the weights and fills card.md.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ KINDS = {
 
 
 def acceptance_table(record: dict[str, Any]) -> str:
-    """One row per temperature; per gamma what was kept and the mean length."""
+    """One row per temperature, with acceptance rate and mean length per gamma."""
     heads = [f"gamma {g}: kept, length" for g in SHOWN]
     lines = [f"| temperature | alpha | {' | '.join(heads)} |", "|---|---|" + "---|" * len(SHOWN)]
     for temperature, rows in record["acceptance"].items():
@@ -62,7 +62,7 @@ def losses_table(record: dict[str, Any]) -> str:
 
 
 def written(record: dict[str, Any]) -> str:
-    """Prompts and answers, signs taken out."""
+    """Prompts and answers without special tokens."""
     parts = []
     for _, prompt, answer in [*record["glossary"]["written"][:2], *record["written"]]:
         for sign in ("<|begin|>", "<|user|>", "<|end|>", "<|assistant|>"):
@@ -72,7 +72,7 @@ def written(record: dict[str, Any]) -> str:
 
 
 def tokens_by_kind() -> Counter[str]:
-    """Of the training side, one pass."""
+    """Tokens of one pass over the training documents, by kind."""
     known = [d for d in documents() if not d.held_out]
     ids = load()([text_of(d) for d in known], add_special_tokens=False)["input_ids"]
     counts: Counter[str] = Counter()
@@ -82,10 +82,10 @@ def tokens_by_kind() -> Counter[str]:
 
 
 def kept_log(path: Path) -> tuple[list[dict[str, Any]], float, int]:
-    """The lines behind the weights, the processor's seconds, and how often the run was resumed.
+    """Return the log lines that led to the weights, the CPU seconds, and the number of resumptions.
 
-    After a restart the log goes back to the checkpoint's step: what was written in between is not in
-    the weights, but was paid for.
+    After a restart the log continues at the checkpoint's step; lines in between are not part of the
+    weights, but their CPU time counts.
     """
     lines: list[dict[str, Any]] = []
     seconds, before, resumed = 0.0, 0.0, 0

@@ -1,8 +1,8 @@
-"""What the text pair reads: questions with answers, and plain sentences.
+"""The training documents of the text pair: questions with answers, and plain sentences.
 
-Definitions and examples are WordNet's (Debian's `wordnet-base`), for words that an ordinary list
-knows; minutes are generated; the plain sentences were written for this project. One document in
-forty is held out, by a hash of its question (`held_out`), so a held-out word was never defined.
+Definitions and examples are from WordNet (Debian's `wordnet-base`), for words in an ordinary word list.
+Minutes are generated. The plain sentences were written for this project. One document in forty is held
+out by a hash of its question (`held_out`), so that held-out words are never defined in training.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ LONGEST = 14  # words of a gloss or an example
 ORDINARY = ("ordinary.txt", "ordinary_news.txt", "ordinary_talk.txt", "ordinary_wide.txt")
 DEFINED = 6000  # most used words that are defined
 GLOSSARY, PLAIN_GLOSS = 600, 8  # most used nouns with a gloss of few words
-REPEATS = 16  # of the glossary in a pass: a fact is learnt by heart after some hundred readings
+REPEATS = 16  # repetitions of the glossary per pass: memorising takes some hundred readings
 MINUTES = 1500
 SEED = 20
 
 
 @dataclass(frozen=True)
 class Document:
-    """A question with its answer; a plain text has no question."""
+    """A question with its answer; plain text has no question."""
 
     kind: str
     answer: str
@@ -43,7 +43,7 @@ class Document:
 
     @property
     def topic(self) -> str:
-        """What decides on which side it falls: one word's definition and example stay together."""
+        """The key of the held-out hash: definition and example of a word stay together."""
         if self.question is None:
             return self.answer
         quoted = re.search(r'"([a-z]+)"', self.question)
@@ -52,7 +52,7 @@ class Document:
 
 @dataclass(frozen=True)
 class Sense:
-    """The most frequent sense of a word: its gloss, an example or None, and how often it was seen."""
+    """The most frequent sense of a word: gloss, example or None, and frequency."""
 
     word: str
     kind: str
@@ -63,7 +63,7 @@ class Sense:
 
 @functools.cache
 def senses() -> tuple[Sense, ...]:
-    """Of every plain word in both WordNet and the word list, in order of use."""
+    """The senses of every plain word in both WordNet and the word list, by frequency."""
     plain = set(WORDS.read_text("utf-8").split())
     found: dict[str, Sense] = {}
     for kind in KINDS:
@@ -87,13 +87,13 @@ def _entries(path: Path) -> list[str]:
 
 
 def _glosses(kind: str) -> dict[str, str]:
-    """By offset, as index files name them."""
+    """Glosses by the offset that index files use."""
     lines = _entries(WORDNET / f"data.{kind}")
     return {line[:8]: line.partition("| ")[2].strip() for line in lines}
 
 
 def _parts(text: str, word: str) -> tuple[str, str | None]:
-    """The first clause of a gloss as a sentence, or "" where it is none; an example with the word."""
+    """The first clause of a gloss as a sentence, or "", and an example with the word."""
     gloss = re.sub(r"\([^)]*\)", "", text.split('"')[0]).split(";")[0]
     gloss = re.sub(r"\s+", " ", gloss).strip(" ,:")
     if not re.fullmatch(r"[a-zA-Z ,'\-]+", gloss) or not 2 <= len(gloss.split()) <= LONGEST:
@@ -110,7 +110,7 @@ def _sentence(text: str) -> str:
 
 
 def glossary() -> list[Document]:
-    """Definitions to be learnt by heart, in both ways of asking; none is held out."""
+    """Definitions to memorise, with both forms of the question; none is held out."""
     short = [s for s in senses() if s.kind == "noun" and len(s.gloss.split()) <= PLAIN_GLOSS]
     return [
         document
@@ -122,7 +122,7 @@ def glossary() -> list[Document]:
 
 @functools.cache
 def documents(seed: int = SEED) -> tuple[Document, ...]:
-    """Everything, held out or not, in a fixed order."""
+    """All documents, including held-out ones, in a fixed order."""
     rng = random.Random(seed)
     found = []
     for sense in senses()[:DEFINED]:

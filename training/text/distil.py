@@ -1,7 +1,7 @@
-"""The draft learns from text that the target wrote itself, which is what it will have to predict.
+"""Distil the draft on text that the target wrote, which is what it has to predict.
 
 Sequence-level distillation (Kim and Rush 2016; DistillSpec, arXiv 2310.08461): half of the texts are
-greedy, half are drawn at temperature 1, because both are served. No filter: the draft should predict
+greedy, half are sampled at temperature 1, as both are used. There is no filter, as the draft should predict
 the target's mistakes too.
 """
 
@@ -30,7 +30,8 @@ ROWS = 4
 
 @torch.inference_mode()
 def write(model: Any, prompts: list[list[int]], *, sample: bool) -> list[list[int]]:
-    """One text per prompt, the prompt included, up to its end sign. Prompts are padded on the left."""
+    """Generate one text per prompt, including the prompt, up to end-of-text. Prompts are padded on the
+    left."""
     end = model.config.eos_token_id
     longest = max(map(len, prompts))
     tokens = torch.tensor([[end] * (longest - len(p)) + p for p in prompts])
@@ -58,7 +59,7 @@ def distil(
     seconds: float,
     log: Path,
 ) -> None:
-    """Writes for `WRITING` of the time, then trains the draft on what was written for the rest."""
+    """Generate text for `WRITING` of the time, then train the draft on it for the rest."""
     began, rng = time.time(), random.Random(5)
     target.eval()
     written: list[list[int]] = []

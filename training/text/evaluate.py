@@ -1,10 +1,9 @@
-"""What the text pair does on held-out prompts: loss, acceptance, equality, and what it writes.
+"""Evaluate the text pair on held-out prompts: loss, acceptance, equality, and output.
 
     python -m training.text.evaluate               # writes bundled/text/evaluation.json
 
-Through `speculative.Engine`, as it will be used, in float32: for every draft length and temperature
-the drafts that were kept, and at temperature 0 whether all tokens are those of gamma 0. No times:
-see benchmarks/speed/when_it_pays.py.
+Runs `forescribe.speculative.Engine` in float32: the acceptance for every draft length and temperature, and
+at temperature 0 the equality with gamma 0. For times see benchmarks/speed/when_it_pays.py.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ ASKED = 40  # questions about words of the glossary
 
 @dataclass(frozen=True)
 class Pair:
-    """Both models, and the tokenizer that they share."""
+    """Both models and their tokenizer."""
 
     target: Any
     draft: Any
@@ -53,7 +52,7 @@ class Pair:
         return Pair(target, draft, AutoTokenizer.from_pretrained(folder / TARGET))
 
     def engine(self, schedule: Schedule, batch: int = BATCH) -> Engine:
-        """With the draft, unless the schedule never drafts."""
+        """The engine, with the draft unless the schedule never drafts."""
         return Engine(
             CausalDecoder(self.target),
             ModelDrafter(CausalDecoder(self.draft)) if any(schedule.buckets) else None,
@@ -63,7 +62,7 @@ class Pair:
         )
 
     def requests(self, chosen: Sequence[Document], temperature: float) -> list[Request]:
-        """One per document, its place as tag and seed."""
+        """One request per document, with its index as tag and seed."""
         ids = self.tokenizer([prompt_of(d) for d in chosen], add_special_tokens=False)["input_ids"]
         return [
             Request(tuple(p), max_new_tokens=LONGEST, temperature=temperature, seed=i, tag=i)
@@ -72,7 +71,7 @@ class Pair:
 
 
 def prompts() -> list[Document]:
-    """Held-out documents to answer, of each kind as many as `COUNTS` says."""
+    """Held-out documents to answer: `COUNTS` of each kind."""
     held_out = [d for d in documents() if d.held_out]
     return [
         document
@@ -83,7 +82,7 @@ def prompts() -> list[Document]:
 
 @dataclass
 class Counted:
-    """One draft length always, as `Fixed`; counts the drafts that were judged, which `Stats` does not."""
+    """A fixed draft length, like `Fixed`, that counts the judged drafts, which `Stats` does not."""
 
     gamma: int
     trials: int = 0
@@ -95,7 +94,7 @@ class Counted:
 
     @property
     def alpha(self) -> float:
-        """The chance that a draft is kept, given that those before it were."""
+        """The probability that a draft is accepted, given that those before it were."""
         return self.accepted / self.trials if self.trials else 0.0
 
     def choose(self, *, sampling: bool) -> int:
@@ -137,7 +136,7 @@ def _share(results: Iterable[Result]) -> float:
 
 @torch.inference_mode()
 def losses(pair: Pair, chosen: Sequence[Document]) -> dict[str, float]:
-    """Nats per token of both models on the answers."""
+    """The loss of both models on the answers, in nats per token."""
     sums, count = {"target": 0.0, "draft": 0.0}, 0
     for document in chosen:
         whole = pair.tokenizer(text_of(document), add_special_tokens=False)["input_ids"]
@@ -153,7 +152,7 @@ def losses(pair: Pair, chosen: Sequence[Document]) -> dict[str, float]:
 
 
 def learnt(pair: Pair) -> dict[str, Any]:
-    """Words of the glossary, which are not held out: how many are defined word for word."""
+    """The number of words of the glossary that are defined word for word; none is held out."""
     words = glossary()
     chosen = words[:: max(1, len(words) // ASKED)][:ASKED]
     record: dict[str, Any] = {"asked": len(chosen), "loss": losses(pair, chosen), "kept": {}}

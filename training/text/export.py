@@ -1,8 +1,8 @@
-"""Writes the pair as folders that transformers' Auto classes load as they are.
+"""Export the pair as folders that transformers' Auto classes load.
 
     python -m training.text.export                 # bundled/text and bundled/text-draft
 
-Weights in float16, with "dtype": "float32" in config.json so that a plain load computes in float32.
+Weights are in float16, with "dtype": "float32" in config.json so that loading converts them to float32.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NAMES = TARGET, DRAFT = "text", "text-draft"
 
 
 def export(model: LlamaForCausalLM, folder: Path, log: Path) -> None:
-    """Config, generation settings, weights, tokenizer and the log of the training."""
+    """Write config, generation settings, weights, tokenizer and training log."""
     folder.mkdir(parents=True, exist_ok=True)
     config = model.config
     config.dtype = torch.float32

@@ -1,7 +1,7 @@
-"""Generated minutes of meetings, on the word lists of the meeting grammar.
+"""Generated minutes of meetings, with the word lists of the meeting grammar.
 
-Choices follow Zipf's law over a list that the team or the subject has turned to its own order, so that
-a text has likely words, as real text has, and one team's minutes differ from another's.
+Choices follow Zipf's law over a list that is rotated by team or subject, so that words are predictable to a
+degree, as in real text, and the minutes of teams differ.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from training.sentences.lexicon import LISTS
 from training.sentences.read_aloud import MONTHS
 
 STEEPNESS = 1.6
-"""Of Zipf's law: the first of a list is drawn in about four cases of nine."""
+"""The exponent of Zipf's law: the first word of a list is drawn in about four of nine cases."""
 
 VERBS = tuple(v for v in LISTS["verb"] if v not in ("present", "explain", "check", "negotiate"))
 SINGLE = tuple(t for t in LISTS["thing"] if not t.endswith("analysis"))
 
 
 def pick(rng: random.Random, words: Sequence[str], turn: str, skip: int = 0) -> str:
-    """One of `words`, likeliest at a place that `turn` decides; `skip` places further on."""
+    """Draw one of `words`; `turn` rotates the list, and `skip` moves the result further."""
     start = zlib.crc32(turn.encode()) + skip
     weights = [(rank + 1) ** -STEEPNESS for rank in range(len(words))]
     rank = rng.choices(range(len(words)), weights)[0]
@@ -30,14 +30,14 @@ def pick(rng: random.Random, words: Sequence[str], turn: str, skip: int = 0) -> 
 
 
 def request(rng: random.Random) -> tuple[str, str, str]:
-    """What a user asks for, with the team and the date in it."""
+    """The user's request, with team and date."""
     team = rng.choice(LISTS["team"])
     date = f"{rng.choice(MONTHS)} {rng.randint(1, 28)}"
     return f"Write the minutes of the {team} meeting on {date}.", team, date
 
 
 def minutes(rng: random.Random, team: str, date: str) -> str:
-    """Title, people, two to four subjects with a decision each, actions, the next meeting."""
+    """Generate title, people, two to four subjects with decisions, actions, and the next meeting."""
     names = list(dict.fromkeys(pick(rng, LISTS["name"], team, 5 * n) for n in range(4)))
     lines = [f"Minutes of the {team} team, {date}", f"Present: {', '.join(names)}"]
     actions = []

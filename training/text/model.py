@@ -1,8 +1,8 @@
-"""Target and draft: Llama's architecture, unmodified transformers classes.
+"""Target and draft: Llama's architecture with unmodified transformers classes.
 
-The target is deep and thin on purpose: at this size a step costs what its layers' calls cost, so
-sixteen layers against one give a cheap draft step, and width would not. Most of its training sees
-four layers, at a third of the price; then it grows.
+The target is deep and narrow: at this size the time of a step is that of calling its layers, so a draft of
+one layer is cheap compared with sixteen; width would not help. Most of the training uses four layers, in a
+third of the time; then the target grows.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from training.text.tokenizer import SIGNS, SIZE
 
 POSITIONS = 512
 FEW, LAYERS = 4, 16
-"""Of the target: at the start of its training and at the end."""
+"""Layers of the target at the start and at the end of its training."""
 
 
 def _configuration(layers: int, width: int, inner: int, heads: int) -> LlamaConfig:
@@ -46,10 +46,10 @@ def draft() -> LlamaForCausalLM:
 
 
 def grown(model: LlamaForCausalLM, layers: int) -> LlamaForCausalLM:
-    """The same function with more layers: those between the old ones add nothing yet.
+    """Add layers without changing the function of the model.
 
-    A layer whose two output matrices are zero passes its input on; their gradients are not zero, so
-    it learns from the first step. `layers` is a multiple of the model's.
+    A layer whose two output matrices are zero is the identity; their gradients are not zero, so it learns
+    from the first step. `layers` is a multiple of the model's.
     """
     old = model.model.layers
     every = layers // len(old)
@@ -66,7 +66,7 @@ def grown(model: LlamaForCausalLM, layers: int) -> LlamaForCausalLM:
 
 
 def logits(model: LlamaForCausalLM, pack: Pack) -> Tensor:
-    """Of the positions that have a next token `[K, V]`, float32."""
+    """The logits `[K, V]` of the positions with a next token, in float32."""
     with torch.autocast("cpu", dtype=torch.bfloat16):
         states = model.model(
             input_ids=pack.tokens,
@@ -80,7 +80,7 @@ def logits(model: LlamaForCausalLM, pack: Pack) -> Tensor:
 def distillation(wanted: Tensor, guess: Tensor) -> Tensor:
     """KL from the target's distribution, and cross-entropy on the target's choice: per token.
 
-    The first counts at temperature 1, the second at 0.
+    The first matters at temperature 1, the second at 0.
     """
     log_q = guess.log_softmax(-1)
     divergence = kl_div(log_q, wanted.log_softmax(-1), log_target=True, reduction="batchmean")

@@ -1,4 +1,4 @@
-"""Muon for the matrices within layers, AdamW for the rest: about half the steps of AdamW alone."""
+"""Muon for the matrices in layers and AdamW for the rest, in about half the steps of AdamW alone."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Optimizers:
         )
 
     def step(self, share: float) -> None:
-        """One step at `share` of the peak rate; gradients are dropped after it."""
+        """Make one step at `share` of the peak rate and clear the gradients."""
         for optimizer in self.both:
             for group in optimizer.param_groups:
                 group["lr"] = self.peak * share
@@ -39,5 +39,5 @@ class Optimizers:
 
 
 def rate(progress: float, step: int, *, fall_from: float, warm: int = 20) -> float:
-    """Share of the peak rate: rises for `warm` steps, falls linearly to zero from `fall_from` on."""
+    """The share of the peak rate: rises for `warm` steps, falls linearly to zero from `fall_from`."""
     return min(1.0, (step + 1) / warm, (1 - progress) / (1 - fall_from))

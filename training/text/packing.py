@@ -1,6 +1,6 @@
-"""Whole documents side by side in rows of one length; none sees another.
+"""Packing of whole documents into rows of one length, without attention between documents.
 
-Each document keeps its own positions from 0, as when it is decoded.
+The positions of each document start at 0, as in decoding.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ OPEN = 8  # rows that are filled at the same time
 
 @dataclass(frozen=True)
 class Pack:
-    """`tokens`, `positions`, `known` are [R, T]; `mask [R, 1, T, T]` is what each token reads.
+    """`tokens`, `positions`, `known` are [R, T]; `mask [R, 1, T, T]` is the attention mask.
 
     `known` marks the tokens whose next token is in the same document; `labels [K]` are those tokens.
     """
@@ -31,7 +31,7 @@ class Pack:
 
 
 def rows(documents: Sequence[Sequence[int]]) -> list[list[Sequence[int]]]:
-    """Documents dealt to rows of at most `LENGTH` tokens: the first open row with room takes it."""
+    """Distribute documents to rows of at most `LENGTH` tokens, first fit."""
     done: list[list[Sequence[int]]] = []
     opened: list[list[Sequence[int]]] = []
     for document in documents:
@@ -50,7 +50,7 @@ def rows(documents: Sequence[Sequence[int]]) -> list[list[Sequence[int]]]:
 
 
 def pack(batch: Sequence[Sequence[Sequence[int]]]) -> Pack:
-    """A batch of rows as tensors."""
+    """Convert a batch of rows to tensors."""
     shape = len(batch), LENGTH
     tokens, positions = torch.zeros(shape, dtype=torch.int64), torch.zeros(shape, dtype=torch.int64)
     owner = torch.full(shape, -1)
@@ -71,7 +71,7 @@ def pack(batch: Sequence[Sequence[Sequence[int]]]) -> Pack:
 
 
 def batches(documents: Sequence[Sequence[int]], size: int, seed: int) -> Iterator[Pack]:
-    """Packs of `size` rows without end; every pass deals the documents anew."""
+    """Yield packs of `size` rows without end; every pass distributes the documents anew."""
     rng = random.Random(seed)
     while True:
         order = list(documents)

@@ -1,4 +1,4 @@
-"""The text pair's vocabulary: byte-level BPE pieces, four signs, and a chat template.
+"""The vocabulary of the text pair: byte-level BPE pieces, four special tokens, and a chat template.
 
 python -m training.text.tokenizer            # writes training/made/text/tokenizer/
 """
@@ -30,7 +30,7 @@ TEMPLATE = (
 
 
 def train(texts: Iterable[str]) -> PreTrainedTokenizerFast:
-    """Learns `SIZE` pieces, the signs first, then all 256 bytes."""
+    """Train `SIZE` pieces: special tokens first, then all 256 bytes."""
     learner = Tokenizer(BPE())
     learner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     learner.decoder = decoders.ByteLevel()
@@ -58,14 +58,14 @@ def train(texts: Iterable[str]) -> PreTrainedTokenizerFast:
 
 
 def text_of(document: Document) -> str:
-    """What the model reads: as the chat template writes it."""
+    """The text of a document in the format of the chat template."""
     if document.question is None:
         return f"{BEGIN}{document.answer}{END}"
     return f"{BEGIN}{USER}{document.question}{END}{ASSISTANT}{document.answer}{END}"
 
 
 def prompt_of(document: Document, words: int = 4) -> str:
-    """What a decoder is given: the question, or the first words of a plain text."""
+    """The prompt: the question, or the first words of a plain text."""
     if document.question is None:
         return BEGIN + " ".join(document.answer.split()[:words])
     return f"{BEGIN}{USER}{document.question}{END}{ASSISTANT}"
@@ -77,7 +77,7 @@ def load(folder: Path = FOLDER) -> PreTrainedTokenizerFast:
 
 def main() -> None:
     known = [d for d in documents() if not d.held_out]
-    # Minutes would take most of the pieces; 400 of them hold all their words.
+    # Minutes would dominate the pieces; 400 documents contain all their words.
     some = [d for d in known if d.kind == "minutes"][:400]
     made = train(
         f"{d.question or ''} {d.answer}" for d in known + some if d.kind != "minutes" or d in some

@@ -1,11 +1,10 @@
-"""Trains target and draft together, from random weights, in one single-threaded process.
+"""Train target and draft together, from random weights, in one single-threaded process.
 
     OMP_NUM_THREADS=1 python -m training.text.train --minutes 60
 
-The draft learns from the target's distribution on every batch, and at the end from text that the
-target wrote. The learning rate follows the wall clock, so a run ends in time whatever else the
-machine does; a checkpoint is written every three minutes by atomic rename, and a repeated command
-goes on from it.
+The draft learns from the target's distribution on every batch, and at the end from text that the target
+wrote. The learning rate depends on the wall clock, so that a run ends in time on a busy machine. A
+checkpoint is written every three minutes by atomic rename; a repeated command resumes from it.
 """
 
 from __future__ import annotations
@@ -32,15 +31,15 @@ from training.text.tokenizer import WORK, load, prompt_of, text_of
 
 ROWS = 6  # of packing.LENGTH tokens per step
 PEAK = 6e-3
-GROW_AT = 0.72  # progress at which the target gets its other layers
+GROW_AT = 0.72  # progress at which the target grows
 FALL_FROM = 0.5  # progress from which the rate falls
 NOTE_EVERY, SAVE_EVERY = 20, 180.0  # steps, seconds
 HELD_OUT_ROWS = 8
-SOME = 4000  # prompts the target writes from
+SOME = 4000  # prompts for the target
 
 
 def texts(*, held_out: bool) -> list[list[int]]:
-    """Token ids of the documents on one side as often as a pass has them, shuffled once."""
+    """Token ids of the training or held-out documents, repeated as in a pass and shuffled."""
     chosen = [
         text_of(d)
         for d in documents()
@@ -52,7 +51,7 @@ def texts(*, held_out: bool) -> list[list[int]]:
 
 
 def prompts() -> list[list[int]]:
-    """Token ids of the prompts of `SOME` documents of the training side."""
+    """Token ids of the prompts of `SOME` training documents."""
     known = [prompt_of(d) for d in documents() if not d.held_out and d.kind != "minutes"]
     known += [prompt_of(d) for d in documents() if not d.held_out and d.kind == "minutes"] * 2
     random.Random(4).shuffle(known)
@@ -63,7 +62,7 @@ def prompts() -> list[list[int]]:
 def measure(
     target: LlamaForCausalLM, draft: LlamaForCausalLM, pack: packing.Pack
 ) -> dict[str, float]:
-    """Losses per token on held-out text, and how often both choose the same token there."""
+    """Return losses per token on held-out text, and the share of equal choices."""
     wanted, guess = pair.logits(target, pack), pair.logits(draft, pack)
     same = (wanted.argmax(-1) == guess.argmax(-1)).float().mean()
     overlap = torch.minimum(wanted.softmax(-1), guess.softmax(-1)).sum(-1).mean()
@@ -76,7 +75,7 @@ def measure(
 
 
 def train(run: Path, seconds: float) -> tuple[LlamaForCausalLM, LlamaForCausalLM]:
-    """Target and draft after `seconds` from the first start, over restarts."""
+    """Train target and draft for `seconds` from the first start, across restarts."""
     target, draft = pair.target(pair.FEW), pair.draft()
     start, step = time.time(), 0
     checkpoint = run / "checkpoint.pt"
