@@ -129,7 +129,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(table(rows | {"all": total}))
     bias = [1000 * float(np.median(side)) if side else 0.0 for side in (total.starts, total.ends)]
     print(f"median signed error: starts {bias[0]:+.0f} ms, ends {bias[1]:+.0f} ms")
-    print(f"aims (median {MEDIAN_S} s, p95 {P95_S} s): {'met' if total.within_aims else 'missed'}")
+    print(
+        f"targets (median {MEDIAN_S} s, p95 {P95_S} s): {'met' if total.within_aims else 'missed'}"
+    )
     if options.json is not None:
         record = provenance.record("benchmarks.quality.word_times") | {
             "benchmark": "words",

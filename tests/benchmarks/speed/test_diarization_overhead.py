@@ -30,5 +30,5 @@ def test_other_words_or_slow_turns_miss_the_aim() -> None:
 def test_full_cores_say_what_cannot_be_beaten() -> None:
     full = verdict(10, 8, 18)
     assert full.least == pytest.approx(1.8)
-    assert "the least that 2 cores allow: 1.80" in "\n".join(full.lines())
+    assert "lower bound with 2 cores: 1.80" in "\n".join(full.lines())
     assert Verdict(full.words, full.speakers, full.both, cores=8).least == 1
