@@ -4,73 +4,55 @@
     for completion in generator.generate(["Once upon a time"], Options(max_tokens=64)):
         print(completion.text)
 
-All prompts share the engine's rows, and new ones may come at any time: `submit` from the thread that
-calls `step`, which is how a service drives it. Greedy text equals plain decoding, token for token;
-above temperature 0 its distribution does.
+All prompts share the engine's rows, and new ones may come at any time: a service calls `submit` and
+`step` in one thread. Greedy text equals plain decoding, token for token; above temperature 0 its
+distribution does.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from typing import Final
 
 import torch
 
 from forescribe.speculative import checks
 from forescribe.speculative.device import Device, choose
-from forescribe.speculative.drafters.model_drafter import ModelDrafter, confidence_for
-from forescribe.speculative.drafters.ngram import NgramDrafter
-from forescribe.speculative.engine import faults
 from forescribe.speculative.engine.engine import Engine
 from forescribe.speculative.engine.schedule import schedule_for
 from forescribe.speculative.engine.stats import Stats
-from forescribe.speculative.errors import BrokenError, LoadError, RequestError
+from forescribe.speculative.errors import BrokenError, RequestError
 from forescribe.speculative.models.causal_lm import CausalDecoder
 from forescribe.speculative.models.load_lock import loading
-from forescribe.speculative.protocols import Drafter
-from forescribe.speculative.requests import Finish, Mode, Partial, Request, Result
+from forescribe.speculative.requests import Mode, Request, Result
 from forescribe.speculative.rounds.accept import BlockVerification
 
-from .language_model import LanguageModel, check_draft, load
-from .streaming import Candidate, Completion, Ended, Options, Token, Writing
-from .universal import UniversalDrafter
-from .vocabulary import Message
+from .language_model import LanguageModel, load
+from .prompt_encoding import Prompt, encode
+from .streaming import Candidate, Completion, Event, Options, TextStream, Token
+from .text_drafters import NGRAM, drafter_for
 
 __all__ = ["Candidate", "Completion", "Event", "Options", "TextGenerator", "Token"]
 
-NGRAM: Final = "ngram"
-"""The draft that needs no model: what followed the last words when they occurred before."""
-
 CONTEXT = 4096
-"""Positions that a row has where nobody asks for more: memory is taken for all of them."""
+"""Positions of a row by default: memory is allocated for all of them."""
 
 RANKS = 20
-"""Most likely tokens that may be asked for at each position; OpenAI's limit."""
+"""Most likely tokens that a request may ask for at each position; OpenAI's limit."""
 
 MODES = (Mode(), Mode(sampling=True), Mode(True, True, True, True))
 
 
-@dataclass(frozen=True)
-class Event:
-    """News of a text: what has become final, and with the last of it the whole."""
-
-    number: int  # as `submit` gave it
-    text: str
-    tokens: tuple[Token, ...]
-    completion: Completion | None = None
-
-
 class TextGenerator:
     """One target with one draft: another model, `"ngram"`, or None for plain decoding. `universal` lets
-    a model with other tokens draft through text, on processors.
+    a model with other tokens draft through text, on CPUs.
 
     `gamma` is the drafts per round, None chooses by measured speed; `context` bounds prompt and text.
     Raises LoadError for a draft with other tokens, RequestError for a context that the model does not
-    have. One thread at a time.
+    have. Not thread-safe.
     """
 
     def __init__(
@@ -91,7 +73,9 @@ class TextGenerator:
         self.target, self.draft, self.device = target, draft, device
         self.context = min(target.positions, CONTEXT) if context is None else context
         self.vocabulary = target.vocabulary
-        drafter = self._drafter(gamma, universal)
+        drafter = drafter_for(
+            target, draft, device, gamma=gamma, context=self.context, universal=universal
+        )
         self.engine = Engine(
             CausalDecoder(target.model, self.context),
             drafter,
@@ -99,18 +83,17 @@ class TextGenerator:
             eos=target.ends,
             schedule=schedule_for(gamma, drafter),
             device=device,
-            # Never fewer tokens are kept than by token rejection; its price is small beside a vocabulary's
-            # head.
+            # Keeps at least as many drafts as token rejection; its cost is small beside that of the head.
             sampled=BlockVerification(),
             ranks=min(RANKS, target.vocab_size),
             modes=MODES,
         )
         if device.static_shapes:
             self.engine.warm_up()
-        self._writings: dict[int, Writing] = {}
         self._numbers = count()
-        self._awaited: dict[int, deque[Event]] = {}  # news for `stream` and `generate`, by text
-        self._news: deque[Event] = deque()  # of all other texts, until the next `step`
+        self._streams: dict[int, TextStream] = {}  # of the texts under way
+        self._queues: dict[int, deque[Event]] = {}  # of events for `stream` and `generate`, by text
+        self._events: deque[Event] = deque()  # of all other texts, until the next `step`
 
     @classmethod
     @loading()
@@ -127,10 +110,10 @@ class TextGenerator:
         universal: bool = False,
         network: bool = True,
     ) -> TextGenerator:
-        """From folders or hub ids; `draft` may also be `"ngram"`. Raises LoadError and DeviceError.
+        """Loads a pair from folders or hub ids; `draft` may also be `"ngram"`.
 
-        Without a `dtype` it is float32 on processors, else bfloat16, which language models are trained
-        in: some overflow in float16.
+        `dtype` is float32 on CPUs and bfloat16 elsewhere by default: language models are trained in
+        bfloat16, and some overflow in float16. Raises LoadError and DeviceError.
         """
         place = choose(device, dtype)
         if dtype in (None, "auto") and place.kind != "cpu":
@@ -150,259 +133,139 @@ class TextGenerator:
         )
 
     def plain(self) -> TextGenerator:
-        """The same target without a draft, on the same weights: what speed and text compare with."""
+        """The same target without a draft, on the same weights: the baseline for speed and text."""
         batch = self.engine.batch
         return TextGenerator(self.target, device=self.device, batch=batch, context=self.context)
 
-    def _drafter(self, gamma: int | None, universal: bool) -> Drafter | None:
-        if self.draft is None:
-            return None
-        if isinstance(self.draft, str):
-            if self.draft != NGRAM:
-                raise LoadError(f"{self.draft!r} is no draft: a language model, or {NGRAM!r}")
-            return NgramDrafter(hint_slots=1)  # the prompt is searched in any case
-        if universal and self.target.vocabulary.difference(self.draft.vocabulary):
-            return self._universal(self.draft)
-        check_draft(self.target, self.draft)
-        if self.draft.positions < self.context:
-            raise LoadError(
-                f"{self.draft.name} has {self.draft.positions} positions, fewer than the context "
-                f"of {self.context}: give a context that it has"
-            )
-        return ModelDrafter(
-            CausalDecoder(self.draft.model, self.context, vocab=self.target.vocab_size),
-            confidence=confidence_for(gamma, self.device),
-        )
+    def encode(self, prompt: Prompt) -> tuple[int, ...]:
+        """The tokens of a text or a conversation; token ids as they are. Raises RequestError where there
+        is no room behind them, or where the model has no form for conversations."""
+        return encode(prompt, self.vocabulary, self.target.vocab_size, self.context)
 
-    def _universal(self, draft: LanguageModel) -> Drafter:
-        if self.device.static_shapes:
-            raise LoadError(
-                f"{draft.name} has other tokens than {self.target.name}: drafting through text works on "
-                f"processors, not on {self.device.kind}, whose rounds are graphs"
-            )
-        return UniversalDrafter(
-            CausalDecoder(draft.model),
-            draft.vocabulary,
-            draft.ends,
-            self.vocabulary,
-            min(self.target.ends, default=None),
-            self.target.vocab_size,
-        )
-
-    # -- at any time ------------------------------------------------------------------------------
-
-    def encode(self, prompt: str | Sequence[int] | Sequence[Message]) -> tuple[int, ...]:
-        """Tokens of a text, of a conversation, or as they are. Raises RequestError where there is no
-        room behind them, or where the model has no form for conversations."""
-        ids = self._ids(prompt)
-        wrong = next((i for i in ids if not 0 <= i < self.target.vocab_size), None)
-        if wrong is not None:
-            raise RequestError(f"token {wrong} is none of {self.target.name}'s")
-        if not ids:
-            raise RequestError("the prompt is empty")
-        if len(ids) >= self.context:
-            raise RequestError(
-                f"the prompt has {len(ids)} tokens; with its answer it must fit {self.context}"
-            )
-        return ids
-
-    def _ids(self, prompt: str | Sequence[int] | Sequence[Message]) -> tuple[int, ...]:
-        if isinstance(prompt, str):
-            checks.text("the prompt", prompt)
-            return self.vocabulary.encode(prompt)
-        if not isinstance(prompt, Sequence) or isinstance(prompt, bytes):
-            raise RequestError(
-                f"the prompt is {type(prompt).__name__}, not text, tokens or messages"
-            )
-        if prompt and all(isinstance(item, Mapping) for item in prompt):
-            messages = [item for item in prompt if isinstance(item, Mapping)]
-            _check_text(messages)
-            return self.vocabulary.chat(messages)
-        ids = tuple(item for item in prompt if isinstance(item, int))
-        if len(ids) < len(prompt) and any(isinstance(item, Mapping) for item in prompt):
-            raise RequestError("the prompt mixes messages with something else")
-        checks.tokens("the prompt", prompt)
-        return ids
-
-    def submit(
-        self, prompt: str | Sequence[int] | Sequence[Message], options: Options | None = None
-    ) -> int:
-        """Queues a text; the number is its name in events. Raises RequestError."""
+    def submit(self, prompt: Prompt, options: Options | None = None) -> int:
+        """Queues a text; returns its number in events. Raises RequestError."""
         options = Options() if options is None else options
         ids = self.encode(prompt)
         if options.logprobs > RANKS:
             raise RequestError(f"logprobs is {options.logprobs}; at most {RANKS}")
         number = next(self._numbers)
-        request = Request(
-            prompt=ids,
-            max_new_tokens=options.max_tokens,
-            temperature=options.temperature,
-            sampling=options.sampling,
-            ranks=min(options.logprobs, self.target.vocab_size),
-            seed=options.seed,
-            gamma=options.gamma,
-            tag=number,
+        self.engine.submit(
+            Request(
+                prompt=ids,
+                max_new_tokens=options.max_tokens,
+                temperature=options.temperature,
+                sampling=options.sampling,
+                ranks=min(options.logprobs, self.target.vocab_size),
+                seed=options.seed,
+                gamma=options.gamma,
+                tag=number,
+            )
         )
-        self.engine.submit(request)
-        self._writings[number] = Writing(ids, options, self.vocabulary, self.target.ends)
+        stream = TextStream(number, ids, options, self.vocabulary, self.target.ends)
+        self._streams[number] = stream
         return number
 
     def cancel(self, number: int) -> None:
-        """Its row is free in the next step, and no event of it follows; nothing if it has ended."""
-        self._news = deque(event for event in self._news if event.number != number)
-        self._drop(number)
-
-    def _drop(self, number: int) -> None:
-        if self._writings.pop(number, None) is not None:
-            self.engine.cancel(number)
-            if not self._writings:  # no later step would free its row
-                self.engine.step()
+        """Cancels a text: its row is free in the next step, and it has no further event. Does nothing if
+        it has ended."""
+        self._events = deque(event for event in self._events if event.number != number)
+        self._remove(number)
 
     @property
     def idle(self) -> bool:
-        """Whether no text is under way, and `step` has nothing more to tell."""
-        return not self._writings and not self._news
+        """Whether no text is under way, and `step` has no more events."""
+        return not self._streams and not self._events
 
     @property
     def broken(self) -> BrokenError | None:
-        """Why nothing can be written any more, once the device has failed."""
+        """The reason why no text can be written any more, once the device has failed."""
         return self.engine.broken
-
-    def step(self) -> list[Event]:
-        """One round of all rows, and what became final since the last step, except of the texts of
-        `stream` and `generate`, which tell their own callers."""
-        self._advance()
-        events, self._news = self._news, deque()
-        return list(events)
-
-    def _advance(self) -> None:
-        """One round of all rows; what became final goes to whoever waits for it."""
-        for event in self._round():
-            self._awaited.get(event.number, self._news).append(event)
-
-    def _round(self) -> list[Event]:
-        events = [self._ended(result) for result in self.engine.step() if self._mine(result)]
-        known = {number: len(writing.ids) for number, writing in self._writings.items()}
-        for partial in self.engine.peek(known):
-            writing = self._writings.get(partial.request.tag)
-            event = None if writing is None else self._grown(writing, partial)
-            if event is not None:
-                events.append(event)
-        return events
-
-    def _mine(self, result: Result) -> bool:
-        """Whether its text is still wanted: not cancelled, nor ended by a stop string."""
-        return result.request.tag in self._writings
-
-    def _ended(self, result: Result) -> Event:
-        """The end of a text. A fault in making text of its tokens is that text's alone."""
-        number = result.request.tag
-        writing = self._writings.pop(number)
-        try:
-            text, tokens = writing.grow(result.tokens, result.logprobs, result.ranked)
-            rest, more = writing.end()
-        except Exception as error:
-            failed = faults.fault(faults.WRITING, error)
-            return Event(number, "", (), writing.completion("failed", failed))
-        finish: Ended = "length"
-        if writing.stopped is not None or result.finish is Finish.STOP:
-            finish = "stop"
-        elif result.error is not None:
-            finish = "failed"
-        wrong = result.error if finish == "failed" else None
-        completion = writing.completion(finish, wrong, result.draft_error)
-        return Event(number, text + rest, tokens + more, completion)
-
-    def _grown(self, writing: Writing, partial: Partial) -> Event | None:
-        """What has become final of a text that goes on."""
-        number = partial.request.tag
-        try:
-            text, tokens = writing.grow(
-                partial.tokens, partial.logprobs, partial.ranked, partial.begin
-            )
-        except Exception as error:
-            self._drop(number)
-            failed = faults.fault(faults.WRITING, error)
-            return Event(number, "", (), writing.completion("failed", failed))
-        if writing.stopped is not None:
-            self._drop(number)
-            return Event(number, text, tokens, writing.completion("stop"))
-        return Event(number, text, tokens) if text or tokens else None
-
-    # -- all at once ------------------------------------------------------------------------------
-
-    def generate(
-        self,
-        prompts: Iterable[str | Sequence[int] | Sequence[Message]],
-        options: Options | None = None,
-    ) -> list[Completion]:
-        """The texts that follow the prompts, in their order.
-
-        Raises RequestError, before anything is written, where a prompt cannot be served. A text that
-        fails later is a completion with `finish` "failed" and an `error`; the others are not affected.
-        """
-        options = Options() if options is None else options
-        if isinstance(prompts, str | bytes):
-            raise RequestError("the prompts are one text; give a list of them")
-        ids = [self.encode(prompt) for prompt in prompts]
-        numbers: list[int] = []
-        ended: dict[int, Completion] = {}
-        try:
-            for prompt in ids:
-                numbers.append(self._begin(prompt, options))
-            for number in numbers:
-                for event in self._events(number):
-                    if event.completion is not None:
-                        ended[number] = event.completion
-        finally:
-            for number in numbers:
-                self._leave(number)
-        return [ended[number] for number in numbers]
-
-    def stream(
-        self, prompt: str | Sequence[int] | Sequence[Message], options: Options | None = None
-    ) -> Iterator[Event]:
-        """One text as it is written; a caller that stops listening cancels it. Raises DecodingError,
-        behind what was written, where it fails."""
-        number = self._begin(prompt, options)
-        try:
-            for event in self._events(number):
-                yield event
-                if event.completion is not None and event.completion.error is not None:
-                    raise event.completion.error
-        finally:
-            self._leave(number)
-
-    def _begin(
-        self, prompt: str | Sequence[int] | Sequence[Message], options: Options | None
-    ) -> int:
-        """A text whose events wait for `_events`, whoever plays the rounds."""
-        number = self.submit(prompt, options)
-        self._awaited[number] = deque()
-        return number
-
-    def _events(self, number: int) -> Iterator[Event]:
-        """All events of a text, up to its end."""
-        news = self._awaited[number]
-        while news or number in self._writings:
-            if news:
-                yield news.popleft()
-            else:
-                self._advance()
-
-    def _leave(self, number: int) -> None:
-        """Nobody waits for the text any more; cancelled, unless it has ended."""
-        self._awaited.pop(number, None)
-        self.cancel(number)
 
     @property
     def stats(self) -> Stats:
         """Everything since it was made."""
         return self.engine.stats
 
+    def step(self) -> list[Event]:
+        """Runs one round of all rows. Returns what became final since the last step, except of the texts
+        of `stream` and `generate`."""
+        self._dispatch(self.engine.step())
+        events, self._events = self._events, deque()
+        return list(events)
 
-def _check_text(messages: Sequence[Message]) -> None:
-    for number, message in enumerate(messages):
-        for name, value in message.items():
-            if isinstance(value, str):
-                checks.text(f"{name} of message {number}", value)
+    def generate(
+        self, prompts: Iterable[Prompt], options: Options | None = None
+    ) -> list[Completion]:
+        """The texts that follow the prompts, in their order.
+
+        Raises RequestError, before anything is written, where a prompt cannot be served. A text that
+        fails later is a completion with `finish` "failed" and an `error`; the others are not affected.
+        """
+        if isinstance(prompts, str | bytes):
+            raise RequestError("the prompts are one text; give a list of them")
+        ids = [self.encode(prompt) for prompt in prompts]
+        numbers: list[int] = []
+        try:
+            for prompt in ids:
+                numbers.append(self._open(prompt, options))
+            while any(number in self._streams for number in numbers):
+                self._dispatch(self.engine.step())
+            last = [self._queues[number][-1].completion for number in numbers]
+        finally:
+            for number in numbers:
+                self._close(number)
+        return [completion for completion in last if completion is not None]
+
+    def stream(self, prompt: Prompt, options: Options | None = None) -> Iterator[Event]:
+        """Yields one text as it is written; leaving the iteration cancels it. Raises DecodingError,
+        after what was written, where it fails."""
+        number = self._open(prompt, options)
+        try:
+            queue = self._queues[number]
+            while queue or number in self._streams:
+                if not queue:
+                    self._dispatch(self.engine.step())
+                    continue
+                event = queue.popleft()
+                yield event
+                if event.completion is not None and event.completion.error is not None:
+                    raise event.completion.error
+        finally:
+            self._close(number)
+
+    def _open(self, prompt: Prompt, options: Options | None) -> int:
+        """Submits a text whose events are queued apart from those of `step`."""
+        number = self.submit(prompt, options)
+        self._queues[number] = deque()
+        return number
+
+    def _close(self, number: int) -> None:
+        """Ends the queue of a text, and cancels the text unless it has ended."""
+        self._queues.pop(number, None)
+        self.cancel(number)
+
+    def _remove(self, number: int) -> None:
+        """Cancels a text in the engine."""
+        if self._streams.pop(number, None) is not None:
+            self.engine.cancel(number)
+            if not self._streams:  # no later step would free its row
+                self.engine.step()
+
+    def _dispatch(self, results: list[Result]) -> None:
+        """Queues the events of a round."""
+        events: list[Event] = []
+        for result in results:
+            stream = self._streams.pop(result.request.tag, None)
+            if stream is not None:  # neither cancelled nor ended by a stop string
+                events.append(stream.finish(result))
+        known = {number: len(stream.ids) for number, stream in self._streams.items()}
+        for partial in self.engine.peek(known):
+            stream = self._streams.get(partial.request.tag)
+            event = None if stream is None else stream.extend(partial)
+            if event is None:
+                continue
+            if event.completion is not None:  # a stop string, or a fault
+                self._remove(event.number)
+            events.append(event)
+        for event in events:
+            self._queues.get(event.number, self._events).append(event)

@@ -1,7 +1,7 @@
-"""One text while it is written: tokens in, final text out.
+"""One text while it is written: tokens in, events with final text out.
 
-Tokens are taken one by one, however many a round has brought, so where a text stops does not depend on
-rounds, drafts or the batch.
+Tokens are processed one by one, however many a round has written, so where a text stops does not depend
+on rounds, drafts or the batch. Knows one text; nothing of models or of other texts.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from forescribe.speculative import checks
+from forescribe.speculative.engine import faults
 from forescribe.speculative.errors import SpeculativeError
-from forescribe.speculative.requests import Ranked, Sampling
+from forescribe.speculative.requests import Finish, Partial, Ranked, Result, Sampling
 
 from .detokenizer import Detokenizer
 from .stops import Stops
@@ -23,7 +24,7 @@ Ended = Literal["stop", "length", "cancelled", "failed"]
 
 @dataclass(frozen=True)
 class Options:
-    """How a text is to be written. The defaults are greedy, to the model's last position. Raises
+    """How a text is written. The default is greedy, up to the model's last position. Raises
     `RequestError` for impossible numbers."""
 
     max_tokens: int | None = None
@@ -31,8 +32,8 @@ class Options:
     sampling: Sampling = Sampling()
     seed: int = 0
     stop: tuple[str, ...] = ()
-    logprobs: int = 0  # so many of the likeliest tokens are reported at each position
-    gamma: int | None = None  # at most so many drafts per round; None: as the schedule says
+    logprobs: int = 0  # how many of the most likely tokens are reported at each position
+    gamma: int | None = None  # the most drafts per round; None: as the schedule chooses
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None:
@@ -45,8 +46,8 @@ class Options:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A token that might stand at a position. `data` is what it adds to the text, which need not be
-    whole characters; special tokens add nothing, and are shown by their names."""
+    """A possible token at a position. `data` are the bytes that it adds to the text, which need not be
+    whole characters; special tokens add none, and `text` is their name."""
 
     id: int
     text: str
@@ -56,7 +57,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Token(Candidate):
-    """A token of the text; `best` are the likeliest there, if they were asked for.
+    """A token of the text; `best` are the most likely ones at its position, if requested.
 
     Log-probabilities are those of the model with the penalties, before temperature and bounds.
     """
@@ -66,9 +67,9 @@ class Token(Candidate):
 
 @dataclass(frozen=True)
 class Completion:
-    """A text that has ended. `ids` are all tokens that were made, the one that ends it and those of a
-    stop string included; `tokens` are those of the text. A `finish` of "failed" has an `error`, and its
-    text is what was written before. `draft_error` is a fault of the draft, which has cost speed."""
+    """A text that has ended. `ids` are all decoded tokens, including the end-of-text token and those of a
+    stop string; `tokens` are those of the text. Where `finish` is "failed" there is an `error`, and the
+    text is what was written before. `draft_error` is a fault of the draft, which only costs speed."""
 
     text: str
     ids: tuple[int, ...]
@@ -80,10 +81,21 @@ class Completion:
     draft_error: SpeculativeError | None = None
 
 
-@dataclass
-class Writing:
-    """The text of one prompt, as far as it has come."""
+@dataclass(frozen=True)
+class Event:
+    """What has become final of a text; the last event of a text has its completion."""
 
+    number: int  # as `TextGenerator.submit` returned it
+    text: str
+    tokens: tuple[Token, ...]
+    completion: Completion | None = None
+
+
+@dataclass
+class TextStream:
+    """The text of one prompt, as far as it is written."""
+
+    number: int
     prompt: tuple[int, ...]
     options: Options
     vocabulary: Vocabulary
@@ -96,14 +108,49 @@ class Writing:
     def __post_init__(self) -> None:
         self._detokenizer = Detokenizer(self.vocabulary, self.prompt)
         self._stops = Stops(self.options.stop)
-        self._decoded = 0  # characters, those held back included
-        self._waiting: list[tuple[int, Token]] = []  # with the place in the text that it begins at
+        self._decoded = 0  # characters, including those held back
+        self._waiting: list[
+            tuple[int, Token]
+        ] = []  # with the offset in the text at which it begins
+
+    def extend(self, partial: Partial) -> Event | None:
+        """Adds the tokens of an unfinished row. Returns what became final, None where nothing did; with
+        a completion where a stop string or a fault ends the text."""
+        try:
+            text, tokens = self.grow(
+                partial.tokens, partial.logprobs, partial.ranked, partial.begin
+            )
+        except Exception as error:
+            return self._fault(error)
+        if self.stopped is not None:
+            return Event(self.number, text, tokens, self.completion("stop"))
+        return Event(self.number, text, tokens) if text or tokens else None
+
+    def finish(self, result: Result) -> Event:
+        """The last event of the text. An exception while detokenizing fails this text only."""
+        try:
+            text, tokens = self.grow(result.tokens, result.logprobs, result.ranked)
+            rest, more = self.end()
+        except Exception as error:
+            return self._fault(error)
+        ended: Ended = "length"
+        if self.stopped is not None or result.finish is Finish.STOP:
+            ended = "stop"
+        elif result.error is not None:
+            ended = "failed"
+        reason = result.error if ended == "failed" else None
+        completion = self.completion(ended, reason, result.draft_error)
+        return Event(self.number, text + rest, tokens + more, completion)
+
+    def _fault(self, error: Exception) -> Event:
+        failed = faults.fault(faults.WRITING, error)
+        return Event(self.number, "", (), self.completion("failed", failed))
 
     def grow(
         self, ids: Sequence[int], logprobs: Sequence[float], ranked: Ranked, begin: int = 0
     ) -> tuple[str, tuple[Token, ...]]:
-        """Takes what is new in `ids`, which the text has from token `begin` on. Text and tokens that
-        became final."""
+        """Adds what is new in `ids`, the tokens of the text from token `begin` on. Returns the text and
+        the tokens that became final."""
         before, known = self.text, len(self.tokens)
         for i in range(len(self.ids) - begin, len(ids)):
             self.ids.append(ids[i])
@@ -117,7 +164,7 @@ class Writing:
         return self.text[len(before) :], tuple(self.tokens[known:])
 
     def end(self) -> tuple[str, tuple[Token, ...]]:
-        """What was held back, now that nothing follows."""
+        """Returns what was held back, at the end of the text."""
         before, known = self.text, len(self.tokens)
         if self.stopped is None:
             self._add(self._detokenizer.flush())
@@ -148,7 +195,7 @@ class Writing:
         self._decoded += len(text)
         final, self.stopped = self._stops.push(text)
         self.text += final
-        # A token is told with the first of its text; one that begins behind a stop never is.
+        # A token becomes final with its first character; one that begins behind a stop never does.
         while self._waiting and self._waiting[0][0] < len(self.text):
             self.tokens.append(self._waiting.pop(0)[1])
 

@@ -99,7 +99,7 @@ class CausalDecoder(SlotModel):
         slots = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
         mask = chain_mask(slots, tokens.shape[1], self.dtype)
         cache = self._allocated().prefill(rows)
-        self._run(self.model.base_model, tokens, self._positions_at(slots), mask, cache)
+        self.model.base_model(**self._inputs(tokens, self._positions_at(slots), mask, cache))
         return torch.empty((len(tokens), 0, self.vocab_size), device=self.device)
 
     def forward(
@@ -110,21 +110,23 @@ class CausalDecoder(SlotModel):
         cache: Cache,
         encoder_states: Tensor | None,
     ) -> Scores:
-        logits = self._run(self.model, tokens, positions, mask, cache).logits.float()
+        logits = self.model(**self._inputs(tokens, positions, mask, cache)).logits.float()
         if self.room < 0:
             logits = pad(logits, (0, -self.room), value=float("-inf"))
         return Scores(logits[..., : self.vocab_size])
 
-    def _run(self, part: Any, tokens: Tensor, positions: Tensor, mask: Tensor, cache: Cache) -> Any:
+    def _inputs(
+        self, tokens: Tensor, positions: Tensor, mask: Tensor, cache: Cache
+    ) -> dict[str, Any]:
         if self.room < 0:  # a token without an embedding is read as another: drafts are guesses
             tokens = tokens.clamp_max(self.vocab_size + self.room - 1)
-        return part(
-            input_ids=tokens,
-            position_ids=positions,
-            attention_mask=self._masks(mask, positions),
-            past_key_values=cache,
-            use_cache=True,
-        )
+        return {
+            "input_ids": tokens,
+            "position_ids": positions,
+            "attention_mask": self._masks(mask, positions),
+            "past_key_values": cache,
+            "use_cache": True,
+        }
 
     def _masks(self, mask: Tensor, positions: Tensor) -> Tensor | dict[str, Tensor]:
         """What each kind of layer reads; `mask [B, 1, N, length]` is that of full attention."""

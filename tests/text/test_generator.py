@@ -24,7 +24,7 @@ from forescribe.text.detokenizer import HELD, Detokenizer
 from forescribe.text.generator import Options
 from forescribe.text.language_model import load
 from forescribe.text.stops import Stops
-from forescribe.text.streaming import Writing
+from forescribe.text.streaming import TextStream
 from forescribe.text.universal import UniversalDrafter
 from forescribe.text.vocabulary import Vocabulary
 from tests.text.language_models import MERGES, POSITIONS, tokenizer, write
@@ -232,7 +232,7 @@ def test_ids_are_taken_one_by_one_so_rounds_decide_nothing():
     vocabulary = Vocabulary(tokenizer(), "tiny")
     ids = vocabulary.bare("the other tea")
     for steps in ([len(ids)], range(1, len(ids) + 1), [3, 4, len(ids)]):
-        writing = Writing((), Options(stop=("her t",)), vocabulary, frozenset())
+        writing = TextStream(0, (), Options(stop=("her t",)), vocabulary, frozenset())
         for count in steps:
             writing.grow(ids[:count], [0.0] * count, ())
             if writing.stopped:

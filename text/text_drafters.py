@@ -1,0 +1,68 @@
+"""The drafter of a text pair: another model, copying from the text, or drafting through text.
+
+Knows which draft fits which target; nothing of requests.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from forescribe.speculative.device import Device
+from forescribe.speculative.drafters.model_drafter import ModelDrafter, confidence_for
+from forescribe.speculative.drafters.ngram import NgramDrafter
+from forescribe.speculative.errors import LoadError
+from forescribe.speculative.models.causal_lm import CausalDecoder
+from forescribe.speculative.protocols import Drafter
+
+from .language_model import LanguageModel, check_draft
+from .universal import UniversalDrafter
+
+NGRAM: Final = "ngram"
+"""The draft without a model: it copies what followed the last words when they occurred before."""
+
+
+def drafter_for(
+    target: LanguageModel,
+    draft: LanguageModel | str | None,
+    device: Device,
+    *,
+    gamma: int | None,
+    context: int,
+    universal: bool,
+) -> Drafter | None:
+    """The drafter that `draft` names; None for plain decoding. `universal` allows a model with other
+    tokens. Raises LoadError for a draft that does not fit."""
+    if draft is None:
+        return None
+    if isinstance(draft, str):
+        if draft != NGRAM:
+            raise LoadError(f"{draft!r} is no draft: a language model, or {NGRAM!r}")
+        return NgramDrafter(hint_slots=1)  # the prompt is searched in any case
+    if universal and target.vocabulary.difference(draft.vocabulary):
+        return _universal(target, draft, device)
+    check_draft(target, draft)
+    if draft.positions < context:
+        raise LoadError(
+            f"{draft.name} has {draft.positions} positions, fewer than the context "
+            f"of {context}: give a context that it has"
+        )
+    return ModelDrafter(
+        CausalDecoder(draft.model, context, vocab=target.vocab_size),
+        confidence=confidence_for(gamma, device),
+    )
+
+
+def _universal(target: LanguageModel, draft: LanguageModel, device: Device) -> Drafter:
+    if device.static_shapes:
+        raise LoadError(
+            f"{draft.name} has other tokens than {target.name}: drafting through text works on "
+            f"CPUs, not on {device.kind}, whose rounds are graphs"
+        )
+    return UniversalDrafter(
+        CausalDecoder(draft.model),
+        draft.vocabulary,
+        draft.ends,
+        target.vocabulary,
+        min(target.ends, default=None),
+        target.vocab_size,
+    )
