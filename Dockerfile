@@ -1,19 +1,19 @@
-# forescribe on NVIDIA GPUs, or on processors only.
+# forescribe on NVIDIA GPUs, or on CPUs only.
 #
 #   docker build -t forescribe .
 #   docker run --gpus all --init -p 127.0.0.1:8000:8000 -v forescribe-models:/models \
 #       -v "$PWD/forescribe.toml:/etc/forescribe/forescribe.toml:ro" forescribe \
 #       --settings /etc/forescribe/forescribe.toml
 #
-# torch's wheels bring CUDA's libraries, so the base is plain Python; the host gives the driver through
-# NVIDIA's container toolkit. See docs/endpoints.md.
+# torch's wheels contain CUDA's libraries, so the base image is plain Python; the host provides the driver
+# through NVIDIA's container toolkit. See docs/endpoints.md.
 
 FROM python:3.12-slim-bookworm AS build
 WORKDIR /build
 RUN python -m venv /opt/forescribe
 ENV PATH=/opt/forescribe/bin:$PATH PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 
-# What it stands on is a layer of its own: gigabytes that change with pyproject.toml only.
+# Dependencies are a layer of their own: gigabytes that change only with pyproject.toml.
 COPY pyproject.toml constraints.txt ./
 COPY scripts/list_requirements.py scripts/
 RUN python scripts/list_requirements.py serve diarize > wanted.txt \
@@ -29,8 +29,8 @@ COPY forescribe forescribe
 COPY bundled bundled
 RUN pip install --no-deps .
 
-# Weights in the image, where it is to start without a network: --build-arg MODELS="openai/whisper-large-v3
-# distil-whisper/distil-large-v3.5". Without it they are downloaded at the first start, into /models.
+# Weights in the image, to start without a network: --build-arg MODELS="openai/whisper-large-v3
+# distil-whisper/distil-large-v3.5". Otherwise they are downloaded into /models at the first start.
 ARG MODELS=""
 ENV HF_HOME=/models
 RUN mkdir -p /models \
@@ -57,7 +57,7 @@ WORKDIR /home/forescribe
 VOLUME ["/models", "/data", "/scratch"]
 EXPOSE 8000
 STOPSIGNAL SIGTERM
-# Ready, not only alive: a container whose engine is broken should be noticed. Loading may take minutes.
+# Readiness rather than liveness, so that a broken engine is detected. Loading may take minutes.
 HEALTHCHECK --interval=30s --timeout=5s --start-period=15m --retries=3 \
     CMD ["python", "-c", "import urllib.request as u; u.urlopen('http://127.0.0.1:8000/ready', timeout=4)"]
 ENTRYPOINT ["forescribe", "serve"]

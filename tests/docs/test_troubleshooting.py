@@ -21,7 +21,8 @@ PACKAGES = ("forescribe", "asr", "diarize", "api", "speculative", "text")
 @cache
 def texts() -> list[str]:
     """Every text of the sources; what is put into it at run time is a gap."""
-    found = [(ROOT / "scripts" / "setup").read_text(encoding="utf-8")]
+    scripts = [ROOT / "scripts" / "setup", *(ROOT / "scripts" / "lib").glob("*.sh")]
+    found = [path.read_text(encoding="utf-8") for path in scripts]
     for package in PACKAGES:
         for path in (ROOT / package).rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
