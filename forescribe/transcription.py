@@ -5,7 +5,8 @@
     print(transcribe("meeting.mp3").text)
 
 Knows how a transcriber and a diarizer are combined for a single recording. For several recordings,
-progress or further options, use `Transcriber`, which loads the model once."""
+progress or further options, use `Transcriber`, which loads the model once.
+"""
 
 from __future__ import annotations
 

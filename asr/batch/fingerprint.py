@@ -1,8 +1,8 @@
-"""Fingerprints: is a result on disk what this recording, with these settings, would give again?
+"""Fingerprints: whether a result on disk is what this recording gives with these settings.
 
-Content, not name or date: a copied or moved recording keeps its fingerprint, a changed one loses
-it. Weights are sampled, as hashing gigabytes would take longer than many a recording. Knows nothing
-of what the settings mean; needs neither numpy nor torch.
+They depend on content, not on names or dates: a copied or moved recording keeps its fingerprint, a
+changed one does not. Weights are sampled, as hashing gigabytes would take longer than transcribing
+a short recording. Knows nothing of what the settings mean; needs neither numpy nor torch.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from pathlib import Path
 from ..formats.transcript import Json
 
 VERSION = 1
-"""Raised when results of an older version must be made again."""
+"""Increased when the results of older versions must be made again."""
 
 SAMPLE = 1 << 20
-"""Bytes at both ends of a file of weights: training changes every number, so these too."""
+"""Bytes read at both ends of a file of weights: training changes all numbers, these included."""
 
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """Of one result: hashes of the recording's bytes and of the settings."""
+    """The fingerprint of a result: hashes of the recording's bytes and of the settings."""
 
     content: str
     settings: str
@@ -36,7 +36,7 @@ class Fingerprint:
 
 
 def content(path: str) -> str | None:
-    """The hash of a file's bytes; None for what cannot be read twice (a pipe) or at all."""
+    """Hash a file's bytes; None if it cannot be read twice (a pipe) or at all."""
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):
             return None
@@ -47,24 +47,24 @@ def content(path: str) -> str | None:
 
 
 def settings(values: Mapping[str, Json]) -> str:
-    """The hash of settings, in whatever order they come."""
+    """Hash settings; their order does not matter."""
     text = json.dumps({"version": VERSION, **values}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def weights(folder: Path) -> str:
-    """The hash of a model's folder: its small files whole, of the large ones size and both ends.
+    """Hash a model's folder: small files whole, large ones by size and both ends.
 
-    The folder's name is no part of it: the same weights elsewhere give the same text.
+    The folder's name is not included: the same weights at another place give the same text.
     """
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for path in sorted(folder.iterdir(), key=lambda path: path.name):
         if path.suffix not in (".json", ".txt", ".safetensors", ".bin") or not path.is_file():
             continue
         size = path.stat().st_size
-        found.update(f"{path.name} {size} ".encode(errors="surrogateescape"))
+        digest.update(f"{path.name} {size} ".encode(errors="surrogateescape"))
         with path.open("rb") as file:
-            found.update(file.read(SAMPLE))
+            digest.update(file.read(SAMPLE))
             file.seek(max(SAMPLE, size - SAMPLE))
-            found.update(file.read())
-    return found.hexdigest()[:16]
+            digest.update(file.read())
+    return digest.hexdigest()[:16]

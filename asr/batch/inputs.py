@@ -1,9 +1,10 @@
-"""Inputs: from what is typed to a list of recordings. Files, folders, patterns, lists of files.
+"""Inputs: from the arguments of a command to a list of recordings. Files, folders, patterns, lists
+of files.
 
-In a folder, and behind a pattern, a recording is known by how it begins or by its name: a damaged
-`.mp3` is taken and fails by name later, where leaving it out would lose it in silence. Hidden files
-and the results of other runs are passed over, a folder is entered once however many links lead
-there. Opens no recording further than its first bytes; knows nothing of what becomes of them.
+In folders and for patterns, recordings are recognised by their first bytes or by their names: a
+damaged `.mp3` is included and fails by name later, as leaving it out would lose it silently. Hidden
+files and the results of other runs are skipped, and a folder is entered once, however many links
+lead there. Reads only the first bytes of a recording; knows nothing of what becomes of it.
 """
 
 from __future__ import annotations
@@ -29,19 +30,18 @@ NAMES = frozenset(
     "wma asf webm mkv mka mp4 mov 3gp 3g2 avi flv mpg mpeg m2ts mts amr ac3 eac3 dts ape wv tta "
     "tak mpc dsf gsm voc nut mxf".split()
 )
-"""Extensions of recordings. `ts` is none: most files of that name are programs."""
+"""Extensions of recordings. `ts` is not included: most such files are TypeScript."""
 
 HEAD = 4096
-"""Bytes that are looked at: two frames of any mp3 or aac."""
+"""Bytes read to recognise a recording: two frames of any mp3 or aac."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """A recording to be transcribed, as people know it.
+    """A recording to be transcribed.
 
-    `place` is where it was found below the folder that was named, as a path; its results go to
-    the same place below the output folder. `length_s` is a list's word on its length. `error` says
-    why there is nothing to open.
+    `place` is its path below the folder that was named; its results go to the same place below the
+    output folder. `length_s` is its length by a list. `error` is the reason why it cannot be read.
     """
 
     path: str
@@ -51,15 +51,14 @@ class Source:
 
 
 def discover(names: Iterable[str], *, recursive: bool = False) -> list[Source]:
-    """All recordings behind `names`, in order, each once.
+    """Return all recordings that `names` stand for, in order, each once.
 
     A name is a file, a folder (with `recursive` all folders below it), a pattern with `*`, `?`,
     `[]` or `**`, a list (`.jsonl`, a JSON object per line with `audio_filepath`), or "-". A folder
-    without recordings fails by itself; the same file named twice, a pattern that matches nothing
-    and a list that cannot be read raise UsageError.
-    """
+    without recordings becomes a source with an error; the same file named twice, a pattern that
+    matches nothing and a list that cannot be read raise UsageError."""
     named: set[str] = set()
-    found: dict[str, Source] = {}
+    sources: dict[str, Source] = {}
     for name in names:
         plain = _is_plain(name)
         if plain:
@@ -67,17 +66,17 @@ def discover(names: Iterable[str], *, recursive: bool = False) -> list[Source]:
                 raise UsageError(f"{'stdin' if name == STDIN else identity(name)} was given twice")
             named.add(identity(name))
         for source in [Source(name)] if plain else _expanded(name, recursive):
-            found.setdefault(identity(source.path), source)
-    return list(found.values())
+            sources.setdefault(identity(source.path), source)
+    return list(sources.values())
 
 
 def identity(path: str) -> str:
-    """What tells one recording from another: its absolute path, links kept."""
+    """The key of a recording: its absolute path, links kept."""
     return STDIN if path == STDIN else os.path.abspath(path)
 
 
 def _is_plain(name: str) -> bool:
-    """A file, or what is to be reported as a missing one."""
+    """Whether a name is a single file, or is to be reported as a missing one."""
     if name == STDIN:
         return True
     if os.path.lexists(name):
@@ -105,28 +104,28 @@ def _matched(pattern: str, recursive: bool) -> Iterator[Source]:
 
 
 def _globbed(pattern: str) -> list[str]:
-    """As a shell does it: nothing hidden unless the pattern says so, and `**` enters no links.
-    (`glob.glob` enters them; two links in a circle kept it busy for ever.)"""
+    """Match a pattern as a shell does: no hidden files unless the pattern says so, and `**` follows no
+    links. (`glob.glob` does; two links in a circle made it run for ever.)"""
     if "**" not in pattern:
         return sorted(glob.glob(pattern))
     path = Path(pattern)
     top = Path(path.anchor)
     literal = set(path.parts)
-    found = top.glob(str(path.relative_to(top)))
+    matches = top.glob(str(path.relative_to(top)))
     return sorted(
         str(match)
-        for match in found
+        for match in matches
         if not any(part[0] == "." and part not in literal for part in match.parts)
     )
 
 
 def _below(folder: str, recursive: bool) -> list[Source]:
-    found = list(_walked(folder, recursive))
-    if not found:
+    sources = list(_walked(folder, recursive))
+    if not sources:
         hint = "" if recursive else "; --recursive looks in the folders below it"
         text = f"{folder}: a directory without recordings{hint}"
-        found = [Source(folder, error=AudioError(text, code="unreadable_file"))]
-    return found
+        sources = [Source(folder, error=AudioError(text, code="unreadable_file"))]
+    return sources
 
 
 def _walked(top: str, recursive: bool) -> Iterator[Source]:
@@ -140,20 +139,20 @@ def _walked(top: str, recursive: bool) -> Iterator[Source]:
             continue
         entered.add((entry.st_dev, entry.st_ino))
         inner = [d for d in below if recursive and not d.startswith(".")]
-        # Links last: the place of a recording is better a folder than a link to it.
+        # Links last: the place of a recording should be its folder rather than a link to it.
         below[:] = sorted(inner, key=lambda d: (os.path.islink(os.path.join(folder, d)), d))
         place = os.path.relpath(folder, top)
         for file in sorted(files):
             path = os.path.join(folder, file)
             if not file.startswith(".") and is_recording(path):
                 yield Source(path, "" if place == os.curdir else place)
-    for error in refused:  # a folder that cannot be read may hold recordings: not in silence
+    for error in refused:  # report it: a folder that cannot be read may hold recordings
         yield Source(str(error.filename), error=unreadable(visible(str(error.filename)), error))
 
 
 def is_recording(path: str) -> bool:
-    """By its first bytes, or by its name. Pipes and devices are none: opening one may wait for
-    ever. Never raises."""
+    """Whether a file is a recording, by its first bytes or its name. Pipes and devices are not: opening
+    one may block for ever. Never raises."""
     extension = os.path.splitext(path)[1].lower()
     if extension in RESULTS:
         return False
@@ -162,15 +161,16 @@ def is_recording(path: str) -> bool:
         if not stat.S_ISREG(os.stat(path).st_mode):
             return False
         with open(path, "rb") as file:
-            return sounds(file.read(HEAD)) or named
-    except OSError:  # a broken link, no permission: its name decides, and opening it says why
+            return holds_audio(file.read(HEAD)) or named
+    except OSError:  # a broken link, no permission: opening it later gives the reason
         return named
 
 
-def sounds(head: bytes) -> bool:
-    """Whether a file that begins so may hold sound: the signatures of what `asr.audio.containers` reads.
+def holds_audio(head: bytes) -> bool:
+    """Whether a file that begins with `head` may hold audio, by the signatures of the containers that
+    `asr.audio.containers` reads.
 
-    Pictures share containers with sound (webp with wav, heic with mp4): those are told apart.
+    Images in the same containers (webp and wav, heic and mp4) are excluded.
     """
     kind = head[8:12]
     if head[:4] in (b"RIFF", b"RF64", b"RIFX", b"FORM"):
@@ -207,14 +207,15 @@ SIGNATURES = (
 
 
 def _frames(head: bytes) -> bool:
-    """Two mp3 or aac (ADTS) frames in a row. One alone proves little: text in UTF-16 begins like
-    one."""
+    """Whether there are two mp3 or aac (ADTS) frames in a row. One is not enough: text in UTF-16 begins
+    like a frame."""
     length = _frame_length(head)
     return 0 < length < len(head) - 6 and _frame_length(head[length:]) > 0
 
 
 def _frame_length(head: bytes) -> int:
-    """Bytes of the frame that begins here, 0 for none. ISO 11172-3, 2.4.1.3; ISO 13818-7, 6.2."""
+    """Return the length in bytes of the frame that begins here, 0 for none. ISO 11172-3, 2.4.1.3;
+    ISO 13818-7, 6.2."""
     if len(head) < 6 or head[0] != 0xFF or head[1] & 0xE0 != 0xE0:
         return 0
     layer = head[1] >> 1 & 3
@@ -233,7 +234,8 @@ MPEG2 = (8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160)
 
 
 def _packets(head: bytes) -> bool:
-    """MPEG transport: a sync byte every 188 bytes, or every 192 behind a time code (m2ts)."""
+    """Whether it is an MPEG transport stream: a sync byte every 188 bytes, or every 192 with time codes
+    (m2ts)."""
     return any(
         len(head) > start + 4 * step and all(head[start + n * step] == 0x47 for n in range(5))
         for start, step in ((0, 188), (4, 192))
@@ -241,8 +243,8 @@ def _packets(head: bytes) -> bool:
 
 
 def _listed(path: Path) -> Iterator[Source]:
-    """The recordings of a list with NeMo's keys. Relative paths start at the list's folder, or,
-    where nothing lies there, here. Raises UsageError that names the line."""
+    """Yield the recordings of a list with NeMo's keys. Relative paths are relative to the list's folder
+    or, if no file is there, to the working directory. Raises UsageError that names the line."""
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
@@ -272,4 +274,4 @@ def _entry(line: str, path: Path, where: str) -> Source:
     return Source(chosen, length_s=float(length) if number else None)
 
 
-__all__ = ["STDIN", "Source", "discover", "identity", "is_recording", "sounds"]
+__all__ = ["STDIN", "Source", "discover", "identity", "is_recording", "holds_audio"]

@@ -1,11 +1,12 @@
-"""Ctrl-C and SIGTERM: the first asks for a clean end, the second ends the process at once.
+"""Ctrl-C and SIGTERM: the first one requests a clean end, the second one ends the process at once.
 
     with Stop() as stop:
         with stop.interruptible():
             ...                      # KeyboardInterrupt may be raised here, and only here
 
-So a result that is being written is written, and its record too. The second signal is seen by a
-thread of its own: the main one may sit in a library for minutes and hear nothing.
+So a result that is being written is completed, with its record. The second signal is handled by a
+thread of its own, as the main thread may be inside a library call for minutes. Knows signals;
+nothing of recordings.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ from types import FrameType, TracebackType
 from typing import Any, Self
 
 INTERRUPTED = 130
-"""Exit status: 128 + SIGINT, as shells count. SIGTERM asks for the same and gets the same."""
+"""Exit code: 128 + SIGINT, as in shells; the same for SIGTERM, which has the same effect."""
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 SHOW_CURSOR = b"\x1b[?25h"
 
 
 class Stop:
-    """Whether somebody asked for an end. Listens between `with` and its end, in the main thread;
-    elsewhere it leaves signals as they are."""
+    """Whether an end was requested. Handles signals inside of `with`, in the main thread; in other
+    threads it leaves them alone."""
 
     def __init__(self) -> None:
         self.requested = False
@@ -52,14 +53,14 @@ class Stop:
     ) -> None:
         if self._before:
             signal.set_wakeup_fd(self._wakeup)
-            os.close(self._writer)  # the watching thread reads the end, and ends
+            os.close(self._writer)  # the watching thread reads the end of the pipe, and ends
             for number, handler in self._before.items():
                 signal.signal(number, handler)
             self._before = {}
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:
-        """Raises KeyboardInterrupt at once if it was asked for before, or as soon as it is."""
+        """Raise KeyboardInterrupt if an end was requested before, or as soon as it is."""
         self._may_raise = True
         try:
             if self.requested:
@@ -75,12 +76,12 @@ class Stop:
 
 
 def _watch(reader: int) -> None:
-    """The kernel's side of a signal writes its number into the pipe, whatever Python is doing."""
+    """Count signals: their numbers are written into the pipe even while Python code cannot run."""
     seen = 0
     with os.fdopen(reader, "rb", buffering=0) as pipe:
         while number := pipe.read(1):
             seen += number[0] in SIGNALS
             if seen > 1:
                 if sys.stderr.isatty():
-                    os.write(2, SHOW_CURSOR)  # a bar had hidden it
+                    os.write(2, SHOW_CURSOR)  # a progress bar hides it
                 os._exit(INTERRUPTED)

@@ -1,8 +1,8 @@
 """The manifest: a line of JSON for every recording that has ended, in the folder of the results.
 
-The last thing that is written for a recording, after its files are in place: a line says that they
-are whole. Lines are appended under a lock, by one process at a time, and never changed; half a line
-that a killed process left is passed over. Knows nothing of audio or models.
+A line is written last, after a recording's files are in place, and says that they are complete.
+Lines are appended under a lock, by one process at a time, and never changed; half a line that a
+killed process left is skipped. Knows files and fingerprints; nothing of audio or models.
 """
 
 from __future__ import annotations
@@ -31,11 +31,10 @@ Status = Literal["succeeded", "failed", "skipped", "cancelled"]
 class Record:
     """What became of one recording.
 
-    `path` as it was given, `source` from the folder of the results, so that both can move
-    together; `outputs` likewise. `attempt` counts the times it was tried. `wall_s` is the time
-    beside the others in the batch, so `rtfx`, audio seconds per second, falls as more share it.
-    `coverage` holds seconds.
-    """
+    `path` is as given; `source` and `outputs` are relative to the folder of the results, so that
+    all can be moved together. `attempt` counts the attempts. `wall_s` is the time from its first to
+    its last window, shared with other recordings in the batch, so `rtfx`, audio seconds per second,
+    is lower the more there are. `coverage` holds seconds."""
 
     path: str
     status: Status
@@ -55,14 +54,14 @@ class Record:
     attempt: int = 0
 
     def to_dict(self) -> dict[str, Json]:
-        """JSON. What is not known of a recording without a transcript is null."""
+        """As a JSON object; without a transcript, unknown values are null."""
         return asdict(self) | {"warnings": list(self.warnings), "outputs": list(self.outputs)}
 
 
 def result_fields(
     transcript: Transcript | None, error: ForescribeError | None, wall_s: float
 ) -> dict[str, Any]:
-    """The fields of a record that say how a recording ended."""
+    """Return the fields of a record that say how a recording ended."""
     fields: dict[str, Any] = {
         "status": "succeeded" if error is None else "failed",
         "code": None if error is None else error.code,
@@ -71,15 +70,15 @@ def result_fields(
     }
     if transcript is None:
         return fields
-    covered = transcript.coverage
+    coverage = transcript.coverage
     return fields | {
         "audio_s": transcript.duration,
         "rtfx": round(transcript.duration / wall_s, 2) if wall_s else None,
         "language": transcript.language,
         "coverage": {
-            "decoded_s": seconds(covered.decoded_samples),
-            "silent_s": seconds(covered.silent_samples),
-            "failed_s": seconds(covered.failed_samples),
+            "decoded_s": seconds(coverage.decoded_samples),
+            "silent_s": seconds(coverage.silent_samples),
+            "failed_s": seconds(coverage.failed_samples),
         },
         "acceptance_rate": transcript.stats.get("acceptance_rate"),
         "mean_acceptance_length": transcript.stats.get("mean_acceptance_length"),
@@ -88,9 +87,9 @@ def result_fields(
 
 
 class Manifest:
-    """The lines of one folder, and what they say of each file in it.
+    """The lines of one folder, and what they say about its files.
 
-    Absent until the first `append`. What other processes append is seen after `refresh`.
+    The file is created by the first `append`. Lines of other processes are read by `refresh`.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -105,51 +104,53 @@ class Manifest:
         self.refresh()
 
     def relative(self, path: str | Path) -> str:
-        """A path as records hold it."""
+        """Return a path in the form of records."""
         return os.path.relpath(path, self.folder)
 
     def key(self, path: str) -> str:
-        """A recording as records hold it."""
+        """Return a recording in the form of records."""
         return STDIN if path == STDIN else self.relative(identity(path))
 
     def fingerprint(self, output: str) -> str | None:
-        """Of the result that an output file holds; None where no record knows the file."""
+        """Return the fingerprint of the result in an output file; None without a record."""
         return self._wrote.get(output, ("", None))[1]
 
     def owner(self, stem: str) -> str | None:
-        """The source whose results have this name, while any of them is there."""
+        """Return the source whose results have this name, if any of them exists."""
         outputs = self._stems.get(stem, [])
         if any((self.folder / output).is_file() for output in outputs):
             return self._wrote[outputs[0]][0]
         return None
 
     def stems_of(self, source: str) -> list[str]:
-        """The names under which a source has results, the latest first."""
+        """Return the names under which a source has results, the latest first."""
         names = reversed(self._names.get(source, {}))
         return [stem for stem in names if self.owner(stem) == source]
 
     def attempts(self, source: str) -> int:
-        """How often it was tried."""
+        """Return how often a source was attempted."""
         return self._attempts[source]
 
     def append(self, records: Iterable[Record]) -> None:
-        """Adds lines; call it with the lock. Raises OutputError."""
+        """Append lines; the caller holds the lock. Raises OutputError."""
         # In ASCII: a path may hold bytes that are no text in any encoding.
         lines = "".join(json.dumps(record.to_dict()) + "\n" for record in records)
-        with _refusals(self.path), self.path.open("a+b") as file:
+        with _output_errors(self.path), self.path.open("a+b") as file:
             if file.seek(0, os.SEEK_END):
                 file.seek(-1, os.SEEK_END)
-                lines = "\n" * (file.read(1) != b"\n") + lines  # behind half a line of the killed
+                lines = (
+                    "\n" * (file.read(1) != b"\n") + lines
+                )  # after half a line of a killed process
             file.write(lines.encode())
         self.refresh()
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Alone in the folder, and up to date. The lock is the kernel's: no process that was
-        killed leaves one behind. Where a file system has none, records are still whole lines.
-        Raises OutputError."""
+        """Hold the lock of the folder, up to date with its lines. The lock is the kernel's, so a killed
+        process releases it. On file systems without locks, records are still whole lines. Raises
+        OutputError."""
         with ExitStack() as held:
-            with _refusals(self.path):
+            with _output_errors(self.path):
                 file = held.enter_context(self.path.open("ab"))
             with suppress(OSError):
                 fcntl.flock(file, fcntl.LOCK_EX)
@@ -157,11 +158,11 @@ class Manifest:
             yield
 
     def refresh(self) -> None:
-        """Reads what was appended since."""
+        """Read the lines that were appended since."""
         try:
             with self.path.open("rb") as file:
                 if os.fstat(file.fileno()).st_size < self._read:
-                    self._read = 0  # somebody began it anew
+                    self._read = 0  # it was replaced
                 file.seek(self._read)
                 data = file.read()
         except FileNotFoundError:
@@ -170,9 +171,10 @@ class Manifest:
         self._read += len(whole)
         for line in whole.split(b"\n"):
             with suppress(ValueError, KeyError, TypeError, AttributeError):
-                self._learn(json.loads(line))
+                self._index(json.loads(line))
 
-    def _learn(self, record: dict[str, Any]) -> None:
+    def _index(self, record: dict[str, Any]) -> None:
+        """Add a line to the tables; raises what a malformed line raises."""
         source, outputs = record["source"], [str(output) for output in record["outputs"]]
         self._attempts[source] += record["status"] in ("succeeded", "failed")
         for output in outputs:
@@ -187,7 +189,7 @@ class Manifest:
 
 
 @contextmanager
-def _refusals(path: Path) -> Iterator[None]:
+def _output_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:

@@ -2,7 +2,8 @@
 
 A recording from a folder that was searched keeps its place below the output folder. A name is not
 chosen if the results of another recording have it, in this run or by the manifest of an earlier
-one, or if a file of that name is a recording itself. Knows names; writes nothing."""
+one, or if a file of that name is a recording itself. Knows names; writes nothing.
+"""
 
 from __future__ import annotations
 

@@ -4,7 +4,8 @@
     outputs.write("calls/a.mp3", transcript)        # out/a.txt, out/a.srt
 
 Knows files and formats; how names are chosen is in `output_names`, what earlier runs wrote in
-`manifest`."""
+`manifest`.
+"""
 
 from __future__ import annotations
 

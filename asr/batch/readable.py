@@ -5,7 +5,8 @@
 
 A run with nothing to transcribe must not download gigabytes to say so. Pipes and stdin are not
 opened, as they can be read only once. Imports are light: decoders are loaded with the first file
-that can be read."""
+that can be read.
+"""
 
 from __future__ import annotations
 

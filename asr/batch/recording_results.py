@@ -4,7 +4,8 @@
     result = writer.finished(source, outcome, mark)
 
 A record is written after its files, in one hold of the manifest's lock, so it says that they are
-whole. Knows outputs and manifest; nothing of how recordings are transcribed."""
+whole. Knows outputs and manifest; nothing of how recordings are transcribed.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""RTTM: who spoke when, as the tools that score it read it.
+"""RTTM: who speaks when, in the format of diarization scoring tools.
 
     SPEAKER <recording> 1 <start> <duration> <NA> <NA> <speaker> <NA> <NA>
 
-Pure functions; knows nothing of how turns were found.
+Knows turns; nothing of how they were found.
 """
 
 from __future__ import annotations
@@ -14,28 +14,29 @@ from .transcript import Transcript, Turn
 SAMPLES_PER_MS = 16
 
 RECORDING = "recording"
-"""The setting of a transcript that names its recording, and the name of one without."""
+"""The setting of a transcript that holds the name of its recording, and the name without that
+setting."""
 
 
-def lines(turns: Iterable[Turn], name: str) -> str:
-    """The turns of the recording `name`, in milliseconds, at least one each.
+def format_turns(turns: Iterable[Turn], name: str) -> str:
+    """Return the turns of the recording `name`, rounded to milliseconds, each at least 1 ms long.
 
-    RTTM has no escapes: a space within a name becomes `_`.
+    RTTM has no escapes: spaces in names become `_`.
     """
-    written = []
+    rows = []
     for turn in turns:
         start, end = _ms(turn.start_sample), _ms(turn.end_sample)
         length = max(1, end - start)
-        written.append(
+        rows.append(
             f"SPEAKER {_field(name)} 1 {start / 1000:.3f} {length / 1000:.3f} "
             f"<NA> <NA> {_field(turn.speaker)} <NA> <NA>\n"
         )
-    return "".join(written)
+    return "".join(rows)
 
 
 def rttm(transcript: Transcript) -> str:
-    """The turns of a diarized transcript; nothing where nobody spoke or nobody asked."""
-    return lines(transcript.turns, str(transcript.settings.get(RECORDING, RECORDING)))
+    """Return the turns of a transcript; empty without turns."""
+    return format_turns(transcript.turns, str(transcript.settings.get(RECORDING, RECORDING)))
 
 
 def _ms(sample: int) -> int:

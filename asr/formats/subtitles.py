@@ -1,8 +1,8 @@
 """Subtitle lines: which words share a line, and which lines are shown together.
 
-A block is what a viewer sees at once. Blocks and lines are cut at words, by the cheapest partition:
-few blocks first, ends of sentences before ends of clauses before pauses before anywhere, even
-lengths where all else is equal. Knows words and times, nothing of formats.
+A block is shown at once. Blocks and lines are cut between words, at the lowest total cost: few
+blocks first, then cuts at ends of sentences, of clauses, in pauses, elsewhere; then even lengths.
+Knows words and times; nothing of file formats.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..errors import UsageError
 from .transcript import SAMPLE_RATE, Segment, Transcript
 
 LONG_PAUSE = 3 * SAMPLE_RATE
-"""Samples of silence over which no block reaches (openai/whisper)."""
+"""Samples of silence that always end a block (as in openai/whisper)."""
 
 PAUSE = SAMPLE_RATE // 4
 
@@ -24,22 +24,21 @@ SENTENCE_ENDS = tuple(".?!…。！？؟۔।")
 CLAUSE_ENDS = tuple(",;:،；：，、–—")
 CLOSING = "\"')]}”’»›」』）"
 
-# What an end costs, where a block costs 1: nothing after a sentence, less than a block after a
-# clause or in a pause, more than a block in the midst of words.
+# The cost of a cut, if a block costs 1: nothing after a sentence, less than a block after a clause or
+# in a pause, more than a block between other words.
 CLAUSE_COST, PAUSE_COST, MIDST_COST = 0.4, 0.6, 1.2
 UNEVEN_COST = 0.05
 LINE_COST = 100.0
-"""Lines in a block are as few as there can be, or a block could outgrow its number of lines."""
+"""High, so that a block has as few lines as possible: else it could exceed its number of lines."""
 
 
 @dataclass(frozen=True)
 class LineRules:
-    """At most `width` characters and `words` words in a line, `count` lines at a time; None is no
-    limit. A word longer than a line has one to itself. `highlight` underlines each word in turn.
+    """At most `width` characters and `words` words per line, and `count` lines at a time; None is no
+    limit. A word longer than a line has a line of its own. `highlight` underlines each word in turn.
 
-    With `count`, blocks may reach over segments; without it they never do, and `words` alone means
-    one line at a time. Raises UsageError for values that make no sense.
-    """
+    With `count`, blocks may span several segments; without it they never do, and `words` alone
+    means one line at a time. Raises UsageError for values that are impossible."""
 
     width: int | None = None
     count: int | None = None
@@ -52,23 +51,23 @@ class LineRules:
                 raise UsageError(f"a line rule's {name} is {value}; it must be 1 or more")
         if self.count is not None and self.width is None and self.words is None:
             raise UsageError(
-                "--max-line-count says nothing without a line's size: give --max-line-width or "
+                "--max-line-count has no effect without a line's size: give --max-line-width or "
                 "--max-words-per-line too"
             )
 
     @property
     def plain(self) -> bool:
-        """Whether segments are shown as they are."""
+        """Whether segments are shown unchanged."""
         return self == PLAIN
 
     @property
     def lines(self) -> float:
-        """Lines at a time."""
+        """Maximum lines at a time."""
         return self.count or (1 if self.words and self.width is None else math.inf)
 
     @property
     def capacity(self) -> float:
-        """Of a line, as `Piece.size` counts."""
+        """Maximum size of a line, in characters or words."""
         return self.width or self.words or math.inf
 
 
@@ -76,8 +75,8 @@ PLAIN = LineRules()
 
 
 @dataclass(frozen=True)
-class Piece:
-    """A word on a line: text without spaces at its ends, and whether one stands before it."""
+class SubtitleWord:
+    """A word on a line: text without surrounding spaces; `spaced` if a space precedes it."""
 
     text: str
     spaced: bool
@@ -86,39 +85,41 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Block:
-    """Lines that are shown together. `timed` says whether the words' times are their own."""
+class SubtitleBlock:
+    """Lines that are shown together. `timed` is whether every word has a time of its own."""
 
-    lines: tuple[tuple[Piece, ...], ...]
+    lines: tuple[tuple[SubtitleWord, ...], ...]
     start_sample: int
     end_sample: int
     speaker: str | None = None
     timed: bool = True
 
     def text(self) -> tuple[str, list[tuple[int, int]]]:
-        """The lines with a line break between, and where in it each word stands."""
+        """Return the lines joined by line breaks, and the start and end of each word in that text."""
         text, places = "", []
         for number, line in enumerate(self.lines):
-            for index, piece in enumerate(line):
-                text += "\n" * (number > 0 and index == 0) + " " * (piece.spaced and index > 0)
-                places.append((len(text), len(text) + len(piece.text)))
-                text += piece.text
+            for index, word in enumerate(line):
+                text += "\n" * (number > 0 and index == 0) + " " * (word.spaced and index > 0)
+                places.append((len(text), len(text) + len(word.text)))
+                text += word.text
         return text, places
 
-    def words(self) -> list[Piece]:
+    def words(self) -> list[SubtitleWord]:
         """All words, in order."""
-        return [piece for line in self.lines for piece in line]
+        return [word for line in self.lines for word in line]
 
 
-def blocks(transcript: Transcript, rules: LineRules) -> list[Block]:
-    """The transcript's text in blocks, in the order of its segments; no word is lost."""
-    spoken = sorted(
+def split_into_blocks(transcript: Transcript, rules: LineRules) -> list[SubtitleBlock]:
+    """Return the text in blocks, in the order of the segments; no word is lost."""
+    with_text = sorted(
         (s for s in transcript.segments if s.text.strip()), key=lambda s: s.start_sample
     )
     return [
-        Block(lines, lines[0][0].start_sample, lines[-1][-1].end_sample, run.speaker, run.timed)
-        for run in _runs(spoken, rules)
-        for lines in _laid_out(run, rules)
+        SubtitleBlock(
+            lines, lines[0][0].start_sample, lines[-1][-1].end_sample, run.speaker, run.timed
+        )
+        for run in _runs(with_text, rules)
+        for lines in _lines_of_blocks(run, rules)
     ]
 
 
@@ -126,7 +127,7 @@ def blocks(transcript: Transcript, rules: LineRules) -> list[Block]:
 class _Run:
     """Words that may share a block."""
 
-    pieces: list[Piece]
+    words: list[SubtitleWord]
     speaker: str | None
     timed: bool = True
 
@@ -134,77 +135,78 @@ class _Run:
 def _runs(segments: list[Segment], rules: LineRules) -> Iterator[_Run]:
     current: _Run | None = None
     for segment in segments:
-        timed = list(_pieces(segment))
+        timed = list(_timed_words(segment))
         if current is not None and (rules.count is None or not timed):
             yield current
             current = None
         if not timed:  # no times: the segment stays whole
             words = [
-                Piece(word, True, segment.start_sample, segment.end_sample)
+                SubtitleWord(word, True, segment.start_sample, segment.end_sample)
                 for word in segment.text.split()
             ]
             yield _Run(words, segment.speaker, timed=False)
             continue
-        for piece, speaker in timed:
-            if current is not None and _parts(current, piece, speaker):
+        for word, speaker in timed:
+            if current is not None and _separate(current, word, speaker):
                 yield current
                 current = None
             current = current or _Run([], speaker)
-            current.pieces.append(piece)
+            current.words.append(word)
     if current is not None:
         yield current
 
 
-def _parts(run: _Run, piece: Piece, speaker: str | None) -> bool:
-    far = piece.start_sample - run.pieces[-1].end_sample > LONG_PAUSE
+def _separate(run: _Run, word: SubtitleWord, speaker: str | None) -> bool:
+    """Whether a word begins a new run."""
+    far = word.start_sample - run.words[-1].end_sample > LONG_PAUSE
     return far or speaker != run.speaker
 
 
-def _pieces(segment: Segment) -> Iterator[tuple[Piece, str | None]]:
+def _timed_words(segment: Segment) -> Iterator[tuple[SubtitleWord, str | None]]:
     for word in segment.words or ():
         # A line break or a tab inside a word would be one in the subtitle.
         text = " ".join(word.text.split())
         if text:
             spaced = word.text[0].isspace()
-            piece = Piece(text, spaced, word.start_sample, word.end_sample)
-            yield piece, word.speaker or segment.speaker
+            timed = SubtitleWord(text, spaced, word.start_sample, word.end_sample)
+            yield timed, word.speaker or segment.speaker
 
 
-def _laid_out(run: _Run, rules: LineRules) -> Iterator[tuple[tuple[Piece, ...], ...]]:
-    """Blocks as lines of words."""
-    ruler, count = _Ruler(run.pieces, rules), rules.lines if run.timed else math.inf
-    for start, end in ruler.blocks(count) if count < math.inf else [(0, len(run.pieces))]:
-        yield tuple(tuple(run.pieces[a:b]) for a, b in ruler.lines(start, end))
+def _lines_of_blocks(run: _Run, rules: LineRules) -> Iterator[tuple[tuple[SubtitleWord, ...], ...]]:
+    """Yield the lines of each block of a run."""
+    layout, count = _Layout(run.words, rules), rules.lines if run.timed else math.inf
+    for start, end in layout.blocks(count) if count < math.inf else [(0, len(run.words))]:
+        yield tuple(tuple(run.words[a:b]) for a, b in layout.lines(start, end))
 
 
-class _Ruler:
-    """Measures words `start` to `end` (exclusive) of a run, and cuts them."""
+class _Layout:
+    """Sizes and cuts of the words `start` to `end` (exclusive) of a run."""
 
-    def __init__(self, pieces: list[Piece], rules: LineRules) -> None:
-        self.pieces, self.rules = pieces, rules
-        sizes = (len(piece.text) + piece.spaced for piece in pieces)
-        self.upto = [0, *accumulate(sizes)]  # characters before each word
-        self.after = [_end_cost(one, two) for one, two in pairwise(pieces)] + [0.0]
+    def __init__(self, words: list[SubtitleWord], rules: LineRules) -> None:
+        self.words, self.rules = words, rules
+        sizes = (len(word.text) + word.spaced for word in words)
+        self.offsets = [0, *accumulate(sizes)]  # characters before each word
+        self.cut_costs = [_end_cost(one, two) for one, two in pairwise(words)] + [0.0]
 
     def size(self, start: int, end: int) -> int:
-        """Characters, or words where only these are limited."""
+        """The number of characters, or of words if only words are limited."""
         if self.rules.width is None:
             return end - start
-        return self.upto[end] - self.upto[start] - self.pieces[start].spaced
+        return self.offsets[end] - self.offsets[start] - self.words[start].spaced
 
     def fits(self, start: int, end: int) -> bool:
-        """On one line. A single word always does."""
+        """Whether the words fit on one line; a single word always does."""
         if self.rules.words is not None and end - start > self.rules.words:
             return False
         return end - start == 1 or self.size(start, end) <= self.rules.capacity
 
     def cost(self, start: int, end: int, each: float, capacity: float) -> float:
-        """Of a block or a line, `each` for there being one more."""
+        """The cost of a block or a line; `each` is the cost of one more."""
         empty = 1 - min(1.0, self.size(start, end) / capacity)
-        return each + self.after[end - 1] + UNEVEN_COST * empty * empty
+        return each + self.cut_costs[end - 1] + UNEVEN_COST * empty * empty
 
     def lines(self, start: int, end: int) -> list[tuple[int, int]]:
-        """The words of a block in lines."""
+        """Cut the words of a block into lines."""
         if self.rules.capacity == math.inf:
             return [(start, end)]
 
@@ -218,11 +220,11 @@ class _Ruler:
         return _partition(start, end, ends, lambda a, b: self.cost(a, b, LINE_COST, capacity))
 
     def blocks(self, count: float) -> list[tuple[int, int]]:
-        """All words in blocks of at most `count` lines."""
-        total = len(self.pieces)
+        """Cut all words into blocks of at most `count` lines."""
+        total = len(self.words)
 
         def ends(begin: int) -> Iterator[int]:
-            """As many words as the lines hold, filled one after the other."""
+            """The possible ends: as many words as fit in the lines, filled one after the other."""
             line, lines = begin, 1
             for last in range(begin + 1, total + 1):
                 if not self.fits(line, last):
@@ -235,13 +237,13 @@ class _Ruler:
         return _partition(0, total, ends, lambda a, b: self.cost(a, b, 1.0, capacity))
 
 
-def _end_cost(piece: Piece, following: Piece) -> float:
-    text = piece.text.rstrip(CLOSING)
+def _end_cost(word: SubtitleWord, following: SubtitleWord) -> float:
+    text = word.text.rstrip(CLOSING)
     if text.endswith(SENTENCE_ENDS):
         return 0.0
     if text.endswith(CLAUSE_ENDS):
         return CLAUSE_COST
-    return PAUSE_COST if following.start_sample - piece.end_sample >= PAUSE else MIDST_COST
+    return PAUSE_COST if following.start_sample - word.end_sample >= PAUSE else MIDST_COST
 
 
 def _partition(
@@ -250,19 +252,19 @@ def _partition(
     ends: Callable[[int], Iterable[int]],
     cost: Callable[[int, int], float],
 ) -> list[tuple[int, int]]:
-    """The cheapest cut of first..last into parts; `ends(start)` are where one that begins there may
-    end, `start + 1` always among them. Linear in the words for parts of bounded length."""
+    """Cut first..last into parts at the lowest cost. `ends(start)` are the possible ends of a part,
+    which include `start + 1`. Takes linear time for parts of bounded length."""
     best = {first: 0.0}
-    came: dict[int, int] = {}
+    previous: dict[int, int] = {}
     for start in range(first, last):
         for end in ends(start):
             price = best[start] + cost(start, end)
             if price < best.get(end, math.inf):
-                best[end], came[end] = price, start
+                best[end], previous[end] = price, start
     cuts = [last]
     while cuts[-1] > first:
-        cuts.append(came[cuts[-1]])
+        cuts.append(previous[cuts[-1]])
     return list(pairwise(cuts[::-1]))
 
 
-__all__ = ["PLAIN", "Block", "LineRules", "Piece", "blocks"]
+__all__ = ["PLAIN", "LineRules", "SubtitleBlock", "SubtitleWord", "split_into_blocks"]

@@ -1,7 +1,8 @@
 """The transcript: what was said, when, by whom, and what became of every sample.
 
 Knows nothing of audio files, models or output formats; needs neither numpy nor torch. Its parts,
-defined in `transcript_parts`, can be imported from here too."""
+defined in `transcript_parts`, can be imported from here too.
+"""
 
 from __future__ import annotations
 

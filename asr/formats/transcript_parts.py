@@ -1,7 +1,8 @@
 """The parts of a transcript: words, segments, turns, notices, and what became of every sample.
 
 Positions are integer samples at 16 kHz; seconds are derived from them, so nothing drifts and
-nothing is rounded twice. Knows what a valid part is; nothing of files or of decoding."""
+nothing is rounded twice. Knows what a valid part is; nothing of files or of decoding.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Columns: lines of cells as a table for people."""
+"""Rows of cells as a plain-text table.
+
+Knows widths and alignment; nothing of the contents.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,8 @@ from collections.abc import Iterable, Sequence
 
 
 def layout(lines: Iterable[Sequence[str]]) -> list[str]:
-    """Columns of equal width: the first to the left, figures to the right; a rule below the head."""
+    """Return the lines of a table: the first column aligned left, others right, a rule below the
+    head."""
     cells = [list(line) for line in lines]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     out = []

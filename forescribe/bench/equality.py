@@ -1,4 +1,7 @@
-"""Equality: how much of what a system wrote are the tokens of plain decoding."""
+"""Equality: how many of a system's tokens are those of plain decoding.
+
+Knows tokens; nothing of how they were made.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,11 @@ Tokens = Sequence[int]
 
 @dataclass(frozen=True)
 class Equality:
-    """A token counts as equal up to the first difference of its window, and no further: behind it
-    the two decode different prefixes, and agreement would be luck."""
+    """Tokens count as equal up to the first difference in their window: after it the systems decode
+    different prefixes, so agreement has no meaning."""
 
     tokens: int
-    tokens_of: int  # what plain decoding wrote, end-of-text left out
+    tokens_of: int  # of plain decoding, without end-of-text
     windows: int
     windows_of: int
 
@@ -24,7 +27,7 @@ class Equality:
 
 
 def compare(plain: Sequence[Tokens], other: Sequence[Tokens]) -> Equality:
-    """Window by window, both without end-of-text, which some systems do not return."""
+    """Compare window by window, both without end-of-text, which some systems do not return."""
     pairs = list(zip(plain, other, strict=True))
     return Equality(
         tokens=sum(_common(a, b) for a, b in pairs),

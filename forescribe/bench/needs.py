@@ -1,4 +1,7 @@
-"""Needs: packages of the extra `bench`, which nothing else here imports."""
+"""The packages of the extra `bench`, which no other part of the package imports.
+
+Knows their names and whether they are installed; loads none of them.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,9 @@ from importlib.util import find_spec
 INSTALL = "run `scripts/setup bench` in forescribe's folder"
 
 PACKAGES = {"jiwer": "jiwer", "faster_whisper": "faster-whisper", "ctranslate2": "ctranslate2"}
-"""As they are imported, and as they are installed."""
+"""Module name to package name."""
 
 
 def missing(*modules: str) -> str | None:
-    """The first package of these that is not installed, as an index knows it."""
+    """Return the package name of the first of these modules that is not installed."""
     return next((PACKAGES[name] for name in modules if find_spec(name) is None), None)

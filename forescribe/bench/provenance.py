@@ -1,4 +1,7 @@
-"""Provenance: what a figure was measured with, so that it can be measured again."""
+"""Provenance: what a figure was measured with, so that it can be reproduced.
+
+Knows versions, commits, weights and machines; nothing of the figures.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-"""The repository, or wherever the packages were installed."""
+"""The repository, or the folder in which the package is installed."""
 
 PACKAGES = (
     "forescribe",
@@ -29,7 +32,8 @@ PACKAGES = (
 
 
 def record(program: str) -> dict[str, object]:
-    """Date, command, versions, commit and machine. `program` is what was typed before the arguments."""
+    """Return date, command, versions, commit and machine. `program` is the command without
+    arguments."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": f"{program} {shlex.join(sys.argv[1:])}".strip(),
@@ -45,23 +49,24 @@ def device() -> dict[str, object]:
 
 
 def digests(paths: Iterable[Path]) -> dict[str, str]:
-    """sha256 by file name."""
-    found = {}
+    """Return the sha256 of files by name."""
+    digests = {}
     for path in paths:
         with path.open("rb") as file:
-            found[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
-    return found
+            digests[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return digests
 
 
 def weights(folder: Path) -> dict[str, str]:
-    """sha256 of a model folder's weights."""
+    """Return the sha256 of the files of weights in a model folder."""
     return digests(sorted([*folder.glob("*.safetensors"), *folder.glob("*.bin")]))
 
 
 def commit() -> str | None:
-    """What is checked out, with a plus where it was changed since; None where this is installed.
+    """Return the commit that is checked out, with a plus if files have changed since; None if the
+    package is installed.
 
-    An environment inside somebody's own repository would else be taken for a commit of ours.
+    Otherwise the repository around an environment would be taken for ours.
     """
     if not (ROOT / ".git").exists():
         return None
@@ -87,7 +92,7 @@ def _version(package: str) -> str | None:
 
 
 def _cpu() -> str:
-    """The model's name; /proc where there is one, for `platform` has none on Linux."""
+    """The name of the CPU; from /proc on Linux, where `platform` has none."""
     info = Path("/proc/cpuinfo")
     if info.is_file():
         for line in info.read_text().splitlines():

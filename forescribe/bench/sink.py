@@ -1,4 +1,7 @@
-"""Sink: where a benchmark's result goes, a table for people and one line of JSON for machines."""
+"""Where a benchmark's result goes: a table for people, and one line of JSON for machines.
+
+Knows files and streams; nothing of what was measured.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +20,12 @@ STDOUT = "-"
 
 @dataclass(frozen=True)
 class Sink:
-    """`record` is the file of the JSON line, "-" for stdout (the table is on stderr then), or None."""
+    """`record` is the file for the JSON line, None, or "-" for stdout; the table is then on stderr."""
 
     record: str | None = None
 
     def check(self) -> None:
-        """Before minutes of measuring. Raises UsageError where the record could not be written."""
+        """Check that the record can be written, before minutes of measuring. Raises UsageError."""
         if self.record in (None, STDOUT):
             return
         path = Path(self.record or "")
@@ -35,7 +38,8 @@ class Sink:
             raise UsageError(f"--json {path} cannot be written: name another place")
 
     def write(self, table: str, record: Mapping[str, object]) -> None:
-        """The table first, so that a full disk does not cost it. Raises OutputError."""
+        """Write the table, then the record, as a full disk must not cost the table. Raises
+        OutputError."""
         typer.echo(table, err=self.record == STDOUT)
         if self.record is None:
             return

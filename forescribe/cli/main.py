@@ -1,7 +1,8 @@
 """The `forescribe` command: all commands in one app, and the console entry.
 
 Knows which commands there are, and how errors become messages and exit codes. Heavy imports stay
-inside the commands."""
+inside the commands.
+"""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def test_a_table_says_how_fast_and_how_equal():
     found = result(reference, other)
     *_, line, note = found.text().splitlines()
     assert line.split() == "forescribe plain 1 1.00 4.0 2.00 1 of 2 3 of 4 - -".split()
-    assert note == "forescribe plain, batch 1: its turns wrote different texts"
+    assert note == "forescribe plain, batch 1: its turns gave different texts"
     assert found.describe(other)["equality"] == {
         "tokens": 3, "tokens_of": 4, "windows": 1, "windows_of": 2
     }  # fmt: skip

@@ -125,7 +125,7 @@ def test_converted_weights_write_the_tokens_of_the_original(pair, memo, tmp_path
         # CTranslate2 stops at half of the 24 positions, and its kernels may flip a near-tie.
         assert row["equality"]["tokens"] >= 4
         assert rows[system, batch, None, "int8"]["error"] is None
-        assert "told that the model is multilingual" in row["notes"]
+        assert "set to multilingual" in row["notes"]
 
 
 def test_a_system_that_cannot_load_has_a_row_that_says_why(pair, memo, tmp_path, monkeypatch):

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forescribe.asr.errors import UsageError
-from forescribe.asr.formats.rttm import lines
+from forescribe.asr.formats.rttm import format_turns
 from forescribe.diarize.turns import Turn, Turns, appearance, read_rttm
 
 SECOND = 16_000
@@ -31,7 +31,7 @@ def at(given: Turns, sample: int) -> set[str]:
 
 @given(turns())
 def test_rttm_gives_back_what_it_was_given(given: Turns) -> None:
-    assert read_rttm(lines(given, "a")).get("a", Turns()) == given
+    assert read_rttm(format_turns(given, "a")).get("a", Turns()) == given
 
 
 @given(turns())
@@ -74,7 +74,7 @@ def test_joined_turns_have_gaps_between_turns_of_one_speaker(given: Turns) -> No
 
 
 def test_a_name_with_spaces_stays_one_field_of_rttm() -> None:
-    written = lines(Turns.of([(0, SECOND, "Zoë Smith")]), "my call")
+    written = format_turns(Turns.of([(0, SECOND, "Zoë Smith")]), "my call")
     assert written == "SPEAKER my_call 1 0.000 1.000 <NA> <NA> Zoë_Smith <NA> <NA>\n"
 
 

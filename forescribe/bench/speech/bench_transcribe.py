@@ -1,9 +1,9 @@
-"""This engine, transformers and faster-whisper on the same weights and windows, in one run.
+"""Compares this engine, transformers and faster-whisper on the same weights and windows, in one run.
 
     result = measured(Options(("samples/memo.flac",)), say=print)
     print(result.text())
 
-Rows of peers may fail; they say why. Knows nothing of commands and files of results.
+Other systems may fail; their rows give the reason. Knows the jobs and the result; nothing of commands.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from .systems.job import (
 from .wer import normalise
 
 TRANSFORMERS_DRAFTS = 20
-"""What `generate` drafts per round where nobody says otherwise, if its confidence lasts."""
+"""The default of `generate`: drafted tokens per round, as long as its confidence lasts."""
 
 FASTER = (SEQUENTIAL, BATCHED)
 
@@ -51,9 +51,9 @@ def _cores() -> int:
 
 @dataclass(frozen=True)
 class Options:
-    """What is measured. `reference` None: the .txt beside each recording; `batch` is this engine's,
-    `peer_batch` that of peers that batch; `only` are the systems beside this engine; `threads` 0: all
-    cores, for every system alike."""
+    """What is measured. `reference` None means the .txt file beside each recording; `batch` is for this
+    engine, `peer_batch` for other systems that can batch; `only` are the systems to compare with;
+    `threads` 0 means all cores, for every system."""
 
     audio: tuple[str, ...]
     model: str = "demo"
@@ -84,12 +84,12 @@ class Result:
 
     @property
     def differing(self) -> list[Row]:
-        """This engine's rows without every token of plain decoding."""
+        """The rows of this engine whose tokens are not all those of plain decoding."""
         ours = [row for row in self.rows if row.system == OURS]
         return [row for row in ours if row.equality is None or not row.equality.complete]
 
     def text(self) -> str:
-        """For people."""
+        """Return the tables."""
         options, material = self.options, self.material
         parts = [
             f"{options.model}, {material.length_s / 60:.1f} minutes in {len(material.windows)} windows "
@@ -104,7 +104,7 @@ class Result:
         return "\n".join([*parts, *(["", gains] if gains else [])])
 
     def record(self, program: str) -> dict[str, object]:
-        """For machines: everything. `program` as in `provenance.record`."""
+        """Return the full JSON record; `program` as in `provenance.record`."""
         given = {k: v for k, v in asdict(self.options).items() if k not in ("audio", "reference")}
         return {
             "benchmark": "transcribe",
@@ -127,11 +127,10 @@ class Result:
 
 
 def measured(options: Options, say: Callable[[str], None]) -> Result:
-    """Loads, cuts, and runs every job in processes of their own; `say` is told of each run. Nothing is
-    downloaded.
+    """Run every job in a process of its own; `say` gets a line per run. Nothing is downloaded.
 
-    Raises UsageError, ModelError and AudioError for what was asked for; ForescribeError where plain
-    decoding fails.
+    Raises UsageError, ModelError and AudioError for options, weights and recordings; ForescribeError if
+    plain decoding fails.
     """
     target, draft = folders(resolve(options.model, options.draft, LANGUAGE))
     clips = read_clips(options.audio, options.reference)
@@ -143,13 +142,13 @@ def measured(options: Options, say: Callable[[str], None]) -> Result:
 
 
 def check_words(clips: Sequence[Clip]) -> None:
-    """Raises UsageError where no error rate could be told at the end."""
+    """Raise UsageError if no error rate could be computed, before anything is measured."""
     if not any(normalise(clip.words) for clip in clips):
         raise UsageError("the reference texts have no words: there would be no error rate")
 
 
 def folders(pair: Pair) -> tuple[Path, Path | None]:
-    """Where the weights are. Raises ModelError: nothing is downloaded in a measurement."""
+    """Return the folders of target and draft. Raises ModelError: nothing is downloaded."""
     draft = None if pair.draft is None else locate(pair.draft, role="draft", network=False)
     return locate(pair.target, role="model", network=False), draft
 
@@ -175,8 +174,7 @@ def run(
 def converted_for(
     options: Options, target: Path, scratch: Path
 ) -> tuple[dict[str, str], str | None]:
-    """CTranslate2's folders by dtype, and why there are none. Nothing of both where no row wants
-    them."""
+    """Return CTranslate2's folders by dtype, and the reason if there are none; neither if not needed."""
     if not set(FASTER) & set(options.only):
         return {}, None
     package = missing("faster_whisper", "ctranslate2")
@@ -188,7 +186,7 @@ def converted_for(
 def plan(
     options: Options, target: Path, draft: Path | None, converted: Mapping[str, str]
 ) -> list[Job]:
-    """All rows, the reference first: this engine at gamma 0, one window at a time."""
+    """Return all jobs, the reference first: this engine with gamma 0, one window at a time."""
 
     def job(system: str, batch: int, gamma: Gamma = None, dtype: str = "float32") -> Job:
         model, own = str(target), None if draft is None else str(draft)
@@ -200,17 +198,18 @@ def plan(
     lengths: tuple[Gamma, ...] = (options.gamma, "auto") if options.gamma else ()
     jobs += [job(OURS, batch, gamma) for gamma in lengths for batch in options.batch]
     jobs += [job(GENERATE, batch) for batch in (1, options.peer_batch)]
-    # Batch 1 is all it can: larger ones it refuses.
+    # Assisted generation refuses larger batches.
     jobs += [job(ASSISTED, 1, options.gamma)] if options.gamma else []
     jobs += [job(ASSISTED_DEFAULTS, 1, TRANSFORMERS_DRAFTS)]
     for dtype in ("float32", "int8"):
         jobs += [job(SEQUENTIAL, 1, None, dtype), job(BATCHED, options.peer_batch, None, dtype)]
-    wanted = {OURS, *options.only}
-    return [each for each in dict.fromkeys(jobs) if each.system in wanted]
+    systems = {OURS, *options.only}
+    return [each for each in dict.fromkeys(jobs) if each.system in systems]
 
 
 def rows_of(all_series: Sequence[Series], material: Material) -> list[Row]:
-    """Raises ForescribeError where plain decoding failed: there is nothing to compare with."""
+    """Make the rows. Raises ForescribeError if plain decoding failed: nothing can be compared with
+    it."""
     first = all_series[0]
     if first.error is not None:
         raise ForescribeError(f"plain decoding failed, so nothing can be compared: {first.error}")
@@ -220,7 +219,7 @@ def rows_of(all_series: Sequence[Series], material: Material) -> list[Row]:
 
 
 def _clean(row: Row, scratch: Path, trouble: str | None) -> Row:
-    """Messages without the paths of this machine, and with the reason behind the reason."""
+    """Remove paths of this machine from an error message, and add why conversion failed."""
     if row.error is None:
         return row
     text = row.error

@@ -1,7 +1,7 @@
-"""Audio: recordings with their words, joined to the length wanted and cut into windows once.
+"""Clips: recordings with reference texts, joined to the requested length and cut into windows once.
 
-Every system is handed the same windows, so a difference in words is never one of borders. Knows
-nothing of models.
+Every system gets the same windows, so differences in words never come from different cuts. Knows
+audio and texts; nothing of models.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from forescribe.asr.segment.windows import cut
 Samples = NDArray[np.float32]
 
 PAUSE_S = 1.0
-"""Silence between two clips, so that no window need run from one into the next in mid-word."""
+"""Silence between two clips, so that a window can always be cut between them."""
 
 
 @dataclass(frozen=True)
 class Clip:
-    """A recording and what is said in it."""
+    """A recording and its reference text."""
 
     name: str
     samples: Samples  # 16 kHz
@@ -37,12 +37,12 @@ class Clip:
 
 @dataclass(frozen=True)
 class Material:
-    """What is measured: the windows with speech, in order, and the words of all of them."""
+    """What is measured: the windows with speech, in order, and their reference text."""
 
     windows: tuple[Samples, ...]
     samples: int  # of the whole file, silence included
     reference: str
-    clips: tuple[str, ...]  # names, in the order in which they were joined
+    clips: tuple[str, ...]  # names, in order
 
     @property
     def length_s(self) -> float:
@@ -53,23 +53,22 @@ class Material:
         return sum(len(window) for window in self.windows) / SAMPLE_RATE
 
     def save(self, path: Path) -> None:
-        """The windows, for the child processes."""
+        """Write the windows for the child processes."""
         borders = np.cumsum([len(window) for window in self.windows])
         np.savez(path, samples=np.concatenate(self.windows), borders=borders)
 
 
 def load_windows(path: Path) -> list[Samples]:
-    """What `Material.save` wrote."""
-    with np.load(path) as held:
-        return np.split(held["samples"], held["borders"][:-1])
+    """Read the windows that `Material.save` wrote."""
+    with np.load(path) as arrays:
+        return np.split(arrays["samples"], arrays["borders"][:-1])
 
 
 def read_clips(paths: Sequence[str], references: Sequence[str] | None) -> list[Clip]:
-    """Recordings with the texts given, or with the .txt beside each.
+    """Read recordings with the reference texts given, or with the .txt file beside each.
 
-    Raises UsageError where a text is missing (a speed without its error rate is no result) or is no
-    text, AudioError where a recording cannot be read.
-    """
+    Raises UsageError if a text is missing (a speed needs its error rate) or is not UTF-8,
+    AudioError if a recording cannot be read."""
     texts = [Path(p).with_suffix(".txt") for p in paths]
     if references is not None:
         texts = [Path(r) for r in references]
@@ -77,7 +76,7 @@ def read_clips(paths: Sequence[str], references: Sequence[str] | None) -> list[C
         raise UsageError(
             f"{len(paths)} recordings, but {len(texts)} reference texts: name one for each, in their order"
         )
-    words = [_words(text) for text in texts]  # all of them, before seconds of decoding
+    words = [_words(text) for text in texts]  # all texts first, as decoding takes seconds
     return [Clip(Path(p).name, read_audio(p), w) for p, w in zip(paths, words, strict=True)]
 
 
@@ -91,18 +90,17 @@ def _words(path: Path) -> str:
 
 
 def join(clips: Sequence[Clip], minutes: float) -> Material:
-    """Whole clips, in turn and again, until the length is reached; then the windows by voice activity.
+    """Join whole clips, repeating them until the length is reached, and cut windows by voice activity.
 
-    Never a part of a clip: its reference would have to be cut as well, where nobody knows. Raises
-    AudioError where nobody speaks.
+    Clips are never shortened, as their reference texts cannot be. Raises AudioError without speech.
     """
-    wanted, pause = minutes * 60 * SAMPLE_RATE, np.zeros(int(PAUSE_S * SAMPLE_RATE), np.float32)
+    length, pause = minutes * 60 * SAMPLE_RATE, np.zeros(int(PAUSE_S * SAMPLE_RATE), np.float32)
     parts: list[Samples] = []
     chosen: list[Clip] = []
     for clip in cycle(clips):
         parts += [clip.samples, pause]
         chosen.append(clip)
-        if sum(map(len, parts)) >= wanted:
+        if sum(map(len, parts)) >= length:
             break
     pieces = cut(parts, SileroDetector())
     windows = tuple(window.samples for window in pieces if window.speech)

@@ -1,4 +1,7 @@
-"""Conversion: a target's folder to CTranslate2's format, in a folder that ends with the run."""
+"""Conversion of a target to CTranslate2's format, in a temporary folder.
+
+Knows the converter; nothing of what runs on its result.
+"""
 
 from __future__ import annotations
 
@@ -6,25 +9,25 @@ import importlib
 from collections.abc import Iterable
 from pathlib import Path
 
-BESIDES = ("tokenizer.json", "preprocessor_config.json")
-"""What faster-whisper reads beside the weights; it would fetch whisper-tiny's over the network."""
+MORE_FILES = ("tokenizer.json", "preprocessor_config.json")
+"""What faster-whisper reads besides the weights; else it downloads those of whisper-tiny."""
 
 
 def convert(model: Path, into: Path, dtypes: Iterable[str]) -> tuple[dict[str, str], str | None]:
-    """Folders by dtype, and why there are none where there are none.
+    """Return folders by dtype, and the reason if conversion failed.
 
-    A library that is missing or a model that it refuses costs its rows, not the run.
+    A missing library, or a model that it refuses, costs the rows of that system, not the run.
     """
-    made: dict[str, str] = {}
+    folders: dict[str, str] = {}
     try:
         importlib.import_module("transformers.utils.logging").disable_progress_bar()
         converters = importlib.import_module("ctranslate2.converters")
-        files = [name for name in BESIDES if (model / name).is_file()]
+        files = [name for name in MORE_FILES if (model / name).is_file()]
         for dtype in dtypes:
             converter = converters.TransformersConverter(str(model), copy_files=files)
             folder = into / dtype
             converter.convert(str(folder), quantization=dtype)
-            made[dtype] = str(folder)
-    except Exception as error:  # a foreign library's: any kind
-        return made, f"{type(error).__name__}: {error}"
-    return made, None
+            folders[dtype] = str(folder)
+    except Exception as error:  # the library may raise anything
+        return folders, f"{type(error).__name__}: {error}"
+    return folders, None

@@ -1,8 +1,8 @@
-"""Measure: every job in turn, then all again: A B C A B C, so that a machine that slows down or
-speeds up meanwhile hits all alike.
+"""Runs jobs in turns, A B C A B C, so that changes in the speed of the machine affect all of them
+alike.
 
-Each run is a fresh process: its peak of memory is its own, nothing idles beside it, and what one
-library sets for a process cannot touch another.
+Each run is a new process: its peak memory is its own, nothing runs beside it, and libraries cannot
+affect each other. Knows processes and repeats; nothing of the systems.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from .systems.job import Job
 from .worker import Outcome
 
 LIMIT_S = 3600
-"""A decode that never ends is known of one peer (a whole draft with timestamps)."""
+"""Time limit of a run; one system (a whole draft model with timestamps) is known to decode for ever."""
 
 Runner = Callable[[Job], Outcome]
 
 
 @dataclass
 class Series:
-    """A job's repeats."""
+    """The repeated runs of a job."""
 
     job: Job
     outcomes: list[Outcome] = field(default_factory=list)
@@ -43,13 +43,14 @@ class Series:
 
     @property
     def median(self) -> Outcome:
-        """The run of the median wall (the faster of the middle two), so that its stages add up."""
+        """The run with the median wall time (the faster of the middle two), so that its stages add
+        up."""
         middle = statistics.median_low(self.walls)
         return next(o for o in self.outcomes if o.wall_s == middle)
 
     @property
     def steady(self) -> bool:
-        """Whether all repeats wrote the same tokens."""
+        """Whether all runs gave the same tokens."""
         written = [o.written.tokens for o in self.outcomes if o.written is not None]
         return all(tokens == written[0] for tokens in written)
 
@@ -57,7 +58,8 @@ class Series:
 def measure(
     jobs: Sequence[Job], run: Runner, repeats: int, say: Callable[[str], None]
 ) -> list[Series]:
-    """All series; a job that has failed is not tried again."""
+    """Run all jobs `repeats` times; a job that has failed is not run again. `say` gets a line per
+    run."""
     all_series = [Series(job) for job in jobs]
     for repeat in range(1, repeats + 1):
         for series in all_series:
@@ -71,7 +73,7 @@ def measure(
 
 
 def child(windows: Path) -> Runner:
-    """Runs a job in a process of its own."""
+    """Return a runner that runs each job in a process of its own."""
 
     def run(job: Job) -> Outcome:
         with tempfile.TemporaryDirectory() as folder:
@@ -84,7 +86,7 @@ def child(windows: Path) -> Runner:
 
 def _spawn(arguments: list[str], out: Path, threads: int) -> Outcome:
     environment = os.environ | {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
-    # The path as it is here: with -m, a folder called `asr` where the user stands would be ours.
+    # The search path of this process: `-m` would add the working directory, whose modules may shadow ours.
     program = (
         f"import sys; sys.path[:] = {sys.path!r}; "
         "from forescribe.bench.speech.worker import main; main(*sys.argv[1:])"
@@ -95,7 +97,7 @@ def _spawn(arguments: list[str], out: Path, threads: int) -> Outcome:
             command, env=environment, capture_output=True, text=True, timeout=LIMIT_S
         )
     except subprocess.TimeoutExpired:
-        return Outcome(error=f"no end within {LIMIT_S} s")
+        return Outcome(error=f"not finished within {LIMIT_S} s")
     if not out.is_file():
         last = (ended.stderr.strip().splitlines() or ["no message"])[-1]
         return Outcome(error=f"the process ended with status {ended.returncode}: {last}")

@@ -1,4 +1,7 @@
-"""Rows: a speed together with its equality and its error rate, or no speed at all."""
+"""Rows of the result: a speed together with its equality and its error rate.
+
+Knows how figures are computed from runs; nothing of how they are printed.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from .wer import error_rate
 
 @dataclass(frozen=True)
 class Row:
-    """One system in one setting. With an `error` there are no figures."""
+    """One system with one setting; no figures if there is an `error`."""
 
     system: str
     batch: int
@@ -22,7 +25,7 @@ class Row:
     dtype: str
     wall_s: float | None = None  # median of the repeats: features, encoder and decoding
     walls_s: list[float] = field(default_factory=list)
-    x_real_time: float | None = None  # of the whole file, its silence included
+    x_real_time: float | None = None  # of the whole file, silence included
     word_error_rate: float | None = None
     equality: Equality | None = None
     acceptance_rate: float | None = None
@@ -42,7 +45,7 @@ def make_row(series: Series, plain: Sequence[Tokens], material: Material) -> Row
     run = series.median
     assert run.written is not None
     drafting = run.written.drafting
-    unsteady = [] if series.steady else ["its repeats wrote different tokens"]
+    unsteady = [] if series.steady else ["its runs gave different tokens"]
     return Row(
         job.system,
         job.batch,

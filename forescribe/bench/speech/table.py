@@ -1,4 +1,7 @@
-"""Tables of transcription for people."""
+"""The tables of `bench transcribe`.
+
+Knows rows and columns; computes no figures but ratios of speed.
+"""
 
 from __future__ import annotations
 
@@ -24,16 +27,16 @@ HEAD = (
 )
 
 STAGES = ("features", "encode", "prefill", "draft", "score", "accept")
-"""As they happen; others follow."""
+"""The stages in order; others follow them."""
 
 
 def results(rows: Sequence[Row]) -> str:
-    """All rows; what could not be measured says why beneath, as do the notes."""
+    """Return the table of all rows, with errors and notes below it."""
     lines = layout([HEAD, *map(_cells, rows)])
     for row in rows:
-        said = [row.error] if row.error else row.notes
-        if said:
-            lines.append(f"{_name(row)}: {'; '.join(said)}")
+        notes = [row.error] if row.error else row.notes
+        if notes:
+            lines.append(f"{_name(row)}: {'; '.join(notes)}")
     return "\n".join(lines)
 
 
@@ -60,10 +63,10 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 
 def stages(rows: Sequence[Row]) -> str:
-    """Where this engine's seconds go."""
+    """Return the table of this engine's seconds by stage."""
     ours = [row for row in rows if row.system == OURS and row.stages_s]
-    found = {name for row in ours for name in row.stages_s}
-    names = [name for name in STAGES if name in found] + sorted(found.difference(STAGES))
+    measured = {name for row in ours for name in row.stages_s}
+    names = [name for name in STAGES if name in measured] + sorted(measured.difference(STAGES))
     body = [
         (
             str(row.batch),
@@ -78,7 +81,7 @@ def stages(rows: Sequence[Row]) -> str:
 
 
 def gains(rows: Sequence[Row]) -> str:
-    """What speculation gains at each batch size, of the whole wall and of the rounds alone."""
+    """Return what speculation gains at each batch size, in total and in decoding alone."""
     ours = {(r.batch, r.gamma): r for r in rows if r.system == OURS and r.wall_s}
     lines = []
     for (batch, gamma), row in ours.items():
@@ -94,7 +97,7 @@ def gains(rows: Sequence[Row]) -> str:
 
 
 def _decoding(row: Row) -> float:
-    """Seconds behind the encoder: admission with its cross-attention keys, and the rounds."""
+    """Seconds after the encoder: admission with its cross-attention keys, and the rounds."""
     return sum(s for name, s in row.stages_s.items() if name not in ("features", "encode"))
 
 

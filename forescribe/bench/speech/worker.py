@@ -1,7 +1,7 @@
-"""Worker: one job in a process of its own, so that its peak of memory is its own.
+"""The process of one job, so that its peak memory is its own.
 
-Started by `bench.measure` with the names of three files: the job, the windows, and where the outcome
-goes. Loads no library before the job's system does: what it takes counts.
+Started by `measure` with the names of three files: job, windows, and outcome. Loads no library
+before the job's system does, as its memory is measured. Knows one job; nothing of repeats.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from .systems.build import build
 from .systems.job import Drafting, Job, Written
 
 WARM_UP = 2
-"""Windows decoded before the clock runs: threads are started, kernels chosen, memory touched."""
+"""Windows decoded before the measurement: threads start, kernels are chosen, memory is touched."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A job run once over all windows, or the reason why it could not be."""
+    """One run of a job over all windows, or the reason why it failed."""
 
     written: Written | None = None
     wall_s: float = 0.0
@@ -57,7 +57,7 @@ class _Clock:
 
 
 def perform(job: Job, windows: Sequence[Samples]) -> Outcome:
-    """Loads, warms up, runs. Errors are results: a peer that cannot load a model has a row too."""
+    """Load, warm up and run. Errors are results: a system that cannot load a model has a row too."""
     clock = _Clock()
     try:
         system = build(job)
@@ -66,16 +66,15 @@ def perform(job: Job, windows: Sequence[Samples]) -> Outcome:
         clock.lap()
         written = system.run(windows)
         return Outcome(written, clock.lap(), load_s, peak_bytes(), system.threads)
-    except Exception as error:  # whatever a foreign library raises
+    except Exception as error:  # other libraries may raise anything
         lines = str(error).strip().splitlines() or [""]
         return Outcome(error=f"{type(error).__name__}: {lines[0]}")
 
 
 def peak_bytes() -> int:
-    """The largest resident memory this process has had.
+    """Return the peak resident memory of this process.
 
-    From the address space itself where the system tells (Linux): `ru_maxrss` survives exec there,
-    so a child would start with its parent's.
+    On Linux from /proc: `ru_maxrss` survives exec there, so a child would start with its parent's.
     """
     status = Path("/proc/self/status")
     if status.is_file():

@@ -1,11 +1,12 @@
-"""Text generation beside transformers' own, on the same weights in one process.
+"""Compares text generation with transformers' own, on the same weights in one process.
 
     result = measured(Options(gamma=(3, 5)), say=print)
     print(result.text())
 
-Systems take turns, A B C A B C; a row's wall is the median of its turns. `equal` counts texts that
-are those of transformers' greedy decoding, one prompt at a time; `tokens` those before the first
-difference. Knows nothing of commands and files of results."""
+Systems take turns, A B C A B C; the wall time of a row is the median of its turns. `equal` counts
+texts that equal transformers' greedy decoding of one prompt at a time, `tokens` the tokens before the
+first difference. Knows the turns and the result; nothing of commands.
+"""
 
 from __future__ import annotations
 
@@ -60,14 +61,15 @@ QUESTIONS = (
     "Write the minutes of the design meeting on June 9.",
     'Define "gentle".',
 )
-"""For models that converse; the bundled pair was made for such ones."""
+"""For chat models; the bundled pair was trained on such prompts."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """What is measured. `chat` None: where the model has a chat template; `threads` 0: torch's choice.
+    """What is measured. `chat` None means if the model has a chat template; `threads` 0 is torch's
+    default.
 
-    In half precision near-ties flip, so that texts differ between systems that are all right.
+    In half precision near-ties flip, so texts may differ between systems that are all correct.
     """
 
     model: str | None = None
@@ -84,18 +86,18 @@ class Options:
 
     @property
     def batches(self) -> list[int]:
-        """In order, 1 always among them: it is the reference's."""
+        """The batch sizes in order, with 1, which the reference uses."""
         return sorted({1, *self.batch})
 
 
 @dataclass
 class Row:
-    """A system's turns."""
+    """The turns of a system."""
 
     system: System
     walls: list[float] = field(default_factory=list)
     texts: Texts = field(default_factory=list)
-    steady: bool = True  # all turns wrote the same
+    steady: bool = True  # all turns gave the same texts
     acceptance_rate: float | None = None
     mean_acceptance_length: float | None = None
 
@@ -111,10 +113,10 @@ class Row:
         self.steady = self.steady and (not self.texts or texts == self.texts)
         self.texts = texts
         if before is not None and self.system.stats is not None:
-            found = self.system.stats() - before
-            if found.drafted:
-                self.acceptance_rate = found.acceptance_rate
-                self.mean_acceptance_length = found.mean_acceptance_length
+            stats = self.system.stats() - before
+            if stats.drafted:
+                self.acceptance_rate = stats.acceptance_rate
+                self.mean_acceptance_length = stats.mean_acceptance_length
 
 
 @dataclass(frozen=True)
@@ -132,13 +134,13 @@ class Result:
 
     @property
     def differing(self) -> list[Row]:
-        """This engine's rows that do not do what they promise."""
+        """The rows of this engine whose texts differ from the reference."""
         return [row for row in self.rows if row.system.ours and not self.equality(row).complete]
 
     def text(self) -> str:
-        """For people; rows that did not write the same in each turn are named beneath."""
+        """Return the table, and below it the rows whose turns gave different texts."""
         unsteady = [
-            f"{row.system.label}: its turns wrote different texts"
+            f"{row.system.label}: its turns gave different texts"
             for row in self.rows
             if not row.steady
         ]
@@ -159,7 +161,7 @@ class Result:
         )
 
     def record(self, program: str) -> dict[str, object]:
-        """For machines; tokens are counted, not listed. `program` as in `provenance.record`."""
+        """Return the JSON record, with counts of tokens; `program` as in `provenance.record`."""
         target, draft = self.pair.target, self.pair.draft
         return {
             "benchmark": "text",
@@ -194,14 +196,14 @@ class Result:
 
 
 def measured(options: Options, say: Callable[[str], None]) -> Result:
-    """Loads the pair and runs all systems; `say` is told of each turn. Nothing is downloaded.
+    """Load the pair and run all systems; `say` gets a line per turn. Nothing is downloaded.
 
     Raises UsageError for the options, SpeculativeError for names, weights, device and
     prompts that do not fit.
     """
     from transformers.utils import logging
 
-    logging.set_verbosity_error()  # assisted, it writes a warning per round: no cost of decoding
+    logging.set_verbosity_error()  # it writes a warning per assisted round, which is no cost of decoding
     lines = None if options.prompts is None else read_prompts(options.prompts)
     pair, device = resolve(options.model, options.draft), choose(options.device, options.dtype)
     if options.threads:
@@ -230,7 +232,7 @@ def take_turns(
     repeats: int,
     say: Callable[[str], None],
 ) -> list[Row]:
-    """All systems in turn, then all again. A first round over one prompt is not counted."""
+    """Run all systems in turns, after a warm-up with one prompt."""
     rows = [Row(system) for system in found]
     for row in rows:
         row.system.write(prompts[:1])
@@ -242,22 +244,23 @@ def take_turns(
 
 
 def read_prompts(path: Path) -> list[str]:
-    """One a line; empty lines are none. Raises UsageError."""
+    """Read one prompt per line; empty lines are skipped. Raises UsageError."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"--prompts {path} cannot be read as UTF-8 text: {error}") from error
-    found = [line for line in lines if line.strip()]
-    if not found:
-        raise UsageError(f"--prompts {path} has no prompt: write one a line")
-    return found
+    prompts = [line for line in lines if line.strip()]
+    if not prompts:
+        raise UsageError(f"--prompts {path} has no prompt: write one per line")
+    return prompts
 
 
 def encoded(
     target: LanguageModel, lines: Sequence[str] | None, chat: bool | None
 ) -> list[tuple[int, ...]]:
-    """The prompts, as conversations where the model is made for them or it was asked for; None takes
-    eight of ours. Raises RequestError where the model cannot converse."""
+    """Encode the prompts, as chat messages if `chat` or if it is None and the model has a template;
+    `lines` None takes eight built-in prompts. Raises RequestError for a model without a chat
+    template."""
     words = target.vocabulary
     chat = words.converses if chat is None else chat
     if lines is None:
@@ -268,8 +271,8 @@ def encoded(
 
 
 def check_room(prompts: Sequence[tuple[int, ...]], most: int, positions: int, name: str) -> None:
-    """A text that is cut at the model's end would be no fault of any system, and still differ. Raises
-    UsageError."""
+    """Check that no text is cut at the end of the model's context, where texts may differ although no
+    system is wrong. Raises UsageError."""
     longest = max(range(len(prompts)), key=lambda i: len(prompts[i]))
     if len(prompts[longest]) + most > positions:
         raise UsageError(
@@ -279,12 +282,12 @@ def check_room(prompts: Sequence[tuple[int, ...]], most: int, positions: int, na
 
 
 def _name(place: str | Path) -> str:
-    """Without the folders of this machine; the weights' digests say which one it is."""
+    """The name without the path on this machine; the digests of the weights identify the model."""
     return place.name if isinstance(place, Path) else place
 
 
 def _weights(name: str | Path) -> dict[str, str]:
-    """sha256 by file."""
+    """The sha256 of each file of weights."""
     folder = Path(name).expanduser()
     if not folder.is_dir():
         from huggingface_hub import snapshot_download

@@ -1,7 +1,7 @@
-"""Texts: what continues prompts, transformers' own `generate` and this engine, on the same weights.
+"""The systems of `bench text`: transformers' `generate` and this engine, on the same weights.
 
-transformers drafts for one prompt at a time only: in its drafting rows the prompts of a batch follow one
-another, which is what its users have to do.
+transformers drafts for one prompt at a time only, so its rows with drafts run the prompts one after
+the other. Knows how systems generate; nothing of measuring.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from forescribe.text.text_presets import NGRAM
 
 OURS, THEIRS = "forescribe", "transformers"
 
-Texts = list[tuple[int, ...]]  # without the token that ends them
+Texts = list[tuple[int, ...]]  # without end-of-text tokens
 
 
 @dataclass(frozen=True)
 class System:
-    """One row: how it is called, and what it does with prompts. `stats` are ours alone."""
+    """A row: its name, and how it continues prompts. Only this engine has `stats`."""
 
     name: str
     batch: int
@@ -41,7 +41,7 @@ class System:
         return self.name.startswith(OURS)
 
 
-class Theirs:
+class TransformersGenerate:
     """transformers' generate on loaded weights, greedy."""
 
     def __init__(self, target: LanguageModel, draft: LanguageModel | None, most: int) -> None:
@@ -54,17 +54,17 @@ class Theirs:
         rows = [[0] * (length - len(p)) + list(p) for p in prompts]
         masks = [[0] * (length - len(p)) + [1] * len(p) for p in prompts]
         model = self.target.model
-        made = model.generate(
+        output = model.generate(
             torch.tensor(rows, device=model.device),
             attention_mask=torch.tensor(masks, device=model.device),
             do_sample=False,
             num_beams=1,
-            repetition_penalty=1.0,  # some models' own settings have one, which is no greedy decoding
+            repetition_penalty=1.0,  # some models' settings have one, which is not greedy decoding
             max_new_tokens=self.most,
             pad_token_id=min(self.target.ends, default=0),
             **options,
         )
-        return [cut(row[length:], self.target.ends) for row in made.tolist()]
+        return [cut(row[length:], self.target.ends) for row in output.tolist()]
 
     def greedy(self, batch: int) -> Callable[[Sequence[tuple[int, ...]]], Texts]:
         def write(prompts: Sequence[tuple[int, ...]]) -> Texts:
@@ -74,7 +74,7 @@ class Theirs:
         return write
 
     def assisted(self, gamma: int | None) -> Callable[[Sequence[tuple[int, ...]]], Texts]:
-        """With its own settings (None), or always `gamma` drafts."""
+        """With its default settings (None), or always `gamma` drafted tokens."""
         assert self.draft is not None
         assistant = self.draft.model
         settings = assistant.generation_config
@@ -90,7 +90,7 @@ class Theirs:
         }
 
         def write(prompts: Sequence[tuple[int, ...]]) -> Texts:
-            # Read from the assistant's own settings; in the call to generate they have no effect.
+            # Read from the assistant's settings; as arguments of generate they have no effect.
             for name, value in (own if gamma is None else always).items():
                 setattr(settings, name, value)
             return [self._generate([p], assistant_model=assistant)[0] for p in prompts]
@@ -104,13 +104,13 @@ class Theirs:
 
 
 def cut(ids: Sequence[int], ends: frozenset[int]) -> tuple[int, ...]:
-    """Up to the token that ends it, which not all return."""
+    """Return the tokens before end-of-text, which not all systems return."""
     end = next((i for i, token in enumerate(ids) if token in ends), len(ids))
     return tuple(ids[:end])
 
 
 def room(target: LanguageModel, draft: LanguageModel | str | None) -> int:
-    """Positions that prompt and text may take together."""
+    """Return the maximum length of prompt and text together."""
     both = [target, draft] if isinstance(draft, LanguageModel) else [target]
     return min(CONTEXT, *(model.positions for model in both))
 
@@ -124,17 +124,17 @@ def ours(
     gamma: int | None,
     most: int,
 ) -> System:
-    made = TextGenerator(
+    generator = TextGenerator(
         target, draft, device=device, batch=batch, gamma=gamma, context=room(target, draft)
     )
     kind = "plain" if draft is None else NGRAM if isinstance(draft, str) else "draft"
     length = "" if draft is None else " auto" if gamma is None else f" {gamma}"
 
     def write(prompts: Sequence[tuple[int, ...]]) -> Texts:
-        done = made.generate(prompts, Options(max_tokens=most))
+        done = generator.generate(prompts, Options(max_tokens=most))
         return [cut(each.ids, target.ends) for each in done]
 
-    return System(f"{OURS} {kind}{length}", batch, write, lambda: made.stats)
+    return System(f"{OURS} {kind}{length}", batch, write, lambda: generator.stats)
 
 
 def systems(
@@ -146,20 +146,20 @@ def systems(
     gammas: Sequence[int],
     most: int,
 ) -> list[System]:
-    """The reference first: greedy decoding by transformers, one prompt at a time, so `batches` begin
-    with 1. Raises LoadError where the draft does not fit."""
-    theirs = Theirs(target, draft, most)
-    found = [System(f"{THEIRS} greedy", batch, theirs.greedy(batch)) for batch in batches]
+    """Return all systems, the reference first: transformers' greedy decoding of one prompt at a
+    time, so `batches` begin with 1. Raises LoadError if the draft does not fit."""
+    transformers = TransformersGenerate(target, draft, most)
+    rows = [System(f"{THEIRS} greedy", batch, transformers.greedy(batch)) for batch in batches]
     if draft is not None:
-        found.append(System(f"{THEIRS} assisted, its defaults", 1, theirs.assisted(None)))
-        found += [System(f"{THEIRS} assisted {g}", 1, theirs.assisted(g)) for g in gammas]
-    found += [System(f"{THEIRS} lookup {gamma}", 1, theirs.lookup(gamma)) for gamma in gammas]
+        rows.append(System(f"{THEIRS} assisted, its defaults", 1, transformers.assisted(None)))
+        rows += [System(f"{THEIRS} assisted {g}", 1, transformers.assisted(g)) for g in gammas]
+    rows += [System(f"{THEIRS} lookup {gamma}", 1, transformers.lookup(gamma)) for gamma in gammas]
     drafts: list[LanguageModel | str] = [NGRAM] if draft is None else [draft, NGRAM]
     for batch in batches:
-        found.append(ours(target, None, device, batch=batch, gamma=0, most=most))
-        found += [
+        rows.append(ours(target, None, device, batch=batch, gamma=0, most=most))
+        rows += [
             ours(target, each, device, batch=batch, gamma=gamma, most=most)
             for each in drafts
             for gamma in (*gammas, None)
         ]
-    return found
+    return rows

@@ -1,7 +1,8 @@
 """`forescribe bench`: speed next to equality, against other programs on the same weights.
 
 Knows the options, where results are printed, and the exit code: 0; 1 if a row of this engine
-differs from what it must equal; 2 if nothing could be measured."""
+differs from what it must equal; 2 if nothing could be measured.
+"""
 
 from __future__ import annotations
 

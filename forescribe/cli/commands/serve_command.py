@@ -1,7 +1,8 @@
 """`forescribe serve`: the HTTP service.
 
 Knows the options; everything else is a setting of `forescribe.api`. Needs the extra `serve`,
-without which the other commands work."""
+without which the other commands work.
+"""
 
 from __future__ import annotations
 

@@ -4,7 +4,8 @@ A command line with such flags is translated before it is parsed: both spellings
 `--output-dir`), switches bare or with True and False, other names for the same thing. A flag
 without a meaning here is refused with the reason and the nearest alternative; no flag is accepted
 and then ignored. Values that ask for what is done anyway (`--beam_size 1`) are accepted. Knows how
-flags are written; their meanings are in `foreign_flag_table`."""
+flags are written; their meanings are in `foreign_flag_table`.
+"""
 
 from __future__ import annotations
 

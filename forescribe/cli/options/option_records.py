@@ -11,7 +11,8 @@
         options = GreetOptions(**values)
 
 The record checks its values in `__post_init__`, so a command never sees a combination that is
-impossible. Knows nothing of individual commands."""
+impossible. Knows nothing of individual commands.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """The options about speakers of a command, checked before anything is loaded.
 
 Knows which of them contradict each other, and how an engine is loaded for them; finds no speakers
-itself."""
+itself.
+"""
 
 from __future__ import annotations
 

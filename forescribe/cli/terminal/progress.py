@@ -2,7 +2,8 @@
 
 Final text scrolls above the bar; partial text stands in one line below it, which is redrawn a few
 times a second and removed at the end. In a log, with --verbose, only segments are printed. Knows
-the hook of a transcription; nothing of files."""
+the hook of a transcription; nothing of files.
+"""
 
 from __future__ import annotations
 

@@ -18,9 +18,9 @@ from forescribe.asr.batch.inputs import (
     RESULTS,
     Source,
     discover,
+    holds_audio,
     identity,
     is_recording,
-    sounds,
 )
 from forescribe.asr.batch.manifest import NAME
 from forescribe.asr.errors import UsageError
@@ -252,7 +252,7 @@ def made(name: str) -> bytes:
 
 @pytest.mark.parametrize("kind", ["wav", "flac", "mp3", "ogg", "aiff", "au", "caf", "w64", "rf64"])
 def test_recordings_are_known_by_how_they_begin(kind) -> None:
-    assert sounds(made(f"a.{kind}")[:4096])
+    assert holds_audio(made(f"a.{kind}")[:4096])
 
 
 def av_file(name: str, codec: str) -> bytes:
@@ -281,7 +281,7 @@ def av_file(name: str, codec: str) -> bytes:
     ],
 )
 def test_what_codecs_write_is_known_too(name, codec) -> None:
-    assert sounds(av_file(name, codec)[:4096])
+    assert holds_audio(av_file(name, codec)[:4096])
 
 
 @pytest.mark.parametrize(
@@ -305,12 +305,12 @@ def test_what_codecs_write_is_known_too(name, codec) -> None:
     ],
 )
 def test_other_files_are_not(head) -> None:
-    assert not sounds(head)
+    assert not holds_audio(head)
 
 
 @given(st.binary(max_size=64))
 def test_any_bytes_are_judged(head) -> None:
-    assert sounds(head) in (True, False)
+    assert holds_audio(head) in (True, False)
 
 
 def test_text_is_no_recording_whatever_it_says() -> None:

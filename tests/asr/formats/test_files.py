@@ -16,11 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forescribe.asr.errors import OutputError, UsageError
+from forescribe.asr.formats.cues import milliseconds
 from forescribe.asr.formats.files import (
     FORMATS,
     Format,
     formats,
-    milliseconds,
     srt,
     tsv,
     txt,

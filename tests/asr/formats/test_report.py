@@ -20,8 +20,15 @@ from forescribe.asr.batch.manifest import Record
 from forescribe.asr.batch.recording_results import RecordingResult
 from forescribe.asr.errors import AudioError, OutputError, UsageError
 from forescribe.asr.formats import files as writers
-from forescribe.asr.formats import report
-from forescribe.asr.formats.report import Reports, Sound, index, page, sound
+from forescribe.asr.formats import report_page
+from forescribe.asr.formats.report import Reports
+from forescribe.asr.formats.report_page import (
+    IndexRow,
+    Sound,
+    page_sound,
+    render_index,
+    render_page,
+)
 from forescribe.asr.formats.transcript import Coverage, Notice, Segment, Span, Transcript, Word
 from forescribe.asr.words.token_sources import stats
 from forescribe.cli import main as command_line
@@ -77,7 +84,7 @@ def ended(path: str, transcript: Transcript | None, error: Any = None) -> Record
 
 def test_what_was_said_cannot_leave_its_place() -> None:
     told = spoken(HOSTILE, speakers=(HOSTILE,))
-    text = page(told, HOSTILE, SILENCE)
+    text = render_page(told, HOSTILE, SILENCE)
     assert text.count("</script>") == 2 and "<img" not in text
     held = json.loads(text.split('id="report">')[1].split("</script>")[0])
     assert held["transcript"] == json.loads(json.dumps(told.to_dict()))
@@ -85,7 +92,7 @@ def test_what_was_said_cannot_leave_its_place() -> None:
 
 
 def test_it_asks_nobody_for_anything() -> None:
-    text = page(spoken("one two"), "a.wav", SILENCE)
+    text = render_page(spoken("one two"), "a.wav", SILENCE)
     assert not re.search(r"https?:|<link|\ssrc=|@import|url\(", text)
     policy = re.search(r'Security-Policy" content="([^"]+)"', text)[1]
     assert policy.startswith("default-src 'none'".replace("'", "&#x27;"))
@@ -94,12 +101,12 @@ def test_it_asks_nobody_for_anything() -> None:
 
 def test_modules_are_joined_whole_and_in_order() -> None:
     """No import is left, nothing is imported before it is there, and no two have one name."""
-    script = report._script()
+    script = report_page._script()
     assert not re.search(r"^(import|export) ", script, flags=re.M)
     seen: set[str] = set()
     names: list[str] = []
-    for module in report.MODULES:
-        text = report.view(module)
+    for module in report_page.MODULES:
+        text = report_page.view(module)
         assert set(re.findall(r'from "\./([\w.]+)"', text)) <= seen, module
         seen.add(module)
         found = r"^(?:export )?(?:async )?(?:function\*?|class|const|let) (\w+)"
@@ -109,12 +116,12 @@ def test_modules_are_joined_whole_and_in_order() -> None:
 
 def test_a_recording_travels_in_the_page_up_to_a_size(tmp_path, monkeypatch) -> None:
     path = wav(tmp_path / "a b.wav")
-    inside = sound(str(path), tmp_path / "out")
+    inside = page_sound(str(path), tmp_path / "out")
     assert inside.embedded and inside.src.startswith("data:audio/wav;base64,UklGR")
-    monkeypatch.setattr(report, "EMBEDDED_BYTES", path.stat().st_size - 1)
-    beside = sound(str(path), tmp_path / "out")
+    monkeypatch.setattr(report_page, "EMBEDDED_BYTES", path.stat().st_size - 1)
+    beside = page_sound(str(path), tmp_path / "out")
     assert beside.src == "../a%20b.wav" and "is not in this page" in beside.note
-    assert "media-src data:" not in page(spoken("one"), "a", beside)
+    assert "media-src data:" not in render_page(spoken("one"), "a", beside)
 
 
 def test_a_name_that_is_no_text_in_any_encoding_is_shown_as_it_can_be(tmp_path) -> None:
@@ -129,7 +136,7 @@ def test_a_name_that_is_no_text_in_any_encoding_is_shown_as_it_can_be(tmp_path) 
     [("-", "through a pipe"), ("a.amr", "do not play .amr"), ("gone.wav", "No such file")],
 )
 def test_what_cannot_be_played_is_said(tmp_path, name, note) -> None:
-    played = sound(name if name == "-" else str(tmp_path / name), tmp_path)
+    played = page_sound(name if name == "-" else str(tmp_path / name), tmp_path)
     assert played.src is None and note in played.note
 
 
@@ -149,7 +156,7 @@ def test_several_recordings_are_a_folder_with_a_list(tmp_path) -> None:
 
 def test_warnings_are_in_the_page_with_and_without_programs_and_in_the_list(tmp_path) -> None:
     warned = replace(spoken("one two"), warnings=(Notice("a", HOSTILE), Notice("b", "not sure")))
-    text = page(warned, "a.wav", SILENCE)
+    text = render_page(warned, "a.wav", SILENCE)
     assert "Warning: &lt;/script&gt;" in text and "Warning: not sure" in text
     held = json.loads(text.split('id="report">')[1].split("</script>")[0])
     assert [notice["message"] for notice in held["transcript"]["warnings"]] == [HOSTILE, "not sure"]
@@ -230,7 +237,9 @@ def shown(tmp_path, browser) -> Iterator[Any]:
     told = spoken("Good morning <b>all", f"bye {HOSTILE}", speakers=("A", HOSTILE))
     told = replace(told, warnings=(Notice("unsure", HOSTILE),))
     path = tmp_path / "r.html"
-    path.write_text(page(told, HOSTILE, sound(str(wav(tmp_path / "a.wav")), tmp_path)), "utf-8")
+    path.write_text(
+        render_page(told, HOSTILE, page_sound(str(wav(tmp_path / "a.wav")), tmp_path)), "utf-8"
+    )
     with browsing.watched(browser, path.as_uri()) as opened:
         yield opened
 
@@ -254,6 +263,6 @@ def test_it_is_read_heard_and_looked_into(shown) -> None:
 
 def test_the_list_is_a_page_too(tmp_path, browser) -> None:
     path = tmp_path / "index.html"
-    path.write_text(index([report.Row(None, HOSTILE, "failed")]), encoding="utf-8")
+    path.write_text(render_index([IndexRow(None, HOSTILE, "failed")]), encoding="utf-8")
     with browsing.watched(browser, path.as_uri()) as opened:
         assert opened.get_by_role("rowheader").inner_text() == HOSTILE

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forescribe.asr.errors import UsageError
-from forescribe.asr.formats.files import cues, formats, srt, tsv, txt, vtt, write
-from forescribe.asr.formats.subtitles import PLAIN, LineRules, blocks
+from forescribe.asr.formats.cues import cues
+from forescribe.asr.formats.files import formats, srt, tsv, txt, vtt, write
+from forescribe.asr.formats.subtitles import PLAIN, LineRules, split_into_blocks
 from forescribe.asr.formats.transcript import Coverage, Segment, Span, Transcript, Word
 
 RATE = 16_000
@@ -84,7 +85,7 @@ def test_no_block_could_be_joined_with_the_next_for_nothing(transcript, width, c
     """Few blocks: two neighbours that would fit into one are apart for a reason, a pause of more
     than 3 s or the end of a sentence or a clause."""
     rules = LineRules(width=width, count=count)
-    for one, two in pairwise(blocks(transcript, rules)):
+    for one, two in pairwise(split_into_blocks(transcript, rules)):
         text = " ".join(piece.text for piece in (*one.words(), *two.words()))
         far = two.start_sample - one.end_sample > 3 * RATE
         if len(text) <= width and not far:
@@ -245,4 +246,6 @@ def test_without_rules_nothing_changes_and_with_them_subtitles_only(tmp_path) ->
 
 def test_a_long_talk_without_punctuation_has_few_blocks() -> None:
     made = spoken(*["word " * 9 + "word"] * 200)
-    assert len(blocks(made, LineRules(width=42, count=2))) == 125  # 8 words fit into a line
+    assert (
+        len(split_into_blocks(made, LineRules(width=42, count=2))) == 125
+    )  # 8 words fit into a line

@@ -19,7 +19,7 @@ from .job import (
 
 
 def build(job: Job) -> System:
-    """The system of a job, loaded and ready. Raises whatever its library raises."""
+    """Load the system of a job. Raises whatever its library raises."""
     if job.system == OURS:
         from .ours import Ours
 

@@ -22,7 +22,7 @@ BATCHED = "faster-whisper batched"
 NAMES = (OURS, GENERATE, ASSISTED, ASSISTED_DEFAULTS, SEQUENTIAL, BATCHED)
 
 Gamma = int | Literal["auto"] | None
-"""Drafts per round; auto leaves them to the engine, None says that the system does not draft."""
+"""Drafted tokens per round; auto lets the engine choose, None means that the system does not draft."""
 
 LANGUAGE = "en"
 TASK: Task = "transcribe"
@@ -30,7 +30,7 @@ TASK: Task = "transcribe"
 
 @dataclass(frozen=True)
 class Job:
-    """One row of the table: a system and its settings. Folders only, so that all weights are equal.
+    """A row of the table: a system and its settings. Models are folders, so that all weights are equal.
 
     `converted` is CTranslate2's folder of the same target in `dtype`; other systems ignore it.
     """
@@ -52,7 +52,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Drafting:
-    """What became of the drafts of one run."""
+    """Counts of drafted and accepted tokens in one run."""
 
     rounds: int
     drafted: int
@@ -69,27 +69,27 @@ class Drafting:
 
 @dataclass(frozen=True)
 class Written:
-    """What one run over all windows gave."""
+    """The tokens and texts of one run over all windows."""
 
     tokens: list[list[int]]  # per window, without the prompt and end-of-text
     texts: list[str]  # in order; joined, they are the file's
     drafting: Drafting | None = None
-    stages: dict[str, float] = field(default_factory=dict)  # seconds, where the system tells
+    stages: dict[str, float] = field(default_factory=dict)  # seconds, if known
     notes: list[str] = field(default_factory=list)
 
 
 class System(Protocol):
-    """Built once, run as often as one likes."""
+    """A loaded system, which can run any number of times."""
 
     @property
     def threads(self) -> int:
-        """Those that it computes with."""
+        """The number of threads that it uses."""
 
     def run(self, windows: Sequence[Samples]) -> Written: ...
 
 
 def use_threads(count: int) -> int:
-    """Sets torch's threads for this process, and says what it made of that."""
+    """Set the number of torch's threads in this process; returns the number in effect."""
     import torch
 
     torch.set_num_threads(count)

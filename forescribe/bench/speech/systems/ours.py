@@ -1,7 +1,8 @@
-"""This project: the transcriber's own parts, from windows to words.
+"""This engine: the parts of the transcriber, from windows to words.
 
-Voice activity is left out for all systems alike; everything behind it is inside: features, encoder,
-admission, rounds. The encoder takes a batch of windows at a time, as the command does.
+Voice activity detection is left out for all systems; features, encoder, admission and rounds are
+measured. The encoder takes a batch of windows at a time, as in the command. Knows the transcriber;
+nothing of measuring.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from .job import LANGUAGE, TASK, Drafting, Job, Written, use_threads
 
 
 class Ours:
-    """Gamma 0 is plain decoding by the same engine: the reference of every row."""
+    """With gamma 0 it decodes plainly, which is the reference of all rows."""
 
     def __init__(self, job: Job) -> None:
         self.threads = use_threads(job.threads)
@@ -56,16 +57,16 @@ class Ours:
         )
 
     def _requests(self, windows: Sequence[Samples]) -> Iterator[Request]:
-        """Pulled by the engine as rows become free."""
+        """Requests, pulled by the engine when slots become free."""
         t = self.transcriber.context
         prompt = t.whisper.tokens.prompt(LANGUAGE, TASK, timestamps=True)
         for first in range(0, len(windows), t.batch):
             started = time.perf_counter()
             features = t.mel(windows[first : first + t.batch])
-            heard = time.perf_counter()
+            extracted = time.perf_counter()
             encoded = t.whisper.encode(features)
-            self.stages["features"] += heard - started
-            self.stages["encode"] += time.perf_counter() - heard
+            self.stages["features"] += extracted - started
+            self.stages["encode"] += time.perf_counter() - extracted
             for tag, encoder_states in enumerate(encoded, start=first):
                 probe = t.no_speech.probe(prompt)
                 yield Request(prompt=prompt, encoder_states=encoder_states, probe=probe, tag=tag)

@@ -1,10 +1,10 @@
-"""transformers' own `generate`, plain and with an assistant; never its pipeline.
+"""transformers' `generate`, plain and with an assistant; not its pipeline.
 
-The pipeline's defaults run a beam search of five and drop the assistant without a word. Here beams
-are 1, sampling is off, and the assisted loops are counted, so that a row called assisted is.
+The pipeline's defaults use five beams and silently ignore the assistant. Here there is one beam and
+no sampling, and assisted loops are counted, so that a row named assisted is.
 
-A window is decoded once: where its last segment is unfinished, `generate` would seek back and
-decode the rest as a window of its own, which is long-form, and work that nobody else does.
+Each window is decoded once: `generate` would seek back to an unfinished last segment and decode the
+rest as another window, which the other systems do not. Knows the library; nothing of measuring.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .job import ASSISTED, GENERATE, LANGUAGE, TASK, Drafting, Job, Written, use
 
 
 class _Watched(WhisperForConditionalGeneration):
-    """The class itself, with two looks inside."""
+    """The class itself, which also records its first pass and counts assisted loops."""
 
     first_pass: list[torch.Tensor]
     assisted_loops = 0
@@ -49,11 +49,11 @@ class _Watched(WhisperForConditionalGeneration):
 
 
 class Generate:
-    """The assistant is the draft's decoder on the target's encoder output where the draft has no
-    encoder or an equal one, which is what makes it fast; else the whole draft."""
+    """The assistant is the draft's decoder on the target's encoder output if the draft has no
+    encoder or an equal one, which makes it fast; else the whole draft."""
 
     def __init__(self, job: Job) -> None:
-        logging.set_verbosity_error()  # assisted, it writes a warning per round: no cost of decoding
+        logging.set_verbosity_error()  # it writes a warning per assisted round, which is no cost of decoding
         logging.disable_progress_bar()
         self.threads = use_threads(job.threads)
         dtype = getattr(torch, job.dtype)
@@ -80,7 +80,7 @@ class Generate:
         else:
             self.notes.append("whole draft, with an encoder of its own")
         if job.system == ASSISTED:
-            # Read from the assistant's own settings; in the call to generate they have no effect.
+            # Read from the assistant's settings; as arguments of generate they have no effect.
             settings = assistant.generation_config
             settings.num_assistant_tokens = job.gamma
             settings.num_assistant_tokens_schedule = "constant"
@@ -124,7 +124,7 @@ class Generate:
 
 
 class _Counts:
-    """Rounds and drafts, as the assisted loop reports them to its candidate generator."""
+    """Rounds and drafted tokens, as the assisted loop reports them to its candidate generator."""
 
     def __init__(self) -> None:
         self.clear()
@@ -140,7 +140,7 @@ class _Counts:
 
 
 def _count_drafts() -> _Counts:
-    """Counts from now on, for this process: it runs one system and ends."""
+    """Count from now on, in the whole process: it runs one system and ends."""
     counts, inner = _Counts(), AssistedCandidateGenerator.update_candidate_strategy
 
     def counted(self: Any, input_ids: Any, scores: torch.Tensor, num_matches: Any) -> None:
