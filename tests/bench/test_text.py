@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from forescribe.asr.errors import ModelError, UsageError
+from forescribe.asr.errors import UsageError
 from forescribe.bench.text import bench_text
 from forescribe.bench.text.bench_text import Options, Result, Row
 from forescribe.bench.text.text_systems import System
@@ -126,7 +126,7 @@ def test_a_user_who_names_no_draft_model_measures_lookup(pair, prompts):
     ("arguments", "error", "said"),
     [
         (["--model", "./nothing"], SpeculativeError, "--model ./nothing"),
-        (["--draft", "nonsense"], ModelError, "nonsense"),
+        (["--draft", "nonsense"], SpeculativeError, "nonsense"),
         (["--prompts", "nothing.txt"], UsageError, "--prompts nothing.txt cannot be read"),
         (["--prompts", "empty.txt"], UsageError, "empty.txt has no prompt"),
         (["--prompts", "noise.txt"], UsageError, "noise.txt cannot be read as UTF-8"),
