@@ -67,7 +67,7 @@ def call_failing_receivers(long: bool, rng: random.Random) -> str:
                 id = s.submit("call", 1, 0.01, None, **hook).json()["id"]
                 s.ended(id)
                 if tries == 3:
-                    until(lambda: len(receiver.seen) == 1, PATIENCE_S, "nobody calls")  # noqa: B023
+                    until(lambda: len(receiver.seen) == 1, PATIENCE_S, "no webhook call")  # noqa: B023
                     s.kill()
                     s.start()
                 until(lambda: s.job(id)["webhook"]["state"] != "pending", PATIENCE_S, "no end")  # noqa: B023

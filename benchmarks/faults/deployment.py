@@ -51,7 +51,7 @@ def _in_turn(jobs: int) -> str:
             hook = {"webhook_url": receiver.url, "webhook_secret": SECRET}
             called = s.submit("call", 1, 0.01, None, **hook).json()["id"]
             made = [called] + _submitted(s, jobs)
-            until(lambda: len(receiver.seen) == 1, PATIENCE_S, "nobody calls")
+            until(lambda: len(receiver.seen) == 1, PATIENCE_S, "no webhook call")
             _at_work(s)
             s.stop()
             left = s.rows("select status from workflow_status where status != 'SUCCESS'")

@@ -36,7 +36,7 @@ def break_engine(long: bool, rng: random.Random) -> str:
         )
         sounds = [_cut(seconds) for seconds in LENGTHS_S]
         texts = [_text(s, _submit(s, sound)) for sound in sounds]
-        holds(all(texts), "nobody is heard in the sample: the comparison would be blind")
+        holds(all(texts), "no speech in the sample, so nothing is compared")
         said = [_memory(s, sounds, texts, 3 if long else 1)]
         said.append(_hang(s, sounds, texts))
     return "; ".join(said)

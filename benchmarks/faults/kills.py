@@ -132,7 +132,7 @@ def kill_during_acceptance(long: bool, rng: random.Random) -> str:
             holds(len(s.http.get("/v1/jobs").json()["data"]) == 1, "two jobs of one key")
             s.http.delete(f"/v1/jobs/{id}")
             left = list((s.folder / "blobs").glob("??/*"))
-            holds(not left, f"{len(left)} blobs are nobody's")
+            holds(not left, f"{len(left)} blobs without a job")
             seen.append(place)
     return f"killed behind {' and '.join(seen)}: one job each, no orphan blob"
 

@@ -1,4 +1,4 @@
-"""Simulated conversations: words with true speakers, and turns as a diarizer would hear them."""
+"""Simulated conversations: words with true speakers, and turns with the errors of a diarizer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RATE = 16_000
 
 @dataclass(frozen=True)
 class Conversation:
-    """What was said, by whom, and the turns that were heard."""
+    """Words with their speakers, and the simulated turns."""
 
     words: tuple[Word, ...]  # `speaker` is the truth
     turns: Turns
@@ -34,9 +34,9 @@ def converse(
     islands: float = 0.15,
     unpunctuated: float = 0.1,
 ) -> Conversation:
-    """Turns of 1 to 25 words between two to four speakers, their borders heard up to `jitter` seconds
-    off, short ones `missed` and long ones broken by wrong `islands` at times; word times are 50 ms
-    off. Sentence ends are wrong or missing with the chance `unpunctuated`."""
+    """Turns of 1 to 25 words between two to four speakers. Boundaries are up to `jitter` seconds off,
+    short turns are `missed` and long ones broken by wrong `islands` at times, and word times are 50 ms
+    off. Sentence ends are wrong or missing with probability `unpunctuated`."""
     speakers = [f"S{n}" for n in range(rng.integers(2, 5))]
     words, heard, at = list[Word](), list[tuple[int, int, str]](), 0.5
     speaker = speakers[0]

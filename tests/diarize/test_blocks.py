@@ -7,10 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forescribe.asr.errors import UsageError
 from forescribe.diarize.blocks import diarize_blocks, split_into_blocks
 from forescribe.diarize.diarizer import Bounds
-from forescribe.diarize.transcripts.background import BackgroundDiarizer
 from tests.diarize.engines.fake_engines import RATE, LevelDiarizer, sound
 
 TALK = sound((1, 0.5), (0.5, 0), (1.5, 0.1), (2, 0.5), (1, 0), (2, 0.1), (0.7, 0.5))
@@ -71,41 +69,3 @@ def test_progress_grows_to_the_whole_and_its_hook_cancels() -> None:
             sample_count=len(TALK),
         )
     assert len(engine.calls) < 3
-
-
-@pytest.mark.parametrize("block", [RATE, 30 * RATE])
-def test_background_diarization_gives_what_the_whole_gives_for_recordings_that_are_heard_in_turns(
-    block: int,
-) -> None:
-    other = sound((3, 0.1), (1, 0.5))
-    with BackgroundDiarizer(LevelDiarizer(), block=block, slack=0) as background:
-        one, two = background.start(), background.start()
-        for start in range(0, len(TALK), 7000):
-            one.feed(TALK[start : start + 7000])
-            two.feed(other[start : start + 7000])
-        found = [one.finish().result(), two.finish().result()]
-    assert [f.regular for f in found] == [
-        LevelDiarizer().diarize(TALK).regular,
-        LevelDiarizer().diarize(other).regular,
-    ]
-
-
-def test_background_diarization_hands_on_what_went_wrong() -> None:
-    class Broken(LevelDiarizer):
-        def diarize(self, *given: object, **others: object) -> None:  # type: ignore[override]
-            raise UsageError("no")
-
-    with BackgroundDiarizer(Broken()) as background:
-        task = background.start()
-        task.feed(TALK)
-        with pytest.raises(UsageError, match="no"):
-            task.finish().result()
-
-
-def test_a_recording_that_is_dropped_is_not_worked_on() -> None:
-    engine = LevelDiarizer()
-    with BackgroundDiarizer(engine, block=RATE, slack=0) as background:
-        task = background.start()
-        task.cancel()
-        task.feed(TALK)
-    assert len(engine.calls) <= 1

@@ -1,4 +1,4 @@
-"""Borders of turns by level: what moves, what stays, what is never lost."""
+"""Boundaries of turns from the level: which move, which stay, and which turns are kept."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def seconds(found: Turns) -> list[tuple[float, float, str]]:
     return [(round(t.start, 2), round(t.end, 2), t.speaker) for t in found]
 
 
-def test_a_border_moves_to_where_the_sound_begins_and_ends() -> None:
+def test_a_boundary_moves_to_the_start_and_end_of_the_sound() -> None:
     heard = sound((1, 0), (2, 0.1), (1, 0))
     assert seconds(refine_boundaries(turns((1.1, 3.12, "A")), heard)) == [(1.0, 3.0, "A")]
 
@@ -58,12 +58,12 @@ def test_in_noise_turns_stay_where_they_were() -> None:
     assert seconds(refine_boundaries(turns((1.1, 3.2, "A")), heard)) == [(1.1, 3.2, "A")]
 
 
-def test_what_is_loud_far_from_every_turn_is_no_speech() -> None:
+def test_sound_far_from_every_turn_is_not_speech() -> None:
     heard = sound((1, 0.1), (1, 0), (1, 0.1), (1, 0))
     assert seconds(refine_boundaries(turns((0, 1, "A")), heard)) == [(0, 1.0, "A")]
 
 
-def test_nothing_is_found_in_nothing() -> None:
+def test_an_empty_recording_has_no_turns() -> None:
     assert refine_boundaries(Turns(), sound((1, 0.1))) == Turns()
     assert not refine_boundaries(turns((0, 1, "A")), np.zeros(2 * RATE, np.float32))
     assert len(refine_boundaries(turns((0, 1, "A")), np.zeros(0, np.float32))) <= 1

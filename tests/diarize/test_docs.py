@@ -1,4 +1,4 @@
-"""The example in the documentation is an engine."""
+"""The example in the documentation works as an engine."""
 
 from __future__ import annotations
 
@@ -27,5 +27,5 @@ def test_the_ten_line_engine_of_the_documentation_works() -> None:
         (0, 1, "SPEAKER_00"),
         (1, 2, "SPEAKER_01"),
         (2, 3, "SPEAKER_02"),
-    ]  # it keeps no voices, so nobody can say that it is one person
+    ]  # without voices speakers of two blocks are not linked
     assert not engine.diarize(np.zeros(0, np.float32)).regular

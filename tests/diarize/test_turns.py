@@ -43,7 +43,7 @@ def test_exclusive_turns_cover_the_same_samples_one_speaker_at_a_time(given: Tur
         assert len(chosen) == bool(there) and chosen <= there
 
 
-def test_who_speaks_already_keeps_the_floor() -> None:
+def test_in_an_overlap_the_first_speaker_is_kept() -> None:
     given = Turns.of([(0, 4, "A"), (2, 8, "B"), (6, 9, "A")])
     assert given.exclusive() == Turns.of([(0, 4, "A"), (4, 8, "B"), (8, 9, "A")])
 
@@ -78,7 +78,7 @@ def test_a_name_with_spaces_stays_one_field_of_rttm() -> None:
     assert written == "SPEAKER my_call 1 0.000 1.000 <NA> <NA> Zoë_Smith <NA> <NA>\n"
 
 
-def test_reading_passes_over_what_is_no_turn_and_names_a_broken_line() -> None:
+def test_reading_ignores_other_lines_and_names_an_invalid_one() -> None:
     text = ";; a comment\nSPKR-INFO a 1 <NA> <NA> <NA> unknown A <NA> <NA>\n\n"
     assert read_rttm(text) == {}
     with pytest.raises(UsageError, match="line 5.*0.5 x"):
@@ -91,7 +91,7 @@ def test_a_turn_without_length_is_refused(length: str) -> None:
         read_rttm(f"SPEAKER a 1 0.5 {length} <NA> <NA> A <NA> <NA>")
 
 
-def test_a_turn_is_never_empty_and_always_somebodys() -> None:
+def test_a_turn_needs_a_length_and_a_speaker() -> None:
     with pytest.raises(ValueError, match="empty or reversed"):
         Turn(5, 5, "A")
     with pytest.raises(ValueError, match="no name"):

@@ -94,7 +94,7 @@ def train(x: np.ndarray, y: np.ndarray, dimensions: int) -> Plda:
     return Plda(mean1, mean2, lda, mu, places[:, ::-1].T, psi)
 
 
-def rate(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
+def equal_error_rate(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
     """Return the equal error rate of the cosine over all pairs, and its threshold."""
     same = y[:, None] == y[None]
     upper = np.triu_indices(len(y), 1)
@@ -106,20 +106,20 @@ def rate(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
     return float((missed[at] + false[at]) / 2), float(scores[order][at])
 
 
-def loaded(speakers: frozenset[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def load_vectors(speakers: frozenset[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Load the mean of the clean windows of these speakers, the centred unit vectors of all windows and
     channels [N, D], and their speakers [N]."""
-    parts = {name: of(name, speakers) for name in CHANNELS}
+    parts = {name: load_channel(name, speakers) for name in CHANNELS}
     mean = parts["clean"][0].mean(0)
     vectors = np.concatenate([vectors for vectors, _ in parts.values()])
     return mean, unit(vectors - mean), np.concatenate([labels for _, labels in parts.values()])
 
 
-def of(name: str, speakers: frozenset[int]) -> tuple[np.ndarray, np.ndarray]:
+def load_channel(name: str, speakers: frozenset[int]) -> tuple[np.ndarray, np.ndarray]:
     """Load the vectors [n, D] of these speakers in a channel, in the order of windows."""
-    with np.load(WORK / f"{name}.npz") as told:
-        chosen = np.isin(told["speakers"], sorted(speakers))
-        return told["vectors"][chosen], told["speakers"][chosen]
+    with np.load(WORK / f"{name}.npz") as data:
+        chosen = np.isin(data["speakers"], sorted(speakers))
+        return data["vectors"][chosen], data["speakers"][chosen]
 
 
 def store(plda: Plda, folder: Path) -> None:
@@ -128,12 +128,12 @@ def store(plda: Plda, folder: Path) -> None:
     np.savez(folder / "plda.npz", mu=plda.mu, tr=plda.tr, psi=plda.psi)
 
 
-def halves(
+def half_clip_voices(
     plda: Plda, mean: np.ndarray, name: str, speakers: frozenset[int], half: int
 ) -> np.ndarray:
     """[speakers, L] stored voices, each from the first or the second half of a clip; NaN where a half has
     no window."""
-    vectors, labels = of(name, speakers)
+    vectors, labels = load_channel(name, speakers)
     step = STEP if name == "clean" else 2 * STEP
     rows = []
     for speaker in sorted(speakers):
@@ -153,7 +153,9 @@ def similarity(
     `bound`."""
     same, different = list[np.ndarray](), list[np.ndarray]()
     for plda, mean, speakers in parts:
-        cosines = halves(plda, mean, one, speakers, 0) @ halves(plda, mean, other, speakers, 1).T
+        first = half_clip_voices(plda, mean, one, speakers, 0)
+        second = half_clip_voices(plda, mean, other, speakers, 1)
+        cosines = first @ second.T
         same.append(np.diag(cosines))
         different.append(cosines[~np.eye(len(cosines), dtype=bool)])
     own, others = np.concatenate(same), np.concatenate(different)
@@ -189,7 +191,7 @@ def calibrate() -> dict[str, dict[str, float]]:
     training = split(all_speakers()).training
     parts = []
     for fold in range(FOLDS):
-        mean, x, y = loaded(frozenset(s for s in training if fold_of(s) != fold))
+        mean, x, y = load_vectors(frozenset(s for s in training if fold_of(s) != fold))
         own = frozenset(s for s in training if fold_of(s) == fold)
         parts.append((train(x, y, DIMENSIONS), mean, own))
     pairs = [(name, name) for name in CHANNELS]
@@ -202,22 +204,22 @@ def calibrate() -> dict[str, dict[str, float]]:
 
 
 def all_speakers() -> list[int]:
-    with np.load(WORK / "clean.npz") as told:
-        return sorted(set(told["speakers"].tolist()))
+    with np.load(WORK / "clean.npz") as data:
+        return sorted(set(data["speakers"].tolist()))
 
 
 def learn() -> None:
     groups = split(all_speakers())
-    mean, x, y = loaded(groups.training)
+    mean, x, y = load_vectors(groups.training)
     plda = train(x, y, DIMENSIONS)
     store(plda, FOLDER)
     with safe_open(FOLDER / NAME, framework="pt") as file:
-        told = json.loads(file.metadata()["forescribe"])
+        data = json.loads(file.metadata()["forescribe"])
         tensors = {key: file.get_tensor(key) for key in file.keys()}
     tensors["mean"] = torch.from_numpy(mean)
     # Stored voices can be compared only with the same mean.
     name = f"ge2e-{hashlib.sha256(mean.astype(np.float16).tobytes()).hexdigest()[:8]}"
-    save(tensors, name, told["sha256"])
+    save(tensors, name, data["sha256"])
     result: dict[str, Any] = {
         "windows": len(y),
         "speakers": {
@@ -229,9 +231,9 @@ def learn() -> None:
         "equal_error": {},
     }
     for channel in CHANNELS:
-        vectors, speakers = of(channel, groups.test)
-        error, at = rate(unit(vectors - mean), speakers)
-        learnt, _ = rate(unit(plda.features(unit(vectors - mean))), speakers)
+        vectors, speakers = load_channel(channel, groups.test)
+        error, at = equal_error_rate(unit(vectors - mean), speakers)
+        learnt, _ = equal_error_rate(unit(plda.features(unit(vectors - mean))), speakers)
         result["equal_error"][channel] = {
             "cosine": round(error, 4),
             "at": round(at, 3),

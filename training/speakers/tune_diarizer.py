@@ -32,7 +32,7 @@ from forescribe.diarize.engines.upstream import PLDA
 from training.speakers.encoder import FOLDER
 from training.speakers.folds import FOLDS, fold_of, split
 from training.speakers.mixtures import Mixture, mix, mixtures, usable
-from training.speakers.plda import DIMENSIONS, Plda, loaded, store, train
+from training.speakers.plda import DIMENSIONS, Plda, load_vectors, store, train
 from training.speakers.turn_errors import Errors, turn_errors
 from training.speakers.vectors import clips, speaker_of
 from training.speech.channels import CHANNELS
@@ -79,26 +79,26 @@ def folds(data: Path) -> Iterator[Fold]:
         own = {str(s): read_audio(paths[s]) for s in sorted(training) if fold_of(s) == fold}
         own = {who: clip for who, clip in own.items() if usable(clip)}
         rng = np.random.default_rng(200 + fold)
-        mean, x, y = loaded(frozenset(s for s in training if fold_of(s) != fold))
+        mean, x, y = load_vectors(frozenset(s for s in training if fold_of(s) != fold))
         yield Fold(
             {
                 CONVERSATIONS: mixtures(own, count=8, seed=100 + fold),
-                CALLS: [called(own, rng) for _ in range(4)],
-                ALONE: list(alone(own, rng)),
+                CALLS: [phone_call(own, rng) for _ in range(4)],
+                ALONE: list(single_voices(own, rng)),
             },
             mean,
             train(x, y, DIMENSIONS),
         )
 
 
-def called(voices: dict[str, np.ndarray], rng: np.random.Generator) -> Mixture:
+def phone_call(voices: dict[str, np.ndarray], rng: np.random.Generator) -> Mixture:
     """Two voices over one telephone."""
     two = rng.choice(sorted(voices), 2, replace=False).tolist()
     call = mix("call", {who: voices[who] for who in two}, rng, seconds=30)
     return replace(call, samples=CHANNELS["telephone"](call.samples, rng))
 
 
-def alone(voices: dict[str, np.ndarray], rng: np.random.Generator) -> Iterator[Mixture]:
+def single_voices(voices: dict[str, np.ndarray], rng: np.random.Generator) -> Iterator[Mixture]:
     channels = ("clean", "telephone", "room", "telephone")
     for who, channel in zip(rng.choice(sorted(voices), 4, replace=False), channels, strict=True):
         one = mix("alone", {str(who): voices[str(who)]}, rng, seconds=40)
@@ -114,7 +114,9 @@ def engine(fold: Fold) -> PyannoteDiarizer:
     return diarizer
 
 
-def tuned(diarizer: PyannoteDiarizer, fold: Fold, tuning: Tuning, levels: LevelSettings) -> None:
+def set_tuning(
+    diarizer: PyannoteDiarizer, fold: Fold, tuning: Tuning, levels: LevelSettings
+) -> None:
     """Set other parameters of the pipeline."""
     with tempfile.TemporaryDirectory() as folder:
         store(fold.plda, Path(folder))
@@ -128,7 +130,7 @@ def tuned(diarizer: PyannoteDiarizer, fold: Fold, tuning: Tuning, levels: LevelS
     diarizer.refine = lambda turns, samples: refine_boundaries(turns, samples, levels)
 
 
-def judged(diarizer: PyannoteDiarizer, recordings: list[Mixture]) -> Errors:
+def evaluate(diarizer: PyannoteDiarizer, recordings: list[Mixture]) -> Errors:
     total = Errors()
     for recording in recordings:
         found = diarizer.diarize(recording.samples)
@@ -141,7 +143,7 @@ def cost(errors: dict[str, Errors]) -> float:
     return float(np.mean([e.der + 0.1 * (1 - e.right) for e in errors.values()]))
 
 
-def told(errors: dict[str, Errors]) -> str:
+def describe(errors: dict[str, Errors]) -> str:
     return "  ".join(
         f"{kind} {100 * e.der:.1f} = {100 * e.missed_s / e.speech_s:.1f} missed + "
         f"{100 * e.false_s / e.speech_s:.1f} false + {100 * e.confusion:.1f}, "
@@ -169,10 +171,10 @@ def main() -> None:
         tuning = Tuning(speech, plain.gap_s, lda, threshold, fa, fb)
         errors = dict.fromkeys(KINDS, Errors())
         for diarizer, part in parts:
-            tuned(diarizer, part, tuning, LevelSettings(part=share))
+            set_tuning(diarizer, part, tuning, LevelSettings(part=share))
             for kind, recordings in part.recordings.items():
-                errors[kind] = errors[kind] + judged(diarizer, recordings)
-        rows.append((cost(errors), f"{tuning} part {share}: {told(errors)}"))
+                errors[kind] = errors[kind] + evaluate(diarizer, recordings)
+        rows.append((cost(errors), f"{tuning} part {share}: {describe(errors)}"))
         print(f"{rows[-1][0]:.4f}  {rows[-1][1]}", flush=True)
     print("best:", *(f"{price:.4f}  {row}" for price, row in sorted(rows)[:5]), sep="\n")
 

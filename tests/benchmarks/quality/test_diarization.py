@@ -55,7 +55,7 @@ def words(*who: str | None) -> list[Word]:
     return [Word(f" w{n}", n * 100, n * 100 + 50, None, name) for n, name in enumerate(who)]
 
 
-def test_names_do_not_count_and_a_word_of_nobody_is_wrong() -> None:
+def test_names_are_mapped_and_a_word_without_a_speaker_is_wrong() -> None:
     truth = words("A", "A", "B", "B")
     assert wrong_words(truth, ["x", "x", "y", "y"]) == 0
     assert wrong_words(truth, ["x", "y", "y", "y"]) == 1

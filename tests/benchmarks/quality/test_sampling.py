@@ -83,7 +83,7 @@ def test_every_rule_that_claims_to_be_exact_is_tested_over_several_rounds():
     assert exact == set(RULES.values()) == set(test_rounds.RULES)
 
 
-def test_rounds_that_share_random_numbers_are_found_out():
+def test_the_test_fails_if_rounds_share_random_numbers():
     """The test can fail: block verification with numbers that belong to the slot alone."""
 
     def by_slot(seed, start, slot, stream):
@@ -97,7 +97,7 @@ def test_rounds_that_share_random_numbers_are_found_out():
     assert not outcome.holds
 
 
-def test_a_text_that_cannot_be_never_fits():
+def test_an_impossible_text_never_fits():
     wanted = {(0,): 0.25, (1,): 0.75, (2,): 0.0}
     assert sampling._fit(sampling.Counter({(0,): 250, (1,): 750}), wanted)[2] > 0.9
     assert sampling._fit(sampling.Counter({(0,): 250, (1,): 749, (2,): 1}), wanted)[2] == 0

@@ -1,4 +1,4 @@
-"""The sounds without speech are what they are called, and the bundled pair writes nothing for them."""
+"""The sounds without speech, and that the bundled pair writes nothing for them."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def transcriber():
     return Transcriber(whisper, batch=8)
 
 
-def test_nothing_is_written_where_nobody_speaks(transcriber):
+def test_nothing_is_written_without_speech(transcriber):
     """A short form of `python -m benchmarks.quality.silence`: half a minute of each sound."""
     heard = list(silence.listen(transcriber, list(sounds.KINDS), ["guards"], 0.5))
     assert len(heard) == len(LOUD)

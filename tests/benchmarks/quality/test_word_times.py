@@ -1,4 +1,4 @@
-"""The word time benchmark: the whole way on a random pair, and its table."""
+"""The word time benchmark with a random pair, and its table."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_errors_are_shown_in_milliseconds_by_voice():
 
 
 @pytest.mark.slow
-def test_a_pair_that_hears_nothing_misses_the_aims(tmp_path, capsys):
+def test_an_untrained_pair_misses_the_targets(tmp_path, capsys):
     try:
         speak_timed("Good morning.", held_out_voices()[0])
     except OSError as error:

@@ -22,12 +22,12 @@ def test_both_together_are_held_against_the_slower_one() -> None:
     assert verdict(8, 10, 12).met and not verdict(10, 8, 13).met
 
 
-def test_other_words_or_slow_turns_miss_the_aim() -> None:
+def test_other_words_or_slow_diarization_miss_the_target() -> None:
     assert not verdict(10, 8, 12, text="sew").met
     assert not verdict(20, 13, 20).met  # 7.7 times real time
 
 
-def test_full_cores_say_what_cannot_be_beaten() -> None:
+def test_the_lower_bound_is_printed_if_the_cores_are_busy() -> None:
     full = verdict(10, 8, 18)
     assert full.least == pytest.approx(1.8)
     assert "lower bound with 2 cores: 1.80" in "\n".join(full.lines())

@@ -1,4 +1,4 @@
-"""The load benchmark against a server that is none: what it sends, what it counts, what it says."""
+"""The load benchmark against a fake server: its requests, counts and output."""
 
 from __future__ import annotations
 
@@ -77,13 +77,13 @@ def test_every_clip_is_sent_once_by_so_many_clients(address) -> None:
     assert all(0 < answer.latency_s <= wall_s for answer in answers)
 
 
-def test_an_answer_that_is_neither_ends_it(address) -> None:
+def test_an_unexpected_status_ends_the_benchmark(address) -> None:
     work = [service_load.Clip(f"{i}", b"broken" if i == 3 else b"fLaC", 1.0) for i in range(9)]
     with pytest.raises(service_load.ServerError, match="500"):
         service_load.load(address, work, 2, {})
 
 
-def test_figures_are_what_grew_between_two_looks() -> None:
+def test_figures_are_differences_of_two_polls() -> None:
     name = 'forescribe_step_seconds_{}{{step="decode"}}'
     before = {name.format("count"): 2.0, name.format("sum"): 1.0}
     after = {

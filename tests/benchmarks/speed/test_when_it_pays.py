@@ -1,4 +1,4 @@
-"""The formula behind the guide: it gives back what it was made from, and breaks even where it should."""
+"""The formula of the guide: it recovers its parameters and breaks even where it should."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ costs = st.floats(0.001, 1.0)
 
 
 def points(alpha: float, draft: float, growth: float, batch: int = 1) -> list[Point]:
-    """As a machine would measure them for which the formula is true."""
+    """Measurements of a machine for which the formula holds."""
     base = 0.004
     made = []
     for gamma in GAMMAS:
@@ -51,7 +51,7 @@ def test_alpha_is_found_from_the_tokens_per_round(alpha, gamma):
 
 
 @given(alphas, costs, costs)
-def test_prices_are_found_and_the_curve_runs_through_the_points(alpha, draft, growth):
+def test_costs_are_found_and_the_curve_runs_through_the_points(alpha, draft, growth):
     made = points(alpha, draft, growth)
     price = when_it_pays.prices(made)
     assert price == Prices(
@@ -70,7 +70,7 @@ def test_drafts_pay_exactly_where_alpha_is_above_the_price_of_a_draft(alpha, cos
         assert best == 1
 
 
-def test_the_picture_is_drawn_from_a_record_and_is_the_same_each_time(tmp_path):
+def test_the_figure_of_a_record_is_reproducible(tmp_path):
     record = tmp_path / "record.json"
     made = [*points(0.8, 0.1, 0.05), *points(0.7, 0.1, 0.2, batch=8)]
     record.write_text(json.dumps({"points": [vars(p) for p in made]}))

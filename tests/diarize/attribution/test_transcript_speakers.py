@@ -59,7 +59,7 @@ def test_a_segment_is_cut_where_the_speaker_changes_and_loses_its_tokens() -> No
     assert found.segments[0].start == 0 and found.segments[1].start == 2.2
 
 
-def test_a_segment_without_word_times_goes_to_whoever_speaks_most_of_it() -> None:
+def test_a_segment_without_word_times_gets_the_speaker_of_most_of_its_time() -> None:
     given = transcript([even(10)], words=False)
     turns = heard((0, 1.2, "A"), (1.2, 5, "B"))
     found = attribute_speakers(given, turns, turns.exclusive())

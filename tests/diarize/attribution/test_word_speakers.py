@@ -1,4 +1,4 @@
-"""Words and turns: what must hold for every conversation, and the complaints of the field."""
+"""Words and turns: properties of every conversation, and known problems of other tools."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_renaming_speakers_renames_the_answer_and_nothing_else(
 
 
 @given(words_and_turns())
-def test_without_turns_nobody_speaks_and_one_speaker_says_all_that_is_near(
+def test_without_turns_no_word_has_a_speaker_and_a_single_speaker_gets_all_near_words(
     case: tuple[list[Word], Turns],
 ) -> None:
     words, turns = case
@@ -95,7 +95,7 @@ def test_a_word_in_a_gap_goes_to_the_nearest_edge_not_the_nearest_middle() -> No
     assert speakers(words, turns) == ["long"]
 
 
-def test_a_border_that_is_a_little_off_does_not_tear_a_sentence() -> None:
+def test_a_boundary_that_is_slightly_off_does_not_split_a_sentence() -> None:
     words = even(8, sign=".") + even(6, 3.3, sign=".")
     turns = heard((0, 2.9, "A"), (2.9, 6, "B"))  # truly 3.2
     assert speakers(words, turns) == ["A"] * 8 + ["B"] * 6
@@ -114,7 +114,7 @@ def test_a_short_answer_between_two_sentences_stays() -> None:
 
 
 @pytest.mark.parametrize(("texts", "stays"), [((" Mm-hm,", " yeah."), 2), ((" oak", " table."), 0)])
-def test_a_listeners_sounds_while_both_are_heard_stay_other_words_do_not(
+def test_backchannels_in_overlap_keep_their_speaker_other_words_do_not(
     texts: tuple[str, str], stays: int
 ) -> None:
     words = even(12)
@@ -132,7 +132,7 @@ def test_a_word_stretched_over_a_pause_does_not_swallow_the_next_turn() -> None:
     assert speakers(words, turns) == ["A"] * 4 + ["B"] * 4
 
 
-def test_words_far_from_every_turn_are_nobodys_unless_their_sentence_is_somebodys() -> None:
+def test_words_far_from_turns_have_no_speaker_unless_their_sentence_has_one() -> None:
     words = [*even(3, sign="."), said(" Thank you.", 20, 20.5)]
     assert speakers(words, heard((0, 1.2, "A"))) == ["A"] * 3 + [None]
     trailing = [*even(3), said(" then", 2.9, 3.1), said(" so", 4.0, 4.2)]
@@ -163,7 +163,7 @@ def wrong(conversations: int, **options: float) -> float:
 
 
 def by_overlap(case_words: list[Word], turns: Turns) -> list[str | None]:
-    """What most tools do: the speaker of the largest overlap."""
+    """The method of most tools: the speaker with the largest overlap."""
     found: list[str | None] = []
     for word in case_words:
         said_by: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""Engines for tests: one that answers by the sound's level, and a pipeline folder of random parts."""
+"""Engines for tests: one that uses the level of the sound, and a pipeline folder of random weights."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ FRAME = RATE // 10
 
 
 class LevelDiarizer:
-    """Who is loud is LOUD, who is quiet is QUIET; below that nobody speaks. In frames of 100 ms.
+    """Loud frames are speaker LOUD, quiet ones QUIET, and the rest is silence. Frames have 100 ms.
 
-    A voice's vector is its level's direction, so that the same level is the same person anywhere.
-    `calls` are the lengths it was given.
+    The vector of a voice is determined by its level, so that equal levels are one person everywhere.
+    `calls` holds the lengths of the samples.
     """
 
     engine = Engine("level", "levels-1", SimilarityThresholds(same=0.95, possible=0.9))
@@ -76,9 +76,8 @@ def make_level(device: str) -> LevelDiarizer:
 
 
 def community_folder(folder: Path) -> Path:
-    """A folder like community-1's: the same classes, small or as they are, untrained; its
-    checkpoints as pyannote's own trainer writes them. A segmentation of random weights hears several
-    speakers at once, which is what its plumbing needs."""
+    """A folder like community-1's: the same classes with random weights, small or in full size, in
+    checkpoints as written by pyannote's trainer. The random segmentation finds overlapping speakers."""
     import lightning
     import pyannote.audio
     import torch

@@ -1,4 +1,4 @@
-"""How many voices: vectors that are made up, in pyannote's shapes."""
+"""Clustering of synthetic vectors in pyannote's shapes."""
 
 from __future__ import annotations
 
@@ -62,7 +62,9 @@ def test_voices_that_differ_are_told_apart_and_counted(clustering: Any, voices: 
         ({"min_clusters": 1, "max_clusters": 1}, 1),
     ],
 )
-def test_bounds_win_over_what_is_heard(clustering: Any, bounds: dict[str, int], count: int) -> None:
+def test_bounds_override_the_clustering(
+    clustering: Any, bounds: dict[str, int], count: int
+) -> None:
     vectors = heard(3)
     labels, _, centres = clustering(vectors, spoken(len(vectors)), **bounds)
     assert len(centres) == count and set(labels.ravel().tolist()) == set(range(count))
@@ -74,7 +76,7 @@ def test_one_voice_is_not_parted(clustering: Any) -> None:
     assert len(centres) == 1 and not labels.any()
 
 
-def test_next_to_nothing_is_one_voice(clustering: Any) -> None:
+def test_very_little_speech_is_one_voice(clustering: Any) -> None:
     vectors = heard(2)[:1]
     _, _, centres = clustering(vectors, spoken(1), max_clusters=100)
     assert np.allclose(centres, vectors[0])

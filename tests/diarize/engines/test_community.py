@@ -68,7 +68,7 @@ def test_a_folder_runs_through_the_stock_loader_and_its_result_says_so(folder: P
 
 
 @pytest.mark.slow
-def test_windows_heard_once_give_the_stock_vectors(folder: Path) -> None:
+def test_shared_frames_give_the_vectors_of_pyannote(folder: Path) -> None:
     from forescribe.diarize.engines.shared_frames import SharedFrameDiarization
     from forescribe.diarize.engines.upstream import (
         SlidingWindow,
@@ -122,7 +122,7 @@ class Harm:
         return print, ("harm",)
 
 
-def test_a_checkpoint_that_would_run_a_program_is_refused(
+def test_a_checkpoint_that_would_run_code_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = write(tmp_path / "x", {"state_dict": {}, "more": Harm()})

@@ -1,4 +1,4 @@
-"""The engine that ships: real networks, on the bundled samples. Its figures are in benchmarks/."""
+"""The embedded engine with its networks on the bundled samples. For figures see benchmarks/."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_the_bundled_samples_have_the_right_speakers_on_their_words(
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.03, 0.2, 0.5, 1.7])
-def test_however_short_a_recording_is_its_turns_lie_within_it(
+def test_turns_lie_within_recordings_of_any_length(
     diarizer: PyannoteDiarizer, conversation: np.ndarray, seconds: float
 ) -> None:
     part = conversation[RATE : RATE + round(seconds * RATE)]
@@ -152,7 +152,7 @@ def test_a_window_has_the_same_vector_whatever_is_heard_with_it(
     assert np.median(np.einsum("nd,nd->n", quiet, quieter)) > 0.99  # raised to one level
 
 
-def test_a_person_is_recognised_in_another_part_and_a_stranger_is_not(
+def test_speakers_are_recognised_in_another_part_and_an_unknown_one_is_not(
     diarizer: PyannoteDiarizer, conversation: np.ndarray
 ) -> None:
     engine = diarizer.engine

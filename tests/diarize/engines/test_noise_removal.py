@@ -1,4 +1,4 @@
-"""The engine that ships over broadband noise: four synthetic voices, three of flite (the samples'), one
+"""The embedded engine over broadband noise: four synthetic voices, three of flite (the samples'), one
 of espeak-ng (`data/espeak.ogg`). The larger table is `python -m benchmarks.quality.diarization_noise`."""
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def test_one_voice_over_noise_stays_one(
     [(Condition(CLEAN), False), (Condition("white", 20), True), (Condition("pink", 20), True)],
     ids=str,
 )
-def test_only_a_noisy_recording_is_heard_without_its_noise(
+def test_noise_is_removed_from_noisy_recordings_only(
     diarizer: PyannoteDiarizer,
     voices: dict[str, np.ndarray],
     condition: Condition,
@@ -140,7 +140,7 @@ def power(seconds: float, speech_db: float, noise_db: float, share: float) -> tu
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9, 1.0])
 @pytest.mark.parametrize("apart", [10.0, 20.0, 40.0])
-def test_clearance_is_the_distance_of_speech_and_noise_however_few_pauses(
+def test_the_level_above_noise_does_not_depend_on_the_number_of_pauses(
     apart: float, share: float
 ) -> None:
     for loudness in (0.0, -40.0):
@@ -148,7 +148,7 @@ def test_clearance_is_the_distance_of_speech_and_noise_however_few_pauses(
         assert apart <= measured <= apart + 4  # the quiet tenth of noise is below its mean
 
 
-def test_silence_that_was_put_there_and_no_speech_tell_nothing_of_noise() -> None:
+def test_digital_zeros_and_missing_speech_are_ignored() -> None:
     mels, speech = power(20, 0, -15, 0.8)
     zeros = np.zeros((3000, 40), np.float32)
     padded = speech_over_noise_db(
@@ -159,7 +159,7 @@ def test_silence_that_was_put_there_and_no_speech_tell_nothing_of_noise() -> Non
     assert speech_over_noise_db(zeros, np.ones(3000, bool)) == np.inf
 
 
-def test_what_is_under_the_speech_is_taken_off() -> None:
+def test_noise_is_subtracted_from_speech() -> None:
     speech, _ = power(1.6, 0, -90, 1.0)
     noise, _ = power(1.6, -200, -20, 1.0)
     got = subtract_noise(torch.from_numpy(np.stack([speech, speech + noise, noise]))).numpy()

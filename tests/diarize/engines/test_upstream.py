@@ -1,4 +1,4 @@
-"""What importing pyannote and silero may not do to a process."""
+"""Side effects that importing pyannote and silero must not have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a recording to a voice."""
+"""Enrolment: from a recording to a voice."""
 
 from __future__ import annotations
 

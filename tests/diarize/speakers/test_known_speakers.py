@@ -1,4 +1,4 @@
-"""Known speakers: what is stored, who is recognised, who is not."""
+"""Known speakers: storage and recognition."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def known(name: str, angle: float, encoder: str = "e") -> KnownSpeaker:
     return KnownSpeaker(name, encoder, vector, RATE, 1, "2026-01-01")
 
 
-def test_who_is_added_is_listed_and_who_is_removed_is_gone(tmp_path: Path) -> None:
+def test_added_speakers_are_listed_and_removed_ones_are_not(tmp_path: Path) -> None:
     store = KnownSpeakers(tmp_path / "new")
     assert store.list() == []
     store.add(" Zoë  Smith ", "e", voice(10), note="agreed by mail")
@@ -59,7 +59,7 @@ def test_files_are_for_their_owner_only_and_hold_no_sound(tmp_path: Path) -> Non
     assert file.stat().st_size < 1000
 
 
-def test_another_clip_moves_the_voice_by_how_much_was_said(tmp_path: Path) -> None:
+def test_another_clip_moves_the_voice_in_proportion_to_its_speech(tmp_path: Path) -> None:
     store = KnownSpeakers(tmp_path)
     store.add("Zoë", "e", voice(0, seconds=30), note="first")
     both = store.add("Zoë", "e", voice(40, seconds=10))
@@ -79,7 +79,7 @@ def test_too_little_speech_and_no_name_are_refused(tmp_path: Path) -> None:
     assert store.list() == []
 
 
-def test_a_broken_file_and_a_folder_that_refuses_are_named(tmp_path: Path) -> None:
+def test_errors_name_a_damaged_file_and_a_folder_without_access(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text("{}")
     with pytest.raises(UsageError, match=r"x\.json"):
         KnownSpeakers(tmp_path).list()
@@ -96,7 +96,7 @@ def test_the_folder_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) 
     assert default_folder() == Path("/data/forescribe/speakers")
 
 
-def test_a_like_voice_is_named_a_doubtful_one_suggested_an_unlike_one_nobody() -> None:
+def test_similar_voices_are_named_uncertain_ones_suggested_others_ignored() -> None:
     people = [known("Zoë", 0)]
     assert match_voices([voice(20)], people, "e", THRESHOLDS)[0].sure
     (doubtful,) = match_voices([voice(45)], people, "e", THRESHOLDS)
@@ -109,7 +109,7 @@ def test_two_speakers_are_never_the_same_known_person() -> None:
     assert [(m.speaker, m.name) for m in found] == [("B", "Zoë")]
 
 
-def test_between_two_who_sound_alike_nobody_is_named() -> None:
+def test_between_two_similar_speakers_no_name_is_sure() -> None:
     (found,) = match_voices([voice(10)], [known("Zoë", 0), known("Ada", 18)], "e", THRESHOLDS)
     assert not found.sure
 
@@ -119,7 +119,7 @@ def test_vectors_of_another_encoder_are_never_compared() -> None:
     assert match_voices([Voice("x", None, 0)], [known("Zoë", 0)], "e", THRESHOLDS) == []
 
 
-def test_a_diarization_gets_the_names_of_who_is_sure_only() -> None:
+def test_only_sure_matches_name_the_speakers_of_a_diarization() -> None:
     turns = Turns.of([(0, 5, "x"), (5, 9, "y"), (9, 12, "z")])
     voices = (voice(0, "x"), voice(88, "y"), voice(45, "z"))
     given = Diarization.of(turns, turns, voices, 12, Engine("test", "e", THRESHOLDS))

@@ -1,4 +1,4 @@
-"""The same people across recordings: labels that mean one person, and what is kept for it."""
+"""Labels that mean one speaker in all recordings, and their storage."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RATE = 16_000
 
 
 def heard(*angles: float | None, seconds: float = 10, engine: Engine = ENGINE) -> Diarization:
-    """A recording whose speakers sound like these directions, one after the other."""
+    """A recording with one turn for each voice, given as the direction of its vector in degrees."""
     length = round(seconds * RATE)
     turns = Turns.of((n * length, (n + 1) * length, f"{n}") for n in range(len(angles)))
     voices = tuple(Voice(f"{n}", _direction(angle), length) for n, angle in enumerate(angles))
@@ -40,7 +40,7 @@ def labels(people: LinkedSpeakers, recording: str, diarization: Diarization) -> 
     return [name.removeprefix("SPEAKER_") for name in found.speakers]
 
 
-def test_who_is_heard_again_keeps_the_label_and_a_stranger_gets_a_new_one() -> None:
+def test_a_speaker_keeps_the_label_in_later_recordings_and_others_get_new_ones() -> None:
     people = LinkedSpeakers()
     assert labels(people, "a", heard(0, 90)) == ["00", "01"]
     assert labels(people, "b", heard(180, 92, 3)) == ["02", "01", "00"]
@@ -52,7 +52,7 @@ def test_two_speakers_of_one_recording_are_never_one_person() -> None:
     assert labels(people, "b", heard(8, 2)) == ["01", "00"]
 
 
-def test_a_doubtful_likeness_is_told_and_not_linked() -> None:
+def test_an_uncertain_match_is_reported_and_not_linked() -> None:
     people = LinkedSpeakers()
     labels(people, "a", heard(0))
     found, (match,) = people.relabel("b", heard(35))
@@ -69,18 +69,20 @@ def test_names_stay_and_seconds_of_speech_are_needed() -> None:
     assert labels(people, "c", heard(None, 90)) == ["02", "00"]
 
 
-def test_voices_of_another_encoder_are_strangers() -> None:
+def test_voices_of_another_encoder_get_new_labels() -> None:
     people = LinkedSpeakers()
     labels(people, "a", heard(0))
     assert labels(people, "b", heard(0, engine=Engine("other", "f"))) == ["01"]
     assert labels(people, "c", heard(0, engine=Engine("none", None))) == ["02"]
 
 
-def test_a_later_run_knows_who_was_there_and_a_recording_replaces_itself(tmp_path: Path) -> None:
+def test_a_later_run_knows_earlier_speakers_and_a_repeated_recording_replaces_itself(
+    tmp_path: Path,
+) -> None:
     labels(LinkedSpeakers(tmp_path), str(tmp_path / "a.wav"), heard(0, 90))
     later = LinkedSpeakers(tmp_path)
     assert labels(later, str(tmp_path / "b.wav"), heard(90)) == ["01"]
-    # 45 degrees are like nobody once the recording's own voices of last time do not count.
+    # 45 degrees match no voice, as earlier entries of the same recording are ignored.
     assert labels(later, str(tmp_path / "a.wav"), heard(45)) == ["02"]
     assert labels(LinkedSpeakers(tmp_path), str(tmp_path / "c.wav"), heard(45, 0)) == ["02", "03"]
     lines = (tmp_path / NAME).read_text().splitlines()
@@ -95,7 +97,7 @@ def test_two_processes_in_one_folder_see_each_other(tmp_path: Path) -> None:
     assert labels(one, "c", heard(90)) == ["01"]
 
 
-def test_half_a_line_of_a_killed_process_is_passed_over(tmp_path: Path) -> None:
+def test_an_incomplete_line_of_a_killed_process_is_ignored(tmp_path: Path) -> None:
     labels(LinkedSpeakers(tmp_path), "a", heard(0))
     with (tmp_path / NAME).open("a") as file:
         file.write('{"recording": "b", "enc')
@@ -103,7 +105,7 @@ def test_half_a_line_of_a_killed_process_is_passed_over(tmp_path: Path) -> None:
     assert labels(LinkedSpeakers(tmp_path), "d", heard(90)) == ["01"]
 
 
-def test_a_folder_that_refuses_is_named(tmp_path: Path) -> None:
+def test_an_error_names_the_option_if_the_folder_is_missing(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="leave out --link-speakers"):
         LinkedSpeakers(tmp_path / "missing").relabel("a", heard(0))
 

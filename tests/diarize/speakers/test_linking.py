@@ -1,4 +1,4 @@
-"""Voices of several places as persons."""
+"""Linking voices of several blocks to persons."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_two_voices_of_one_place_stay_two_however_alike() -> None:
     assert link_voices([(0, voice(0)), (0, voice(1)), (1, voice(0))], 0.5) == [0, 1, 0]
 
 
-def test_bounds_join_more_than_is_alike_or_less() -> None:
+def test_bounds_override_the_similarity() -> None:
     voices = [(0, voice(0)), (1, voice(40)), (2, voice(90))]
     assert link_voices(voices, 0.99) == [0, 1, 2]
     assert link_voices(voices, 0.99, most=2) == [0, 0, 1]
@@ -41,14 +41,14 @@ def test_a_voice_without_a_vector_stays_alone() -> None:
     ]
 
 
-def test_a_person_is_where_most_was_said() -> None:
+def test_the_voice_of_a_person_is_weighted_by_speech() -> None:
     long, short = voice(0, samples=100_000), voice(30, samples=10)
     other = voice(62, samples=10)  # 47 degrees from the plain mean, 62 from the weighted one
     assert link_voices([(0, long), (1, short), (2, other)], 0.6) == [0, 0, 1]
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.floats(0, 360)), max_size=8), st.floats(-1, 1))
-def test_everybody_gets_a_number_by_first_appearance(
+def test_persons_are_numbered_by_first_appearance(
     drawn: list[tuple[int, float]], alike: float
 ) -> None:
     numbers = link_voices([(place, voice(angle)) for place, angle in drawn], alike)

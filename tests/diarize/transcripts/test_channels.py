@@ -1,4 +1,4 @@
-"""Channels as speakers: two sides apart, and together again."""
+"""Channels as speakers: splitting and merging."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_two_sides_become_one_conversation_in_the_order_of_what_was_said() -> No
 
 
 class Parrot:
-    """SupportsTranscribe a recording to its own length, the later given first."""
+    """Transcribes a recording to its length; the last recording comes first."""
 
     def transcribe(
         self,

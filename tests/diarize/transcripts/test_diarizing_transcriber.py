@@ -1,4 +1,4 @@
-"""Transcription and diarization side by side."""
+"""Transcription with diarization."""
 
 from __future__ import annotations
 

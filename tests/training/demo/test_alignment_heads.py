@@ -1,4 +1,4 @@
-"""Alignment heads are those that follow the audio, and the file stays what transformers reads."""
+"""The selected alignment heads follow the audio, and transformers reads the file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Groups of speakers: disjoint, complete, and the same whoever else is chosen."""
+"""Groups of speakers: disjoint, complete, and independent of the other speakers."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The word times that others are measured by are themselves true: silence where no word is, sound where
-one begins and ends."""
+"""The reference word times are true: silence between words, sound where a word begins and ends."""
 
 from __future__ import annotations
 
@@ -128,7 +127,7 @@ def part(seed: int) -> TimedSpeech:
     return TimedSpeech(samples, (TimedWord("one", 320, 20_000), TimedWord("two", None, 47_000)))
 
 
-def test_laid_words_are_where_their_sound_is():
+def test_words_of_concatenated_parts_are_at_their_sound():
     parts = [part(1), part(2)]
     laid = lay(parts, np.random.default_rng(0))
     for number, each in enumerate(parts):

@@ -1,4 +1,4 @@
-"""Only words that were written right are compared, each with the one it stands for."""
+"""Only correct words are compared, each with its spoken word."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_errors_are_those_of_the_words_that_match():
     assert quantile(errors.both, 0.5) == pytest.approx(0.01)
 
 
-def test_nothing_in_common_is_no_success():
+def test_without_common_words_the_targets_are_missed():
     errors = compare([TimedWord("a", 0, 10)], [Word(" b", 0, 10)])
     assert errors.matched == 0 and math.isinf(quantile(errors.both, 0.5))
     assert not errors.within_aims

@@ -1,4 +1,4 @@
-"""What the text pair reads: documents, what is kept out, and rows that keep documents apart."""
+"""The corpus of the text pair: documents, held-out documents, and packing."""
 
 from __future__ import annotations
 

@@ -1,0 +1,63 @@
+"""Diarization in the background: recordings in turn, errors, and cancellation."""
+
+from __future__ import annotations
+
+import pytest
+
+from forescribe.asr.errors import UsageError
+from forescribe.diarize.transcripts.background import BackgroundDiarizer
+from tests.diarize.engines.fake_engines import RATE, LevelDiarizer, sound
+
+TALK = sound((1, 0.5), (0.5, 0), (1.5, 0.1), (2, 0.5), (1, 0), (2, 0.1), (0.7, 0.5))
+
+
+@pytest.mark.parametrize("block", [RATE, 30 * RATE])
+def test_interleaved_recordings_have_the_same_turns_as_alone(block: int) -> None:
+    other = sound((3, 0.1), (1, 0.5))
+    with BackgroundDiarizer(LevelDiarizer(), block=block, slack=0) as background:
+        one, two = background.start(), background.start()
+        for start in range(0, len(TALK), 7000):
+            one.feed(TALK[start : start + 7000])
+            two.feed(other[start : start + 7000])
+        found = [one.finish().result(), two.finish().result()]
+    assert [f.regular for f in found] == [
+        LevelDiarizer().diarize(TALK).regular,
+        LevelDiarizer().diarize(other).regular,
+    ]
+
+
+def test_an_error_of_the_engine_is_raised_by_the_result() -> None:
+    class Broken(LevelDiarizer):
+        def diarize(self, *given: object, **others: object) -> None:  # type: ignore[override]
+            raise UsageError("no")
+
+    with BackgroundDiarizer(Broken()) as background:
+        task = background.start()
+        task.feed(TALK)
+        with pytest.raises(UsageError, match="no"):
+            task.finish().result()
+
+
+def test_a_cancelled_recording_is_not_diarized() -> None:
+    engine = LevelDiarizer()
+    with BackgroundDiarizer(engine, block=RATE, slack=0) as background:
+        task = background.start()
+        task.cancel()
+        task.feed(TALK)
+    assert len(engine.calls) <= 1
+
+
+def test_progress_is_reported_and_an_exception_of_the_hook_cancels() -> None:
+    seen: list[float] = []
+
+    def hook(step: str, done: float) -> None:
+        seen.append(done)
+        if len(seen) == 2:
+            raise InterruptedError
+
+    with BackgroundDiarizer(LevelDiarizer(), block=RATE, slack=0) as background:
+        task = background.start(hook)
+        task.feed(TALK)
+        with pytest.raises(InterruptedError):
+            task.finish().result()
+    assert seen[0] == 0.0
