@@ -1,0 +1,146 @@
+"""`--help`: sections, one line per option, defaults once; and the record that a command line becomes."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import FrozenInstanceError
+from typing import Any
+
+import pytest
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from forescribe.asr.errors import UsageError
+from forescribe.cli.main import app, main
+from forescribe.cli.options.gamma import parse_gamma
+from forescribe.cli.options.option_records import SECTIONS
+from forescribe.cli.options.transcribe_options import TranscribeOptions
+from tests.asr.model import folders
+
+
+def every_command(command: Any = None, name: str = "") -> Iterator[tuple[str, Any]]:
+    command = command or get_command(app)
+    children = getattr(command, "commands", None)
+    if children is None:
+        yield name, command
+        return
+    for child_name, child in children.items():
+        yield from every_command(child, f"{name} {child_name}".strip())
+
+
+COMMANDS = dict(every_command())
+
+
+def help_of(name: str) -> str:
+    return CliRunner().invoke(app, [*name.split(), "--help"]).stdout
+
+
+def declared(command: Any) -> list[Any]:
+    return [p for p in command.params if p.param_type_name == "option" and p.name != "help"]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_option_has_a_section_a_sentence_and_a_metavar(name: str) -> None:
+    for option in declared(COMMANDS[name]):
+        assert option.rich_help_panel in SECTIONS, option.name
+        assert re.search(r"[\w)`]\.( {2}\[default: [^\]]+\])?$", option.help), option.help
+        assert option.is_flag or option.metavar, option.name
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_sections_stand_in_one_order(name: str) -> None:
+    headings = [line[:-1] for line in help_of(name).splitlines() if re.match(r"[A-Z]\w+:$", line)]
+    shown = [heading for heading in headings if heading in SECTIONS]
+    assert shown == [section for section in SECTIONS if section in shown]
+    assert headings[-1] == "Other"  # --help alone
+
+
+def test_transcribe_has_all_sections_of_a_transcription() -> None:
+    text = help_of("transcribe")
+    for section in SECTIONS[1:]:
+        assert f"\n{section}:\n" in text
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_default_is_shown_once(name: str) -> None:
+    for row in re.split(r"\n  (?=-)", help_of(name)):
+        assert row.count("[default:") <= 1, row
+
+
+# The record
+
+
+def test_options_are_frozen_and_checked_when_made() -> None:
+    options = TranscribeOptions(["a.wav"], gamma="5", device="cpu")
+    assert options.drafts == 5
+    with pytest.raises(FrozenInstanceError):
+        options.gamma = "6"  # type: ignore[misc]
+    for impossible in (
+        {"gamma": "99"},
+        {"num_speakers": 2},
+        {"output_format": "rttm"},
+        {"json": True, "output_dir": "-"},
+        {"verbose": True, "quiet": True},
+        {"diarize": True, "word_timestamps": False},
+        {"long_form": "sequential", "vad": True},
+        {"condition_on_previous_text": True},
+        {"guards": False, "no_speech_threshold": "0.5"},
+    ):
+        with pytest.raises(UsageError):
+            TranscribeOptions(["a.wav"], **impossible)  # type: ignore[arg-type]
+
+
+def test_formats_include_those_of_speakers_if_there_are_speakers() -> None:
+    assert TranscribeOptions(["a.wav"]).formats == "all"
+    assert TranscribeOptions(["a.wav"], diarize=True).formats == "all,rttm"
+    assert TranscribeOptions(["a.wav"], diarize=True, output_format="txt").formats == "txt"
+
+
+def test_a_report_shows_words_unless_they_are_switched_off() -> None:
+    assert TranscribeOptions(["a.wav"], report="r.html").wants_words is True
+    assert TranscribeOptions(["a.wav"], report="r.html", word_timestamps=False).wants_words is False
+    assert TranscribeOptions(["a.wav"]).wants_words is None
+
+
+@pytest.mark.parametrize(("text", "number"), [("auto", None), ("AUTO", None), ("0", 0), ("64", 64)])
+def test_gamma_is_a_number_or_auto(text: str, number: int | None) -> None:
+    assert parse_gamma(text) == number
+
+
+@pytest.mark.parametrize("text", ["65", "-1", "", "1.5", "many"])
+def test_other_gammas_are_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="neither auto nor a number from 0 to 64"):
+        parse_gamma(text)
+
+
+# The way from the command to the model
+
+
+def test_few_functions_lie_between_the_command_and_the_transcriber(
+    tmp_path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from forescribe.asr.decode.transcriber import Transcriber
+
+    calls: list[list[str]] = []
+
+    def transcribe(self, sources, options=None, hook=None, **more):
+        frames = [f for f in inspect.stack()[1:] if "/forescribe/" in f.filename]
+        ours = [f.function for f in frames if "site-packages" not in f.filename]
+        calls.append(ours[: ours.index("transcribe") + 1])
+        raise UsageError("far enough")
+        yield  # a generator, as the real one: it runs when its first outcome is requested
+
+    monkeypatch.setattr(Transcriber, "transcribe", transcribe)
+    monkeypatch.chdir(tmp_path)
+    import numpy as np
+    import soundfile
+
+    soundfile.write("a.wav", np.zeros(16_000), 16_000)
+    model = str(folders.write(tmp_path / "model"))
+    monkeypatch.setattr(sys, "argv", ["forescribe", "a.wav", "--model", model, "--device", "cpu"])
+    with pytest.raises(SystemExit):
+        main()
+    assert calls == [["_results", "run", "transcribe"]]
