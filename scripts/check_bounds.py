@@ -30,7 +30,9 @@ def run(*command: str | Path, cwd: Path = ROOT) -> None:
 def output(*command: str | Path) -> str:
     """What a command prints; empty if it fails or does not exist."""
     try:
-        done = subprocess.run([str(part) for part in command], capture_output=True, text=True)
+        done = subprocess.run(
+            [str(part) for part in command], cwd=ROOT, capture_output=True, text=True
+        )
     except OSError:
         return ""
     return done.stdout.strip() if done.returncode == 0 else ""

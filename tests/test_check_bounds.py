@@ -1,0 +1,78 @@
+"""scripts/check_bounds.py: which Python it chooses, and what it installs."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def check_bounds() -> ModuleType:
+    path = ROOT / "scripts" / "check_bounds.py"
+    spec = importlib.util.spec_from_file_location("check_bounds", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "chosen"),
+    [
+        ("3.12", {"python3.13": "3.13", "python3.11": "3.11"}, "python3.13"),
+        ("3.13", {"python3.13": "3.13", "python3.11": "3.11"}, "python3.11"),
+        ("3.12", {"python3.13": "3.12"}, sys.executable),  # a shim of another version
+        ("3.12", {}, sys.executable),
+    ],
+)
+def test_the_newest_other_python_is_chosen(
+    check_bounds: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    here: str,
+    there: dict[str, str],
+    chosen: str,
+) -> None:
+    versions = {sys.executable: here, **there}
+    monkeypatch.setattr(check_bounds, "version", lambda python: versions.get(str(python), ""))
+    monkeypatch.setattr(check_bounds, "candidates", lambda uv, wanted: [f"python{wanted}"])
+    assert check_bounds.another_python("uv") == chosen
+
+
+def test_the_versions_are_those_of_the_project(check_bounds: ModuleType) -> None:
+    project = (ROOT / "pyproject.toml").read_text()
+    assert 'requires-python = ">=3.11,<3.14"' in project
+    assert set(check_bounds.VERSIONS) == {"3.11", "3.12", "3.13"}
+
+
+@pytest.mark.parametrize(
+    ("bound", "commands"),
+    [("newest", ["[diarize,serve]"]), ("lowest", ["lowest-direct", "--no-deps"])],
+)
+def test_both_bounds_install_the_wheel(
+    check_bounds: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    bound: str,
+    commands: list[str],
+) -> None:
+    ran: list[str] = []
+    monkeypatch.setattr(
+        check_bounds, "run", lambda *command: ran.append(" ".join(map(str, command)))
+    )
+    monkeypatch.chdir(ROOT)
+    check_bounds.install("uv", bound, tmp_path, tmp_path / "a.whl")
+    assert len(ran) == len(commands)
+    assert all(part in line for part, line in zip(commands, ran, strict=True))
+    if bound == "lowest":
+        assert "torch" in (tmp_path / "requirements.txt").read_text()
+
+
+def test_a_program_that_is_missing_has_no_output(check_bounds: ModuleType) -> None:
+    assert check_bounds.output("no-such-program-anywhere") == ""
+    assert check_bounds.version(sys.executable) == ".".join(map(str, sys.version_info[:2]))

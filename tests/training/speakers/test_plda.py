@@ -1,0 +1,54 @@
+"""The PLDA: it separates speakers along the trained axes, and error rates have their extremes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from training.speakers.plda import Plda, equal_error_rate, store, train, unit
+
+
+@pytest.fixture(scope="module")
+def voices() -> tuple[np.ndarray, np.ndarray]:
+    """Unit vectors [N, 16] of 40 speakers, 20 each; the first 6 axes carry the speaker."""
+    rng = np.random.default_rng(0)
+    labels = np.repeat(np.arange(40), 20)
+    centres = np.zeros((40, 16))
+    centres[:, :6] = rng.normal(size=(40, 6))
+    return unit(centres[labels] + 0.6 * rng.normal(size=(len(labels), 16))), labels
+
+
+def test_features_separate_speakers_better_than_the_vectors(
+    voices: tuple[np.ndarray, np.ndarray],
+) -> None:
+    vectors, labels = voices
+    plda = train(vectors, labels, 6)
+    before, _ = equal_error_rate(unit(vectors - vectors.mean(0)), labels)
+    after, _ = equal_error_rate(unit(plda.features(vectors)), labels)
+    assert after < before
+
+
+def test_between_class_variances_fall(voices: tuple[np.ndarray, np.ndarray]) -> None:
+    psi = train(*voices, 6).psi
+    assert (np.diff(psi) <= 0).all() and (psi > 0).all()
+
+
+def test_equal_error_is_0_for_separate_and_half_for_random_speakers() -> None:
+    labels = np.repeat([0, 1], 50)
+    assert equal_error_rate(np.eye(2)[labels], labels)[0] == pytest.approx(0, abs=0.02)
+    rng = np.random.default_rng(1)
+    assert equal_error_rate(unit(rng.normal(size=(100, 8))), labels)[0] == pytest.approx(
+        0.5, abs=0.1
+    )
+
+
+def test_the_stored_files_hold_the_arrays_of_pyannote(
+    tmp_path: Path, voices: tuple[np.ndarray, np.ndarray]
+) -> None:
+    plda: Plda = train(*voices, 6)
+    store(plda, tmp_path)
+    with np.load(tmp_path / "xvec_transform.npz") as first, np.load(tmp_path / "plda.npz") as then:
+        assert set(first) == {"mean1", "mean2", "lda"} and set(then) == {"mu", "tr", "psi"}
+        assert np.array_equal(then["tr"], plda.tr)
