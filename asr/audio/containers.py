@@ -1,14 +1,14 @@
-"""Containers and codecs: bytes in, blocks of samples as they were recorded out.
+"""Containers and codecs: the bytes of a file to blocks of samples at their original rate.
 
-Two readers, chosen by what the bytes are, never by the file's name:
+There are two readers, chosen by the content of the file, never by its name:
 
 - soundfile for uncompressed audio (wav, aiff, au, caf, ...): exact, every bit depth;
-- PyAV, which carries its codecs, for all else (mp3, flac, ogg, m4a, webm, video, ...).
+- PyAV, which ships its codecs, for everything else (mp3, flac, ogg, m4a, webm, video, ...).
 
-soundfile reads mp3, flac and ogg too, but stops early without a word where the length in the header
-is an estimate or belongs to a part: measured with libsndfile 1.2.2, an mp3 without Xing header gave
-11 of 60 s, two joined mp3 or ogg files gave the first, a flac of unknown length lost its end. PyAV
-read all of these whole and no slower.
+soundfile reads mp3, flac and ogg too, but stops early without an error where the length in the header
+is an estimate or describes only a part: with libsndfile 1.2.2, an mp3 without a Xing header gave 11 of
+60 s, two concatenated mp3 or ogg files gave the first one, a flac of unknown length lost its end. PyAV
+read all of these completely and at the same speed.
 
 Knows nothing of 16 kHz, of mono, or of where the bytes come from.
 """
@@ -33,48 +33,46 @@ if TYPE_CHECKING:
     from av.container import InputContainer
 
 UNCOMPRESSED = frozenset({"WAV", "WAVEX", "RF64", "W64", "AIFF", "AU", "CAF", "NIST"})
-"""soundfile's names of what is left to it."""
+"""soundfile's names of the formats that it reads here."""
 
 MAGIC = (b"RIFF", b"RIFX", b"RF64", b"riff", b"FORM", b".snd", b"dns.", b"caff", b"NIST")
-"""How those files begin. Other bytes are not shown to libsndfile: it takes garbage for mp3, and its
-decoder complains on stderr by itself."""
+"""The first bytes of those files. Other files are not given to libsndfile: it mistakes garbage for mp3,
+and its mp3 decoder writes to stderr."""
 
 DEMUXERS = (
     "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,ogg,wav,w64,aiff,au,caf,flac,mp3,aac,latm,loas,amr,amrnb,amrwb,"
     "ac3,eac3,dts,asf,avi,flv,mpeg,mpegts,ape,wv,tta,tak,mpc,mpc8,dsf,gsm,voc,nut,mxf"
 )
-"""What PyAV may open. A list of what is allowed: playlists, concat scripts, devices and image
-sequences name further files or hosts to open, so an upload could read this machine's files through
-them."""
+"""What PyAV may open. This is an allowlist, because playlists, concat scripts, devices and image
+sequences name further files or hosts to open: an upload could read this machine's files with them."""
 
 TIMED = frozenset({"mov", "matroska", "mpegts", "asf", "flv"})
-"""Containers whose timestamps are facts. In the others they are counted or estimated by the
-reader."""
+"""Containers that store timestamps. In the others the reader counts or estimates them."""
 
 SIZED = TIMED | {"flac", "wav", "ogg", "avi"}
-"""Containers whose duration is a fact. A raw stream's (aac, ac3, mp3 without Xing) is a guess from
-its bit rate."""
+"""Containers that store their duration. That of a raw stream (aac, ac3, mp3 without Xing) is estimated
+from its bit rate."""
 
 MAX_CHANNELS = 64
 MAX_RATE = 768_000
-"""Beyond what any recorder writes: a few bytes of a header could ask for gigabytes a second."""
+"""More than any recorder writes: without limits, a forged header could demand gigabytes per second."""
 
 READ_FRAMES = 1 << 16
 MIN_GAP_S = 0.1
 MAX_GAP_S = 600.0
-"""Timestamps that jump by less are jitter, by more nonsense; between them audio is missing and
-silence takes its place."""
+"""A timestamp that jumps by less is jitter, by more invalid. In between, audio is missing, and silence
+is inserted."""
 
 MAX_BOXES = 1000
-"""Of an mp4, on its outermost level: there are a handful."""
+"""The most boxes to look at on the outermost level of an mp4; a valid file has a handful."""
 
 UNKNOWN_SIZE = 0x7FFF0000
-"""Bytes. Programs that write wav to a pipe put a size around 2 or 4 GiB, as they cannot know it."""
+"""Bytes. Programs that write wav to a pipe do not know the size, and write one around 2 or 4 GiB."""
 
 
 @dataclass(frozen=True)
 class Pcm:
-    """Samples as recorded: `samples` [T, C] float32, nominally -1 to 1, at `rate` Hz."""
+    """Samples [T, C] float32, nominally -1 to 1, at `rate` Hz."""
 
     samples: NDArray[np.float32]
     rate: int
@@ -84,19 +82,19 @@ class Reader(Protocol):
     """An opened container."""
 
     declared_s: float | None
-    """What the container says of its length; None where it says nothing reliable."""
+    """The length that the container declares, in seconds; None where it is missing or unreliable."""
 
     notices: list[Notice]
 
     def read(self) -> Iterator[Pcm]:
-        """The samples, once. Damage ends or interrupts them, with a notice; it does not raise."""
+        """Yield the samples, once. Damage ends or interrupts them and adds a notice; it does not raise."""
 
     def close(self) -> None:
-        """Give back what was opened; the file itself belongs to the caller."""
+        """Release resources; the file itself belongs to the caller."""
 
 
 def open_container(file: BinaryIO, name: str, demuxers: str = DEMUXERS) -> Reader:
-    """The reader for a seekable binary file. `name` is for messages, `demuxers` what PyAV may open.
+    """Return the reader for a seekable binary file. `name` is for messages, `demuxers` limits PyAV.
 
     Raises AudioError: `invalid_audio`, `no_audio_stream`.
     """
@@ -104,9 +102,9 @@ def open_container(file: BinaryIO, name: str, demuxers: str = DEMUXERS) -> Reade
 
 
 def _check(name: str, channels: int, rate: int) -> None:
-    """Raises AudioError for what a header says of its sound and nobody can have recorded."""
+    """Raise AudioError for a header with an implausible number of channels or rate."""
     if channels < 1 or rate < 1:
-        raise AudioError(f"{name}: {channels} channels at {rate} Hz: no sound is in it")
+        raise AudioError(f"{name}: {channels} channels at {rate} Hz: there is no sound in it")
     if channels > MAX_CHANNELS or rate > MAX_RATE:
         most = f"{MAX_CHANNELS} channels and {MAX_RATE} Hz"
         raise AudioError(f"{name}: {channels} channels at {rate} Hz; at most {most} are read")
@@ -122,10 +120,10 @@ def _open_uncompressed(file: BinaryIO, name: str) -> Reader | None:
         return None
     try:
         sound = soundfile.SoundFile(file)
-    except (soundfile.LibsndfileError, TypeError):  # TypeError: it takes the file for headerless
+    except (soundfile.LibsndfileError, TypeError):  # TypeError: it found no header
         file.seek(0)
         return None
-    # A header that says "no samples" may come from a pipe; PyAV reads on to the end of the file.
+    # A header with zero samples may come from a pipe; PyAV reads to the end of the file.
     if sound.format in UNCOMPRESSED and sound.frames:
         _check(name, sound.channels, sound.samplerate)
         return _SoundFileReader(sound, _wav_declared_s(file))
@@ -159,8 +157,7 @@ class _AvReader:
     def __init__(self, file: BinaryIO, name: str, demuxers: str) -> None:
         import av
 
-        # libav prints to stderr by itself, over the caller's progress bar; what matters comes back
-        # as errors.
+        # libav prints to stderr, over the caller's progress bar; what matters is also raised.
         av.logging.set_level(av.logging.PANIC)
         try:
             self.container: InputContainer = av.open(
@@ -210,7 +207,7 @@ class _AvReader:
             return float(self.stream.duration * self.stream.time_base)
         if (stated := _clock_s(self.stream.metadata.get("DURATION", ""))) is not None:
             return stated
-        # With a picture the whole may be longer than its sound.
+        # With a video stream the container may be longer than its sound.
         alone = len(self.container.streams) == 1
         return self.container.duration / 1e6 if alone and self.container.duration else None
 
@@ -241,7 +238,7 @@ class _AvReader:
             )
 
     def _frames(self) -> Iterator[AudioFrame | None]:
-        """Decoded frames; None for a packet that could not be decoded."""
+        """Yield decoded frames, and None for a packet that could not be decoded."""
         import av
 
         packets = self.container.demux(self.stream)
@@ -250,7 +247,7 @@ class _AvReader:
                 packet = next(packets)
             except StopIteration:
                 return
-            except av.FFmpegError as error:  # the container itself ends or breaks here
+            except av.FFmpegError as error:  # the container itself ends or is damaged here
                 self.notices.append(
                     Notice("corrupt_audio", f"reading stopped at damaged data ({_reason(error)})")
                 )
@@ -261,8 +258,8 @@ class _AvReader:
                 yield None
 
     def _gap(self, frame: AudioFrame, position: int) -> int:
-        """Samples missing before this frame, by its timestamp: dropped packets, a paused recorder,
-        sound that starts late."""
+        """The number of samples missing before this frame, by its timestamp: packets were dropped, the
+        recorder was paused, or the sound starts late."""
         if frame.pts is None or not frame.time_base:
             return 0
         origin = (self.container.start_time or 0) / 1e6
@@ -281,15 +278,15 @@ class _AvReader:
 
 
 def _gathered(pieces: Iterator[Pcm]) -> Iterator[Pcm]:
-    """Joined to about a second: codecs give 20 ms at a time, and each piece costs its reader a few
-    calls."""
+    """Join pieces to blocks of about a second: codecs yield 20 ms at a time, and each piece costs its
+    consumer several calls."""
     held: list[Pcm] = []
     count = 0
     for piece in pieces:
-        alike = not held or (
+        same_format = not held or (
             piece.rate == held[0].rate and piece.samples.shape[1] == held[0].samples.shape[1]
         )
-        if not alike or count >= READ_FRAMES:
+        if not same_format or count >= READ_FRAMES:
             yield _joined(held)
             held, count = [], 0
         held.append(piece)
@@ -309,7 +306,7 @@ def _silence(count: int, like: Pcm) -> Iterator[Pcm]:
 
 
 def _float32(frame: AudioFrame) -> NDArray[np.float32]:
-    """[T, C]. Integers are scaled by their full range, unsigned bytes are centred first."""
+    """Samples [T, C]. Integers are scaled by their range; unsigned bytes are centred first."""
     channels = frame.layout.nb_channels
     raw = frame.to_ndarray()
     samples = raw.T if frame.format.is_planar else raw.reshape(-1, channels)
@@ -319,13 +316,13 @@ def _float32(frame: AudioFrame) -> NDArray[np.float32]:
         return (samples / float(1 << (8 * samples.dtype.itemsize - 1))).astype(np.float32)
     with np.errstate(
         over="ignore"
-    ):  # a double beyond float32 becomes infinite, which the caller looks for
+    ):  # a double beyond float32 becomes infinite, which the caller checks
         return samples.astype(np.float32, copy=False)
 
 
 def _lenient_metadata(version: str) -> dict[str, Any]:
-    """Arguments of `av.open` with which tags that are not UTF-8 do not fail the recording. From 19
-    on PyAV does so by itself and knows no such argument."""
+    """Arguments of `av.open` that make it accept tags that are not UTF-8. PyAV 19 and later always does
+    so and has no such argument."""
     return {"metadata_errors": "replace"} if int(version.split(".")[0]) < 19 else {}
 
 
@@ -334,22 +331,22 @@ def _refuse_to_open(url: str, flags: int, options: dict[str, str]) -> object:
 
 
 _REASONS = {
-    "InvalidDataError": "its data are damaged, or of a kind that is not read",
+    "InvalidDataError": "its data are damaged, or of an unsupported kind",
     "EOFError": "it ends too early",
     "PermissionError": "it names another file",
     "DecoderNotFoundError": "there is no decoder for it",
-    "DemuxerNotFoundError": "its container is not one that is read",
+    "DemuxerNotFoundError": "its container format is not supported",
 }
 
 
 def _reason(error: Exception) -> str:
-    """In our words: those of the libraries name their own internals, and differ between versions."""
+    """A stable description: the libraries' messages name internals and differ between versions."""
     known = (_REASONS.get(kind.__name__) for kind in type(error).__mro__)
     return next(filter(None, known), "it cannot be read")
 
 
 def _wav_declared_s(file: BinaryIO) -> float | None:
-    """Seconds by a RIFF header; soundfile silently cuts its count to what a truncated file still
+    """The duration in seconds by a RIFF header; soundfile silently reduces it to what a truncated file
     holds.
 
     Source: Multimedia Programming Interface and Data Specifications 1.0 (IBM, Microsoft, 1991),
@@ -377,7 +374,7 @@ def _wav_declared_s(file: BinaryIO) -> float | None:
 
 
 def _lacks_index(file: BinaryIO) -> bool:
-    """Whether this is an mp4 without its `moov` box, as of a download or a recorder that was broken off.
+    """Whether this is an mp4 without its `moov` box, as after an interrupted download or recording.
 
     Source: ISO/IEC 14496-12, section 4.2: boxes of 4 bytes of size and 4 of type, then 8 for a size of 1.
     """
@@ -401,7 +398,7 @@ def _lacks_index(file: BinaryIO) -> bool:
 
 
 def _has_xing(file: BinaryIO) -> bool:
-    """Whether an mp3 states its length: a Xing, Info or VBRI header in its first frame, behind any
+    """Whether an mp3 states its length: a Xing, Info or VBRI header in its first frame, after any
     ID3v2 tag."""
     here = file.tell()
     file.seek(0)
@@ -418,7 +415,7 @@ def _has_xing(file: BinaryIO) -> bool:
 
 
 def _clock_s(text: str) -> float | None:
-    """Seconds of Matroska's `00:01:02.500000000`."""
+    """The seconds in Matroska's format `00:01:02.500000000`."""
     try:
         hours, minutes, rest = text.split(":")
         return int(hours) * 3600 + int(minutes) * 60 + float(rest)

@@ -1,9 +1,9 @@
 """The decoded samples of a recording on disk, mono float32 at 16 kHz, in a file without a name.
 
-    with open_audio(spool) as recording: ...
+    with open_audio(decoded) as recording: ...
 
-What was decoded once, in a process of its own (`asr.audio.sandbox`), is read from here without decoding: by
-position, so several may read at a time. 64 kB for a second of audio.
+What a child process has decoded (`asr.audio.sandbox`) is read from here without decoding it again: by
+position, so that several readers may read at a time. 64 kB per second of audio.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from .containers import Pcm
 
 WIDTH = np.dtype(np.float32).itemsize
 
-PIECE = 1 << 16
+READ_SAMPLES = 1 << 16
 """Samples of one read."""
 
 
 @dataclass(frozen=True, eq=False)
 class DecodedFile:
-    """As a source as good as the recording's own file. To be closed, by whoever decoded it.
+    """A decoded recording; a source like the recording's own file. The caller of the decoder closes it.
 
-    `notices` are what was wrong with the recording.
+    `notices` say what was wrong with the recording.
     """
 
     name: str
@@ -48,18 +48,18 @@ class DecodedFile:
 
 
 class DecodedFileReader:
-    """A spool as a container of one channel."""
+    """The `Reader` of a decoded file: a container of one channel."""
 
-    declared_s: float | None = None  # what was missing is among the notices already
+    declared_s: float | None = None  # the notices already say what was missing
 
-    def __init__(self, spool: DecodedFile) -> None:
-        self.spool, self.notices = spool, list(spool.notices)
+    def __init__(self, decoded: DecodedFile) -> None:
+        self.decoded, self.notices = decoded, list(decoded.notices)
 
     def read(self) -> Iterator[Pcm]:
-        for start in range(0, self.spool.sample_count, PIECE):
-            count = min(PIECE, self.spool.sample_count - start)
-            data = os.pread(self.spool.file.fileno(), count * WIDTH, start * WIDTH)
+        for start in range(0, self.decoded.sample_count, READ_SAMPLES):
+            count = min(READ_SAMPLES, self.decoded.sample_count - start)
+            data = os.pread(self.decoded.file.fileno(), count * WIDTH, start * WIDTH)
             yield Pcm(np.frombuffer(data, np.float32)[:, None], SAMPLE_RATE)
 
     def close(self) -> None:
-        """The spool stays."""
+        """Nothing to close: the decoded file stays open."""

@@ -1,6 +1,7 @@
-"""How long a recording is, by its header: for the order of work and a bar's length, no more.
+"""Durations of recordings from their headers, for scheduling and progress bars.
 
-Nothing is decoded: a header costs milliseconds. A wrong answer costs a little speed, never a word.
+Nothing is decoded: reading a header takes milliseconds. A wrong duration costs some speed, but no words.
+Knows nothing of samples.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from ..errors import ForescribeError
 from .containers import open_container
 
 BYTES_PER_S = 16_000
-"""128 kbit/s, for files whose header says nothing."""
+"""128 kbit/s, for files whose header gives no duration."""
 
 
 def length_s(source: Source) -> float:
-    """Seconds: a list's word, the header's, or a guess by the size; 0 where nothing is known, as
-    of a pipe. Never raises for a bad file."""
+    """The duration in seconds: from the list of inputs, from the header, or estimated from the size; 0
+    where nothing is known, as for a pipe. Does not raise for a bad file."""
     if source.length_s is not None:
         return source.length_s
     try:
@@ -38,5 +39,5 @@ def _declared_s(path: str) -> float | None:
                 return reader.declared_s
             finally:
                 reader.close()
-    except (ForescribeError, OSError, RuntimeError):  # it will fail with its reason when it is read
+    except (ForescribeError, OSError, RuntimeError):  # reading the file will report the error
         return None

@@ -1,8 +1,8 @@
-"""Log-mel features: windows of samples to what Whisper's encoder reads, on the device.
+"""Log-mel features: windows of samples to the input of Whisper's encoder, on the device.
 
-The same numbers as transformers' WhisperFeatureExtractor, whose filters and sizes are used, so any
-model folder works; but as one batch on the device, without the detour over numpy. Knows nothing of
-models or of where windows come from.
+Computes the same numbers as transformers' WhisperFeatureExtractor, with its filters and sizes, so any
+model folder works; but as one batch on the device, without converting to numpy. Knows nothing of models
+or of where windows come from.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class LogMel:
-    """Whisper's features. Built once per model and device.
+    """Computes Whisper's features. Built once per model and device.
 
     M is the extractor's number of mel bands, F its frames (3000 for 30 s), S its samples (480,000).
     A feature extractor's `dither` is not applied: it is random noise for training. Source: Radford
@@ -49,33 +49,32 @@ class LogMel:
         return self.samples // self.hop
 
     def __call__(self, windows: Sequence[NDArray[np.float32]]) -> Tensor:
-        """B windows [up to S] -> [B, M, F] float32 on the device; shorter windows are padded with
-        zeros.
+        """Features [B, M, F] float32 of B windows [up to S], which are padded with zeros.
 
-        Raises ValueError for a window longer than S: cutting it here would lose words silently.
+        Raises ValueError for a window longer than S: truncating it would lose words silently.
         """
         batch = torch.from_numpy(self._padded(windows)).to(self.device)  # [B, S]
-        # A processor takes 5 ms for a window alone and 12 for one of eight, which leave its caches.
+        # A CPU takes 5 ms for a single window and 12 ms for one of eight, which do not fit its caches.
         groups = batch.split(1) if self.device.type == "cpu" and len(batch) else (batch,)
-        return torch.cat([self._heard(group) for group in groups])
+        return torch.cat([self._features(group) for group in groups])
 
-    def _heard(self, batch: Tensor) -> Tensor:
+    def _features(self, batch: Tensor) -> Tensor:
         """[B, S] -> [B, M, F]."""
         mel = self._log(batch, center=True)[..., :-1]
-        # [B, 1, 1]: per window, whoever shares the batch
+        # The maximum [B, 1, 1] is per window, so that it does not depend on the rest of the batch.
         return self.scaled(mel, mel.amax(dim=(1, 2), keepdim=True))
 
     def frames_of(self, samples: NDArray[np.float32]) -> Tensor:
-        """[n_fft + (K - 1) * hop] samples -> [M, K] log10 mel power of the K frames in them.
+        """The log10 mel power [M, K] of K frames, from [n_fft + (K - 1) * hop] samples.
 
-        For features of a whole recording, piece by piece: `scaled` needs the loudest of all pieces.
+        For features of a whole recording, piece by piece: `scaled` needs the maximum of all pieces.
         """
         whole = torch.from_numpy(np.ascontiguousarray(samples)).to(self.device)
         return self._log(whole, center=False)
 
     @staticmethod
     def scaled(mel: Tensor, loudest: Tensor | float) -> Tensor:
-        """Log mel power -> what the encoder reads: floor 8 below the loudest, shifted and scaled."""
+        """The encoder's input from log mel power: clamped at 8 below the loudest, shifted and scaled."""
         return (torch.maximum(mel, torch.as_tensor(loudest) - 8.0) + 4.0) / 4.0
 
     def _log(self, samples: Tensor, *, center: bool) -> Tensor:

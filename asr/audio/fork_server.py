@@ -1,19 +1,18 @@
-"""Zygote: a process that has the decoders loaded, and forks a child of its own for every recording.
+"""Fork server: a process that has the audio decoders loaded and forks one child per recording.
 
     python -c "from forescribe.asr.audio.fork_server import serve; serve(0)"
 
 Descriptor 0 is a socket, see `asr.audio.sandbox`.
 
-A decoder that a hostile file takes over, or takes down, is a child's: in a session of its own, with
-limits on memory, processor time, files and the size of what it writes, and with nothing open but the
-recording, the file for its samples, and the pipe for its word. Nothing is shared between two
-recordings. Loading takes seconds, a fork milliseconds; this process has one thread, so that forking
-it is safe. Whoever asked ends, and this process ends; this process ends, however it does, and the kernel
-kills its children: nobody decodes for nobody.
+A decoder that a hostile file crashes or takes over runs in a child: in a process session of its own,
+with limits on memory, CPU time, files and the size of what it writes, and with nothing open but the
+recording, the file for its samples, and the pipe for its reply. Two recordings share nothing. Loading
+takes seconds, a fork milliseconds; this process has one thread, so that forking it is safe. It ends when
+its client ends, and the kernel kills its children when it ends, so no decoder outlives its client.
 
-A request is one message with three files attached: recording, samples, reply. On the reply come lines
-of JSON: the child's (`samples` and `notices`, or `error`), then ours (`exit`). Whoever asked and no
-longer listens has the child killed, and with the last of the socket all of them end.
+A request is one message with three files attached: recording, samples, reply. The reply consists of
+lines of JSON: the child's (`samples` and `notices`, or `error`), then the server's (`exit`). When a
+client closes a reply, that child is killed; when it closes the socket, all of them are.
 """
 
 from __future__ import annotations
@@ -37,30 +36,30 @@ from .decoded_file import WIDTH
 from .reading import open_audio
 
 MESSAGE = 1 << 16
-"""Bytes of a request at most."""
+"""The maximum size of a request in bytes."""
 
 FILES = 64
-"""Descriptors of a child at most; it needs six, and one more for each module that loads late."""
+"""The maximum number of descriptors of a child; it needs six, and one for each module loaded late."""
 
 CPU_GRACE_S = 5
-"""For a child that has used up its time to die of it."""
+"""Time for a child that has used up its CPU time to end by itself."""
 
 PR_SET_PDEATHSIG = 1
-"""Of linux/prctl.h."""
+"""From linux/prctl.h."""
 
 DEMUXERS = "wav,w64,aiff,au,caf,flac,ogg,mp3,aac,mov,mp4,m4a,3gp,matroska,webm,amr,amrnb,amrwb,mpeg,asf,avi"
-"""Fewer than the command reads: each is code that a stranger's bytes reach. No playlist, no concat
-script, no transport stream."""
+"""Fewer than the command reads, because each is code that untrusted bytes reach. No playlists, concat
+scripts or transport streams."""
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """What one recording may cost."""
+    """Limits for decoding one recording."""
 
-    max_s: float = 4 * 3600.0  # decoded
+    max_s: float = 4 * 3600.0  # of decoded audio
     wall_s: float = 600.0
     cpu_s: int = 600
-    memory_bytes: int = 1 << 30  # beyond what the loaded decoders have
+    memory_bytes: int = 1 << 30  # in addition to that of the loaded decoders
     demuxers: str = DEMUXERS
 
     def __post_init__(self) -> None:
@@ -98,9 +97,9 @@ class _ForkServer:
                     with suppress(BlockingIOError):
                         os.read(self.woken, 4096)
                 elif descriptor == self.control.fileno():
-                    if not self._asked():
+                    if not self._accept():
                         return
-                elif descriptor in self.children:  # nobody listens any more
+                elif descriptor in self.children:  # the client has closed the reply
                     self._kill(descriptor)
             for descriptor, child in list(self.children.items()):
                 if time.monotonic() > child.end_s:
@@ -111,15 +110,15 @@ class _ForkServer:
         ends = [child.end_s for child in self.children.values()]
         return max(0.0, min(ends) - time.monotonic()) * 1000 + 1 if ends else None
 
-    def _asked(self) -> bool:
-        """A child for the next request; False where nobody will ask again."""
+    def _accept(self) -> bool:
+        """Fork a child for the next request; False once the client has closed the socket."""
         message, files, _, _ = socket.recv_fds(self.control, MESSAGE, 3)
         if not message:
             for descriptor in list(self.children):
                 self._kill(descriptor)
             return False
-        asked = json.loads(message)
-        name, bounds = asked.pop("name"), Bounds(**asked)
+        request = json.loads(message)
+        name, bounds = request.pop("name"), Bounds(**request)
         source, samples, reply = files
         parent, pid = os.getpid(), os.fork()
         if pid == 0:
@@ -128,13 +127,13 @@ class _ForkServer:
         os.close(source)
         os.close(samples)
         self.children[reply] = _Child(pid, time.monotonic() + bounds.wall_s)
-        self.poll.register(reply, 0)  # says only when its reader has gone
+        self.poll.register(reply, 0)  # reports only that its reader has closed it
         return True
 
     def _become_child(
         self, name: str, bounds: Bounds, source: int, samples: int, reply: int
     ) -> None:
-        """Never returns."""
+        """Decode the recording and exit."""
         try:
             os.setsid()
             signal.set_wakeup_fd(-1)
@@ -147,16 +146,16 @@ class _ForkServer:
                     with suppress(OSError):
                         os.close(descriptor)
             _bound(bounds)
-            with open(source, "rb") as file, open(samples, "wb") as spool:
-                word = _decoded(name, bounds, file, spool)
-            os.write(reply, json.dumps(word).encode() + b"\n")
+            with open(source, "rb") as file, open(samples, "wb") as output:
+                answer = _decode(name, bounds, file, output)
+            os.write(reply, json.dumps(answer).encode() + b"\n")
         finally:
             os._exit(0)
 
     def _kill(self, descriptor: int) -> None:
-        """The child is not reaped yet, so its id is nobody else's."""
+        """Kill a child, which has not been reaped yet, so that no other process has its id."""
         pid = self.children[descriptor].pid
-        with suppress(ProcessLookupError, PermissionError):  # it may not have its session yet
+        with suppress(ProcessLookupError, PermissionError):  # it may not have its own session yet
             os.killpg(pid, signal.SIGKILL)
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -167,19 +166,19 @@ class _ForkServer:
             if not pid:
                 continue
             late = time.monotonic() > child.end_s
-            line = {"exit": os.waitstatus_to_exitcode(status), "late": late}
-            with suppress(OSError):  # nobody listens any more
-                os.write(descriptor, json.dumps(line).encode() + b"\n")
+            status_line = {"exit": os.waitstatus_to_exitcode(status), "late": late}
+            with suppress(OSError):  # the client has closed the reply
+                os.write(descriptor, json.dumps(status_line).encode() + b"\n")
             self.poll.unregister(descriptor)
             del self.children[descriptor]
             os.close(descriptor)
 
 
 def _die_with(parent: int) -> None:
-    """Ends this process when its parent does. The kernel's signal is sent when the parent's *thread* ends;
-    the zygote has one."""
+    """End this process when its parent ends. The kernel sends the signal when the parent's *thread*
+    ends; the server has only one."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it was gone before
+    if os.getppid() != parent:  # it had ended before
         os._exit(0)
 
 
@@ -194,44 +193,44 @@ def _bound(bounds: Bounds) -> None:
         (resource.RLIMIT_CORE, 0),
     ):
         resource.setrlimit(kind, (value, value))
-    # At the soft limit comes SIGXCPU, at the hard one SIGKILL, which is what the machine kills with.
+    # The soft limit sends SIGXCPU. The hard one sends SIGKILL, as the machine does when memory is short.
     resource.setrlimit(resource.RLIMIT_CPU, (bounds.cpu_s, bounds.cpu_s + CPU_GRACE_S))
     with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
-        file.write("1000")  # where memory ends, this ends first
+        file.write("1000")  # when memory runs out, this process is killed first
 
 
-def _decoded(name: str, bounds: Bounds, file: BinaryIO, spool: BinaryIO) -> dict[str, object]:
-    """The child's word. All that a decoder may raise is the recording's fault; that there is no room
-    for its samples is ours."""
+def _decode(name: str, bounds: Bounds, file: BinaryIO, output: BinaryIO) -> dict[str, object]:
+    """Write the samples and return the child's reply. Whatever a decoder raises is an error of the
+    recording; lack of room for its samples is not."""
     try:
         with open_audio(file, max_s=bounds.max_s, name=name, demuxers=bounds.demuxers) as recording:
             for block in recording.blocks():
                 try:
-                    spool.write(block.data)
+                    output.write(block.data)
                 except OSError as error:
                     text = f"no room for the samples ({error.strerror})"
                     raise OutputError(text, code="storage_full") from error
-            spool.flush()
+            output.flush()
             notices = [[notice.code, notice.message] for notice in recording.warnings]
             return {"samples": recording.sample_count, "notices": notices}
     except ForescribeError as error:
         return {"error": [error.code, error.message]}
     except MemoryError:
-        wrong = AudioError(f"{name}: needs more than {bounds.memory_bytes >> 20} MiB to decode")
+        refused = AudioError(f"{name}: needs more than {bounds.memory_bytes >> 20} MiB to decode")
     except Exception as error:
-        wrong = AudioError(f"{name}: not audio that can be decoded ({type(error).__name__})")
-    return {"error": [wrong.code, wrong.message]}
+        refused = AudioError(f"{name}: not audio that can be decoded ({type(error).__name__})")
+    return {"error": [refused.code, refused.message]}
 
 
 def serve(descriptor: int) -> None:
-    """Until the other end of the socket is closed."""
+    """Serve requests until the other end of the socket is closed."""
     import av
     import soundfile  # noqa: F401  # loaded once, here, for all children
     import torch
     from torchaudio.functional import resample
 
     av.logging.set_level(av.logging.PANIC)
-    torch.set_num_threads(1)  # a second one would not survive a fork
+    torch.set_num_threads(1)  # other threads would not survive a fork
     resample(torch.zeros(64), 3, 2)
     _ForkServer(socket.socket(fileno=descriptor)).run()
-    os._exit(0)  # nothing to tidy up, and torch takes seconds over it
+    os._exit(0)  # there is nothing to clean up, and torch takes seconds for it

@@ -1,6 +1,6 @@
-"""Opening: the file of a recording, or the reason why there is none.
+"""Opening the file of a recording, or reporting why it cannot be opened.
 
-Import is light; knows nothing of what is in the file.
+Importing this module is fast. Knows nothing of what is in the file.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ ADVICE = {
 
 
 def open_path(path: Path, name: str) -> BinaryIO:
-    """A file or a pipe. `name` is for messages. Raises AudioError: `missing_file`, `unreadable_file`."""
+    """Open a file or a pipe; `name` is for messages. Raises AudioError: `missing_file`,
+    `unreadable_file`."""
     try:
         mode = path.stat().st_mode
         if stat.S_ISDIR(mode):
@@ -31,12 +32,12 @@ def open_path(path: Path, name: str) -> BinaryIO:
     except (FileNotFoundError, NotADirectoryError) as error:
         hint = "links are not fetched; download it first" if "://" in name else "check the path"
         raise AudioError(f"{name}: no such file; {hint}", code="missing_file") from error
-    except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
+    except (OSError, ValueError) as error:  # ValueError: the path contains a null byte
         raise unreadable(name, error) from error
 
 
 def unreadable(name: str, error: OSError | ValueError) -> AudioError:
-    """For what the system does not let us read, with advice where there is some."""
+    """The error for a file that the system does not let us read, with advice for known reasons."""
     reason = getattr(error, "strerror", None) or error
     advice = ADVICE.get(getattr(error, "errno", None) or 0)
     text = f"{name}: cannot be read ({reason})" + (f"; {advice}" if advice else "")
@@ -44,5 +45,5 @@ def unreadable(name: str, error: OSError | ValueError) -> AudioError:
 
 
 def empty(name: str) -> AudioError:
-    """For a file without a byte."""
+    """The error for an empty file."""
     return AudioError(f"{name}: the file is empty (0 bytes)", code="empty_file")

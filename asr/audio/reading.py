@@ -1,13 +1,13 @@
-"""Any recording to mono float32 at 16 kHz, in blocks: ten hours never sit in memory whole.
+"""Any recording to mono float32 at 16 kHz, in blocks, so that ten hours are never in memory as a whole.
 
     with open_audio("meeting.m4a") as recording:
         for block in recording.blocks():
             ...
 
-Channels are mixed down by their mean, unless they cancel each other in it; other rates resampled,
-values that are not finite replaced by 0. What a reader of the transcript must know about the recording
-ends up in `recording.warnings`. A path is a path: nothing is fetched, no `file:`, `concat:` or `http:`
-is interpreted. Knows nothing of speech.
+Channels are mixed down to their mean, unless they cancel each other; other rates are resampled, and
+values that are not finite are replaced by 0. What a reader of the transcript has to know about the
+recording is in `recording.warnings`. A path is only a path: nothing is fetched, and no `file:`,
+`concat:` or `http:` is interpreted. Knows nothing of speech.
 """
 
 from __future__ import annotations
@@ -39,28 +39,28 @@ Samples = NDArray[np.float32]
 Input = str | os.PathLike[str] | bytes | BinaryIO | DecodedFile
 
 LOUDEST = 1e6
-"""Beyond this a sample is damage, not sound: its square would overflow in the spectrum and spoil
-the whole window."""
+"""A larger sample is damage, not sound: its square would overflow in the spectrum and spoil the whole
+window."""
 
 CANCELLED = 0.1
-"""Of the power that independent channels would leave in their mean: below it they cancel each other.
-Reversed polarity leaves nothing, or little where the channels are not equally loud."""
+"""Channels cancel each other if their mean has less than this part of the power that independent
+channels would leave in it. Reversed polarity leaves nothing, or little where loudness differs."""
 
 INAUDIBLE = 1e-9
-"""Mean power, -90 dB: what is said of silence must not depend on its last bit."""
+"""Mean power, -90 dB: the result for silence must not depend on its last bit."""
 
 SHORT_S = 0.08
-"""Below this nothing can be said: valid audio with an empty transcript, and a warning."""
+"""Shorter audio holds no speech: it is valid, with an empty transcript and a warning."""
 
 TRUNCATED_S = 0.25
-"""Declared and decoded length differ by up to this through codec delay and rounding; beyond it
+"""Codec delay and rounding make the declared and the decoded length differ by up to this; beyond it
 audio is missing."""
 
 
 class Recording:
     """An opened recording, to be read once.
 
-    `declared_s` is the container's word on its length in seconds, None where it has none.
+    `declared_s` is the length that the container declares, in seconds, None where it declares none.
     `sample_count` and `warnings` are complete when `blocks()` is exhausted.
     """
 
@@ -74,21 +74,23 @@ class Recording:
         self.name = name
         self.declared_s = reader.declared_s
         self.sample_count = 0
-        self.tap: Callable[[Samples], None] | None = None  # hears each block before it is given out
+        self.tap: Callable[[Samples], None] | None = (
+            None  # receives each block before it is yielded
+        )
         self._reader = reader
         self._block = round(block_s * SAMPLE_RATE)
         self._max_s = max_s
         self._warnings: list[Notice] = []
         self._replaced = 0
         self._rate = SAMPLE_RATE
-        self._kept: int | None = None  # the channel that stands for all where they cancel
+        self._kept: int | None = None  # the channel used where they cancel each other
         self._cancelled_s = 0.0
         self._files: list[BinaryIO] = []
         self._pcm = self._primed()
 
     @property
     def warnings(self) -> tuple[Notice, ...]:
-        """What was wrong with the recording, so far."""
+        """Problems of the recording found so far."""
         return (*self._reader.notices, *self._warnings)
 
     @property
@@ -97,8 +99,8 @@ class Recording:
         return seconds(self.sample_count)
 
     def blocks(self) -> Iterator[Samples]:
-        """The samples: blocks [block_s * 16000] float32, the last one shorter, none empty. Closes
-        the recording at their end.
+        """Yield the samples: blocks [block_s * 16000] float32, the last one shorter, none empty. Closes
+        the recording at the end.
 
         Raises AudioError `audio_too_long` once more than `max_s` seconds were read, RuntimeError on
         a second call.
@@ -137,8 +139,8 @@ class Recording:
         self.close()
 
     def _primed(self) -> Iterator[Pcm] | None:
-        """Decode the first samples now: that a file is no audio shows when it is opened, not
-        halfway through a batch."""
+        """Decode the first samples at once, so that a file without audio fails when it is opened, not
+        in the middle of a batch."""
         pcm = self._reader.read()
         first = next(pcm, None)
         if first is None and self._reader.notices:
@@ -148,8 +150,7 @@ class Recording:
         return pcm if first is None else chain([first], pcm)
 
     def _resampled(self, pcm: Iterator[Pcm]) -> Iterator[Samples]:
-        """[T] at 16 kHz. A container may change its rate midway: each stretch has its own
-        resampler."""
+        """Samples [T] at 16 kHz. A container may change its rate; each part has its own resampler."""
         rate = 0
         chosen: Resampler | None = None
         for block in pcm:
@@ -163,10 +164,10 @@ class Recording:
             yield chosen.finish()
 
     def _mono(self, samples: NDArray[np.float32]) -> Samples:
-        sound = np.abs(samples) < LOUDEST  # false for NaN too
-        if not sound.all():
-            self._replaced += int(sound.size - sound.sum())
-            samples = np.where(sound, samples, np.float32(0))
+        valid = np.abs(samples) < LOUDEST  # false for NaN too
+        if not valid.all():
+            self._replaced += int(valid.size - valid.sum())
+            samples = np.where(valid, samples, np.float32(0))
         mono = samples[:, 0] if samples.shape[1] == 1 else self._mixed(samples)
         return np.ascontiguousarray(mono)
 
@@ -179,18 +180,18 @@ class Recording:
         if not powers.mean() > INAUDIBLE or power >= CANCELLED * powers.mean() / len(powers):
             return mixed
         if self._kept is None or self._kept >= len(powers):
-            self._kept = int(powers.argmax())  # the same one throughout
+            self._kept = int(powers.argmax())  # the same channel to the end
         self._cancelled_s += len(samples) / self._rate
         return samples[:, self._kept]
 
     def _conclude(self) -> None:
         if self._replaced:
-            text = f"{self._replaced} samples were no finite numbers and count as silence"
+            text = f"{self._replaced} samples were not finite numbers and count as silence"
             self._warnings.append(Notice("non_finite_samples", text))
         if self._kept is not None:
             text = (
                 f"the channels cancel each other for {self._cancelled_s:.1f} s (one has its polarity "
-                f"reversed); there only channel {self._kept + 1} is heard"
+                f"reversed); there only channel {self._kept + 1} is used"
             )
             self._warnings.append(Notice("inverted_channels", text))
         if self.declared_s is not None and self.duration_s < self.declared_s - TRUNCATED_S:
@@ -213,10 +214,10 @@ def open_audio(
     demuxers: str = DEMUXERS,
 ) -> Recording:
     """Open a recording: a path, "-" for standard input, the bytes of a file, a binary file object, or
-    a spool of what was decoded before.
+    a `DecodedFile`.
 
-    What it holds decides how it is read, not its name. `max_s` limits the decoded length, `name` is
-    for messages, `demuxers` are what libav may open. Raises AudioError: `missing_file`,
+    Its content decides how it is read, not its name. `max_s` limits the decoded length, `name` is for
+    messages, `demuxers` are the formats that libav may open. Raises AudioError: `missing_file`,
     `unreadable_file`, `empty_file`, `invalid_audio`, `no_audio_stream`.
     """
     name = name or _name(source)
@@ -242,12 +243,11 @@ def open_audio(
 
 
 Open = Callable[[Input], Recording]
-"""How a call opens its recordings: `open_audio`, or something around it that taps them."""
+"""How a call opens its recordings: `open_audio`, or a wrapper that also uses the samples."""
 
 
 def from_array(samples: ArrayLike, rate: int = SAMPLE_RATE, *, block_s: float = 30.0) -> Recording:
-    """A recording from samples that are in memory: [T] or [T, C], floats nominally from -1 to 1, or
-    integers.
+    """A recording from samples in memory: [T] or [T, C], floats nominally from -1 to 1, or integers.
 
     Unsigned integers are centred at half of their range. Raises ValueError for other shapes and types,
     and for an impossible rate.
@@ -268,7 +268,7 @@ def from_array(samples: ArrayLike, rate: int = SAMPLE_RATE, *, block_s: float = 
 
 
 def read_audio(source: Input) -> Samples:
-    """The whole recording at once, [T] float32 at 16 kHz. Raises what `open_audio` raises."""
+    """Read a whole recording, [T] float32 at 16 kHz. Raises what `open_audio` raises."""
     with open_audio(source) as recording:
         return np.concatenate([np.zeros(0, np.float32), *recording.blocks()])
 
@@ -315,26 +315,26 @@ def _name(source: Input) -> str:
 def _binary_file(
     source: str | os.PathLike[str] | bytes | BinaryIO, name: str
 ) -> tuple[BinaryIO, bool]:
-    """A seekable file and whether it is ours to close. What cannot seek goes to disk first: an mp4
-    needs its end."""
+    """A seekable file, and whether to close it. What cannot seek is copied to disk first, because the
+    index of an mp4 may be at its end."""
     if isinstance(source, bytes):
         return io.BytesIO(source), True
     if source == "-":
-        return _spooled(sys.stdin.buffer), True
+        return _copied_to_disk(sys.stdin.buffer), True
     if isinstance(source, str | os.PathLike):
         file = open_path(Path(source), name)
         if file.seekable():
             return file, True
         with file:
-            return _spooled(file), True
+            return _copied_to_disk(file), True
     if source.seekable():
         source.seek(0)
         return source, False
-    return _spooled(source), True
+    return _copied_to_disk(source), True
 
 
-def _spooled(file: BinaryIO) -> BinaryIO:
-    spool = tempfile.TemporaryFile()  # closed with the recording
-    shutil.copyfileobj(file, spool)
-    spool.seek(0)
-    return spool
+def _copied_to_disk(file: BinaryIO) -> BinaryIO:
+    copy = tempfile.TemporaryFile()  # closed with the recording
+    shutil.copyfileobj(file, copy)
+    copy.seek(0)
+    return copy

@@ -1,7 +1,7 @@
-"""Any sample rate to 16 kHz, block by block, with the result of one call over the whole recording.
+"""Resampling to 16 kHz, block by block, with the same result as one call for the whole recording.
 
-torchaudio's resampler is a filter of finite width: a block that carries enough samples of its
-neighbours gives exactly the samples that the whole recording would give. Knows nothing of files.
+torchaudio's resampler is a filter of finite width: a block with enough samples of its neighbours yields
+exactly the samples that the whole recording would yield. Knows nothing of files.
 """
 
 from __future__ import annotations
@@ -18,26 +18,25 @@ Samples = NDArray[np.float32]
 
 FILTER_WIDTH = 6
 ROLLOFF = 0.99
-"""torchaudio's defaults: zero crossings on each side, and the cut-off as a part of the Nyquist
-rate."""
+"""torchaudio's defaults: zero crossings on each side, and the cut-off frequency as a fraction of the
+Nyquist frequency."""
 
 MAX_KERNEL = 1 << 22
-"""Elements. A rate that shares no divisor with 16,000 (44,099 Hz) would need a filter bank of
+"""Elements. A rate without a common divisor with 16,000 (44,099 Hz) would need a filter bank of
 gigabytes."""
 
-
 MIN_CALL = 1 << 16
-"""Samples resampled per call at least."""
+"""The minimum number of samples per call of the filter."""
 
 
 class Resampler(Protocol):
-    """Mono samples at one rate in, at 16 kHz out: n samples become ceil(n * 16000 / rate)."""
+    """Converts mono samples to 16 kHz: n samples become ceil(n * 16000 / rate)."""
 
     def push(self, samples: Samples) -> Samples:
-        """What can be given out so far. Any number of samples, also none."""
+        """Add samples; returns those that are ready, which may be none."""
 
     def finish(self) -> Samples:
-        """The rest. The resampler is used up."""
+        """Return the rest. The resampler cannot be used again."""
 
 
 def resampler(rate: int) -> Resampler:
@@ -60,8 +59,8 @@ class _Same:
 class _Sinc:
     """`torchaudio.functional.resample` over blocks.
 
-    Its unit is a group: `orig` samples in, `new` samples out, each group with the same filters. A
-    group needs the samples within `width` of it, therefore `context` groups on both sides are kept.
+    Its unit is a group: `orig` input samples become `new` output samples, with the same filters in each
+    group. A group needs the samples within `width` of it, so `context` groups on both sides are kept.
     """
 
     def __init__(self, rate: int) -> None:
@@ -71,11 +70,11 @@ class _Sinc:
         self.waiting: list[Samples] = []
         self.count = 0  # samples waiting
         self.lead = (
-            0  # groups at the buffer's start that have been given out and are kept as context
+            0  # groups at the start of the buffer that were returned and are kept as context
         )
 
     def push(self, samples: Samples) -> Samples:
-        # A codec's frame may hold 20 ms; a call per frame would cost more than the filter.
+        # The frames of a codec may last 20 ms; a call per frame would cost more than the filter itself.
         self.waiting.append(samples)
         self.count += len(samples)
         if self.count < MIN_CALL:
@@ -84,20 +83,20 @@ class _Sinc:
         ready = groups - self.context
         if ready <= self.lead:
             return np.zeros(0, np.float32)
-        given = self._resample(self.buffer[: groups * self.orig])[
+        resampled = self._resample(self.buffer[: groups * self.orig])[
             self.lead * self.new : ready * self.new
         ]
         drop = max(0, ready - self.context)
         self.buffer = self.buffer[drop * self.orig :]
         self.lead = ready - drop
-        return given
+        return resampled
 
     def finish(self) -> Samples:
         self._take()
         return self._resample(self.buffer)[self.lead * self.new :]
 
     def _take(self) -> int:
-        """Move what waits into the buffer; how many samples it holds then."""
+        """Move the waiting samples into the buffer; returns its length."""
         self.buffer = np.concatenate([self.buffer, *self.waiting])
         self.waiting, self.count = [], 0
         return len(self.buffer)
@@ -119,8 +118,7 @@ class _Sinc:
 
 
 class _Soxr:
-    """libsoxr for the rates that torchaudio cannot do; same length rule, another (better)
-    filter."""
+    """libsoxr, for rates that torchaudio cannot convert; same output length, another (better) filter."""
 
     def __init__(self, rate: int) -> None:
         import soxr

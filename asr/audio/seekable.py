@@ -1,7 +1,8 @@
 """A whole recording on disk, with Whisper's features at any position.
 
-Sequential decoding hears audio again, and Whisper scales its features by the loudest sound of the whole
-recording. So the samples go to a temporary file first: 230 MB an hour on disk, a window in memory.
+Sequential decoding reads some audio twice, and Whisper scales its features by the loudest sound of the
+whole recording. So the samples go to a temporary file first: 230 MB per hour on disk, one window in
+memory.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class SeekableAudio:
     """The samples of a recording, [N] at 16 kHz, and its features.
 
     Frames are counted from 0, 0.01 s each. A recording shorter than a window is padded with zeros to
-    one, as Whisper's extractor pads it. Close it, or use it in a `with`.
+    a full window, as Whisper's extractor does. Close it after use.
     """
 
     def __init__(self, blocks: Iterable[Samples], mel: LogMel) -> None:
@@ -45,7 +46,7 @@ class SeekableAudio:
         return max(1, self.sample_count // self.mel.hop)
 
     def features(self, frame: int) -> Tensor:
-        """[M, F] of the window that starts at `frame`; behind the end of the recording zeros."""
+        """Features [M, F] of the window that starts at `frame`; zeros after the end of the recording."""
         mel = self._log(frame, min(self.mel.frames, self._total - frame))
         scaled = self.mel.scaled(mel, self._loudest)
         return torch.nn.functional.pad(scaled, (0, self.mel.frames - scaled.shape[1]))
@@ -55,7 +56,7 @@ class SeekableAudio:
 
     @property
     def _length(self) -> int:
-        """Samples, with the zeros behind a short recording."""
+        """Samples, with the padding of a short recording."""
         return max(self.sample_count, self.mel.samples)
 
     @property
@@ -63,7 +64,7 @@ class SeekableAudio:
         return self._length // self.mel.hop
 
     def _measure(self) -> float:
-        """The loudest log mel power; one piece of the recording in memory at a time."""
+        """The largest log mel power, computed window by window."""
         step = self.mel.frames
         return max(
             float(self._log(frame, min(step, self._total - frame)).max())
@@ -71,22 +72,22 @@ class SeekableAudio:
         )
 
     def _log(self, frame: int, count: int) -> Tensor:
-        """[M, count] log10 mel power. Frame t is heard from samples t * hop - n_fft / 2 on."""
+        """[M, count] log10 mel power. Frame t starts at sample t * hop - n_fft / 2."""
         hop, size = self.mel.hop, self.mel.n_fft
         begin = frame * hop - size // 2
         return self.mel.frames_of(self._read(begin, begin + (count - 1) * hop + size))
 
     def _read(self, begin: int, end: int) -> NDArray[np.float32]:
-        """Samples begin..end; both ends of the recording are mirrored, as a centred STFT does."""
+        """Samples begin..end; the recording is mirrored at both ends, as in a centred STFT."""
         before, after = max(0, -begin), max(0, end - self._length)
-        inside = self._held(begin + before, end - after)
-        left = self._held(1, before + 1)[::-1]
-        right = self._held(self._length - 1 - after, self._length - 1)[::-1]
+        inside = self._stored(begin + before, end - after)
+        left = self._stored(1, before + 1)[::-1]
+        right = self._stored(self._length - 1 - after, self._length - 1)[::-1]
         return np.concatenate([left, inside, right])
 
-    def _held(self, begin: int, end: int) -> NDArray[np.float32]:
-        """Samples begin..end of what is on disk, zeros behind it."""
+    def _stored(self, begin: int, end: int) -> NDArray[np.float32]:
+        """Samples begin..end from the file, with zeros after its end."""
         count = max(0, min(end, self.sample_count) - begin)
         self._file.seek(4 * begin)
-        held = np.frombuffer(self._file.read(4 * count), np.float32)
-        return np.pad(held, (0, end - begin - len(held)))
+        stored = np.frombuffer(self._file.read(4 * count), np.float32)
+        return np.pad(stored, (0, end - begin - len(stored)))

@@ -1,7 +1,7 @@
-"""Pauses: where a window is quiet, seen in the features that its model hears.
+"""Pauses: the quiet parts of a window, found in its log-mel features.
 
-Finer than voice activity (10 ms against 32, and without its delay), and there in every kind of long
-form. Knows nothing of words.
+Finer than voice activity (10 ms instead of 32, and without its delay), and available in both long-form
+modes. Knows nothing of words.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ HOP = 160
 """Samples of a feature frame: 10 ms."""
 
 SHORTEST = 10
-"""Frames. What is shorter may be the closure of a stop consonant."""
+"""Frames. A shorter quiet part may be the closure of a stop consonant."""
 
 QUIET = 0.2
 """Quiet is the lowest fifth of the way, in dB, from a window's quietest frames (5th percentile) to its
-loudest (95th). Measured on synthesised speech with known word times: a pause begins 13 ms late and ends
-4 ms late (medians), 19 of 20 within 40 ms; in noise 20 dB below it is found too short, never too long."""
+loudest (95th). Measured on synthesised speech with known word times: a pause is found 13 ms late at
+its beginning and 4 ms late at its end (medians), 19 of 20 within 40 ms; in noise 20 dB below the speech
+it is found too short, never too long."""
 
 LEAST_RANGE_DB = 12.0
-"""With less between quiet and loud nothing can be told."""
+"""With a smaller difference between quiet and loud frames, no pauses are reported."""
 
 
 class Pause(NamedTuple):
@@ -46,9 +47,9 @@ def pauses(features: Tensor, length: int) -> tuple[Pause, ...]:
     return tuple(Pause(a * HOP, min(b * HOP, length)) for a, b in _runs(_quiet(decibels)))
 
 
-def within(found: Sequence[Pause], length: int) -> tuple[Pause, ...]:
-    """What of the pauses lies in the window's first `length` samples."""
-    return tuple(Pause(p.start, min(p.end, length)) for p in found if p.start < length)
+def within(pauses: Sequence[Pause], length: int) -> tuple[Pause, ...]:
+    """The parts of pauses in the first `length` samples of a window."""
+    return tuple(Pause(p.start, min(p.end, length)) for p in pauses if p.start < length)
 
 
 def _quiet(decibels: NDArray[np.floating[Any]]) -> NDArray[np.bool_]:

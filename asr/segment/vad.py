@@ -1,7 +1,7 @@
-"""Voice activity: how probable speech is in each frame of 32 ms.
+"""Voice activity: the probability of speech in each frame of 32 ms.
 
-Knows nothing of windows or files. A detector holds weights and may serve many recordings at once;
-each recording has its own stream, which carries the state from block to block.
+A detector holds weights and may serve many recordings at once; each recording has its own stream, which
+carries the state from block to block. Knows nothing of windows or files.
 """
 
 from __future__ import annotations
@@ -26,46 +26,45 @@ Samples = NDArray[np.float32]
 Probabilities = NDArray[np.float32]
 
 FRAME = 512
-"""Samples: 32 ms at 16 kHz, the step of silero-vad and of everything built on it."""
+"""Samples: 32 ms at 16 kHz, the step of silero-vad."""
 
 CONTEXT = 64
-"""Samples of the previous frame that silero-vad sees with each frame."""
+"""Samples of the previous frame that silero-vad needs with each frame."""
 
 AUDIBLE = 0.1
 MOST_GAIN = 64.0
 LEVEL_FRAMES = 32
-"""The network misses what is quiet, so it hears each second (32 frames) that peaks below AUDIBLE
-amplified to there, by MOST_GAIN at most. Measured on synthesised speech, 40 dB below a loud
-speaker: 100 % of it was lost without, nothing with; noise, hum and chords at any level stay
-silence."""
+"""The network misses quiet speech, so each second (32 frames) that peaks below AUDIBLE is amplified to
+that level, by MOST_GAIN at most. Measured on synthesised speech 40 dB below a loud speaker: 100 % of it
+was lost without amplification, nothing with it; noise, hum and chords of any level stay silence."""
 
 WEIGHTS = "silero_vad.jit"
-"""What the package itself loads. Not its safetensors file: that one holds another training's
-weights (silero-vad 6.2; probabilities apart by up to 0.9)."""
+"""The file that the package itself loads. Its safetensors file holds the weights of another training
+run (silero-vad 6.2; probabilities differ by up to 0.9)."""
 
 
 class Stream(Protocol):
     """One recording's voice activity, in order."""
 
     def probabilities(self, samples: Samples) -> Probabilities:
-        """[F * 512] -> [F], each 0 to 1. Raises ValueError for a length that is no multiple of
-        512."""
+        """Probabilities [F] of samples [F * 512]. Raises ValueError for a length that is not a multiple
+        of 512."""
 
 
 class Detector(Protocol):
-    """Makes streams."""
+    """Creates streams."""
 
     def stream(self) -> Stream:
-        """A new recording."""
+        """Start a new recording."""
 
 
 class SileroDetector:
-    """silero-vad's 16 kHz network with the weights that its package ships; nothing is downloaded.
+    """silero-vad's 16 kHz network with the weights in its package; nothing is downloaded.
 
-    The published module runs frame by frame in a Python loop. Only its LSTM is recurrent, so here
-    all frames of a block go through the convolutions together and through the LSTM in one call: the
-    same probabilities (to rounding), thirty times sooner. The package itself is not imported, since
-    importing it sets torch's thread count to 1.
+    The published module runs frame by frame in a Python loop. Only its LSTM is recurrent, so here all
+    frames of a block pass the convolutions together and the LSTM in one call: the same probabilities
+    (up to rounding), thirty times faster. The package itself is not imported, because importing it sets
+    torch's thread count to 1.
 
     Raises ModelError where the package or its weights are missing.
     Source: the module packaged in silero-vad 6.2 (MIT), https://github.com/snakers4/silero-vad.
@@ -86,8 +85,7 @@ class SileroDetector:
         return _SileroStream(self)
 
     def encode(self, frames: Tensor) -> Tensor:
-        """[F, 64 + 512] samples -> [F, 128]: spectrum and convolutions, no frame knowing of
-        another."""
+        """Encodings [F, 128] of samples [F, 64 + 512]: spectrum and convolutions, each frame alone."""
         from torch.nn.functional import conv1d, pad
 
         weights = self.weights
@@ -101,7 +99,7 @@ class SileroDetector:
         return x[..., 0]
 
     def decode(self, hidden: Tensor) -> Tensor:
-        """[F, 128] -> [F] logits of speech."""
+        """Logits of speech [F] from hidden states [F, 128]."""
         weight, bias = (
             self.weights["decoder.decoder.2.weight"],
             self.weights["decoder.decoder.2.bias"],
@@ -132,9 +130,9 @@ class _SileroStream:
 
 
 class EnergyDetector:
-    """Speech is what is loud: a frame's level, from 0 at `floor_db` to 1 at 20 dB above.
+    """Detects speech by level: from 0 at `floor_db` to 1 at 20 dB above it.
 
-    Needs no weights and no torch. For tests and clean recordings; noise counts as speech.
+    Needs neither weights nor torch. For tests and clean recordings; noise counts as speech.
     """
 
     def __init__(self, floor_db: float = -50.0) -> None:
@@ -152,7 +150,7 @@ class EnergyDetector:
 
 
 def audible(samples: Samples) -> Samples:
-    """[T] -> [T]: quiet seconds amplified, loud ones as they are."""
+    """Samples [T] with quiet seconds amplified, loud ones unchanged."""
     if not len(samples):
         return samples
     size = LEVEL_FRAMES * FRAME
@@ -163,8 +161,8 @@ def audible(samples: Samples) -> Samples:
 
 
 def with_context(samples: Samples, context: Samples) -> NDArray[np.float32]:
-    """[F * 512] and the 64 samples before them -> [F, 576]: each frame behind the end of the one
-    before."""
+    """Frames [F, 576] from samples [F * 512] and the 64 samples before them: each frame preceded by the
+    end of the previous one."""
     frames = _frames(samples)
     before = np.concatenate([context[None], frames[:, -CONTEXT:]])[: len(frames)]
     return np.concatenate([before, frames], axis=1)
@@ -172,7 +170,7 @@ def with_context(samples: Samples, context: Samples) -> NDArray[np.float32]:
 
 def _frames(samples: Samples) -> NDArray[np.float32]:
     if len(samples) % FRAME:
-        raise ValueError(f"{len(samples)} samples are no whole number of frames of {FRAME}")
+        raise ValueError(f"{len(samples)} samples are not a whole number of frames of {FRAME}")
     return samples.reshape(-1, FRAME)
 
 
@@ -180,13 +178,12 @@ def _weights() -> dict[str, Tensor]:
     """The 16 kHz network's tensors by their names in the packaged module."""
     import torch
 
-    package = find_spec("silero_vad")  # finds, does not import
+    package = find_spec("silero_vad")  # does not import it
     path = Path(package.origin).parent / "data" / WEIGHTS if package and package.origin else None
     if path is None or not path.is_file():
         raise ModelError(f"voice activity needs {WEIGHTS} of silero-vad; pip install silero-vad")
     with warnings.catch_warnings():
-        # Deprecated in torch 2.14, and still the only form in which the package ships these
-        # weights.
+        # Deprecated in torch 2.14, but the package ships these weights in no other form.
         warnings.simplefilter("ignore", FutureWarning)
         module = torch.jit.load(path, map_location="cpu")
     tensors = [*module.named_parameters(), *module.named_buffers()]

@@ -1,12 +1,11 @@
-"""Windows: a recording cut, in its pauses, into pieces that a model can hear at once (30 s).
+"""Windows: a recording cut, in its pauses, into parts that fit into a model's input (30 s).
 
-The windows **partition** the samples: every sample belongs to exactly one window, in order, by
-integer offsets. Long silence becomes windows of its own that nobody needs to decode; they stay in
-the coverage. Knows nothing of models.
+The windows **partition** the samples: every sample belongs to exactly one window, in order, by integer
+offsets. Long silence becomes windows of its own that need no decoding and stay in the coverage. Knows
+nothing of models.
 
-How a cut is found: the decision for the window that starts here is a pure function of the next 33 s
-of probabilities, never of how the samples arrived, so the size of the blocks changes nothing and
-memory stays bounded (about a minute, whatever the length of the recording).
+Where a window ends is a pure function of the next 33 s of speech probabilities, not of how the samples
+arrived, so the size of blocks changes nothing, and memory is bounded (about a minute of audio).
 """
 
 from __future__ import annotations
@@ -24,27 +23,27 @@ from .vad import FRAME, Detector, Probabilities
 Samples = NDArray[np.float32]
 
 MAX_SAMPLES = 30 * SAMPLE_RATE
-"""What Whisper hears at once."""
+"""The length of Whisper's input."""
 
 MAX_FRAMES = MAX_SAMPLES // FRAME
 MAX_CLICK_S = 5.0
-"""What is longer than this is no click: leaving it out would be losing speech."""
+"""A longer sound is not a click: leaving it out would lose speech."""
 
 BATCH_FRAMES = 256
-"""Frames per call of the detector, always: other shapes round differently, and blocks must not
-change windows."""
+"""Frames per call of the detector. Always the same number, because other shapes round differently and
+the size of blocks must not change windows."""
 
 
 @dataclass(frozen=True)
 class WindowOptions:
-    """How to cut.
+    """How to cut a recording.
 
-    Speech begins at probability `onset` and lasts until it falls below `offset`; less than
-    `min_speech_s` is a click. A pause of `min_pause_s` is a place to cut; a pause of
-    `max_silence_s` is not decoded, except for `pad_s` on both sides of the speech. A window that
-    fills up is cut in the longest pause of its last `search_s`, or in its last pause at all, or, in
-    speech without any, where speech is least probable in those last `search_s`. Raises ValueError
-    for values that contradict each other.
+    Speech begins at probability `onset` and lasts until the probability falls below `offset`; speech of
+    less than `min_speech_s` is a click. A pause of `min_pause_s` is a place to cut; a pause of
+    `max_silence_s` is not decoded, except for `pad_s` on both sides of the speech. A full window is cut
+    in the longest pause of its last `search_s`, otherwise in its last pause, or, in speech without
+    pauses, where speech is least probable in the last `search_s`. Raises ValueError for values that
+    contradict each other.
     """
 
     # Below silero-vad's own 0.5 and 0.35: a whisper in noise stays in, and noise stays out.
@@ -75,7 +74,7 @@ class WindowOptions:
             )
         if self.pad_s < 0:
             raise ValueError(f"pad_s is {self.pad_s}; it must be 0 or more")
-        # In frames, as silence is cut: rounded, pads that fit in seconds may not fit any more.
+        # In frames, as silence is cut: pads that fit in seconds may not fit after rounding.
         if 2 * self.pad_frames >= self.max_silence_frames:
             raise ValueError(
                 f"two pads of {self.pad_s} s do not fit in a silence of {self.max_silence_s} s "
@@ -97,8 +96,8 @@ class Window:
     """Samples `start` to `end` (exclusive) of the recording.
 
     With `speech`, `samples` [end - start] float32 are held, at most 30 s. Without, the window may
-    have any length and holds no samples: ten silent minutes are one record. Raises ValueError where
-    this does not hold.
+    have any length and holds no samples: ten silent minutes are one record. Raises ValueError for
+    inconsistent values.
     """
 
     index: int
@@ -124,7 +123,7 @@ class Window:
 
 @dataclass(frozen=True)
 class Piece:
-    """A decision: the next `frames` frames are speech, or silence."""
+    """A decision about the next `frames` frames: they are speech, or silence."""
 
     frames: int
     speech: bool
@@ -133,10 +132,9 @@ class Piece:
 def cut(
     blocks: Iterable[Samples], detector: Detector | None, options: WindowOptions | None = None
 ) -> Iterator[Window]:
-    """The windows of a recording, from its blocks [any length] at 16 kHz, as soon as they are
-    certain.
+    """Yield the windows of a recording, from blocks [any length] at 16 kHz, as soon as they are certain.
 
-    Without a detector every window is 30 s (the last one shorter) and counts as speech.
+    Without a detector every window lasts 30 s (the last one less) and counts as speech.
     """
     if detector is None:
         return _fixed(blocks)
@@ -150,11 +148,11 @@ def next_piece(
     *,
     after_silence: bool,
 ) -> Piece:
-    """The piece that starts at the first of these frames; the caller gives `lookahead(options)` of
-    them, or all that are left.
+    """The piece that starts at the first of these frames. There must be `lookahead(options)` of them, or
+    all that are left.
 
-    `probabilities` and `voiced` are [F]. `after_silence`: the piece before was silent, so its
-    silence goes on here.
+    `probabilities` and `voiced` are [F]. `after_silence`: the previous piece was silent, so its silence
+    continues here.
     """
     pad, max_silence = options.pad_frames, options.max_silence_frames
     total = len(voiced)
@@ -163,12 +161,12 @@ def next_piece(
     if not runs:
         return Piece(total if last else total - pad, speech=False)
 
-    # A long pause gave `pad` of its frames to the speech before it.
+    # `pad` frames of a long pause belong to the speech before it.
     lead = runs[0][0]
     if lead >= max_silence - pad or (after_silence and lead > pad):
         return Piece(lead - pad, speech=False)
 
-    # The recording ends soon after the last word, or not at all within sight.
+    # The recording ends soon after the last speech, or beyond the lookahead.
     following = [start for start, _ in runs[1:]] + [total if last else total + max_silence]
     pauses = [(end, start) for (_, end), start in zip(runs, following, strict=True)]
     for start, end in pauses:
@@ -180,15 +178,15 @@ def next_piece(
 
 
 def lookahead(options: WindowOptions) -> int:
-    """Frames that decide where a window ends: a full window, the longest pause at its end, and a
-    little."""
+    """The number of frames that decide where a window ends: a full window, the longest pause at its end,
+    and one more."""
     return MAX_FRAMES + options.max_silence_frames + 1
 
 
 def _cut_at(
     pauses: list[tuple[int, int]], probabilities: Probabilities, options: WindowOptions
 ) -> int:
-    """Where to end a window that is full: frames from its start."""
+    """Where to end a full window, in frames from its start."""
     earliest = MAX_FRAMES - _frames(options.search_s)
     short = _frames(options.min_pause_s)
     places = [
@@ -205,19 +203,19 @@ def _cut_at(
     sums = probabilities[earliest - 1 : MAX_FRAMES - 1] + probabilities[earliest:MAX_FRAMES]
     return (
         earliest + len(sums) - 1 - int(np.argmin(sums[::-1]))
-    )  # of equals the latest: fuller windows
+    )  # of equal minima the last one, for fuller windows
 
 
 def _speech_runs(voiced: NDArray[np.bool_], shortest: int) -> list[tuple[int, int]]:
-    """Runs [start, end) of voiced frames, without clicks. A run at either border may go on beyond
-    it, so it counts."""
+    """Runs [start, end) of voiced frames, without clicks. A run at either border may continue beyond it,
+    so it counts."""
     edges = np.flatnonzero(np.diff(np.concatenate([[False], voiced, [False]]).astype(np.int8)))
     runs = [(int(start), int(end)) for start, end in zip(edges[::2], edges[1::2], strict=True)]
     return [(a, b) for a, b in runs if b - a >= shortest or a == 0 or b == len(voiced)]
 
 
 class _Cutter:
-    """One recording: the samples and probabilities from the current window's start on."""
+    """The state of one recording: samples and probabilities from the current window's start on."""
 
     def __init__(self, detector: Detector, options: WindowOptions) -> None:
         self.stream = detector.stream()
@@ -233,27 +231,27 @@ class _Cutter:
 
     def windows(self, blocks: Iterable[Samples]) -> Iterator[Window]:
         for block in blocks:
-            # A block may be longer than memory should hold at once: a few seconds at a time.
+            # A block may be long: detect speech in a few seconds at a time to bound memory.
             for at in range(0, len(block), BATCH_FRAMES * FRAME):
                 self.samples.push(block[at : at + BATCH_FRAMES * FRAME])
                 while self.samples.count - self.seen >= BATCH_FRAMES * FRAME:
-                    self._listen(self.samples.peek(self.seen, BATCH_FRAMES * FRAME))
+                    self._detect(self.samples.peek(self.seen, BATCH_FRAMES * FRAME))
                     self.seen += BATCH_FRAMES * FRAME
                 while len(self.voiced) >= lookahead(self.options):
                     yield from self._decide()
         rest = self.samples.peek(self.seen, self.samples.count - self.seen)
-        self._listen(np.pad(rest, (0, -len(rest) % FRAME)))
+        self._detect(np.pad(rest, (0, -len(rest) % FRAME)))
         while len(self.voiced):
             yield from self._decide()
         yield from self._end_silence()
 
-    def _listen(self, samples: Samples) -> None:
+    def _detect(self, samples: Samples) -> None:
         fresh = self.stream.probabilities(samples)
         self.probabilities = np.concatenate([self.probabilities, fresh])
         self.voiced = np.concatenate([self.voiced, self._voiced(fresh)])
 
     def _voiced(self, probabilities: Probabilities) -> NDArray[np.bool_]:
-        """Speech by hysteresis: a NaN counts as speech, for doubt must not lose words."""
+        """Speech by hysteresis. NaN counts as speech, so that no words are lost."""
         voiced = np.zeros(len(probabilities), np.bool_)
         for at, probability in enumerate(probabilities):
             limit = self.options.offset if self.active else self.options.onset
@@ -270,7 +268,9 @@ class _Cutter:
         )
         self.probabilities = self.probabilities[piece.frames :]
         self.voiced = self.voiced[piece.frames :]
-        samples = self.samples.pop(piece.frames * FRAME)  # fewer at the very end, in mid-frame
+        samples = self.samples.pop(
+            piece.frames * FRAME
+        )  # fewer at the end of the recording, within a frame
         self.seen = max(0, self.seen - len(samples))
         if piece.speech:
             yield from self._end_silence()
@@ -292,8 +292,8 @@ class _Cutter:
 
 
 class _Queue:
-    """Samples in, samples out. Joined when asked for, so that pushing many small blocks stays
-    cheap."""
+    """A queue of samples. Blocks are joined only when samples are read, so that pushing many small blocks
+    is cheap."""
 
     def __init__(self) -> None:
         self.parts: list[Samples] = []
