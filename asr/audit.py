@@ -1,13 +1,15 @@
-"""Audit: the same windows decoded with and without speculation, and every difference explained.
+"""Audit: the same windows decoded with and without speculation, with every difference reported.
 
-Three ways, on the same weights, windows and rules:
+There are three modes, with the same weights, windows and rules:
 
     speculative   gamma drafts per round
-    plain         gamma = 0, one token per forward: what any decoder would do
-    same shape    no drafts, but through the speculative round's shapes: the honest control in low
-                  precision, where a forward over six positions rounds differently from one over one
+    plain         gamma = 0, one token per forward pass, as any decoder does it
+    same shape    no drafts, but with the shapes of the speculative round: the control for low
+                  precision, where a forward pass over six positions rounds differently from one
+                  over a single position
 
-In float32 all three agree. A difference in lower precision is a near-tie; its margin says how near.
+In float32 all three agree. A difference in lower precision is a near-tie, and its margin says how near.
+Knows nothing of command lines.
 """
 
 from __future__ import annotations
@@ -35,10 +37,11 @@ from .printable import visible
 
 @dataclass(frozen=True)
 class Difference:
-    """The first token of a window at which two ways part; behind it they decode different text.
+    """The first token of a window at which two modes differ; after it they decode different text.
 
-    `margin` is how much the plain token's processed logit exceeds the other's in a forward without
-    cache or batch: about 0 for a near-tie, large for a fault; NaN where one text ends before.
+    `margin` is the difference between the processed logits of the plain token and the other one in a
+    forward pass without cache or batch: about 0 for a near-tie, large for a fault; NaN where one of the
+    texts has ended.
     """
 
     window: int
@@ -52,7 +55,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Report:
-    """One recording's audit."""
+    """The audit of one recording."""
 
     source: str
     windows: int = 0
@@ -99,17 +102,17 @@ def audit(
     gamma: int,
     batch: int,
 ) -> Iterator[Report]:
-    """A report per recording. Raises UsageError for options that the model cannot serve."""
+    """Yield a report for each recording. Raises UsageError for options that the model cannot serve."""
     drafting = Transcriber(whisper, batch=batch, gamma=gamma)
     plain = Transcriber(whisper, batch=batch, gamma=0)
     keep = replace(options, keep_encoder_states=True)
-    ways = ((drafting, keep), (plain, keep), (drafting, replace(keep, gamma=0)))
+    modes = ((drafting, keep), (plain, keep), (drafting, replace(keep, gamma=0)))
     for source in sources:
         name = Outcome(source).name
-        again = _repeatable(source)
+        repeatable = _repeatable(source)
         outcomes = []
-        for transcriber, wanted in ways:
-            (outcome,) = transcriber.transcribe([again], wanted)
+        for transcriber, mode_options in modes:
+            (outcome,) = transcriber.transcribe([repeatable], mode_options)
             outcomes.append(outcome)
             if outcome.error is not None:
                 break
@@ -117,7 +120,7 @@ def audit(
 
 
 def _repeatable(source: Input) -> Input:
-    """What can be read three times: stdin and pipes are taken into memory."""
+    """A source that can be read three times: stdin and pipes are read into memory."""
     if source == "-":
         return sys.stdin.buffer.read()
     if isinstance(source, str | os.PathLike) and Path(source).is_fifo():
@@ -126,7 +129,7 @@ def _repeatable(source: Input) -> Input:
 
 
 def _report(whisper: Whisper, name: str, *outcomes: Outcome) -> Report:
-    """Of the three ways' outcomes; of fewer where the last one failed."""
+    """The report on the outcomes of the three modes, or of fewer where the last one failed."""
     error = outcomes[-1].error
     if error is not None:
         return Report(name, error=str(error))
@@ -169,7 +172,7 @@ def _logits(
     prompt: tuple[int, ...],
     tokens: tuple[int, ...],
 ) -> torch.Tensor:
-    """Processed logits `[V]` behind a prefix, by one forward without cache or batch."""
+    """Processed logits `[V]` after a prefix, from one forward pass without cache or batch."""
     device = whisper.device.torch
     prefix = torch.tensor([[*prompt, *tokens]], device=device)
     logits = (
@@ -185,5 +188,5 @@ def _logits(
     view = Prefix(prefix, last, torch.tensor([len(prompt)], device=device))
     for rule in whisper_rules(whisper.target.generation_config, whisper.target.config, device):
         logits = rule(logits, view)
-    answer: torch.Tensor = logits[0, 0]
-    return answer
+    row: torch.Tensor = logits[0, 0]
+    return row

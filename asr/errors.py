@@ -1,15 +1,15 @@
-"""What can go wrong, as one tree.
+"""The errors of the package, as one tree.
 
     ForescribeError
-        AudioError      the recording: missing, empty, not audio, no sound in it
-        ModelError      the weights: not found, not cached, a pair that does not fit
+        AudioError      the recording: missing, empty, not audio, without sound
+        ModelError      the weights: not found, not cached, an incompatible pair
         UsageError      the request: an unknown format, an impossible option
         OutputError     the result: a folder that cannot be written, a full disk
         CapacityError   the machine: out of memory
 
-Every error has a `code` for machines and one line for people that says what is wrong, with what,
-and what to do. The command's records and the service's bodies use the same codes. Knows nothing of
-who reports them, imports nothing but what makes a text visible.
+Every error has a `code` for programs and a message of one line that says what is wrong and what to do.
+The command's records and the service's responses use the same codes. Knows nothing of how errors are
+reported; imports only `printable`.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ Code = Literal[
     "storage_full",
     # the machine
     "overloaded",
-    # our fault
+    # a fault of this package
     "internal_error",
 ]
 
 
 class ForescribeError(Exception):
-    """Anything the package raises on purpose.
+    """The base class of all errors that the package raises on purpose.
 
     Args:
-        message: one line; further lines are joined and control characters escaped, so that a log
-        record or a status record stays one line, whatever a file is called. code: from the
-        vocabulary above; without it the class's own.
+        message: one line. Further lines are joined and control characters escaped, so that a log record
+            stays one line, whatever the name of a file is.
+        code: one of `Code`; by default that of the class.
     """
 
     default_code: ClassVar[Code] = "internal_error"
@@ -60,7 +60,7 @@ class ForescribeError(Exception):
 
     @property
     def message(self) -> str:
-        """The line for people, without the code."""
+        """The message, without the code."""
         return str(self.args[0])
 
 
@@ -77,7 +77,7 @@ class ModelError(ForescribeError):
 
 
 class UsageError(ForescribeError, ValueError):
-    """The request makes no sense; also a ValueError, for callers of the library."""
+    """The request is invalid; also a ValueError, for callers of the library."""
 
     default_code = "invalid_value"
 
@@ -89,19 +89,24 @@ class OutputError(ForescribeError, OSError):
 
 
 class CapacityError(ForescribeError):
-    """The machine cannot do it now; a smaller request, or the same one later, may pass."""
+    """The machine is overloaded; a smaller request, or the same one later, may succeed."""
 
     default_code = "overloaded"
 
 
-_NO_ROOM = ("out of memory", "not enough memory", "can't allocate memory", "allocation failed for")
-"""Of torch on mps and cpu and of Gaudi's bridge, which have no class for it."""
+_OUT_OF_MEMORY = (
+    "out of memory",
+    "not enough memory",
+    "can't allocate memory",
+    "allocation failed for",
+)
+"""Messages of torch on mps and cpu and of Gaudi's bridge, which have no exception class for it."""
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether a device or the machine had no room; by name, since torch is not imported here."""
+    """Whether a device or the machine ran out of memory; by name, because torch is not imported here."""
     kinds = {kind.__name__ for kind in type(error).__mro__}
     if kinds & {"OutOfMemoryError", "MemoryError"}:
         return True
     text = str(error).lower()
-    return isinstance(error, RuntimeError) and any(phrase in text for phrase in _NO_ROOM)
+    return isinstance(error, RuntimeError) and any(phrase in text for phrase in _OUT_OF_MEMORY)

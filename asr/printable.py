@@ -1,28 +1,28 @@
-"""Visible: text from outside, as a terminal or a log may show it.
+"""Printable text: untrusted text in a form that a terminal or a log may show.
 
-A file's name may hold line breaks, and codes that move the cursor, change colours or reverse the
-direction of writing: printed as it is, it could forge a line of ours or hide one. Such characters are
-written as Python writes them; all others, in any script, stay.
+The name of a file may hold line breaks and codes that move the cursor, change colours or reverse the
+writing direction; printed unchanged, it could forge or hide a line. Such characters are escaped as in
+Python; all others, in any script, are unchanged.
 """
 
 from __future__ import annotations
 
 import re
 
-# Controls, line and paragraph separators, marks of direction, and halves of surrogate pairs: how
-# Python holds the bytes of a name that are no UTF-8.
+# Control characters, line and paragraph separators, direction marks, and lone surrogates, which stand
+# for the bytes of a name that are not UTF-8.
 _HIDDEN = re.compile(
     "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
 
 
 def visible(text: str) -> str:
-    """On one line, and without effect on what shows it."""
-    return _HIDDEN.sub(lambda found: _escaped(found[0]), text)
+    """Escape the characters of a text that could affect its display."""
+    return _HIDDEN.sub(lambda match: _escaped(match[0]), text)
 
 
 def one_line(text: str) -> str:
-    """The same, with its lines joined by a space: for messages of libraries, which may have several."""
+    """Join the lines of a text with spaces and escape it, for messages of libraries."""
     return visible(" ".join(filter(None, map(str.strip, text.splitlines()))))
 
 

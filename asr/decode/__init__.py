@@ -1,4 +1,4 @@
-"""Windows to tokens: requests to the engine, guards, temperature fallback, and results.
+"""Speech to tokens: the transcriber, its options and guards, Whisper's token rules, encoding, outcomes.
 
-Knows one call of the transcriber; nothing of files, formats or command lines.
+Knows one model and its engine; nothing of files, formats or command lines.
 """

@@ -1,4 +1,4 @@
-"""Account: what a transcript says of how it came about. Coverage, figures and warnings.
+"""Accounting: the coverage, statistics and warnings of a transcript, and errors as messages.
 
 Pure functions of a recording's windows. Knows nothing of models.
 """
@@ -20,21 +20,21 @@ from ..words.segments import mean_logprob
 from .outcome import Decoded, Outcome
 
 LISTED = 3
-"""Places that a warning names; of more it says how many."""
+"""The most places that a warning lists; it counts the others."""
 
 DEMO_LOGPROB = -0.4
-"""Below this mean log-probability a window is not what the demo model was made for. Measured: -0.27 or
-above in every window of the samples, noise included; -0.89 to -0.43 in clips of 29 people who read
+"""Below this mean log-probability a window is not what the demo model was trained for. Measured: -0.27 or
+above in every window of the samples, noise included; -0.89 to -0.43 in clips of 29 readers
 (LibriSpeech), all of which pass Whisper's own guard of -1."""
 
 PURPOSE = (
     "the demo model understands synthetic English of a limited vocabulary and nothing else: it is for "
-    "trying and testing; name another model for real recordings"
+    "trying and testing; use another model for real recordings"
 )
 
 
 def fault(name: str, cause: BaseException) -> ForescribeError:
-    """What an exception that nobody raised on purpose is to the recording of this name."""
+    """The error of the recording with this name for an exception; our own errors stay as they are."""
     release(cause)
     if isinstance(cause, ForescribeError):
         return cause
@@ -49,12 +49,12 @@ def fault(name: str, cause: BaseException) -> ForescribeError:
 
 
 def internal(source: Input, cause: Exception) -> ForescribeError:
-    """Likewise, of a source."""
+    """The error of a source for an exception."""
     return fault(Outcome(source).name, cause)
 
 
 def reason(error: BaseException) -> str:
-    """Why a window was lost, for the coverage."""
+    """Why a window has no text, for the coverage."""
     if isinstance(error, ForescribeError | ArithmeticError):
         return str(error)
     return f"internal error ({type(error).__name__}: {' '.join(str(error).split())})"
@@ -67,7 +67,7 @@ def coverage(done: Iterable[Decoded], silent: Iterable[Window]) -> Coverage:
 
 
 def stats(done: Sequence[Decoded], wall: float) -> dict[str, Json]:
-    """A recording's own share: counted by row, so it does not depend on who shared the batch."""
+    """Statistics of a recording, counted by row, so that they do not depend on the rest of the batch."""
     results = [d.result for d in done]
     rounds, drafted, accepted = (
         sum(getattr(r, name) for r in results) for name in ("rounds", "drafted", "accepted")
@@ -91,17 +91,17 @@ def stats(done: Sequence[Decoded], wall: float) -> dict[str, Json]:
 
 
 def mixed(done: Iterable[Decoded], language: str | None) -> list[Notice]:
-    """Windows in another language than the recording's."""
-    others = {d.language for d in done if d.state != "failed"} - {language}
-    if not others:
+    """A warning for windows in a language other than the recording's."""
+    languages = {d.language for d in done if d.state != "failed"} - {language}
+    if not languages:
         return []
-    text = f"some windows are in another language: {', '.join(sorted(others))}"
+    text = f"some windows are in another language: {', '.join(sorted(languages))}"
     return [Notice("mixed_languages", text)]
 
 
-def dropped(done: Iterable[Decoded], written: Callable[[Decoded], str]) -> list[Notice]:
-    """Text that was decoded and does not count."""
-    texts = [(d, written(d).strip()) for d in done if d.state != "decoded"]
+def dropped(done: Iterable[Decoded], text_of: Callable[[Decoded], str]) -> list[Notice]:
+    """Warnings for text that was decoded but left out."""
+    texts = [(d, text_of(d).strip()) for d in done if d.state != "decoded"]
     return [
         Notice("dropped_text", f"{text!r} at {_span(d)} left out: {d.reason}")
         for d, text in texts
@@ -110,7 +110,7 @@ def dropped(done: Iterable[Decoded], written: Callable[[Decoded], str]) -> list[
 
 
 def failed(done: Sequence[Decoded]) -> list[Notice]:
-    """Windows without text through a fault."""
+    """A warning for windows whose decoding failed."""
     lost = [d for d in done if d.state == "failed"]
     if not lost:
         return []
@@ -119,7 +119,7 @@ def failed(done: Sequence[Decoded]) -> list[Notice]:
 
 
 def untimed(done: Iterable[Decoded], faults: Mapping[int, BaseException]) -> list[Notice]:
-    """Windows whose words have no times through a fault."""
+    """A warning for windows whose words could not be timed."""
     without = [d for d in done if d.index in faults]
     if not without:
         return []
@@ -129,7 +129,8 @@ def untimed(done: Iterable[Decoded], faults: Mapping[int, BaseException]) -> lis
 
 
 def undrafted(done: Iterable[Decoded]) -> list[Notice]:
-    """Windows that went on without drafts through a fault of the draft: that costs time and no word."""
+    """A warning for windows that were decoded without drafts because drafting failed. The words are the
+    same; decoding takes longer."""
     without = [d for d in done if d.result.draft_error is not None]
     if not without:
         return []
@@ -141,31 +142,31 @@ def undrafted(done: Iterable[Decoded]) -> list[Notice]:
 
 
 def doubtful(done: Iterable[Decoded], *, demo: bool) -> list[Notice]:
-    """Windows whose text was kept although the guards refused it at every temperature, or that do not
-    sound like what the demo model was made for."""
-    found = [d for d in done if d.doubt is not None]
-    if not found:
+    """Warnings for windows whose text was kept although the guards rejected it at every temperature, or
+    that are unlike the demo model's training data."""
+    doubted = [d for d in done if d.doubt is not None]
+    if not doubted:
         return []
     text = (
-        f"doubtful text at {_places(found)}; check it against the recording, name the language, or use "
+        f"doubtful text at {_places(doubted)}; check it against the recording, name the language, or use "
         "a larger model"
     )
     return [Notice("doubtful_text", text), *([Notice("demo_model", PURPOSE)] if demo else [])]
 
 
 def outside_demo(result: Result) -> str | None:
-    """Why a window that passes the guards does not sound like what the demo model was made for."""
+    """Why a window that passes the guards is unlike the demo model's training data; None if it is not."""
     mean = mean_logprob(result.logprobs)
     return None if mean >= DEMO_LOGPROB else f"improbable (mean log-probability {mean:.2f})"
 
 
-def _places(found: Sequence[Decoded]) -> str:
-    """Times with reasons; of many windows the first, and how much there is in all."""
-    said = _listed([f"{_span(d)} ({d.reason or d.doubt})" for d in found])
-    if len(found) == 1:
-        return said
-    total = seconds(sum(d.length for d in found))
-    return f"{len(found)} windows, {total:.1f} s in all: {said}"
+def _places(windows: Sequence[Decoded]) -> str:
+    """Times with reasons; of many windows the first ones, and the total."""
+    places = _listed([f"{_span(d)} ({d.reason or d.doubt})" for d in windows])
+    if len(windows) == 1:
+        return places
+    total = seconds(sum(d.length for d in windows))
+    return f"{len(windows)} windows, {total:.1f} s in all: {places}"
 
 
 def _listed(texts: Sequence[str]) -> str:

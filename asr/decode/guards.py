@@ -1,9 +1,9 @@
-"""Guards: is a window's answer to be believed, tried again at a higher temperature, or silence?
+"""Guards: whether a window's answer is kept, decoded again at a higher temperature, or silence.
 
-Whisper's own rules (Radford et al. 2022, section 4.5; openai/whisper `transcribe.py`), judged for each
-window on its own, so that windows decoded in parallel lose none of them: only a window that fails
-is queued again, while the rest go on. Pure functions of numbers; NaN counts as failure, because a
-comparison with NaN would switch the guard off in silence.
+Whisper's own rules (Radford et al. 2022, section 4.5; openai/whisper `transcribe.py`), applied to each
+window separately, so that they work for windows decoded in parallel: only a window that fails is queued
+again. Pure functions of numbers; NaN counts as failure, because a comparison with NaN would silently
+disable the guard. Knows nothing of engines or text.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Judgement(Enum):
 
 @dataclass(frozen=True)
 class Guards:
-    """Thresholds; None switches one off. Raises UsageError for values that make no sense.
+    """Thresholds; None disables one. Raises UsageError for invalid values.
 
     An answer fails if its text compresses by more than `compression_ratio` (it repeats itself) or its
     mean log-probability is below `logprob`. It is silence if the no-speech probability exceeds
@@ -44,7 +44,7 @@ class Guards:
             raise UsageError(f"temperatures are {self.temperatures}; they must rise")
         if self.no_speech is not None and not 0 <= self.no_speech <= 1:
             raise UsageError(f"no_speech is {self.no_speech}; it is a probability, 0 to 1")
-        # Beyond these every answer would fail, and NaN would switch the guard off.
+        # Beyond these limits every answer would fail, and NaN would disable the guard.
         if self.compression_ratio is not None and not self.compression_ratio > 0:
             raise UsageError(
                 f"compression_ratio is {self.compression_ratio}; it must be above 0, or None"
@@ -57,13 +57,13 @@ class Guards:
     def judge(
         self, *, compression_ratio: float, mean_logprob: float, no_speech_prob: float
     ) -> tuple[Judgement, str | None]:
-        """The judgement, with its reason unless the answer is kept."""
+        """Judge an answer; the reason is None where it is kept."""
         if any(map(math.isnan, (compression_ratio, mean_logprob, no_speech_prob))):
             return Judgement.RETRY, "the model's numbers are not finite"
         improbable = self.logprob is not None and mean_logprob < self.logprob
-        quiet = self.no_speech is not None and no_speech_prob > self.no_speech
-        # openai: a window that is both improbable and likely silent is skipped, whatever it repeats.
-        if quiet and (improbable or self.logprob is None):
+        likely_silent = self.no_speech is not None and no_speech_prob > self.no_speech
+        # openai/whisper: a window that is improbable and likely silent is skipped, even if it repeats.
+        if likely_silent and (improbable or self.logprob is None):
             return Judgement.SILENCE, f"no speech (probability {no_speech_prob:.2f})"
         if self.compression_ratio is not None and compression_ratio > self.compression_ratio:
             return Judgement.RETRY, f"repeats itself (compression ratio {compression_ratio:.2f})"

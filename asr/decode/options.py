@@ -1,4 +1,4 @@
-"""Options of one transcription call. Frozen, checked once; knows nothing of models."""
+"""Options of one transcription call: frozen, and checked once. Knows nothing of models."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from .guards import Guards
 
 @dataclass(frozen=True)
 class Options:
-    """What to write, for one call. `language` None or "auto" detects it; `gamma` None is the
-    engine's own, which it cannot exceed.
+    """The options of a call.
 
-    `initial_prompt` is text before every window: names and spellings to expect. Raises UsageError
-    for values that make no sense.
+    `language` None or "auto" detects the language. `gamma` is the number of drafted tokens per round;
+    None takes the transcriber's own, which is also the maximum. `initial_prompt` is text before every
+    window: names and spellings to expect. Raises UsageError for invalid values.
     """
 
     language: str | None = None
@@ -27,14 +27,14 @@ class Options:
     gamma: int | None = None
     vad: bool = True
     windows: WindowOptions = field(default_factory=WindowOptions)
-    words: bool = False  # a time for every word
-    guards: Guards | None = None  # decode doubtful windows again; None believes every answer
-    # "windows": cut in pauses, decoded in parallel. "sequential": Whisper's own long-form, where a
-    # window starts at the last timestamp before; recordings share the batch, windows cannot.
+    words: bool = False  # time every word
+    guards: Guards | None = None  # decode doubtful windows again; None keeps every answer
+    # "windows": cut in pauses and decoded in parallel. "sequential": Whisper's own long-form, where a
+    # window starts at the last timestamp of the previous one; only different recordings share a batch.
     long_form: Literal["windows", "sequential"] = "windows"
     condition_on_previous_text: bool = True  # sequential only
     keep_encoder_states: bool = (
-        False  # for audits: the outcome holds every window's tokens and memory
+        False  # for audits: the outcome holds the windows with their encoder states
     )
 
     def __post_init__(self) -> None:
@@ -55,8 +55,8 @@ class Options:
 
 
 def _check_text(name: str, value: object) -> None:
-    """Raises UsageError for what is no string, or has no tokens: half of a surrogate pair, which is also
-    how Python holds a byte of the command line that is not UTF-8."""
+    """Raise UsageError for a value that is not a string, or not Unicode text: Python represents bytes of
+    the command line that are not UTF-8 as lone surrogates."""
     if not isinstance(value, str):
         raise UsageError(f"{name} is {value!r}; it must be text")
     try:

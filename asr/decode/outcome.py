@@ -1,6 +1,6 @@
-"""What comes back from a call: progress while it runs, and an outcome per recording.
+"""The results of a call: progress while it runs, and an outcome for each recording.
 
-Knows nothing of how they come about.
+Records only; knows nothing of how they are made.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Decoded:
-    """A window, samples `start` to `end`, with what the engine wrote for it.
+    """A window, samples `start` to `end`, with the engine's answer for it.
 
-    `memory` is kept for audits only: an hour of a large model's would be gigabytes.
+    `encoder_states` are kept for audits only: those of an hour are gigabytes in a large model.
     """
 
     index: int
@@ -32,11 +32,11 @@ class Decoded:
     end: int
     language: str
     result: Result
-    tokens: tuple[int, ...]  # of the result's, those that count
+    tokens: tuple[int, ...]  # the tokens of the result that count
     state: State = "decoded"
-    reason: str | None = None  # why its text does not count, where it does not
+    reason: str | None = None  # why its text does not count
     encoder_states: EncoderStates | None = None
-    doubt: str | None = None  # why the guards refused its text, where it was kept nevertheless
+    doubt: str | None = None  # why the guards rejected its text, where it was kept anyway
 
     @property
     def length(self) -> int:
@@ -46,35 +46,37 @@ class Decoded:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one recording: a transcript, or the reason why there is none."""
+    """The outcome of a recording: a transcript, or an error."""
 
     source: Input
     transcript: Transcript | None = None
     error: ForescribeError | None = None
-    wall_s: float = 0.0  # from its first block to its last word, beside the others
+    wall_s: float = 0.0  # from its first block to its last word, other recordings included
     decoded: tuple[Decoded, ...] = ()  # with `Options.keep_encoder_states`
 
     @property
     def name(self) -> str:
-        """The path as it was given; audio that came as bytes has none."""
+        """The path as it was given; audio given as bytes has none."""
         return "<bytes>" if isinstance(self.source, bytes) else str(self.source)
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a call has come. `total_s` is None where a container declares no length."""
+    """The progress of a call. `total_s` is None where the container declares no length."""
 
     source: Input
     done_s: float  # of this recording
     total_s: float | None
     segments: tuple[Segment, ...]  # of the window that has just ended
     stats: Stats  # of the call so far
-    spoken: tuple[Segment, ...] = ()  # new at the recording's beginning: in order, none left out
+    spoken: tuple[
+        Segment, ...
+    ] = ()  # new segments in order, from the start of the recording without gaps
 
 
 @dataclass(frozen=True)
 class Partial:
-    """Text of a window that is being decoded, the first of its recording that is. It may change."""
+    """Text of the first window of a recording that is still being decoded. It may change."""
 
     source: Input
     text: str
@@ -82,8 +84,8 @@ class Partial:
 
 @runtime_checkable
 class Follows(Protocol):
-    """A hook that wants to see text while it is being decoded too. Looking costs a wait for the device,
-    so it says when it wants to."""
+    """A hook that also shows text while it is being decoded. Reading that text waits for the device, so
+    `wants` says when it is needed."""
 
     @property
     def wants(self) -> bool: ...

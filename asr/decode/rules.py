@@ -1,13 +1,13 @@
-"""Whisper's token rules: which token may come next, as pure functions over tensors.
+"""Whisper's token rules: which token may come next, as logits processors.
 
-A rule takes the logits of N scored positions and what each of them may look at, and returns new
-logits with -inf where a token is forbidden. Every other value passes through untouched, so the
-rules can be checked bit for bit against transformers' own processors, which see one position at a
-time. Drafted positions obey the rules of *their own* drafted prefix.
+A rule takes the logits of N scored positions with the prefix of each, and returns new logits with -inf
+where a token is forbidden. All other values are unchanged, so the rules can be compared bit for bit with
+transformers' own processors, which see one position at a time. Drafted positions obey the rules for
+*their own* drafted prefix.
 
-All of it runs inside one captured round: fixed shapes, no read of a device value by the host, no
-boolean indexing, no change of an input, no copy from host to device (constants live on the device
-from the start). This file knows token ids; it does not know audio, models, caches or text.
+Everything runs inside one captured round: fixed shapes, no sync with the host, no boolean indexing, no
+change of an input, no copy from host to device (constants are on the device from the start). Knows token
+ids; nothing of audio, models, caches or text.
 
 Shapes: B rows, N scored positions, T slots, V vocabulary.
 
@@ -37,7 +37,7 @@ FORBIDDEN = float("-inf")
 
 @dataclass(frozen=True, eq=False)
 class Suppress:
-    """Tokens that are never written: brackets, music signs, speaker marks, special tokens.
+    """Tokens that are never generated: brackets, music symbols, speaker marks, special tokens.
 
     `mask [V]` bool, true where suppressed, on the device of the logits.
     """
@@ -60,8 +60,8 @@ class Suppress:
 class SuppressAtBegin:
     """Tokens that may not be the first generated one: the lone space and end-of-text.
 
-    transformers drops this rule when it assists generation, so its assisted output may begin where
-    its plain output cannot. Here it holds in every round.
+    transformers omits this rule in assisted generation, so its assisted output may begin with tokens that
+    its plain output cannot begin with. Here it applies in every round.
 
     `mask [V]` bool, true where suppressed, on the device of the logits.
     """
@@ -83,10 +83,10 @@ class SuppressAtBegin:
 
 @dataclass(frozen=True)
 class Timestamps:
-    """Timestamps come first, in pairs and in order; and they win by their joint probability.
+    """Timestamps come first, in pairs and in order, and are chosen by their joint probability.
 
     The vocabulary ends with them: text and special tokens are ids < `timestamp_begin`. At each
-    position two intervals of ids are open, one of text and one of timestamps:
+    position two intervals of ids are allowed, one of text and one of timestamps:
 
     | the prefix                      | text              | timestamps                           |
     |---------------------------------|-------------------|--------------------------------------|
@@ -95,8 +95,8 @@ class Timestamps:
     | ends with the end of a segment  | `eos` and above   | from that timestamp on               |
     | anything else                   | all               | after the latest timestamp           |
 
-    Then, where the timestamps together are more probable than the likeliest text token, text is
-    closed. Rows whose prompt ends with `no_timestamps` are left alone.
+    Then, where the timestamps together are more probable than the most probable text token, text is
+    forbidden. Rows whose prompt ends with `no_timestamps` are not changed.
 
     Token ids: `timestamp_begin` (<|0.00|>), `eos`, `no_timestamps` (<|notimestamps|>).
     `max_initial`: highest step of the first timestamp (a step is 20 ms), None for no limit.
@@ -129,12 +129,12 @@ class Timestamps:
         previous = tokens.gather(1, last)
         second = tokens.gather(1, (last - 1).clamp(min=0))
         ends_in_stamp = (generated >= 1) & (previous >= self.timestamp_begin)
-        # A lone first timestamp opens the first segment: it counts as the second half of a pair.
+        # A single first timestamp opens the first segment: it counts as the second half of a pair.
         paired = (generated < 2) | (second >= self.timestamp_begin)
         segment_ended = ends_in_stamp & ~paired
         first = generated == 0
 
-        # Constants enter by masked_fill: `where` with a number may copy it from the host.
+        # Constants are written by masked_fill: `where` with a number may copy it from the host.
         text_from = torch.zeros_like(last).masked_fill(first, self.timestamp_begin)
         text_from = text_from.masked_fill(segment_ended, self.eos)
         stamp_from = self._latest_stamp(prefix) + (~segment_ended).to(last.dtype)
@@ -151,8 +151,8 @@ class Timestamps:
     def _latest_stamp(self, prefix: Prefix) -> Tensor:
         """The latest timestamp generated before each prediction, [B, N]; -1 where there is none.
 
-        One comparison of every position with every slot, B x N x T integers: small beside the
-        logits, and it needs no scan, which accelerators do badly.
+        Compares every position with every slot, B x N x T integers: small compared with the logits, and
+        without a scan, which is slow on accelerators.
         """
         tokens, last, begin = prefix.tokens, prefix.last, prefix.begin[:, None]
         slot = torch.arange(tokens.shape[1], device=tokens.device)  # [T]
@@ -162,10 +162,10 @@ class Timestamps:
         return tokens.gather(1, latest.clamp(min=0)).masked_fill(latest < 0, -1)
 
     def _stamp_wins(self, scores: Tensor) -> Tensor:
-        """Whether timestamps together beat the likeliest text token, [B, N] bool.
+        """Whether timestamps together are more probable than the best text token, [B, N] bool.
 
-        Both sides are normalised first although the normaliser cancels: transformers compares the
-        rounded values, and a near-tie should fall the same way here.
+        Both sides are normalised although the normaliser cancels out: transformers compares the rounded
+        values, and a near-tie has to be decided in the same way here.
         """
         logprobs = torch.log_softmax(scores.float(), dim=-1)
         stamps = logprobs[..., self.timestamp_begin :].logsumexp(-1)
@@ -174,7 +174,7 @@ class Timestamps:
 
 @dataclass(frozen=True)
 class NoSpeech:
-    """How sure the target is that a window holds no speech, before any rule has been applied.
+    """The target's probability that a window holds no speech, before any rule is applied.
 
     Token ids: `token` (<|nospeech|>), `start` (<|startoftranscript|>).
     """
@@ -191,9 +191,9 @@ class NoSpeech:
         )
 
     def probe(self, prompt: Sequence[int]) -> Probe:
-        """What to ask of this prompt: the token, at the slot of start-of-transcript.
+        """The probe for a prompt: the token, at the slot of start-of-transcript.
 
-        Previous text may stand before it, so it is not always slot 0.
+        Previous text may precede that slot, so it is not always slot 0.
 
         Raises ValueError where the prompt has no start-of-transcript.
         """
@@ -214,8 +214,8 @@ def whisper_rules(
 ) -> tuple[Processor, ...]:
     """All rules of a Whisper model, in the order in which transformers applies them.
 
-    What the generation config leaves out has no rule. The timestamp rule is always there where the
-    model has timestamps: each row's own prompt says whether it applies.
+    A setting that the generation config lacks has no rule. The timestamp rule exists for every model
+    with timestamps: the prompt of each row determines whether it applies.
 
     Raises ValueError where an id that the rules need is missing or not a single integer.
     """
@@ -240,9 +240,9 @@ def whisper_rules(
 
 
 def _mask(ids: Iterable[int], vocab_size: int, device: torch.device | str) -> Tensor:
-    """`[V]` bool, true at `ids`, made once on the device."""
-    wanted = torch.tensor(list(ids), dtype=torch.long)
-    return torch.isin(torch.arange(vocab_size), wanted).to(device)
+    """A mask `[V]` bool, true at `ids`, created once on the device."""
+    listed = torch.tensor(list(ids), dtype=torch.long)
+    return torch.isin(torch.arange(vocab_size), listed).to(device)
 
 
 def _id(generation_config: GenerationConfig, name: str) -> int:

@@ -1,4 +1,4 @@
-"""Whisper models by name: presets, where their weights are, and a pair loaded for a device.
+"""Whisper models by name: presets, the location of their weights, and pairs loaded for a device.
 
 Knows configurations and tokenizers; nothing of recordings.
 """

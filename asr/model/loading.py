@@ -1,7 +1,7 @@
-"""Loading: names of weights to a pair that is ready to decode on a device.
+"""Loading: names of weights to a pair of models that is ready to decode on a device.
 
-Unmodified transformers classes and loaders only. Decides what cannot be known from names: whether
-the draft hears through the target's encoder, by comparing its weights.
+Uses unmodified transformers classes and loaders. Determines whether the draft shares the target's
+encoder by comparing their weights. Knows nothing of recordings or of presets' names.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _FEATURES = ("preprocessor_config.json", "processor_config.json")  # one of them
 
 @dataclass(frozen=True)
 class EncoderStates:
-    """What a window's decoding is conditioned on: encoder states `[S, D]` for both models."""
+    """The encoder states `[S, D]` of a window, for both models."""
 
     target: Tensor
     draft: Tensor | None = None
@@ -45,7 +45,7 @@ class EncoderStates:
 
 @dataclass(frozen=True, eq=False)
 class Whisper:
-    """A target with its draft, on one device."""
+    """A target with its draft model, on one device."""
 
     target: Any  # WhisperForConditionalGeneration
     draft: Any | None  # the same, or WhisperForCausalLM
@@ -54,13 +54,13 @@ class Whisper:
     tokens: SpecialTokens
     pair: Pair
     device: Device
-    shared_encoder: bool  # the draft hears through the target's encoder
+    shared_encoder: bool  # the draft uses the encoder states of the target
 
     @torch.inference_mode()
     def encode(self, features: Tensor) -> list[EncoderStates]:
-        """Memories of windows from features `[B, M, F]`; one encoder pass, or two."""
+        """Encoder states of windows from features `[B, M, F]`, in one encoder pass or two."""
         rows = len(features)
-        if self.device.static_shapes:  # a batch of another size would be a shape of its own
+        if self.device.static_shapes:  # another batch size would be another shape
             padding = (1 << (rows - 1).bit_length()) - rows
             features = torch.cat([features, features[-1:].expand(padding, -1, -1)])
         states = self._encoded(self.target, features)[:rows]
@@ -70,8 +70,8 @@ class Whisper:
         return [EncoderStates(s, d) for s, d in zip(states, drafts, strict=True)]
 
     def _encoded(self, model: Any, features: Tensor) -> list[Tensor]:
-        """States `[S, D]` by row. Copies: a view would hold the whole batch for as long as one of its
-        windows is tried again."""
+        """States `[S, D]` by row. They are copies: a view would keep the whole batch in memory as long as
+        one of its windows is decoded again."""
         features = features.to(self.device.torch, self.device.dtype)
         groups = [features] if self.device.rows_together else features.split(1)
         return [
@@ -80,7 +80,7 @@ class Whisper:
 
     @torch.inference_mode()
     def detect_language(self, encoded: list[EncoderStates]) -> list[tuple[str, float]]:
-        """The likeliest language of each window and its probability among the languages.
+        """The most probable language of each window and its probability among the languages.
 
         One decoder step over start-of-transcript (Radford et al. 2022, section 2.3).
         """
@@ -93,8 +93,8 @@ class Whisper:
         ).last_hidden_state
         codes = list(self.tokens.languages)
         ids = torch.tensor([self.tokens.languages[c] for c in codes], device=hidden.device)
-        chances = self.target.proj_out(hidden)[:, 0].float()[:, ids].softmax(-1)
-        best = chances.max(-1)
+        probabilities = self.target.proj_out(hidden)[:, 0].float()[:, ids].softmax(-1)
+        best = probabilities.max(-1)
         return [
             (codes[i], p) for i, p in zip(best.indices.tolist(), best.values.tolist(), strict=True)
         ]
@@ -102,7 +102,7 @@ class Whisper:
 
 @loading()
 def load(pair: Pair, device: Device, *, network: bool = True) -> Whisper:
-    """Both models of a pair. Raises ModelError: not found, not a Whisper, or a pair that does not fit."""
+    """Load both models of a pair. Raises ModelError: not found, not a Whisper model, an incompatible pair."""
     folder = locate(pair.target, role="model", network=network)
     draft_folder = None
     if pair.draft is not None:
@@ -129,13 +129,15 @@ def load(pair: Pair, device: Device, *, network: bool = True) -> Whisper:
 
 
 def _special_tokens(target: Any, tokenizer: Any, pair: Pair) -> SpecialTokens:
-    """The target's, which its generation config then says in one way: rules want single numbers."""
+    """The target's special tokens; its generation config is changed to single ids, as rules need them."""
     options = target.generation_config
     try:
         tokens = SpecialTokens.of(options, tokenizer)
         ids = (tokens.start, *tokens.ends, tokens.no_timestamps, *tokens.languages.values())
         if max(ids) >= target.config.vocab_size:
-            raise ValueError(f"token {max(ids)} of its generation_config.json is none of its own")
+            raise ValueError(
+                f"token {max(ids)} of its generation_config.json is not in its vocabulary"
+            )
     except (ValueError, AttributeError, TypeError) as error:
         raise ModelError(f"--model {pair.target} is not a Whisper model: {error}") from error
     options.eos_token_id, options.decoder_start_token_id = tokens.end, tokens.start
@@ -143,7 +145,7 @@ def _special_tokens(target: Any, tokenizer: Any, pair: Pair) -> SpecialTokens:
 
 
 def _check_states(target: Any, draft: Any, pair: Pair) -> None:
-    """Refuses a draft that cannot read what it hears. Raises ModelError."""
+    """Reject a draft that cannot read the encoder states. Raises ModelError."""
     ours, theirs = target.config, draft.config
     problem = None
     if ours.max_source_positions != theirs.max_source_positions:
@@ -176,12 +178,12 @@ def _model(folder: Path, role: Role, device: Device) -> Any:
             raise ValueError("it has no encoder, so it can only be a --draft")
         kind: Any = WhisperForCausalLM if bare else WhisperForConditionalGeneration
         with quiet():
-            # Mismatches are let through only to be refused below, by name.
+            # Mismatches are allowed here, to be reported by name below.
             model, report = kind.from_pretrained(
                 folder, dtype=device.dtype, output_loading_info=True, ignore_mismatched_sizes=True
             )
         _check_complete(report)
-    except Exception as error:  # safetensors, pickle, configuration: each has errors of its own
+    except Exception as error:  # safetensors, pickle and configurations have errors of their own
         raise ModelError(
             f"--{role} {folder} cannot be loaded as a Whisper model: "
             f"{damaged(folder) or _line(error)}"
@@ -196,7 +198,7 @@ def _model(folder: Path, role: Role, device: Device) -> Any:
 
 
 def _placed(model: Any, folder: Path, role: Role, device: Device) -> Any:
-    """On its device. Raises CapacityError."""
+    """Move a model to its device. Raises CapacityError."""
     try:
         return model.eval().to(device.torch)
     except RuntimeError as error:
@@ -209,16 +211,13 @@ def _placed(model: Any, folder: Path, role: Role, device: Device) -> Any:
 
 
 def _check_complete(report: Mapping[str, Any]) -> None:
-    """transformers would fill gaps with random numbers, and the model would babble.
-
-    Raises ValueError that names a weight.
-    """
+    """Raise ValueError that names a missing weight: transformers would fill it with random numbers."""
     missing = sorted(report["missing_keys"])
-    other = sorted(str(key[0]) for key in report["mismatched_keys"])
+    mismatched = sorted(str(key[0]) for key in report["mismatched_keys"])
     if missing:
         raise ValueError(f"its weights lack {missing[0]} ({len(missing)} in all)")
-    if other:
-        raise ValueError(f"{other[0]} has another shape than its config.json says")
+    if mismatched:
+        raise ValueError(f"{mismatched[0]} has another shape than its config.json says")
 
 
 def _tokenizer(folder: Path, config: Any) -> Any:
@@ -226,7 +225,9 @@ def _tokenizer(folder: Path, config: Any) -> Any:
 
     try:
         tokenizer = WhisperTokenizer.from_pretrained(folder)
-        if len(tokenizer) < max(as_ids(config.eos_token_id), default=1):  # made of nothing
+        if len(tokenizer) < max(
+            as_ids(config.eos_token_id), default=1
+        ):  # created without a vocabulary
             raise ValueError("it lacks tokenizer.json, or vocab.json with merges.txt")
     except Exception as error:  # a damaged tokenizer.json raises a bare Exception
         raise ModelError(
@@ -236,7 +237,7 @@ def _tokenizer(folder: Path, config: Any) -> Any:
 
 
 def _extractor(folder: Path, config: Any) -> Any:
-    """Of the features that the target's encoder reads."""
+    """The extractor of the features that the target's encoder reads."""
     from transformers import WhisperFeatureExtractor
 
     try:
@@ -251,7 +252,7 @@ def _extractor(folder: Path, config: Any) -> Any:
     read = (config.num_mel_bins, 2 * config.max_source_positions)
     if made != read:
         raise ModelError(
-            f"{folder} has no usable features: its processor makes {made[0]} mel bins of {made[1]} "
+            f"{folder} has no usable features: its feature extractor makes {made[0]} mel bins of {made[1]} "
             f"frames, its encoder reads {read[0]} of {read[1]}"
         )
     return extractor

@@ -1,8 +1,8 @@
-"""Whisper's special tokens by name, and the prompts that are made of them.
+"""Whisper's special tokens by name, and the prompts that they form.
 
-Built from a model's own generation config and tokenizer, so that every vocabulary of the family
-works: English-only models have neither languages nor tasks, large-v3 has one language more.
-Knows token ids and text; nothing of audio or models.
+Built from a model's own generation config and tokenizer, so that every vocabulary of the family works:
+English-only models have neither languages nor tasks, large-v3 has an additional language. Knows token
+ids and text; nothing of audio or models.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ SAMPLES_PER_STEP = SAMPLE_RATE // 50
 
 
 AUTO = "auto"
-"""Where a language is asked for: detect it."""
+"""In place of a language: detect it."""
 
 
 def language_code(name: str) -> str:
-    """The ISO 639-1 code of an English language name, in any case; anything else as it is."""
+    """The ISO 639-1 code of an English language name in any case; other names in lower case."""
     from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE
 
-    wanted = name.strip().lower()
-    return str(TO_LANGUAGE_CODE.get(wanted, wanted))
+    lower = name.strip().lower()
+    return str(TO_LANGUAGE_CODE.get(lower, lower))
 
 
 @dataclass(frozen=True)
@@ -44,12 +44,12 @@ class SpecialTokens:
     no_speech: int
     languages: Mapping[str, int]
     tasks: Mapping[str, int]
-    previous: int | None  # opens previous text, where the tokenizer has it
-    other_ends: tuple[int, ...] = ()  # further tokens that end a text, where there are any
+    previous: int | None  # begins previous text; None where the tokenizer has no such token
+    other_ends: tuple[int, ...] = ()  # further tokens that end a text
 
     @classmethod
     def of(cls, generation_config: Any, tokenizer: Any) -> SpecialTokens:
-        """From what a Whisper folder holds. Raises ValueError that says what is missing."""
+        """Read the tokens from a Whisper folder's files. Raises ValueError that says what is missing."""
         no_timestamps = getattr(generation_config, "no_timestamps_token_id", None)
         if no_timestamps is None:
             raise ValueError(
@@ -57,19 +57,19 @@ class SpecialTokens:
                 "model that it was trained from"
             )
 
-        def known(token: str) -> int | None:
-            found = tokenizer.convert_tokens_to_ids(token)
-            return found if found not in (None, tokenizer.unk_token_id) else None
+        def id_of(token: str) -> int | None:
+            token_id = tokenizer.convert_tokens_to_ids(token)
+            return token_id if token_id not in (None, tokenizer.unk_token_id) else None
 
         start = getattr(generation_config, "decoder_start_token_id", None)
         if start is None:
-            start = known("<|startoftranscript|>")
+            start = id_of("<|startoftranscript|>")
         if not isinstance(start, int):
             raise ValueError("its generation_config.json has no decoder_start_token_id")
-        for name, said in (("<|startoftranscript|>", start), ("<|notimestamps|>", no_timestamps)):
-            if known(name) not in (None, said):
+        for name, stated in (("<|startoftranscript|>", start), ("<|notimestamps|>", no_timestamps)):
+            if id_of(name) not in (None, stated):
                 raise ValueError(
-                    f"its generation_config.json says {said} for {name}, its tokenizer {known(name)}"
+                    f"its generation_config.json says {stated} for {name}, its tokenizer {id_of(name)}"
                 )
         ends = as_ids(getattr(generation_config, "eos_token_id", None))
         if not ends:
@@ -89,18 +89,18 @@ class SpecialTokens:
             no_speech=no_timestamps - 1,
             languages={token[2:-2]: int(i) for token, i in languages.items()},
             tasks=tasks,
-            previous=known("<|startofprev|>"),
+            previous=id_of("<|startofprev|>"),
             other_ends=ends[1:],
         )
 
     @property
     def ends(self) -> tuple[int, ...]:
-        """All tokens that end a text."""
+        """The tokens that end a text."""
         return (self.end, *self.other_ends)
 
     @property
     def timestamp_begin(self) -> int:
-        """<|0.00|>; the ids behind it are the later timestamps."""
+        """The id of <|0.00|>; higher ids are later timestamps."""
         return self.no_timestamps + 1
 
     @property
@@ -113,10 +113,10 @@ class SpecialTokens:
         Raises UsageError for a language that the model does not know.
         """
         code = language_code(name)
-        known = self.languages or {"en": 0}
-        if code not in known:
+        languages = self.languages or {"en": 0}
+        if code not in languages:
             raise UsageError(
-                f"unknown language {name!r} for this model; known: auto, {', '.join(sorted(known))}"
+                f"unknown language {name!r} for this model; known: auto, {', '.join(sorted(languages))}"
             )
         return code
 
@@ -128,15 +128,20 @@ class SpecialTokens:
         timestamps: bool,
         previous: Sequence[int] = (),
     ) -> tuple[int, ...]:
-        """The forced start of a window's answer, behind the tokens of previous text, if any."""
+        """The forced start of a window's answer, after the tokens of previous text, if any."""
         head = (self.previous, *previous) if previous and self.previous is not None else ()
-        which: tuple[int, ...] = ()
+        language_and_task: tuple[int, ...] = ()
         if self.multilingual:
-            which = (self.languages[language or "en"], self.tasks[task])
-        return (*head, self.start, *which, *(() if timestamps else (self.no_timestamps,)))
+            language_and_task = (self.languages[language or "en"], self.tasks[task])
+        return (
+            *head,
+            self.start,
+            *language_and_task,
+            *(() if timestamps else (self.no_timestamps,)),
+        )
 
     def stamp(self, token: int) -> int | None:
-        """The samples that a timestamp token stands for, from the window's start; None for others."""
+        """The position that a timestamp token stands for, in samples of the window; None for other tokens."""
         if token < self.timestamp_begin:
             return None
         return (token - self.timestamp_begin) * SAMPLES_PER_STEP

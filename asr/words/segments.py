@@ -1,7 +1,7 @@
-"""Segments: a window's tokens to text with times.
+"""Segments: the text tokens of a window with their times.
 
-Whisper writes a segment as <|start|> text <|end|>. The last one may lack its end where the audio
-is cut off in mid-sentence; it then lasts until the window ends. Pure functions of token ids.
+Whisper writes a segment as <|start|> text <|end|>. The last one may lack its end where the audio is cut
+off within a sentence; it then lasts until the end of the window. Pure functions of token ids.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from ..model.special_tokens import SpecialTokens
 
 @dataclass(frozen=True)
 class Stretch:
-    """Text tokens with their place in the window, in samples from its start. `first` counts the text
-    tokens of the window before them."""
+    """Text tokens with their position in the window, in samples from its start. `first` is the number of
+    text tokens before them."""
 
     start: int
     end: int
@@ -28,17 +28,17 @@ class Stretch:
 def stretches(tokens: Sequence[int], special: SpecialTokens, length: int) -> list[Stretch]:
     """The segments of a window of `length` samples, in order, never beyond it.
 
-    Special tokens other than timestamps are left out; stretches without text are dropped. A time
-    before the one that was last written counts as that one, so stretches never overlap.
+    Special tokens other than timestamps are left out; stretches without text are dropped. A timestamp
+    before the previous one counts as the previous one, so stretches never overlap.
     """
-    found: list[Stretch] = []
+    result: list[Stretch] = []
     start, text, first = 0, list[int](), 0
 
     def close(end: int) -> None:
         nonlocal text, first
         if text:
             begin = min(start, length)
-            found.append(Stretch(begin, min(end, length), tuple(text), first))
+            result.append(Stretch(begin, min(end, length), tuple(text), first))
         first += len(text)
         text = []
 
@@ -51,15 +51,15 @@ def stretches(tokens: Sequence[int], special: SpecialTokens, length: int) -> lis
         elif token < special.end:
             text.append(token)
     close(length)
-    return found
+    return result
 
 
 def compression_ratio(text: str) -> float:
-    """Bytes of the text over its compressed bytes: far above 2 for a loop (openai/whisper)."""
+    """The size of a text divided by its compressed size: far above 2 for repetitions (openai/whisper)."""
     data = text.encode("utf-8")
     return len(data) / len(zlib.compress(data)) if data else 0.0
 
 
 def mean_logprob(logprobs: Sequence[float]) -> float:
-    """Mean over all tokens, end-of-text included; NaN where there are none."""
+    """The mean over all tokens, end-of-text included; NaN where there are none."""
     return math.fsum(logprobs) / len(logprobs) if logprobs else math.nan

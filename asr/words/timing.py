@@ -1,9 +1,9 @@
-"""Word times: where in its window the target was listening while it wrote each token.
+"""Token times: the frames that the target attends to while it generates each token.
 
-One teacher-forced forward over the final tokens of several windows; the cross-attention of the
-alignment heads is recomputed from the projections that pass by, so the model keeps its fast
-attention kernel and its configuration. Dynamic time warping then finds the monotone path (openai/whisper
-`timing.py`; the heads of published models are in their generation config).
+One teacher-forced forward pass over the final tokens of several windows. The cross-attention of the
+alignment heads is recomputed from captured projections, so the model keeps its fast attention kernel and
+its configuration. Dynamic time warping then finds the monotone path (openai/whisper `timing.py`; the
+heads of published models are in their generation config). Knows nothing of words.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MEDIAN = 7
 
 @dataclass(frozen=True)
 class Utterance:
-    """A window's text to be timed. `prompt` ends with <|notimestamps|>; `length` in samples."""
+    """The text of a window, to be timed. `prompt` ends with <|notimestamps|>; `length` is in samples."""
 
     encoder_states: EncoderStates
     prompt: tuple[int, ...]
@@ -38,7 +38,7 @@ class Utterance:
 
 @dataclass(frozen=True)
 class TokenTimes:
-    """n tokens: boundaries `[n + 1]` in samples from the window's start, never falling, and
+    """The times of n tokens: boundaries `[n + 1]` in samples from the window's start, non-decreasing, and
     probabilities `[n]`."""
 
     boundaries: tuple[int, ...]
@@ -46,10 +46,11 @@ class TokenTimes:
 
 
 def alignment_heads(whisper: Whisper) -> list[tuple[int, int]]:
-    """(layer, head) of the heads that follow the audio; without a word on it, all of the upper half."""
-    known = getattr(whisper.target.generation_config, "alignment_heads", None)
-    if known:
-        return [(int(layer), int(head)) for layer, head in known]
+    """The (layer, head) pairs that follow the audio, from the generation config; without such an entry, all
+    heads of the upper half of the layers."""
+    listed = getattr(whisper.target.generation_config, "alignment_heads", None)
+    if listed:
+        return [(int(layer), int(head)) for layer, head in listed]
     config = whisper.target.config
     layers = range(config.decoder_layers // 2, config.decoder_layers)
     return [(layer, head) for layer in layers for head in range(config.decoder_attention_heads)]
@@ -57,19 +58,19 @@ def alignment_heads(whisper: Whisper) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True, eq=False)
 class Attention:
-    """How each head stood to n tokens and the end behind them: maps `[H, n + 1, F]` over F steps of
-    20 ms, larger where the token is heard; probabilities `[n]` of the tokens."""
+    """The attention of H heads for n tokens and the end after them: maps `[H, n + 1, F]` over F steps of
+    20 ms, larger where the token is spoken; probabilities `[n]` of the tokens."""
 
     maps: Tensor
     probabilities: tuple[float, ...]
 
 
 def token_times(whisper: Whisper, utterances: Sequence[Utterance]) -> list[TokenTimes]:
-    """Times and probabilities of all tokens, in one forward over all utterances."""
-    heard = attention(whisper, utterances, alignment_heads(whisper))
+    """Times and probabilities of all tokens, in one forward pass over all utterances."""
+    attentions = attention(whisper, utterances, alignment_heads(whisper))
     return [
-        TokenTimes(boundaries(h.maps.mean(0), len(u.tokens), u.length), h.probabilities)
-        for u, h in zip(utterances, heard, strict=True)
+        TokenTimes(boundaries(a.maps.mean(0), len(u.tokens), u.length), a.probabilities)
+        for u, a in zip(utterances, attentions, strict=True)
     ]
 
 
@@ -77,34 +78,35 @@ def token_times(whisper: Whisper, utterances: Sequence[Utterance]) -> list[Token
 def attention(
     whisper: Whisper, utterances: Sequence[Utterance], heads: Sequence[tuple[int, int]]
 ) -> list[Attention]:
-    """What `heads`, as (layer, head), look at while the target reads the text."""
+    """The attention of `heads`, as (layer, head), while the target reads the text."""
     place, end = whisper.device.torch, whisper.tokens.end
     positions = whisper.target.config.max_target_positions
     rows = [[*u.prompt, *u.tokens, end][:positions] for u in utterances]
     longest = max(map(len, rows))
     tokens = torch.tensor([row + [end] * (longest - len(row)) for row in rows], device=place)
     states = torch.stack([u.encoder_states.target for u in utterances])
-    with _listening(whisper, heads) as caught:
+    with _captured(whisper, heads) as queries_and_keys:
         hidden = whisper.target.model.decoder(
             input_ids=tokens, encoder_hidden_states=states, use_cache=False
         ).last_hidden_state
-    weights = torch.stack([q @ k.mT for q, k in caught()], dim=1).float()  # [B, H, N, S]
-    found = []
+    weights = torch.stack([q @ k.mT for q, k in queries_and_keys()], dim=1).float()  # [B, H, N, S]
+    result = []
     for row, utterance in enumerate(utterances):
         first, count = len(utterance.prompt), len(utterance.tokens)
         frames = _frames(utterance.length)
         maps = _sharpened(weights[row, :, : first + count + 1, :frames])
-        # The query at the token before writes a token; the last row is the one that writes the end,
-        # unless the text fills all positions. Logits row by row: all at once are gigabytes in a large
-        # model.
+        # The query at a position generates the next token; the last row generates the end, unless the
+        # text fills all positions. Logits are computed row by row: for all rows at once they take
+        # gigabytes in a large model.
         written = whisper.target.proj_out(hidden[row, first - 1 : first + count - 1])  # [n, V]
         picked = written.float().softmax(-1).gather(1, tokens[row, first : first + count, None])
-        found.append(Attention(maps[:, first - 1 : first + count], tuple(picked[:, 0].tolist())))
-    return found
+        result.append(Attention(maps[:, first - 1 : first + count], tuple(picked[:, 0].tolist())))
+    return result
 
 
 def boundaries(matrix: Tensor, count: int, length: int) -> tuple[int, ...]:
-    """Where `count` tokens begin, and the last ends, from one map `[n + 1, F]`: samples up to `length`."""
+    """Where `count` tokens begin and the last one ends, from one map `[n + 1, F]`: samples up to
+    `length`."""
     frames = _frames(length)
     starts = _path_starts(matrix.cpu().numpy())
     starts += [frames] * (count + 1 - len(starts))
@@ -116,43 +118,43 @@ def _frames(length: int) -> int:
 
 
 @contextmanager
-def _listening(whisper: Whisper, wanted: Sequence[tuple[int, int]]) -> Iterator[Any]:
-    """Catches the queries and keys of the wanted heads in the forward that runs inside.
+def _captured(whisper: Whisper, heads: Sequence[tuple[int, int]]) -> Iterator[Any]:
+    """Capture the queries and keys of heads in the forward pass that runs inside.
 
-    Yields a function that gives them as pairs ([B, N, d] scaled, [B, S, d]).
+    Yields a function that returns them as pairs ([B, N, d] scaled, [B, S, d]).
     """
     layers = whisper.target.model.decoder.layers
-    caught: dict[tuple[int, str], Tensor] = {}
+    outputs: dict[tuple[int, str], Tensor] = {}
 
     def keep(key: tuple[int, str], module: Any, inputs: Any, output: Tensor) -> None:
-        caught[key] = output
+        outputs[key] = output
 
     handles = []
-    for layer in {layer for layer, _ in wanted}:
+    for layer in {layer for layer, _ in heads}:
         attention = layers[layer].encoder_attn
         for name in ("q_proj", "k_proj"):
             hook = partial(keep, (layer, name))
             handles.append(getattr(attention, name).register_forward_hook(hook))
 
-    def heads() -> list[tuple[Tensor, Tensor]]:
+    def queries_and_keys() -> list[tuple[Tensor, Tensor]]:
         pairs = []
-        for layer, head in wanted:
+        for layer, head in heads:
             attention = layers[layer].encoder_attn
             size = attention.head_dim
-            q, k = (caught[layer, n][..., head * size :][..., :size] for n in ("q_proj", "k_proj"))
+            q, k = (outputs[layer, n][..., head * size :][..., :size] for n in ("q_proj", "k_proj"))
             pairs.append((q * attention.scaling, k))
         return pairs
 
     try:
-        yield heads
+        yield queries_and_keys
     finally:
         for handle in handles:
             handle.remove()
 
 
 def _sharpened(weights: Tensor) -> Tensor:
-    """Scores `[H, N, F]` -> maps `[H, N, F]`: softmax over frames, each frame normalised over the
-    tokens, median-filtered along time."""
+    """Maps `[H, N, F]` from scores `[H, N, F]`: softmax over frames, each frame normalised over the tokens,
+    median-filtered along time."""
     weights = weights.softmax(-1)
     deviation, mean = torch.std_mean(weights, dim=-2, keepdim=True, unbiased=False)
     weights = (weights - mean) / deviation.clamp_min(1e-8)
@@ -164,7 +166,7 @@ def _sharpened(weights: Tensor) -> Tensor:
 
 
 def _path_starts(matrix: NDArray[np.float32]) -> list[int]:
-    """First frame of every row on the cheapest monotone path through `-matrix [n + 1, F]`."""
+    """The first frame of each row on the cheapest monotone path through `-matrix [n + 1, F]`."""
     from librosa.sequence import dtw
 
     _, path = dtw(C=-matrix.astype(np.float64), backtrack=True)
