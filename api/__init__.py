@@ -1,4 +1,4 @@
-"""The service: HTTP over `asr`. Knows requests, limits and answers, nothing of tensors.
+"""The HTTP service over `asr`, `diarize` and `text`: routes, limits, jobs and the page.
 
-forescribe serve --model demo
+Knows requests and answers; does not know tensors. Started by `forescribe serve --model demo`.
 """

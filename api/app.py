@@ -1,7 +1,7 @@
-"""The application: routes, errors and the engine's life, put together.
+"""The application: composition of routes, middleware, models and jobs.
 
-app = create_app(load())                    # for uvicorn, or a test in memory
-app = create_app(settings, serving)         # with an engine of the caller's own
+app = create_app(load())                    # for uvicorn, or a test client
+app = create_app(settings, serving)         # with the caller's own engine
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from fastapi import APIRouter, Depends, FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 from .access.keys import Keyring
-from .dependencies import caller, reader
+from .dependencies import browser_caller, caller
 from .http import exception_handlers
 from .http.openapi import describe
 from .http.origins import EXPOSED, OriginGuard
 from .http.pace import Pace
 from .http.request_id import RequestId
-from .process.model_loads import Failure, told
+from .process.model_loads import Failure, log_unexpected
 from .process.readiness import Readiness
-from .process.watchdog import Watchdog, leave, leave_for
+from .process.watchdog import Watchdog, exit_failed, exit_hung
 from .routers import audio, docs, endpoints, health, metrics, models, page, text
 from .settings import Settings
 from .speech.serving import Serving
@@ -38,40 +38,44 @@ def create_app(
     serving: Serving | None = None,
     jobs: Jobs | None = None,
     *,
-    hung: Callable[[], None] = leave,
-    failed: Callable[[Failure], None] = leave_for,
+    hung: Callable[[], None] = exit_hung,
+    failed: Callable[[Failure], None] = exit_failed,
 ) -> FastAPI:
-    """The service. Loading begins when the application starts and goes on beside it. Without `jobs`
-    their routes are not there. `hung` is called once a model's round does not end, `failed` where a model
-    cannot be loaded; both end the process, for whoever started it to start the next."""
+    """Create the service.
+
+    Models are loaded in their own threads once the application has started. Without `jobs` there are no
+    job routes. `hung` is called if a model's round does not end, `failed` if a model cannot be loaded;
+    both end the process, which its supervisor restarts.
+    """
     engine = serving or Serving.of(settings)
-    texting = TextServing.of(settings)
-    engine.failed = texting.failed = failed
-    texting.joined = lambda: engine.joined()
-    engine.others, texting.others = (texting.loaded,), (engine.loaded,)
+    text_serving = TextServing.of(settings)
+    engine.failed = text_serving.failed = failed
+    text_serving.joined = lambda: engine.joined()
+    engine.thread.wait_for(text_serving.thread)
+    text_serving.thread.wait_for(engine.thread)
     if jobs is not None:
         engine.ending.append(jobs.ending)
         engine.closing.append(jobs.hand_over)
-    watchdog = Watchdog((engine, texting), settings.stall_s, hung)
+    watchdog = Watchdog((engine, text_serving), settings.stall_s, hung)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         engine.start()
-        texting.start()
+        text_serving.start()
         watchdog.start()
         try:
             if jobs is not None:
                 try:
                     await asyncio.to_thread(jobs.start)
-                except Exception as error:  # the database, or the disk: nothing is lost
-                    told(error)
+                except Exception as error:  # the database or the disk: no job is lost
+                    log_unexpected(error)
                     failed(Failure.of("the jobs' store", error))
             yield
         finally:
             if jobs is not None:
                 await asyncio.to_thread(jobs.stop)
-            await engine.stop()  # which waits for all that is inside, texts too
-            await texting.stop()
+            await engine.stop()  # waits for all requests, texts included
+            await text_serving.stop()
             watchdog.stop()
 
     app = FastAPI(
@@ -79,15 +83,15 @@ def create_app(
     )
     app.state.settings, app.state.serving, app.state.jobs = settings, engine, jobs
     app.state.keyring = Keyring(settings.api_keys)
-    app.state.texting = texting
-    app.state.readiness = Readiness(settings, engine, texting, jobs)
-    texting.watched_by(engine.metrics)
-    _guard(app, settings, engine)
+    app.state.text_serving = text_serving
+    app.state.readiness = Readiness(settings, engine, text_serving, jobs)
+    text_serving.watch(engine.metrics)
+    _add_middleware(app, settings, engine)
     exception_handlers.install(app)
     app.include_router(health.router)
     app.include_router(page.router)
-    app.include_router(docs.router, dependencies=[Depends(reader)])
-    private = APIRouter(dependencies=[Depends(caller)])  # no route here can forget the key
+    app.include_router(docs.router, dependencies=[Depends(browser_caller)])
+    private = APIRouter(dependencies=[Depends(caller)])  # so no route here can omit the key
     for module in (audio, models, text, endpoints, metrics):
         private.include_router(module.router)
     if jobs is not None:
@@ -102,8 +106,8 @@ def create_app(
     return app
 
 
-def _guard(app: FastAPI, settings: Settings, serving: Serving) -> None:
-    """What stands before every route, the innermost first."""
+def _add_middleware(app: FastAPI, settings: Settings, serving: Serving) -> None:
+    """Add the layers in front of every route, the innermost first."""
     app.add_middleware(Pace, idle_s=settings.upload_idle_s, rate=settings.min_upload_rate)
     if settings.allowed_origins:
         app.add_middleware(

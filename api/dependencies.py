@@ -1,4 +1,4 @@
-"""What routes ask for: the settings, the serving, and who is calling."""
+"""Dependencies of the routes: the settings, the speech serving, and the caller."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from .errors import ApiError
 from .settings import Settings, loopback
 from .speech.serving import Serving
 
-ANYBODY = ""
-"""The caller's name where no keys are set."""
+ANONYMOUS = ""
+"""The caller's name if no keys are configured."""
 
 NEEDS: Mapping[str, Scope | None] = MappingProxyType(
     {
@@ -25,37 +25,37 @@ NEEDS: Mapping[str, Scope | None] = MappingProxyType(
         "text": "text",
         "jobs": "jobs",
         "operations": "metrics",
-        "models": None,  # any key will do
+        "models": None,  # any key
         "docs": None,
     }
 )
-"""What a key needs for a route, by the route's tag."""
+"""The scope that a key needs for a route, by the route's tag."""
 
 
 def settings(request: Request) -> Settings:
-    found = request.app.state.settings
-    assert isinstance(found, Settings)
-    return found
+    settings = request.app.state.settings
+    assert isinstance(settings, Settings)
+    return settings
 
 
 def serving(request: Request) -> Serving:
-    found = request.app.state.serving
-    assert isinstance(found, Serving)
-    return found
+    serving = request.app.state.serving
+    assert isinstance(serving, Serving)
+    return serving
 
 
 def caller(request: Request) -> str:
-    """The name of the key that the request carries. Raises `invalid_api_key` where there is none, or
-    none any more, `forbidden` where the key is not for this route.
+    """The name of the key that the request carries.
 
-    A dependency, so it runs before the body is read: without a key nobody fills our disk.
+    A dependency, so it runs before the body is read: a client without a key cannot fill the disk. Raises
+    ApiError `invalid_api_key` if the key is missing, unknown or expired, `forbidden` if it lacks the scope.
     """
     keyring: Keyring = request.app.state.keyring
     needed = NEEDS[request.scope["route"].tags[0]]
     if not keyring:
-        if needed == "metrics" and not _from_here(request):
-            raise ApiError("forbidden", "metrics are for this machine, or for who has a key")
-        return ANYBODY
+        if needed == "metrics" and not _is_local(request):
+            raise ApiError("forbidden", "metrics are for this machine, or for clients with a key")
+        return ANONYMOUS
     owner = keyring.owner(_bearer(request) or "")
     if owner is None or keyring.rights[owner].expired(datetime.now(UTC)):
         raise ApiError("invalid_api_key", "give an API key: `Authorization: Bearer <key>`")
@@ -64,12 +64,14 @@ def caller(request: Request) -> str:
     return owner
 
 
-def reader(request: Request) -> str:
-    """The same for what people read in a browser, where the key may be the password of HTTP Basic. Other
-    routes take none: browsers send it by themselves, whoever has caused the request."""
+def browser_caller(request: Request) -> str:
+    """As `caller`, for pages that are read in a browser: the key may be the password of HTTP Basic.
+
+    Other routes do not accept it, because browsers send it with requests that other pages have caused.
+    """
     keyring: Keyring = request.app.state.keyring
     if not keyring:
-        return ANYBODY
+        return ANONYMOUS
     owner = keyring.owner(_bearer(request) or _password(request) or "")
     if owner is None or keyring.rights[owner].expired(datetime.now(UTC)):
         text = "give an API key: `Authorization: Bearer <key>`, or as the password for any name"
@@ -84,24 +86,24 @@ def _bearer(request: Request) -> str | None:
 
 
 def _password(request: Request) -> str | None:
-    scheme, _, told = request.headers.get("authorization", "").partition(" ")
+    scheme, _, credentials = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() != "basic":
         return None
     try:
-        return base64.b64decode(told.strip(), validate=True).decode().partition(":")[2]
+        return base64.b64decode(credentials.strip(), validate=True).decode().partition(":")[2]
     except ValueError:
         return None
 
 
-def _from_here(request: Request) -> bool:
-    """Whether it comes from this machine, and not through a proxy on it; always, where the service
-    listens to nobody else."""
+def _is_local(request: Request) -> bool:
+    """Whether the request comes from this machine, and not through a proxy on it. Always true if the service
+    listens only to this machine."""
     if not request.app.state.settings.open_to_all:
         return True
     host = request.client.host if request.client is not None else ""
     return loopback(host) and not {"forwarded", "x-forwarded-for"} & set(request.headers)
 
 
-Configured = Annotated[Settings, Depends(settings)]
-Served = Annotated[Serving, Depends(serving)]
+SettingsDep = Annotated[Settings, Depends(settings)]
+ServingDep = Annotated[Serving, Depends(serving)]
 Caller = Annotated[str, Depends(caller)]

@@ -1,9 +1,9 @@
-"""What a client is told when something goes wrong: OpenAI's error body, one code, one status.
+"""Errors as clients see them: OpenAI's error body, with one status for each code.
 
     {"error": {"message": str, "type": str, "param": str | null, "code": str}}
 
-The codes of `asr.errors` keep their names here; the service adds its own. A message of a 5xx names
-no path, no model folder and no cause: those are for the log.
+The codes of `asr.errors` keep their names; the service adds its own. The message of a 5xx contains no path,
+no model folder and no cause: those are logged.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ STATUS: Mapping[str, int] = MappingProxyType(
     {
         # forescribe.asr.errors.Code
         "missing_file": 400,
-        "unreadable_file": 500,  # the file is ours: it was uploaded
+        "unreadable_file": 500,  # the server's own copy of the upload
         "empty_file": 400,
         "invalid_audio": 400,
         "no_audio_stream": 400,
@@ -33,37 +33,36 @@ STATUS: Mapping[str, int] = MappingProxyType(
         "storage_full": 507,
         "overloaded": 503,
         "internal_error": 500,
-        # the service's own
+        # of the service
         "invalid_api_key": 401,
         "forbidden": 403,
         "not_found": 404,
         "job_not_found": 404,
-        "in_progress": 409,  # a result before the end, a key whose first request is still coming in
+        "in_progress": 409,  # a result before the end, a key whose first request is in progress
         "conflict": 409,
         "idempotency_key_reused": 422,
         "locked": 423,
         "unsupported_version": 412,
         "method_not_allowed": 405,
         "range_not_satisfiable": 416,
-        "request_timeout": 408,  # the body came too slowly
+        "request_timeout": 408,  # the body arrived too slowly
         "rate_limited": 429,
         "not_ready": 503,
         "inference_timeout": 504,
     }
 )
-"""OpenAI's SDKs send 408, 409, 429 and 5xx again by themselves, so what will fail again has none of
-these."""
+"""OpenAI's SDKs retry 408, 409, 429 and 5xx automatically, so errors that would recur use other statuses."""
 
-ANCESTOR = ("/", "/predict")
-"""Paths whose errors are `{"detail": ...}`, as clients of forescribe.api.routers.endpoints expect."""
+HUGGINGFACE_PATHS = ("/", "/predict")
+"""Paths whose errors are `{"detail": ...}`, as clients of `api.routers.endpoints` expect."""
 
-LONGEST = 1000
-"""Characters of a message."""
+MAX_MESSAGE = 1000
+"""Characters."""
 
 RETRY_S = 5
-"""Where nobody can say when it is worth trying again."""
+"""The default Retry-After."""
 
-_OURS = MappingProxyType(
+_MESSAGES = MappingProxyType(
     {
         "storage_full": "the server has no room for the upload; try again later",
         "overloaded": "the server cannot take this now; try again later",
@@ -72,8 +71,8 @@ _OURS = MappingProxyType(
 
 
 class ApiError(Exception):
-    """An answer that is no success. `param` names the field as the client knows it; `retry_after`
-    is in seconds, and every 429 and 503 has one; `more` are further headers."""
+    """An error to answer with. `param` is the client's name of the field; `retry_after` is in seconds, with a
+    default for every 429 and 503; `more` are further headers."""
 
     def __init__(
         self,
@@ -94,14 +93,14 @@ class ApiError(Exception):
 
     @classmethod
     def of(cls, error: ForescribeError, *, param: str | None = None) -> ApiError:
-        """The answer for an error of the package; what is our fault is not explained."""
+        """The answer for an error of the package; faults of the server are not explained."""
         if STATUS[error.code] < 500:
             return cls(error.code, error.message, param=param)
-        return cls(error.code, _OURS.get(error.code, "the server failed; the fault is logged"))
+        return cls(error.code, _MESSAGES.get(error.code, "the server failed; the fault is logged"))
 
     @property
     def kind(self) -> str:
-        """OpenAI's `type`."""
+        """OpenAI's error type."""
         if self.status == 429:
             return "rate_limit_error"
         return "server_error" if self.status >= 500 else "invalid_request_error"
@@ -123,7 +122,7 @@ class ApiError(Exception):
         if self.status == 401:
             headers.setdefault("WWW-Authenticate", "Bearer")
         if self.status == 408:
-            headers["Connection"] = "close"  # the rest of the body may still come
+            headers["Connection"] = "close"  # the rest of the body may still arrive
         return headers
 
     def response(self) -> JSONResponse:
@@ -131,14 +130,14 @@ class ApiError(Exception):
 
 
 def refusal(path: str, error: ApiError) -> Response:
-    """The answer on this path."""
-    if path in ANCESTOR:
+    """The error's answer in the format of this path."""
+    if path in HUGGINGFACE_PATHS:
         return JSONResponse({"detail": error.message}, error.status, error.headers())
     return error.response()
 
 
 def printable(text: str) -> str:
-    """Names of fields and the like stand in messages, and a client may choose them: what cannot be
-    encoded is escaped, what is long is cut."""
+    """A text that is safe in a message: clients choose names of fields, so text that cannot be encoded is
+    escaped, and long text is cut."""
     text = text.encode("utf-8", "backslashreplace").decode()
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
+    return text if len(text) <= MAX_MESSAGE else f"{text[:MAX_MESSAGE]}..."

@@ -1,4 +1,4 @@
-"""Who may call, how much, and where the service itself may call.
+"""Access: keys and their limits, capacity, and the addresses that the service itself may call.
 
-Knows keys, quotas and addresses; nothing of routes.
+Knows keys, quotas and addresses; does not know routes.
 """

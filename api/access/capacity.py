@@ -1,13 +1,13 @@
-"""Admission: who may come in, by what is inside already. Never an unbounded queue.
+"""Admission: whether a request may start, given what is in progress. The queue is always bounded.
 
-    place = admission.arrive("team", keyed=True)    # before the body is read
-    place.enter()                                   # when all of it is here
-    place.hold(seconds)                             # when its audio is known
-    place.leave()                                   # once, from any thread; twice does nothing
+    reservation = admission.reserve("team", keyed=True)   # before the body is received
+    reservation.start()                                   # once the body is complete
+    reservation.add_audio(seconds)                        # once its length is known
+    reservation.release()                                 # from any thread; twice does nothing
 
-A body that is still coming in takes no place from those that are being worked on, however slowly it comes.
-Counts uploads, requests, both of each key, and audio seconds, inside and, for keys with limits of their own,
-in the last minute and hour. Knows nothing of audio or HTTP bodies.
+A body that is still being received takes no place from requests that are processed, however slowly it
+comes. Counts uploads, requests, both for each key, and seconds of audio: in progress and, for keys with
+limits of their own, in the last minute and hour. Does not know audio or HTTP bodies.
 """
 
 from __future__ import annotations
@@ -22,40 +22,39 @@ from dataclasses import dataclass
 from ..errors import ApiError
 from ..settings import Settings
 from .keys import Rights
-from .meter import Meter
+from .rate_limit import RateLimit
 
-LONGEST_WAIT_S = 600
-"""A client that is told to wait longer had better ask again."""
+MAX_RETRY_AFTER_S = 600
 
 
 @dataclass(frozen=True)
-class _Meters:
-    """Of one key: what it has asked, and sent, in a minute and an hour."""
+class _KeyLimits:
+    """Limits of one key, per minute and per hour."""
 
-    requests: tuple[Meter, ...]
-    audio: tuple[Meter, ...]
+    requests: tuple[RateLimit, ...]
+    audio: tuple[RateLimit, ...]
 
     @classmethod
-    def of(cls, rights: Rights) -> _Meters:
-        asked = ((rights.requests_per_minute, 60.0), (rights.requests_per_hour, 3600.0))
-        sent = ((rights.audio_s_per_minute, 60.0), (rights.audio_s_per_hour, 3600.0))
+    def of(cls, rights: Rights) -> _KeyLimits:
+        requests = ((rights.requests_per_minute, 60.0), (rights.requests_per_hour, 3600.0))
+        audio = ((rights.audio_s_per_minute, 60.0), (rights.audio_s_per_hour, 3600.0))
         return cls(
-            tuple(Meter(most, window_s) for most, window_s in asked if most is not None),
-            tuple(Meter(most, window_s) for most, window_s in sent if most is not None),
+            tuple(RateLimit(limit, window_s) for limit, window_s in requests if limit is not None),
+            tuple(RateLimit(limit, window_s) for limit, window_s in audio if limit is not None),
         )
 
 
 class Admission:
-    """The counts, and the pace at which audio leaves: that says when to come again."""
+    """The counts, and the rate at which audio is processed: it determines Retry-After."""
 
     def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
         self.settings, self.clock = settings, clock
         self._lock = threading.Lock()
-        self._meters = {name: _Meters.of(rights) for name, rights in settings.api_keys.items()}
-        self._arriving: Counter[str] = Counter()
+        self._limits = {name: _KeyLimits.of(rights) for name, rights in settings.api_keys.items()}
+        self._uploads: Counter[str] = Counter()
         self._requests: Counter[str] = Counter()
         self._seconds = 0.0
-        self._pace = 1.0  # seconds of audio per second, of the last recordings
+        self._speed = 1.0  # seconds of audio per second, over the last recordings
 
     @property
     def requests(self) -> int:
@@ -63,140 +62,145 @@ class Admission:
 
     @property
     def seconds(self) -> float:
-        """Of audio, not yet decoded."""
+        """Seconds of audio that are not decoded yet."""
         return self._seconds
 
     @property
     def uploads(self) -> int:
-        """Requests whose bodies are still coming in."""
-        return self._arriving.total()
+        """Requests whose bodies are still being received."""
+        return self._uploads.total()
 
-    def arrive(self, caller: str, *, keyed: bool, resumable: bool = False) -> Place:
-        """A place for the body of one request. Raises `overloaded` where the server is full already, of
-        requests or of uploads, `rate_limited` where the caller, known by a key, has enough of both.
+    def reserve(self, caller: str, *, keyed: bool, resumable: bool = False) -> Reservation:
+        """Reserve capacity for the body of one request.
 
-        A piece of a `resumable` upload is never worked on, so it may come in where the server is full of
-        requests, and counts for none of the key's limits per minute and hour."""
+        A piece of a `resumable` upload is only stored, so it may come in while the server is full of
+        requests, and does not count for the key's limits per minute and hour.
+
+        Raises ApiError `overloaded` if the server is full of requests or uploads, `rate_limited` if the
+        caller, known by a key, has reached a limit.
+        """
         with self._lock:
-            crowded = not resumable and self._crowded()
-            if crowded or self.uploads >= self.settings.max_uploads:
-                raise self._full()
-            most = self._most(caller)
-            if keyed and self._requests[caller] + self._arriving[caller] >= most:
-                text = f"this key has {most} requests under way, its most"
-                raise ApiError("rate_limited", text, retry_after=self._wait_s())
-            if caller in self._meters and not resumable:
-                self._count(self._meters[caller].requests, 1, "requests")
-            self._arriving[caller] += 1
-        return Place(self, caller)
+            full = not resumable and self._is_full()
+            if full or self.uploads >= self.settings.max_uploads:
+                raise self._overloaded()
+            maximum = self._max_requests(caller)
+            if keyed and self._requests[caller] + self._uploads[caller] >= maximum:
+                text = f"this key has {maximum} requests in progress, its maximum"
+                raise ApiError("rate_limited", text, retry_after=self._retry_after_s())
+            if caller in self._limits and not resumable:
+                self._use(self._limits[caller].requests, 1, "requests")
+            self._uploads[caller] += 1
+        return Reservation(self, caller)
 
-    def enter(self, caller: str, *, keyed: bool) -> Place:
-        """A place for a request that has no body to wait for. Raises as `arrive` does."""
-        place = self.arrive(caller, keyed=keyed)
-        place.enter()
-        return place
+    def start(self, caller: str, *, keyed: bool) -> Reservation:
+        """Reserve capacity for a request without a body. Raises as `reserve` does."""
+        reservation = self.reserve(caller, keyed=keyed)
+        reservation.start()
+        return reservation
 
     def charge(self, caller: str, seconds: float) -> None:
-        """Counts audio that a key has sent, decoded. Raises `rate_limited` where that is more than it
-        may now, `audio_too_long` where it never may."""
+        """Count audio against a key's limits. Raises ApiError `rate_limited` if it exceeds what is allowed
+        now, `audio_too_long` if it can never be allowed."""
         with self._lock:
             self._charge(caller, seconds)
 
-    def paced(self, audio_s: float, wall_s: float) -> None:
-        """A recording has left: audio of so many seconds, beside others, in so much time."""
+    def record_speed(self, audio_s: float, wall_s: float) -> None:
+        """A recording of `audio_s` seconds was processed in `wall_s` seconds, together with others."""
         if audio_s > 0 and wall_s > 0:
             with self._lock:
-                inside = max(1, self.requests)
-                self._pace += 0.2 * (inside * audio_s / wall_s - self._pace)
+                concurrent = max(1, self.requests)
+                self._speed += 0.2 * (concurrent * audio_s / wall_s - self._speed)
 
     def _charge(self, caller: str, seconds: float) -> None:
-        if caller in self._meters:
-            self._count(self._meters[caller].audio, seconds, "seconds of audio")
+        if caller in self._limits:
+            self._use(self._limits[caller].audio, seconds, "seconds of audio")
 
-    def _crowded(self) -> bool:
-        limits = self.settings
-        return self.requests >= limits.max_requests or self._seconds >= limits.max_queued_audio_s
+    def _is_full(self) -> bool:
+        settings = self.settings
+        return (
+            self.requests >= settings.max_requests or self._seconds >= settings.max_queued_audio_s
+        )
 
-    def _most(self, caller: str) -> int:
+    def _max_requests(self, caller: str) -> int:
         rights = self.settings.api_keys.get(caller)
         own = rights.max_requests if rights is not None else None
         return own or self.settings.max_requests_per_key
 
-    def _count(self, meters: tuple[Meter, ...], amount: float, what: str) -> None:
-        """All of them, or none."""
+    def _use(self, limits: tuple[RateLimit, ...], amount: float, unit: str) -> None:
+        """Count an amount against all limits, or against none."""
         now = self.clock()
-        for meter in meters:
-            wait_s = meter.wait_s(amount, now)
-            limit = f"{meter.most:g} {what} in {meter.window_s:g} s, the most of this key"
+        for limit in limits:
+            wait_s = limit.wait_s(amount, now)
+            text = f"{limit.maximum:g} {unit} in {limit.window_s:g} s, the maximum of this key"
             if math.isinf(wait_s):
-                raise ApiError("audio_too_long", f"{amount:g} are more than {limit}", param="file")
+                raise ApiError("audio_too_long", f"{amount:g} exceed {text}", param="file")
             if wait_s:
-                raise ApiError("rate_limited", limit, retry_after=math.ceil(wait_s))
-        for meter in meters:
-            meter.add(amount, now)
+                raise ApiError("rate_limited", text, retry_after=math.ceil(wait_s))
+        for limit in limits:
+            limit.add(amount, now)
 
-    def _full(self) -> ApiError:
-        return ApiError("overloaded", "the queue is full", retry_after=self._wait_s())
+    def _overloaded(self) -> ApiError:
+        return ApiError("overloaded", "the queue is full", retry_after=self._retry_after_s())
 
-    def _wait_s(self) -> int:
-        """Until a share of what waits is done."""
-        wait_s = self._seconds / max(self._pace, 0.1) / max(1, self.requests)
-        return min(LONGEST_WAIT_S, max(1, math.ceil(wait_s)))
+    def _retry_after_s(self) -> int:
+        """An estimate of when one of the requests in progress will be done."""
+        wait_s = self._seconds / max(self._speed, 0.1) / max(1, self.requests)
+        return min(MAX_RETRY_AFTER_S, max(1, math.ceil(wait_s)))
 
 
-class Place:
-    """What one request takes up: of the uploads first, of the requests from `enter` on."""
+class Reservation:
+    """The capacity of one request: counted as an upload first, as a request from `start` on."""
 
     def __init__(self, admission: Admission, caller: str) -> None:
-        self.admission, self._caller, self._counted = admission, caller, admission._arriving
-        self._seconds, self._done_s, self._left = 0.0, 0.0, False
+        self.admission, self._caller, self._counter = admission, caller, admission._uploads
+        self._seconds, self._done_s, self._released = 0.0, 0.0, False
 
-    def enter(self) -> None:
-        """The body is here. Raises `overloaded` where others have filled the server meanwhile."""
-        house = self.admission
-        with house._lock:
-            if house._crowded():
-                raise house._full()
+    def start(self) -> None:
+        """The body is complete. Raises ApiError `overloaded` if other requests have filled the server."""
+        admission = self.admission
+        with admission._lock:
+            if admission._is_full():
+                raise admission._overloaded()
             self._uncount()
-            self._counted = house._requests
-            self._counted[self._caller] += 1
+            self._counter = admission._requests
+            self._counter[self._caller] += 1
 
-    def hold(self, seconds: float) -> None:
-        """Counts its audio. Raises `overloaded` where that is too much beside the others', and what
-        `charge` raises."""
-        house = self.admission
-        with house._lock:
-            most = house.settings.max_queued_audio_s
-            if house._seconds and house._seconds + seconds > most:
-                raise house._full()
-            house._charge(self._caller, seconds)
-            house._seconds += seconds
+    def add_audio(self, seconds: float) -> None:
+        """Count the request's audio. Raises ApiError `overloaded` if the queue would be too long, and what
+        `Admission.charge` raises."""
+        admission = self.admission
+        with admission._lock:
+            maximum = admission.settings.max_queued_audio_s
+            if admission._seconds and admission._seconds + seconds > maximum:
+                raise admission._overloaded()
+            admission._charge(self._caller, seconds)
+            admission._seconds += seconds
             self._seconds += seconds
 
     def progressed(self, done_s: float) -> None:
-        """So much of its audio, from its start, is behind us."""
+        """The first `done_s` seconds of its audio are decoded."""
         with self.admission._lock:
-            if not self._left:
-                self._give_back(max(0.0, done_s - self._done_s))
+            if not self._released:
+                self._return_audio(max(0.0, done_s - self._done_s))
                 self._done_s = max(self._done_s, done_s)
 
-    def leave(self) -> None:
-        house = self.admission
-        with house._lock:
-            if self._left:
+    def release(self) -> None:
+        admission = self.admission
+        with admission._lock:
+            if self._released:
                 return
-            self._left = True
-            self._give_back(self._seconds)
+            self._released = True
+            self._return_audio(self._seconds)
             self._uncount()
-            if not house._requests:
-                house._seconds = 0.0  # what rounding left
+            if not admission._requests:
+                admission._seconds = 0.0  # removes rounding errors
 
     def _uncount(self) -> None:
-        self._counted[self._caller] -= 1
-        if not self._counted[self._caller]:
-            del self._counted[self._caller]  # names that have nobody inside are forgotten
+        self._counter[self._caller] -= 1
+        if not self._counter[self._caller]:
+            del self._counter[self._caller]  # callers without requests are forgotten
 
-    def _give_back(self, seconds: float) -> None:
+    def _return_audio(self, seconds: float) -> None:
         seconds = min(seconds, self._seconds)
         self._seconds -= seconds
         self.admission._seconds -= seconds

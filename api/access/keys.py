@@ -1,17 +1,16 @@
-"""API keys: several, by name, kept as hashes, each with its rights.
+"""API keys: several, by name, stored as hashes, each with its rights.
 
-    forescribe key team        prints a new key once, and the line that lets it in
+    forescribe key team        prints a new key once, and the line for the settings
 
     [api_keys]
-    team = "<hash>"                                        # everything, with the house's limits
+    team = "<hash>"                                        # all scopes, the server's limits
     [api_keys.press]                                       # or with rights of its own
     hashes = ["<hash>", "<the next one, while it changes>"]
     scopes = ["audio"]                                     # audio, text, jobs, metrics
     expires = 2027-01-31
     audio_s_per_hour = 36000
 
-A key is 256 random bits, so one SHA-256 is hash enough: there is nothing to guess. Knows nothing of
-HTTP.
+A key is 256 random bits, so a single SHA-256 suffices: it cannot be guessed. Does not know HTTP.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from pydantic import (
 )
 
 PREFIX = "fs-"
-"""So that people and scanners recognise a leaked key."""
+"""Lets people and scanners recognise a leaked key."""
 
 Scope = Literal["audio", "text", "jobs", "metrics"]
 SCOPES: tuple[Scope, ...] = ("audio", "text", "jobs", "metrics")
@@ -46,10 +45,10 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 class Rights(BaseModel):
-    """What the holder of a key may do; None is no limit of its own. In settings a plain hash stands
-    for a key with all scopes and no limits.
+    """What a key permits; None means no limit of its own. In the settings a plain hash stands for a key with
+    all scopes and no limits.
 
-    Raises ValueError for what is no SHA-256 in hex, and for two ways of naming hashes.
+    Raises ValueError for a hash that is not SHA-256 in hex, and if both `hash` and `hashes` are given.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -57,7 +56,7 @@ class Rights(BaseModel):
     hashes: Annotated[tuple[str, ...], Field(min_length=1)]  # several while one replaces another
     scopes: tuple[Scope, ...] = SCOPES
     expires: datetime | date | None = None  # a date: the end of that day, UTC
-    max_requests: Count | None = None  # under way at a time
+    max_requests: Count | None = None  # in progress at a time
     requests_per_minute: Count | None = None
     requests_per_hour: Count | None = None
     audio_s_per_minute: Seconds | None = None
@@ -77,7 +76,7 @@ class Rights(BaseModel):
     @field_validator("expires", mode="before")
     @classmethod
     def _day(cls, given: Any) -> Any:
-        """A day that comes as text, from the environment, is a day all the same."""
+        """Parse a day that is given as text, as in the environment."""
         return date.fromisoformat(given) if isinstance(given, str) and len(given) == 10 else given
 
     @field_validator("hashes")
@@ -85,11 +84,11 @@ class Rights(BaseModel):
     def _digests(cls, hashes: tuple[str, ...]) -> tuple[str, ...]:
         for value in hashes:
             if not _DIGEST.fullmatch(value.lower()):
-                raise ValueError("no SHA-256 in hex; make it with `forescribe key`")
+                raise ValueError("not a SHA-256 in hex; create it with `forescribe key`")
         return tuple(value.lower() for value in hashes)
 
     def expired(self, now: datetime) -> bool:
-        """At an aware time."""
+        """Whether the key has expired at `now`, which must be timezone-aware."""
         if self.expires is None:
             return False
         if not isinstance(self.expires, datetime):
@@ -99,8 +98,8 @@ class Rights(BaseModel):
 
 
 class Keyring:
-    """Who a key belongs to. `keys` maps names to rights, or to plain hashes. Raises ValueError that
-    names the key for what is no right of one."""
+    """Finds the owner of a key. `keys` maps names to rights or to plain hashes. Raises ValueError that names
+    the key if its rights are invalid."""
 
     def __init__(self, keys: Mapping[str, Rights | str]) -> None:
         self.rights = {name: _rights(name, given) for name, given in keys.items()}
@@ -114,8 +113,8 @@ class Keyring:
         return bool(self.rights)
 
     def owner(self, key: str) -> str | None:
-        """The name; None for a key that nobody has. Compares with every digest, in constant time, so
-        that the time tells neither whether a key is known nor where it stands."""
+        """The name of a key; None if it is unknown. Compares with every digest in constant time, so that the
+        time reveals neither whether a key is known nor its position."""
         presented, owner = sha256(key.encode(errors="surrogatepass")).digest(), None
         for digest, name in self._digests:
             if hmac.compare_digest(digest, presented):
@@ -128,7 +127,7 @@ def new_key() -> str:
 
 
 def digest(key: str) -> str:
-    """What settings hold instead of the key."""
+    """The hash that the settings hold instead of the key."""
     return sha256(key.encode()).hexdigest()
 
 

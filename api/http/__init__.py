@@ -1,4 +1,4 @@
 """HTTP below the routes: connections, origins, request ids, errors, the OpenAPI description.
 
-Knows requests and answers; nothing of audio or models.
+Knows requests and answers; does not know audio or models.
 """

@@ -1,8 +1,8 @@
-"""Faults: every exception that can reach the application, as the answer that a client gets.
+"""Exception handlers: the answer for every exception that can reach the application.
 
     install(app)
 
-One body for all of them (`api.errors`), but for the two routes that speak the Hugging Face contract.
+All answers have one format (`api.errors`), except those of the two routes with the Hugging Face contract.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ def install(app: FastAPI) -> None:
 
 
 def install_database(app: FastAPI) -> None:
-    """Where there are jobs."""
+    """Install the handler for database errors, if there are jobs."""
     from sqlalchemy.exc import DBAPIError
 
     app.add_exception_handler(DBAPIError, _database_error)
 
 
 def allowed(app: FastAPI, scope: Scope) -> str:
-    """The methods that the path of a request has, of all routes: each knows its own only."""
-    found = [
+    """The methods of all routes that match the path: each route knows only its own."""
+    methods = [
         method
         for method in METHODS
         if any(
@@ -51,7 +51,7 @@ def allowed(app: FastAPI, scope: Scope) -> str:
             for route in app.router.routes
         )
     ]
-    return ", ".join(found)
+    return ", ".join(methods)
 
 
 def _answer(request: Request, error: ApiError) -> Response:
@@ -70,7 +70,7 @@ async def _package_error(request: Request, error: Exception) -> Response:
 
 
 async def _invalid(request: Request, error: Exception) -> Response:
-    """FastAPI's 422 is a 400 here, with the first culprit."""
+    """Answer 400, not FastAPI's 422, with the first invalid field."""
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     param = str(first["loc"][-1])
@@ -78,7 +78,7 @@ async def _invalid(request: Request, error: Exception) -> Response:
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
-    """What the framework itself refuses: an unknown route, a wrong method, a body it cannot read."""
+    """Errors of the framework: an unknown route, a wrong method, a body that cannot be read."""
     assert isinstance(error, HTTPException)
     code = _CODES.get(error.status_code, "invalid_value")
     headers = dict(error.headers or {})
@@ -94,11 +94,11 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 
 async def _database_error(request: Request, error: Exception) -> Response:
-    """A database that has gone away comes back: 503, and clients try again. Its other faults are ours."""
+    """Answer 503 if the database is away, so that clients retry. Other database errors are faults."""
     from sqlalchemy.exc import DBAPIError
 
     assert isinstance(error, DBAPIError)
-    if not await asyncio.to_thread(request.app.state.jobs.store.lost, error):
+    if not await asyncio.to_thread(request.app.state.jobs.store.database.lost, error):
         raise error
     return _answer(
         request, ApiError("not_ready", "the jobs' database cannot be reached; try again")
@@ -106,5 +106,5 @@ async def _database_error(request: Request, error: Exception) -> Response:
 
 
 async def _gone(request: Request, error: Exception) -> Response:
-    """Nobody will read this; the status is for the log (nginx has made it known)."""
+    """The client has left; the status is for the log (nginx uses the same)."""
     return Response(status_code=499)

@@ -1,7 +1,7 @@
-"""The OpenAPI description's errors: which statuses a route answers with, and that their body is OpenAI's.
+"""The errors of the OpenAPI description: the statuses of each route, with OpenAI's error body.
 
-Written into the description once it is made, so that no route can forget one. Knows what the routes'
-tags mean, nothing else of them.
+They are added to the generated description, so that no route can omit one. Knows the meaning of the routes'
+tags only.
 """
 
 from __future__ import annotations
@@ -41,92 +41,93 @@ DETAIL: dict[str, Any] = {
 KEY: dict[str, Any] = {
     "type": "http",
     "scheme": "bearer",
-    "description": "An API key, made with `forescribe key NAME`. It may be for some of the routes only.",
+    "description": "An API key, made with `forescribe key NAME`. Its scopes may exclude some routes.",
 }
 PUBLIC = frozenset({"health", "page"})
-"""Tags of routes that want no key."""
+"""Tags of routes that need no key."""
 
-EVERYWHERE = {405: "no such method here", 500: "a fault of the server"}
-PRIVATE = {401: "no key, or a wrong one", 403: "the key is not for this"}
+EVERYWHERE = {405: "the route does not have this method", 500: "a fault of the server"}
+PRIVATE = {401: "the key is missing or wrong", 403: "the key lacks the scope"}
 BODIES = {
     400: "a field or the recording is wrong",
-    404: "no such model, or no such thing",
-    408: "the body came too slowly",
+    404: "no such model or object",
+    408: "the body arrived too slowly",
     413: "too many bytes, or too much audio",
-    415: "another media type",
-    429: "this key has its share",
+    415: "unsupported media type",
+    429: "the key has reached a limit",
     503: "the queue is full, or the server is loading or stopping",
     504: "it took too long",
-    507: "no room on the disk",
+    507: "the disk is full",
 }
 ABOUT = {
     400: "a value is wrong",
-    404: "no such thing",
-    416: "a range that the recording has not",
+    404: "no such object",
+    416: "the range is outside the recording",
     503: "loading, or stopping",
 }
 JOBS = {
-    409: "not yet, or not any more",
-    412: "another version of the upload protocol",
+    409: "the state of the job or upload does not allow it",
+    412: "unsupported version of the upload protocol",
     422: "the idempotency key was used for another request",
-    423: "somebody else is writing",
+    423: "another request is writing",
 }
 
 METHODS = ("get", "put", "post", "delete", "patch", "head", "options")
 
 
 def describe(app: FastAPI) -> None:
-    """Lets the application describe itself with its errors, once it has all of its routes."""
+    """Replace the application's OpenAPI function. Call it once all routes are added."""
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
-            made = get_openapi(title=app.title, version=app.version, routes=app.routes)
-            parts = made.setdefault("components", {})
+            document = get_openapi(title=app.title, version=app.version, routes=app.routes)
+            parts = document.setdefault("components", {})
             parts.setdefault("schemas", {}).update({"Error": ERROR, "Detail": DETAIL})
             parts["securitySchemes"] = {"key": KEY}
             keyed = bool(app.state.keyring)
-            for path in made["paths"].values():
+            for path in document["paths"].values():
                 for method, operation in path.items():
                     if method in METHODS:
                         _complete(method, operation)
                         _secure(operation, keyed=keyed)
-            _move_definitions(made, made["components"]["schemas"])
-            app.openapi_schema = made
+            _move_definitions(document, document["components"]["schemas"])
+            app.openapi_schema = document
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]
 
 
 def statuses(method: str, tags: list[str]) -> dict[int, str]:
-    """Of the errors of a route."""
+    """The error statuses of a route, with descriptions."""
     tag = tags[0] if tags else ""
-    found = dict(EVERYWHERE)
+    errors = dict(EVERYWHERE)
     if tag in PUBLIC:
-        return {**found, **ABOUT}
-    found |= PRIVATE | (BODIES if method in ("post", "patch", "put") else ABOUT)
-    return found | (JOBS if tag == "jobs" else {})
+        return {**errors, **ABOUT}
+    errors |= PRIVATE | (BODIES if method in ("post", "patch", "put") else ABOUT)
+    return errors | (JOBS if tag == "jobs" else {})
 
 
 def _move_definitions(node: Any, schemas: dict[str, Any]) -> None:
-    """pydantic writes a record's parts beside it; here references start at the whole description."""
+    """Move pydantic's nested definitions to the top level, where references of the description point."""
     if isinstance(node, list):
-        for one in node:
-            _move_definitions(one, schemas)
+        for child in node:
+            _move_definitions(child, schemas)
     if not isinstance(node, dict):
         return
     for name, definition in node.pop("$defs", {}).items():
         _move_definitions(definition, schemas)
-        assert schemas.setdefault(name, definition) == definition, f"two parts are called {name}"
+        assert schemas.setdefault(name, definition) == definition, (
+            f"two definitions are called {name}"
+        )
     reference = node.get("$ref")
     if isinstance(reference, str):
         node["$ref"] = reference.replace("#/$defs/", "#/components/schemas/")
-    for one in list(node.values()):
-        _move_definitions(one, schemas)
+    for child in list(node.values()):
+        _move_definitions(child, schemas)
 
 
 def _secure(operation: dict[str, Any], *, keyed: bool) -> None:
-    """What the operation wants: a key where keys are set; the public ones and a server without keys want
-    none, and say so."""
+    """State whether the operation needs a key: not if it is public or the server has no keys."""
     public = not set(operation.get("tags", [])) - PUBLIC
     operation["security"] = [{"key": []}] if keyed and not public else []
 

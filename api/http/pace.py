@@ -1,10 +1,9 @@
-"""Pace: how slowly a request's body may come in.
+"""Pace: a lower limit for the speed at which a request's body arrives.
 
-A client that stalls would otherwise hold its connection, its file and its share of the uploads for as long
-as it likes. A body ends with 408 after `idle_s` without a byte, and once its average, beyond that first
-grace, is below `rate` bytes per second. Only time spent waiting for the client counts, so a slow disk here
-is nobody's fault there.
-"""
+A client that stalls would otherwise hold its connection, its file and its share of the uploads as long as
+it likes. A request ends with 408 after `idle_s` without a byte, and once its average rate, after that first
+grace period, is below `rate` bytes per second. Only time spent waiting for the client counts, not time that
+this server needs, for example to write to a slow disk."""
 
 from __future__ import annotations
 
@@ -32,27 +31,27 @@ class Pace:
             return await self.app(scope, receive, send)
         body = Body(receive, self.idle_s, self.rate, self.clock)
 
-        async def sending(message: Message) -> None:
+        async def send_and_note(message: Message) -> None:
             body.answered = True
             await send(message)
 
-        await self.app(scope, body.receive, sending)
+        await self.app(scope, body.receive, send_and_note)
 
 
 class Body:
-    """A request's body on its way in."""
+    """A request's body while it is received."""
 
     def __init__(self, receive: Receive, idle_s: float, rate: float, clock: Clock) -> None:
         self._receive, self.idle_s, self.rate, self.clock = receive, idle_s, rate, clock
-        self._whole, self._bytes, self._waited_s = False, 0, 0.0
+        self._complete, self._bytes, self._waited_s = False, 0, 0.0
         self.answered = False
-        """Whether the answer has begun, so that no other can be given: a stream of events listens for
-        the client's leaving, and a body that nobody reads may be still to come."""
+        """Whether the answer has begun, so that no error can be sent any more: a stream of events also
+        receives, to notice a disconnect, and a body that no route reads may still arrive."""
 
     async def receive(self) -> Message:
-        """The next message. Where it does not come in time, the client counts as gone if it has the
-        beginning of its answer. Raises ApiError `request_timeout` if not."""
-        if self._whole:
+        """The next message. If it is late, the client counts as disconnected if its answer has begun;
+        otherwise raises ApiError `request_timeout`."""
+        if self._complete:
             return await self._receive()
         left_s = self.idle_s + self._bytes / self.rate - self._waited_s
         began_s = self.clock()
@@ -62,9 +61,9 @@ class Body:
         except TimeoutError:
             return self._late()
         self._waited_s += self.clock() - began_s
-        self._whole = message["type"] != "http.request" or not message.get("more_body", False)
+        self._complete = message["type"] != "http.request" or not message.get("more_body", False)
         self._bytes += len(message.get("body", b""))
-        if not self._whole and self._waited_s > self.idle_s + self._bytes / self.rate:
+        if not self._complete and self._waited_s > self.idle_s + self._bytes / self.rate:
             return self._late()
         return message
 

@@ -1,8 +1,8 @@
-"""The outermost layer: a request's id, its one line in the log, and a body for what nobody caught.
+"""The outermost layer: a request's id, its log line, and an answer for errors that nothing else handles.
 
-A request id is the client's own where it is a plain word, else a new one; it is on every answer.
-The log has no transcript text, no file name and no key. An exception's message may hold any of
-these, so its type and its place are logged, not its words.
+A request id is the client's own if it is a plain word, or else a new one; it is on every answer. The log
+contains no transcript text, file names or keys. An exception's message may contain any of them, so its type
+and place are logged, not its message.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from ..metrics import Metrics
 
 HEADER = "x-request-id"
 UNKNOWN = "unknown"
-PROBED = frozenset({"/health", "/ready", "/metrics"})
-"""Asked every few seconds by machines: counted like all routes, but no line of the log is worth it."""
+UNLOGGED = frozenset({"/health", "/ready", "/metrics"})
+"""Routes that are requested every few seconds by machines: they are counted, but not logged."""
 
 WORD = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 log = logging.getLogger("forescribe.api")
 
 CURRENT: ContextVar[str | None] = ContextVar("request_id", default=None)
-"""Of the request at hand, for whoever logs something of it."""
+"""The id of the current request, for log lines about it."""
 
 
 class RequestId:
-    """ASGI middleware; `state.request_id` for the routes below."""
+    """ASGI middleware; routes find the id in `state.request_id`."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self.app, self.metrics = app, metrics
@@ -44,36 +44,36 @@ class RequestId:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
-        name = Headers(scope=scope).get(HEADER, "")
-        name = name if WORD.fullmatch(name) else f"req_{secrets.token_hex(12)}"
-        scope.setdefault("state", {})["request_id"] = name
-        CURRENT.set(name)
+        given = Headers(scope=scope).get(HEADER, "")
+        request_id = given if WORD.fullmatch(given) else f"req_{secrets.token_hex(12)}"
+        scope.setdefault("state", {})["request_id"] = request_id
+        CURRENT.set(request_id)
         began, status = time.perf_counter(), 0
 
-        async def named(message: Message) -> None:
+        async def send_with_id(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)[HEADER] = name
+                MutableHeaders(scope=message)[HEADER] = request_id
             await send(message)
 
         try:
-            await self.app(scope, receive, named)
+            await self.app(scope, receive, send_with_id)
         except Exception as error:
-            report("fault", request_id=name, error=type(error).__name__, place=_place(error))
+            report("fault", request_id=request_id, error=type(error).__name__, place=_place(error))
             if status:
-                raise  # half an answer is out: the server has to cut the connection
+                raise  # half of the answer is sent: the server has to close the connection
             failed = ApiError("internal_error", "the server failed; the fault is logged")
-            await failed.response()(scope, receive, named)
+            await failed.response()(scope, receive, send_with_id)
         finally:
-            # Never the path itself: it may hold anything.
+            # The route, never the path, which may contain anything.
             route = getattr(scope.get("route"), "path", UNKNOWN)
             wall_s = time.perf_counter() - began
             self.metrics.answered(route, status, wall_s)
-            if route not in PROBED:
+            if route not in UNLOGGED:
                 report(
                     "request",
-                    request_id=name,
+                    request_id=request_id,
                     method=scope["method"],
                     route=route,
                     status=status,
@@ -82,11 +82,11 @@ class RequestId:
 
 
 def report(event: str, **facts: object) -> None:
-    """A line of the log."""
+    """Write a log line."""
     log.info(json.dumps({"event": event, **facts}))
 
 
 def _place(error: BaseException) -> str:
-    """File and line of our own code, or of whoever raised it."""
+    """The file and line that raised the error."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
     return f"{Path(frame.filename).name}:{frame.lineno}"

@@ -1,11 +1,11 @@
-"""JSON and text from clients, checked in one place before anything else reads them.
+"""JSON and text from clients, checked in one place before anything else uses them.
 
-    body = loads(data, "body")                  # ApiError 400 for whatever is wrong with it
+    body = loads(data, "body")                  # ApiError 400 for anything that is wrong
     label = text(name, "filename")
 
 Python's parser accepts more than JSON and fails in more ways than `JSONDecodeError`: nesting raises
-RecursionError, an integer of many digits ValueError, `1e999` becomes infinite, and an escaped half of a
-surrogate pair becomes text that cannot be encoded again. Knows nothing of what the values mean.
+RecursionError, a long integer ValueError, `1e999` becomes infinite, and an escaped half of a surrogate pair
+becomes text that cannot be encoded. Does not know what the values mean.
 """
 
 from __future__ import annotations
@@ -17,28 +17,30 @@ from typing import Any
 
 from ..errors import ApiError
 
-DEEPEST = 32
-"""Levels of nesting. No contract here needs more than five."""
+MAX_DEPTH = 32
+"""Levels of nesting. The contracts here need at most five."""
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def loads(data: str | bytes, param: str) -> Any:
-    """The value of a JSON text. Raises ApiError `invalid_value`."""
+    """Parse JSON. Raises ApiError `invalid_value`."""
     try:
-        found = json.loads(data, parse_constant=_no_constant)
+        value = json.loads(data, parse_constant=_no_constant)
     except RecursionError:
-        raise _refused(param, f"JSON nested deeper than {DEEPEST} levels") from None
+        raise _refused(param, f"JSON nested deeper than {MAX_DEPTH} levels") from None
     except json.JSONDecodeError as error:
-        raise _refused(param, f"no JSON ({error.msg})") from error
-    except ValueError as error:  # no UTF-8, a number of thousands of digits, NaN
-        raise _refused(param, "no JSON (a character or a number that it has not)") from error
-    _check(found, param)
-    return found
+        raise _refused(param, f"invalid JSON ({error.msg})") from error
+    except ValueError as error:  # not UTF-8, a number of thousands of digits, NaN
+        raise _refused(
+            param, "invalid JSON (a character or a number that is not allowed)"
+        ) from error
+    _check(value, param)
+    return value
 
 
 def text(value: str, param: str) -> str:
-    """The text, if it can be stored and sent again. Raises ApiError `invalid_value`."""
+    """The text, if it can be stored and sent. Raises ApiError `invalid_value`."""
     if "\0" in value:
         raise _refused(param, "text with a NUL character")
     if _SURROGATE.search(value):
@@ -46,34 +48,34 @@ def text(value: str, param: str) -> str:
     return value
 
 
-def label(name: str, most: int = 255) -> str | None:
-    """What people call something, as it may be stored and shown; None where nothing is left of it."""
+def label(name: str, max_length: int = 255) -> str | None:
+    """A name for people, as it can be stored and shown; None if nothing of it is left."""
     kept = "".join(c for c in name if c.isprintable() and not _SURROGATE.match(c))
-    return kept[:most].strip() or None
+    return kept[:max_length].strip() or None
 
 
-def whole(given: str, most: int) -> int | None:
-    """A number from 0 to `most` in ASCII digits; None for anything else, however long."""
-    if not (given.isascii() and given.isdecimal() and len(given) <= len(str(most))):
+def whole(text: str, maximum: int) -> int | None:
+    """A number from 0 to `maximum` in ASCII digits; None for anything else."""
+    if not (text.isascii() and text.isdecimal() and len(text) <= len(str(maximum))):
         return None
-    number = int(given)
-    return number if number <= most else None
+    number = int(text)
+    return number if number <= maximum else None
 
 
-def _check(found: Any, param: str) -> None:
-    """Without recursion, since the value may be nested as deeply as the parser can."""
-    waiting = [(found, 1)]
-    while waiting:
-        value, depth = waiting.pop()
+def _check(root: Any, param: str) -> None:
+    """Check all values. Iterative, because they may be nested as deeply as the parser allows."""
+    pending = [(root, 1)]
+    while pending:
+        value, depth = pending.pop()
         if isinstance(value, str):
             text(value, param)
         elif isinstance(value, float) and not math.isfinite(value):
             raise _refused(param, "a number that is too large")
         elif isinstance(value, dict | list):
-            if depth > DEEPEST:
-                raise _refused(param, f"JSON nested deeper than {DEEPEST} levels")
-            inside = value if isinstance(value, list) else [*value, *value.values()]
-            waiting += [(one, depth + 1) for one in inside]
+            if depth > MAX_DEPTH:
+                raise _refused(param, f"JSON nested deeper than {MAX_DEPTH} levels")
+            children = value if isinstance(value, list) else [*value, *value.values()]
+            pending += [(child, depth + 1) for child in children]
 
 
 def _no_constant(name: str) -> Any:

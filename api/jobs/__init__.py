@@ -1,9 +1,10 @@
-"""Durable jobs: audio that was accepted is transcribed, whatever happens to the process meanwhile.
+"""Durable jobs: audio that was accepted is transcribed, even if the process dies in between.
 
-    jobs = Jobs.of(settings, serving)
+    jobs = Jobs.open(settings, serving)
     jobs.start()
-    jobs.submit(new, audio)             # returns once audio and parameters are on disk
+    jobs.submissions.submit(new, audio)   # returns once audio and parameters are on disk
 
-Text and audio are in the blob store, the database holds states, codes and hashes. What carries work over
-a crash is behind `JobEngine`; only `durable` knows which library that is.
+`storage` keeps rows and files, `execution` does the work, `engines` resumes it after a crash; only
+`engines.dbos_engine` knows the workflow library. Text and audio are blobs: the database holds states,
+codes and hashes.
 """

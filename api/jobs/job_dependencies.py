@@ -1,4 +1,4 @@
-"""What the routes of jobs ask for, beside what all routes ask for."""
+"""The dependency of routes that use jobs."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from .service import Jobs
 
 
 def jobs(request: Request) -> Jobs:
-    """The routes are there only where there are jobs."""
-    found = request.app.state.jobs
-    assert isinstance(found, Jobs)
-    return found
+    """The application's jobs. Routes that need them exist only if there are jobs."""
+    jobs = request.app.state.jobs
+    assert isinstance(jobs, Jobs)
+    return jobs
 
 
-Jobbing = Annotated[Jobs, Depends(jobs)]
+JobsDep = Annotated[Jobs, Depends(jobs)]

@@ -1,4 +1,4 @@
-"""What operators watch of the jobs, beside the service's own series. Labels never hold ids or names."""
+"""Prometheus series of the jobs. Labels never hold ids or names."""
 
 from __future__ import annotations
 
@@ -6,25 +6,28 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from ..metrics import Patient
+from ..metrics import TimedValue
 
 
 class JobMetrics:
-    """Each series' help text defines it."""
+    """The help text of each series defines it."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(f"forescribe_{name}", text, labels, registry=registry)
 
         self._registry = registry
-        self._ended = counter("jobs_ended", "Runs of jobs by how they ended.", "state")
-        self._resumed = counter("jobs_resumed", "Work taken over from a process that is gone.")
+        self._ended = counter("jobs_ended", "Runs of jobs by final state.", "state")
+        self._resumed = counter("jobs_resumed", "Work taken over from a process that has died.")
         self._stuck = counter("jobs_stuck", "Work that its process had lost, queued again.")
-        self._tries = counter("webhook_tries", "Tries of callbacks by their answer.", "answer")
+        self._tries = counter(
+            "webhook_tries", "Delivery attempts of callbacks by result.", "answer"
+        )
 
     def watch(self, name: str, text: str, value: Callable[[], float]) -> None:
-        """A gauge that is read when it is asked for."""
-        Gauge(f"forescribe_{name}", text, registry=self._registry).set_function(Patient(value))
+        """Add a gauge that is evaluated when metrics are read."""
+        gauge = Gauge(f"forescribe_{name}", text, registry=self._registry)
+        gauge.set_function(TimedValue(value))
 
     def ended(self, state: str) -> None:
         self._ended.labels(state).inc()

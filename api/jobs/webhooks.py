@@ -1,11 +1,12 @@
-"""Webhooks: the end of a job is told to whoever asked, signed, until they say that they know.
+"""Webhooks: a signed callback at the end of a job, retried until the receiver confirms it.
 
-    webhook-id: msg_<job>.<run>           the same for every try: receivers drop what they have
+    webhook-id: msg_<job>.<run>           the same for every attempt: receivers drop duplicates
     webhook-timestamp: 1790000123
     webhook-signature: v1,<base64 of HMAC-SHA256(secret, "id.timestamp.body")>
 
-Standard Webhooks, so receivers verify in any language. The body says what happened and where to look,
-never what was heard. A try is 2xx or it has failed; 410 ends it. Promises at least once.
+The format is Standard Webhooks, so receivers can verify it in any language. The body names the job and its
+state, never text. An answer of 2xx confirms, 410 ends the attempts, anything else is a failure. Delivery
+is at least once. Does not know rows or queues.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ import httpx
 from standardwebhooks import Webhook
 
 from ..access import outbound
-from .records import Job
+from ..access.addresses import Network
+from .storage.records import Job
 
 SCHEDULE_S: Sequence[float] = (
     0,
@@ -38,46 +40,46 @@ SCHEDULE_S: Sequence[float] = (
     20 * 3600,
     24 * 3600,
 )
-"""How long before each try."""
+"""Seconds before each attempt."""
 
 TIMEOUT_S = 20.0
 JITTER = 0.1
-"""A wait is longer by up to this share, or all receivers of a bad hour would be called at once."""
+"""Waits are longer by up to this share, so that the callbacks of an outage are not all made at once."""
 
-PREFIX = "whsec_"
-SHORTEST_SECRET = 16
-"""Bytes."""
+SECRET_PREFIX = "whsec_"
+MIN_SECRET_BYTES = 16
 
 Answer = Literal["delivered", "gone", "failed"]
 
 
 @dataclass(frozen=True)
 class Webhooks:
-    """How callbacks are made."""
+    """Delivers callbacks."""
 
-    allowed: tuple[outbound.Network, ...] = ()
+    allowed: tuple[Network, ...] = ()
     schedule_s: Sequence[float] = SCHEDULE_S
     timeout_s: float = TIMEOUT_S
-    resolve: outbound.Resolve = outbound.resolved
+    resolve: outbound.Resolve = outbound.resolve_name
     clock: Callable[[], float] = time.time
 
     def deliver(self, job: Job) -> Answer:
-        """One try, for a job with a callback."""
-        assert job.hook is not None and job.hook.secret is not None
+        """Make one attempt for a job with a callback."""
+        callback = job.callback
+        assert callback is not None and callback.secret is not None
         id, now = f"msg_{job.id}.{job.run}", datetime.fromtimestamp(int(self.clock()), UTC)
         text = body(job)
         headers = {
             "content-type": "application/json",
             "webhook-id": id,
             "webhook-timestamp": str(int(now.timestamp())),
-            "webhook-signature": Webhook(job.hook.secret).sign(id, now, text),
+            "webhook-signature": Webhook(callback.secret).sign(id, now, text),
         }
         try:
             with (
                 outbound.client(
                     timeout_s=self.timeout_s, allowed=self.allowed, resolve=self.resolve
                 ) as http,
-                http.stream("POST", job.hook.url, content=text, headers=headers) as reply,
+                http.stream("POST", callback.url, content=text, headers=headers) as reply,
             ):
                 status = reply.status_code  # its body is not read
         except (httpx.HTTPError, httpx.InvalidURL, ValueError):
@@ -87,24 +89,24 @@ class Webhooks:
         return "delivered" if 200 <= status < 300 else "failed"
 
     def wait_s(self, number: int) -> float | None:
-        """Before try `number`, from 0; None where there is none."""
+        """Seconds before attempt `number`, counted from 0; None after the last one."""
         if number >= len(self.schedule_s):
             return None
         return self.schedule_s[number] * (1 + JITTER * random.random())
 
 
 def body(job: Job) -> str:
-    """What receivers get: no text, no file name."""
-    told = {"type": f"job.{job.state}", "job_id": job.id, "state": job.state}
-    return json.dumps({**told, "url": f"/v1/jobs/{job.id}"})
+    """The body that receivers get: no text, no file name."""
+    event = {"type": f"job.{job.state}", "job_id": job.id, "state": job.state}
+    return json.dumps({**event, "url": f"/v1/jobs/{job.id}"})
 
 
 def check_secret(secret: str) -> str:
-    """Raises ValueError for what cannot sign."""
+    """The secret. Raises ValueError if it cannot sign."""
     try:
-        key = base64.b64decode(secret.removeprefix(PREFIX), validate=True)
+        key = base64.b64decode(secret.removeprefix(SECRET_PREFIX), validate=True)
     except (binascii.Error, ValueError) as error:
-        raise ValueError("not whsec_ with base64 behind it") from error
-    if len(key) < SHORTEST_SECRET:
-        raise ValueError(f"shorter than {SHORTEST_SECRET} bytes")
+        raise ValueError("not whsec_ followed by base64") from error
+    if len(key) < MIN_SECRET_BYTES:
+        raise ValueError(f"shorter than {MIN_SECRET_BYTES} bytes")
     return secret

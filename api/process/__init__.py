@@ -1,4 +1,4 @@
-"""The service as processes: server, workers, sockets, health, the end of a process that hangs.
+"""The service as processes: start, workers, sockets, model threads, readiness, and their end.
 
-Knows ports and signals; nothing of routes.
+Knows ports, signals and threads; does not know routes.
 """

@@ -1,9 +1,9 @@
-"""Forward: what only one worker can answer is handed to it, over a socket that is not on the network.
+"""Forwarding between workers: requests that only one worker can answer go to it over a Unix socket.
 
     /v1/jobs, /v1/uploads     to worker 0, which has the jobs
-    /metrics?worker=1         to that one: each counts for itself
+    /metrics?worker=1         to that worker: each counts separately
 
-Bodies stream both ways; the key is checked by who answers. Knows nothing of what is asked.
+Bodies stream in both directions; the answering worker checks the key. Does not know what is requested.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ from ..errors import ApiError
 JOBS = re.compile(r"/v1/(jobs|uploads)(/|$)")
 METRICS = "/metrics"
 
-OWN_HOP = frozenset(
+HOP_BY_HOP = frozenset(
     (b"connection", b"keep-alive", b"transfer-encoding", b"upgrade", b"te", b"trailer")
 )
-"""Headers that are about one connection, not about the message. Host stays: who answers checks it."""
+"""Headers of one connection, not of the message. Host is kept, because the answering worker checks it."""
 
 
 @dataclass(frozen=True)
-class Worker:
-    """One of `count`, which speak to each other by sockets in a folder of theirs."""
+class WorkerAddress:
+    """One of `count` workers, whose sockets are in one folder."""
 
     index: int
     count: int
     folder: str
 
     def path(self, index: int) -> str:
-        """Where that one is spoken to."""
+        """The socket of a worker."""
         return str(Path(self.folder) / f"{index}.sock")
 
 
 class Forward:
-    """ASGI middleware of a worker. `jobs` is whether there are any."""
+    """ASGI middleware of a worker. `jobs`: whether there are job routes."""
 
-    def __init__(self, app: ASGIApp, worker: Worker, jobs: bool) -> None:
+    def __init__(self, app: ASGIApp, worker: WorkerAddress, jobs: bool) -> None:
         self.app, self.worker, self.jobs = app, worker, jobs
         self.index, self.count = worker.index, worker.count
         self._clients = {
@@ -62,28 +62,28 @@ class Forward:
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        to = self.index if scope["type"] != "http" else self._whose(scope)
-        if to == self.index:
+        target = self.index if scope["type"] != "http" else self._target(scope)
+        if target == self.index:
             await self.app(scope, receive, send)
-        elif to is None:
-            await ApiError("not_found", "no such worker").response()(scope, receive, send)
+        elif target is None:
+            await ApiError("not_found", "there is no such worker").response()(scope, receive, send)
         else:
-            await _answer(self._clients[to], scope, receive, send)
+            await _forward(self._clients[target], scope, receive, send)
 
-    def _whose(self, scope: Scope) -> int | None:
-        """The worker that answers this; None where there is none such."""
+    def _target(self, scope: Scope) -> int | None:
+        """The index of the worker that answers; None if it does not exist."""
         if JOBS.match(scope["path"]):
             return 0 if self.jobs else self.index
-        asked = re.fullmatch(rb"worker=(\d{1,4})", scope["query_string"])
-        if scope["path"] != METRICS or asked is None:
+        number = re.fullmatch(rb"worker=(\d{1,4})", scope["query_string"])
+        if scope["path"] != METRICS or number is None:
             return self.index
-        index = int(asked[1])
+        index = int(number[1])
         return index if index < self.count else None
 
 
-async def _answer(client: httpx.AsyncClient, scope: Scope, receive: Receive, send: Send) -> None:
-    """The other worker's answer, as it comes."""
-    read = asyncio.Event()
+async def _forward(client: httpx.AsyncClient, scope: Scope, receive: Receive, send: Send) -> None:
+    """Send the request to the other worker, and stream its answer."""
+    body_sent = asyncio.Event()
 
     async def body() -> AsyncIterator[bytes]:
         while True:
@@ -93,33 +93,39 @@ async def _answer(client: httpx.AsyncClient, scope: Scope, receive: Receive, sen
             if message.get("body"):
                 yield message["body"]
             if not message.get("more_body"):
-                read.set()
+                body_sent.set()
                 return
 
-    async def left() -> None:
-        """Returns when the client has closed the connection; its body is read by then."""
-        await read.wait()
+    async def disconnected() -> None:
+        """Return when the client has closed the connection, after its body was read."""
+        await body_sent.wait()
         while (await receive())["type"] != "http.disconnect":
             pass
 
-    headers = [(name, value) for name, value in scope["headers"] if name not in OWN_HOP]
+    headers = [(name, value) for name, value in scope["headers"] if name not in HOP_BY_HOP]
     url = URL(scope=scope).replace(scheme="http", netloc="worker")
     began = False
 
-    async def through() -> None:
+    async def exchange() -> None:
         nonlocal began
-        sends = scope["method"] not in ("GET", "HEAD", "OPTIONS", "DELETE")
-        if not sends:
-            read.set()
+        has_body = scope["method"] not in ("GET", "HEAD", "OPTIONS", "DELETE")
+        if not has_body:
+            body_sent.set()
         request = client.build_request(
-            scope["method"], str(url), headers=headers, content=body() if sends else None
+            scope["method"], str(url), headers=headers, content=body() if has_body else None
         )
         answer = await client.send(request, stream=True)
         try:
-            kept = [(k.lower(), v) for k, v in answer.headers.raw if k.lower() not in OWN_HOP]
+            answer_headers = [
+                (k.lower(), v) for k, v in answer.headers.raw if k.lower() not in HOP_BY_HOP
+            ]
             began = True
             await send(
-                {"type": "http.response.start", "status": answer.status_code, "headers": kept}
+                {
+                    "type": "http.response.start",
+                    "status": answer.status_code,
+                    "headers": answer_headers,
+                }
             )
             async for piece in answer.aiter_raw():
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
@@ -127,18 +133,18 @@ async def _answer(client: httpx.AsyncClient, scope: Scope, receive: Receive, sen
         finally:
             await answer.aclose()
 
-    work, watch = asyncio.ensure_future(through()), asyncio.ensure_future(left())
+    work, watch = asyncio.ensure_future(exchange()), asyncio.ensure_future(disconnected())
     try:
         await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
         if not work.done():
-            return  # nobody waits any more: cancelled below, and the other worker sees it leave
+            return  # the client has left: cancelled below, and the other worker sees it
         work.result()
     except ConnectionAbortedError:
         return
     except httpx.TransportError:
         if began:
-            raise  # half an answer is out: the server has to cut the connection
-        failed = ApiError("not_ready", "the worker that keeps jobs is being started again")
+            raise  # half of the answer is sent: the server has to close the connection
+        failed = ApiError("not_ready", "the worker with the jobs is being restarted")
         await failed.response()(scope, receive, send)
     finally:
         for task in (work, watch):

@@ -1,5 +1,4 @@
-"""The listening socket. Bound before anything that takes time is imported: a port that somebody else has is
-told at once, not after the model's libraries."""
+"""The listening socket, bound before slow imports, so that a port in use is reported at once."""
 
 from __future__ import annotations
 
@@ -15,17 +14,17 @@ BACKLOG = 2048
 
 
 def bound(settings: Settings) -> socket.socket:
-    """Raises UsageError that says what to do."""
+    """Bind and listen on the address of the settings. Raises UsageError if it is not available."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    made = socket.socket(family, socket.SOCK_STREAM)
+    listening = socket.socket(family, socket.SOCK_STREAM)
     try:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.bind((settings.host, settings.port))
-        made.listen(BACKLOG)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((settings.host, settings.port))
+        listening.listen(BACKLOG)
     except OSError as error:
-        made.close()
-        place = f"{settings.host}:{settings.port}"
+        listening.close()
+        address = f"{settings.host}:{settings.port}"
         raise UsageError(
-            f"cannot listen on {place}: {error.strerror}; choose another with --host and --port"
+            f"cannot listen on {address}: {error.strerror}; choose another with --host and --port"
         ) from error
-    return made
+    return listening

@@ -1,11 +1,11 @@
-"""Loads: a model's load as operators see it: in the log, with its seconds, and as an exit status.
+"""The load of a model, as operators see it: log lines with seconds, and an exit status.
 
     load = Load("the speech model", "large")
     model = load.run(make)                  # raises what `make` raises
     failure = Failure.of(load.what, error)
 
-A service whose model cannot be loaded is of no use to anybody, so its process ends, and whoever looks
-after it starts the next. The status says whether that can help.
+A service whose model cannot be loaded is of no use, so its process ends and its supervisor starts the next.
+The status says whether that can help.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ from forescribe.speculative.errors import BrokenError, SpeculativeError
 log = logging.getLogger("forescribe.api")
 
 LASTING = 2
-"""The exit status where another start would end the same way: a usage error's, and what
-`api.process.workers` does not start again."""
+"""The exit status if another start would end the same way, as for a usage error; `api.process.workers` does
+not restart such a worker."""
 
 PASSING = 75
-"""Where it may not (EX_TEMPFAIL of sysexits.h): no memory, no network, a full disk, a device's fault."""
+"""The exit status if it may not (EX_TEMPFAIL of sysexits.h): no memory, no network, a full disk, a fault of
+the device."""
 
 PROGRESS_S = 15.0
-"""Between two lines of the log, while a load goes on."""
+"""Seconds between two log lines during a load."""
 
 _UNREACHED = frozenset(
     {
@@ -45,40 +46,40 @@ _UNREACHED = frozenset(
     }
 )
 _ANSWERED = frozenset({"RepositoryNotFoundError", "HFValidationError", "OfflineModeIsEnabled"})
-"""The network's errors by the names of their classes (Python's, httpx's, the hub's): those that pass, and
-those among them that only other settings cure."""
+"""Network errors by class name (of Python, httpx and the hub): those that pass, and those among them that
+only other settings cure."""
 
 _SCARCE = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO}
 )
 
-Made = TypeVar("Made")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Load:
-    """One load: `what` it is, and the name that the settings give it."""
+    """One load: a description of the model, and its name in the settings."""
 
     what: str
     name: str
 
-    def run(self, make: Callable[[], Made]) -> Made:
-        """What `make` makes."""
+    def run(self, make: Callable[[], T]) -> T:
+        """The result of `make`."""
         began_s = time.monotonic()
-        self._say("loading")
+        self._log("loading")
         with self._repeated(began_s):
             made = make()
-        self._say("loaded", seconds=round(time.monotonic() - began_s, 1))
+        self._log("loaded", seconds=round(time.monotonic() - began_s, 1))
         return made
 
     @contextmanager
     def _repeated(self, began_s: float) -> Iterator[None]:
-        """A slow load is not a hang, and the log says so."""
+        """Log repeatedly that the load continues, so that a slow load does not look like a hang."""
         over = threading.Event()
 
         def repeat() -> None:
             while not over.wait(PROGRESS_S):
-                self._say("loading", seconds=round(time.monotonic() - began_s, 1))
+                self._log("loading", seconds=round(time.monotonic() - began_s, 1))
 
         threading.Thread(target=repeat, name="load", daemon=True).start()
         try:
@@ -86,13 +87,13 @@ class Load:
         finally:
             over.set()
 
-    def _say(self, event: str, **facts: float) -> None:
+    def _log(self, event: str, **facts: float) -> None:
         log.info(json.dumps({"event": event, "what": self.what, "name": self.name, **facts}))
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Why the process has to end."""
+    """The reason why the process has to end."""
 
     what: str
     message: str
@@ -109,23 +110,23 @@ class Failure:
 
     @property
     def line(self) -> str:
-        """For the terminal and the log."""
-        cure = (
+        """One line for the terminal and the log."""
+        advice = (
             "starting again will not help: change the settings or the model"
             if self.lasting
             else "start the service again"
         )
-        return f"{self.what} cannot be used: {self.message.rstrip('.')}; {cure}"
+        return f"{self.what} cannot be used: {self.message.rstrip('.')}; {advice}"
 
 
-def told(error: Exception) -> None:
-    """A traceback in the log, unless the error says by itself what is wrong."""
+def log_unexpected(error: Exception) -> None:
+    """Log a traceback, unless the error is one of this package, whose message says what is wrong."""
     if not isinstance(error, ForescribeError | SpeculativeError):
         log.error("the process cannot go on", exc_info=error)
 
 
 def _lasting(error: Exception) -> bool:
-    """Whether the cause is one that this package has named, and none that passes by itself."""
+    """Whether the cause is an error of this package that does not pass by itself."""
     if not isinstance(error, ForescribeError | SpeculativeError):
         return False
     if isinstance(error, CapacityError | BrokenError):

@@ -1,6 +1,6 @@
-"""The server process: uvicorn with our log, over one engine.
+"""One service process: uvicorn over one engine, with the handling of signals.
 
-Several processes, one for each device, are looked after by `api.process.workers`.
+`api.process.workers` supervises several such processes, one for each device. Does not know routes.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ if TYPE_CHECKING:
 
 
 def die(sig: int) -> None:
-    """Ends the process as the signal does where nobody handles it."""
+    """End the process as the signal does by default."""
     signal.signal(sig, signal.SIG_DFL)
     os.kill(os.getpid(), sig)
 
 
 GRACE_S = 5
-"""For the last answers, once nothing is decoded any more."""
+"""Seconds for the last answers after decoding has ended."""
 
 
 class Server(uvicorn.Server):
-    """Tells the engine of the end at the signal. uvicorn's own shutdown begins when all answers are
-    given, which would leave nothing to drain.
+    """Drains the engine when a signal arrives. uvicorn's own shutdown begins after all answers, when nothing
+    is left to drain.
 
-    SIGTERM is announced first (`announce_s`): the listening socket stays open and work is let in, while
-    `/ready` already says no. SIGINT, somebody at a terminal, is obeyed at once. A second signal of either
-    kind ends the process as it would any other.
+    SIGTERM is announced first (`announce_s`): the listening socket stays open and work is admitted, while
+    `/ready` already says no. SIGINT, from a terminal, takes effect at once. A second signal of either kind
+    ends the process immediately.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Server(uvicorn.Server):
         super().__init__(config)
         self.serving, self.clock, self.die = serving, clock, die
         self.failure: Failure | None = None
-        self._exit_s: float | None = None  # when the announcement is over
+        self._exit_s: float | None = None  # when the announcement ends
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._exit_s is not None:
@@ -72,7 +72,7 @@ class Server(uvicorn.Server):
             self.serving.drain()
         self._exit_s = self.clock() + announce_s
         if announce_s:
-            self._captured_signals.append(sig)  # raised again when all is done
+            self._captured_signals.append(sig)  # uvicorn raises it again after the shutdown
         else:
             super().handle_exit(sig, frame)
 
@@ -82,7 +82,7 @@ class Server(uvicorn.Server):
         return await super().on_tick(counter)
 
     def fail(self, failure: Failure) -> None:
-        """Ends the process in order, with the failure's status. From any thread."""
+        """Shut down, and exit with the failure's status. May be called from any thread."""
         self.failure = failure
         self.should_exit = True
 
@@ -92,9 +92,9 @@ def serve(
     sockets: list[socket.socket] | None = None,
     worker: Worker | None = None,
 ) -> None:
-    """One process with one engine, on sockets that somebody has bound, or its own."""
+    """Run one process with one engine, on bound sockets or the address of the settings."""
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(message)s")
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # it writes addresses
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs addresses
     serving = Serving.of(settings)
     first = worker is None or worker.index == 0
     server: Server
@@ -104,7 +104,7 @@ def serve(
 
     try:
         jobs = _jobs(settings, serving) if first else None
-    except CapacityError as error:  # its database's server may come back, its disk be made room on
+    except CapacityError as error:  # the database may come back, the disk may be cleared
         _end(Failure.of("the jobs' store", error))
     app = create_app(settings, serving, jobs, failed=fail)
     if worker is not None:
@@ -115,7 +115,7 @@ def serve(
         app,
         host=settings.host,
         port=settings.port,
-        access_log=False,  # it writes paths and addresses; ours has neither
+        access_log=False,  # it logs paths and addresses
         log_config=None,
         http=Protocol,
         server_header=False,
@@ -133,8 +133,8 @@ def _end(failure: Failure) -> NoReturn:
 
 
 def _jobs(settings: Settings, serving: Serving) -> Jobs | None:
-    """Durable jobs, unless they are switched off. Raises UsageError where they cannot be kept,
-    CapacityError where that may pass."""
+    """The durable jobs, unless they are disabled. Raises UsageError if they cannot be stored, CapacityError
+    if the cause may pass."""
     if not settings.jobs:
         return None
     try:
@@ -143,4 +143,4 @@ def _jobs(settings: Settings, serving: Serving) -> Jobs | None:
         raise UsageError(
             f"jobs need {error.name}: run `scripts/setup serve` in forescribe's folder, or set jobs = false"
         ) from error
-    return Jobs.of(settings, serving)
+    return Jobs.open(settings, serving)

@@ -1,4 +1,7 @@
-"""Watchdog: ends a process whose model hangs."""
+"""A watchdog that ends a process whose model hangs.
+
+Does not know models: it reads how long a round has been running.
+"""
 
 from __future__ import annotations
 
@@ -17,31 +20,31 @@ STALLED = 70
 log = logging.getLogger("forescribe.api")
 
 
-def leave() -> None:
-    """Ends the process at once, with nothing put in order: what hangs would not let it."""
+def exit_hung() -> None:
+    """End the process at once, without cleanup, which the hanging call would block."""
     os._exit(STALLED)
 
 
-def leave_for(failure: Failure) -> None:
-    """Ends the process at once, with one line that says why. Nobody's work is in the engine."""
+def exit_failed(failure: Failure) -> None:
+    """End the process at once with one line that says why. No work is in the engine."""
     os.write(sys.stderr.fileno(), f"forescribe: {failure.line}\n".encode())
     os._exit(failure.status)
 
 
 class Engine(Protocol):
-    """What plays rounds in a thread of its own."""
+    """A model that runs rounds in its own thread."""
 
     @property
-    def standing_s(self) -> float:
-        """Since when the round that is being played is under way, in seconds; 0 between rounds."""
+    def round_s(self) -> float:
+        """Seconds since the current round began; 0 between rounds."""
 
-    def give_out(self) -> None:
-        """Takes nothing in any more: its round will not end."""
+    def mark_broken(self) -> None:
+        """Accept no more work: the current round will not end."""
 
 
 class Watchdog:
-    """Ends the process where a round takes more than `limit_s`: a device that hangs cannot be left from
-    inside, not even at SIGTERM, and whoever started the process can start the next."""
+    """Ends the process if a round takes more than `limit_s`. A call that hangs in the device cannot be
+    interrupted, not even by SIGTERM; the supervisor starts the next process."""
 
     def __init__(
         self,
@@ -61,9 +64,9 @@ class Watchdog:
     def _watch(self) -> None:
         while not self._stopped.wait(min(5.0, self._limit_s / 4)):
             for engine in self._engines:
-                standing_s = engine.standing_s
-                if standing_s > self._limit_s:
-                    engine.give_out()
-                    log.critical('{"event": "engine hangs", "seconds": %.0f}', standing_s)
+                round_s = engine.round_s
+                if round_s > self._limit_s:
+                    engine.mark_broken()
+                    log.critical('{"event": "engine hangs", "seconds": %.0f}', round_s)
                     self._hung()
                     return

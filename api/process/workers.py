@@ -1,11 +1,11 @@
-"""Workers: one service process for each device, behind one address.
+"""Workers: several service processes, one for each device, behind one address.
 
     forescribe serve --workers 2            # cuda:0 and cuda:1
 
-A supervisor binds the address, starts the processes with it, and starts one that has died again, later
-each time it dies young. The socket is one for all: what waits to be accepted is lost with no worker.
-Jobs are worker 0's: the others hand such requests to it (`api.process.forward`). Keys' limits by
-the minute and the queue's bounds are each worker's own. Holds no model and no thread.
+A supervisor binds the address, starts the processes with the socket, and restarts a process that has died,
+later each time it dies young. The socket is shared, so connections that wait to be accepted survive a
+worker. Worker 0 has the jobs: the others forward such requests to it (`api.process.forward`). Limits per
+key and minute, and the bounds of the queue, are separate for each worker. Holds no model and no thread.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from multiprocessing.connection import wait
+from multiprocessing.connection import wait as wait_for_any
 from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
@@ -29,29 +29,29 @@ from typing import Any, Protocol
 from forescribe.asr.errors import ForescribeError, UsageError
 
 from ..settings import Settings
-from .forward import Worker as Seat
+from .forward import WorkerAddress
 from .listening_socket import BACKLOG, bound
 from .model_loads import LASTING
 from .server import GRACE_S, serve
 
 log = logging.getLogger("forescribe.api")
 
-LOOK_S = 0.5
-"""How often the supervisor looks whether it is told to stop."""
+POLL_S = 0.5
+"""How often the supervisor checks whether it is to stop."""
 
-FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 60.0
-"""Before a worker that has died young is started again: twice as long each time."""
+MIN_WAIT_S, MAX_WAIT_S = 1.0, 60.0
+"""Before a worker that died young is restarted; the wait doubles each time."""
 
-GROWN_S = 60.0
-"""A worker that has lived so long did not die of its start."""
+STABLE_AFTER_S = 60.0
+"""A worker that ran for so long did not die because of its start."""
 
 HOPELESS = LASTING
-"""A worker's exit status where it would fail again however often it is started: what it was told makes no
-sense, its model cannot be loaded, or its jobs cannot be kept."""
+"""A worker's exit status if every restart would fail: its settings are wrong, its model cannot be loaded, or
+its jobs cannot be stored."""
 
 
 class Process(Protocol):
-    """Of `multiprocessing`, what is used."""
+    """The part of `multiprocessing.Process` that is used."""
 
     @property
     def sentinel(self) -> int: ...
@@ -70,48 +70,48 @@ class Process(Protocol):
 
 @dataclass
 class Worker:
-    """A place in the house, and who has it."""
+    """One worker's index, and its process."""
 
     index: int
     process: Process | None = None
     started_s: float = 0.0
-    due_s: float = 0.0  # when it may be started
-    wait_s: float = FIRST_WAIT_S  # before the next start, if it dies young
+    due_s: float = 0.0  # when it may be started next
+    wait_s: float = MIN_WAIT_S  # before the next start, if it dies young
 
 
 @dataclass
 class Supervisor:
-    """Keeps `count` processes alive until it is told to stop. `make` gives one for an index."""
+    """Keeps `count` processes alive until it is told to stop. `make` creates the process of an index."""
 
     make: Callable[[int], Process]
     count: int
     grace_s: float
     clock: Callable[[], float] = time.monotonic
     stopping: bool = False
-    hopeless: bool = False  # one has said that it never will start
+    hopeless: bool = False  # a worker has exited with HOPELESS
     workers: list[Worker] = field(default_factory=list)
 
     def run(self) -> None:
         self.workers = [Worker(index) for index in range(self.count)]
         try:
             while not (self.stopping or self.hopeless):
-                self.look()
-                self.rest()
+                self.check()
+                self.wait()
         finally:
             self.end()
 
-    def look(self) -> None:
-        """Buries who has died, starts who is due."""
+    def check(self) -> None:
+        """Collect workers that have died, and start those that are due."""
         now = self.clock()
         for worker in self.workers:
             process = worker.process
             if process is not None and process.exitcode is not None:
                 process.join()
                 self.hopeless = self.hopeless or process.exitcode == HOPELESS
-                grown = now - worker.started_s >= GROWN_S
-                worker.wait_s = FIRST_WAIT_S if grown else worker.wait_s
+                stable = now - worker.started_s >= STABLE_AFTER_S
+                worker.wait_s = MIN_WAIT_S if stable else worker.wait_s
                 worker.process, worker.due_s = None, now + worker.wait_s
-                worker.wait_s = min(LONGEST_WAIT_S, 2 * worker.wait_s)
+                worker.wait_s = min(MAX_WAIT_S, 2 * worker.wait_s)
                 log.error(
                     '{"event": "worker died", "worker": %d, "exit": %d}',
                     worker.index,
@@ -121,12 +121,12 @@ class Supervisor:
                 worker.process, worker.started_s = self.make(worker.index), now
                 worker.process.start()
 
-    def rest(self) -> None:
-        """Until one dies, or a moment has passed."""
-        wait([w.process.sentinel for w in self.workers if w.process is not None], LOOK_S)
+    def wait(self) -> None:
+        """Wait until a worker dies, or for `POLL_S`."""
+        wait_for_any([w.process.sentinel for w in self.workers if w.process is not None], POLL_S)
 
     def stop(self, sig: int, frame: FrameType | None) -> None:
-        """A signal's handler. The second signal does not wait for the workers to drain."""
+        """Handle a signal. The second one does not wait for the workers to drain."""
         if self.stopping:
             for worker in self.workers:
                 if worker.process is not None:
@@ -134,7 +134,7 @@ class Supervisor:
         self.stopping = True
 
     def end(self) -> None:
-        """All are told to drain, and waited for; who does not end in time is ended."""
+        """Let all workers drain, and kill those that do not end in time."""
         alive = [worker.process for worker in self.workers if worker.process is not None]
         for process in alive:
             process.terminate()
@@ -147,9 +147,9 @@ class Supervisor:
 
 
 def run(settings: Settings, listening: socket.socket | None = None) -> None:
-    """Serves with `settings.workers` processes until SIGINT or SIGTERM. Raises UsageError where there
-    are not so many devices, or the address cannot be had."""
-    places = devices(settings)
+    """Serve with `settings.workers` processes until SIGINT or SIGTERM. Raises UsageError if there are too few
+    devices, or the address is not available."""
+    names = devices(settings)
     with (
         tempfile.TemporaryDirectory(prefix="forescribe-") as folder,
         listening or bound(settings) as shared,
@@ -157,9 +157,9 @@ def run(settings: Settings, listening: socket.socket | None = None) -> None:
         context = multiprocessing.get_context("spawn")
 
         def make(index: int) -> Process:
-            own = settings.model_copy(update={"device": places[index], "workers": 1})
-            given = (Seat(index, settings.workers, folder), own.model_dump(), shared)
-            return context.Process(target=work, args=given, name=f"worker-{index}")
+            own = settings.model_copy(update={"device": names[index], "workers": 1})
+            arguments = (WorkerAddress(index, settings.workers, folder), own.model_dump(), shared)
+            return context.Process(target=work, args=arguments, name=f"worker-{index}")
 
         grace_s = settings.announce_s + settings.drain_s + 2 * GRACE_S
         supervisor = Supervisor(make, settings.workers, grace_s)
@@ -169,53 +169,55 @@ def run(settings: Settings, listening: socket.socket | None = None) -> None:
         log.info('{"event": "workers", "count": %d, "port": %d}', settings.workers, port)
         supervisor.run()
         if supervisor.hopeless:
-            raise UsageError("a worker cannot start; why is said above")
+            raise UsageError("a worker cannot start; its own message is above")
 
 
 def devices(settings: Settings, count: Callable[[str], int] | None = None) -> list[str]:
-    """A device for each worker. Raises UsageError where there are too few."""
-    wanted, workers = settings.device.lower(), settings.workers
+    """A device for each worker. Raises UsageError if there are too few."""
+    device, workers = settings.device.lower(), settings.workers
     if settings.share_device:
         return [settings.device] * workers
-    kind = _kind(wanted) if wanted == "auto" else wanted
+    kind = _kind(device) if device == "auto" else device
     if ":" in kind:
-        raise UsageError(f"device {kind} is one: give its kind alone for {workers} workers")
+        raise UsageError(
+            f"device {kind} is a single device: give only its kind for {workers} workers"
+        )
     if kind not in ("cuda", "hpu"):
         raise UsageError(
-            f"{workers} workers on {kind} would share it, each with a model of its own: take one, or "
+            f"{workers} workers on {kind} would share it, each with its own model: use one, or "
             "set share_device"
         )
-    there = (count or _count)(kind)
-    if there < workers:
-        raise UsageError(f"{workers} workers, but {there} devices of kind {kind}")
-    # Gaudi's runtime gives each process the next card that is free, by itself.
+    available = (count or _count)(kind)
+    if available < workers:
+        raise UsageError(f"{workers} workers, but {available} devices of kind {kind}")
+    # Gaudi's runtime assigns each process the next free card.
     return [kind if kind == "hpu" else f"{kind}:{index}" for index in range(workers)]
 
 
-def work(seat: Seat, given: dict[str, Any], shared: socket.socket) -> None:
-    """A worker's process."""
+def work(address: WorkerAddress, given: dict[str, Any], shared: socket.socket) -> None:
+    """The main function of a worker's process."""
     threading.Thread(target=_follow_parent, daemon=True).start()
     try:
-        serve(Settings(**given), [shared, _private(seat)], seat)
+        serve(Settings(**given), [shared, _private_socket(address)], address)
     except ForescribeError as error:
-        sys.stderr.write(f"worker {seat.index}: {error.message}\n")
+        sys.stderr.write(f"worker {address.index}: {error.message}\n")
         sys.exit(HOPELESS)
 
 
-def _private(seat: Seat) -> socket.socket:
-    path = seat.path(seat.index)
-    Path(path).unlink(missing_ok=True)  # of the one before, who has died
-    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    made.bind(path)
-    made.listen(BACKLOG)
-    return made
+def _private_socket(address: WorkerAddress) -> socket.socket:
+    path = address.path(address.index)
+    Path(path).unlink(missing_ok=True)  # left by a worker that died
+    private = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    private.bind(path)
+    private.listen(BACKLOG)
+    return private
 
 
 def _follow_parent() -> None:
-    """A supervisor that was killed leaves nobody behind."""
+    """End this worker when its supervisor has died."""
     parent = multiprocessing.parent_process()
     assert parent is not None
-    wait([parent.sentinel])
+    wait_for_any([parent.sentinel])
     os.kill(os.getpid(), signal.SIGTERM)
 
 

@@ -1,4 +1,4 @@
-"""The routes, one module per resource, named after it.
+"""The routes, one module for each resource.
 
-A route parses its request and formats its answer; what is done is in the other folders of `api`.
+Knows paths, parameters and status codes; the work is done in `speech`, `text` and `jobs`.
 """

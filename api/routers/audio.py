@@ -1,7 +1,7 @@
 """`/v1/audio/transcriptions` and `/v1/audio/translations`: OpenAI's contract.
 
-The form is read by hand: a handler with an upload parameter would have the whole body on disk before
-anybody looks at the key. All that can fail early does so before the answer begins.
+The form is parsed by hand: FastAPI would store the whole body of a handler with an upload parameter before
+the key is checked. Everything that can be refused is refused before the answer begins.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from starlette.responses import Response
 from forescribe.asr.decode.options import Options
 from forescribe.asr.formats.transcript import Transcript
 
-from ..dependencies import Caller, Configured, Served
+from ..dependencies import Caller, ServingDep, SettingsDep
 from ..speech import form_options
+from ..speech.admitted_upload import AdmittedUpload, admitted, all_parts, while_connected
 from ..speech.answers import answer
-from ..speech.entry import Entry, admitted, attended, parts
 from ..speech.events import EventStream, events
-from ..speech.following import Following
 from ..speech.forms import TranscriptionForm, TranslationForm, parse
-from .models import known
+from ..speech.transcription_stream import TranscriptionStream
+from .models import check_model
 
 router = APIRouter(prefix="/v1/audio", tags=["audio"])
 
 
-def _described(form: type[TranscriptionForm] | type[TranslationForm]) -> dict[str, Any]:
-    """The form for the OpenAPI description, which FastAPI cannot see."""
+def _openapi(form: type[TranscriptionForm] | type[TranslationForm]) -> dict[str, Any]:
+    """The form for the OpenAPI description, which FastAPI cannot derive."""
     schema = form.model_json_schema()
     schema["properties"]["file"] = {"type": "string", "format": "binary"}
     schema["required"] = ["file", *schema["required"]]
@@ -39,64 +39,64 @@ def _described(form: type[TranscriptionForm] | type[TranslationForm]) -> dict[st
     return {"requestBody": body, "responses": {"200": {"content": answers}}}
 
 
-@router.post("/transcriptions", openapi_extra=_described(TranscriptionForm))
+@router.post("/transcriptions", openapi_extra=_openapi(TranscriptionForm))
 async def transcriptions(
-    request: Request, settings: Configured, serving: Served, caller: Caller
+    request: Request, settings: SettingsDep, serving: ServingDep, caller: Caller
 ) -> Response:
-    async with admitted(request, settings, serving, caller) as entry:
-        form = parse(TranscriptionForm, entry.upload.fields)
-        known(form.model, settings)
-        chosen = form_options.transcription(form, serving, settings)
+    async with admitted(request, settings, serving, caller) as admission:
+        form = parse(TranscriptionForm, admission.upload.fields)
+        check_model(form.model, settings)
+        options = form_options.transcription(form, serving, settings)
         if form.diarized:
-            return await _diarized(request, entry, form, chosen)
-        following = await entry.follow(chosen)
+            return await _diarized(request, admission, form, options)
+        stream = await admission.follow(options)
     logprobs = "logprobs" in form.include
     if form.stream:
-        return EventStream(events(following, logprobs=logprobs), following.cancel)
-    heard = await parts(request, following)
+        return EventStream(events(stream, logprobs=logprobs), stream.cancel)
+    parts = await all_parts(request, stream)
     return answer(
         form.response_format,
-        _transcript(following),
-        tokens=[token for part in heard for token in part.tokens] if logprobs else None,
+        _transcript(stream),
+        tokens=[token for part in parts for token in part.tokens] if logprobs else None,
         granularities=form.timestamp_granularities,
     )
 
 
 async def _diarized(
-    request: Request, entry: Entry, form: TranscriptionForm, chosen: Options
+    request: Request, admission: AdmittedUpload, form: TranscriptionForm, options: Options
 ) -> Response:
-    """`diarized_json`: the recording is decoded once, and heard by the diarizer as well. Its place is
-    given back when both are done."""
-    speakers = entry.serving.speakers
-    names = await speakers.known(form.known_speaker_names, form.known_speaker_references)
-    hearing = await speakers.hear(names)
+    """`diarized_json`: the samples go to the transcriber and to the diarizer. The reservation is released
+    when both are done."""
+    speakers = admission.serving.speakers
+    known = await speakers.enrol(form.known_speaker_names, form.known_speaker_references)
+    diarization = await speakers.start(known)
 
-    with ExitStack() as over:
-        over.callback(entry.place.leave)
-        over.callback(hearing.close)
-        following = await entry.follow(chosen, hearing.hear)
-        over.callback(following.cancel)
+    with ExitStack() as cleanup:
+        cleanup.callback(admission.reservation.release)
+        cleanup.callback(diarization.close)
+        stream = await admission.follow(options, diarization.add_samples)
+        cleanup.callback(stream.cancel)
         if form.stream:
-            body = events(following, logprobs=False, told=hearing.told)
-            return EventStream(body, over.pop_all().close)
-        await parts(request, following)
-        transcript = await attended(request, hearing.told(_transcript(following)))
+            body = events(stream, logprobs=False, assign=diarization.assign)
+            return EventStream(body, cleanup.pop_all().close)
+        await all_parts(request, stream)
+        transcript = await while_connected(request, diarization.assign(_transcript(stream)))
     return answer(form.response_format, transcript)
 
 
-@router.post("/translations", openapi_extra=_described(TranslationForm))
+@router.post("/translations", openapi_extra=_openapi(TranslationForm))
 async def translations(
-    request: Request, settings: Configured, serving: Served, caller: Caller
+    request: Request, settings: SettingsDep, serving: ServingDep, caller: Caller
 ) -> Response:
-    async with admitted(request, settings, serving, caller) as entry:
-        form = parse(TranslationForm, entry.upload.fields)
-        known(form.model, settings)
-        following = await entry.follow(form_options.translation(form, serving))
-    await parts(request, following)
-    return answer(form.response_format, _transcript(following))
+    async with admitted(request, settings, serving, caller) as admission:
+        form = parse(TranslationForm, admission.upload.fields)
+        check_model(form.model, settings)
+        stream = await admission.follow(form_options.translation(form, serving))
+    await all_parts(request, stream)
+    return answer(form.response_format, _transcript(stream))
 
 
-def _transcript(following: Following) -> Transcript:
-    outcome = following.outcome
+def _transcript(stream: TranscriptionStream) -> Transcript:
+    outcome = stream.outcome
     assert outcome is not None and outcome.transcript is not None  # a failure was raised before
     return outcome.transcript

@@ -1,6 +1,6 @@
 """`POST /` and `/predict`: the Hugging Face asr-diarization contract over the same engine.
 
-Errors are `{"detail": ...}` here, as its clients expect; `api.http.exception_handlers` sees to that.
+Errors are `{"detail": ...}` here, as the contract's clients expect (`api.http.exception_handlers`).
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
-from ..dependencies import Caller, Configured, Served
+from ..dependencies import Caller, ServingDep, SettingsDep
 from ..errors import ApiError
-from ..settings import NONE
+from ..settings import NO_DIARIZER
 from ..speech import huggingface_contract
-from ..speech.entry import admitted, attended, parts
+from ..speech.admitted_upload import admitted, all_parts, while_connected
 
 router = APIRouter(tags=["endpoints"])
 
@@ -42,33 +42,38 @@ FORM: dict[str, Any] = {
 @router.post("/", openapi_extra=FORM)
 @router.post("/predict", openapi_extra=FORM)
 async def predict(
-    request: Request, settings: Configured, serving: Served, caller: Caller
+    request: Request, settings: SettingsDep, serving: ServingDep, caller: Caller
 ) -> Response:
-    async with admitted(request, settings, serving, caller) as entry:
-        fields = dict(entry.upload.fields)
-        if len(fields) < len(entry.upload.fields):
+    async with admitted(request, settings, serving, caller) as admission:
+        fields = dict(admission.upload.fields)
+        if len(fields) < len(admission.upload.fields):
             raise ApiError("invalid_value", "a field comes twice")
         parameters, warnings = huggingface_contract.parameters(fields.pop("parameters", None))
         if fields:
             raise ApiError("invalid_value", f"unknown field {next(iter(fields))[:100]!r}")
         if parameters.language not in (None, "auto"):
             serving.language(parameters.language)
-        diarizing = settings.diarizer != NONE
-        chosen = parameters.options(diarizing=diarizing)
-        hearing = await serving.speakers.hear(bounds=parameters.bounds()) if diarizing else None
-        with ExitStack() as over:
-            if hearing is not None:
-                over.callback(entry.place.leave)
-                over.callback(hearing.close)
-            following = await entry.follow(chosen, hearing.hear if hearing is not None else None)
-            over.callback(following.cancel)
-            await parts(request, following)
-            outcome = following.outcome
-            assert outcome is not None and outcome.transcript is not None  # else it was raised
+        diarizing = settings.diarizer != NO_DIARIZER
+        options = parameters.options(diarizing=diarizing)
+        diarization = (
+            await serving.speakers.start(bounds=parameters.bounds()) if diarizing else None
+        )
+        with ExitStack() as cleanup:
+            if diarization is not None:
+                cleanup.callback(admission.reservation.release)
+                cleanup.callback(diarization.close)
+            tap = diarization.add_samples if diarization is not None else None
+            stream = await admission.follow(options, tap)
+            cleanup.callback(stream.cancel)
+            await all_parts(request, stream)
+            outcome = stream.outcome
+            assert (
+                outcome is not None and outcome.transcript is not None
+            )  # a failure was raised before
             transcript, spoken = outcome.transcript, None
-            if hearing is not None:
-                spoken = await attended(
-                    request, hearing.told(transcript, huggingface_contract.speaker)
+            if diarization is not None:
+                spoken = await while_connected(
+                    request, diarization.assign(transcript, huggingface_contract.speaker)
                 )
     drafting = serving.transcriber.whisper.draft is not None
     warnings += parameters.warnings(drafting=drafting, diarizing=diarizing)

@@ -1,4 +1,4 @@
-"""Is it alive, and is it ready? No key is asked for, nothing is told."""
+"""`/health` and `/ready`: liveness and readiness, without a key and without details."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ router = APIRouter(tags=["health"])
 @router.get("/health", response_class=PlainTextResponse)
 @router.head("/health", include_in_schema=False)
 async def health() -> str:
-    """The loop turns: answers while every slot is busy."""
+    """Whether the process answers, also while every slot is busy."""
     return "OK"
 
 
 @router.get("/ready", response_class=PlainTextResponse)
 @router.head("/ready", include_in_schema=False)
 async def ready(request: Request) -> str:
-    """503 until the model is loaded and every shape warm, while disks are full or the jobs' database cannot
-    be written, and again from the first sign of an end."""
+    """503 until the models are loaded and warm, while disks are full or the job database cannot be written,
+    and from the announcement of the end."""
     readiness: Readiness = request.app.state.readiness
     await readiness.check()
     return "OK"

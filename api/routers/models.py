@@ -1,12 +1,14 @@
-"""`/v1/models`: the one that is loaded, under its own name and those that clients send; the text
-model, if there is one."""
+"""`/v1/models`: the loaded speech model under its own name and its aliases, and the text model.
+
+Does not know whether they are loaded yet.
+"""
 
 from __future__ import annotations
 
 from fastapi import APIRouter
 from pydantic import BaseModel
 
-from ..dependencies import Configured
+from ..dependencies import SettingsDep
 from ..errors import ApiError
 from ..settings import Settings
 
@@ -18,7 +20,7 @@ class Model(BaseModel):
 
     id: str
     object: str = "model"
-    created: int = 0  # nobody knows; the contract wants a number
+    created: int = 0  # unknown; the contract requires a number
     owned_by: str = "forescribe"
 
 
@@ -28,26 +30,28 @@ class Models(BaseModel):
 
 
 @router.get("")
-async def models(settings: Configured) -> Models:
+async def models(settings: SettingsDep) -> Models:
     texts = [] if settings.text_name is None else [settings.text_name]
     return Models(data=[Model(id=name) for name in [*names(settings), *texts]])
 
 
 @router.get("/{name:path}")
-async def model(name: str, settings: Configured) -> Model:
+async def model(name: str, settings: SettingsDep) -> Model:
     return Model(
-        id=name if name in (settings.text_name, settings.text_model) else known(name, settings)
+        id=name
+        if name in (settings.text_name, settings.text_model)
+        else check_model(name, settings)
     )
 
 
 def names(settings: Settings) -> list[str]:
-    """Its own name first."""
+    """The names of the speech model, its own first."""
     return list(dict.fromkeys([settings.model_name, *settings.aliases]))
 
 
-def known(name: str, settings: Settings) -> str:
-    """The name, if it is one of the model's. Raises `model_not_found`."""
+def check_model(name: str, settings: Settings) -> str:
+    """The name, if it is one of the speech model's. Raises ApiError `model_not_found`."""
     if name not in (*names(settings), settings.model):
-        text = f"no model {name!r} here; there is {settings.model_name!r}"
+        text = f"there is no model {name!r}; there is {settings.model_name!r}"
         raise ApiError("model_not_found", text, param="model")
     return name

@@ -1,7 +1,7 @@
-"""`GET /`: the page, for people; for programs the ancestor's `OK`. `GET /page/NAME`: its files.
+"""`GET /`: the page in a browser, `OK` for programs (Hugging Face contract). `GET /page/NAME`: its files.
 
-Public: the page holds no data, and what it asks the routes for carries the caller's key. Nothing is
-loaded from elsewhere, and no text can become a program: the policy allows this server's own files only.
+Public: the page holds no data, and its requests carry the user's key. Nothing is loaded from other servers,
+and no text can become a script: the policy allows only this server's own files.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
     "Cross-Origin-Opener-Policy": "same-origin",
-    # Asked for each time, answered with 304: an update of the server is an update of the page.
+    # Browsers ask each time and get 304: updating the server updates the page.
     "Cache-Control": "no-cache",
     "Vary": "Accept",
 }
@@ -45,18 +45,18 @@ class File:
 
 @cache
 def _files() -> dict[str, File]:
-    """All of the page's files, those that it shares with reports among them. Read once: a name that is
-    not here leads nowhere."""
-    found = {}
+    """The page's files, including those that it shares with reports, by name. Read once; other names do
+    not exist."""
+    by_name = {}
     for package, folder in (("forescribe.asr.formats", "view"), ("forescribe.api", "page")):
         for entry in (files(package) / folder).iterdir():
             kind = "text/html" if entry.name == INDEX else TYPES.get(entry.name.rpartition(".")[2])
             if kind is None:
-                continue  # the report's templates
-            assert entry.name not in found, f"two files are called {entry.name}"
+                continue  # templates of the report
+            assert entry.name not in by_name, f"two files are called {entry.name}"
             body = entry.read_bytes()
-            found[entry.name] = File(body, kind, f'"{sha256(body).hexdigest()[:20]}"')
-    return found
+            by_name[entry.name] = File(body, kind, f'"{sha256(body).hexdigest()[:20]}"')
+    return by_name
 
 
 @router.get("/")
@@ -76,8 +76,8 @@ async def file(request: Request, name: str) -> Response:
 
 
 def _answer(request: Request, name: str) -> Response:
-    found = _files()[name]
-    headers = {**HEADERS, "ETag": found.etag}
-    if request.headers.get("if-none-match") == found.etag:
+    page_file = _files()[name]
+    headers = {**HEADERS, "ETag": page_file.etag}
+    if request.headers.get("if-none-match") == page_file.etag:
         return Response(status_code=304, headers=headers)
-    return Response(found.body, media_type=found.media_type, headers=headers)
+    return Response(page_file.body, media_type=page_file.media_type, headers=headers)

@@ -1,7 +1,6 @@
 """`/v1/completions` and `/v1/chat/completions`: OpenAI's contract.
 
-Whatever can fail early does so before the answer begins: the key, the model, room for one more, the
-body, the prompt.
+The key, the model, the capacity, the body and the prompt are checked before the answer begins.
 """
 
 from __future__ import annotations
@@ -16,13 +15,14 @@ from starlette.responses import JSONResponse, Response
 
 from forescribe.speculative.errors import RequestError
 
-from ..dependencies import ANYBODY, Caller, Served
+from ..dependencies import ANONYMOUS, Caller, ServingDep
 from ..errors import ApiError
-from ..speech.entry import attended
+from ..speech.admitted_upload import while_connected
 from ..speech.events import PING, PING_S, EventStream, data
 from ..text.text_answers import ChatShape, Shape, TextShape, usage_of
-from ..text.text_forms import MOST, ChatForm, CompletionForm, FormT, TextForm, parse
-from ..text.text_serving import Reading, TextServing
+from ..text.text_forms import MAX_TEXTS, ChatForm, CompletionForm, FormT, TextForm, parse
+from ..text.text_request import TextRequest
+from ..text.text_serving import TextServing
 
 if TYPE_CHECKING:
     from forescribe.text.streaming import Completion
@@ -30,35 +30,37 @@ if TYPE_CHECKING:
 router = APIRouter(prefix="/v1", tags=["text"])
 
 
-def texting(request: Request) -> TextServing:
-    found = request.app.state.texting
-    assert isinstance(found, TextServing)
-    return found
+def text_serving(request: Request) -> TextServing:
+    text_serving = request.app.state.text_serving
+    assert isinstance(text_serving, TextServing)
+    return text_serving
 
 
-Texting = Annotated[TextServing, Depends(texting)]
+TextServingDep = Annotated[TextServing, Depends(text_serving)]
 
 
-def _described(form: type[TextForm]) -> dict[str, Any]:
-    """The body for the OpenAPI description, which FastAPI cannot see."""
+def _openapi(form: type[TextForm]) -> dict[str, Any]:
+    """The body for the OpenAPI description, which FastAPI cannot derive."""
     content = {"application/json": {"schema": form.model_json_schema()}}
     return {"requestBody": {"required": True, "content": content}}
 
 
-@router.post("/completions", openapi_extra=_described(CompletionForm))
+@router.post("/completions", openapi_extra=_openapi(CompletionForm))
 async def completions(
-    request: Request, texting: Texting, serving: Served, caller: Caller
+    request: Request, text_serving: TextServingDep, serving: ServingDep, caller: Caller
 ) -> Response:
-    form, reading = await _begin(request, texting, serving, caller, CompletionForm)
+    form, texts = await _begin(request, text_serving, serving, caller, CompletionForm)
     shape = TextShape(form.model, _now(), logprobs=form.ranks, usage=form.usage_streamed)
-    return await _answer(request, form, reading, shape)
+    return await _answer(request, form, texts, shape)
 
 
-@router.post("/chat/completions", openapi_extra=_described(ChatForm))
-async def chat(request: Request, texting: Texting, serving: Served, caller: Caller) -> Response:
-    form, reading = await _begin(request, texting, serving, caller, ChatForm)
+@router.post("/chat/completions", openapi_extra=_openapi(ChatForm))
+async def chat(
+    request: Request, text_serving: TextServingDep, serving: ServingDep, caller: Caller
+) -> Response:
+    form, texts = await _begin(request, text_serving, serving, caller, ChatForm)
     shape = ChatShape(form.model, _now(), logprobs=form.ranks, usage=form.usage_streamed)
-    return await _answer(request, form, reading, shape)
+    return await _answer(request, form, texts, shape)
 
 
 def _now() -> int:
@@ -66,69 +68,75 @@ def _now() -> int:
 
 
 async def _begin(
-    request: Request, texting: TextServing, serving: Served, caller: str, kind: type[FormT]
-) -> tuple[FormT, Reading]:
-    """The form, and its texts on their way. Raises ApiError, and nothing of it is left then."""
-    generator = texting.check()
+    request: Request,
+    text_serving: TextServing,
+    serving: ServingDep,
+    caller: str,
+    kind: type[FormT],
+) -> tuple[FormT, TextRequest]:
+    """Parse the form and queue its texts. Raises ApiError, and then nothing is queued."""
+    generator = text_serving.check()
     if serving.leaving:
         raise ApiError("not_ready", f"the server is {serving.state}")
-    place = serving.admission.arrive(caller, keyed=caller != ANYBODY)
+    reservation = serving.admission.reserve(caller, keyed=caller != ANONYMOUS)
     try:
         form = await parse(request, kind)
-        place.enter()
-        texting.known(form.model)
-        found = form.prompts
-        if len(found) * form.n > MOST:
-            raise ApiError("invalid_value", f"more than {MOST} texts in one request", param="n")
+        reservation.start()
+        text_serving.check_model(form.model)
+        if len(form.prompts) * form.n > MAX_TEXTS:
+            raise ApiError(
+                "invalid_value", f"more than {MAX_TEXTS} texts in one request", param="n"
+            )
         try:
-            prompts = [await asyncio.to_thread(generator.encode, prompt) for prompt in found]
+            prompts = [await asyncio.to_thread(generator.encode, p) for p in form.prompts]
         except RequestError as error:
             param = "messages" if kind is ChatForm else "prompt"
             raise ApiError("invalid_value", str(error), param=param) from error
         choices = form.choices()
-        work = [(prompt, options) for prompt in prompts for options in choices]
-        return form, texting.write([p for p, _ in work], [o for _, o in work], place)
+        pairs = [(prompt, options) for prompt in prompts for options in choices]
+        texts = text_serving.write([p for p, _ in pairs], [o for _, o in pairs], reservation)
+        return form, texts
     except BaseException:
-        place.leave()
+        reservation.release()
         raise
 
 
-async def _answer(request: Request, form: TextForm, reading: Reading, shape: Shape) -> Response:
-    # Each prompt counts once, however many texts follow it.
-    prompt_tokens = sum(map(len, reading.prompts)) // form.n
+async def _answer(request: Request, form: TextForm, texts: TextRequest, shape: Shape) -> Response:
+    # Each prompt counts once, however many texts are generated for it.
+    prompt_tokens = sum(map(len, texts.prompts)) // form.n
     if form.stream:
-        body = _chunks(reading, shape, prompt_tokens, usage=form.usage_streamed)
-        return EventStream(body, reading.cancel)
+        body = _chunks(texts, shape, prompt_tokens, usage=form.usage_streamed)
+        return EventStream(body, texts.cancel)
     try:
-        ended = await attended(request, _all(reading))
+        completions = await while_connected(request, _all(texts))
     finally:
-        reading.cancel()
-    return JSONResponse(shape.whole(ended, prompt_tokens))
+        texts.cancel()
+    return JSONResponse(shape.whole(completions, prompt_tokens))
 
 
-async def _all(reading: Reading) -> list[Completion]:
-    """The texts in their order, once all have ended."""
+async def _all(texts: TextRequest) -> list[Completion]:
+    """All texts in their order, once they have ended."""
     ended: dict[int, Completion] = {}
-    while len(ended) < len(reading.prompts):
-        index, event = await reading.next()
+    while len(ended) < len(texts.prompts):
+        index, event = await texts.next()
         if event.completion is not None:
             ended[index] = event.completion
     return [ended[index] for index in range(len(ended))]
 
 
 async def _chunks(
-    reading: Reading, shape: Shape, prompt_tokens: int, *, usage: bool
+    texts: TextRequest, shape: Shape, prompt_tokens: int, *, usage: bool
 ) -> AsyncIterator[bytes]:
-    """The body of a stream. A failure on the way is an event named `error`, which SDKs raise."""
+    """The body of a stream. A failure is sent as an event named `error`, which SDKs raise."""
     ended: list[Completion] = []
     try:
-        for index in range(len(reading.prompts)):
+        for index in range(len(texts.prompts)):
             begin = shape.begin(index)
             if begin is not None:
                 yield data(shape.chunk([begin]))
-        while len(ended) < len(reading.prompts):
+        while len(ended) < len(texts.prompts):
             try:
-                index, event = await asyncio.wait_for(reading.next(), PING_S)
+                index, event = await asyncio.wait_for(texts.next(), PING_S)
             except TimeoutError:
                 yield PING
                 continue

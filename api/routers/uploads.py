@@ -6,7 +6,7 @@
     DELETE /v1/uploads/{id}                                    -> 204
 
 A finished upload becomes a job by `upload_id` in `POST /v1/jobs`. A `Repr-Digest: sha-256=:...:` (RFC 9530)
-with the last piece is compared with what arrived.
+with the last piece is compared with the bytes of the upload.
 """
 
 from __future__ import annotations
@@ -18,17 +18,16 @@ from fastapi import APIRouter, Request
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from ..dependencies import ANYBODY, Caller, Served
+from ..dependencies import ANONYMOUS, Caller, ServingDep
 from ..errors import ApiError
 from ..http.validation import label, whole
-from ..jobs.job_dependencies import Jobbing
-from ..jobs.service import Jobs
-from ..uploads.tus import Upload
+from ..jobs.job_dependencies import JobsDep
+from ..uploads.tus import Upload, Uploads
 
 VERSION = "1.0.0"
 TUS = {"Tus-Resumable": VERSION, "Cache-Control": "no-store"}
-MOST = 2**60
-"""Bytes; more is no size of a file."""
+MAX_LENGTH = 2**60
+"""Bytes."""
 
 BODY = "application/offset+octet-stream"
 
@@ -36,115 +35,115 @@ router = APIRouter(prefix="/v1/uploads", tags=["jobs"])
 
 
 @router.options("", status_code=204)
-async def abilities(jobs: Jobbing) -> Response:
-    told = {
+async def options(jobs: JobsDep) -> Response:
+    headers = {
         "Tus-Version": VERSION,
         "Tus-Extension": "creation,termination",
         "Tus-Max-Size": str(jobs.uploads.max_bytes),
     }
-    return Response(status_code=204, headers={**TUS, **told})
+    return Response(status_code=204, headers={**TUS, **headers})
 
 
 @router.post("", status_code=201)
-async def create(request: Request, jobs: Jobbing, caller: Caller) -> Response:
+async def create(request: Request, jobs: JobsDep, caller: Caller) -> Response:
     _check_version(request)
     if request.headers.get("upload-defer-length"):
         raise ApiError(
-            "invalid_value", "Upload-Length is needed at the start", param="Upload-Length"
+            "invalid_value", "Upload-Length is required at the start", param="Upload-Length"
         )
     length = _number(request, "Upload-Length")
     name = _metadata(request.headers.get("upload-metadata", "")).get("filename", "")
-    await asyncio.to_thread(jobs.check, caller, keyed=False)
+    await asyncio.to_thread(jobs.submissions.check_capacity, caller, keyed=False)
     upload = await asyncio.to_thread(jobs.uploads.create, caller, length, label(name))
     location = {"Location": f"/v1/uploads/{upload.id}", "Upload-Offset": "0"}
     return Response(status_code=201, headers={**TUS, **location})
 
 
 @router.head("/{id}")
-async def where(id: str, request: Request, jobs: Jobbing, caller: Caller) -> Response:
+async def offset(id: str, request: Request, jobs: JobsDep, caller: Caller) -> Response:
     _check_version(request)
     upload = await asyncio.to_thread(jobs.uploads.get, id, caller)
-    return Response(status_code=200, headers=_told(upload))
+    return Response(status_code=200, headers=_headers(upload))
 
 
 @router.patch("/{id}", status_code=204)
-async def go_on(
-    id: str, request: Request, serving: Served, jobs: Jobbing, caller: Caller
+async def append(
+    id: str, request: Request, serving: ServingDep, jobs: JobsDep, caller: Caller
 ) -> Response:
-    """What arrived before a client leaves is kept."""
+    """Append to the upload. The bytes that arrive before a client disconnects are kept."""
     _check_version(request)
     if request.headers.get("content-type") != BODY:
         raise ApiError("unsupported_media_type", f"send the bytes as {BODY}")
-    offset, digest = _number(request, "Upload-Offset"), _digest(request)
-    jobs.check_room()
-    place = serving.admission.arrive(caller, keyed=caller != ANYBODY, resumable=True)
+    start, digest = _number(request, "Upload-Offset"), _digest(request)
+    jobs.submissions.check_room()
+    reservation = serving.admission.reserve(caller, keyed=caller != ANONYMOUS, resumable=True)
     try:
-        await _append(jobs, id, caller, offset, request)
+        await _append(jobs.uploads, id, caller, start, request)
     finally:
-        place.leave()
+        reservation.release()
     upload = await asyncio.to_thread(jobs.uploads.get, id, caller)
     if digest is not None and upload.complete:
         if await asyncio.to_thread(jobs.uploads.digest, id, caller) != digest:
             await asyncio.to_thread(jobs.uploads.delete, id, caller)
-            text = "what arrived is not what Repr-Digest says; the upload is dropped, begin anew"
+            text = "the upload does not match Repr-Digest and was deleted; start again"
             raise ApiError("invalid_value", text, param="Repr-Digest")
-    return Response(status_code=204, headers=_told(upload))
+    return Response(status_code=204, headers=_headers(upload))
 
 
-async def _append(jobs: Jobs, id: str, caller: str, offset: int, request: Request) -> None:
-    with jobs.uploads.appending(id, caller, offset) as part:
-        if whole(request.headers.get("content-length", "0"), part.length - offset) is None:
+async def _append(uploads: Uploads, id: str, caller: str, start: int, request: Request) -> None:
+    with uploads.appending(id, caller, start) as part:
+        if whole(request.headers.get("content-length", "0"), part.length - start) is None:
             raise ApiError(
                 "file_too_large", f"the body goes beyond the {part.length} bytes declared"
             )
         try:
             async for piece in request.stream():
                 await asyncio.to_thread(part.write, piece)
-        except (ApiError, ClientDisconnect):  # here, as the disk may be slow
+        except (ApiError, ClientDisconnect):  # not in the event loop: the disk may be slow
             await asyncio.to_thread(part.sync)
             raise
         await asyncio.to_thread(part.sync)
 
 
 @router.delete("/{id}", status_code=204)
-async def drop(id: str, request: Request, jobs: Jobbing, caller: Caller) -> Response:
+async def delete(id: str, request: Request, jobs: JobsDep, caller: Caller) -> Response:
     _check_version(request)
     await asyncio.to_thread(jobs.uploads.delete, id, caller)
     return Response(status_code=204, headers=TUS)
 
 
-def _told(upload: Upload) -> dict[str, str]:
+def _headers(upload: Upload) -> dict[str, str]:
     return {**TUS, "Upload-Offset": str(upload.offset), "Upload-Length": str(upload.length)}
 
 
 def _check_version(request: Request) -> None:
-    given = request.headers.get("tus-resumable", VERSION)  # curl by hand need not say it
+    given = request.headers.get("tus-resumable", VERSION)  # optional for curl
     if given != VERSION:
-        text = f"tus {given} is not spoken here; this is {VERSION}"
+        text = f"tus {given} is not supported; this server uses {VERSION}"
         raise ApiError("unsupported_version", text, param="Tus-Resumable")
 
 
 def _number(request: Request, name: str) -> int:
-    number = whole(request.headers.get(name, ""), MOST)
+    number = whole(request.headers.get(name, ""), MAX_LENGTH)
     if number is None:
         raise ApiError("invalid_value", f"{name}: give a number of bytes", param=name)
     return number
 
 
 def _metadata(text: str) -> dict[str, str]:
-    """tus: `name base64, name base64`. What cannot be read is not there."""
-    found = {}
+    """Parse tus metadata: `name base64, name base64`. Invalid values are skipped."""
+    metadata = {}
     for pair in text.split(","):
         name, _, value = pair.strip().partition(" ")
         try:
-            found[name] = base64.b64decode(value, validate=True).decode()
-        except ValueError:  # also for what is not ASCII
+            metadata[name] = base64.b64decode(value, validate=True).decode()
+        except ValueError:  # also for text that is not ASCII
             continue
-    return found
+    return metadata
 
 
 def _digest(request: Request) -> bytes | None:
-    """The SHA-256 of the whole that a client expects."""
+    """The SHA-256 of the whole upload that the client expects."""
     for part in request.headers.get("repr-digest", "").split(","):
         name, _, value = part.strip().partition("=")
         if name.lower() == "sha-256":

@@ -1,4 +1,4 @@
-"""Transcription requests: forms in, answers and events out, and the engine's thread between them.
+"""Transcription requests: forms, options, answers and events, and the transcriber's thread.
 
-Knows OpenAI's and Hugging Face's contracts; nothing of tensors.
+Knows OpenAI's and Hugging Face's contracts; does not know tensors.
 """

@@ -1,7 +1,7 @@
-"""Answers: an outcome in the format that was asked for. Pure functions of what was decoded.
+"""Answers: a transcript in the requested format. Pure functions.
 
-Contract keys keep their names; what we know beyond them comes in keys of its own. No speech is an
-answer too: empty text, empty lists.
+OpenAI's keys keep their names; further information has keys of its own. A recording without speech has an
+answer too: empty text and empty lists.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from forescribe.asr.sessions.parts import Token
 
 UNKNOWN = "unknown"
-"""The language of a recording in which nobody was heard, the speaker of words that nobody seems to have
-said; the contract wants a text."""
+"""The language of a recording without speech, and the speaker of a segment without one: the contract requires
+a string."""
 
 STEPS_PER_S = 50
-"""Positions that Whisper's encoder makes of a second: what usage counts as audio tokens."""
+"""Positions of Whisper's encoder per second, which usage counts as audio tokens."""
 
 SPECULATION = (
     "rounds",
@@ -36,7 +36,7 @@ SPECULATION = (
     "judged_at_depth",
     "accepted_at_depth",
 )
-"""Of a transcript's figures, those of `verbose_json`."""
+"""The statistics of a transcript that `verbose_json` contains."""
 
 FILES: Mapping[str, files.Render] = MappingProxyType({"srt": files.srt, "vtt": files.vtt})
 
@@ -48,8 +48,9 @@ def answer(
     tokens: Sequence[Token] | None = None,
     granularities: Iterable[str] | None = None,
 ) -> Response:
-    """In any of the contract's formats; `diarized_json` wants speakers in the transcript. `tokens` are
-    given where their chances were asked for; `granularities` None means segments."""
+    """The answer in any of the contract's formats; `diarized_json` requires a transcript with speakers.
+    `tokens` are given if their log-probabilities were requested; without `granularities` there are segments.
+    """
     if form == "text":
         return PlainTextResponse(f"{transcript.text}\n")
     if form in FILES:
@@ -99,19 +100,19 @@ def verbose(transcript: Transcript, granularities: set[str]) -> dict[str, Json]:
 
 
 def diarized(transcript: Transcript) -> dict[str, Json]:
-    """`diarized_json`. `text` is the text alone, without names: the schema's word, not its example's."""
+    """`diarized_json`. `text` is the text without names, as the schema says, unlike its example."""
     body: dict[str, Json] = {
         "task": "transcribe",
         "duration": transcript.duration,
         "text": transcript.text,
-        "segments": list[Json](spoken(transcript)),
+        "segments": list[Json](speaker_segments(transcript)),
         "usage": duration_usage(transcript),
     }
     return {**body, **warnings(transcript)}
 
 
-def spoken(transcript: Transcript) -> list[dict[str, Json]]:
-    """The segments with their speakers; nobody's is UNKNOWN."""
+def speaker_segments(transcript: Transcript) -> list[dict[str, Json]]:
+    """The segments with their speakers, or UNKNOWN."""
     return [
         {
             "type": "transcript.text.segment",
@@ -126,7 +127,7 @@ def spoken(transcript: Transcript) -> list[dict[str, Json]]:
 
 
 def languages(transcript: Transcript) -> list[Json]:
-    """Empty where none could be told."""
+    """The detected language; empty if there is none."""
     return [{"code": transcript.language}] if transcript.language else []
 
 
@@ -139,34 +140,34 @@ def duration_usage(transcript: Transcript) -> dict[str, Json]:
 
 
 def token_usage(transcript: Transcript) -> dict[str, Json]:
-    """What an event's usage counts: encoder positions in, tokens out."""
-    heard = math.ceil(transcript.duration * STEPS_PER_S)
+    """The usage of an event: encoder positions as input, tokens as output."""
+    positions = math.ceil(transcript.duration * STEPS_PER_S)
     written = transcript.stats["tokens"]
     assert isinstance(written, int)
     return {
         "type": "tokens",
-        "input_tokens": heard,
-        "input_token_details": {"text_tokens": 0, "audio_tokens": heard},
+        "input_tokens": positions,
+        "input_token_details": {"text_tokens": 0, "audio_tokens": positions},
         "output_tokens": written,
-        "total_tokens": heard + written,
+        "total_tokens": positions + written,
     }
 
 
 def language_name(code: str | None) -> str:
-    """The lower-case English name, as OpenAI writes it."""
+    """The English name in lower case, as OpenAI writes it."""
     from transformers.models.whisper.tokenization_whisper import LANGUAGES
 
     return UNKNOWN if code is None else str(LANGUAGES.get(code, code))
 
 
 def _word(word: Word) -> dict[str, Json]:
-    """The contract's three keys, and who wrote its tokens."""
+    """The contract's three keys, and the sources of the word's tokens."""
     data: dict[str, Json] = {"word": word.text.strip(), "start": word.start, "end": word.end}
     return data if word.sources is None else {**data, "sources": list[Json](word.sources)}
 
 
 def _segment(segment: Segment) -> dict[str, Json]:
-    """The contract's ten keys, none null."""
+    """The contract's ten keys, none of them null."""
     guarded = {
         "temperature": segment.temperature,
         "avg_logprob": segment.avg_logprob,
@@ -186,5 +187,5 @@ def _segment(segment: Segment) -> dict[str, Json]:
 
 
 def warnings(transcript: Transcript) -> dict[str, Json]:
-    found: list[Json] = [{"code": w.code, "message": w.message} for w in transcript.warnings]
-    return {"warnings": found} if found else {}
+    items: list[Json] = [{"code": w.code, "message": w.message} for w in transcript.warnings]
+    return {"warnings": items} if items else {}

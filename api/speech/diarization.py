@@ -1,11 +1,11 @@
-"""Speakers: the serving's diarizer, and one recording heard by it beside the transcription.
+"""Speakers of a request: the serving's diarizer, and one recording's diarization beside its transcription.
 
-    hearing = await speakers.hear(known)
-    ... the samples go to hearing.hear, on whatever thread reads them ...
-    transcript = await hearing.told(transcript, letter)
-    hearing.close()                                    # in any case
+    diarization = await speakers.start(known)
+    ... the samples go to diarization.add_samples, on the thread that reads them ...
+    transcript = await diarization.assign(transcript, letter)
+    diarization.close()                                # in any case
 
-The diarizer is loaded when it is first asked for, and hears one recording's samples at a time.
+The diarizer is loaded when it is first needed, and works on one recording at a time. Does not know forms.
 """
 
 from __future__ import annotations
@@ -37,25 +37,25 @@ if TYPE_CHECKING:
 log = logging.getLogger("forescribe.api")
 
 REFERENCE_S = (2.0, 10.0)
-"""How long a known speaker's sample may be (contract)."""
+"""The shortest and the longest sample of a known speaker (OpenAI's contract)."""
 
-SLACK_S = 0.1
-"""Of a codec's delay."""
+TOLERANCE_S = 0.1
+"""For the delay of codecs."""
 
 
-Made = TypeVar("Made")
+T = TypeVar("T")
 
-Called = Callable[[int], str]
-"""What the n-th speaker to appear is called, from 0."""
+Label = Callable[[int], str]
+"""The label of the n-th unknown speaker, counted from 0."""
 
 
 class Speakers:
-    """A Diarizer, as others know it, whose calls wait for each other."""
+    """A diarizer with the interface of `Diarizer`, whose calls wait for each other."""
 
     def __init__(self, load: Callable[[], Diarizer], decoders: Decoders) -> None:
         self._load, self._decoders = load, decoders
         self._diarizer: Diarizer | None = None
-        self._one = threading.RLock()
+        self._lock = threading.RLock()
 
     @property
     def engine(self) -> Engine:
@@ -66,26 +66,26 @@ class Speakers:
     ) -> Diarization:
         from forescribe.diarize.diarizer import ignore_progress
 
-        with self._one:
+        with self._lock:
             diarizer = self._loaded()
-            return _apart(lambda: diarizer.diarize(samples, bounds, hook or ignore_progress))
+            return _in_own_thread(lambda: diarizer.diarize(samples, bounds, hook or ignore_progress))
 
     def _loaded(self) -> Diarizer:
-        with self._one:
+        with self._lock:
             if self._diarizer is None:
-                self._diarizer = _apart(self._load)
+                self._diarizer = _in_own_thread(self._load)
             return self._diarizer
 
-    async def known(self, names: Sequence[str], references: Sequence[str]) -> list[KnownSpeaker]:
-        """The voices of people, from data URLs. Raises ApiError with the field that is wrong."""
+    async def enrol(self, names: Sequence[str], references: Sequence[str]) -> list[KnownSpeaker]:
+        """The voices of known speakers, from data URLs. Raises ApiError that names the field."""
         if len(names) != len(references):
             text = f"{len(names)} names and {len(references)} references do not pair"
             raise ApiError("invalid_value", text, param="known_speaker_references")
         return await asyncio.to_thread(
-            lambda: [self._known(*pair) for pair in zip(names, references, strict=True)]
+            lambda: [self._enrol(*pair) for pair in zip(names, references, strict=True)]
         )
 
-    def _known(self, name: str, reference: str) -> KnownSpeaker:
+    def _enrol(self, name: str, reference: str) -> KnownSpeaker:
         from forescribe.asr.audio.reading import read_audio
         from forescribe.diarize.speakers.enrolment import extract_voice
         from forescribe.diarize.speakers.known_speakers import KnownSpeaker
@@ -95,39 +95,38 @@ class Speakers:
             limits = Limits(max_s=10 * longest, wall_s=60, cpu_s=60)
             with closing(self._decoders.decode(_decoded(reference), limits, name=name)) as spool:
                 samples = read_audio(spool)
-            if not shortest - SLACK_S <= len(samples) / SAMPLE_RATE <= longest + SLACK_S:
-                raise ApiError("invalid_value", f"a reference has {shortest:g} to {longest:g} s")
+            if not shortest - TOLERANCE_S <= len(samples) / SAMPLE_RATE <= longest + TOLERANCE_S:
+                text = f"a reference is {shortest:g} to {longest:g} s long"
+                raise ApiError("invalid_value", text)
             voice = extract_voice(self, samples, name)
         except (ApiError, ForescribeError) as error:
             text = f"the reference of {name!r}: {error}"
             raise ApiError("invalid_value", text, param="known_speaker_references") from error
-        assert (
-            voice.vector is not None and self.engine.encoder is not None
-        )  # extract_voice saw to it
+        assert voice.vector is not None and self.engine.encoder is not None  # set by extract_voice
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        return KnownSpeaker(
-            name, self.engine.encoder, voice.vector, voice.samples, clips=1, added=now
-        )
+        return KnownSpeaker(name, self.engine.encoder, voice.vector, voice.samples, clips=1, added=now)
 
-    async def hear(
+    async def start(
         self, known: Sequence[KnownSpeaker] = (), bounds: Bounds | None = None
-    ) -> Hearing:
-        """Ready for a recording, with so many speakers. Raises ApiError where the diarizer cannot be
-        loaded."""
-        return await asyncio.to_thread(self.heard, known, bounds)
+    ) -> RecordingDiarization:
+        """Begin to diarize a recording, with bounds for the number of speakers. Raises ApiError if the
+        diarizer cannot be loaded."""
+        return await asyncio.to_thread(self.start_blocking, known, bounds)
 
-    def heard(self, known: Sequence[KnownSpeaker] = (), bounds: Bounds | None = None) -> Hearing:
-        """The same; waits for the diarizer."""
+    def start_blocking(
+        self, known: Sequence[KnownSpeaker] = (), bounds: Bounds | None = None
+    ) -> RecordingDiarization:
+        """As `start`; waits for the diarizer."""
         try:
             self._loaded()
         except ForescribeError as error:
             log.error("the diarizer cannot be loaded: %s", error)
-            raise ApiError("internal_error", "this server cannot tell speakers apart") from error
-        return Hearing(self, known, bounds)
+            raise ApiError("internal_error", "this server cannot diarize") from error
+        return RecordingDiarization(self, known, bounds)
 
 
-class Hearing:
-    """One recording on its way to the diarizer."""
+class RecordingDiarization:
+    """The diarization of one recording while it is transcribed."""
 
     def __init__(
         self, speakers: Speakers, known: Sequence[KnownSpeaker] = (), bounds: Bounds | None = None
@@ -135,48 +134,49 @@ class Hearing:
         from forescribe.diarize.transcripts.background import BackgroundDiarizer
 
         self._known = known
-        self._beside = BackgroundDiarizer(speakers, bounds)
-        self._listening = self._beside.start()
-        self.hear = self._listening.feed
+        self._background = BackgroundDiarizer(speakers, bounds)
+        self._task = self._background.start()
+        self.add_samples = self._task.feed
 
-    async def told(self, transcript: Transcript, called: Called | None = None) -> Transcript:
-        """With a speaker on every segment: a known name, else what the n-th to appear is `called`,
-        A, B, ... Raises ApiError where the diarizer fails."""
-        made = asyncio.wrap_future(self._listening.finish())
+    async def assign(self, transcript: Transcript, label: Label | None = None) -> Transcript:
+        """The transcript with a speaker for every segment: a known name, or else the label of the n-th
+        unknown speaker, by default A, B, ... Raises ApiError if the diarizer fails."""
+        diarization = asyncio.wrap_future(self._task.finish())
         try:
-            return self._attributed(transcript, await made, called or letter)
+            return self._assigned(transcript, await diarization, label or letter)
         except ForescribeError as error:
             raise ApiError.of(error) from error
 
-    def answer(self, transcript: Transcript, called: Called) -> Transcript:
-        """The same; waits for it. Raises ForescribeError."""
-        return self._attributed(transcript, self._listening.finish().result(), called)
+    def assign_blocking(self, transcript: Transcript, label: Label) -> Transcript:
+        """As `assign`; waits for the diarizer. Raises ForescribeError."""
+        return self._assigned(transcript, self._task.finish().result(), label)
 
-    def _attributed(
-        self, transcript: Transcript, diarization: Diarization, called: Called
+    def _assigned(
+        self, transcript: Transcript, diarization: Diarization, label: Label
     ) -> Transcript:
         from forescribe.diarize.transcripts.diarizing_transcriber import add_speakers
 
-        return _renamed(add_speakers(transcript, diarization, self._known), self._known, called)
+        return _relabelled(add_speakers(transcript, diarization, self._known), self._known, label)
 
     def close(self) -> None:
-        """What has not begun is dropped; the block at hand is not waited for."""
-        self._listening.cancel()
-        threading.Thread(target=self._beside.close, daemon=True).start()
+        """Drop what has not begun, without waiting for the block in progress."""
+        self._task.cancel()
+        threading.Thread(target=self._background.close, daemon=True).start()
 
 
-def _apart(work: Callable[[], Made]) -> Made:
-    """In a thread that ends with it, and with that thread its team of helpers, which would slow the
-    engine's down (keep_to_one_core)."""
+def _in_own_thread(work: Callable[[], T]) -> T:
+    """Run work in a thread that ends with it. Its OpenMP threads end too; they would slow down the
+    engine's (keep_to_one_core)."""
     with ThreadPoolExecutor(1, thread_name_prefix="speakers") as thread:
         return thread.submit(work).result()
 
 
-def _renamed(transcript: Transcript, known: Sequence[KnownSpeaker], called: Called) -> Transcript:
-    taken = {one.name for one in known}
-    found = [s.speaker for s in transcript.segments if s.speaker and s.speaker not in taken]
-    free = (name for name in map(called, count()) if name not in taken)
-    names = {speaker: next(free) for speaker in dict.fromkeys(found)}
+def _relabelled(transcript: Transcript, known: Sequence[KnownSpeaker], label: Label) -> Transcript:
+    """Replace the diarizer's labels of unknown speakers, in order of appearance."""
+    taken = {person.name for person in known}
+    unknown = [s.speaker for s in transcript.segments if s.speaker and s.speaker not in taken]
+    free = (name for name in map(label, count()) if name not in taken)
+    names = {speaker: next(free) for speaker in dict.fromkeys(unknown)}
     segments = (
         replace(s, speaker=names.get(s.speaker, s.speaker) if s.speaker else None)
         for s in transcript.segments
@@ -186,16 +186,16 @@ def _renamed(transcript: Transcript, known: Sequence[KnownSpeaker], called: Call
 
 def letter(number: int) -> str:
     """A to Z, then A1, B1, ..."""
-    turn, place = divmod(number, len(ascii_uppercase))
-    return ascii_uppercase[place] + (str(turn) if turn else "")
+    round_, position = divmod(number, len(ascii_uppercase))
+    return ascii_uppercase[position] + (str(round_) if round_ else "")
 
 
 def _decoded(reference: str) -> bytes:
-    """Raises ApiError for what is no data URL with base64."""
+    """The bytes of a data URL. Raises ApiError if it is not one, or not base64."""
     head, comma, body = reference.partition(",")
     if not (comma and head.startswith("data:") and head.endswith(";base64")):
         raise ApiError("invalid_value", "not a data URL with base64")
     try:
         return base64.b64decode(body, validate=True)
-    except ValueError as error:  # also for what is not ASCII
-        raise ApiError("invalid_value", "no base64") from error
+    except ValueError as error:  # also for text that is not ASCII
+        raise ApiError("invalid_value", "not base64") from error

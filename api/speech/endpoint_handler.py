@@ -1,12 +1,12 @@
-"""EndpointHandler: what a Hugging Face Inference Endpoint calls, for a repository with a custom handler.
+"""EndpointHandler: the class that a Hugging Face Inference Endpoint with a custom handler calls.
 
     handler = EndpointHandler()
     handler({"inputs": "<base64 audio>", "parameters": {"language": "en"}})
 
-The environment names the models, as the ancestor did: ASR_MODEL, ASSISTANT_MODEL, DIARIZATION_MODEL
-(one of `forescribe diarize --diarizer`; without it there are no speakers) and HF_TOKEN (read by the
-hub's own client). Audio is decoded in a process of its own. Calls may overlap: they share the engine's
-slots. The module imports api, so the repository's handler.py is one line:
+Environment variables name the models, as in the contract's original: ASR_MODEL, ASSISTANT_MODEL,
+DIARIZATION_MODEL (one of `forescribe diarize --diarizer`; without it there are no speakers) and HF_TOKEN
+(read by the hub's client). Audio is decoded in a child process. Concurrent calls share the engine's slots.
+The repository's handler.py is one line:
 
     from forescribe.api.speech.endpoint_handler import EndpointHandler
 """
@@ -39,16 +39,16 @@ if TYPE_CHECKING:
 
 
 class EndpointHandler:
-    """One transcriber and its thread. `path` is the folder of a repository that holds weights; the
-    environment's ASR_MODEL wins.
+    """One transcriber and its thread. `path` is the folder of a repository with weights; ASR_MODEL takes
+    precedence.
 
-    Raises ModelError for weights that cannot be had.
+    Raises ModelError if the weights cannot be loaded.
     """
 
     def __init__(self, path: str = "") -> None:
         model = os.environ.get("ASR_MODEL") or path or None
         self.decoders = Decoders()
-        self.decoders.start()  # beside the weights
+        self.decoders.start()  # while the weights are loaded
         self.session = Session(Transcriber.load(model, os.environ.get("ASSISTANT_MODEL") or None))
         diarizer = os.environ.get("DIARIZATION_MODEL")
         self.speakers = Speakers(lambda: _diarizer(diarizer), self.decoders) if diarizer else None
@@ -56,67 +56,68 @@ class EndpointHandler:
         self._thread.start()
 
     def __call__(self, data: Mapping[str, Any]) -> dict[str, Json]:
-        """`inputs` are base64 text, or bytes that the endpoint's toolkit has decoded already. An error
-        is `{"detail": ...}`: this interface has no status."""
+        """Transcribe `inputs`: base64 text, or bytes that the endpoint's toolkit has decoded already. An
+        error is `{"detail": ...}`, because this interface has no status."""
         try:
             parameters, warnings = huggingface_contract.parameters(data.get("parameters"))
             audio = _audio(data.get("inputs"))
             with closing(self.decoders.decode(audio, Bounds(), name="inputs")) as spool:
-                transcript, spoken = self._transcribed(spool, parameters)
+                transcript, diarized = self._transcribed(spool, parameters)
         except ForescribeError as error:
             return {"detail": ApiError.of(error).message}
         except ApiError as error:
             return {"detail": error.message}
         drafting = self.session.transcriber.whisper.draft is not None
         warnings += parameters.warnings(drafting=drafting, diarizing=self.speakers is not None)
-        return huggingface_contract.answer(transcript, spoken, warnings)
+        return huggingface_contract.answer(transcript, diarized, warnings)
 
     def _transcribed(
         self, spool: DecodedFile, parameters: huggingface_contract.Parameters
     ) -> tuple[Transcript, Transcript | None]:
         """The transcript, and the same with speakers. Raises ForescribeError, ApiError."""
-        waiting, diarizing = _Waiting(), self.speakers is not None
-        with ExitStack() as over:
-            hearing = self.speakers.heard(bounds=parameters.bounds()) if self.speakers else None
-            if hearing is not None:
-                over.callback(hearing.close)
-            tap = hearing.hear if hearing is not None else None
+        listener, diarizing = _Listener(), self.speakers is not None
+        with ExitStack() as cleanup:
+            diarization = None
+            if self.speakers is not None:
+                diarization = self.speakers.start_blocking(bounds=parameters.bounds())
+                cleanup.callback(diarization.close)
+            tap = diarization.add_samples if diarization is not None else None
             options = parameters.options(diarizing=diarizing)
-            self.session.submit(spool, options, waiting, name="inputs", tap=tap)
-            outcome = waiting.outcome()
+            self.session.submit(spool, options, listener, name="inputs", tap=tap)
+            outcome = listener.wait()
             if outcome.error is not None:
                 raise outcome.error
             assert outcome.transcript is not None
-            if hearing is None:
+            if diarization is None:
                 return outcome.transcript, None
-            return outcome.transcript, hearing.answer(
+            return outcome.transcript, diarization.assign_blocking(
                 outcome.transcript, huggingface_contract.speaker
             )
 
     def close(self) -> None:
-        """Ends the thread and the decoders. An endpoint never does."""
+        """End the thread and the decoders. Endpoints never call it."""
         self.session.close()
         self._thread.join()
         self.decoders.close()
 
 
-class _Waiting:
-    """A listener that somebody waits for."""
+class _Listener:
+    """A listener that keeps the outcome and can be waited for."""
 
     def __init__(self) -> None:
         self._done = threading.Event()
         self._outcome: Outcome | None = None
 
     def progressed(self, part: Part) -> None:
-        """The answer is given whole."""
+        """Ignored: the answer is not streamed."""
 
     def ended(self, outcome: Outcome | None) -> None:
         self._outcome = outcome
         self._done.set()
 
-    def outcome(self) -> Outcome:
+    def wait(self) -> Outcome:
         self._done.wait()
-        assert self._outcome is not None  # nobody cancels here
+        assert self._outcome is not None  # nothing is cancelled here
         return self._outcome
 
 
@@ -134,5 +135,5 @@ def _audio(inputs: object) -> bytes:
         raise ApiError("missing_file", "inputs: base64 audio is missing")
     try:
         return base64.b64decode(inputs, validate=True)
-    except ValueError as error:  # also for what is not ASCII
-        raise ApiError("invalid_audio", "inputs: no base64") from error
+    except ValueError as error:  # also for text that is not ASCII
+        raise ApiError("invalid_audio", "inputs: not base64") from error

@@ -1,10 +1,10 @@
-"""Events: a transcription as it becomes final, as server-sent events with OpenAI's names.
+"""A transcription as server-sent events with OpenAI's names, while it becomes final.
 
     data: {"type": "transcript.text.delta", "delta": "..."}
     data: {"type": "transcript.text.done", "text": "...", ...}
 
-Only final text is sent, in order, so the deltas joined are the text of `done`. A failure on the way is
-an event named `error`, and no `done` follows: OpenAI's SDK raises on it.
+Only final text is sent, in order, so the joined deltas are the text of `done`. A failure is sent as an event
+named `error`, without a `done`: OpenAI's SDK raises it.
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ from forescribe.asr.formats.transcript import Json, Transcript
 
 from ..errors import ApiError
 from . import answers
-from .following import Following
+from .transcription_stream import TranscriptionStream
 
 if TYPE_CHECKING:
     from forescribe.asr.sessions.parts import Part, Token
 
 PING_S = 15.0
-"""Proxies cut a connection on which nothing is said for a minute."""
+"""Proxies close a connection that is silent for a minute."""
 
 PING = b": ping\n\n"
 
 
 NO_BUFFER = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-"""Or a proxy may keep events until there are enough of them."""
+"""Without them a proxy may hold events back until it has enough."""
 
-Told = Callable[[Transcript], Awaitable[Transcript]]
+Assign = Callable[[Transcript], Awaitable[Transcript]]
 
 
 class Deltas:
-    """Text as it grows, without the white space at both ends that the whole text does not have."""
+    """Splits growing text into deltas, without white space at the two ends of the whole text."""
 
     def __init__(self) -> None:
         self._held = ""
         self._begun = False
 
     def push(self, text: str) -> str:
-        """What can be sent now. White space at the end waits for the word that follows it."""
+        """The text that can be sent now. White space at its end waits for the next word."""
         text = self._held + text
         if not self._begun:
             text = text.lstrip()
@@ -58,48 +58,48 @@ class Deltas:
 
 
 class EventStream(StreamingResponse):
-    """The answer that events make. `over` is called when it ends or the client leaves, even if not one
-    event was asked for."""
+    """An answer of events. `cleanup` is called when it ends or the client disconnects, even if no event
+    was read."""
 
     media_type = "text/event-stream"
 
-    def __init__(self, body: AsyncIterator[bytes], over: Callable[[], None]) -> None:
+    def __init__(self, body: AsyncIterator[bytes], cleanup: Callable[[], None]) -> None:
         super().__init__(body, headers=NO_BUFFER)
-        self.over = over
+        self.cleanup = cleanup
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
         finally:
-            self.over()
+            self.cleanup()
 
 
 async def events(
-    following: Following, *, logprobs: bool, told: Told | None = None
+    stream: TranscriptionStream, *, logprobs: bool, assign: Assign | None = None
 ) -> AsyncIterator[bytes]:
-    """The body of the answer. `told` finds the speakers, once all is decoded."""
+    """The body of the answer. `assign` adds speakers once everything is decoded."""
     deltas, sent = Deltas(), list[Json]()
     try:
-        while (part := await _next(following)) is not None:
+        while (part := await _next(stream)) is not None:
             if isinstance(part, bytes):
                 yield part
                 continue
             for text, tokens in pieces(part):
-                found = answers.logprobs(tokens)
-                sent += found
+                logprob_items = answers.logprobs(tokens)
+                sent += logprob_items
                 delta: dict[str, Json] = {"delta": deltas.push(text)}
                 if logprobs:
-                    delta["logprobs"] = found
-                if delta["delta"] or (logprobs and found):
+                    delta["logprobs"] = logprob_items
+                if delta["delta"] or (logprobs and logprob_items):
                     yield data({"type": "transcript.text.delta", **delta})
-        assert following.outcome is not None and following.outcome.transcript is not None
-        transcript = following.outcome.transcript
-        if told is not None:
-            finding = asyncio.ensure_future(told(transcript))
-            while not (await asyncio.wait({finding}, timeout=PING_S))[0]:
+        assert stream.outcome is not None and stream.outcome.transcript is not None
+        transcript = stream.outcome.transcript
+        if assign is not None:
+            assigning = asyncio.ensure_future(assign(transcript))
+            while not (await asyncio.wait({assigning}, timeout=PING_S))[0]:
                 yield PING
-            transcript = finding.result()
-            for segment in answers.spoken(transcript):
+            transcript = assigning.result()
+            for segment in answers.speaker_segments(transcript):
                 yield data(segment)
         yield data(_done(transcript, sent if logprobs else None))
         yield b"data: [DONE]\n\n"
@@ -108,24 +108,24 @@ async def events(
 
 
 def pieces(part: Part) -> Iterator[tuple[str, tuple[Token, ...]]]:
-    """A delta for each segment, with its tokens. Windows that end together come as one part, and half a
-    minute of text at once is nothing to read along with."""
+    """The text and the tokens of each segment. A part can hold several windows, and half a minute of text
+    in one event is hard to follow."""
     tokens = iter(part.tokens)
     for segment in part.segments:
         yield segment.text, tuple(islice(tokens, len(segment.tokens)))
-    assert next(tokens, None) is None, "every token is a segment's"
+    assert next(tokens, None) is None, "every token belongs to a segment"
 
 
-async def _next(following: Following) -> Part | bytes | None:
-    """What comes next; a ping where nothing comes for long."""
+async def _next(stream: TranscriptionStream) -> Part | bytes | None:
+    """The next part; a ping if there is none for some time."""
     try:
-        return await asyncio.wait_for(following.next(), PING_S)
+        return await asyncio.wait_for(stream.next(), PING_S)
     except TimeoutError:
         return PING
 
 
 def data(body: Mapping[str, object]) -> bytes:
-    """One event, in one line."""
+    """One event with its data on one line."""
     return b"data: " + json.dumps(body, ensure_ascii=False, allow_nan=False).encode() + b"\n\n"
 
 

@@ -1,6 +1,6 @@
-"""A checked form to what the transcriber is told. What this server cannot do is refused by name.
+"""From a checked form to the transcriber's options. What this server cannot do is refused by name.
 
-Knows nothing of HTTP; asks the serving for the model's languages.
+Does not know HTTP; asks the serving for the model's languages.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from .forms import TranscriptionForm, TranslationForm, VadConfig
 from .serving import Serving
 
 HYSTERESIS = 0.15
-"""Speech ends this far below the threshold that it begins at (silero-vad's own choice)."""
+"""How far below the onset threshold speech ends (silero-vad's default)."""
 
 
 def transcription(form: TranscriptionForm, serving: Serving, settings: Settings) -> Options:
-    """Raises ApiError `invalid_value` with the field that cannot be served."""
+    """The options of a transcription. Raises ApiError `invalid_value` with the field that cannot be
+    served."""
     _check(form)
     return Options(
         language=_language(form, serving, settings),
@@ -31,35 +32,37 @@ def transcription(form: TranscriptionForm, serving: Serving, settings: Settings)
 
 
 def translation(form: TranslationForm, serving: Serving) -> Options:
-    """Raises ApiError `invalid_value` where the model cannot translate."""
+    """The options of a translation. Raises ApiError `invalid_value` if the model cannot translate."""
     if not serving.transcriber.whisper.tokens.multilingual:
-        raise _no("model", "an English-only model cannot translate")
+        raise _invalid("model", "an English-only model cannot translate")
     return Options(task="translate", initial_prompt=form.prompt, guards=guards(form.temperature))
 
 
 def guards(temperature: float) -> Guards:
-    """Temperature 0 rises by itself where an answer is doubtful, as the contract has it; another is
-    the only one that is tried."""
+    """Temperature 0 is raised automatically for doubtful windows, as the contract says; any other
+    temperature is the only one that is tried."""
     return Guards(temperatures=(temperature,)) if temperature else Guards()
 
 
 def _check(form: TranscriptionForm) -> None:
-    """Combinations that the contract excludes."""
+    """Refuse combinations that the contract excludes."""
     for param in ("known_speaker_names", "known_speaker_references"):
         if getattr(form, param) and not form.diarized:
-            raise _no(param, "needs response_format=diarized_json")
+            raise _invalid(param, "needs response_format=diarized_json")
     if form.timestamp_granularities and form.response_format != "verbose_json":
-        raise _no("timestamp_granularities", "needs response_format=verbose_json")
+        raise _invalid("timestamp_granularities", "needs response_format=verbose_json")
     if form.include and form.response_format != "json":
-        raise _no("include", "logprobs come with response_format=json only")
+        raise _invalid("include", "logprobs come with response_format=json only")
     if form.stream and form.response_format not in ("json", "text", "diarized_json"):
-        raise _no("stream", "events carry text: take response_format json, text or diarized_json")
+        raise _invalid(
+            "stream", "events carry text: use response_format json, text or diarized_json"
+        )
     if form.languages is not None and (form.language or len(form.languages) > 1):
-        raise _no("languages", "give one language, or none to have it detected")
+        raise _invalid("languages", "give one language, or none for detection")
 
 
 def _language(form: TranscriptionForm, serving: Serving, settings: Settings) -> str | None:
-    """The code; None to detect it."""
+    """The language code; None for detection."""
     name = form.language or (form.languages or (None,))[0] or settings.language
     if name is None or name.strip().lower() == "auto":
         return None
@@ -67,11 +70,11 @@ def _language(form: TranscriptionForm, serving: Serving, settings: Settings) -> 
 
 
 def _windows(strategy: object) -> WindowOptions:
-    """Where to cut. Audio longer than a window is always cut, so `auto` and nothing are the same."""
+    """Options for cutting windows. Long audio is always cut, so `auto` equals the default."""
     if not isinstance(strategy, VadConfig):
         return WindowOptions()
     pad_s, pause_s = strategy.prefix_padding_ms / 1000, strategy.silence_duration_ms / 1000
-    # Silence that is longer is left out, but for the padding on both sides: it must have room.
+    # Longer silence is skipped except for the padding on both sides, which must fit into it.
     silence_s = max(WindowOptions.max_silence_s, pause_s, 2 * pad_s + 0.1)
     return WindowOptions(
         onset=strategy.threshold,
@@ -82,5 +85,5 @@ def _windows(strategy: object) -> WindowOptions:
     )
 
 
-def _no(param: str, reason: str) -> ApiError:
+def _invalid(param: str, reason: str) -> ApiError:
     return ApiError("invalid_value", f"{param}: {reason}", param=param)

@@ -1,12 +1,11 @@
-"""Forms: the fields of a request, in every spelling that clients send, to one checked record.
+"""Forms: the fields of a request, in every spelling that clients use, as one checked record.
 
-    timestamp_granularities[]=word      the Python SDK, curl from the docs
+    timestamp_granularities[]=word      the Python SDK, curl in OpenAI's documentation
     timestamp_granularities=word        curl by hand, once or repeated
     timestamp_granularities=["word"]    gateways and form builders
     chunking_strategy[type]=server_vad  likewise {"type": "server_vad"} and auto
 
-A field that nobody knows is an error: an option is never accepted and then dropped. Knows nothing of
-HTTP or models.
+An unknown field is an error: no option is accepted and then ignored. Does not know HTTP or models.
 """
 
 from __future__ import annotations
@@ -88,7 +87,7 @@ FormT = TypeVar("FormT", bound=BaseModel)
 
 
 def parse(kind: type[FormT], fields: Iterable[tuple[str, str]]) -> FormT:
-    """The record. Raises ApiError `invalid_value` with the field as the client knows it."""
+    """Check the fields. Raises ApiError `invalid_value` with the name of the field."""
     values = normalised(fields, kind.model_fields)
     try:
         return kind.model_validate(values)
@@ -100,15 +99,14 @@ def parse(kind: type[FormT], fields: Iterable[tuple[str, str]]) -> FormT:
 
 
 def normalised(fields: Iterable[tuple[str, str]], known: Mapping[str, object]) -> dict[str, Value]:
-    """Every spelling as one: text, a list, or an object. Fields that are empty were not given.
+    """Each field as a string, a list or an object. Empty fields count as absent.
 
-    Raises ApiError `invalid_value` for a name that is not known, a scalar that comes twice, and JSON
-    that is none.
+    Raises ApiError `invalid_value` for an unknown name, a scalar that is given twice, and invalid JSON.
     """
     values: dict[str, Value] = {}
-    for written, value in fields:
-        match = _NAME.fullmatch(written)
-        name, key = match.groups() if match else (written, None)
+    for field, value in fields:
+        match = _NAME.fullmatch(field)
+        name, key = match.groups() if match else (field, None)
         if name not in known:
             message = f"unknown field {name[:100]!r}; known: file, {', '.join(known)}"
             raise ApiError("invalid_value", message, param=name[:100])
@@ -116,36 +114,36 @@ def normalised(fields: Iterable[tuple[str, str]], known: Mapping[str, object]) -
         if value.strip() in ("", "null"):
             continue
         if name in ARRAYS:
-            held = values.setdefault(name, [])
-            assert isinstance(held, list)
-            held += _elements(name, value)
+            items = values.setdefault(name, [])
+            assert isinstance(items, list)
+            items += _elements(name, value)
         elif key and name in OBJECTS:
-            held = values.setdefault(name, {})
-            if not isinstance(held, dict):
-                raise ApiError("invalid_value", f"{name} comes in two spellings", param=name)
-            held[key] = value
+            members = values.setdefault(name, {})
+            if not isinstance(members, dict):
+                raise ApiError("invalid_value", f"{name} is given in two spellings", param=name)
+            members[key] = value
         elif key is not None:
             raise ApiError("invalid_value", f"{name} is neither a list nor an object", param=name)
         elif name in values:
-            raise ApiError("invalid_value", f"{name} comes twice", param=name)
+            raise ApiError("invalid_value", f"{name} is given twice", param=name)
         else:
             values[name] = _object(name, value) if name in OBJECTS else value
     return values
 
 
 def _elements(name: str, value: str) -> list[str]:
-    """One element, or the JSON list that is in the field."""
+    """One element, or the JSON list in the field."""
     if not value.lstrip().startswith("["):
         return [value]
-    found = loads(value, name)
-    if not isinstance(found, list) or not all(isinstance(item, str) for item in found):
-        raise ApiError("invalid_value", f"{name}: not a list of texts", param=name)
-    return found
+    items = loads(value, name)
+    if not isinstance(items, list) or not all(isinstance(item, str) for item in items):
+        raise ApiError("invalid_value", f"{name}: not a list of strings", param=name)
+    return items
 
 
 def _object(name: str, value: str) -> Value:
     if not value.lstrip().startswith("{"):
         return value
-    found = loads(value, name)
-    assert isinstance(found, dict)
-    return found
+    members = loads(value, name)
+    assert isinstance(members, dict)
+    return members

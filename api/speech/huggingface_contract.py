@@ -1,10 +1,9 @@
-"""The Hugging Face asr-diarization contract: its parameters, and its answer.
+"""The Hugging Face asr-diarization contract: its parameters and its answer.
 
     {"speakers": [...], "chunks": [{"timestamp": [0.0, 4.2], "text": " ..."}], "text": "..."}
 
-What it had, this takes: values as text, names that nobody knows (with a warning), options that make no
-difference here. Knows nothing of HTTP.
-"""
+Everything that the contract accepts is accepted: values as text, unknown names (with a warning), and
+options that make no difference here. Does not know HTTP."""
 
 from __future__ import annotations
 
@@ -24,8 +23,8 @@ from ..http.validation import loads
 if TYPE_CHECKING:
     from forescribe.diarize.diarizer import Bounds
 
-NOBODY = "UNKNOWN"
-"""Who said the words that no speaker's turn holds: they have an entry too."""
+UNKNOWN_SPEAKER = "UNKNOWN"
+"""The speaker of words outside all turns: they have an entry too."""
 
 
 class Parameters(BaseModel):
@@ -34,10 +33,10 @@ class Parameters(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     task: Literal["transcribe", "translate"] = "transcribe"
-    batch_size: int = 24  # the engine's own holds for all requests together
-    assisted: bool = False  # drafts are used in any case: the words are the same
+    batch_size: int = 24  # no effect: the engine's own applies to all requests together
+    assisted: bool = False  # no effect: drafts are always used, with the same words
     chunk_length_s: int = 30
-    sampling_rate: int = 16000  # of nothing: a recording's own rate is known
+    sampling_rate: int = 16000  # no effect: a recording's own rate is known
     language: str | None = None
     num_speakers: int | None = None
     min_speakers: int | None = None
@@ -47,26 +46,26 @@ class Parameters(BaseModel):
         return Options(language=self.language, task=self.task, words=diarizing, guards=Guards())
 
     def warnings(self, *, drafting: bool, diarizing: bool) -> list[str]:
-        """What was asked for and has no effect."""
-        found = []
+        """Messages about parameters that have no effect."""
+        messages = []
         if self.assisted and not drafting:
-            found.append("assisted: there is no assistant model, so decoding is plain")
+            messages.append("assisted: there is no assistant model, so decoding is plain")
         if self.chunk_length_s != 30:
-            found.append("chunk_length_s: audio is cut in its pauses, into at most 30 s")
+            messages.append("chunk_length_s: audio is cut at pauses, into windows of at most 30 s")
         if any((self.num_speakers, self.min_speakers, self.max_speakers)) and not diarizing:
-            found.append("number of speakers: this server does not tell speakers apart")
-        return found
+            messages.append("number of speakers: this server does not diarize")
+        return messages
 
     def bounds(self) -> Bounds:
-        """Raises UsageError for numbers of speakers that contradict each other."""
+        """Bounds for the number of speakers. Raises UsageError if they contradict each other."""
         from forescribe.diarize.diarizer import Bounds
 
         return Bounds(self.num_speakers, self.min_speakers, self.max_speakers)
 
 
 def parameters(given: str | Mapping[str, Any] | None) -> tuple[Parameters, list[str]]:
-    """The record and a warning for every name that nobody knows. JSON text or an object; None has
-    all defaults. Raises ApiError `invalid_value`."""
+    """The parameters, from JSON text, an object or None, and a warning for every unknown name. Raises
+    ApiError `invalid_value`."""
     if isinstance(given, str):
         given = loads(given or "{}", "parameters")
     given = {} if given is None else given
@@ -74,43 +73,43 @@ def parameters(given: str | Mapping[str, Any] | None) -> tuple[Parameters, list[
         raise ApiError("invalid_value", "parameters: not an object")
     unknown = [name for name in given if name not in Parameters.model_fields]
     try:
-        made = Parameters.model_validate(dict(given))
+        checked = Parameters.model_validate(dict(given))
     except ValidationError as error:
         first = error.errors()[0]
         raise ApiError("invalid_value", f"{first['loc'][0]}: {first['msg']}") from error
-    return made, [f"{name}: unknown parameter, ignored" for name in unknown]
+    return checked, [f"{name}: unknown parameter, ignored" for name in unknown]
 
 
 def answer(
-    transcript: Transcript, spoken: Transcript | None, warnings: list[str]
+    transcript: Transcript, diarized: Transcript | None, warnings: list[str]
 ) -> dict[str, Json]:
-    """The contract's three keys, and `warnings` where there are any. `spoken` is the transcript with
-    speakers, None where nobody tells them apart: then there are none."""
+    """The contract's three keys, and `warnings` if there are any. `diarized` is the transcript with
+    speakers, or None if this server does not diarize."""
     chunks: list[Json] = [
         {"timestamp": [segment.start, segment.end], "text": segment.text}
         for segment in transcript.segments
     ]
-    said = [*warnings, *(notice.message for notice in (spoken or transcript).warnings)]
-    speakers = list[Json](turns(spoken)) if spoken is not None else []
+    messages = [*warnings, *(notice.message for notice in (diarized or transcript).warnings)]
+    speakers = list[Json](turns(diarized)) if diarized is not None else []
     body: dict[str, Json] = {"speakers": speakers, "chunks": chunks, "text": transcript.text}
-    return {**body, "warnings": list[Json](said)} if said else body
+    return {**body, "warnings": list[Json](messages)} if messages else body
 
 
 def turns(transcript: Transcript) -> list[dict[str, Json]]:
-    """Who said what: an entry for each stretch of one speaker, in which every word is."""
-    found: list[dict[str, Json]] = []
+    """One entry for each run of segments with the same speaker; together they hold every word."""
+    entries: list[dict[str, Json]] = []
     for speaker, run in groupby(transcript.segments, key=lambda segment: segment.speaker):
-        said = list(run)
-        found.append(
+        segments = list(run)
+        entries.append(
             {
-                "speaker": speaker or NOBODY,
-                "timestamp": [said[0].start, said[-1].end],
-                "text": "".join(segment.text for segment in said),
+                "speaker": speaker or UNKNOWN_SPEAKER,
+                "timestamp": [segments[0].start, segments[-1].end],
+                "text": "".join(segment.text for segment in segments),
             }
         )
-    return found
+    return entries
 
 
 def speaker(number: int) -> str:
-    """The n-th to appear, as the contract calls it."""
+    """The contract's label of the n-th speaker."""
     return f"SPEAKER_{number:02}"

@@ -1,4 +1,4 @@
-"""OpenAI's completions and chat completions over `forescribe.text`.
+"""Text requests: OpenAI's completions and chat completions over one text model.
 
-Knows forms, answers and the generator's thread; nothing of tensors or of speech.
+Knows forms, answers and the model's thread; does not know tensors.
 """

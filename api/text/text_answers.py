@@ -1,4 +1,7 @@
-"""Answers: texts in OpenAI's shapes, whole or in chunks. Pure functions of what was written."""
+"""Generated texts in OpenAI's formats, whole or as chunks. Pure functions of completions.
+
+Does not know how texts are generated.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +16,12 @@ Json = dict[str, Any]
 
 
 class Shape(Protocol):
-    """How one of the two routes says it."""
+    """The JSON format of one of the two routes."""
 
-    logprobs: (
-        int | None
-    )  # likeliest tokens told at each position; None: no log-probabilities at all
+    logprobs: int | None  # most probable tokens per position; None: no log-probabilities
 
     def begin(self, index: int) -> Json | None:
-        """What is said of a choice before its first word; None for nothing."""
+        """The first chunk of a choice, before its text; None for none."""
 
     def delta(self, index: int, text: str, tokens: Sequence[Token]) -> Json: ...
 
@@ -32,7 +33,7 @@ class Shape(Protocol):
 
 
 class _Head:
-    """What all chunks of one answer share. `created` is in seconds since 1970."""
+    """The fields that all chunks of one answer share. `created` is in Unix seconds."""
 
     prefix: str
     kind: str
@@ -40,16 +41,16 @@ class _Head:
 
     def __init__(self, model: str, created: int, *, logprobs: int | None, usage: bool) -> None:
         self.model, self.created = model, created
-        self.logprobs, self.usage_asked = logprobs, usage
+        self.logprobs, self.with_usage = logprobs, usage
         self.id = f"{self.prefix}-{secrets.token_hex(12)}"
 
     def _head(self, kind: str) -> Json:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
 
     def chunk(self, choices: list[Json], usage: Json | None = None) -> Json:
-        """With `include_usage` every chunk has the key, and the last one the numbers."""
+        """With `include_usage` every chunk has the key `usage`, and the last one has the numbers."""
         body = {**self._head(self.chunk_kind), "choices": choices}
-        return {**body, "usage": usage} if self.usage_asked else body
+        return {**body, "usage": usage} if self.with_usage else body
 
 
 class TextShape(_Head):
@@ -59,7 +60,7 @@ class TextShape(_Head):
 
     def __init__(self, model: str, created: int, *, logprobs: int | None, usage: bool) -> None:
         super().__init__(model, created, logprobs=logprobs, usage=usage)
-        self._offsets: dict[int, int] = {}  # characters of tokens told so far, by choice
+        self._offsets: dict[int, int] = {}  # characters of the tokens so far, by choice
 
     def begin(self, index: int) -> Json | None:
         return None
@@ -79,8 +80,8 @@ class TextShape(_Head):
         return {**self._head(self.kind), "choices": choices, "usage": usage}
 
     def _choice(self, index: int, text: str, tokens: Sequence[Token], finish: str | None) -> Json:
-        found = None if self.logprobs is None else self._logprobs(index, tokens)
-        return {"text": text, "index": index, "logprobs": found, "finish_reason": finish}
+        logprobs = None if self.logprobs is None else self._logprobs(index, tokens)
+        return {"text": text, "index": index, "logprobs": logprobs, "finish_reason": finish}
 
     def _logprobs(self, index: int, tokens: Sequence[Token]) -> Json:
         offsets, at = [], self._offsets.get(index, 0)
@@ -126,8 +127,8 @@ class ChatShape(_Head):
     def _choice(
         self, index: int, delta: Mapping[str, str], tokens: Sequence[Token], finish: str | None
     ) -> Json:
-        found = self._logprobs(tokens) if tokens else None
-        return {"index": index, "delta": delta, "logprobs": found, "finish_reason": finish}
+        logprobs = self._logprobs(tokens) if tokens else None
+        return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
 
     def _logprobs(self, tokens: Iterable[Token]) -> Json | None:
         if self.logprobs is None:
@@ -148,10 +149,10 @@ class ChatShape(_Head):
 
 
 def usage_of(completions: Iterable[Completion], prompt_tokens: int) -> Json:
-    """All tokens that were made count, the one that ends a text and those of a stop string too."""
-    made = sum(len(completion.ids) for completion in completions)
+    """Token counts. All generated tokens count, including end-of-text and stop strings."""
+    generated = sum(len(completion.ids) for completion in completions)
     return {
         "prompt_tokens": prompt_tokens,
-        "completion_tokens": made,
-        "total_tokens": prompt_tokens + made,
+        "completion_tokens": generated,
+        "total_tokens": prompt_tokens + generated,
     }

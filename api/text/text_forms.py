@@ -1,8 +1,8 @@
 """The bodies of `/v1/completions` and `/v1/chat/completions`: OpenAI's fields, checked.
 
-What OpenAI has and this service has not (tools, biases, several candidates to choose from) is refused by
-name: an option is never accepted and then dropped. `top_k`, `min_p`, `repetition_penalty` and `gamma`
-are ours; SDKs send them as `extra_body`.
+OpenAI's options that this service does not have (tools, biases, best_of) are refused by name: no option is
+accepted and then ignored. `top_k`, `min_p`, `repetition_penalty` and `gamma` are extensions; SDKs send them
+as `extra_body`.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ if TYPE_CHECKING:
     from forescribe.text.streaming import Options
 
 MAX_BODY = 8 << 20
-"""Bytes. A prompt of the longest context is a few hundred thousand."""
+"""Bytes. A prompt that fills the longest context has a few hundred thousand."""
 
-MOST = 128
-"""Texts that one request may ask for."""
+MAX_TEXTS = 128
+"""Texts in one request."""
 
 
-def _listed(value: Any) -> Any:
+def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
 Prompt = str | list[int] | list[dict[str, str]]  # a text, tokens, or a conversation
-Stop = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_listed)]
+Stop = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_as_list)]
 
 
 class StreamOptions(BaseModel):
@@ -50,22 +50,22 @@ class StreamOptions(BaseModel):
 
 
 class TextForm(BaseModel):
-    """What both routes take."""
+    """The fields of both routes."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=False)
 
     model: str
     temperature: float = Field(1.0, ge=0, le=2)
     top_p: float = Field(1.0, gt=0, le=1)
-    n: int = Field(1, ge=1, le=MOST)
+    n: int = Field(1, ge=1, le=MAX_TEXTS)
     stream: bool = False
     stream_options: StreamOptions | None = None
     stop: Stop | None = Field(None, max_length=4)
     presence_penalty: float = Field(0.0, ge=-2, le=2)
     frequency_penalty: float = Field(0.0, ge=-2, le=2)
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
-    user: str | None = None  # whose the text is: of no use here, of no harm either
-    # Ours.
+    user: str | None = None  # accepted and not used
+    # Extensions.
     top_k: int = Field(0, ge=0, lt=2**31)
     min_p: float = Field(0.0, ge=0, le=1)
     repetition_penalty: float = Field(1.0, gt=0, le=10)
@@ -80,26 +80,26 @@ class TextForm(BaseModel):
         raise NotImplementedError
 
     @property
-    def most(self) -> int | None:
-        """Tokens of one text."""
+    def max_text_tokens(self) -> int | None:
+        """The maximum number of tokens of one text."""
         raise NotImplementedError
 
     @property
     def ranks(self) -> int | None:
-        """How many of the likeliest tokens are told at each position; None where not even the text's
-        own log-probabilities are."""
+        """How many of the most probable tokens are returned for each position; None for no
+        log-probabilities at all."""
         raise NotImplementedError
 
     def choices(self) -> list[Options]:
-        """Options of the `n` texts of one prompt. Without a seed they are new each time; with one,
-        each has a seed of its own that depends on nothing else."""
+        """The options of the `n` texts of one prompt. Without a seed they differ each time; with one, each
+        text has a seed of its own that depends on nothing else."""
         from forescribe.speculative.requests import Sampling
         from forescribe.text.streaming import Options
 
         seed = secrets.randbits(31) if self.seed is None else self.seed
         return [
             Options(
-                max_tokens=self.most,
+                max_tokens=self.max_text_tokens,
                 temperature=self.temperature,
                 sampling=Sampling(
                     top_k=self.top_k,
@@ -109,7 +109,7 @@ class TextForm(BaseModel):
                     presence=self.presence_penalty,
                     frequency=self.frequency_penalty,
                 ),
-                seed=_numbered(seed, index),
+                seed=_seed_of(seed, index),
                 stop=self.stop or (),
                 logprobs=self.ranks or 0,
                 gamma=self.gamma,
@@ -129,7 +129,7 @@ class CompletionForm(TextForm):
     best_of: Literal[1] | None = None
 
     @property
-    def most(self) -> int | None:
+    def max_text_tokens(self) -> int | None:
         return self.max_tokens
 
     @property
@@ -138,7 +138,7 @@ class CompletionForm(TextForm):
 
     @property
     def prompts(self) -> list[Prompt]:
-        """One text or more; a list of numbers is one prompt in tokens."""
+        """One prompt or several; a list of numbers is one prompt of token ids."""
         if isinstance(self.prompt, str):
             return [self.prompt]
         if all(isinstance(item, int) for item in self.prompt):
@@ -161,7 +161,7 @@ class ChatMessage(BaseModel):
     name: str | None = None
 
     def plain(self) -> dict[str, str]:
-        """As chat templates want it: they know no parts and no developers."""
+        """The message for chat templates, which have neither parts nor the role `developer`."""
         content = self.content
         if not isinstance(content, str):
             content = "".join(part.text for part in content)
@@ -194,7 +194,7 @@ class ChatForm(TextForm):
         return [[message.plain() for message in self.messages]]
 
     @property
-    def most(self) -> int | None:
+    def max_text_tokens(self) -> int | None:
         return self.max_completion_tokens or self.max_tokens
 
     @property
@@ -206,16 +206,16 @@ FormT = TypeVar("FormT", bound=TextForm)
 
 
 async def parse(request: Request, kind: type[FormT]) -> FormT:
-    """The body, read with a bound. Raises ApiError `invalid_value` with the field's name."""
+    """Read and check the body. Raises ApiError `invalid_value` with the name of the field."""
     data = bytearray()
     async for chunk in request.stream():
         data += chunk
         if len(data) > MAX_BODY:
             raise ApiError("file_too_large", f"the body has more than {MAX_BODY} bytes")
-    found = loads(bytes(data) or b"{}", "body")
-    if not isinstance(found, dict):
-        raise ApiError("invalid_value", "the body is no JSON object")
-    values = {k: v for k, v in found.items() if v is not None}  # null was not given
+    body = loads(bytes(data) or b"{}", "body")
+    if not isinstance(body, dict):
+        raise ApiError("invalid_value", "the body is not a JSON object")
+    values = {k: v for k, v in body.items() if v is not None}  # null counts as absent
     try:
         return kind.model_validate(values)
     except ValidationError as error:
@@ -229,13 +229,14 @@ def _refused(errors: Sequence[Any], kind: type[BaseModel]) -> ApiError:
         text = f"{param} is missing"
     elif first["type"] == "extra_forbidden":
         name = ".".join(str(part) for part in first["loc"])
-        text = f"{name} is not served here; known: {', '.join(sorted(kind.model_fields))}"
+        text = f"{name} is not supported; supported: {', '.join(sorted(kind.model_fields))}"
     else:
         text = f"{param}: {first['msg'].removeprefix('Value error, ')}"
     return ApiError("invalid_value", text, param=param)
 
 
-def _numbered(seed: int, index: int) -> int:
-    """Seeds of several texts: 32 bits of the user's own, the index behind them. In int64."""
+def _seed_of(seed: int, index: int) -> int:
+    """The seed of one of several texts: the index in the upper 32 bits is added to the user's seed, as
+    int64."""
     mixed = (seed + (index << 32)) % (1 << 64)
     return mixed - (1 << 64) if mixed >= 1 << 63 else mixed

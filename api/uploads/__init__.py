@@ -1,4 +1,4 @@
 """Uploads to files on disk: multipart bodies and resumable uploads.
 
-Knows bytes and limits; nothing of what is in a file.
+Knows bytes and limits; does not know what is in a file.
 """

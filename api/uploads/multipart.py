@@ -1,7 +1,7 @@
-"""Uploads: a multipart body to its fields and one file on disk, limits enforced while it streams.
+"""Multipart bodies: parsed to fields and one file on disk, with limits enforced while they stream.
 
-The file has no name, so nothing can be guessed and nothing is left behind when a process dies; the
-client's name for it is not used at all. Knows nothing of what the fields mean.
+The file has no name, so it cannot be guessed and disappears with the process; the client's name for it is
+only a label. Does not know what the fields mean.
 """
 
 from __future__ import annotations
@@ -20,21 +20,22 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
 from ..errors import ApiError
+from ..http.request_bodies import media_type
 from ..http.validation import label, whole
 from ..settings import Settings
 
 FIELDS = 64
 FIELD_BYTES = 16 << 20
-"""Of all fields together: they are kept in memory. Four voices of 10 s, as base64, have room."""
+"""Bytes of all fields together, which are kept in memory. Four voices of 10 s fit in, as base64."""
 
 
 _EXTENDED = re.compile(rb"(?i);\s*filename\*\s*=\s*(?:utf-8|iso-8859-1)'[^']*'([^;\s]*)")
-"""RFC 5987's spelling of a name."""
+"""The extended form of a file name (RFC 5987)."""
 
 
 @dataclass(frozen=True)
 class Upload:
-    """A form as it came: `fields` in order, with repetitions, and the open file."""
+    """A form: `fields` in order, with repetitions, and the open file."""
 
     fields: tuple[tuple[str, str], ...]
     file: BinaryIO
@@ -42,8 +43,8 @@ class Upload:
 
 @asynccontextmanager
 async def receive(request: Request, settings: Settings) -> AsyncIterator[Upload]:
-    """The request's form. The file is closed if this fails or its block raises; else it is the
-    caller's.
+    """Receive the request's form. The file is closed if this fails or the block raises; otherwise the caller
+    closes it.
 
     Raises ApiError: `unsupported_media_type`, `file_too_large`, `missing_file`, `storage_full`,
     `invalid_value`.
@@ -67,12 +68,12 @@ class Received:
 
 @asynccontextmanager
 async def receive_form(request: Request, settings: Settings) -> AsyncIterator[Received]:
-    """The request's form; its file is closed with the block. Raises as `receive` does, but for
-    `missing_file`."""
+    """Receive the request's form; its file is closed at the end of the block. Raises as `receive` does,
+    except `missing_file`."""
     form = await _parsed(request, settings)
     try:
         items = form.multi_items()
-        name = next((_named(v.filename) for _, v in items if not isinstance(v, str)), None)
+        name = next((_unquoted(v.filename) for _, v in items if not isinstance(v, str)), None)
         if any(not isinstance(value, str) for _, value in items):
             upload = _upload(items)
             yield Received(upload.fields, upload.file, name)
@@ -82,16 +83,11 @@ async def receive_form(request: Request, settings: Settings) -> AsyncIterator[Re
         await form.close()
 
 
-def media_type(request: Request) -> str:
-    """Of the body, without parameters: it is the same in capitals."""
-    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
-
-
-def _named(name: str | None) -> str | None:
-    """A file's name as it was before the client wrote it into a form: browsers, curl and httpx write these
-    three characters as WHATWG's HTML has it, and nothing else; a line break is no part of a label."""
-    for written, meant in (("%22", '"'), ("%0D", " "), ("%0A", " ")):
-        name = name and name.replace(written, meant)
+def _unquoted(name: str | None) -> str | None:
+    """A file's name without the escapes of the form. Browsers, curl and httpx escape these three characters,
+    as WHATWG's HTML specifies, and no others; line breaks become spaces."""
+    for escaped, plain in (("%22", '"'), ("%0D", " "), ("%0A", " ")):
+        name = name and name.replace(escaped, plain)
     return name
 
 
@@ -116,43 +112,43 @@ async def _parsed(request: Request, settings: Settings) -> FormData:
 
 
 class _Form(MultiPartParser):
-    """The library limits each field; this limits all of them, and reads them as UTF-8 or not at all. A part
-    called `file` is one, whether or not it has a name of its own: `curl -F file=<a.wav` gives it none."""
+    """Limits all fields together, where the library limits each one, and requires UTF-8. A part called `file`
+    is a file even without a file name, as sent by `curl -F file=<a.wav`."""
 
     fields_size = 0
-    whole = False
+    complete = False
 
     async def parse(self) -> FormData:
-        """Raises MultiPartException also where the body ends in the middle of a part."""
+        """Raises MultiPartException also if the body ends in the middle of a part."""
         form = await super().parse()
         begun = self._current_files + self._current_fields
-        if begun and not self.whole:
+        if begun and not self.complete:
             for file in self._files_to_close_on_error:
                 file.close()
-            raise MultiPartException("it ends before its last boundary")
+            raise MultiPartException("the body ends before its last boundary")
         return form
 
     def on_end(self) -> None:
-        self.whole = True
+        self.complete = True
 
     def on_headers_finished(self) -> None:
         part = self._current_part
-        written = part.content_disposition or b""
-        _, options = parse_options_header(written)
-        extended = _EXTENDED.search(written)
+        disposition = part.content_disposition or b""
+        _, options = parse_options_header(disposition)
+        extended = _EXTENDED.search(disposition)
         named = b"filename" in options
         if not named and (extended or options.get(b"name") == b"file"):
-            part.content_disposition = written + b'; filename=""'
+            part.content_disposition = disposition + b'; filename=""'
         super().on_headers_finished()
         part.field_name = _decoded(options[b"name"], "the name of a field")
         if part.file is not None:
-            # RFC 7578 knows no `filename*`, but clients send it. Beside a plain name it does not count.
-            called = (
+            # RFC 7578 excludes `filename*`, but clients send it. A plain name takes precedence.
+            filename = (
                 options.get(b"filename", b"")
                 if named or not extended
                 else unquote_to_bytes(extended[1])
             )
-            part.file.filename = label(called.decode("utf-8", "replace"))
+            part.file.filename = label(filename.decode("utf-8", "replace"))
 
     def on_part_end(self) -> None:
         part = self._current_part
@@ -173,7 +169,7 @@ def _decoded(data: bytes | bytearray, what: str) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError as error:
-        raise MultiPartException(f"{what} is no UTF-8") from error
+        raise MultiPartException(f"{what} is not UTF-8") from error
 
 
 def _upload(items: list[tuple[str, UploadFile | str]]) -> Upload:
@@ -183,19 +179,19 @@ def _upload(items: list[tuple[str, UploadFile | str]]) -> Upload:
         raise ApiError("missing_file", "the form has no file", param="file")
     name, file = files[0]
     if name != "file":
-        raise ApiError("invalid_value", f"{name!r} is no file of this form", param=name)
+        raise ApiError("invalid_value", f"{name!r} is not a file field of this form", param=name)
     return Upload(fields, file.file)
 
 
-async def _limited(request: Request, most: int) -> AsyncGenerator[bytes, None]:
-    """The body, as long as it is not too long; a length that says so is believed at once."""
-    text = f"the upload is larger than {most} bytes"
+async def _limited(request: Request, maximum: int) -> AsyncGenerator[bytes, None]:
+    """The body up to `maximum` bytes; a larger Content-Length is refused at once."""
+    text = f"the upload is larger than {maximum} bytes"
     declared = request.headers.get("content-length", "0")
-    if whole(declared, most) is None:
+    if whole(declared, maximum) is None:
         raise ApiError("file_too_large", text, param="file")
     size = 0
     async for chunk in request.stream():
         size += len(chunk)
-        if size > most:
+        if size > maximum:
             raise ApiError("file_too_large", text, param="file")
         yield chunk

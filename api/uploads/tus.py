@@ -1,13 +1,13 @@
-"""Resumable uploads: a file that comes in pieces, over connections that break and servers that die.
+"""Resumable uploads: files that arrive in pieces, over connections that break and servers that restart.
 
     upload = uploads.create("team", length=1 << 30, label="meeting.flac")
-    with uploads.appending(upload.id, "team", offset=0) as part:      # one at a time
+    with uploads.appending(upload.id, "team", offset=0) as part:      # one writer at a time
         part.write(b"...")
     with uploads.whole(upload.id, "team") as file: ...
 
-The offset *is* the size of the part file; nobody keeps it beside it. What a failing disk or power could
-have lost is cut off at the next start: the length known to be on disk is recorded as it grows.
-Knows nothing of HTTP, so another protocol may stand in front of it.
+The offset is the size of the part file and is not stored elsewhere. The length that is known to be on disk
+is recorded as it grows; bytes beyond it are cut off at the next start, because a failing disk or power loss
+may have lost them. Does not know HTTP, so other protocols can use it.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from pathlib import Path
 from typing import BinaryIO
 
 from ..errors import ApiError
-from ..jobs.blobs import storing
+from ..jobs.storage.blobs import disk_errors
 
 ID = re.compile(r"up_[0-9a-f]{32}")
 
 PIECE = 1 << 20
 SYNC_BYTES = 16 << 20
-"""At most so much is lost with the power."""
+"""At most so many bytes are lost in a power failure."""
 
 
 @dataclass(frozen=True)
 class Upload:
-    """An upload as far as it has come."""
+    """An upload and its current offset."""
 
     id: str
-    tenant: str
+    tenant: str  # the owner: the name of the API key; a key of the JSON file
     length: int
     label: str | None
     offset: int
@@ -51,48 +51,48 @@ class Upload:
 
 
 class Uploads:
-    """The uploads in a folder: `<id>.part` holds the bytes, `<id>.json` what was said of them,
-    `<id>.synced` how many are on disk for sure."""
+    """The uploads in a folder: `<id>.part` holds the bytes, `<id>.json` their description, `<id>.synced`
+    the number of bytes that are known to be on disk."""
 
     def __init__(
         self, folder: Path, max_bytes: int, clock: Callable[[], float] = time.time
     ) -> None:
         self.folder, self.max_bytes, self.clock = folder, max_bytes, clock
 
-    def create(self, tenant: str, length: int, label: str | None = None) -> Upload:
-        """Raises ApiError `file_too_large`, OutputError."""
+    def create(self, owner: str, length: int, label: str | None = None) -> Upload:
+        """Create an empty upload. Raises ApiError `file_too_large`, OutputError."""
         if length > self.max_bytes:
             raise ApiError("file_too_large", f"the upload is larger than {self.max_bytes} bytes")
-        made = Upload(f"up_{secrets.token_hex(16)}", tenant, length, label, 0)
-        told = {name: value for name, value in asdict(made).items() if name not in ("id", "offset")}
-        with storing():
+        upload = Upload(f"up_{secrets.token_hex(16)}", owner, length, label, 0)
+        record = {k: v for k, v in asdict(upload).items() if k not in ("id", "offset")}
+        with disk_errors():
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._part(made.id).touch(0o600)
-            path = self._about(made.id)
-            path.with_suffix(".new").write_text(json.dumps(told))
-            os.replace(path.with_suffix(".new"), path)  # from here on it is there
-        return made
+            self._part(upload.id).touch(0o600)
+            path = self._description(upload.id)
+            path.with_suffix(".new").write_text(json.dumps(record))
+            os.replace(path.with_suffix(".new"), path)  # from here on it exists
+        return upload
 
-    def get(self, id: str, tenant: str) -> Upload:
-        """Raises ApiError `not_found`, also for somebody else's."""
+    def get(self, id: str, owner: str) -> Upload:
+        """Raises ApiError `not_found`, also for uploads of another owner."""
         if ID.fullmatch(id):
             with suppress(FileNotFoundError):
-                told = json.loads(self._about(id).read_text())
-                if told["tenant"] == tenant:
-                    return Upload(id=id, offset=self._part(id).stat().st_size, **told)
+                record = json.loads(self._description(id).read_text())
+                if record["tenant"] == owner:
+                    return Upload(id=id, offset=self._part(id).stat().st_size, **record)
         raise ApiError("not_found", "there is no such upload")
 
     @contextmanager
-    def appending(self, id: str, tenant: str, offset: int) -> Iterator[Part]:
-        """The upload, to be gone on with at its offset; all that was written is on disk at the end,
-        also if the block is left by an error.
+    def appending(self, id: str, owner: str, offset: int) -> Iterator[Part]:
+        """Continue an upload at its offset. Everything written is on disk at the end of the block, also if
+        it raises.
 
-        Raises ApiError: `not_found`, `locked` where somebody else is at it, `conflict` where the offset
-        is another.
+        Raises ApiError: `not_found`, `locked` if another request writes to it, `conflict` if the offset
+        differs.
         """
-        self.get(id, tenant)
+        self.get(id, owner)
         with self._locked(id) as file:
-            upload = self.get(id, tenant)
+            upload = self.get(id, owner)
             if offset != upload.offset:
                 raise ApiError("conflict", f"the upload is at {upload.offset}, not at {offset}")
             part = Part(file, upload, self._synced(id))
@@ -102,34 +102,34 @@ class Uploads:
                 part.sync()
 
     @contextmanager
-    def whole(self, id: str, tenant: str) -> Iterator[BinaryIO]:
-        """The file of a complete upload, while nobody else is at it. Raises ApiError: `not_found`,
-        `locked`, `conflict` where some of it is still to come."""
-        self.get(id, tenant)
+    def whole(self, id: str, owner: str) -> Iterator[BinaryIO]:
+        """The file of a complete upload, locked. Raises ApiError: `not_found`, `locked`, `conflict` if it
+        is not complete."""
+        self.get(id, owner)
         with self._locked(id) as file:
-            upload = self.get(id, tenant)
+            upload = self.get(id, owner)
             if not upload.complete:
                 text = f"the upload has {upload.offset} of {upload.length} bytes"
                 raise ApiError("conflict", text)
             yield file
 
-    def digest(self, id: str, tenant: str) -> bytes:
+    def digest(self, id: str, owner: str) -> bytes:
         """SHA-256 of a complete upload. Raises as `whole` does."""
-        with self.whole(id, tenant) as file:
+        with self.whole(id, owner) as file:
             file.seek(0)
-            made = hashlib.sha256()
+            sha256 = hashlib.sha256()
             while piece := file.read(PIECE):
-                made.update(piece)
-            return made.digest()
+                sha256.update(piece)
+            return sha256.digest()
 
-    def delete(self, id: str, tenant: str) -> None:
-        """Raises ApiError: `not_found`, `locked`."""
-        self.get(id, tenant)
+    def delete(self, id: str, owner: str) -> None:
+        """Delete an upload. Raises ApiError: `not_found`, `locked`."""
+        self.get(id, owner)
         with self._locked(id):
             self._remove(id)
 
     def recover(self) -> None:
-        """At a start: nothing counts that might not be on disk."""
+        """Cut off bytes that may not be on disk. Call it once at the start."""
         for path in self._all():
             part, synced = self._part(path.stem), self._synced(path.stem)
             length = int(synced.read_text()) if synced.is_file() else 0
@@ -138,7 +138,7 @@ class Uploads:
                     os.truncate(part, length)
 
     def expire(self, older_s: float) -> None:
-        """Removes uploads that nobody has written to for so long."""
+        """Remove uploads that were not written to for `older_s` seconds."""
         oldest = self.clock() - older_s
         for path in self._all():
             with suppress(FileNotFoundError, ApiError):
@@ -150,7 +150,7 @@ class Uploads:
         return [path for path in self.folder.glob("up_*.json") if ID.fullmatch(path.stem)]
 
     def _remove(self, id: str) -> None:
-        for path in (self._about(id), self._synced(id), self._part(id)):
+        for path in (self._description(id), self._synced(id), self._part(id)):
             path.unlink(missing_ok=True)
 
     @contextmanager
@@ -163,13 +163,13 @@ class Uploads:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
-                raise ApiError("locked", "somebody else is writing to this upload") from error
+                raise ApiError("locked", "another request is writing to this upload") from error
             yield file
 
     def _part(self, id: str) -> Path:
         return self.folder / f"{id}.part"
 
-    def _about(self, id: str) -> Path:
+    def _description(self, id: str) -> Path:
         return self.folder / f"{id}.json"
 
     def _synced(self, id: str) -> Path:
@@ -177,34 +177,34 @@ class Uploads:
 
 
 class Part:
-    """An upload while it grows."""
+    """An upload while it is written."""
 
     def __init__(self, file: BinaryIO, upload: Upload, synced: Path) -> None:
         self.offset, self.length = upload.offset, upload.length
-        self._file, self._synced, self._sure = file, synced, upload.offset
+        self._file, self._synced, self._durable = file, synced, upload.offset
 
     def write(self, data: bytes) -> None:
-        """Raises ApiError `file_too_large` for what is beyond the length that was declared; nothing of
-        such data is kept. Raises OutputError."""
+        """Append bytes. Raises ApiError `file_too_large` for data beyond the declared length, none of which
+        is kept; OutputError."""
         if self.offset + len(data) > self.length:
             text = f"the body goes beyond the {self.length} bytes declared"
             raise ApiError("file_too_large", text)
         rest, at = memoryview(data), self.offset
-        with storing():
+        with disk_errors():
             while rest:
                 count = os.pwrite(self._file.fileno(), rest, at)
                 rest, at = rest[count:], at + count
         self.offset = at
-        if self.offset - self._sure >= SYNC_BYTES:
+        if self.offset - self._durable >= SYNC_BYTES:
             self.sync()
 
     def sync(self) -> None:
-        """All of it is on disk, and known to be. Raises OutputError."""
-        if self.offset == self._sure and self._synced.is_file():
+        """Write everything to disk, and record it. Raises OutputError."""
+        if self.offset == self._durable and self._synced.is_file():
             return
-        with storing():
+        with disk_errors():
             os.fsync(self._file.fileno())
             new = self._synced.with_suffix(".sync")
             new.write_text(str(self.offset))
             os.replace(new, self._synced)
-        self._sure = self.offset
+        self._durable = self.offset

@@ -24,19 +24,24 @@ from typing import Any, BinaryIO, ClassVar
 
 import uvicorn
 
-from forescribe.api.access import outbound
+from forescribe.api.access.addresses import networks
 from forescribe.api.app import create_app
 from forescribe.api.jobs import service
-from forescribe.api.jobs.blobs import Draft
 from forescribe.api.jobs.engines import dbos_engine
-from forescribe.api.jobs.engines.dbos_engine import Durable
-from forescribe.api.jobs.engines.workflow_engine import PLAYS, Call, Stopping
-from forescribe.api.jobs.steps import Steps
-from forescribe.api.jobs.store import Store
+from forescribe.api.jobs.engines.dbos_engine import DbosEngine
+from forescribe.api.jobs.engines.workflow_engine import WORKFLOWS, CallStep
+from forescribe.api.jobs.execution.active_jobs import ActiveJobs
+from forescribe.api.jobs.execution.diarization_step import DiarizationStep
+from forescribe.api.jobs.execution.job_files import JobFiles
+from forescribe.api.jobs.execution.steps import Steps
+from forescribe.api.jobs.execution.transcription_steps import TranscriptionSteps
+from forescribe.api.jobs.storage.blobs import Draft
+from forescribe.api.jobs.storage.store import Store
+from forescribe.api.jobs.submissions import Submissions
 from forescribe.api.jobs.webhooks import Webhooks
 from forescribe.api.settings import Settings
-from forescribe.api.speech.following import Following, Task
 from forescribe.api.speech.serving import Serving
+from forescribe.api.speech.transcription_stream import TranscriptionStream, TranscriptionTask
 from forescribe.asr.formats.transcript import SAMPLE_RATE, Coverage, Segment, Span, Transcript
 
 GROUP_S = 60
@@ -134,7 +139,7 @@ class Trap:
 
 
 @dataclass(eq=False)
-class Lane:
+class FakeGroups:
     """Replaces the engine: takes the given time, logs its work, and can be cancelled."""
 
     job: str
@@ -143,7 +148,7 @@ class Lane:
     trap: Callable[[str], None] = lambda phase: None
     left: list[BaseException] = field(default_factory=list)
 
-    def group(self, k: int) -> Group:
+    def wait_for(self, k: int) -> Group:
         self.log(f"begin {self.job} {k}")
         end = time.monotonic() + self.script.pace_s
         while time.monotonic() < end:
@@ -159,68 +164,95 @@ class Lane:
     def outcome(self) -> Outcome:
         return self.script.outcome()
 
-    def leave(self, reason: BaseException) -> None:
+    def cancel(self, reason: BaseException) -> None:
         self.left.append(reason)
 
-    def wait(self, seconds: float) -> None:
+    def wait_until_released(self, seconds: float) -> None:
         """Does nothing, as there is no reader."""
 
 
-class FakeSteps(Steps):
-    """The steps of a job with a fake engine."""
+class Seams:
+    """Where the fakes below report to."""
 
     log: ClassVar[Callable[[str], None]]
     trap: ClassVar[Trap]
 
+
+class FakeSteps(Steps):
+    """The steps, with a trap before and after some of them."""
+
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
+        self._steps = {**self._steps, "greet": self._greet}
+
     def __call__(self, step: str, job: str, run: int, *args: int) -> Any:
         phase = {"prepare": "queued", "deliver": "callback"}.get(step)
         if phase is not None:
-            type(self).trap(phase)
-        made = super().__call__(step, job, run, *args)
+            Seams.trap(phase)
+        answer = super().__call__(step, job, run, *args)
         phase = {"deliver": "called", "finish": "ended"}.get(step)
         if phase is not None:
-            type(self).trap(phase)
-        return made
+            Seams.trap(phase)
+        return answer
 
     def _greet(self, job: str, run: int) -> bool:
-        """A step that only a play of another version has."""
-        type(self).log(f"greet {job} {run}")
+        """A step that only workflows of another version have."""
+        Seams.log(f"greet {job} {run}")
         return True
 
-    def _script(self, job: str) -> Script:
-        return Script.of(self._audio(job).read_bytes())
 
-    def _planned(self, job: str) -> Any:
-        self._spool(job)
-        with self.inside.job(job, lambda: self._wanted(job)):
-            type(self).trap("planning")
-            return Plan(self._script(job).groups)
+class FakeActive(ActiveJobs):
+    """Active jobs whose samples need no decoder."""
 
-    def _spool(self, job: str) -> Any:
+    def samples(self, job: str, audio: Callable[[str], Path]) -> Any:
         while self.serving.state == "loading":
-            if self.stopping.wait(0.05):
-                raise Stopping
-        type(self).trap("decoding")
+            self.pause(0.05)
+        Seams.trap("decoding")
         return None
 
-    def _told(self, job: str, transcript: Transcript, *others: Any) -> Transcript:
-        with self.inside.job(job, lambda: self._wanted(job)):
-            type(self).trap("speakers")
+
+class FakeFiles(JobFiles):
+    """Job files whose plan needs no torch, with a trap before a transcript is stored."""
+
+    def plan(self, job: str) -> Any:
+        return Plan(**json.loads(self.store.blobs.read(self.name(job, "plan"))))
+
+    def script(self, job: str) -> Script:
+        return Script.of(self.audio(job).read_bytes())
+
+    def refer(self, job: str, run: int, role: str, name: str, data: Any = None) -> str:
+        if role in ("spoken", "result"):
+            Seams.trap("assembling" if role == "spoken" else "result")
+        return super().refer(job, run, role, name, data)
+
+
+class FakeTranscription(TranscriptionSteps):
+    """Transcription by a script, without a model."""
+
+    files: FakeFiles
+
+    def _new_plan(self, job: str) -> Any:
+        self.active.samples(job, self.files.audio)
+        with self.active.crashes.exposed(job, lambda: self.active.check(job)):
+            Seams.trap("planning")
+            return Plan(self.files.script(job).groups)
+
+    def _submit(self, job: str) -> Any:
+        groups: Any = FakeGroups(job, self.files.script(job), Seams.log, Seams.trap)
+        self.active.set_groups(job, groups)
+        return groups
+
+
+class FakeDiarization(DiarizationStep):
+    """Diarization that finds no speakers."""
+
+    def _with_speakers(self, job: str, transcript: Transcript, *others: Any) -> Transcript:
+        with self.active.crashes.exposed(job, lambda: self.active.check(job)):
+            Seams.trap("speakers")
             return transcript
 
-    def _keep_ref(self, job: str, run: int, role: str, name: str, data: Any = None) -> str:
-        if role in ("spoken", "result"):
-            type(self).trap("assembling" if role == "spoken" else "result")
-        return super()._keep_ref(job, run, role, name, data)
 
-    def _plan(self, name: str) -> Any:
-        return Plan(**json.loads(self.store.blobs.read(name)))
-
-    def _opened(self, job: str) -> Any:
-        made: Any = Lane(job, self._script(job), type(self).log, type(self).trap)
-        with self._lock:
-            self._lanes[job] = made
-        return made
+FAKES = service.Components(FakeActive, FakeFiles, FakeTranscription, FakeDiarization, FakeSteps)
 
 
 class Measured:
@@ -244,8 +276,8 @@ class FakeServing(Serving):
             threading.Thread(target=self._slow, daemon=True).start()
         else:
             self.state = "ready"
-        self._line: queue.SimpleQueue[Following] = queue.SimpleQueue()
-        self._gone: set[Following] = set()
+        self._line: queue.SimpleQueue[TranscriptionStream] = queue.SimpleQueue()
+        self._gone: set[TranscriptionStream] = set()
         threading.Thread(target=self._work, daemon=True).start()
 
     def _slow(self) -> None:
@@ -266,8 +298,8 @@ class FakeServing(Serving):
         file.seek(0)
         return Measured(Script.of(await asyncio.to_thread(file.read)))
 
-    def follow(self, task: Task) -> Following:
-        following = Following(task, self.settings.timeout_s, self.metrics)
+    def follow(self, task: TranscriptionTask) -> TranscriptionStream:
+        following = TranscriptionStream(task, self.settings.timeout_s, self.metrics)
         following.cancelled_by(lambda: self._gone.add(following))
         self._line.put(following)
         return following
@@ -317,14 +349,14 @@ def break_engine(serving: Serving, folder: Path, log: Callable[[str], None]) -> 
 
 
 def deploy(version: str) -> None:
-    """Makes this the process of another version of the plays: with a step more, at the beginning."""
+    """Makes this the process of another version of the workflows: with a step more, at the beginning."""
 
-    def transcribe(call: Call, job: str, run: int) -> None:
+    def transcribe(call: CallStep, job: str, run: int) -> None:
         call("greet", job, run)
-        PLAYS["transcribe"](call, job, run)
+        WORKFLOWS["transcribe"](call, job, run)
 
     dbos_engine.VERSION = version
-    service.PLAYS = {**PLAYS, "transcribe": transcribe}  # type: ignore[attr-defined]
+    service.WORKFLOWS = {**WORKFLOWS, "transcribe": transcribe}  # type: ignore[attr-defined]
 
 
 def _nothing() -> Any:
@@ -344,7 +376,7 @@ def die_at(place: str) -> None:
     if place == "blob":
         Draft.commit = after(Draft.commit)  # type: ignore[method-assign]
     elif place == "commit":
-        service.Jobs.submit = after(service.Jobs.submit)  # type: ignore[method-assign]
+        Submissions.submit = after(Submissions.submit)  # type: ignore[method-assign]
 
 
 def main() -> None:
@@ -356,7 +388,7 @@ def main() -> None:
     parser.add_argument("--die-at", choices=("blob", "commit"))
     parser.add_argument("--database")
     parser.add_argument("--real", metavar="MODEL", help="a real engine, that can be broken")
-    parser.add_argument("--version", help="of the plays: another one, with other steps")
+    parser.add_argument("--version", help="of the workflows: another one, with other steps")
     parser.add_argument("--load-s", type=float, default=0.0, help="for the fake model")
     parser.add_argument("--concurrency", type=int, default=4)
     parser.add_argument("--schedule", type=float, nargs="+", default=[0, 1, 1, 1])
@@ -385,18 +417,24 @@ def main() -> None:
     else:
         serving = FakeServing(settings, _nothing, _nothing)
         FakeServing.trap, FakeServing.load_s = Trap(asked.folder), asked.load_s
-    store = Store.at(asked.folder, asked.database)
-    engine = Durable(store.engine, concurrency=asked.concurrency)
-    alone = asked.database is None
+    store = Store.open(asked.folder, asked.database)
+    engine = DbosEngine(store.database.engine, concurrency=asked.concurrency)
+    exclusive = asked.database is None
     allowed = Webhooks(
-        allowed=outbound.networks(settings.webhook_networks),
+        allowed=networks(settings.webhook_networks),
         schedule_s=asked.schedule,
         timeout_s=2,
     )
-    FakeSteps.log, FakeSteps.trap = log, Trap(asked.folder)
-    steps = Steps if asked.real else FakeSteps
+    Seams.log, Seams.trap = log, Trap(asked.folder)
+    components = service.Components() if asked.real else FAKES
     jobs = service.Jobs(
-        settings, serving, store, engine, alone=alone, webhooks=allowed, steps=steps
+        settings,
+        serving,
+        store,
+        engine,
+        exclusive=exclusive,
+        webhooks=allowed,
+        components=components,
     )
     if asked.version:
         deploy(asked.version)

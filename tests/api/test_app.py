@@ -153,7 +153,7 @@ def test_a_model_in_a_folder_is_known_by_its_name_and_by_no_path(service, tmp_pa
     folder = tmp_path / "secret" / "my-whisper"
     folder.mkdir(parents=True)
     client = service(model=str(folder), text_model=str(folder), aliases=())
-    client.app.state.texting.state = "ready"  # never loaded: names alone are looked at
+    client.app.state.text_serving.state = "ready"  # never loaded: names alone are looked at
     listed = client.get("/v1/models")
     assert [model["id"] for model in listed.json()["data"]] == ["my-whisper", "my-whisper"]
     refused = [

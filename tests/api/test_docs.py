@@ -16,7 +16,7 @@ from forescribe.api.app import create_app
 from forescribe.api.settings import Settings
 from tests import browser as browsing
 from tests.api.conftest import until
-from tests.api.jobs.jobbing import application
+from tests.api.jobs.application import application
 
 browser = browsing.browser
 

@@ -36,7 +36,7 @@ browser = browsing.browser
 
 HOSTILE = "<img src=x onerror=\"document.title='owned'\">"
 ROOT = Path(__file__).parents[2]
-FILES = sorted([*(ROOT / "api" / "page").iterdir(), *(ROOT / "asr" / "view").iterdir()])
+FILES = sorted([*(ROOT / "api" / "page").iterdir(), *(ROOT / "asr" / "formats" / "view").iterdir()])
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +115,7 @@ def test_no_file_holds_inline_code_markup_from_text_or_a_foreign_address() -> No
 
 def test_text_can_be_read_on_what_it_stands_on() -> None:
     """WCAG's 4.5:1, for every colour of text on both grounds, light and dark."""
-    css = (ROOT / "asr" / "view" / "view.css").read_text(encoding="utf-8")
+    css = (ROOT / "asr" / "formats" / "view" / "view.css").read_text(encoding="utf-8")
     schemes = [
         dict(re.findall(r"--([\w-]+): (#\w{6})", block)) for block in css.split("@media")[:2]
     ]

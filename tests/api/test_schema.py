@@ -26,9 +26,9 @@ from forescribe.api.access.keys import digest, new_key
 from forescribe.api.app import create_app
 from forescribe.api.errors import STATUS
 from forescribe.api.http.openapi import METHODS, statuses
-from forescribe.api.jobs.engines.memory_engine import InMemory
+from forescribe.api.jobs.engines.memory_engine import MemoryEngine
 from forescribe.api.jobs.service import Jobs
-from forescribe.api.jobs.store import Store
+from forescribe.api.jobs.storage.store import Store
 from forescribe.api.settings import Settings
 from forescribe.api.speech.serving import Serving
 from tests.api.conftest import Halves, until
@@ -109,8 +109,8 @@ def running(request, transcriber, decoders, tmp_path_factory) -> Iterator[tuple[
         drain_s=0,
         api_keys=keys,
     )
-    serving, store = Serving(given, lambda: transcriber, Halves, decoders), Store.at(folder)
-    app = create_app(given, serving, Jobs(given, serving, store, InMemory()))
+    serving, store = Serving(given, lambda: transcriber, Halves, decoders), Store.open(folder)
+    app = create_app(given, serving, Jobs(given, serving, store, MemoryEngine()))
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="on"))

@@ -40,7 +40,7 @@ def app_of(settings: Settings, **more):
 
     serving = Serving(settings, nothing, nothing)
     serving.start = lambda: None
-    serving.loaded.set()
+    serving.thread.loaded.set()
     return create_app(settings, serving, failed=lambda failure: None, **more)
 
 
@@ -62,13 +62,13 @@ def server(model) -> Iterator[tuple[str, object]]:
         running = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="on"))
         thread = threading.Thread(target=running.run, args=([listening],))
         thread.start()
-        until(lambda: app.state.texting.state != "loading", 240)
-        assert app.state.texting.state == "ready"
-        yield f"http://127.0.0.1:{listening.getsockname()[1]}", app.state.texting
+        until(lambda: app.state.text_serving.state != "loading", 240)
+        assert app.state.text_serving.state == "ready"
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}", app.state.text_serving
         running.should_exit = True
         thread.join(60)
     assert not thread.is_alive()
-    assert app.state.texting.state == "stopped"
+    assert app.state.text_serving.state == "stopped"
 
 
 @pytest.fixture
@@ -159,7 +159,7 @@ def test_several_prompts_and_texts_keep_their_places(client, model) -> None:
     [
         ({"max_tokens": 0}, "max_tokens", "greater than or equal to 1"),
         ({"temperature": 3}, "temperature", "less than or equal to 2"),
-        ({"logit_bias": {"5": 1}}, "logit_bias", "not served here"),
+        ({"logit_bias": {"5": 1}}, "logit_bias", "not supported"),
         ({"stop": [""]}, "stop", "at least 1"),
         ({"prompt": [99999]}, "prompt", "token 99999 is none of"),
         ({"prompt": "a" * 500}, "prompt", "it must fit 96"),
@@ -189,7 +189,7 @@ def test_other_errors_have_openais_body_too(client, server) -> None:
 
 def test_many_at_once_and_a_client_that_leaves(server, model) -> None:
     """More texts than rows; one stream is left in the middle, and its row is free again."""
-    url, texting = server
+    url, text_serving = server
     name = str(model)
 
     async def run() -> list[str]:
@@ -208,13 +208,13 @@ def test_many_at_once_and_a_client_that_leaves(server, model) -> None:
 
     texts = asyncio.run(run())
     assert len(set(texts)) == 1 and len(texts) == 5
-    until(lambda: texting.generator.idle and not texting._owners, 60)
+    until(lambda: text_serving.generator.idle and not text_serving._owners, 60)
 
 
 def test_a_client_that_no_longer_waits_frees_its_rows(server, model) -> None:
     """128 texts on three rows: whoever stops waiting has most of them never written."""
-    url, texting = server
-    before = texting.generator.stats.emitted
+    url, text_serving = server
+    before = text_serving.generator.stats.emitted
     body = {"model": str(model), "prompt": "the", "n": 128, "max_tokens": 90, "seed": 1}
     with pytest.raises(httpx.TimeoutException):
         httpx.post(
@@ -223,8 +223,8 @@ def test_a_client_that_no_longer_waits_frees_its_rows(server, model) -> None:
             headers={"Authorization": f"Bearer {KEY}"},
             timeout=httpx.Timeout(0.7, connect=30, write=30),
         )
-    until(lambda: texting.generator.idle and not texting._owners, 60)
-    assert texting.generator.stats.emitted - before < 64 * 90
+    until(lambda: text_serving.generator.idle and not text_serving._owners, 60)
+    assert text_serving.generator.stats.emitted - before < 64 * 90
 
 
 def test_operators_see_what_was_written(server) -> None:
@@ -262,10 +262,10 @@ def test_a_text_model_that_hangs_ends_its_process(model) -> None:
     settings = Settings(text_model=str(model), device="cpu", drain_s=0, stall_s=0.5)
     app = app_of(settings, hung=gave_up.set)
     with TestClient(app, base_url="http://localhost") as client, ThreadPoolExecutor(1) as pool:
-        texting = app.state.texting
-        until(lambda: texting.state == "ready", 240)
-        step = texting.generator.step
-        texting.generator.step = lambda: step() if go.wait(240) else []
+        text_serving = app.state.text_serving
+        until(lambda: text_serving.state == "ready", 240)
+        step = text_serving.generator.step
+        text_serving.generator.step = lambda: step() if go.wait(240) else []
         asked = {"model": str(model), "prompt": "so", "max_tokens": 3}
         waiting = pool.submit(client.post, "/v1/completions", json=asked)
         assert gave_up.wait(60)
@@ -284,18 +284,20 @@ def test_a_fault_of_the_text_model_fails_what_is_under_way_and_nothing_later(
     app = app_of(Settings(text_model=str(model), device="cpu", drain_s=0))
 
     def fail() -> None:
-        texting.generator.step = step
+        text_serving.generator.step = step
         raise error
 
     with TestClient(app, base_url="http://localhost") as client:
-        texting = app.state.texting
-        until(lambda: texting.state == "ready", 240)
-        step, texting.generator.step = texting.generator.step, fail
+        text_serving = app.state.text_serving
+        until(lambda: text_serving.state == "ready", 240)
+        step, text_serving.generator.step = text_serving.generator.step, fail
         asked = {"model": str(model), "prompt": ["so", "on"], "max_tokens": 3}
         failed = client.post("/v1/completions", json=asked)
         assert failed.json()["error"]["code"] == code and "secret" not in failed.text
-        assert texting.state == "ready"
-        until(lambda: texting.standing_s == 0 and texting.generator.idle)  # its thread goes on
+        assert text_serving.state == "ready"
+        until(
+            lambda: text_serving.round_s == 0 and text_serving.generator.idle
+        )  # its thread goes on
         assert client.post("/v1/completions", json=asked).status_code == 200
 
 

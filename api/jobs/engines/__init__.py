@@ -1,4 +1,4 @@
-"""What carries a job over a crash: the interface, and the engines behind it.
+"""What resumes a job after a crash: the interface, and the engines that implement it.
 
-Knows steps and their records; nothing of transcription.
+Knows workflows, steps and their records; does not know transcription.
 """

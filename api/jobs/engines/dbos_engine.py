@@ -1,7 +1,7 @@
-"""The engine that survives: DBOS, embedded. The one module that knows it.
+"""The durable engine: DBOS, embedded. The only module that knows it.
 
-Its tables are in the same database as ours, so a job's row and its place in the queue are committed
-together or not at all. What DBOS leaves to others (dead workers' work) is in `reconciler`.
+DBOS's tables are in the same database as the jobs, so a job's row and its place in the queue are committed
+together. DBOS does not detect the work of dead processes; `api.jobs.execution.recovery` does.
 """
 
 from __future__ import annotations
@@ -17,34 +17,34 @@ from uuid import uuid4
 import sqlalchemy as sa
 from dbos import DBOS, DBOSClient, DBOSPortableJSONSerializer, EnqueueOptions
 
-from ..records import Work, prefix
-from .workflow_engine import Pending, Play
+from ..storage.records import WorkItem, item_prefix
+from .workflow_engine import Pending, Workflow
 
 NAME = "forescribe"
 VERSION = "jobs-1"
-"""Of the plays; DBOS lets nobody take up work of another. A constant, since by default any edit of their
-source would make a new one. It changes with the order of a play's steps or the sense of their answers,
-and then `adopt` brings over what is queued."""
+"""The version of the workflows; DBOS does not run work of another version. It is a constant, because by
+default every edit of the source makes a new version. Change it with the order of a workflow's steps or the
+meaning of their answers; `adopt` then takes over what is queued."""
 
 QUEUES: Mapping[str, str] = {"transcribe": "jobs", "diarize": "jobs", "webhook": "webhooks"}
 CALLBACKS = 16
-"""Callbacks that may be under way at a time: a receiver that hangs holds one of them for 20 s."""
+"""Concurrent callbacks: a receiver that hangs occupies one of them for 20 s."""
 
-PIECE = 1000
-"""Values in a statement: SQLite takes 32,766."""
+VALUES_PER_STATEMENT = 1000
+"""SQLite accepts 32,766."""
 
 POLL_S = 0.2
 PRIORITY = 5
-"""A row without any would be ahead of all others."""
+"""A row without a priority would come before all others."""
 
-_plays: Mapping[str, Play] = {}
+_workflows: Mapping[str, Workflow] = {}
 _steps: Callable[..., Any] | None = None
 _running: set[str] = set()
 _lock = threading.Lock()
 
 
 def _run(kind: str, *args: str | int) -> None:
-    """A play, its steps recorded."""
+    """Run a workflow with recorded steps."""
     id = DBOS.workflow_id
     assert id is not None
 
@@ -55,14 +55,14 @@ def _run(kind: str, *args: str | int) -> None:
     with _lock:
         _running.add(id)
     try:
-        _plays[kind](call, *args)
+        _workflows[kind](call, *args)
     finally:
         with _lock:
             _running.discard(id)
 
 
-# By name, so that moving a function does not rename it in the database. Ours are the tries: a process
-# that dies with a job is counted in the job's row.
+# The names are explicit, so that moving a function does not rename it in the database. DBOS does not
+# limit the attempts: the job's row counts the processes that died with it.
 @DBOS.workflow(name="transcribe", max_recovery_attempts=None)
 def _transcribe(job: str, run: int) -> None:
     _run("transcribe", job, run)
@@ -78,26 +78,26 @@ def _webhook(job: str, run: int, number: int) -> None:
     _run("webhook", job, run, number)
 
 
-class Durable:
-    """DBOS over an engine of SQLAlchemy. One at a time in a process: DBOS itself is global."""
+class DbosEngine:
+    """DBOS over a SQLAlchemy engine. One at a time in a process: DBOS itself is global."""
 
     def __init__(self, engine: sa.Engine, *, concurrency: int) -> None:
         self.engine, self.concurrency = engine, concurrency
         self.executor = f"{socket.gethostname()}-{os.getpid()}-{uuid4().hex[:8]}"
         self._client: DBOSClient | None = None
 
-    def start(self, steps: Callable[..., Any], plays: Mapping[str, Play]) -> None:
-        global _steps, _plays
-        _steps, _plays = steps, plays
+    def start(self, steps: Callable[..., Any], workflows: Mapping[str, Workflow]) -> None:
+        global _steps, _workflows
+        _steps, _workflows = steps, workflows
         DBOS(
             config={
                 "name": NAME,
                 "system_database_url": self.engine.url.render_as_string(hide_password=False),
                 "system_database_engine": self.engine,
-                "executor_id": self.executor,  # "local" would take other processes' work
+                "executor_id": self.executor,  # the default, "local", would take other processes' work
                 "application_version": VERSION,
-                "serializer": DBOSPortableJSONSerializer(),  # not pickle: rows are no programs
-                "log_level": "CRITICAL",  # cancelling is no fault, and our steps tell of theirs
+                "serializer": DBOSPortableJSONSerializer(),  # not pickle: rows must not execute code
+                "log_level": "CRITICAL",  # cancelling is not an error, and the steps log theirs
             }
         )
         DBOS.listen_queues(sorted(set(QUEUES.values())))
@@ -107,27 +107,27 @@ class Durable:
             serializer=DBOSPortableJSONSerializer(),
             application_name=NAME,
         )
-        for queue, most in (("jobs", self.concurrency), ("webhooks", CALLBACKS)):
-            DBOS.register_queue(queue, worker_concurrency=most, polling_interval_sec=POLL_S)
+        for queue, limit in (("jobs", self.concurrency), ("webhooks", CALLBACKS)):
+            DBOS.register_queue(queue, worker_concurrency=limit, polling_interval_sec=POLL_S)
 
-    def enqueue(self, tx: sa.Connection, work: Work) -> None:
+    def enqueue(self, tx: sa.Connection, item: WorkItem) -> None:
         options: EnqueueOptions = {
-            "workflow_name": work.kind,
-            "queue_name": QUEUES[work.kind],
-            "workflow_id": work.id,
+            "workflow_name": item.kind,
+            "queue_name": QUEUES[item.kind],
+            "workflow_id": item.id,
             "priority": PRIORITY,
             "app_version": VERSION,
         }
-        if work.delay_s:
-            options["delay_seconds"] = work.delay_s
-        self._open().enqueue_in_transaction(tx, options, *work.args)
+        if item.delay_s:
+            options["delay_seconds"] = item.delay_s
+        self._open().enqueue_in_transaction(tx, options, *item.args)
 
     def cancel(self, id: str) -> None:
         if self._list(workflow_ids=[id]):
             self._open().cancel_workflow(id)
 
     def forget(self, job: str) -> None:
-        ids = [row.workflow_id for row in self._list(workflow_id_prefix=prefix(job))]
+        ids = [row.workflow_id for row in self._list(workflow_id_prefix=item_prefix(job))]
         if ids:
             self._open().cancel_workflows(ids)
             self._open().delete_workflows(ids)
@@ -149,11 +149,11 @@ class Durable:
 
     def resume(self, id: str) -> None:
         rows = self._list(workflow_ids=[id])
-        for row in rows:  # without its queue's name it would escape the queue's limit
+        for row in rows:  # without the queue's name it would bypass the queue's limit
             self._open().resume_workflow(id, queue_name=QUEUES[row.name])
 
     def adopt(self) -> int:
-        """DBOS has no way to say it, so these are its tables: tests/api/jobs/test_engines.py holds them."""
+        """DBOS has no function for this, so it works on DBOS's tables (tests/api/jobs/test_engines.py)."""
         schema = None if self.engine.dialect.name == "sqlite" else "dbos"
         names = ("workflow_uuid", "status", "name", "application_version")
         work = sa.table("workflow_status", *map(sa.column, names), schema=schema)
@@ -164,11 +164,11 @@ class Durable:
             & work.c.name.in_(QUEUES)
         )
         with self.engine.begin() as tx:
-            ours = sa.update(work).where(foreign).values(application_version=VERSION)
-            ids = list(tx.execute(ours.returning(work.c.workflow_uuid)).scalars())
-            for at in range(0, len(ids), PIECE):
-                some = answers.c.workflow_uuid.in_(ids[at : at + PIECE])
-                tx.execute(sa.delete(answers).where(some))
+            update = sa.update(work).where(foreign).values(application_version=VERSION)
+            ids = list(tx.execute(update.returning(work.c.workflow_uuid)).scalars())
+            for at in range(0, len(ids), VALUES_PER_STATEMENT):
+                batch = answers.c.workflow_uuid.in_(ids[at : at + VALUES_PER_STATEMENT])
+                tx.execute(sa.delete(answers).where(batch))
         return len(ids)
 
     def stop(self) -> None:

@@ -1,5 +1,6 @@
-"""An engine for tests: threads and a dictionary. Keeps to the contract but for one thing: what a
-process that dies had under way is lost with it.
+"""An engine for tests: threads and a dictionary.
+
+Keeps the contract with one exception: work in progress is lost with the process.
 """
 
 from __future__ import annotations
@@ -13,36 +14,36 @@ from uuid import uuid4
 
 from sqlalchemy import Connection
 
-from ..records import Work, prefix
-from ..store import after
-from .workflow_engine import Pending, Play, Stopping
+from ..storage.database import after_commit
+from ..storage.records import WorkItem, item_prefix
+from .workflow_engine import Pending, Stopping, Workflow
 
 
 class _Cancelled(BaseException):
-    """No further step."""
+    """The work item was cancelled: execute no further step."""
 
 
-class InMemory:
-    """Work that is done in threads of this process. Answers are kept by work and place."""
+class MemoryEngine:
+    """Runs workflows in threads of this process. Answers are kept by work item and position."""
 
     def __init__(self, *, concurrency: int = 4) -> None:
         self.executor = f"memory-{uuid4().hex[:8]}"
         self._pool = ThreadPoolExecutor(concurrency, thread_name_prefix="job")
         self._lock = threading.Lock()
-        self._work: dict[str, Work] = {}  # all that has not ended
+        self._work: dict[str, WorkItem] = {}  # what has not ended
         self._known: set[str] = set()
         self._cancelled: set[str] = set()
         self._running: set[str] = set()
         self._answers: dict[str, list[Any]] = {}
         self._timers: list[threading.Timer] = []
         self._steps: Callable[..., Any] | None = None
-        self._plays: Mapping[str, Play] = {}
+        self._workflows: Mapping[str, Workflow] = {}
 
-    def start(self, steps: Callable[..., Any], plays: Mapping[str, Play]) -> None:
-        self._steps, self._plays = steps, plays
+    def start(self, steps: Callable[..., Any], workflows: Mapping[str, Workflow]) -> None:
+        self._steps, self._workflows = steps, workflows
 
-    def enqueue(self, tx: Connection, work: Work) -> None:
-        after(tx, lambda: self._add(work))
+    def enqueue(self, tx: Connection, item: WorkItem) -> None:
+        after_commit(tx, lambda: self._add(item))
 
     def cancel(self, id: str) -> None:
         with self._lock:
@@ -51,7 +52,7 @@ class InMemory:
 
     def forget(self, job: str) -> None:
         with self._lock:
-            for id in [id for id in self._known if id.startswith(prefix(job))]:
+            for id in [id for id in self._known if id.startswith(item_prefix(job))]:
                 self._cancelled.add(id)
                 self._work.pop(id, None)
                 self._known.discard(id)
@@ -69,12 +70,12 @@ class InMemory:
 
     def resume(self, id: str) -> None:
         with self._lock:
-            work = self._work.get(id)
-        if work is not None:
-            self._begin(work)
+            item = self._work.get(id)
+        if item is not None:
+            self._begin(item)
 
     def adopt(self) -> int:
-        return 0  # nothing outlives the process, so there is no other version
+        return 0  # no work outlives the process, so there is no other version
 
     def stop(self) -> None:
         for timer in self._timers:
@@ -82,36 +83,36 @@ class InMemory:
         self._pool.shutdown(cancel_futures=True)
 
     def close(self) -> None:
-        """There is none."""
+        """There is no database."""
 
-    def _add(self, work: Work) -> None:
+    def _add(self, item: WorkItem) -> None:
         with self._lock:
-            if work.id in self._known:
+            if item.id in self._known:
                 return
-            self._known.add(work.id)
-            self._work[work.id] = work
-        if not work.delay_s:
-            return self._begin(work)
-        timer = threading.Timer(work.delay_s, self._begin, [work])
+            self._known.add(item.id)
+            self._work[item.id] = item
+        if not item.delay_s:
+            return self._begin(item)
+        timer = threading.Timer(item.delay_s, self._begin, [item])
         timer.daemon = True
         self._timers.append(timer)
         timer.start()
 
-    def _begin(self, work: Work) -> None:
-        with suppress(RuntimeError):  # stopped meanwhile
-            self._pool.submit(self._run, work)
+    def _begin(self, item: WorkItem) -> None:
+        with suppress(RuntimeError):  # stopped in the meantime
+            self._pool.submit(self._run, item)
 
-    def _run(self, work: Work) -> None:
+    def _run(self, item: WorkItem) -> None:
         with self._lock:
-            if work.id not in self._work:
+            if item.id not in self._work:
                 return
-            self._running.add(work.id)
-        answers, at = self._answers.setdefault(work.id, []), 0
+            self._running.add(item.id)
+        answers, at = self._answers.setdefault(item.id, []), 0
 
         def call(step: str, *args: str | int) -> Any:
             nonlocal at
             if at == len(answers):
-                if work.id in self._cancelled:
+                if item.id in self._cancelled:
                     raise _Cancelled
                 assert self._steps is not None
                 answers.append(self._steps(step, *args))
@@ -119,13 +120,13 @@ class InMemory:
             return answers[at - 1]
 
         try:
-            self._plays[work.kind](call, *work.args)
+            self._workflows[item.kind](call, *item.args)
         except Stopping:
             return
-        except (_Cancelled, Exception):  # what a play cannot go on from has ended it
+        except (_Cancelled, Exception):  # an exception in a step ends the workflow
             pass
         finally:
             with self._lock:
-                self._running.discard(work.id)
+                self._running.discard(item.id)
         with self._lock:
-            self._work.pop(work.id, None)
+            self._work.pop(item.id, None)

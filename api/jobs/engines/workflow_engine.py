@@ -1,9 +1,9 @@
-"""The seam to what carries work over a crash, and the plays that it carries.
+"""The interface of workflow engines, and the workflows of a job.
 
-A *play* is a function that calls named *steps* in an order that depends on their answers alone. An
-engine runs plays; it records every step's answer, and a play that was cut short begins again with
-the answers that are there. A step under way when the process died is done again, so steps can be
-repeated. Answers are JSON: hashes, counts and codes, never text.
+A *workflow* is a function that calls named *steps* in an order that depends only on their answers. An
+engine runs workflows and records every step's answer; a workflow that was interrupted runs again from its
+beginning, and its steps return the recorded answers. A step that was running when the process died is
+executed again, so steps must be repeatable. Answers are JSON: hashes, counts and codes, never text.
 """
 
 from __future__ import annotations
@@ -12,99 +12,104 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..records import Work
+from ..storage.records import WorkItem
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
 
 class Stopping(BaseException):
-    """The process ends: the step has no answer. No Exception, so that no engine records it as one;
-    whoever comes next does the step again."""
+    """The process is ending: the step has no answer, and the next process executes it again. Not an
+    Exception, so that no engine records it as an answer."""
 
 
-class Call(Protocol):
-    """How a play calls a step by name."""
+class CallStep(Protocol):
+    """How a workflow calls a step by its name."""
 
     def __call__(self, step: str, *args: str | int) -> Any: ...
 
 
-Play = Callable[..., None]
-"""play(call, *args)"""
+Workflow = Callable[..., None]
+"""workflow(call, *args)"""
 
 
 @dataclass(frozen=True)
 class Pending:
-    """Work that was begun: `owner` is the executor that has it."""
+    """Work that was started; `executor` is the process that has it."""
 
     id: str
-    owner: str | None
+    executor: str | None
 
 
 class JobEngine(Protocol):
-    """Runs plays. What it must keep to is in tests/api/jobs/test_engines.py."""
+    """Runs workflows. tests/api/jobs/test_engines.py holds the contract."""
 
     executor: str
-    """This process, by a name that no other boot has."""
+    """The name of this process, unique to this start."""
 
-    def start(self, steps: Callable[..., Any], plays: Mapping[str, Play]) -> None:
-        """From here on work is done, in threads of the engine's. `steps(name, *args)` has what a
-        step answers."""
+    def start(self, steps: Callable[..., Any], workflows: Mapping[str, Workflow]) -> None:
+        """Start working, in threads of the engine. `steps(name, *args)` executes a step."""
 
-    def enqueue(self, tx: Connection, work: Work) -> None:
-        """Queued when the transaction is committed, and only then."""
+    def enqueue(self, tx: Connection, item: WorkItem) -> None:
+        """Queue work when the transaction commits, and only then."""
 
     def cancel(self, id: str) -> None:
-        """No further step of it begins; one that is under way has its answer dropped."""
+        """Start no further step of a work item; the answer of a running step is dropped."""
 
     def forget(self, job: str) -> None:
-        """Nothing is left of all the work of a job, callbacks included; none of it begins again."""
+        """Cancel and delete all work of a job, callbacks included."""
 
     def pending(self) -> list[Pending]:
-        """All work that was begun and has not ended, of all executors."""
+        """All work that was started and has not ended, of all executors."""
 
     def running(self) -> frozenset[str]:
         """The ids of the work that this process is doing."""
 
     def broken(self, ids: Sequence[str]) -> frozenset[str]:
-        """Those of the ids that have ended without a play's own end, or are not known."""
+        """Those of the ids that are unknown, or ended other than by the workflow's return."""
 
     def resume(self, id: str) -> None:
-        """Queues work again that has lost its executor; answers that are there stay."""
+        """Queue work again that has lost its executor; recorded answers stay."""
 
     def adopt(self) -> int:
-        """Takes over what is queued for plays of another version, and says how much that was. Answers that
-        those had are dropped: the play begins anew, and its steps find in the rows what is done."""
+        """Take over work that was queued for another version of the workflows, and return its number.
+
+        Recorded answers are dropped: the workflow starts anew, and its steps find in the rows what is done.
+        """
 
     def stop(self) -> None:
-        """Nothing more is begun. Steps that wait are told by their own means. All else can still be
-        called."""
+        """Start nothing more. Waiting steps are stopped by their own means. All other methods can still
+        be called."""
 
     def close(self) -> None:
-        """Lets go of the database."""
+        """Release the database."""
 
 
-def transcribe(call: Call, job: str, run: int) -> None:
-    """A job from its audio to its end."""
-    found = call("prepare", job, run)
-    for k in range(found or 0):
+def transcribe(call: CallStep, job: str, run: int) -> None:
+    """A job from its audio to its result."""
+    groups = call("prepare", job, run)
+    for k in range(groups or 0):
         if call("group", job, run, k) is None:
-            return  # somebody else's by now, or failed: the row says which
-    if found is None or call("assemble", job, run) is None:
+            return  # the run has been replaced or has failed: the row says which
+    if groups is None or call("assemble", job, run) is None:
         return
     if call("diarize", job, run) is not None:
         call("finish", job, run)
 
 
-def diarize(call: Call, job: str, run: int) -> None:
-    """The speakers of a job that has its words."""
+def diarize(call: CallStep, job: str, run: int) -> None:
+    """New speakers for a job that has its words."""
     if call("diarize", job, run) is not None:
         call("finish", job, run)
 
 
-def webhook(call: Call, job: str, run: int, number: int) -> None:
-    """One try; it queues the next."""
+def webhook(call: CallStep, job: str, run: int, number: int) -> None:
+    """One delivery attempt of a callback; the step queues the next attempt."""
     call("deliver", job, run, number)
 
 
-PLAYS: Mapping[str, Play] = {"transcribe": transcribe, "diarize": diarize, "webhook": webhook}
+WORKFLOWS: Mapping[str, Workflow] = {
+    "transcribe": transcribe,
+    "diarize": diarize,
+    "webhook": webhook,
+}

@@ -12,12 +12,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from forescribe.api.process.forward import Forward, Worker
+from forescribe.api.process.forward import Forward, WorkerAddress
 
 
-def work(seat: Worker, shared: socket.socket) -> None:
+def work(seat: WorkerAddress, shared: socket.socket) -> None:
     """As `api.process.workers.work`."""
-    from forescribe.api.process.workers import _private
+    from forescribe.api.process.workers import _private_socket
 
     async def who(request: Request) -> Response:
         return JSONResponse({"worker": seat.index, "pid": os.getpid()})
@@ -48,4 +48,4 @@ def work(seat: Worker, shared: socket.socket) -> None:
     )
     app.add_middleware(Forward, worker=seat, jobs=True)
     config = uvicorn.Config(app, log_config=None, lifespan="off", timeout_graceful_shutdown=1)
-    uvicorn.Server(config).run([shared, _private(seat)])
+    uvicorn.Server(config).run([shared, _private_socket(seat)])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from forescribe.api.access.capacity import Admission
 from forescribe.api.access.keys import SCOPES, Rights, digest, new_key
-from forescribe.api.access.meter import STEPS, Meter
+from forescribe.api.access.rate_limit import STEPS, RateLimit
 from forescribe.api.app import create_app
 from forescribe.api.dependencies import NEEDS
 from forescribe.api.errors import ApiError
@@ -39,7 +39,7 @@ class Clock:
 )
 def test_no_window_ever_holds_more_than_the_most(events, most, window_s) -> None:
     """Whoever waits as long as is said gets what was asked, and never more than the limit."""
-    meter, now, had = Meter(most, window_s), 0.0, []
+    meter, now, had = RateLimit(most, window_s), 0.0, []
     for gap, amount in events:
         now += gap
         wait_s = meter.wait_s(amount, now)
@@ -57,7 +57,7 @@ def test_no_window_ever_holds_more_than_the_most(events, most, window_s) -> None
 
 
 def test_a_meter_is_small() -> None:
-    meter = Meter(1e9, 60)
+    meter = RateLimit(1e9, 60)
     for i in range(10_000):
         meter.wait_s(1, i * 0.05)
         meter.add(1, i * 0.05)
@@ -82,33 +82,35 @@ def refused(act) -> ApiError:
 def test_so_many_requests_in_a_minute() -> None:
     admission, clock = house(requests_per_minute=3)
     for _ in range(3):
-        admission.enter("team", keyed=True).leave()
-    error = refused(lambda: admission.enter("team", keyed=True))
+        admission.start("team", keyed=True).release()
+    error = refused(lambda: admission.start("team", keyed=True))
     assert error.code == "rate_limited" and 55 <= error.retry_after <= 61
     assert admission.requests == 0
-    admission.enter("free", keyed=True).leave()  # another key's limits are its own
+    admission.start("free", keyed=True).release()  # another key's limits are its own
     clock.now += error.retry_after
-    admission.enter("team", keyed=True).leave()
+    admission.start("team", keyed=True).release()
 
 
 def test_so_much_audio_in_an_hour() -> None:
     admission, clock = house(audio_s_per_hour=100)
-    with_place = [admission.enter("team", keyed=True) for _ in range(3)]
-    with_place[0].hold(60)
-    error = refused(lambda: with_place[1].hold(60))
+    with_place = [admission.start("team", keyed=True) for _ in range(3)]
+    with_place[0].add_audio(60)
+    error = refused(lambda: with_place[1].add_audio(60))
     assert error.code == "rate_limited" and error.retry_after > 3000
     assert admission.seconds == 60  # what was refused is not queued
-    assert refused(lambda: with_place[1].hold(101)).code == "audio_too_long"  # and never will be
+    assert (
+        refused(lambda: with_place[1].add_audio(101)).code == "audio_too_long"
+    )  # and never will be
     clock.now += error.retry_after
-    with_place[2].hold(60)
+    with_place[2].add_audio(60)
 
 
 def test_a_keys_own_share_of_what_is_under_way() -> None:
     admission, _ = house(max_requests=1)
-    admission.enter("team", keyed=True)
-    assert "1 requests" in refused(lambda: admission.enter("team", keyed=True)).message
+    admission.start("team", keyed=True)
+    assert "1 requests" in refused(lambda: admission.start("team", keyed=True)).message
     for _ in range(2):
-        admission.enter("free", keyed=True)
+        admission.start("free", keyed=True)
 
 
 # -- routes ----------------------------------------------------------------------------------------

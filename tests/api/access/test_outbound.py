@@ -15,14 +15,14 @@ import httpx
 import pytest
 from standardwebhooks import Webhook
 
-from forescribe.api.access import outbound
-from forescribe.api.jobs.records import Hook, Job
+from forescribe.api.access import addresses, outbound
+from forescribe.api.jobs.storage.records import Callback, Job
 from forescribe.api.jobs.webhooks import SCHEDULE_S, Webhooks, body, check_secret
 from tests.api.conftest import memo, until
-from tests.api.jobs.jobbing import JOBS, application, ended, ready, submit
+from tests.api.jobs.application import JOBS, application, ended, ready, submit
 
 SECRET = "whsec_" + base64.b64encode(b"k" * 32).decode()
-HOME = outbound.networks(["127.0.0.0/8"])
+HOME = addresses.networks(["127.0.0.0/8"])
 HOUSE = {"webhook_networks": ("127.0.0.0/8",)}
 
 
@@ -60,9 +60,20 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def job(url: str) -> Job:
-    hook = Hook(url, SECRET)
+    hook = Callback(url, SECRET)
     return Job(
-        "job_1", "", "succeeded", 1, "transcribe", "secret.wav", 0.0, 1.0, 2.0, 9.0, 9.0, hook=hook
+        "job_1",
+        "",
+        "succeeded",
+        1,
+        "transcribe",
+        "secret.wav",
+        0.0,
+        1.0,
+        2.0,
+        9.0,
+        9.0,
+        callback=hook,
     )
 
 
@@ -175,12 +186,12 @@ def test_a_secret_that_cannot_sign_is_refused(secret) -> None:
     ],
 )
 def test_addresses_inside_do_not_pass(address) -> None:
-    assert not outbound.passes(address)
+    assert not addresses.public(address)
 
 
 @pytest.mark.parametrize("address", ["93.184.215.14", "2606:2800:21f:cb07:6820:80da:af6b:8b2c"])
 def test_addresses_of_the_internet_pass(address) -> None:
-    assert outbound.passes(address)
+    assert addresses.public(address)
 
 
 @pytest.mark.parametrize(
@@ -220,8 +231,8 @@ def test_addresses_of_the_internet_pass(address) -> None:
     ],
 )
 def test_what_is_no_web_address_is_refused(url) -> None:
-    with pytest.raises(outbound.Refused):
-        outbound.check_url(url)
+    with pytest.raises(addresses.Refused):
+        addresses.check_url(url)
 
 
 @pytest.mark.parametrize(
@@ -235,7 +246,7 @@ def test_what_is_no_web_address_is_refused(url) -> None:
     ],
 )
 def test_what_is_one_is_taken(url) -> None:
-    assert outbound.check_url(url) == url
+    assert addresses.check_url(url) == url
 
 
 def test_networks_in_the_house_are_taken_where_the_settings_name_them() -> None:
@@ -245,9 +256,9 @@ def test_networks_in_the_house_are_taken_where_the_settings_name_them() -> None:
         "http://[::ffff:127.0.0.1]:9/",
         "http://hook.lan:8080/",
     ):
-        assert outbound.check_url(url, HOME) == url
-    with pytest.raises(outbound.Refused, match="private"):
-        outbound.check_url("http://10.0.0.1/", HOME)
+        assert addresses.check_url(url, HOME) == url
+    with pytest.raises(addresses.Refused, match="private"):
+        addresses.check_url("http://10.0.0.1/", HOME)
 
 
 @pytest.mark.parametrize(
@@ -288,7 +299,7 @@ def test_a_name_is_judged_where_the_connection_goes() -> None:
             connected.append(host)
             raise httpcore.ConnectError("far away")
 
-    guard = outbound.Guarded(resolve=rebinding)
+    guard = outbound.CheckedBackend(resolve=rebinding)
     guard._backend = Backend([])
     with pytest.raises(httpcore.ConnectError):
         guard.connect_tcp("example.org", 443)
@@ -296,14 +307,14 @@ def test_a_name_is_judged_where_the_connection_goes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("addresses", "port"),
+    ("answers", "port"),
     [(["93.184.215.14", "10.0.0.1"], 443), ([], 443), (["93.184.215.14"], 22)],
 )
-def test_one_address_inside_refuses_the_name_and_so_does_a_port(addresses, port) -> None:
-    guard = outbound.Guarded(resolve=lambda host, port: addresses)
+def test_one_address_inside_refuses_the_name_and_so_does_a_port(answers, port) -> None:
+    guard = outbound.CheckedBackend(resolve=lambda host, port: answers)
     with pytest.raises(httpcore.ConnectError) as caught:
         guard.connect_tcp("example.org", port)
-    assert isinstance(caught.value.__cause__, outbound.Refused)
+    assert isinstance(caught.value.__cause__, addresses.Refused)
 
 
 def test_the_environment_names_no_proxy(monkeypatch) -> None:

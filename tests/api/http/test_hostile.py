@@ -18,7 +18,7 @@ from forescribe.api.errors import ApiError
 from forescribe.api.http.validation import loads, text, whole
 from tests.api.conftest import sound, until
 from tests.api.contract import conforms
-from tests.api.jobs.jobbing import JOBS, application, ready
+from tests.api.jobs.application import JOBS, application, ready
 from tests.api.uploads.test_uploads import BOUNDARY, MULTIPART, body, part
 from tests.text.language_models import write
 
@@ -56,7 +56,7 @@ def client(transcriber, decoders, tmp_path_factory) -> Iterator[TestClient]:
     made = application(folder / "jobs", transcriber, decoders, device="cpu", **more)
     with made as client:
         ready(client)
-        until(lambda: client.app.state.texting.state == "ready", 240)
+        until(lambda: client.app.state.text_serving.state == "ready", 240)
         client.text_model = text_model
         yield client
 

@@ -16,7 +16,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from forescribe.api.access.keys import digest, new_key
 from forescribe.api.app import create_app
 from forescribe.api.http.hosts import Host, same_origin
-from forescribe.api.process.forward import Forward, Worker
+from forescribe.api.process.forward import Forward, WorkerAddress
 from forescribe.api.settings import Settings, load
 from forescribe.asr.errors import UsageError
 from tests.api.contract import conforms
@@ -221,7 +221,7 @@ def test_a_request_that_a_worker_hands_on_is_for_the_same_name(keyless) -> None:
         raise AssertionError("it is another worker's")
 
     async def ask(host: str) -> int:
-        forward = Forward(nobody, Worker(1, 2, "/nowhere"), jobs=True)
+        forward = Forward(nobody, WorkerAddress(1, 2, "/nowhere"), jobs=True)
         forward._clients = {0: httpx.AsyncClient(transport=httpx.ASGITransport(keyless))}
         transport = httpx.ASGITransport(forward)
         async with httpx.AsyncClient(transport=transport, base_url=f"http://{host}") as outside:

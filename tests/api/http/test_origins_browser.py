@@ -14,7 +14,7 @@ import uvicorn
 
 from tests import browser as browsing
 from tests.api.conftest import until
-from tests.api.jobs.jobbing import FORM, JOBS, application
+from tests.api.jobs.application import FORM, JOBS, application
 
 pytestmark = pytest.mark.slow
 

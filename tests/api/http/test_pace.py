@@ -161,9 +161,9 @@ def test_stalled_uploads_take_no_place_from_others(service) -> None:
 def test_uploads_have_a_bound_of_their_own(service) -> None:
     client = service(max_uploads=1)
     admission = client.app.state.serving.admission
-    place = admission.arrive("", keyed=False)
+    place = admission.reserve("", keyed=False)
     content = body(part("model", b"random"), part("file", sound(1), "a.wav"))
     answer = client.post(TRANSCRIBE, headers=MULTIPART, content=content)
     assert answer.status_code == 503 and int(answer.headers["retry-after"]) >= 1
-    place.leave()
+    place.release()
     assert admission.uploads == 0

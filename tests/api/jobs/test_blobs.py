@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from forescribe.api.jobs.blobs import Blobs
-from forescribe.api.jobs.store import Store
+from forescribe.api.jobs.storage.blobs import Blobs
+from forescribe.api.jobs.storage.store import Store
 from forescribe.asr.errors import OutputError
 
 ROOT = Path(__file__).parents[3]
@@ -45,13 +45,13 @@ def test_a_copy_is_a_draft_until_it_is_committed(tmp_path) -> None:
 
 @pytest.mark.parametrize("name", ["../../etc/passwd", "A" * 64, "", "a" * 63])
 def test_only_hashes_are_names(tmp_path, name) -> None:
-    with pytest.raises(ValueError, match="no blob's name"):
+    with pytest.raises(ValueError, match="not a blob's name"):
         Blobs(tmp_path).path(name)
 
 
 def test_a_process_that_dies_in_mid_write_leaves_no_blob(tmp_path) -> None:
     code = (
-        "import os, signal; from pathlib import Path; from forescribe.api.jobs.blobs import Blobs\n"
+        "import os, signal; from pathlib import Path; from forescribe.api.jobs.storage.blobs import Blobs\n"
         f"draft = Blobs(Path({str(tmp_path)!r})).draft(); draft.write(b'half'); draft.flush()\n"
         "os.kill(os.getpid(), signal.SIGKILL)"
     )
@@ -75,20 +75,20 @@ def test_a_disk_that_refuses_is_named(tmp_path) -> None:
 
 
 def test_nothing_is_dropped_between_a_blob_and_its_row(tmp_path) -> None:
-    store = Store.at(tmp_path)
+    store = Store.open(tmp_path)
     swept = threading.Event()
 
     def sweep() -> None:
-        store.sweep()
+        store.references.sweep()
         swept.set()
 
-    with store.blobs.keeping():
+    with store.blobs.shared_lock():
         name = store.blobs.put(b"audio")
         threading.Thread(target=sweep).start()
         assert not swept.wait(0.2)
-        with store.writing() as tx:
-            store.refer(tx, "job", "audio", name)
+        with store.transaction() as tx:
+            store.references.put(tx, "job", "audio", name)
     assert swept.wait(5) and list(store.blobs.names()) == [name]
-    store.drop("job", "audio")
+    store.references.drop("job", "audio")
     assert not list(store.blobs.names())
     store.close()

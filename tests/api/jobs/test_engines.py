@@ -9,10 +9,10 @@ from uuid import uuid4
 
 import pytest
 
-from forescribe.api.jobs.engines.memory_engine import InMemory
+from forescribe.api.jobs.engines.memory_engine import MemoryEngine
 from forescribe.api.jobs.engines.workflow_engine import Stopping
-from forescribe.api.jobs.records import Work
-from forescribe.api.jobs.store import Store
+from forescribe.api.jobs.storage.records import WorkItem
+from forescribe.api.jobs.storage.store import Store
 from tests.api.conftest import until
 
 URL = os.environ.get("FORESCRIBE_TEST_PG")
@@ -23,18 +23,18 @@ class Bench:
 
     def __init__(self, folder, kind: str) -> None:
         self.kind = kind
-        self.store = Store.at(folder, _fresh() if kind == "postgresql" else None)
+        self.store = Store.open(folder, _fresh() if kind == "postgresql" else None)
         self.go, self.stopping = threading.Event(), threading.Event()
         self.done: Counter[tuple] = Counter()
         self.engine = self._engine()
 
     def _engine(self):
         if self.kind == "memory":
-            made = InMemory(concurrency=2)
+            made = MemoryEngine(concurrency=2)
         else:
-            from forescribe.api.jobs.engines.dbos_engine import Durable
+            from forescribe.api.jobs.engines.dbos_engine import DbosEngine
 
-            made = Durable(self.store.engine, concurrency=2)
+            made = DbosEngine(self.store.database.engine, concurrency=2)
         made.start(self._step, {"transcribe": _play, "diarize": _broken})
         return made
 
@@ -48,8 +48,8 @@ class Bench:
         self.done[step, *args] += 1
         return f"{step}{args}"
 
-    def enqueue(self, *works: Work) -> None:
-        with self.store.writing() as tx:
+    def enqueue(self, *works: WorkItem) -> None:
+        with self.store.transaction() as tx:
             for work in works:
                 self.engine.enqueue(tx, work)
 
@@ -103,15 +103,15 @@ def bench(request, tmp_path):
     made.store.close()
 
 
-def work(job: str, kind: str = "transcribe", delay_s: float = 0.0) -> Work:
-    return Work(kind, f"{job}:1", (job, 1), delay_s)
+def work(job: str, kind: str = "transcribe", delay_s: float = 0.0) -> WorkItem:
+    return WorkItem(kind, f"{job}:1", (job, 1), delay_s)
 
 
 def test_engines_keep_their_contract(bench, caplog) -> None:
     """One life for all of it: starting the engine that lasts takes longer than the rest."""
     # The same id twice is one job, and what was rolled back was never there.
     bench.enqueue(work("a"), work("a"))
-    with pytest.raises(ZeroDivisionError), bench.store.writing() as tx:
+    with pytest.raises(ZeroDivisionError), bench.store.transaction() as tx:
         bench.engine.enqueue(tx, work("never"))
         raise ZeroDivisionError
     until(lambda: bench.engine.running() == {"a:1"})
@@ -150,7 +150,7 @@ def test_work_outlives_its_process(bench) -> None:
     until(lambda: bench.count("a").get("first") == 1)
     before = bench.engine.executor
     bench.again()
-    assert [(p.id, p.owner) for p in bench.engine.pending()] == [("a:1", before)]
+    assert [(p.id, p.executor) for p in bench.engine.pending()] == [("a:1", before)]
     assert bench.engine.executor != before and not bench.engine.running()
     bench.go.set()
     bench.engine.resume("a:1")

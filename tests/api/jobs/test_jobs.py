@@ -12,7 +12,7 @@ from sqlalchemy.exc import OperationalError
 from forescribe.api.access.keys import digest, new_key
 from forescribe.asr.formats.transcript import Transcript
 from tests.api.conftest import memo, silence, sound, until
-from tests.api.jobs.jobbing import FORM, JOBS, application, ended, events, files, ready, submit
+from tests.api.jobs.application import FORM, JOBS, application, ended, events, files, ready, submit
 
 
 @pytest.fixture
@@ -165,7 +165,7 @@ def test_a_key_makes_one_job_of_the_same_request(client) -> None:
     assert first.json()["id"] == second.json()["id"]
     other = submit(client, memo(2), headers=headers, prompt="another")
     assert (other.status_code, other.json()["error"]["code"]) == (422, "idempotency_key_reused")
-    client.app.state.jobs.claims.add(("", "coming"))
+    client.app.state.jobs.submissions.receiving.add(("", "coming"))
     early = submit(client, memo(2), headers={"Idempotency-Key": "coming"})
     assert (early.status_code, early.json()["error"]["code"]) == (409, "in_progress")
     assert len(client.get(JOBS).json()["data"]) == 1
@@ -243,10 +243,10 @@ def test_a_cancelled_job_frees_its_rows_and_writes_no_more(client, held, transcr
 
 
 def test_a_queued_job_can_be_cancelled(tmp_path, transcriber, decoders, held) -> None:
-    from forescribe.api.jobs.engines.memory_engine import InMemory
+    from forescribe.api.jobs.engines.memory_engine import MemoryEngine
 
     def one(store):
-        return InMemory(concurrency=1)
+        return MemoryEngine(concurrency=1)
 
     with application(tmp_path, transcriber, decoders, one) as client:
         ready(client)
@@ -340,7 +340,7 @@ def test_a_fault_that_passes_is_tried_again_and_one_that_stays_is_told(
     monkeypatch.setattr(transcriber.engine, "step", faulty)
     job = submit(client, memo(3)).json()["id"]
     assert ended(client, job)["state"] == "succeeded"
-    monkeypatch.setattr("forescribe.api.jobs.steps.PAUSES_S", (0.01, 0.01))
+    monkeypatch.setattr("forescribe.api.jobs.execution.steps.PAUSES_S", (0.01, 0.01))
     faults += [RuntimeError("secret")] * 10_000
     other = submit(client, sound(3)).json()["id"]
     over = ended(client, other)
@@ -356,15 +356,15 @@ def test_retention_forgets_audio_first_and_results_later(client, tmp_path) -> No
     ended(client, job)
     jobs, now = client.app.state.jobs, client.app.state.jobs.store.clock()
     jobs.store.clock = lambda: now + 3600  # an hour on: nothing is due
-    jobs.tidy()
+    jobs.retention.erase_expired()
     assert client.get(f"{JOBS}/{job}/audio").status_code == 200
     jobs.store.clock = lambda: now + 25 * 3600
-    jobs.tidy()
+    jobs.retention.erase_expired()
     assert client.get(f"{JOBS}/{job}/audio").status_code == 404
     assert client.get(f"{JOBS}/{job}/result").status_code == 200
     assert client.post(f"{JOBS}/{job}/diarize").status_code == 404
     jobs.store.clock = lambda: now + 31 * 24 * 3600
-    jobs.tidy()
+    jobs.retention.erase_expired()
     assert client.get(f"{JOBS}/{job}").status_code == 404
     assert not list((tmp_path / "blobs").glob("??/*"))
 
@@ -390,8 +390,8 @@ def test_a_full_queue_and_a_full_disk_are_told_before_the_body(
 def test_a_database_that_is_away_is_worth_another_try(client, monkeypatch, away, status) -> None:
     store = client.app.state.jobs.store
     fault = OperationalError("select", {}, Exception("server closed the connection"))
-    monkeypatch.setattr(store, "there", lambda: not away)
-    monkeypatch.setattr(store, "jobs", Mock(side_effect=fault))
+    monkeypatch.setattr(store.database, "available", lambda: not away)
+    monkeypatch.setattr(store.jobs, "page", Mock(side_effect=fault))
     answer = client.get(JOBS)
     assert answer.status_code == status
     assert ("retry-after" in answer.headers) == away
@@ -402,17 +402,17 @@ def test_what_is_doubtful_in_a_transcript_is_told_by_the_job_as_well(client, mon
     """By the job, its last event and its result; a diarization that has no doubts takes none away."""
     from dataclasses import replace
 
-    from forescribe.api.jobs.lane import Lane
+    from forescribe.api.jobs.execution.decoded_groups import DecodedGroups
     from forescribe.asr.formats.transcript import Notice
 
-    outcome = Lane.outcome
+    outcome = DecodedGroups.outcome
     doubt = Notice("doubtful_window", "0.0 s to 3.0 s: no try could save it")
 
     def doubtful(self):
         found = outcome(self)
         return replace(found, transcript=replace(found.transcript, warnings=(doubt,)))
 
-    monkeypatch.setattr(Lane, "outcome", doubtful)
+    monkeypatch.setattr(DecodedGroups, "outcome", doubtful)
     expected = [{"code": doubt.code, "message": doubt.message}]
     job = submit(client, memo(3)).json()
     assert job["warnings"] == []

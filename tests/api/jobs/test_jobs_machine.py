@@ -19,7 +19,7 @@ from hypothesis.stateful import (
 )
 
 from tests.api.conftest import sound, until
-from tests.api.jobs.jobbing import FORM, JOBS, application, ended, ready, submit
+from tests.api.jobs.application import FORM, JOBS, application, ended, ready, submit
 from tests.api.uploads.test_tus import PLACE, TUS, create, offset, patch
 
 ENDED = {"succeeded", "failed", "cancelled"}

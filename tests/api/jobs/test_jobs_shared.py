@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from tests.api.conftest import memo, sound, until
-from tests.api.jobs.jobbing import JOBS, application, ended, ready, submit
+from tests.api.jobs.application import JOBS, application, ended, ready, submit
 
 GREEDY = "0.9"
 """The temperature of a job that takes all memory there is."""
@@ -19,8 +19,8 @@ GREEDY = "0.9"
 
 @pytest.fixture
 def client(tmp_path, transcriber, decoders, monkeypatch):
-    monkeypatch.setattr("forescribe.api.jobs.steps.PAUSES_S", (0.02, 0.02, 0.02))
-    monkeypatch.setattr("forescribe.api.jobs.steps.AWAY_S", 0.01)
+    monkeypatch.setattr("forescribe.api.jobs.execution.steps.PAUSES_S", (0.02, 0.02, 0.02))
+    monkeypatch.setattr("forescribe.api.jobs.execution.outages.AWAY_S", 0.01)
     with application(tmp_path, transcriber, decoders) as client:
         yield ready(client)
 
@@ -64,7 +64,7 @@ def test_a_job_that_takes_all_memory_fails_alone(client, held, memory, transcrib
 def test_who_waits_for_his_turn_after_a_fault_can_be_cancelled(client, held, memory) -> None:
     job = submit(client, sound(2)).json()["id"]
     steps = client.app.state.jobs.steps
-    with steps._turn:  # somebody else's
+    with steps._retrying:  # somebody else's
         greedy = submit(client, sound(2), temperature=GREEDY).json()["id"]
         until(lambda: len(memory) == 1)
         for id in (job, greedy):
@@ -90,9 +90,9 @@ def test_an_engine_that_is_broken_fails_no_job(client, held, transcriber, monkey
     monkeypatch.setattr(transcriber.engine, "step", broken)
     serving.state = "broken"
     until(lambda: len(looks) > 0 and not serving.session._live)
-    beats = client.app.state.jobs.store.workers()
-    client.app.state.jobs.keeper.tick()
-    assert client.app.state.jobs.store.workers() == beats
+    beats = client.app.state.jobs.store.heartbeats.all()
+    client.app.state.jobs.recovery.tick()
+    assert client.app.state.jobs.store.heartbeats.all() == beats
     states = [client.get(f"{JOBS}/{id}").json()["state"] for id in jobs]
     assert states == ["running"] * 4 + ["queued"]
     monkeypatch.setattr(transcriber.engine, "step", step)
@@ -104,13 +104,13 @@ def test_an_engine_that_is_broken_fails_no_job(client, held, transcriber, monkey
 def test_a_database_that_goes_away_is_waited_for(client, held, monkeypatch) -> None:
     """However long: a step's own tries are over in seconds, and then its job would have failed."""
     store = client.app.state.jobs.store
-    writing, away, looks = store.writing, threading.Event(), []
+    transaction, away, looks = store.database.transaction, threading.Event(), []
 
     @contextmanager
     def cut_off():
         if away.is_set():
             raise OperationalError("select", {}, Exception("gone"), connection_invalidated=True)
-        with writing() as tx:
+        with transaction() as tx:
             yield tx
 
     def there() -> bool:
@@ -119,8 +119,8 @@ def test_a_database_that_goes_away_is_waited_for(client, held, monkeypatch) -> N
 
     hook = {"webhook_url": "https://example.com/", "webhook_secret": "whsec_" + "a" * 40}
     job = submit(client, memo(3), **hook).json()["id"]
-    monkeypatch.setattr(store, "writing", cut_off)
-    monkeypatch.setattr(store, "there", there)
+    monkeypatch.setattr(store.database, "transaction", cut_off)
+    monkeypatch.setattr(store.database, "available", there)
 
     def deliver(_) -> str:
         if not called:
@@ -130,7 +130,7 @@ def test_a_database_that_goes_away_is_waited_for(client, held, monkeypatch) -> N
 
     called = []
     receiver = SimpleNamespace(deliver=deliver, wait_s=lambda number: None)
-    monkeypatch.setattr(client.app.state.jobs.steps, "webhooks", receiver)
+    monkeypatch.setattr(client.app.state.jobs.completion, "webhooks", receiver)
     away.set()
     held.set()
     until(lambda: len(looks) > 20)
@@ -147,5 +147,7 @@ def test_a_database_that_goes_away_is_waited_for(client, held, monkeypatch) -> N
 
 def test_a_fault_of_the_database_that_is_there_is_no_reason_to_wait(client) -> None:
     store = client.app.state.jobs.store
-    assert not store.lost(OperationalError("select", {}, Exception("no such column")))
-    assert store.lost(OperationalError("select", {}, Exception(), connection_invalidated=True))
+    assert not store.database.lost(OperationalError("select", {}, Exception("no such column")))
+    assert store.database.lost(
+        OperationalError("select", {}, Exception(), connection_invalidated=True)
+    )

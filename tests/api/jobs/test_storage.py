@@ -13,20 +13,20 @@ from pathlib import Path
 import pytest
 from sqlalchemy.exc import OperationalError
 
-from forescribe.api.jobs import store as stores
-from forescribe.api.jobs.blobs import Blobs, Draft
-from forescribe.api.jobs.records import New
-from forescribe.api.jobs.store import Store, database, keeping
+from forescribe.api.jobs.storage.blobs import Blobs, Draft
+from forescribe.api.jobs.storage.database import Database, database_disk_errors
+from forescribe.api.jobs.storage.records import NewJob
+from forescribe.api.jobs.storage.store import Store
 from forescribe.api.process.model_loads import PASSING
 from forescribe.asr.errors import CapacityError, OutputError, UsageError
 from tests.api.conftest import memo, until
-from tests.api.jobs.jobbing import JOBS, application, ended, ready, submit
+from tests.api.jobs.application import JOBS, application, ended, ready, submit
 
 
 @pytest.fixture
 def client(tmp_path, transcriber, decoders, monkeypatch):
-    monkeypatch.setattr("forescribe.api.jobs.steps.PAUSES_S", (0.01, 0.01, 0.01))
-    monkeypatch.setattr("forescribe.api.jobs.steps.AWAY_S", 0.01)
+    monkeypatch.setattr("forescribe.api.jobs.execution.steps.PAUSES_S", (0.01, 0.01, 0.01))
+    monkeypatch.setattr("forescribe.api.jobs.execution.outages.AWAY_S", 0.01)
     with application(tmp_path, transcriber, decoders) as client:
         yield ready(client)
 
@@ -36,7 +36,7 @@ def full(client, monkeypatch):
     """While it is set, neither blobs nor rows can be written: real errors of both."""
     state = threading.Event()
     state.looks = 0  # type: ignore[attr-defined]
-    write, begin = Draft.write, Store.writing
+    write, begin = Draft.write, Database.transaction
 
     def refused(self: Draft, data: bytes) -> None:
         if state.is_set():
@@ -45,8 +45,8 @@ def full(client, monkeypatch):
         write(self, data)
 
     @contextmanager
-    def writing(self: Store):
-        with keeping(), begin(self) as tx:
+    def transaction(self: Database):
+        with database_disk_errors(), begin(self) as tx:
             yield tx
             if state.is_set():
                 state.looks += 1
@@ -54,7 +54,7 @@ def full(client, monkeypatch):
                 tx.exec_driver_sql("create table filler as select zeroblob(1000000)")
 
     monkeypatch.setattr(Draft, "write", refused)
-    monkeypatch.setattr(Store, "writing", writing)
+    monkeypatch.setattr(Database, "transaction", transaction)
     yield state
     state.clear()
 
@@ -136,55 +136,54 @@ def fault(name: str | None = None, state: str | None = None) -> OperationalError
     ],
 )
 def test_what_the_databases_disk_refuses_has_a_code(error, code) -> None:
-    with pytest.raises(OutputError) as caught, keeping():
+    with pytest.raises(OutputError) as caught, database_disk_errors():
         raise error
     assert caught.value.code == code
 
 
 def test_other_faults_of_the_database_stay_what_they_are(tmp_path) -> None:
-    with pytest.raises(OperationalError), keeping():
+    with pytest.raises(OperationalError), database_disk_errors():
         raise fault("SQLITE_ERROR")
-    store = Store.at(tmp_path)
-    assert store.lost(fault(state="25006")) and store.lost(fault(state="57P03"))
-    assert not store.lost(fault("SQLITE_ERROR"))
+    store = Store.open(tmp_path)
+    assert store.database.lost(fault(state="25006")) and store.database.lost(fault(state="57P03"))
+    assert not store.database.lost(fault("SQLITE_ERROR"))
     assert store.writable()
     store.close()
 
 
 def test_a_database_that_takes_no_writes_is_not_writable(tmp_path) -> None:
-    store = Store.at(tmp_path)
-    with store.engine.connect() as tx:
+    store = Store.open(tmp_path)
+    with store.database.engine.connect() as tx:
         tx.exec_driver_sql("PRAGMA query_only=ON")
         tx.rollback()
-    assert not store.writable() and store.there()
+    assert not store.writable() and store.database.available()
     store.close()
 
 
 def test_a_database_of_an_earlier_version_is_taken_over(tmp_path) -> None:
-    store = Store.at(tmp_path)
-    with store.writing() as tx:
-        store.insert(tx, New("job", "", None, 60.0, {}, {}))
+    store = Store.open(tmp_path)
+    with store.transaction() as tx:
+        store.jobs.insert(tx, NewJob("job", "", None, 60.0, {}, {}))
         tx.exec_driver_sql("ALTER TABLE forescribe_jobs DROP COLUMN warnings")
         tx.exec_driver_sql("DROP TABLE forescribe_exposed")
     store.close()
-    store = Store.at(tmp_path)
-    found = store.job("job")
+    store = Store.open(tmp_path)
+    found = store.jobs.get("job")
     assert found is not None and found.warnings == ()
-    with store.writing() as tx:
-        store.warn(tx, "job", [{"code": "doubt", "message": "said"}])
-    again = store.job("job")
+    with store.transaction() as tx:
+        store.jobs.set_warnings(tx, "job", [{"code": "doubt", "message": "said"}])
+    again = store.jobs.get("job")
     assert again is not None and again.warnings == ({"code": "doubt", "message": "said"},)
     store.close()
 
 
 def test_a_server_that_is_away_at_the_start_may_come_back(monkeypatch) -> None:
     with pytest.raises(CapacityError, match="cannot be opened"):
-        database("postgresql://nobody@127.0.0.1:1/none?connect_timeout=2")
+        Database.open("postgresql://nobody@127.0.0.1:1/none?connect_timeout=2")
     with pytest.raises(UsageError):
-        database("sqlite:////no/such/folder/jobs.db")
+        Database.open("sqlite:////no/such/folder/jobs.db")
     with pytest.raises(UsageError):
-        database("mongodb://x")
-    assert stores.database is database
+        Database.open("mongodb://x")
 
 
 @pytest.mark.slow

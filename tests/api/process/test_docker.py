@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from forescribe.api.routers import health
-from forescribe.api.settings import OTHERS, PREFIX, Settings
+from forescribe.api.settings import OTHER_PREFIXES, PREFIX, Settings
 
 ROOT = Path(__file__).parents[3]
 FILES = ["Dockerfile", "Dockerfile.gaudi"]
@@ -193,7 +193,7 @@ def test_port_health_check_and_settings_are_the_services(name) -> None:
     compile(code[1], name, "exec")
     given = [key for key in environment(steps(name)) if key.startswith(PREFIX)]
     known = {PREFIX + field.upper() for field in Settings.model_fields}
-    assert given and all(key in known or key.startswith(OTHERS) for key in given)
+    assert given and all(key in known or key.startswith(OTHER_PREFIXES) for key in given)
 
 
 def test_without_keys_an_image_refuses_to_listen_to_all() -> None:

@@ -172,14 +172,14 @@ def test_nothing_is_decoded_beside_another_load(service) -> None:
         serving.settings, lambda: serving.session.transcriber, Halves, serving.decoders
     )
     other = threading.Event()
-    waiting.others = (other,)
+    waiting.thread.others.append(other)
     waiting.start()
-    assert waiting.loaded.wait(20)
+    assert waiting.thread.loaded.wait(20)
     assert waiting.state == "loading" and waiting.session is None
     other.set()
     until(lambda: waiting.state == "ready")
     waiting.drain()
-    until(lambda: not waiting._thread.is_alive())
+    until(lambda: not waiting.thread._thread.is_alive())
 
 
 @pytest.mark.parametrize(

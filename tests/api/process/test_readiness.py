@@ -14,10 +14,10 @@ import sqlalchemy as sa
 from fastapi.testclient import TestClient
 
 from forescribe.api.errors import ApiError
-from forescribe.api.metrics import Metrics, Patient
+from forescribe.api.metrics import Metrics, TimedValue
 from forescribe.api.process.readiness import FRESH_S, Readiness
 from forescribe.api.settings import Settings
-from tests.api.jobs.jobbing import application, ready
+from tests.api.jobs.application import application, ready
 
 
 class Away:
@@ -46,7 +46,7 @@ def client(transcriber, decoders, tmp_path_factory) -> Iterator[TestClient]:
 def fresh(client) -> Readiness:
     """Nothing is known from the test before."""
     state = client.app.state
-    state.readiness = Readiness(state.settings, state.serving, state.texting, state.jobs)
+    state.readiness = Readiness(state.settings, state.serving, state.text_serving, state.jobs)
     return state.readiness
 
 
@@ -64,7 +64,7 @@ def test_ready_is_yes_where_all_is_well(client, fresh) -> None:
 
 def test_a_database_that_cannot_be_written_is_not_ready(client, fresh, monkeypatch) -> None:
     """Reading would still work: SQLite on a disk that has become read-only."""
-    engine = client.app.state.jobs.store.engine
+    engine = client.app.state.jobs.store.database.engine
 
     @sa.event.listens_for(engine, "checkout")
     def refuse(connection, record, proxy) -> None:
@@ -81,7 +81,7 @@ def test_a_database_that_fails_or_hangs_is_not_ready_and_metrics_answer(
     client, fresh, monkeypatch
 ) -> None:
     away = Away()
-    monkeypatch.setattr(client.app.state.jobs.store, "engine", away)
+    monkeypatch.setattr(client.app.state.jobs.store.database, "engine", away)
     monkeypatch.setattr("forescribe.api.metrics.WAIT_S", 0.05)
     fresh.wait_s = 0.05
     assert "does not answer" in reason(client)
@@ -127,7 +127,7 @@ def test_probes_do_not_ask_the_database_more_than_once_a_second() -> None:
     now, looks = [0.0], []
     state = SimpleNamespace(state="ready")
     made = Readiness(Settings(min_free_bytes=0), state, state, None, clock=lambda: now[0])
-    made._seen = lambda: looks.append(1)
+    made._check_storage = lambda: looks.append(1)
 
     async def probe(times: int) -> None:
         for _ in range(times):
@@ -138,7 +138,7 @@ def test_probes_do_not_ask_the_database_more_than_once_a_second() -> None:
     now[0] += FRESH_S
     asyncio.run(probe(20))
     assert len(looks) == 2
-    made._seen = lambda: "wrong"
+    made._check_storage = lambda: "wrong"
     now[0] += FRESH_S
     with pytest.raises(ApiError, match="wrong"):
         asyncio.run(probe(1))
@@ -148,7 +148,7 @@ def test_a_value_that_fails_or_hangs_leaves_a_gap_and_comes_back() -> None:
     go, metrics = threading.Event(), Metrics()
     metrics.watch("broken", "Fails.", lambda: 1 / 0)
     metrics.watch("fine", "Does not.", lambda: 3)
-    slow = Patient(lambda: 7.0 if go.wait(30) else 0.0, wait_s=0.01)
+    slow = TimedValue(lambda: 7.0 if go.wait(30) else 0.0, wait_s=0.01)
     text = metrics.text().decode()
     assert "forescribe_broken NaN" in text and "forescribe_fine 3.0" in text
     assert slow() != slow()  # NaN

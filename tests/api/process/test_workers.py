@@ -10,17 +10,17 @@ import threading
 import httpx
 import pytest
 
-from forescribe.api.process.forward import Worker
+from forescribe.api.process.forward import WorkerAddress
 from forescribe.api.process.workers import (
-    FIRST_WAIT_S,
-    GROWN_S,
     HOPELESS,
-    LONGEST_WAIT_S,
+    MAX_WAIT_S,
+    MIN_WAIT_S,
+    STABLE_AFTER_S,
     Supervisor,
+    Worker,
     bound,
     devices,
 )
-from forescribe.api.process.workers import Worker as Place
 from forescribe.api.settings import Settings
 from forescribe.asr.errors import UsageError
 from tests.api.access import seats
@@ -67,53 +67,53 @@ def house():
         return made[-1]
 
     supervisor = Supervisor(make, 2, 5.0, clock)
-    supervisor.workers = [Place(0), Place(1)]
+    supervisor.workers = [Worker(0), Worker(1)]
     return supervisor, made, clock
 
 
 def test_who_dies_young_is_started_later_each_time(house) -> None:
     supervisor, made, clock = house
-    supervisor.look()
+    supervisor.check()
     assert [process.index for process in made] == [0, 1]
     waits = []
     for _ in range(8):
         made[-1].exitcode = 1
         died = clock.now
-        supervisor.look()
+        supervisor.check()
         while supervisor.workers[1].process is None:
             clock.now += 0.25
-            supervisor.look()
+            supervisor.check()
         waits.append(clock.now - died)
-    assert waits[:4] == [FIRST_WAIT_S, 2, 4, 8] and waits[-1] == LONGEST_WAIT_S
+    assert waits[:4] == [MIN_WAIT_S, 2, 4, 8] and waits[-1] == MAX_WAIT_S
     assert supervisor.workers[0].process is made[0]  # the other never noticed
 
 
 def test_who_has_lived_long_is_started_at_once_again(house) -> None:
     supervisor, made, clock = house
-    supervisor.look()
+    supervisor.check()
     for _ in range(3):
-        clock.now += GROWN_S
+        clock.now += STABLE_AFTER_S
         made[-1].exitcode = -signal.SIGKILL
-        supervisor.look()
-        clock.now += FIRST_WAIT_S
-        supervisor.look()
+        supervisor.check()
+        clock.now += MIN_WAIT_S
+        supervisor.check()
         assert supervisor.workers[1].process is made[-1]
     assert len(made) == 5
 
 
 def test_who_never_will_start_ends_the_house(house) -> None:
     supervisor, made, clock = house
-    supervisor.look()
+    supervisor.check()
     made[0].exitcode = HOPELESS
-    supervisor.look()
-    clock.now += 2 * LONGEST_WAIT_S
-    supervisor.look()
+    supervisor.check()
+    clock.now += 2 * MAX_WAIT_S
+    supervisor.check()
     assert supervisor.hopeless and len(made) == 2
 
 
 def test_at_the_end_all_are_told_and_who_does_not_listen_is_ended(house) -> None:
     supervisor, made, _ = house
-    supervisor.look()
+    supervisor.check()
     made[0].stubborn = True
     supervisor.end()
     assert made[0].said[-3:] == ["join", "kill", "join"] and "kill" not in made[1].said
@@ -122,7 +122,7 @@ def test_at_the_end_all_are_told_and_who_does_not_listen_is_ended(house) -> None
 
 def test_a_second_signal_ends_all_workers_at_once(house) -> None:
     supervisor, made, _ = house
-    supervisor.look()
+    supervisor.check()
     supervisor.stop(signal.SIGTERM, None)
     assert all(process.exitcode is None for process in made)
     supervisor.stop(signal.SIGTERM, None)
@@ -135,7 +135,7 @@ def test_a_second_signal_ends_all_workers_at_once(house) -> None:
         ("cuda", 2, ["cuda:0", "cuda:1"]),
         ("hpu", 8, ["hpu", "hpu"]),  # Gaudi's runtime gives each its own
         ("cuda", 1, "2 workers, but 1 devices"),
-        ("cuda:1", 2, "cuda:1 is one"),
+        ("cuda:1", 2, "cuda:1 is a single device"),
         ("cpu", 1, "share_device"),
     ],
 )
@@ -165,7 +165,7 @@ def test_processes_answer_behind_one_address_and_are_started_again(tmp_path) -> 
     with bound(Settings(port=0)) as shared:
 
         def make(index: int):
-            given = (Worker(index, 2, str(tmp_path)), shared)
+            given = (WorkerAddress(index, 2, str(tmp_path)), shared)
             return context.Process(target=seats.work, args=given)
 
         supervisor = Supervisor(make, 2, grace_s=10)
@@ -183,7 +183,7 @@ def test_processes_answer_behind_one_address_and_are_started_again(tmp_path) -> 
                 assert answer.headers["location"] == "/v1/jobs/1"
                 assert answer.headers["x-seen"] == "Bearer k"
                 # From worker 1, whoever is at the shared door: by its own socket.
-                uds = httpx.HTTPTransport(uds=Worker(1, 2, str(tmp_path)).path(1))
+                uds = httpx.HTTPTransport(uds=WorkerAddress(1, 2, str(tmp_path)).path(1))
                 with httpx.Client(transport=uds, base_url="http://localhost", timeout=120) as one:
                     assert one.get("/").json()["worker"] == 1
                     assert one.post("/v1/jobs", content=b"abc").json() == {"worker": 0, "size": 3}

@@ -13,8 +13,8 @@ from forescribe.api.access.keys import digest, new_key
 from forescribe.api.app import create_app
 from forescribe.api.errors import ApiError
 from forescribe.api.settings import Settings
-from forescribe.api.speech.following import Task
 from forescribe.api.speech.serving import Serving
+from forescribe.api.speech.transcription_stream import TranscriptionTask
 from forescribe.asr.audio.decoded_file import DecodedFile
 from forescribe.asr.decode.guards import Guards
 from forescribe.asr.decode.options import Options
@@ -206,9 +206,9 @@ def test_what_cannot_be_queued_is_released(service) -> None:
             self.closed = True
 
     async def follow(options: Options) -> None:
-        file, place = File(), serving.admission.enter("", keyed=False)
+        file, place = File(), serving.admission.start("", keyed=False)
         with pytest.raises(ApiError):
-            serving.follow(Task(DecodedFile("file", file, 16_000), options, place))
+            serving.follow(TranscriptionTask(DecodedFile("file", file, 16_000), options, place))
         assert file.closed and serving.admission.requests == 0
 
     client.portal.call(follow, Options(language="tlh", guards=Guards()))

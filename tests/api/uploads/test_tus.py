@@ -17,7 +17,7 @@ from forescribe.api.errors import ApiError
 from forescribe.api.uploads.tus import Uploads
 from tests.api.conftest import memo, until
 from tests.api.http import raw
-from tests.api.jobs.jobbing import FORM, JOBS, application, ended, ready
+from tests.api.jobs.application import FORM, JOBS, application, ended, ready
 
 TUS = {"Tus-Resumable": "1.0.0"}
 BODY = {**TUS, "Content-Type": "application/offset+octet-stream"}
@@ -117,7 +117,7 @@ def test_pieces_that_come_slowly_have_a_bound(
     with application(tmp_path, transcriber, decoders, max_requests=1, **limits) as client:
         client.headers["Authorization"] = f"Bearer {key}"
         admission = client.app.state.serving.admission
-        admission.enter("other", keyed=True)  # no place for a request: pieces come in all the same
+        admission.start("other", keyed=True)  # no place for a request: pieces come in all the same
         *slow, last = [create(client, 10).headers["location"] for _ in range(4)]
         go = threading.Event()
 

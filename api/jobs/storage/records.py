@@ -1,6 +1,6 @@
-"""Records of a job: what was asked for, what is known of it, and what clients see.
+"""Records of a job: what was requested, its current state, and its JSON view for clients.
 
-Times are unix seconds, lengths seconds of audio. Holds no text of a transcript.
+Times are Unix seconds, lengths are seconds of audio. Holds no transcript text.
 """
 
 from __future__ import annotations
@@ -11,43 +11,42 @@ from typing import Any, Literal
 
 State = Literal["queued", "running", "succeeded", "failed", "cancelled"]
 Kind = Literal["transcribe", "diarize"]
-"""What a run of a job does: all of it, or the speakers alone."""
+"""What a run of a job does: everything, or only the speakers."""
 
 ENDED: frozenset[State] = frozenset({"succeeded", "failed", "cancelled"})
-HookState = Literal["pending", "delivered", "failed", "gone"]
+CallbackState = Literal["pending", "delivered", "failed", "gone"]
 
 
 @dataclass(frozen=True)
-class Hook:
-    """A callback at the end of a job: where, signed with what, and how that went."""
+class Callback:
+    """A webhook at the end of a job: URL, signing secret, and state of the delivery."""
 
     url: str
-    secret: str | None  # forgotten when nothing more will be sent
-    state: HookState = "pending"
+    secret: str | None  # deleted when nothing more will be sent
+    state: CallbackState = "pending"
     tries: int = 0
 
 
 @dataclass(frozen=True)
-class New:
-    """A job that is to be. `form` is the whole request, which becomes a blob; `options` is the part of
-    it that a list shows."""
+class NewJob:
+    """A job to insert. `form` is the whole request, which is stored as a blob; `options` is the part of
+    it that clients see."""
 
     id: str
-    tenant: str
+    owner: str  # name of the API key
     label: str | None
     total_s: float
     form: Mapping[str, Any]
     options: Mapping[str, Any]
-    hook: Hook | None = None
+    callback: Callback | None = None
 
 
 @dataclass(frozen=True)
 class Job:
-    """A job's row. `run` counts how often it was begun by somebody's wish: what an earlier run still
-    writes is refused."""
+    """A job's row. `run` counts submissions and retries: writes of an earlier run are refused."""
 
     id: str
-    tenant: str
+    owner: str  # name of the API key
     state: State
     run: int
     kind: Kind
@@ -59,9 +58,9 @@ class Job:
     done_s: float
     options: Mapping[str, Any] = field(default_factory=dict)
     error: tuple[str, str] | None = None
-    hook: Hook | None = None
-    crashes: int = 0  # of the process with the job alone inside, since it got on
-    warnings: tuple[Mapping[str, Any], ...] = ()  # code and message, of its transcript
+    callback: Callback | None = None
+    crashes: int = 0  # of the process while only this job was exposed, since it last progressed
+    warnings: tuple[Mapping[str, Any], ...] = ()  # code and message, from its transcript
 
     @property
     def ended(self) -> bool:
@@ -69,7 +68,7 @@ class Job:
 
     @property
     def speed(self) -> float | None:
-        """Seconds of audio per second, from its start to its end, pauses of the server included."""
+        """Seconds of audio per second of wall time from start to end, downtime included."""
         if self.state != "succeeded" or self.started_at is None or self.finished_at is None:
             return None
         wall_s = self.finished_at - self.started_at
@@ -79,7 +78,7 @@ class Job:
         return {"done_s": round(self.done_s, 3), "total_s": round(self.total_s, 3)}
 
     def view(self) -> dict[str, Any]:
-        """The job as clients see it."""
+        """The job's JSON for clients."""
         body: dict[str, Any] = {
             "id": self.id,
             "object": "job",
@@ -97,8 +96,8 @@ class Job:
         if self.error is not None:
             code, message = self.error
             body["error"] = {"code": code, "message": message}
-        if self.hook is not None:
-            body["webhook"] = {"state": self.hook.state, "tries": self.hook.tries}
+        if self.callback is not None:
+            body["webhook"] = {"state": self.callback.state, "tries": self.callback.tries}
         return body
 
 
@@ -106,8 +105,8 @@ EntryKind = Literal["state", "progress", "segment"]
 
 
 @dataclass(frozen=True)
-class Entry:
-    """Something that happened to a job, number `n` of its log."""
+class LogEntry:
+    """Entry number `n` of a job's log."""
 
     n: int
     kind: EntryKind
@@ -115,8 +114,8 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Work:
-    """A piece of work for the engine: `kind` names the play. The same `id` twice is once."""
+class WorkItem:
+    """A workflow to queue: `kind` names it. Two items with the same `id` run once."""
 
     kind: str
     id: str
@@ -124,16 +123,17 @@ class Work:
     delay_s: float = 0.0
 
 
-def prefix(job: str) -> str:
-    """How the ids of a job's work begin."""
+def item_prefix(job: str) -> str:
+    """The prefix of the ids of all work items of a job."""
     return f"{job}:"
 
 
-def run_of(job: str, run: int, kind: Kind) -> Work:
-    """The work that a run of a job is."""
-    return Work(kind, f"{prefix(job)}{run}", (job, run))
+def run_item(job: str, run: int, kind: Kind) -> WorkItem:
+    """The work item for a run of a job."""
+    return WorkItem(kind, f"{item_prefix(job)}{run}", (job, run))
 
 
-def callback_of(job: str, run: int, number: int, delay_s: float = 0.0) -> Work:
-    """The work that a try of a callback is."""
-    return Work("webhook", f"{prefix(job)}{run}:webhook:{number}", (job, run, number), delay_s)
+def callback_item(job: str, run: int, number: int, delay_s: float = 0.0) -> WorkItem:
+    """The work item for one delivery attempt of a callback."""
+    id = f"{item_prefix(job)}{run}:webhook:{number}"
+    return WorkItem("webhook", id, (job, run, number), delay_s)

@@ -1,11 +1,13 @@
-"""Following: one upload on its way through the engine, seen from the event loop.
+"""One upload on its way through the engine, as a stream of parts on the event loop.
 
-following = serving.follow(task)
-try:
-    while (part := await following.next()) is not None: ...
-    following.outcome
-finally:
-    following.cancel()          # does nothing after the end
+    stream = serving.follow(task)
+    try:
+        while (part := await stream.next()) is not None: ...
+        stream.outcome
+    finally:
+        stream.cancel()          # does nothing after the end
+
+Does not know forms and answers.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..access.capacity import Place
+from ..access.capacity import Reservation
 from ..errors import ApiError
 from ..http.request_id import CURRENT, report
 from ..metrics import Metrics
@@ -31,55 +33,59 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Task:
-    """An upload that is to be transcribed. The spool is closed when the engine is done with it, whatever
-    becomes of it, and the place given back, unless there is a `tap`: whoever listens there has more to
-    do, and gives it back."""
+class TranscriptionTask:
+    """An upload to transcribe.
+
+    When the engine is done with it, however it ends, its samples are closed and its reservation is
+    released; with a `tap`, the owner of the tap has more to do and releases the reservation itself.
+    """
 
     spool: DecodedFile
     options: Options
-    place: Place
+    reservation: Reservation
     tap: Tap | None = None
 
     def release(self) -> None:
         self.spool.close()
         if self.tap is None:
-            self.place.leave()
+            self.reservation.release()
 
 
-class Following:
-    """The submission's listener: hears on the engine's thread, tells on the event loop's.
+class TranscriptionStream:
+    """The listener of a submission: called on the engine's thread, read on the event loop.
 
-    `timeout_s` counts from here. `cancel` is set by whoever submits.
+    `timeout_s` counts from its creation. Whoever submits it sets `cancelled_by`.
     """
 
-    def __init__(self, task: Task, timeout_s: float, metrics: Metrics) -> None:
+    def __init__(self, task: TranscriptionTask, timeout_s: float, metrics: Metrics) -> None:
         self.task, self.timeout_s, self.metrics = task, timeout_s, metrics
         self.outcome: Outcome | None = None
         self._loop = asyncio.get_running_loop()
         self._end_s = self._loop.time() + timeout_s
-        self._heard: asyncio.Queue[Part | None] = asyncio.Queue()  # at most a recording's windows
+        self._parts: asyncio.Queue[Part | None] = asyncio.Queue()  # at most a recording's windows
         self._cancel: Callable[[], None] | None = None
         self._request_id, self._queued_s = CURRENT.get(), time.perf_counter()
 
     # -- on the engine's thread -------------------------------------------------------------------
 
     def progressed(self, part: Part) -> None:
-        self.task.place.progressed(part.done_s)
-        self._tell(part)
+        self.task.reservation.progressed(part.done_s)
+        self._put(part)
 
     def ended(self, outcome: Outcome | None) -> None:
         self.outcome = outcome
         try:
             if outcome is not None:
                 self._report(outcome)
-                self.task.place.admission.paced(self.task.spool.duration_s, outcome.wall_s)
+                self.task.reservation.admission.record_speed(
+                    self.task.spool.duration_s, outcome.wall_s
+                )
         finally:
             self.task.release()
-            self._tell(None)
+            self._put(None)
 
     def _report(self, outcome: Outcome) -> None:
-        """Figures, and a line of the log: nothing of what was said."""
+        """Count and log the recording, without its text."""
         self.metrics.ended(outcome)
         wait_s = max(0.0, time.perf_counter() - self._queued_s - outcome.wall_s)
         self.metrics.took("wait", wait_s)
@@ -102,9 +108,9 @@ class Following:
             fallbacks=sum(d.result.request.temperature > 0 for d in outcome.decoded),
         )
 
-    def _tell(self, part: Part | None) -> None:
-        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            self._loop.call_soon_threadsafe(self._heard.put_nowait, part)
+    def _put(self, part: Part | None) -> None:
+        with suppress(RuntimeError):  # the loop is closed: there is no reader
+            self._loop.call_soon_threadsafe(self._parts.put_nowait, part)
 
     # -- on the event loop ------------------------------------------------------------------------
 
@@ -112,27 +118,27 @@ class Following:
         self._cancel = cancel
 
     async def next(self) -> Part | None:
-        """The next part; None at the end, when there is an outcome.
+        """The next part; None at the end, when `outcome` is set.
 
-        Raises ApiError where the recording has failed or takes too long.
+        Raises ApiError if the recording fails or takes too long.
         """
         try:
             async with asyncio.timeout_at(self._end_s):
-                part = await self._heard.get()
+                part = await self._parts.get()
         except TimeoutError as error:
             if self._loop.time() < self._end_s:
-                raise  # somebody else's
+                raise  # a timeout of the caller
             text = f"not done within {self.timeout_s:g} s"
             raise ApiError("inference_timeout", text) from error
         if part is None:
             self._cancel = None
-            assert self.outcome is not None  # who has cancelled does not listen on
+            assert self.outcome is not None  # a reader that has cancelled does not read on
             if self.outcome.error is not None:
                 raise ApiError.of(self.outcome.error) from self.outcome.error
         return part
 
     def cancel(self) -> None:
-        """Its slots are free before the engine's next round."""
+        """Free its slots before the engine's next round."""
         if self._cancel is not None:
             self._cancel()
             self._cancel = None

@@ -1,15 +1,15 @@
-"""Blobs: bytes under the name of their hash, whole and on disk, or not there at all.
+"""Blobs: files named by the hash of their bytes. A blob is complete and on disk, or it does not exist.
 
     draft = blobs.draft()
     draft.write(b"...")
-    with blobs.keeping():                # until a row refers to it
+    with blobs.shared_lock():            # until a row refers to the blob
         name = draft.commit()
         ...
-    with blobs.dropping():               # nobody is between commit and row now
+    with blobs.exclusive_lock():         # now no blob is without its row
         blobs.delete(name)
 
-A second identical blob is the first one. A process that dies leaves drafts, which `sweep` takes away.
-Knows nothing of who refers to what.
+Equal contents are stored once. A process that dies leaves drafts, which `sweep` removes. Does not know
+which rows refer to a blob.
 """
 
 from __future__ import annotations
@@ -32,23 +32,24 @@ from forescribe.asr.errors import OutputError
 NAME = re.compile(r"[0-9a-f]{64}")
 
 PIECE = 1 << 20
+"""Bytes that are copied at a time."""
 
 
 class Blobs:
-    """`<root>/<aa>/<sha256>`; everything is on one file system, so that a rename is whole."""
+    """Blobs at `<root>/<aa>/<sha256>`, and drafts on the same file system, so that a rename is atomic."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self._drafts = root / "drafts"
-        with storing():
+        with disk_errors():
             self._drafts.mkdir(parents=True, exist_ok=True)
 
     def draft(self) -> Draft:
-        """Raises OutputError."""
+        """Begin a new blob. Raises OutputError."""
         return Draft(self, self._drafts / secrets.token_hex(16))
 
     def put(self, data: bytes) -> str:
-        """Its name. Raises OutputError."""
+        """Store the bytes and return their name. Raises OutputError."""
         draft = self.draft()
         try:
             draft.write(data)
@@ -57,7 +58,7 @@ class Blobs:
             draft.discard()
 
     def copy(self, file: BinaryIO) -> Draft:
-        """A draft with all that the file holds. Raises OutputError."""
+        """A draft with the whole content of a file. Raises OutputError."""
         draft = self.draft()
         try:
             file.seek(0)
@@ -73,13 +74,13 @@ class Blobs:
         return self.path(name).read_bytes()
 
     def path(self, name: str) -> Path:
-        """Where it is, or would be."""
+        """Where the blob is, or would be."""
         if not NAME.fullmatch(name):
-            raise ValueError(f"{name!r} is no blob's name")
+            raise ValueError(f"{name!r} is not a blob's name")
         return self.root / name[:2] / name
 
     def delete(self, name: str) -> None:
-        """Does nothing where it is not there."""
+        """Delete the blob, if it exists."""
         self.path(name).unlink(missing_ok=True)
 
     def names(self) -> Iterator[str]:
@@ -88,7 +89,7 @@ class Blobs:
                 yield path.name
 
     def probe(self) -> None:
-        """Raises OutputError where nothing can be written."""
+        """Write and remove a byte. Raises OutputError if that fails."""
         draft = self.draft()
         try:
             draft.write(b"\0")
@@ -97,7 +98,7 @@ class Blobs:
             draft.discard()
 
     def sweep(self, older_s: float) -> int:
-        """Removes drafts that nobody has written to for so long. How many there were."""
+        """Remove drafts that have not been written to for `older_s` seconds, and return their number."""
         oldest, count = time.time() - older_s, 0
         for path in self._drafts.iterdir():
             with suppress(FileNotFoundError):
@@ -108,77 +109,77 @@ class Blobs:
 
     @property
     def free(self) -> int:
-        """Bytes that the disk has left."""
+        """Free bytes on the disk."""
         return shutil.disk_usage(self.root).free
 
     @contextmanager
-    def keeping(self) -> Iterator[None]:
-        """While a blob may be there and no row says so. Several may."""
+    def shared_lock(self) -> Iterator[None]:
+        """Hold while a blob may exist that no row refers to yet. Several holders are possible."""
         with self._locked(fcntl.LOCK_SH):
             yield
 
     @contextmanager
-    def dropping(self) -> Iterator[None]:
-        """While nobody is in `keeping`, in this process or another."""
+    def exclusive_lock(self) -> Iterator[None]:
+        """Hold while blobs are deleted: no other process or thread holds `shared_lock`."""
         with self._locked(fcntl.LOCK_EX):
             yield
 
     @contextmanager
-    def _locked(self, how: int) -> Iterator[None]:
+    def _locked(self, operation: int) -> Iterator[None]:
         descriptor = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            fcntl.flock(descriptor, how)
+            fcntl.flock(descriptor, operation)
             yield
         finally:
             os.close(descriptor)
 
 
 class Draft:
-    """A blob that is being written."""
+    """A blob while it is written."""
 
     def __init__(self, blobs: Blobs, path: Path) -> None:
         self.blobs, self.path = blobs, path
         self.size = 0
         self._hash = hashlib.sha256()
-        with storing():
+        with disk_errors():
             self._file = path.open("xb")
 
     @property
     def name(self) -> str:
-        """Of what was written so far."""
+        """The name for the bytes written so far."""
         return self._hash.hexdigest()
 
     def write(self, data: bytes) -> None:
-        """Raises OutputError."""
-        with storing():
+        """Append bytes. Raises OutputError."""
+        with disk_errors():
             self._file.write(data)
         self._hash.update(data)
         self.size += len(data)
 
     def commit(self) -> str:
-        """Its name; it is on disk, and so is its directory's entry. Raises OutputError."""
-        with storing():
+        """Make the blob durable, directory entry included, and return its name. Raises OutputError."""
+        with disk_errors():
             self.flush()
             self._file.close()
-            place(self.path, self.blobs.path(self.name))
+            move_durably(self.path, self.blobs.path(self.name))
         return self.name
 
     def flush(self) -> None:
-        """The slow part of `commit`, beforehand. Raises OutputError."""
-        with storing():
+        """Do the slow part of `commit` in advance. Raises OutputError."""
+        with disk_errors():
             self._file.flush()
             os.fsync(self._file.fileno())
 
     def discard(self) -> None:
-        """Does nothing after `commit`."""
+        """Remove the draft; does nothing after `commit`."""
         with suppress(OSError):
             self._file.close()
-        with suppress(OSError):  # a disk that is read only: it is swept away later
+        with suppress(OSError):  # a read-only disk: `sweep` removes it later
             self.path.unlink(missing_ok=True)
 
 
-def place(source: Path, target: Path) -> None:
-    """Renames a file that is on disk, and puts its directory's entry there too."""
+def move_durably(source: Path, target: Path) -> None:
+    """Rename a file that is on disk, and write its new directory entry to disk too."""
     target.parent.mkdir(exist_ok=True)
     os.replace(source, target)
     for folder in (target.parent, target.parent.parent):
@@ -190,13 +191,13 @@ def place(source: Path, target: Path) -> None:
 
 
 @contextmanager
-def storing() -> Iterator[None]:
-    """What the disk refuses, as an OutputError: `storage_full`, `unwritable_output`."""
+def disk_errors() -> Iterator[None]:
+    """Raise OSError as OutputError with code `storage_full` or `unwritable_output`."""
     try:
         yield
     except OSError as error:
         if isinstance(error, OutputError):
             raise
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        text = f"the job store cannot be written ({error.strerror}): free some space, or see to it"
+        text = f"the job store cannot be written ({error.strerror}): free some space, or check its disk"
         raise OutputError(text, code="storage_full" if full else "unwritable_output") from error

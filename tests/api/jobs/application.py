@@ -1,4 +1,4 @@
-"""Jobs in memory and on disk: what their tests share."""
+"""An application with jobs, and requests to it, for the tests of several folders."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 from fastapi.testclient import TestClient
 
 from forescribe.api.app import create_app
-from forescribe.api.jobs.engines.memory_engine import InMemory
+from forescribe.api.jobs.engines.memory_engine import MemoryEngine
 from forescribe.api.jobs.engines.workflow_engine import JobEngine
 from forescribe.api.jobs.service import Jobs
-from forescribe.api.jobs.store import Store
+from forescribe.api.jobs.storage.store import Store
 from forescribe.api.jobs.webhooks import Webhooks
 from forescribe.api.settings import Settings
 from forescribe.api.speech.serving import Serving
@@ -30,7 +30,7 @@ def application(
     folder: Path,
     transcriber: Transcriber,
     decoders: Decoders,
-    engine: Callable[[Store], JobEngine] = lambda store: InMemory(),
+    engine: Callable[[Store], JobEngine] = lambda store: MemoryEngine(),
     webhooks: Webhooks | None = None,
     **given: Any,
 ) -> TestClient:
@@ -38,7 +38,7 @@ def application(
     chosen = {"model": "random", "drain_s": 0.0, "min_free_bytes": 0, "data_dir": folder, **given}
     settings = Settings(**chosen)
     serving = Serving(settings, lambda: transcriber, Halves, decoders)
-    store = Store.at(made(folder))
+    store = Store.open(made(folder))
     jobs = Jobs(settings, serving, store, engine(store), webhooks=webhooks)
     app = create_app(settings, serving, jobs, failed=lambda failure: None)
     return TestClient(app, base_url="http://localhost", raise_server_exceptions=False)

@@ -1,12 +1,12 @@
-"""Lane: a job's recording on its way through the session that all requests share.
+"""The decoded groups of one job, handed from the engine's thread to the job's thread.
 
-    lane = Lane()
-    lane.enter(session, planned(..., listener=lane, grouped=lane.grouped))
-    lane.group(0)                       # waits for it; others may be done meanwhile
-    lane.outcome()
+    groups = DecodedGroups()
+    groups.submit(session, planned(..., listener=groups, grouped=groups.grouped))
+    groups.wait_for(0)                  # other groups may be finished before it
+    groups.outcome()
 
-Groups are decoded ahead of whoever writes them down, so the engine never waits for a disk. Knows
-nothing of rows.
+Groups are decoded ahead of the thread that stores them, so the engine never waits for a disk. Does not
+know rows.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ if TYPE_CHECKING:
     from forescribe.asr.sessions.window_groups import Group
 
 
-class Lane:
-    """Listens on the engine's thread, is waited for on a job's."""
+class DecodedGroups:
+    """A listener of the session that another thread can wait for."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._groups: dict[int, Group] = {}
         self._outcome: Outcome | None = None
         self._ended = False
-        self._left: BaseException | None = None
+        self._reason: BaseException | None = None  # of a cancellation
         self._session: Session | None = None
         self._submission: Submission | None = None
 
-    def enter(self, session: Session, submission: Submission) -> None:
-        """Raises CapacityError once the session is closed."""
+    def submit(self, session: Session, submission: Submission) -> None:
+        """Queue the recording. Raises CapacityError if the session is closed."""
         self._session, self._submission = session, submission
         session.enter(submission)
 
     # -- on the engine's thread -------------------------------------------------------------------
 
     def progressed(self, part: Part) -> None:
-        """Groups say more."""
+        """Ignored: `grouped` receives the same text with more detail."""
 
     def grouped(self, group: Group) -> None:
         with self._changed:
@@ -56,43 +56,43 @@ class Lane:
             self._outcome, self._ended = outcome, True
             self._changed.notify_all()
 
-    # -- on a job's thread ------------------------------------------------------------------------
+    # -- on the job's thread ----------------------------------------------------------------------
 
-    def group(self, k: int) -> Group:
-        """The group, once it is there; only once. Raises what the recording has failed with, and what
-        `leave` was given."""
+    def wait_for(self, k: int) -> Group:
+        """Group `k`, once it is decoded; it is returned only once. Raises the error of the recording, or
+        the reason given to `cancel`."""
         with self._changed:
-            self._changed.wait_for(lambda: k in self._groups or self._ended or self._left)
-            if k in self._groups and self._left is None:
+            self._changed.wait_for(lambda: k in self._groups or self._ended or self._reason)
+            if k in self._groups and self._reason is None:
                 return self._groups.pop(k)
-        raise self._reason()
+        raise self._error()
 
     def outcome(self) -> Outcome:
-        """With a transcript. Raises as `group` does."""
+        """The outcome with its transcript. Raises as `wait_for` does."""
         with self._changed:
-            self._changed.wait_for(lambda: self._ended or self._left)
-        if self._left is None and self._outcome is not None and self._outcome.error is None:
+            self._changed.wait_for(lambda: self._ended or self._reason)
+        if self._reason is None and self._outcome is not None and self._outcome.error is None:
             return self._outcome
-        raise self._reason()
+        raise self._error()
 
-    def _reason(self) -> BaseException:
-        if self._left is not None:
-            return self._left
+    def _error(self) -> BaseException:
+        if self._reason is not None:
+            return self._reason
         if self._outcome is not None and self._outcome.error is not None:
             return self._outcome.error
         return ForescribeError("the recording ended without one of its groups")
 
     # -- from any thread --------------------------------------------------------------------------
 
-    def leave(self, reason: BaseException) -> None:
-        """Its rows are free before the next round; who waits is told the reason."""
+    def cancel(self, reason: BaseException) -> None:
+        """Free the recording's slots before the next round; the waiting thread raises `reason`."""
         with self._changed:
-            self._left = self._left or reason
+            self._reason = self._reason or reason
             self._changed.notify_all()
         if self._session is not None and self._submission is not None and not self._ended:
             self._session.cancel(self._submission)
 
-    def wait(self, seconds: float) -> None:
-        """Until nobody reads its recording any more."""
+    def wait_until_released(self, seconds: float) -> None:
+        """Wait until the session does not read the recording any more."""
         with self._changed:
             self._changed.wait_for(lambda: self._ended or self._session is None, seconds)

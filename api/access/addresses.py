@@ -1,0 +1,146 @@
+"""Addresses that a client may have this server call: public ones, and networks that the settings allow.
+
+    check_url("https://example.com/hook", allowed)     # raises Refused
+
+Knows URLs and addresses; does not resolve names and makes no connections (`api.access.outbound` does).
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+import unicodedata
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from urllib.parse import urlsplit
+
+import httpx
+
+PORTS = (80, 443)
+
+_LABEL = re.compile(r"[a-z0-9_-]{1,63}")
+
+GLOBAL_UNICAST = ipaddress.ip_network("2000::/3")
+"""All IPv6 addresses that are assigned globally; NAT64, segment routing (5f00::/16), discard and local
+addresses are outside."""
+
+NOT_PUBLIC = tuple(
+    map(
+        ipaddress.ip_network,
+        (
+            "2001::/23",  # IETF protocol assignments: Teredo, benchmarks, ORCHID
+            "2001:db8::/32",  # documentation
+            "2002::/16",  # 6to4
+            "2620:4f:8000::/48",  # AS112
+            "3fff::/20",  # documentation
+            "192.0.0.0/24",  # IETF protocol assignments
+            "192.31.196.0/24",  # AS112
+            "192.52.193.0/24",  # AMT
+            "192.88.99.0/24",  # 6to4 relays
+            "192.175.48.0/24",  # AS112
+        ),
+    )
+)
+"""Networks that `is_global` accepts in some versions of Python, although they are not public."""
+
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+
+class Refused(Exception):
+    """A URL or an address that may not be called. The message is for the client that gave the URL."""
+
+
+def networks(texts: Iterable[str]) -> tuple[Network, ...]:
+    """Parse networks. Raises ValueError."""
+    return tuple(ipaddress.ip_network(text) for text in texts)
+
+
+def check_url(url: str, allowed: Sequence[Network] = ()) -> str:
+    """The URL, if it may be called. An address in it is checked here, a name only when it is resolved.
+    Raises Refused."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise Refused(f"not a URL ({error})") from error
+    if parts.scheme not in ("http", "https"):
+        raise Refused("a callback's URL begins with http:// or https://")
+    if not parts.hostname or parts.username is not None or parts.password is not None:
+        raise Refused("a callback's URL has a host, and no user name or password")
+    if port == 0:
+        raise Refused("port 0 cannot be called")
+    _check_host(parts.hostname, port or PORTS[parts.scheme == "https"], allowed)
+    return url
+
+
+def _check_host(host: str, port: int, allowed: Sequence[Network]) -> None:
+    """Raises Refused."""
+    name = unicodedata.normalize("NFKC", host).replace("\u3002", ".").removesuffix(".").lower()
+    if "%" in name:
+        raise Refused("a callback's host has no zone and no escapes")
+    if name == "localhost" or name.endswith(".localhost"):
+        raise Refused("localhost may not be called")
+    address = literal(name)
+    if address is None and not _resolvable(name):
+        raise Refused("a callback's host must be a name or an address")
+    if address is not None and not may_call(address, port, allowed):
+        raise Refused(
+            f"{name} may not be called: the address is private, reserved or this machine's, "
+            f"or the port is not one of {', '.join(map(str, PORTS))}"
+        )
+    if address is None and port not in PORTS and not allowed:
+        raise Refused(
+            f"port {port} may not be called; allowed ports are {', '.join(map(str, PORTS))}"
+        )
+
+
+def _resolvable(name: str) -> bool:
+    """Whether the name is valid: labels of 1 to 63 characters, 253 in all, once encoded in ASCII."""
+    try:
+        encoded = httpx.URL(scheme="https", host=name).raw_host.decode()
+    except (httpx.InvalidURL, UnicodeError):
+        return False
+    return len(encoded) <= 253 and all(_LABEL.fullmatch(label) for label in encoded.split("."))
+
+
+def literal(host: str) -> Address | None:
+    """The address that a host denotes, in any spelling of resolvers (`127.1`, `0x7f000001`, `0177.0.0.1`,
+    `2130706433`); None for a name."""
+    with suppress(ValueError):
+        return ipaddress.ip_address(host)
+    try:
+        return ipaddress.IPv4Address(socket.inet_aton(host))
+    except (OSError, UnicodeEncodeError):
+        return None
+
+
+def public(address: str) -> bool:
+    """Whether the text is a public address: the same machine for everyone on the internet."""
+    try:
+        return _public(ipaddress.ip_address(address))
+    except ValueError:
+        return False
+
+
+def _public(address: Address) -> bool:
+    plain = _unmapped(address)
+    excluded = any(plain in network for network in NOT_PUBLIC if network.version == plain.version)
+    assigned = plain.version == 4 or plain in GLOBAL_UNICAST
+    return plain.is_global and assigned and not plain.is_multicast and not excluded
+
+
+def may_call(address: Address, port: int, allowed: Sequence[Network]) -> bool:
+    """Whether an address may be called: an allowed one at any port, a public one at `PORTS`."""
+    plain = _unmapped(address)
+    if any(plain in network for network in allowed if network.version == plain.version):
+        return True
+    return port in PORTS and _public(plain)
+
+
+def _unmapped(address: Address) -> Address:
+    """The IPv4 address of an IPv4-mapped IPv6 address."""
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+        return address.ipv4_mapped
+    return address

@@ -1,0 +1,126 @@
+"""What this process holds of the jobs that it is working on: decoded samples, and slots in the session.
+
+    samples = active.samples(job, files.audio)
+    active.check(job)               # raises if the job is not to be continued
+    active.release(job)             # frees both
+
+Knows the session and the decoders; does not know rows of jobs or the order of steps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...speech.serving import Serving
+from ..engines.workflow_engine import Stopping
+from ..storage.store import Store
+from .crash_tracking import CrashTracker
+from .decoded_groups import DecodedGroups
+from .step_control import MakeWay, RunReplaced
+
+if TYPE_CHECKING:
+    from forescribe.asr.audio.decoded_file import DecodedFile
+    from forescribe.asr.sessions.session import Session
+
+POLL_S = 0.1
+
+RELEASE_S = 10.0
+"""How long to wait for the engine's round and the reader's block in which a recording is cancelled."""
+
+
+class ActiveJobs:
+    """The samples and session listeners of jobs, by id."""
+
+    def __init__(self, serving: Serving, store: Store, executor: str) -> None:
+        self.serving = serving
+        self.stopping = threading.Event()
+        self.crashes = CrashTracker(
+            store, executor, lambda: serving.admission.requests, self._make_way
+        )
+        serving.joined = self.crashes.request_joined
+        self._lock = threading.Lock()
+        self._groups: dict[str, DecodedGroups] = {}
+        self._samples: dict[str, DecodedFile] = {}
+        self._abandoned: set[str] = set()
+
+    def begin(self, job: str) -> None:
+        """A run of the job begins: an earlier `abandon` does not count for it."""
+        with self._lock:
+            self._abandoned.discard(job)
+
+    def check(self, job: str) -> None:
+        """Raises Stopping or RunReplaced if the job is not to be continued."""
+        if self.stopping.is_set():
+            raise Stopping
+        if job in self._abandoned:
+            raise RunReplaced
+
+    def pause(self, seconds: float) -> None:
+        """Raises Stopping if the process ends meanwhile."""
+        if self.stopping.wait(seconds):
+            raise Stopping
+
+    def session(self) -> Session:
+        """The session, once the model is loaded. If the engine is broken, waits for the end of the process,
+        because the next one continues. Raises Stopping if there will be no session."""
+        while self.serving.state in ("loading", "broken", "failed"):
+            self.pause(POLL_S)
+        if not self.serving.open or self.serving.session is None:
+            raise Stopping
+        return self.serving.session
+
+    def samples(self, job: str, audio: Callable[[str], Path]) -> DecodedFile:
+        """The decoded samples of a job, kept until `release`; `audio` finds its file."""
+        with self._lock:
+            samples = self._samples.get(job)
+        if samples is None:
+            self.session()  # a decoder beside a model that is still loading would slow both
+            with audio(job).open("rb") as file:
+                samples = asyncio.run(self.serving.decoded(file))
+            with self._lock:
+                self._samples[job] = samples
+        return samples
+
+    def groups(self, job: str) -> DecodedGroups | None:
+        with self._lock:
+            return self._groups.get(job)
+
+    def set_groups(self, job: str, groups: DecodedGroups) -> None:
+        with self._lock:
+            self._groups[job] = groups
+
+    def release(self, job: str) -> None:
+        """Free the job's slots in the session and its samples."""
+        with self._lock:
+            groups, samples = self._groups.pop(job, None), self._samples.pop(job, None)
+        if groups is not None:
+            groups.cancel(RunReplaced())
+            groups.wait_until_released(RELEASE_S)
+        if samples is not None:
+            samples.close()
+        self.crashes.withdraw(job)
+
+    def abandon(self, job: str) -> None:
+        """End the current run's steps, and free the job's slots before the engine's next round."""
+        with self._lock:
+            self._abandoned.add(job)
+            groups = self._groups.get(job)
+        if groups is not None:
+            groups.cancel(RunReplaced())
+
+    def stop(self) -> None:
+        """End all waiting steps without an answer."""
+        self.stopping.set()
+        with self._lock:
+            active = list(self._groups.values())
+        for groups in active:
+            groups.cancel(Stopping())
+
+    def _make_way(self, job: str) -> None:
+        groups = self.groups(job)
+        if groups is not None:  # other work cannot be interrupted, and is waited for
+            groups.cancel(MakeWay())

@@ -1,0 +1,141 @@
+"""Recovery: work that lost its process is queued again, and a job that keeps crashing it fails.
+
+Clocks of two machines are never compared: an executor is dead when its heartbeat has not changed for some
+time by this process's own clock, and a process that was suspended observes again before it judges. A false
+alarm costs one group that is decoded twice.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from ...errors import ApiError
+from ..engines.workflow_engine import JobEngine, Pending
+from ..job_metrics import JobMetrics
+from ..storage.records import run_item
+from ..storage.store import Store
+from .active_jobs import ActiveJobs
+from .completion import Completion
+
+DEAD_AFTER_S = 10.0
+"""Without a heartbeat."""
+
+STUCK_AFTER_S = 60.0
+"""For work whose executor is alive but does not know it."""
+
+MAX_CRASHES = 5
+"""Processes that may die while only this job is exposed (`crash_tracking`), before the job fails."""
+
+MAX_DEATHS = 20
+"""The same with other exposed work, which may have caused them."""
+
+
+class Recovery:
+    """Checks all work at each `tick`. `exclusive`: no other process uses this database, so work of any
+    other executor has lost its process."""
+
+    def __init__(
+        self,
+        store: Store,
+        engine: JobEngine,
+        active: ActiveJobs,
+        completion: Completion,
+        metrics: JobMetrics,
+        *,
+        exclusive: bool,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.store, self.engine, self.metrics = store, engine, metrics
+        self.active, self.completion = active, completion
+        self.exclusive, self.clock = exclusive, clock
+        self._beats: dict[str, tuple[int, float]] = {}  # executor: its counter, and since when
+        self._lost: dict[str, float] = {}  # work that its live executor does not know: since when
+        self._last_tick: float | None = None
+
+    def tick(self) -> None:
+        """Send a heartbeat and check all work. With a broken engine it does nothing: without heartbeats
+        other processes take over the work."""
+        if self.active.serving.state in ("broken", "failed"):
+            return
+        running = self.engine.running()
+        self.store.heartbeats.beat(self.engine.executor, running)
+        self.active.crashes.sync()
+        living = self._living()
+        if living is not None:
+            self._count_deaths(frozenset(living) | {self.engine.executor})
+        for work in self.engine.pending():
+            if living is None or work.executor in living:
+                own = work.executor == self.engine.executor
+                known = running if own else (living or {}).get(work.executor)
+                self._watch(work, lost=known is not None and work.id not in known)
+            else:
+                self.metrics.resumed()
+                self.engine.resume(work.id)
+        self.engine.adopt()
+        self._abandon_replaced(running)
+        self._restart_broken()
+
+    def _living(self) -> dict[str | None, frozenset[str]] | None:
+        """Live executors with their work; None if this tick cannot tell."""
+        now, last = self.clock(), self._last_tick
+        self._last_tick = now
+        if self.exclusive:
+            return {self.engine.executor: self.engine.running()}
+        suspended = last is None or now - last > DEAD_AFTER_S
+        executors = self.store.heartbeats.all()
+        for executor, (beat, _) in executors.items():
+            if suspended or self._beats.get(executor, (None, 0.0))[0] != beat:
+                self._beats[executor] = beat, now
+        if suspended:
+            return None
+        living: dict[str | None, frozenset[str]] = {
+            executor: work
+            for executor, (_, work) in executors.items()
+            if now - self._beats[executor][1] < DEAD_AFTER_S
+        }
+        for executor in executors.keys() - living.keys():
+            self.store.heartbeats.delete(executor)
+        return living
+
+    def _watch(self, work: Pending, *, lost: bool) -> None:
+        """Resume work that its live executor has not known for some time."""
+        if not lost:
+            self._lost.pop(work.id, None)
+            return
+        since = self._lost.setdefault(work.id, self.clock())
+        if self.clock() - since >= STUCK_AFTER_S:
+            del self._lost[work.id]
+            self.metrics.stuck()
+            self.engine.resume(work.id)
+
+    def _count_deaths(self, living: frozenset[str | None]) -> None:
+        """Count the deaths of processes, and fail jobs that were exposed in too many of them."""
+        for id, deaths in self.store.crashes.count_deaths(living):
+            job = self.store.jobs.get(id)
+            if job is None or job.ended:
+                continue
+            if job.crashes >= MAX_CRASHES or deaths >= MAX_DEATHS:
+                text = f"the server's process died {deaths} times while it worked on this job"
+                self.completion.fail(id, job.run, ApiError("internal_error", text))
+                self.engine.cancel(run_item(id, job.run, job.kind).id)
+
+    def _abandon_replaced(self, running: frozenset[str]) -> None:
+        """Free the slots of runs that another process has cancelled or replaced."""
+        for id in running:
+            job_id, run = id.split(":")[:2]
+            job = self.store.jobs.get(job_id)
+            if job is None or job.ended or job.run != int(run):
+                self.active.abandon(job_id)
+
+    def _restart_broken(self) -> None:
+        """Restart jobs whose work has ended without them, because the engine could not record an answer
+        (for example on a full disk). A job that ends so repeatedly fails."""
+        jobs = {run_item(job.id, job.run, job.kind).id: job for job in self.store.jobs.unfinished()}
+        for id in self.engine.broken(list(jobs)):
+            job = jobs[id]
+            if job.crashes + 1 < MAX_CRASHES:
+                self.completion.restart(job.id, job.run)
+                continue
+            text = "the job could not go on; retry it when the server is well"
+            self.completion.fail(job.id, job.run, ApiError("internal_error", text))

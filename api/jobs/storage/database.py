@@ -1,0 +1,161 @@
+"""The job database: SQLite in a file or PostgreSQL, by the same statements.
+
+    database = Database.open("sqlite:///jobs.db")
+    with database.transaction() as tx:
+        tx.execute(...)
+        after_commit(tx, callback)
+
+Knows connections, transactions and their faults; does not know what the rows mean.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import event
+
+from forescribe.asr.errors import CapacityError, Code, OutputError, UsageError
+
+from .tables import KEYS, META, add_missing_columns
+
+Tx = sa.Connection
+
+CHECKPOINT_TRIES = 100
+"""Attempts to truncate SQLite's log, 50 ms apart: every reader delays it."""
+
+_AWAY = frozenset({"25006", "57P01", "57P02", "57P03", "53300"})
+"""PostgreSQL's codes: read only, shutting down, crashed, starting, too many connections."""
+
+_FULL = ("SQLITE_FULL", "53100")
+_UNWRITABLE = ("SQLITE_READONLY", "SQLITE_IOERR", "SQLITE_CANTOPEN")
+
+
+def after_commit(tx: Tx, act: Callable[[], None]) -> None:
+    """Call `act` once the transaction is committed, and not at all if it is rolled back."""
+    tx.info["after_commit"].append(act)
+
+
+class Database:
+    """A SQLAlchemy engine with the tables of jobs."""
+
+    def __init__(self, engine: sa.Engine) -> None:
+        self.engine = engine
+
+    @classmethod
+    def open(cls, url: str) -> Database:
+        """Open a database and create missing tables.
+
+        Raises UsageError if it cannot be opened, CapacityError if the cause may pass by itself: a server
+        that is down, a full disk.
+        """
+        try:
+            engine = sa.create_engine(_with_driver(url), pool_pre_ping=True)
+            if engine.dialect.name == "sqlite":
+                event.listen(engine, "connect", _configure_sqlite)
+            META.create_all(engine)
+            add_missing_columns(engine)
+            return cls(engine)
+        except (sa.exc.SQLAlchemyError, ImportError, OSError) as error:
+            cause = getattr(error, "orig", None) or error
+            passes = isinstance(error, sa.exc.OperationalError) and not _permanent(error)
+            kind = CapacityError if passes else UsageError
+            raise kind(f"the jobs' database cannot be opened: {cause}") from error
+
+    @contextmanager
+    def transaction(self) -> Iterator[Tx]:
+        """A transaction; callbacks of `after_commit` run once it is committed. Raises OutputError if the
+        database's disk is full or read-only."""
+        with database_disk_errors(), self.engine.begin() as tx:
+            tx.info["after_commit"] = callbacks = list[Callable[[], None]]()
+            yield tx
+        for act in callbacks:
+            act()
+
+    def available(self) -> bool:
+        """Whether the database answers."""
+        try:
+            with self.engine.connect() as tx:
+                tx.execute(sa.select(1))
+            return True
+        except sa.exc.DBAPIError:
+            return False
+
+    def accepts_writes(self) -> bool:
+        """Whether a row can be inserted; it is rolled back."""
+        row = {"tenant": "", "key": "", "fingerprint": "", "job": "", "created_at": 0.0}
+        try:
+            with self.engine.connect() as tx:
+                tx.execute(sa.insert(KEYS).values(**row))
+                tx.rollback()
+        except sa.exc.SQLAlchemyError:
+            return False
+        return True
+
+    def lost(self, error: sa.exc.DBAPIError) -> bool:
+        """Whether the error means that the database went away: the connection was cut, the server is down,
+        or it is a replica that takes no writes yet."""
+        state = getattr(error.orig, "sqlstate", None) or ""
+        return error.connection_invalidated or state in _AWAY or not self.available()
+
+    def truncate_log(self) -> None:
+        """Remove deleted rows from SQLite's write-ahead log too, once no reader uses it."""
+        if self.engine.dialect.name != "sqlite":
+            return
+        with self.engine.connect() as tx:
+            for _ in range(CHECKPOINT_TRIES):
+                busy, *_ = tx.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)").one()
+                if not busy:
+                    return
+                time.sleep(0.05)
+
+    def close(self) -> None:
+        self.engine.dispose()
+
+
+@contextmanager
+def database_disk_errors() -> Iterator[None]:
+    """Raise disk errors of the database as OutputError, as `blobs.disk_errors` does for files."""
+    try:
+        yield
+    except sa.exc.DBAPIError as error:
+        code = _disk_error(error)
+        if code is None:
+            raise
+        text = "the jobs' database cannot be written: free some space, or check its disk"
+        raise OutputError(text, code=code) from error
+
+
+def _disk_error(error: sa.exc.DBAPIError) -> Code | None:
+    name = _error_name(error)
+    if name in _FULL:
+        return "storage_full"
+    return "unwritable_output" if str(name).startswith(_UNWRITABLE) else None
+
+
+def _permanent(error: sa.exc.OperationalError) -> bool:
+    """Whether the error stays until the configuration changes: a wrong path, user or database name."""
+    return str(_error_name(error)).startswith(("SQLITE_CANTOPEN", "SQLITE_READONLY", "28", "3D"))
+
+
+def _error_name(error: sa.exc.DBAPIError) -> str | None:
+    return getattr(error.orig, "sqlite_errorname", None) or getattr(error.orig, "sqlstate", None)
+
+
+def _with_driver(url: str) -> str:
+    """Select the PostgreSQL driver that is installed; SQLAlchemy's default is another."""
+    scheme, _, rest = url.partition("://")
+    return f"postgresql+psycopg://{rest}" if scheme in ("postgres", "postgresql") else url
+
+
+def _configure_sqlite(connection: Any, record: object) -> None:
+    """Write-ahead log, and deleted rows are overwritten. Writers wait for each other."""
+    connection.isolation_level = "IMMEDIATE"
+    connection.execute("PRAGMA busy_timeout=30000")
+    connection.execute("PRAGMA journal_mode=WAL")
+    connection.execute("PRAGMA synchronous=FULL")
+    connection.execute("PRAGMA secure_delete=ON")
+    connection.execute("PRAGMA foreign_keys=ON")

@@ -1,0 +1,180 @@
+"""Submissions: a checked request and its audio become a durable job, at most once for each idempotency key.
+
+    submissions.check_capacity(owner, keyed=True)      # before the audio is received
+    job = await submissions.accept(owner, form, Recording(file, label), key)
+
+A job that is returned is on disk: audio, parameters and queue entry. Does not know HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+from uuid import uuid4
+
+from sqlalchemy.exc import IntegrityError
+
+from ..errors import ApiError
+from ..settings import Settings
+from ..speech.serving import Serving
+from .engines.workflow_engine import JobEngine
+from .job_form import JobForm, shown
+from .storage.blobs import Draft
+from .storage.records import Callback, Job, NewJob, run_item
+from .storage.store import Store
+
+RETRY_S = 5
+"""When a client whose first request is still in progress had better try again."""
+
+
+@dataclass(frozen=True)
+class Recording:
+    """The audio of a request, and the client's name for it."""
+
+    file: BinaryIO
+    label: str | None
+
+
+@dataclass(frozen=True)
+class IdempotencyKey:
+    """A client's statement that two requests are the same, and the fingerprint that verifies it."""
+
+    text: str
+    fingerprint: str
+
+
+class Submissions:
+    """Accepts new jobs."""
+
+    def __init__(
+        self, settings: Settings, serving: Serving, store: Store, engine: JobEngine
+    ) -> None:
+        self.settings, self.serving, self.store, self.engine = settings, serving, store, engine
+        self.receiving: set[tuple[str, str]] = set()  # keys whose request is still being received
+
+    # -- before the audio is received -------------------------------------------------------------
+
+    def check_capacity(self, owner: str, *, keyed: bool) -> None:
+        """Raises ApiError if no further job can be accepted from this owner now."""
+        settings = self.settings
+        self.check_room()
+        count, seconds = self.store.jobs.backlog()
+        if seconds >= settings.max_queued_jobs_s:
+            raise ApiError("overloaded", "the queue of jobs is full", retry_after=60)
+        if keyed:
+            count, _ = self.store.jobs.backlog(owner)
+        if keyed and count >= settings.max_jobs_per_key:
+            text = f"this key has {count} unfinished jobs, its maximum"
+            raise ApiError("rate_limited", text, retry_after=60)
+
+    def check_room(self) -> None:
+        """Raises ApiError `storage_full` if less than `min_free_bytes` are free on the disk."""
+        if self.store.blobs.free < self.settings.min_free_bytes:
+            raise ApiError("storage_full", "the server has no room for the upload")
+
+    @contextmanager
+    def reserved(self, owner: str, key: str | None) -> Iterator[None]:
+        """Reserve a key while its request is received. Raises ApiError `in_progress` if another request
+        with the key is being received."""
+        if key is None:
+            yield
+            return
+        if (owner, key) in self.receiving:
+            text = "the first request with this Idempotency-Key is still in progress"
+            raise ApiError("in_progress", text, retry_after=RETRY_S)
+        self.receiving.add((owner, key))
+        try:
+            yield
+        finally:
+            self.receiving.discard((owner, key))
+
+    # -- once it is received ----------------------------------------------------------------------
+
+    async def earlier(self, owner: str, form: JobForm, key: str | None) -> Job | None:
+        """The job that the same request with the same upload has created; the upload itself is gone.
+        Raises ApiError `idempotency_key_reused`."""
+        if key is None or form.upload_id is None:
+            return None
+        mark = IdempotencyKey(key, fingerprint(form.upload_id, form.model_dump(mode="json")))
+        return await asyncio.to_thread(self.created_by, owner, mark)
+
+    async def accept(self, owner: str, form: JobForm, recording: Recording, key: str | None) -> Job:
+        """Copy and hash the audio, decode it for its length, and insert the job. Returns an earlier job if
+        the key says that the request is the same.
+
+        Raises ApiError for audio that cannot be decoded, is too long or exceeds a limit, and for a key
+        that was used for another request.
+        """
+        fields = form.model_dump(mode="json")
+        draft = await asyncio.to_thread(self.store.blobs.copy, recording.file)
+        try:
+            mark = None
+            if key is not None:
+                mark = IdempotencyKey(key, fingerprint(form.upload_id or draft.name, fields))
+                before = await asyncio.to_thread(self.created_by, owner, mark)
+                if before is not None:
+                    return before
+            total_s = await self._length_s(draft)
+            self.serving.admission.charge(owner, total_s)
+            callback = None
+            if form.webhook_url is not None:
+                callback = Callback(form.webhook_url, form.webhook_secret)
+            id = f"job_{uuid4().hex}"
+            new = NewJob(id, owner, recording.label, total_s, fields, shown(form), callback)
+            return await asyncio.to_thread(self.submit, new, draft, mark)
+        finally:
+            await asyncio.to_thread(draft.discard)
+
+    def submit(self, new: NewJob, audio: Draft, key: IdempotencyKey | None = None) -> Job:
+        """Insert and queue a job, once everything is on disk; or return the earlier job of the same key.
+
+        Raises ApiError `idempotency_key_reused`, OutputError if the disk is full.
+        """
+        store, text = self.store, json.dumps(dict(new.form)).encode()
+        audio.flush()
+        try:
+            with store.blobs.shared_lock():
+                audio_blob, form_blob = audio.commit(), store.blobs.put(text)
+                with store.transaction() as tx:
+                    if key is not None:
+                        store.keys.insert(tx, new.owner, key.text, key.fingerprint, new.id)
+                    job = store.jobs.insert(tx, new)
+                    store.references.put(tx, job.id, "audio", audio_blob)
+                    store.references.put(tx, job.id, "form", form_blob)
+                    self.engine.enqueue(tx, run_item(job.id, job.run, job.kind))
+            return job
+        except IntegrityError:
+            store.references.delete_unreferenced([audio_blob, form_blob])
+            before = None if key is None else self.created_by(new.owner, key)
+            if before is None:
+                raise
+            return before
+
+    def created_by(self, owner: str, key: IdempotencyKey) -> Job | None:
+        """The job that this key has created. Raises ApiError if it was used for another request."""
+        row = self.store.keys.get(owner, key.text)
+        if row is None:
+            return None
+        fingerprint, id = row
+        if fingerprint != key.fingerprint:
+            text = "this Idempotency-Key was used for another request before"
+            raise ApiError("idempotency_key_reused", text)
+        return self.store.jobs.get(id, owner)
+
+    async def _length_s(self, draft: Draft) -> float:
+        """Raises ApiError for audio that cannot be decoded or is too long."""
+        await asyncio.to_thread(draft.flush)
+        with draft.path.open("rb") as file:
+            samples = await self.serving.decoded(file)
+        samples.close()
+        return samples.duration_s
+
+
+def fingerprint(audio: str, form: Mapping[str, Any]) -> str:
+    """The hash of a request: of its audio's hash and its parameters."""
+    return hashlib.sha256(f"{audio}\n{json.dumps(form, sort_keys=True)}".encode()).hexdigest()

@@ -1,0 +1,88 @@
+"""The states of a service from loading to its end, and the callbacks on the way.
+
+    loading -> ready -> draining -> stopped,   or broken | failed
+
+Does not know models or requests.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable
+from typing import Literal
+
+from ..settings import Settings
+
+State = Literal["loading", "ready", "draining", "stopped", "broken", "failed"]
+"""`draining` begins at the signal, before work is refused; `broken` is an engine that hangs, `failed` one
+that could not be loaded or has ended: then the process ends."""
+
+
+class Lifecycle:
+    """The state, the announcement of the end, and draining."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.state: State = "loading"
+        self.ending: list[Callable[[], None]] = []
+        """Called once the end is known, each in a thread of its own."""
+        self.closing: list[Callable[[], None]] = []
+        """Called once no more work is admitted, each in a thread of its own."""
+        self.end_s = math.inf
+        """When draining ends, by `time.monotonic`."""
+        self._admitting = False  # work is admitted although the end was announced
+        self._drained = threading.Lock()  # acquired by the first `drain` and never released
+
+    @property
+    def open(self) -> bool:
+        """Whether work is admitted."""
+        return self.state == "ready" or self._admitting
+
+    @property
+    def leaving(self) -> bool:
+        """Whether the process ends and admits no more work."""
+        return self.state in ("draining", "stopped", "failed") and not self._admitting
+
+    def announce(self) -> float:
+        """Announce the end: `/ready` answers no, and work is admitted for `announce_s` more seconds, which
+        load balancers need to notice. Then `drain` follows. Returns these seconds at once: a signal handler
+        may call it."""
+        announce_s = self.settings.announce_s if self.state == "ready" else 0.0
+        self._admitting = announce_s > 0
+        self._end()
+        _call_later(announce_s, self.drain)
+        return announce_s
+
+    def drain(self) -> None:
+        """Admit no more work; work in progress has `drain_s` seconds before it is refused. Returns at once,
+        and does nothing the second time."""
+        self._admitting = False
+        self._end()
+        if not self._drained.acquire(blocking=False):  # a signal handler must not wait for itself
+            return
+        self.end_s = time.monotonic() + self.settings.drain_s
+        _call_in_threads(self.closing)
+        _call_later(self.settings.drain_s, self.close)
+
+    def close(self) -> None:
+        """End the work in progress."""
+        raise NotImplementedError
+
+    def _end(self) -> None:
+        if self.state in ("loading", "ready"):
+            self.state = "draining"
+        callbacks, self.ending = self.ending, []
+        _call_in_threads(callbacks)
+
+
+def _call_in_threads(acts: list[Callable[[], None]]) -> None:
+    for act in acts:
+        threading.Thread(target=act, name="ending", daemon=True).start()
+
+
+def _call_later(seconds: float, act: Callable[[], None]) -> None:
+    timer = threading.Timer(seconds, act)
+    timer.daemon = True
+    timer.start()
