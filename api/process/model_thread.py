@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from .model_loads import Failure, Load, log_unexpected
 
@@ -41,7 +41,7 @@ class ModelThread(Generic[M]):
         self.others: list[threading.Event] = []
         self._thread = threading.Thread(target=self._main, name=what, daemon=True)
 
-    def wait_for(self, other: ModelThread[object]) -> None:
+    def wait_for(self, other: ModelThread[Any]) -> None:
         """Begin to run only after another model's load has ended.
 
         transformers changes torch's default dtype for the whole process during a load.

@@ -28,7 +28,7 @@ from .model_loads import Failure
 
 if TYPE_CHECKING:
     from ..jobs.service import Jobs
-    from .forward import Worker
+    from .forward import WorkerAddress
 
 
 def die(sig: int) -> None:
@@ -90,7 +90,7 @@ class Server(uvicorn.Server):
 def serve(
     settings: Settings,
     sockets: list[socket.socket] | None = None,
-    worker: Worker | None = None,
+    worker: WorkerAddress | None = None,
 ) -> None:
     """Run one process with one engine, on bound sockets or the address of the settings."""
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(message)s")

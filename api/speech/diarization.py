@@ -68,7 +68,9 @@ class Speakers:
 
         with self._lock:
             diarizer = self._loaded()
-            return _in_own_thread(lambda: diarizer.diarize(samples, bounds, hook or ignore_progress))
+            return _in_own_thread(
+                lambda: diarizer.diarize(samples, bounds, hook or ignore_progress)
+            )
 
     def _loaded(self) -> Diarizer:
         with self._lock:
@@ -104,7 +106,9 @@ class Speakers:
             raise ApiError("invalid_value", text, param="known_speaker_references") from error
         assert voice.vector is not None and self.engine.encoder is not None  # set by extract_voice
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        return KnownSpeaker(name, self.engine.encoder, voice.vector, voice.samples, clips=1, added=now)
+        return KnownSpeaker(
+            name, self.engine.encoder, voice.vector, voice.samples, clips=1, added=now
+        )
 
     async def start(
         self, known: Sequence[KnownSpeaker] = (), bounds: Bounds | None = None

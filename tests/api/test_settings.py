@@ -56,7 +56,7 @@ def test_what_is_wrong_in_the_file_is_named_in_one_line(tmp_path, text, culprit)
 
 def test_a_name_that_nobody_knows_is_not_ignored(monkeypatch) -> None:
     monkeypatch.setenv("FORESCRIBE_MAX_AUDIO", "5")
-    with pytest.raises(UsageError, match="FORESCRIBE_MAX_AUDIO is no setting"):
+    with pytest.raises(UsageError, match="FORESCRIBE_MAX_AUDIO is not a setting"):
         load()
 
 

@@ -75,4 +75,4 @@ class DiarizationStep:
         if not form.known_speaker_names:
             return ()
         names, references = form.known_speaker_names, form.known_speaker_references
-        return asyncio.run(self.serving.speakers.known(names, references))
+        return asyncio.run(self.serving.speakers.enrol(names, references))
