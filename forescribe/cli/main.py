@@ -106,8 +106,8 @@ def with_command(arguments: list[str]) -> list[str]:
 
 
 def limit_spinning() -> None:
-    """Limit how long idle OpenMP threads of torch spin, unless the environment says it; libgomp reads
-    this when it is loaded.
+    """Limit how long idle OpenMP threads of torch spin, unless the environment sets it; libgomp reads
+    it when it is loaded.
 
     Its default, 300,000 spins, is no faster on idle cores, and two and a half times slower beside
     another process, whose cores the spinning threads occupy (docs/development/log.md, 2026-11-22).

@@ -1,4 +1,4 @@
-// Times and shares as people read them.
+// Times and percentages as text.
 
 export function clock(seconds) {
   const whole = Math.max(0, Math.floor(seconds || 0));

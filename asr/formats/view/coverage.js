@@ -1,4 +1,4 @@
-// What became of every second, and who had the floor: strips as long as the recording.
+// What became of every second, and who speaks when: bars as long as the recording.
 import { clock, lasting } from "./clock.js";
 import { h } from "./dom.js";
 
@@ -31,7 +31,7 @@ export function coverage(model, names) {
   return root;
 }
 
-// Spans [start, end, class, what]; for eyes only, since the same is told in words beside it.
+// Spans [start, end, class, what]; hidden from screen readers, as the text beside it says the same.
 function strip(spans, duration, kind, named) {
   const root = h("div", { class: `strip ${kind}`, "aria-hidden": "true" });
   for (const [start, end, look, what] of spans) {

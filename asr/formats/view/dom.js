@@ -1,4 +1,4 @@
-// Elements without markup: text goes in as text, so nothing that was said or named becomes code.
+// Elements without markup: all text is inserted as text, so no transcript or name becomes code.
 
 export function h(tag, props = {}, ...children) {
   const node = document.createElement(tag);
@@ -11,7 +11,7 @@ export function h(tag, props = {}, ...children) {
   return node;
 }
 
-// For people who asked for less motion, and for those who did not.
+// Smooth scrolling, unless the reader prefers reduced motion.
 export function calmly() {
   return matchMedia("(prefers-reduced-motion: reduce)").matches ? "auto" : "smooth";
 }

@@ -1,4 +1,4 @@
-// Who wrote it, in figures: tokens by writer, drafts by depth, and the run.
+// Figures: tokens by source, acceptance by draft position, and the run.
 import { lasting, percent } from "./clock.js";
 import { h } from "./dom.js";
 
@@ -84,7 +84,7 @@ function counted(model) {
   return found;
 }
 
-// [[name, value], ...] of the run, as far as they are known.
+// [[name, value], ...] of the run; unknown ones are left out.
 export function facts(model) {
   const { figures: run, settings } = model;
   const found = [["Length", lasting(model.duration)]];

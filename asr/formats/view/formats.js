@@ -1,5 +1,5 @@
-// The transcript as files, with the names that people were given: what asr/writers.py makes, byte for
-// byte where nobody has a new name (a test compares them).
+// The transcript as files, with the names given to speakers: the same bytes as text_formats.py gives
+// if no name was changed (a test compares them).
 
 const RATE = 16000;
 
@@ -53,7 +53,7 @@ function tsv(model, names) {
   return ["start\tend\ttext\n", ...rows].join("");
 }
 
-// Segments as subtitles: in order, none empty, none overlapping the next, none behind the audio's end.
+// Segments as subtitles: in order, not empty, no overlaps, none after the end of the audio.
 function cues(model, names) {
   const limit = Math.max(1, ms(model.duration));
   const parts = model.segments

@@ -1,4 +1,4 @@
-// What opens below a button and closes when one leaves it.
+// A menu that opens below a button and closes when it loses the focus.
 import { h } from "./dom.js";
 import { roving } from "./roving.js";
 
@@ -42,7 +42,7 @@ export function closing(details) {
   });
 }
 
-// Escape goes back to the button; a click or the focus elsewhere stays there.
+// Escape returns the focus to the button; a click or focus elsewhere leaves it there.
 function leaving(root, open, close) {
   root.addEventListener("keydown", (event) => {
     if (event.key !== "Escape" || !open()) return;

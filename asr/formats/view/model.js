@@ -1,12 +1,12 @@
-// A transcript as the page shows it, from any JSON that has one: forescribe's own, verbose_json, and
-// diarized_json beside either.
+// A transcript as the page shows it, from any JSON format: forescribe's own, verbose_json, and
+// diarized_json next to either.
 //
 //   {duration, language, segments, words, speakers, spans, warnings, figures, settings}
 //
-// `doubt` of a segment says why its text may be wrong; null where nothing speaks against it.
+// `doubt` of a segment is the reason why its text may be wrong, or null.
 // A word is {text, lead, start, end, sources, segment, first, last}: `lead` is the white space before it,
-// and `first` to `last` are the words that are lit while it is played: itself, or its whole segment
-// where words have no times.
+// and `first` to `last` are the words that are highlighted while it is played: the word itself, or its
+// whole segment if words have no times.
 
 const SPACELESS = /^(zh|ja|th|lo|my|yue|chinese|japanese|thai|lao|myanmar|cantonese)$/;
 
@@ -40,7 +40,7 @@ export function modelOf(data, diarized = null) {
   };
 }
 
-// Gives the words of a flat list to the segments that they are in, by their text: times may touch.
+// Assigns the words of a flat list to their segments by their text, as times may touch.
 function deal(segments, flat) {
   let next = 0;
   for (const segment of segments) {
@@ -60,7 +60,7 @@ function deal(segments, flat) {
 
 function spell(segment, index, words, spaced) {
   const first = words.length;
-  const opening = spaced && first ? " " : ""; // where a segment is written without its space
+  const opening = spaced && first ? " " : ""; // for segments that come without their leading space
   let at = 0;
   if (segment.words) {
     for (const word of segment.words) {
@@ -82,7 +82,7 @@ function spell(segment, index, words, spaced) {
   for (let n = first; n < words.length; n++) words[n].last = words.length - 1;
 }
 
-// The last place in a rising list whose value is at most `value`; -1 where all are above it.
+// The last index in an ascending list whose value is at most `value`; -1 if all are greater.
 export function lastUpTo(rising, value) {
   let [low, high] = [0, rising.length];
   while (low < high) {
@@ -93,7 +93,7 @@ export function lastUpTo(rising, value) {
   return low - 1;
 }
 
-// Segments of one speaker, together as long as they are one thought: [[segment index, ...], ...].
+// Paragraphs: consecutive segments of one speaker, [[segment index, ...], ...].
 export function paragraphsOf(model, longest = 60, pause = 2) {
   const counts = new Map();
   for (const word of model.words) counts.set(word.segment, (counts.get(word.segment) || 0) + 1);
@@ -113,7 +113,7 @@ export function paragraphsOf(model, longest = 60, pause = 2) {
   return found;
 }
 
-// Who wrote a word, for which one colour must do: the target where it had to step in.
+// The source of a word, which has one colour: the first of these that any of its tokens has.
 export function writerOf(word) {
   return ["correction", "bonus", "plain", "accepted"].find((who) => word.sources.includes(who)) || null;
 }

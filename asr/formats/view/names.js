@@ -1,5 +1,5 @@
-// What the people in a recording are called: letters by order of appearance, names by whoever listens.
-// Names stay in this browser, under the recording's own key.
+// Names of speakers: letters in order of appearance, or names given by the reader.
+// Names are stored in this browser, under the recording's key.
 
 const SHELF = "forescribe.names.";
 
@@ -11,7 +11,7 @@ export class Names {
     try {
       this.given = (this.key && JSON.parse(localStorage.getItem(this.key))) || {};
     } catch {
-      this.given = {}; // no storage here, or not ours: names last as long as the page
+      this.given = {}; // no storage, or foreign data: names last as long as the page
     }
     this.listeners = [];
   }
@@ -21,7 +21,7 @@ export class Names {
     return n < 0 ? "?" : n < 26 ? String.fromCharCode(65 + n) : String(n + 1);
   }
 
-  // One of eight colours; the letter tells apart what shares one.
+  // One of eight colours; the letter distinguishes speakers of one colour.
   colour(label) {
     return this.labels.indexOf(label) % 8;
   }
@@ -32,7 +32,7 @@ export class Names {
     return /^(speaker[_ ]?)?(\d+|[A-Z])$/i.test(label) ? `Speaker ${this.letter(label)}` : label;
   }
 
-  // In files the server's own label stays where nobody has given a name.
+  // Files keep the server's label unless a name was given.
   filed(label) {
     return this.given[label] || label;
   }
@@ -43,7 +43,7 @@ export class Names {
     try {
       if (this.key) localStorage.setItem(this.key, JSON.stringify(this.given));
     } catch {
-      // full or forbidden: the name holds for this page
+      // full or forbidden: the name lasts as long as the page
     }
     for (const listener of this.listeners) listener(label);
   }
@@ -53,6 +53,6 @@ export function forgetNames(key) {
   try {
     localStorage.removeItem(SHELF + key);
   } catch {
-    // nothing was kept
+    // nothing is stored
   }
 }

@@ -1,19 +1,19 @@
-// The recording: play, seek, speed. The audio element does the work; its own controls look different in
-// every browser and know no length of a recording that was made in one.
+// The player: play, seek, speed, on an audio element. The element's own controls look different in every
+// browser, and do not know the length of a recording that was made in a browser.
 import { clock } from "./clock.js";
 import { h } from "./dom.js";
 
 const STEP_S = 5;
 
-// `src` null: there is nothing to play, `note` says why. Whoever wants to hear where it is sets
-// `ontime(seconds, playing)`; whoever knows why a recording may be out of reach sets `onbroken`, which is
-// awaited: it throws the reason, and returns where the recording can be had.
+// With `src` null there is nothing to play, and `note` is the reason. `ontime(seconds, playing)` is called
+// with the position. `onbroken` is awaited if the recording cannot be loaded: it throws the reason, or
+// returns another URL.
 export class Player {
   constructor(duration, { src = null, note = "" }) {
     this.duration = duration;
     this.ontime = () => {};
     this.onbroken = async () => {};
-    this.again = false; // it was out of reach, and is being tried once more
+    this.again = false; // a second attempt after a failure is running
     this.pending = null;
     this.audio = h("audio", { preload: "metadata" });
     this.button = h("button", { type: "button", class: "play", "aria-label": "Play", onclick: () => this.toggle() });
@@ -65,7 +65,7 @@ export class Player {
   seek(seconds, play = true) {
     if (this.button.disabled) return;
     if (this.audio.readyState > 0) this.audio.currentTime = seconds;
-    else this.pending = seconds; // until the browser knows the recording
+    else this.pending = seconds; // until the browser has loaded the metadata
     if (play) this.#play();
     this.#moved();
   }
@@ -83,7 +83,7 @@ export class Player {
 
   #play() {
     if (this.button.disabled) return;
-    // Whatever else keeps it from playing is an `error` of the element.
+    // Other failures are `error` events of the element.
     this.audio.play().catch((error) => error.name === "NotAllowedError" && this.say("The browser wants a click before it plays."));
   }
 
@@ -94,7 +94,7 @@ export class Player {
     this.audio.playbackRate = Number(this.speed.value);
   }
 
-  // The element does not tell a format that it does not know from a connection that broke.
+  // The element does not distinguish an unknown format from a broken connection.
   async #broken() {
     const src = this.audio.getAttribute("src");
     if (!src) return;
@@ -103,7 +103,7 @@ export class Player {
     try {
       this.say("The recording is out of reach.");
       await this.onbroken();
-      if (this.audio.getAttribute("src") !== src) return; // stopped meanwhile
+      if (this.audio.getAttribute("src") !== src) return; // replaced in the meantime
       if (again || damaged) throw new Error("This browser cannot play the recording.");
       this.again = true;
       this.pending = at;

@@ -1,4 +1,4 @@
-// A report: one recording, in one file that asks nobody for anything.
+// A report: one recording in one file that loads nothing else.
 import { modelOf } from "./model.js";
 import { viewer } from "./viewer.js";
 

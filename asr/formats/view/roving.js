@@ -1,7 +1,7 @@
-// One tab stop for a list: the arrow keys, Home and End go on from there.
+// A roving tab stop: a list has one tab stop, and arrow keys, Home and End move it.
 
-// `items()` are what can be reached, in order. The function that is returned keeps exactly one of them
-// in the tab order: call it when the list has changed, with the one to prefer.
+// `items()` are the reachable elements, in order. The returned function keeps exactly one of them in the
+// tab order: call it after the list has changed, with the preferred one.
 export function roving(root, items, { onmove = (item) => item.focus() } = {}) {
   const stop = (wanted) => {
     const all = items();

@@ -1,5 +1,5 @@
-// Keys that work anywhere on the page, and the dialog that tells them. They are single letters, so whoever
-// speaks to the machine or presses keys by chance can turn them off (WCAG 2.1.4).
+// Keyboard shortcuts of the whole page, and the dialog that lists them. They are single letters, so users of
+// speech input, or who press keys by accident, can turn them off (WCAG 2.1.4).
 import { h } from "./dom.js";
 
 const SWITCH = "forescribe.shortcuts";
@@ -12,7 +12,7 @@ const TEXT = [
   ["Space", "play or pause (in the text)"],
 ];
 
-// `actions` are [key, what, run]. Returns {root, button}: the dialog, and what opens it.
+// `actions` are [key, what, run]. Returns {root, button}: the dialog, and the button that opens it.
 export function shortcuts(actions) {
   const on = h("input", { type: "checkbox", checked: !off(), onchange: () => keep(!on.checked) });
   const row = ([keys, what]) => h("tr", {}, h("th", { scope: "row" }, keys.split(" ").map((key) => h("kbd", {}, key))), h("td", {}, what));
@@ -54,6 +54,6 @@ function keep(isOff) {
     if (isOff) localStorage.setItem(SWITCH, "off");
     else localStorage.removeItem(SWITCH);
   } catch {
-    // they stay as they are
+    // without storage the setting is not kept
   }
 }

@@ -1,4 +1,4 @@
-// The transcript's text: paragraphs by speaker, words that can be heard, searched and coloured.
+// The text of a transcript: paragraphs by speaker, words that can be played, searched and coloured.
 import { clock } from "./clock.js";
 import { calmly, h } from "./dom.js";
 import { lastUpTo, paragraphsOf, writerOf } from "./model.js";
@@ -14,12 +14,12 @@ export class Transcript {
       return h("span", { class: `w${writer ? ` by-${writer}` : ""}${doubtful}`, "data-n": n, tabindex: "-1" }, word.text);
     });
     this.starts = model.words.map((word) => word.start);
-    this.members = model.segments.map(() => []); // of each segment its words
+    this.members = model.segments.map(() => []); // the words of each segment
     for (const [n, word] of model.words.entries()) this.members[word.segment].push(n);
     this.lit = [];
     this.hits = [];
     this.now = -1;
-    this.cursor = 0; // the one word that Tab reaches
+    this.cursor = 0; // the word that is the tab stop
     if (this.spans.length) this.spans[0].tabIndex = 0;
     this.paragraphs = paragraphsOf(model);
     this.firsts = this.paragraphs.map(([index]) => this.members[index][0]).filter((n) => n !== undefined);
@@ -38,7 +38,7 @@ export class Transcript {
     names.listeners.push(() => this.#named());
   }
 
-  // Lights the word that is said at a time, and keeps it in view as long as the reader stays with it.
+  // Highlights the word at a time, and scrolls to it as long as the reader has not scrolled away.
   at(seconds, follow) {
     const n = this.#wordAt(seconds);
     if (n === this.now) return;
@@ -51,7 +51,7 @@ export class Transcript {
     if (follow && stayed && n >= 0 && !visible(this.spans[n])) this.#show(n);
   }
 
-  // Marks every place that holds the text; returns how many there are.
+  // Marks all matches of the text; returns their number.
   find(text) {
     for (const span of this.spans) span.classList.remove("hit", "found");
     this.hits = [];
@@ -73,7 +73,7 @@ export class Transcript {
     return this.hits.length;
   }
 
-  // Shows one of the places, by number.
+  // Scrolls to a match, by number.
   goTo(number) {
     for (const span of this.spans) span.classList.remove("found");
     const [first, last] = this.hits[number];
@@ -146,7 +146,7 @@ export class Transcript {
     event.preventDefault();
   }
 
-  // The word that a key goes to from here; `step` is -1 where text runs from right to left.
+  // The word that a key moves to; `step` is -1 for text from right to left.
   #target(key, step) {
     const here = this.cursor;
     const paragraph = lastUpTo(this.firsts, here);

@@ -1,4 +1,4 @@
-// One recording on the screen: text, speakers, writers, search, player. The page and the report share it.
+// The view of one recording: text, speakers, token sources, search, player. Page and report share it.
 import { coverage } from "./coverage.js";
 import { h } from "./dom.js";
 import { facts, figures, known } from "./figures.js";
@@ -22,8 +22,7 @@ const KINDS = {
   recording: "The recording",
 };
 
-// `downloads` are [name, make] beside those that are made here; `make` returns a Blob, or a URL, or a
-// promise of either.
+// `downloads` are additional [name, make]; `make` returns a Blob, a URL, or a promise of either.
 export function viewer(model, { title, key, src = null, note = "", downloads = [] }) {
   const names = new Names(model.speakers, key);
   const player = new Player(model.duration, { src, note });
@@ -129,7 +128,7 @@ function search(text) {
   return { root: h("div", { class: "search", role: "search" }, field, said, steps), field };
 }
 
-// What no file system takes is left out; all scripts, accents and signs stay.
+// Removes characters that file systems do not allow; letters of all scripts stay.
 function filename(title, name) {
   const [, stem, ending] = title.match(/^(.*?)(\.[a-z0-9]{1,5})?$/is);
   const clean = [...stem.replace(/[<>:"/\\|?*\p{Cc}\p{Cs}\u202a-\u202e\u2066-\u2069]+/gu, "_")].slice(0, 120).join("").replace(/^[ .]+|[ .]+$/g, "") || "transcript";
@@ -144,7 +143,7 @@ function save(made, name) {
   if (url !== made) setTimeout(() => URL.revokeObjectURL(url), 60000);
 }
 
-// Browsers have a clipboard in secure contexts only; elsewhere what is selected can be copied.
+// Browsers provide a clipboard in secure contexts only; elsewhere the selection can be copied.
 async function copy(text) {
   if (navigator.clipboard) await navigator.clipboard.writeText(text);
   else {

@@ -1,4 +1,4 @@
-// What a reader must know before believing the text.
+// Warnings about the text.
 import { h } from "./dom.js";
 
 const FIRST = 4;

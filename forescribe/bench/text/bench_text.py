@@ -215,7 +215,7 @@ def measured(options: Options, say: Callable[[str], None]) -> Result:
         check_draft(target, draft)
     prompts = encoded(target, lines, options.chat)
     check_room(prompts, options.max_tokens, room(target, draft), target.name)
-    found = systems(
+    chosen = systems(
         target,
         draft,
         device,
@@ -223,17 +223,17 @@ def measured(options: Options, say: Callable[[str], None]) -> Result:
         gammas=options.gamma,
         most=options.max_tokens,
     )
-    return Result(options, pair, device, prompts, take_turns(found, prompts, options.repeats, say))
+    return Result(options, pair, device, prompts, take_turns(chosen, prompts, options.repeats, say))
 
 
 def take_turns(
-    found: Sequence[System],
+    chosen: Sequence[System],
     prompts: Sequence[tuple[int, ...]],
     repeats: int,
     say: Callable[[str], None],
 ) -> list[Row]:
     """Run all systems in turns, after a warm-up with one prompt."""
-    rows = [Row(system) for system in found]
+    rows = [Row(system) for system in chosen]
     for row in rows:
         row.system.write(prompts[:1])
     for turn in range(1, repeats + 1):

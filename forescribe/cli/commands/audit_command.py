@@ -31,7 +31,7 @@ from ..options.option_records import DIAGNOSTICS, argument, option, takes
 
 @dataclass(frozen=True)
 class AuditOptions:
-    """What was asked for on the command line. Raises UsageError for a gamma without drafts."""
+    """The parsed command line. Raises UsageError for a gamma without drafts."""
 
     audio: Annotated[list[str], argument("AUDIO...", help="Recordings or videos; - reads stdin.")]
     model: Model = None

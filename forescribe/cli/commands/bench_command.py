@@ -62,7 +62,7 @@ RecordFile = Annotated[
 
 @dataclass(frozen=True)
 class BenchTextOptions:
-    """What was asked for on the command line. Raises UsageError for lists that are not of numbers."""
+    """The parsed command line. Raises UsageError for lists that are not of numbers."""
 
     model: Annotated[
         str | None,
@@ -201,7 +201,7 @@ def text(**values: Any) -> None:
 
 @dataclass(frozen=True)
 class BenchTranscribeOptions:
-    """What was asked for on the command line. Raises UsageError for values that are impossible."""
+    """The parsed command line. Raises UsageError for values that are impossible."""
 
     audio: Annotated[
         list[str],

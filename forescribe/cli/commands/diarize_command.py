@@ -45,7 +45,7 @@ FORMATS = "rttm,json"
 
 @dataclass(frozen=True)
 class DiarizeOptions:
-    """What was asked for on the command line. Raises UsageError for formats that need words, and for
+    """The parsed command line. Raises UsageError for formats that need words, and for
     speaker options that contradict each other."""
 
     audio: Inputs

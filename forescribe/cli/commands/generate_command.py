@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class GenerateOptions:
-    """What was asked for on the command line. Raises UsageError for values and combinations that are
+    """The parsed command line. Raises UsageError for values and combinations that are
     impossible."""
 
     prompts: Annotated[list[str], argument("PROMPT...", help="Texts to continue; - reads stdin.")]

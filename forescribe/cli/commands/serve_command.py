@@ -26,7 +26,7 @@ from ..options.option_records import (
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """What was asked for on the command line; None leaves a setting to the environment or the file."""
+    """The parsed command line; None leaves a setting to the environment or the file."""
 
     host: Annotated[
         str | None,

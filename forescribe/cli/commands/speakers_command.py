@@ -34,7 +34,7 @@ speakers = typer.Typer(
 
 @dataclass(frozen=True)
 class EnrolOptions:
-    """What was asked for on the command line. Raises UsageError for half of a pair of options."""
+    """The parsed command line. Raises UsageError for half of a pair of options."""
 
     name: Annotated[str, argument("NAME", help="Name of the person.")]
     audio: Annotated[

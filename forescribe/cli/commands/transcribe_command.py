@@ -42,8 +42,8 @@ def transcribe(**values: Any) -> None:
     from ..terminal.console import Console
     from ..terminal.dry_run import list_batch
 
-    found = discover(options.audio, recursive=options.recursive)
-    sources = check_readable(found, decode=not options.dry_run)
+    recordings = discover(options.audio, recursive=options.recursive)
+    sources = check_readable(recordings, decode=not options.dry_run)
     outputs = _outputs(options, sources)
     console = Console(
         quiet=options.quiet or options.json, verbose=options.verbose, json=options.json

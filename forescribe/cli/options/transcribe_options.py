@@ -93,7 +93,7 @@ transcribe a folder again."""
 
 @dataclass(frozen=True)
 class TranscribeOptions:
-    """What was asked for on the command line, by field as typed. Raises UsageError for values and
+    """The parsed command line, by field as typed. Raises UsageError for values and
     combinations that are impossible."""
 
     # Input
