@@ -124,11 +124,11 @@ CHECKS: dict[str, Callable[[Command], None]] = {
 
 
 def check(command: Command) -> None:
-    from forescribe.api.settings import OTHERS, PREFIX, Settings
+    from forescribe.api.settings import OTHER_PREFIXES, PREFIX, Settings
 
     for name in command.variables:
         known = {PREFIX + field.upper() for field in Settings.model_fields}
-        ours = name.startswith(PREFIX) and not name.startswith(OTHERS)
+        ours = name.startswith(PREFIX) and not name.startswith(OTHER_PREFIXES)
         assert not ours or name in known, f"{name} is no setting"
     if not command.words:
         return
