@@ -24,7 +24,7 @@ from benchmarks.faults.receiver import SECRET, Receiver
 from benchmarks.faults.storage import database
 
 NEXT = ("--version", "jobs-next")
-"""A version whose play begins with a step that the one before does not know."""
+"""A version whose workflow begins with a step that the previous one does not have."""
 
 GROUPS, PACE_S = 6, 0.5
 
@@ -121,7 +121,7 @@ def _at_work(s: Server) -> None:
 
 
 def _right(s: Server, made: list[str]) -> int:
-    """All jobs are, by the new play, and what was done is not done again; how many groups were."""
+    """Check that the new workflow finished all jobs; return the number of groups that were repeated."""
     for i, id in enumerate(made):
         job = s.ended(id)
         holds(job["state"] == "succeeded", f"{id} is {job['state']}: {job['error']}")
@@ -131,5 +131,5 @@ def _right(s: Server, made: list[str]) -> int:
     holds(len(set(begun)) == len(made) * GROUPS, "a group was never done")
     holds(again <= 4, f"{again} groups were done again, more than ran")
     greeted = {job for _, what, job, _ in s.log() if what == "greet"}
-    holds(bool(greeted & set(made)), "no job came to the new play")
+    holds(bool(greeted & set(made)), "no job was run by the new workflow")
     return again
