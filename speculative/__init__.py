@@ -1,7 +1,8 @@
 """The speculative core: batched, ragged, static-shape speculative decoding of token ids.
 
-`from speculative import Engine` is the entrance; importing it takes torch along, so the names load
-on first use. Letters of shapes are defined in `speculative.drafts`.
+Knows token ids and tensors; nothing of audio, text, files or HTTP. The public names, as in
+`from forescribe.speculative import Engine`, load on first use, as they import torch. Letters of shapes
+are defined in `speculative.drafts`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Checks of the numbers in a request. Each raises RequestError with the name and what it must be."""
+"""Checks of the numbers in a request. Each raises RequestError with the name and the permitted values.
+
+Knows numbers and sequences; nothing of what they mean.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,9 @@ from typing import Any
 from .errors import RequestError
 
 INT64 = 2**63 - 1
-ANY = float("inf")  # numbers that no tensor holds may be as large as they like
+ANY = float("inf")  # no upper bound, for numbers that are not stored in a tensor
 
-# Far from float32's limits, so that no logit overflows. An infinite one would give NaN.
+# Well inside the range of float32: a logit that overflows would give NaN.
 LARGEST = 1e6
 HOTTEST = 1e30
 
@@ -19,7 +22,7 @@ HOTTEST = 1e30
 def whole(
     name: str, value: Any, least: int, most: float = INT64, *, must: str | None = None
 ) -> None:
-    """An integer from `least` to `most`; a bool is none."""
+    """Checks for an integer from `least` to `most`; a bool is not one."""
     if isinstance(value, Integral) and not isinstance(value, bool) and least <= int(value) <= most:
         return
     bounds = f"{least} or more" if most >= INT64 else f"from {least} to {most}"
@@ -27,14 +30,14 @@ def whole(
 
 
 def real(name: str, value: Any, least: float, most: float, *, must: str) -> None:
-    """A number from `least` to `most`, which NaN never is; a bool is none."""
+    """Checks for a number from `least` to `most`; NaN and bools are refused."""
     if isinstance(value, Real) and not isinstance(value, bool) and least <= _float(value) <= most:
         return
     raise RequestError(f"{name} is {_shown(value)}; it must be {must}")
 
 
 def tokens(name: str, values: Any) -> None:
-    """A sequence of integers from 0 up."""
+    """Checks for a sequence of integers from 0 up."""
     if not isinstance(values, Sequence) or isinstance(values, str | bytes):
         raise RequestError(f"{name} is {_shown(values)}; it must be a tuple of token ids")
     for value in values:
@@ -43,7 +46,7 @@ def tokens(name: str, values: Any) -> None:
 
 
 def text(name: str, value: Any) -> None:
-    """A string of whole characters: half of a surrogate pair has no bytes, so no tokens."""
+    """Checks for a string that can be encoded: half of a surrogate pair has no bytes, so no tokens."""
     if not isinstance(value, str):
         raise RequestError(f"{name} is {_shown(value)}; it must be text")
     try:
@@ -54,7 +57,7 @@ def text(name: str, value: Any) -> None:
 
 
 def in_vocabulary(name: str, values: Sequence[int], size: int) -> None:
-    """`values` have passed `tokens`; none is beyond a vocabulary of `size`."""
+    """Checks that all `values`, which passed `tokens`, are below the vocabulary's `size`."""
     if values and max(values) >= size:
         raise RequestError(f"{name} holds token {max(values)}; the model has {size} tokens")
 
@@ -67,7 +70,7 @@ def _float(value: Real) -> float:
 
 
 def _shown(value: object) -> str:
-    """Short: what a client sends may be megabytes."""
+    """A short form: a client may send megabytes."""
     try:
         text = repr(value)
     except ValueError:  # an integer of more digits than Python prints

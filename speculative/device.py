@@ -1,6 +1,6 @@
-"""The one place that knows devices: cpu, cuda, hpu (Intel Gaudi) and mps.
+"""Devices: cpu, cuda, hpu (Intel Gaudi) and mps. No other module of the core tells them apart.
 
-The rest of the core asks a `Device` for its dtype, its clock, its graphs and its round border.
+A `Device` gives the rest of the core its dtype, clock, graphs and round borders.
 Gaudi's packages are imported only when an hpu is asked for or looked for.
 """
 
@@ -49,7 +49,7 @@ class Device:
 
     @property
     def synchronous(self) -> bool:
-        """Whether the host may look at a number at once, for nothing."""
+        """Whether the host can read a number without waiting."""
         return self.kind == "cpu"
 
     @property
@@ -59,18 +59,18 @@ class Device:
 
     @property
     def rows_together(self) -> bool:
-        """Whether an encoder is faster with many rows at a time. On a CPU one row of 30 s fills the cores
-        by itself, and more leave the caches: 139 ms a row alone, 187 ms in a batch of eight."""
+        """Whether an encoder is faster with many rows at a time. On a CPU one row of 30 s occupies all
+        cores, and more rows exceed the caches: 139 ms per row alone, 187 ms in a batch of eight."""
         return self.kind != "cpu"
 
     @property
     def rounds_per_poll(self) -> int:
-        """Rounds between two looks of the host at `active`: a look stalls an asynchronous device."""
+        """Rounds between two polls of `active` by the host: a poll stalls an asynchronous device."""
         return {"cpu": 1, "mps": 2, "cuda": 2, "hpu": 4}[self.kind]
 
     def guard(self) -> AbstractContextManager[object]:
-        """Makes this the thread's current device meanwhile: streams, events, captures and kernels that
-        are not torch's own go to the current one, which is the first unless somebody says otherwise."""
+        """Makes this the thread's current device for a block: streams, events, captures and kernels that
+        are not torch's own go to the current one, which is the first by default."""
         if self.index is None or self.kind not in ("cuda", "hpu"):
             return nullcontext()
         return _Current(self)
@@ -81,7 +81,7 @@ class Device:
         return getattr(torch, self.kind)
 
     def synchronize(self) -> None:
-        """Waits until the device has done all it was given."""
+        """Waits until the device has finished all its work."""
         if self.kind in ("cuda", "hpu"):
             with self.guard():
                 self.backend.synchronize()
@@ -116,22 +116,22 @@ class Device:
 
 
 def keep_to_one_core() -> None:
-    """From here on, tensor operators called by this thread stay on it.
+    """Runs tensor operators of this thread on one core from here on.
 
-    For threads beside an engine's. Each thread that runs operators in parallel keeps a team of OpenMP
-    threads for its lifetime, and where the teams together outnumber the cores, libgomp lets no thread
-    of any team wait awake: an engine on two cores lost a sixth of its speed to waking one up.
+    For threads other than an engine's. Each thread that runs operators in parallel keeps a team of
+    OpenMP threads for its lifetime. Where the teams together outnumber the cores, libgomp threads of all
+    teams sleep instead of spinning: an engine on two cores lost a sixth of its speed to waking them up.
     """
     from threadpoolctl import threadpool_limits
 
-    # Otherwise torch would set this thread's number by itself, at the first operator. And not by
-    # torch.set_num_threads: that would be the number of all threads that are yet to come.
+    # Without this call torch sets the number for this thread at its first operator. torch.set_num_threads
+    # would change it for all later threads.
     torch.get_num_threads()
     threadpool_limits(1, "openmp")
 
 
 def hpu_is_lazy() -> bool:
-    """Gaudi's legacy mode, asked for by the environment; eager is the default."""
+    """Whether the environment selects Gaudi's legacy lazy mode; eager is the default."""
     return os.environ.get("PT_HPU_LAZY_MODE", "0") == "1"
 
 
@@ -154,9 +154,9 @@ def _hpu_available() -> bool:
 
 
 def choose(name: str | None = None, dtype: str | None = None) -> Device:
-    """The device asked for, as `cuda`, `cuda:1`, `cpu`, ...; None or `auto` takes the best there is.
+    """The device of a name as `cuda`, `cuda:1` or `cpu`; None or `auto` takes the best available one.
 
-    Raises `DeviceError` for an unknown name, a device that is not there, and an unknown dtype.
+    Raises `DeviceError` for an unknown name, a device that is not available, and an unknown dtype.
     """
     kind, colon, index = (name or "auto").strip().lower().partition(":")
     if kind == "auto":
@@ -170,7 +170,7 @@ def choose(name: str | None = None, dtype: str | None = None) -> Device:
 
 
 def _index(kind: str, text: str) -> int:
-    """Which of several devices. Raises DeviceError for one that is not there."""
+    """The index of one of several devices. Raises DeviceError for one that does not exist."""
     count = device_count(kind)
     if not (text.isascii() and text.isdigit()) or int(text) >= count:
         known = ", ".join([kind, *(f"{kind}:{i}" for i in range(count))])
@@ -179,7 +179,7 @@ def _index(kind: str, text: str) -> int:
 
 
 def device_count(kind: str) -> int:
-    """Devices of a kind that is available. The cpu is one, whatever its cores."""
+    """The number of devices of an available kind; 1 for the CPU."""
     if kind == "cuda":
         return torch.cuda.device_count()
     if kind == "hpu":
@@ -197,13 +197,13 @@ def _dtype(kind: str, name: str | None) -> torch.dtype:
 
 
 class _Current:
-    """The device is the current one, and afterwards the one that was."""
+    """Makes a device the current one, and restores the previous one afterwards."""
 
     def __init__(self, device: Device) -> None:
         self._device, self._before = device, 0
 
     def __enter__(self) -> None:
-        # Not the backend's own context manager, which not every version of Gaudi's package has.
+        # The backend's own context manager is missing in some versions of Gaudi's package.
         self._before = self._device.backend.current_device()
         if self._before != self._device.index:
             self._device.backend.set_device(self._device.index)

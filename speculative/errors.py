@@ -1,11 +1,11 @@
-"""What can go wrong in the core; needs no torch.
+"""The errors of the core. Imports no torch.
 
 SpeculativeError
   RequestError     one request cannot be served as asked
   LoadError        weights, or a draft that does not fit its target
-  DeviceError      a device or dtype that is unknown or not there
+  DeviceError      a device or dtype that is unknown or not available
   DecodingError    one request failed while it was decoded; others are not affected
-  BrokenError      the device failed: this engine takes no more requests
+  BrokenError      the device failed: this engine accepts no more requests
 """
 
 from __future__ import annotations
@@ -40,5 +40,5 @@ class DecodingError(SpeculativeError):
 
 
 class BrokenError(SpeculativeError):
-    """The device has failed and answers nothing any more: load the models again, in a new process
-    where the device is a GPU."""
+    """The device has failed and does not respond any more: load the models again, in a new process if the
+    device is a GPU."""

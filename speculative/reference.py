@@ -1,7 +1,7 @@
-"""The right answer, slowly: one sequence at a time, no cache, no batch, no draft.
+"""A slow reference decoder: one sequence at a time, no cache, no batch, no draft.
 
-Every forward sees the whole prefix. Tests hold the engine against it for every drafter and rule; it
-shares with the engine only the processors and, above temperature 0, the keyed noise.
+Every forward reads the whole prefix. Tests compare the engine with it for every drafter and rule; the two
+share only the logits processors and, above temperature 0, the keyed noise.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Fakes for tests, importable: a tiny model whose cache can hurt, and drafters with known outcomes.
+"""Importable fakes for tests: a tiny model with a poisoned cache, and drafters with known outcomes.
 
 Nothing here needs weights or transformers. `TinyModel` scores depend on every slot a query can see,
 and slots that were never written hold poison, so a cache or mask that is off by one changes the text.
@@ -23,7 +23,7 @@ class TinyModel:
     """A "language model" whose logits mix position-coded embeddings of all tokens it may see.
 
     `blur` moves its output weights away from those of the same `seed`: 0 gives an identical model,
-    larger values a worse draft. A request's memory is an int that changes the text.
+    larger values a worse draft. A request's encoder states are an int that changes the text.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class TinyModel:
 
 
 class ScriptedDrafter:
-    """Proposes what a script says: `scripts[tag]` is the row's whole text, or a wrong guess of it.
+    """Proposes the tokens of a script: `scripts[tag]` is the row's whole text, or a wrong guess of it.
 
     With the true continuation in the script every draft is accepted; tests force any acceptance
     pattern by changing tokens of it.
@@ -131,11 +131,11 @@ class ScriptedDrafter:
             self.script[row, : len(text)] = torch.tensor(text)
 
     def catch_up(self, rows: Rows, start: Tensor, count: int) -> None:
-        """A script is known beforehand."""
+        """Does nothing: a script is known beforehand."""
 
     def propose(self, rows: Rows, gamma: int) -> Draft:
         index = rows.lengths[:, None] + torch.arange(gamma, device=rows.lengths.device)
         return Draft(self.script.gather(1, index), torch.full_like(rows.lengths, gamma))
 
     def observe(self, rows: Rows, draft: Draft, scores: Scores, verdict: Verdict) -> None:
-        """A script does not learn."""
+        """Does nothing: a script does not learn."""

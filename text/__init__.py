@@ -1,4 +1,4 @@
-"""Text generation: prompts to text over the speculative core, for unmodified language models.
+"""Text generation: prompts to text by speculative decoding, for unmodified language models.
 
 Knows tokenizers and characters; nothing of audio, files or HTTP.
 """

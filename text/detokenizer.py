@@ -1,4 +1,7 @@
-"""Text of tokens as they come: never half a character, never text that a later token changes."""
+"""Incremental detokenization: no partial characters, and no text that a later token changes.
+
+Knows a vocabulary; nothing of stop strings or requests.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,10 @@ from collections.abc import Sequence
 from .vocabulary import Vocabulary
 
 CONTEXT = 6
-"""Tokens of the prompt that decide how the first new one reads: whether a space is in front of it."""
+"""Tokens of the prompt that determine the text of the first new one: whether it begins with a space."""
 
 HELD = 16
-"""Tokens without a whole character. No character has so many: it is no text, and is let go."""
+"""Most tokens held back without a whole character. No character has as many, so it is output as it is."""
 
 BROKEN = "\ufffd"
 
@@ -18,8 +21,8 @@ BROKEN = "\ufffd"
 class Detokenizer:
     """Decodes the last few tokens with and without the new one; the difference is its text.
 
-    Tokenizers are no functions of single tokens: a character may be several, and spaces depend on
-    what comes before.
+    Tokens cannot be decoded one by one: a character may consist of several, and spaces depend on the
+    tokens before.
     """
 
     def __init__(self, vocabulary: Vocabulary, prompt: Sequence[int]) -> None:
@@ -38,7 +41,7 @@ class Detokenizer:
         return text
 
     def flush(self) -> str:
-        """What is left at the end of the text."""
+        """Returns the rest at the end of the text."""
         text = self._new()
         self.begin, self.read = self.read, len(self.ids)
         return text

@@ -1,6 +1,6 @@
-"""Loading: the name of a language model to weights on a device, with their vocabulary.
+"""Loads a language model by name: weights on a device, with their vocabulary.
 
-A local folder or a hub id, read by transformers' own loaders. Knows nothing of presets and decoding.
+Knows transformers' loaders; nothing of presets and decoding.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ LANGUAGE_MODEL = Family(
 
 @dataclass(frozen=True, eq=False)
 class LanguageModel:
-    """A causal language model of transformers, and the tokens that it reads and writes."""
+    """A causal language model of transformers, with its vocabulary."""
 
     name: str  # as the user knows it
     model: Any
@@ -53,12 +53,12 @@ class LanguageModel:
 
     @property
     def vocab_size(self) -> int:
-        """Tokens that it has room for: its vocabulary's, padded."""
+        """The size of its embedding: the vocabulary, padded."""
         return int(self.model.config.get_text_config().vocab_size)
 
     @property
     def positions(self) -> int:
-        """Those at which it can be decoded: see `causal_lm.positions_of`."""
+        """Positions at which it can be decoded: see `causal_lm.positions_of`."""
         return positions_of(self.model.config.get_text_config())
 
 
@@ -68,9 +68,9 @@ def load(
 ) -> LanguageModel:
     """The language model of a folder or hub id; `network` allows a download.
 
-    Raises LoadError, in one line that names the culprit: not found, no language model, weights that
-    do not fit their configuration, no tokenizer, a family whose tokens would not be its own (the
-    adapter is compared with the model here, see `speculative.models.agreement`).
+    Raises LoadError, in one line with the model's name: not found, not a language model, weights that do
+    not fit their configuration, no tokenizer, a family that is not decoded exactly (the adapter is
+    compared with the model here, see `speculative.models.agreement`).
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -84,7 +84,7 @@ def load(
             model, report = kind.from_pretrained(
                 folder, dtype=device.dtype, output_loading_info=True, ignore_mismatched_sizes=True
             )
-        # transformers would fill gaps with random numbers, and the model would babble.
+        # transformers would fill gaps with random numbers.
         wrong = sorted(report["missing_keys"]) or sorted(str(k) for k in report["mismatched_keys"])
         if wrong:
             raise ValueError(f"its weights lack {wrong[0]}, or have it in another shape")
@@ -109,19 +109,18 @@ def _tokenizer(folder: Path, name: str | Path, role: Role) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        made = AutoTokenizer.from_pretrained(folder)
-        if not made.get_vocab().keys() - set(made.all_special_tokens):  # made of nothing
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        if not tokenizer.get_vocab().keys() - set(tokenizer.all_special_tokens):  # it has no files
             raise ValueError("it lacks tokenizer.json, or the files that it is made of")
     except Exception as error:
         raise LoadError(
             f"--{role} {name} has no usable tokenizer: {damaged(folder) or _line(error)}"
         ) from error
-    return made
+    return tokenizer
 
 
 def check_draft(target: LanguageModel, draft: LanguageModel) -> None:
-    """Refuses a draft that does not write its target's tokens. Raises LoadError with the first that
-    differs."""
+    """Raises LoadError for a draft with other tokens than its target, with the first one that differs."""
     token = target.vocabulary.difference(draft.vocabulary)
     if token is not None:
         raise LoadError(
@@ -131,7 +130,7 @@ def check_draft(target: LanguageModel, draft: LanguageModel) -> None:
 
 
 def _ends(model: Any, tokenizer: Any) -> frozenset[int]:
-    """What `generate` would end at."""
+    """The tokens at which transformers' `generate` ends."""
     for owner in (model.generation_config, model.config, tokenizer):
         found = getattr(owner, "eos_token_id", None)
         if found is not None:

@@ -1,4 +1,7 @@
-"""Stop strings: where a text ends because of what it says."""
+"""Stop strings: strings that end a text.
+
+Knows characters only.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,10 @@ from forescribe.speculative.errors import RequestError
 
 
 class Stops:
-    """Holds back what may be the beginning of a stop string, so that nothing is ever taken back.
+    """Holds back what may be the beginning of a stop string, so that output is never retracted.
 
-    The stop that is complete first ends the text, in front of it; of several that end at one place the
-    one that begins first. So the cut does not depend on the pieces that the text comes in.
+    The text ends before the stop string that is complete first; of several that end at the same place,
+    the one that begins first. So the cut does not depend on how the text is split.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -33,7 +36,7 @@ class Stops:
         return text[: len(text) - keep], None
 
     def flush(self) -> str:
-        """At the end of the text: no stop came of it."""
+        """Returns what is held back, at the end of the text."""
         held, self.held = self.held, ""
         return held
 

@@ -1,9 +1,9 @@
-"""A draft with other tokens: what it says is handed over as text (universal assisted generation, Timor
-et al. 2025, 2502.05202).
+"""Drafts of a model with other tokens, translated as text (universal assisted generation, Timor et al.
+2025, 2502.05202).
 
-The host translates between the rounds, which costs it a look at every row: for processors, where a
-round is no captured graph. Its law is one-hot (the draft's own greedy text is a function of the prefix
-alone), so results are exact at every temperature.
+The host translates in every round, which needs a sync: for CPUs, where a round is not captured. The
+distribution is one-hot (the draft's greedy text depends only on the prefix), so results are exact at
+every temperature. Knows two vocabularies; nothing of the target model.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from .detokenizer import BROKEN
 from .vocabulary import Vocabulary
 
 WINDOW = 8
-"""Tokens of the text that are read again with what was drafted, so that words do not break where the
-drafts begin."""
+"""Tokens of the text that are tokenized again together with the draft, so that words do not break where
+the draft begins."""
 
 
 class UniversalDrafter:
@@ -32,7 +32,7 @@ class UniversalDrafter:
     the tokens to propose, `target_end` the one that ends a text there (None: none does), `vocab_size`
     how many of them the target has room for where its tokenizer knows more (None: for all).
 
-    A row whose text is no whole characters yet, or too long for the draft, decodes plainly.
+    A row whose text ends within a character, or is too long for the draft, is decoded plainly.
     """
 
     ends_early = False
@@ -75,10 +75,10 @@ class UniversalDrafter:
             self.fed[row] = ids
 
     def catch_up(self, rows: Rows, start: Tensor, count: int) -> None:
-        """Nothing: every proposal reads what is new in the text."""
+        """Does nothing: every proposal reads what is new in the text."""
 
     def observe(self, rows: Rows, draft: Draft, scores: Scores, verdict: Verdict) -> None:
-        """Nothing to learn."""
+        """Does nothing."""
 
     def propose(self, rows: Rows, gamma: int) -> Draft:
         place = rows.tokens.device
@@ -112,7 +112,7 @@ class UniversalDrafter:
         return Draft(tokens.to(place), valid.to(place))
 
     def _write(self, texts: list[list[int]], gamma: int, place: torch.device) -> list[list[int]]:
-        """`gamma` tokens of the draft's own behind each text; junk behind an empty one."""
+        """`gamma` tokens of the draft's own behind each text; undefined ones behind an empty text."""
         new = [len(ids) - _common(ids, fed) for ids, fed in zip(texts, self.fed, strict=True)]
         # The last tokens of every row at once; reading some again changes nothing. At least one, for
         # its logits.

@@ -1,6 +1,6 @@
 """A language model's tokens as text and bytes, over a tokenizer of transformers.
 
-Knows no model, and imports no tokenizer: it is handed one.
+Knows a tokenizer that it is given; nothing of models.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _SPACE = "\u2581"  # sentencepiece's mark of a space
 
 
 def _byte_letters() -> dict[str, int]:
-    """The letter that stands for each byte in GPT-2's vocabulary, and in all that follow it: printable
-    ones for themselves, the others from 256 on."""
+    """The byte of each letter in GPT-2's vocabulary and its successors: printable bytes stand for
+    themselves, the others are letters from 256 on."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
     letters = {chr(byte): byte for byte in printable}
@@ -52,8 +52,8 @@ class Vocabulary:
         return "ByteLevel" in str(getattr(inner, "decoder", ""))
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """A prompt, with what the model wants in front of every text. Raises RequestError where that
-        makes no token."""
+        """The tokens of a prompt, with those that the model expects before every text. Raises RequestError
+        where there are none."""
         ids = tuple(self.tokenizer(text)["input_ids"])
         if not ids:
             if self.tokenizer.bos_token_id is None:
@@ -64,17 +64,17 @@ class Vocabulary:
         return ids
 
     def bare(self, text: str) -> tuple[int, ...]:
-        """Text alone, with nothing added."""
+        """The tokens of a text, with nothing added."""
         return tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     @property
     def converses(self) -> bool:
-        """Whether the model has a form for conversations."""
+        """Whether the model has a chat template."""
         return getattr(self.tokenizer, "chat_template", None) is not None
 
     def chat(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        """A conversation in the model's own form, up to where its answer begins. Raises RequestError
-        where the model has no form for conversations, or not for this one."""
+        """The tokens of a conversation in the model's chat template, up to the beginning of the answer.
+        Raises RequestError where there is no template, or where it refuses the conversation."""
         if not self.converses:
             raise RequestError(
                 f"{self.name} has no chat template: it was not made for conversations; give it a "
@@ -84,7 +84,7 @@ class Vocabulary:
             text = self.tokenizer.apply_chat_template(
                 list(messages), add_generation_prompt=True, tokenize=False
             )
-        except Exception as error:  # templates raise what they like, jinja adds its own
+        except Exception as error:  # templates and jinja raise exceptions of any class
             line = " ".join(str(error).split())
             raise RequestError(f"{self.name}'s chat template refuses this: {line}") from error
         return self.bare(text)
@@ -96,13 +96,13 @@ class Vocabulary:
         return text
 
     def text(self, token: int) -> str:
-        """How a token is shown; a special one, which is no text, by its name."""
+        """The text of a token for display; the name of a special token."""
         if token in self.specials:
             return str(self.tokenizer.convert_ids_to_tokens(token))
         return self.data(token).decode(errors="replace")
 
     def data(self, token: int) -> bytes:
-        """What the token stands for in a text, which need not be whole characters."""
+        """The bytes of the token in a text, which need not be whole characters."""
         if token not in self._data:
             self._data[token] = self._bytes(token)
         return self._data[token]

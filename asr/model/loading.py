@@ -21,10 +21,10 @@ from forescribe.speculative.models.hub import Role
 from forescribe.speculative.models.load_lock import loading
 from forescribe.speculative.models.quiet import quiet
 from forescribe.speculative.models.whisper_decoder import (
+    adapter_difference,
     decoder_only,
     encoder_of,
     same_encoder,
-    unlike,
 )
 
 from ..errors import CapacityError, ModelError, out_of_memory
@@ -189,7 +189,7 @@ def _model(folder: Path, role: Role, device: Device) -> Any:
             f"{damaged(folder) or _line(error)}"
         ) from error
     model = _placed(model, folder, role, device)
-    problem = unlike(model)
+    problem = adapter_difference(model)
     if problem is not None:
         raise ModelError(f"--{role} {folder} is not supported: {problem}")
     if device.products:

@@ -1,4 +1,7 @@
-"""A smaller model drafts, one token at a time."""
+"""Drafts of a smaller model, one token at a time.
+
+Knows the draft model and rows; nothing of targets or schedules.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +20,14 @@ from ..rounds.sampling import penalise
 from ..rows import Rows
 
 CONFIDENCE = 0.2
-"""Where the draft gives itself one chance in five, it ends. The bundled text pair wrote most per second with
-it; the speech pair wrote the same from 0.2 to 0.5, within what repeated runs differ (docs/development/log.md,
-2026-11-22, where a bound learnt from measured prices gained nothing either)."""
+"""A draft ends where its probability, by the draft model itself, falls below this. The bundled text pair
+was fastest with it; the speech pair was equally fast from 0.2 to 0.5, within the noise of repeated runs
+(docs/development/log.md, 2026-11-22, where a bound learnt from measured costs gained nothing either)."""
 
 
 def confidence_for(gamma: int | None, device: Device) -> float:
-    """Drafts end early where their length is left to the engine (`gamma` None) and a look costs nothing."""
+    """The confidence for drafts whose length the engine chooses (`gamma` None), on a device where reading a
+    number costs nothing; 0 otherwise."""
     return CONFIDENCE if gamma is None and device.synchronous else 0.0
 
 
@@ -31,17 +35,16 @@ class ModelDrafter:
     """Drafts with any `Model` of the target's vocabulary.
 
     `processors` are applied to the draft's logits too. They cannot change the output, only the
-    acceptance, and each costs its passes per drafted token. In greedy rounds the drafts are the
+    acceptance, and each runs once per drafted token. In greedy rounds the drafts are the
     draft's argmax; in sampled ones they follow the row's temperature and bounds, and carry their
     probabilities. A row's penalties shape them as they shape the target.
 
-    With `confidence` above 0 a greedy draft ends where the draft itself no longer believes that all
-    of it will be kept: where the product of its tokens' probabilities, in every active row, is below.
-    (transformers' `assistant_confidence_threshold` looks at each token alone.) The text cannot change:
-    whether another token is drafted depends on those before it only. It reads the device after every
-    drafted token, which costs a processor nothing and a card its graph: the engine refuses it where
-    shapes are static. Sampled rounds draft all gamma tokens, so that a seeded text does not depend on
-    the rows beside it. Raises `ValueError` for a confidence outside 0 to 1.
+    With `confidence` above 0 a greedy draft ends where the product of its tokens' probabilities is below
+    that in every active row. (transformers' `assistant_confidence_threshold` compares each token alone.)
+    The text cannot change: whether another token is drafted depends only on those before it. This reads
+    the device after every drafted token, which costs nothing on a CPU but cannot be captured on a GPU:
+    the engine refuses it where shapes are static. Sampled rounds draft all gamma tokens, so that
+    a seeded text does not depend on the other rows. Raises `ValueError` for a confidence outside 0 to 1.
     """
 
     def __init__(
@@ -81,7 +84,7 @@ class ModelDrafter:
         known, lengths = rows.tokens, rows.lengths
         # After a fully accepted round the last draft was committed but never fed, so one or two tokens
         # are new to the draft. Feeding two is right in both cases (the first is idempotent then) and
-        # keeps one shape. In a row of one token it is the first of the two, with junk behind it.
+        # keeps one shape. In a row of one token it is the first of the two, and the second is undefined.
         start = (lengths - 2).clamp_min(0)
         two = start[:, None] + torch.arange(2, device=start.device)
         logits = self.model.score(known.gather(1, two), start, reach=rows.reach).logits  # [B, 2, V]
@@ -119,4 +122,4 @@ class ModelDrafter:
         return penalise(rows, logits, prefix) if rows.mode.penalised else logits
 
     def observe(self, rows: Rows, draft: Draft, scores: Scores, verdict: Verdict) -> None:
-        """Nothing to learn: rejected drafts are written over by the next round."""
+        """Does nothing: the next round overwrites rejected drafts."""

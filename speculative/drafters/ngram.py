@@ -1,8 +1,8 @@
-"""Copying drafts: what followed the last few tokens when they occurred before.
+"""N-gram drafts: copies what followed the last few tokens when they occurred before.
 
 Searches the row's own tokens and, in front of them, a hint: earlier text of the same recording, a
-previous hypothesis, hot words. Free of model forwards; its law is one-hot. Static shapes: every
-match is found by comparing whole strips.
+previous hypothesis, hot words. Needs no model; its distribution is one-hot. Static shapes: matches are
+found by comparing whole rows.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..drafts import Distribution, Draft, Scores, Verdict
 from ..requests import Request
 from ..rows import Rows
 
-_NOTHING = -1
+_EMPTY = -1
 
 
 class NgramDrafter:
@@ -39,14 +39,14 @@ class NgramDrafter:
 
     def allocate(self, batch: int, slots: int, device: torch.device) -> None:
         shape = (batch, self.hint_slots)
-        self.hints = torch.full(shape, _NOTHING, dtype=torch.int64, device=device)
+        self.hints = torch.full(shape, _EMPTY, dtype=torch.int64, device=device)
 
     def forwards(self, gamma: int) -> int:
         return 0
 
     def admit(self, rows: Tensor, tokens: Tensor, requests: Sequence[Request]) -> None:
         assert self.hints is not None
-        hints = torch.full((len(requests), self.hint_slots), _NOTHING, dtype=torch.int64)
+        hints = torch.full((len(requests), self.hint_slots), _EMPTY, dtype=torch.int64)
         for i, request in enumerate(requests):
             hint = request.hint[-self.hint_slots :]
             if hint:
@@ -54,14 +54,14 @@ class NgramDrafter:
         self.hints[rows] = hints.to(self.hints.device)
 
     def catch_up(self, rows: Rows, start: Tensor, count: int) -> None:
-        """Nothing to read: the text itself is the memory."""
+        """Does nothing: proposals search the text itself."""
 
     def propose(self, rows: Rows, gamma: int) -> Draft:
         assert self.hints is not None
         hint = self.hints
-        gap = torch.full_like(hint[:, :1], _NOTHING)  # no match may straddle hint and text
+        gap = torch.full_like(hint[:, :1], _EMPTY)  # no match may straddle hint and text
         known = torch.arange(rows.scratch, device=hint.device) < rows.lengths[:, None]
-        text = torch.cat([hint, gap, rows.tokens[:, :-1].where(known, _NOTHING)], dim=1)  # [B, L]
+        text = torch.cat([hint, gap, rows.tokens[:, :-1].where(known, _EMPTY)], dim=1)  # [B, L]
         end = self.hint_slots + 1 + rows.lengths  # [B], one past the pending token
         column = torch.arange(text.shape[1], device=text.device)
 
@@ -69,8 +69,8 @@ class NgramDrafter:
         run = torch.ones_like(text, dtype=torch.bool)  # run[b, j]: the last n tokens end at j too
         for n in range(1, self.longest + 1):
             suffix = text.gather(1, (end - n).clamp_min(0)[:, None])  # [B, 1], n-th last token
-            shifted = torch.cat([torch.full_like(text[:, : n - 1], _NOTHING), text], dim=1)
-            run = run & (shifted[:, : text.shape[1]] == suffix) & (suffix != _NOTHING)
+            shifted = torch.cat([torch.full_like(text[:, : n - 1], _EMPTY), text], dim=1)
+            run = run & (shifted[:, : text.shape[1]] == suffix) & (suffix != _EMPTY)
             if n < self.shortest:
                 continue
             earlier = run & (column < (end - 1)[:, None])  # not the suffix itself
@@ -79,9 +79,9 @@ class NgramDrafter:
 
         take = best[:, None] + torch.arange(gamma, device=text.device)  # [B, G]
         tokens = text.gather(1, take.clamp_max(text.shape[1] - 1))
-        usable = ((tokens != _NOTHING) & (take < end[:, None])).long().cumprod(1)
+        usable = ((tokens != _EMPTY) & (take < end[:, None])).long().cumprod(1)
         valid = torch.where(best > 0, usable.sum(1), 0)
         return Draft(tokens=tokens.clamp_min(0), valid=valid)
 
     def observe(self, rows: Rows, draft: Draft, scores: Scores, verdict: Verdict) -> None:
-        """Nothing to learn, for the same reason."""
+        """Does nothing, for the same reason."""

@@ -68,10 +68,10 @@ class DraftReader:
         slots, log, watch = self._context.slots, self._context.faults, self._context.watch
         watch.start()
         read, drafting = partial(self._catch_up, tokens), slots.drafting()
-        with slots.only(drafting):
+        with slots.masked_to(drafting):
             error = log.attempt(read, faults.CATCH_UP)
         for row in drafting if error is not None else ():
-            with slots.only([row]):
+            with slots.masked_to([row]):
                 error = log.attempt(read, faults.CATCH_UP)
             if error is not None:
                 slots.stop_drafting(row, error)

@@ -63,7 +63,7 @@ class GraphRunner:
         groups = slots.groups(gamma)
         for rows, drafts in groups:
             shape = Shape(drafts, mode, reach)
-            with slots.only(rows) if len(groups) > 1 else nullcontext():
+            with slots.masked_to(rows) if len(groups) > 1 else nullcontext():
                 try:
                     width = self._launch(shape)()
                 except Exception as error:
@@ -103,7 +103,7 @@ class GraphRunner:
             context.rows.mode, context.rows.reach = shape.mode, shape.reach
             run_round(context.rows, parts, shape.gamma, context.counters)
 
-        with context.slots.only(()):  # capturing runs a few rounds
+        with context.slots.masked_to(()):  # capturing runs a few rounds
             graph = context.device.graph(round_)
         if graph is round_:
             return None
@@ -133,7 +133,7 @@ class GraphRunner:
         alone are failed."""
         slots = self._context.slots
         for row in rows:
-            with slots.only([row]):
+            with slots.masked_to([row]):
                 error = self._try_row(row, shape)
                 if error is not None and error.stage in faults.OF_THE_DRAFTER:
                     slots.stop_drafting(row, error)

@@ -1,4 +1,7 @@
-"""Draft length. A round has one static gamma, chosen from a few buckets so that few graphs exist."""
+"""Schedules: the draft length of each round, from a few buckets so that few graphs exist.
+
+Knows costs and acceptance; nothing of models or slots.
+"""
 
 from __future__ import annotations
 
@@ -27,18 +30,47 @@ class Fixed:
         return self.gamma
 
     def learn(self, poll: Poll) -> None:
-        """A fixed length learns nothing."""
+        """Does nothing."""
 
 
 def schedule_for(gamma: int | None, drafter: Drafter | None) -> Schedule:
-    """`gamma` drafts in every round, or as many as pay where it is None; none without a drafter."""
+    """A fixed `gamma`, or the measured best where it is None; no drafts without a drafter."""
     if drafter is None or gamma is not None:
         return Fixed(gamma if drafter is not None and gamma else 0)
     return Goodput(early=drafter.ends_early)
 
 
-FEWEST = 8.0
-"""Judged drafts that are not forgotten: one lucky probe is no reason to draft."""
+BUCKETS = (0, 2, 4, 6, 8, 12)
+"""Gammas to choose from: 0 is plain decoding, and beyond 12 published pairs rarely gain."""
+
+SAMPLING_GAMMA = 4
+"""Gamma of rounds with sampled rows, the same for all: their draws depend on the draft lengths, and
+a seeded answer must not depend on the load of the machine."""
+
+PROBE_EVERY = 100
+"""Rounds until the other choice is tried again: one probe in 100 rounds costs about 1 %."""
+
+BACKOFF = 2
+"""Factor of that pause after a probe that changed nothing, so a useless draft costs less and less."""
+
+DECAY = 0.95
+"""Weight of earlier observations at each poll: about 20 polls are remembered."""
+
+MIN_TRIALS = 8.0
+"""Judged drafts below which nothing is forgotten: one lucky probe is no reason to draft."""
+
+PRIOR_ACCEPTED, PRIOR_TRIALS = 0.5, 1.0
+"""One assumed trial, half accepted, which keeps the acceptance off 0 and 1."""
+
+FIRST = 3
+"""Rounds of a bucket whose fastest one is its cost: the first ones also pay for cold caches."""
+
+SAME_WEIGHT = 0.1
+"""Weight of a round of the same bucket as the one before, which scales the costs of all buckets: the
+machine becomes slower or faster, and rows longer, for every length alike."""
+
+CHANGED_WEIGHT = 0.3
+"""Weight of a round after a change of bucket: it says what this bucket costs, but such rounds are few."""
 
 
 def expected_tokens(alpha: float, gamma: int) -> float:
@@ -56,26 +88,24 @@ class Goodput:
     """The gamma with the most expected tokens per second, from measured costs and acceptance.
 
     A round's cost is measured per bucket (all rows are computed in every round, so it does not depend
-    on how many are active); acceptance is a running mean over all rows. Where drafting loses, gamma
-    0 wins by itself. What the other choice is worth, drafts where nothing is drafted and none where
-    something is, is asked by single rounds: after `probe_every` rounds, then after twice as many for as
-    long as the answer stays no. So a draft that is of no use costs ever less.
+    on how many are active); acceptance is a running mean over all rows. Where drafting loses, gamma 0
+    wins. Single rounds probe the other choice (drafts while nothing is drafted, none while something
+    is): after `probe_every` rounds, then after twice as many each time that the probe changes nothing.
 
-    Rounds with sampled rows take the fixed `sampling_gamma`: their draws depend on the draft lengths,
-    and a seeded answer must not depend on how busy the machine is.
+    Rounds with sampled rows take the fixed `sampling_gamma`, see `SAMPLING_GAMMA`.
 
-    `early` says that drafts end by the drafter's own doubt, so that gamma is only the most there may
-    be. The formula then promises too much, and is corrected by what rounds of each bucket wrote.
+    `early` says that the drafter may end drafts early, so that gamma is only an upper bound. The formula
+    then overestimates, and is corrected by the number of tokens that rounds of each bucket wrote.
     """
 
     def __init__(
         self,
-        buckets: Sequence[int] = (0, 2, 4, 6, 8, 12),
+        buckets: Sequence[int] = BUCKETS,
         *,
-        sampling_gamma: int = 4,
-        probe_every: int = 100,
-        decay: float = 0.95,
-        first: int = 3,
+        sampling_gamma: int = SAMPLING_GAMMA,
+        probe_every: int = PROBE_EVERY,
+        decay: float = DECAY,
+        first: int = FIRST,
         early: bool = False,
     ) -> None:
         if len(buckets) < 2 or not {0, sampling_gamma} <= set(buckets):
@@ -84,7 +114,6 @@ class Goodput:
             )
         self.buckets = tuple(sorted(buckets))
         self.sampling_gamma, self.probe_every, self.decay = sampling_gamma, probe_every, decay
-        # The first rounds of a bucket pay for what is cold; the fastest seen is nearest the truth.
         self.first = first
         self.cost = dict.fromkeys(self.buckets, float("inf"))
         self.measured = dict.fromkeys(self.buckets, 0)
@@ -92,25 +121,26 @@ class Goodput:
         self.rounds = 0
         self.last = self.buckets[0]
         self.early = early
-        self.share: dict[int, float] = {}  # of the formula's tokens that rounds of a bucket wrote
+        self.share: dict[
+            int, float
+        ] = {}  # of the formula's tokens that rounds of a bucket actually write
         self.pause, self.next_probe = probe_every, probe_every
 
     @property
     def alpha(self) -> float:
-        """Running chance that a draft is kept, given that those before it were."""
-        # One doubtful trial in advance keeps it off 0 and 1.
-        return (self.accepted + 0.5) / (self.trials + 1)
+        """Running probability that a draft is kept, given that those before it were."""
+        return (self.accepted + PRIOR_ACCEPTED) / (self.trials + PRIOR_TRIALS)
 
     def choose(self, *, sampling: bool) -> int:
         if sampling:
             return self.sampling_gamma
         best = self.best()
         for shorter, gamma in zip((0, *self.buckets), self.buckets, strict=False):
-            # A longer draft costs at least what a shorter one does: one that could not pay even at
-            # that price is not tried. The two shortest are, to know prices and acceptance at all.
+            # A longer draft costs at least as much as a shorter one: it is not tried if it could not pay
+            # even at that cost. The two shortest are always tried, to measure costs and acceptance.
             if self.measured[gamma] < self.first:
-                hoped = self._expected(self.alpha, gamma) / self.cost[shorter]
-                if gamma <= self.buckets[1] or hoped > self._goodput(best):
+                bound = self._expected(self.alpha, gamma) / self.cost[shorter]
+                if gamma <= self.buckets[1] or bound > self._goodput(best):
                     return gamma
                 break
         if self.rounds >= self.next_probe:
@@ -130,15 +160,15 @@ class Goodput:
         return expected_tokens(alpha, gamma) * (self.share[max(measured)] if measured else 1.0)
 
     def learn(self, poll: Poll) -> None:
-        """Rounds of greedy rows teach; what sampled ones cost and keep is another matter."""
+        """Learns from rounds of greedy rows only: sampled ones have other costs and acceptance."""
         if poll.sampling:
             return
         gamma, each = poll.gamma, poll.seconds / poll.rounds
         before = self.best()
         probed = self.rounds >= self.next_probe and bool(gamma) != bool(before)
         self.rounds += poll.rounds
-        self._remember(poll.judged, poll.accepted)
-        self._price(gamma, poll.rounds, each)
+        self._count(poll.judged, poll.accepted)
+        self._measure(gamma, poll.rounds, each)
         if self.early and gamma:
             self._correct(poll)
         if bool(self.best()) != bool(before):
@@ -146,25 +176,23 @@ class Goodput:
         elif probed and self._promising(poll, each):
             self._pause(1)
         elif probed:
-            self._pause(max(2 * self.pause, self.probe_every))
+            self._pause(max(BACKOFF * self.pause, self.probe_every))
 
-    def _remember(self, trials: int, accepted: int) -> None:
-        if self.trials > FEWEST:
+    def _count(self, trials: int, accepted: int) -> None:
+        if self.trials > MIN_TRIALS:
             self.trials, self.accepted = self.decay * self.trials, self.decay * self.accepted
         self.trials += trials
         self.accepted += accepted
 
-    def _price(self, gamma: int, rounds: int, each: float) -> None:
+    def _measure(self, gamma: int, rounds: int, each: float) -> None:
         old = self.cost[gamma]
         if self.measured[gamma] < self.first:
             self.cost[gamma] = min(old, each)
         elif gamma == self.last:
-            # A machine gets slower and faster for reasons of its own, and rows get longer: that holds for
-            # every length alike, measured lately or not.
-            pace = 0.9 + 0.1 * each / old
-            self.cost = {g: cost * pace for g, cost in self.cost.items()}
+            scale = (1 - SAME_WEIGHT) + SAME_WEIGHT * each / old
+            self.cost = {g: cost * scale for g, cost in self.cost.items()}
         else:
-            self.cost[gamma] = 0.7 * old + 0.3 * each
+            self.cost[gamma] = (1 - CHANGED_WEIGHT) * old + CHANGED_WEIGHT * each
         self.measured[gamma] += rounds
         self.last = gamma
 
@@ -175,7 +203,7 @@ class Goodput:
         self.share[poll.gamma] = self.decay * known + (1 - self.decay) * seen
 
     def _promising(self, poll: Poll, each: float) -> bool:
-        """Whether a probe on its own, without what was seen before it, speaks for a change."""
+        """Whether a probe alone, without earlier observations, suggests a change."""
         if not poll.gamma:
             return 1 / each > self._goodput(self.best())
         rate = poll.accepted / max(1, poll.judged)

@@ -193,7 +193,7 @@ class Slots:
             self.rows.clear(row)
 
     @contextmanager
-    def only(self, rows: Collection[int]) -> Iterator[None]:
+    def masked_to(self, rows: Collection[int]) -> Iterator[None]:
         """Masks all other rows meanwhile, without a sync."""
         active = self.rows.active
         chosen = [row in rows for row in range(self.rows.batch)]

@@ -1,15 +1,14 @@
-"""Whether an adapter computes what its model computes: asked once, when a model is loaded.
+"""Checks that an adapter computes the same logits as its model; runs once, when a model is loaded.
 
-An adapter passes positions and masks itself and writes keys to slots of its own. A model that masks,
-scales or counts inside its layers by other means takes all of that without complaint and writes other
-tokens. So a few tokens are read twice, through the adapter as the engine uses it (prompts of different
-lengths admitted together, several tokens scored at ragged starts, rejected drafts written over) and by
-the model's plain forward without a cache, and the logits are compared.
+An adapter passes its own positions and masks, and writes keys to slots. A model that masks, scales or
+counts by other means inside its layers accepts all of that without an error, and writes other tokens. So
+a few tokens are read twice: through the adapter as the engine uses it (prompts of different lengths
+admitted together, several tokens scored at ragged starts, rejected drafts overwritten), and by the
+model's plain forward without a cache. The logits are compared.
 
 The cost is seven forwards of at most 42 tokens, and one or two more in half precision and for a model
-with windows, whatever their width: on a processor about as long as reading the weights eight times. (A
-window is not reached by reading past it, which would be thousands of tokens, but by making it narrow for
-the comparison.)
+with windows: on a CPU about as long as reading the weights eight times. (Windows are made narrow for
+the comparison, instead of reading the thousands of tokens that they hold.)
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ class Reading:
     def of(
         cls, vocab: int, length: int, device: torch.device, avoid: Collection[int] = ()
     ) -> Reading:
-        """Arbitrary tokens below `vocab`, the same every time; none to `avoid` where others exist."""
+        """Arbitrary tokens below `vocab`, the same every time; avoids those in `avoid` where others exist."""
         generator = torch.Generator().manual_seed(0)
         usable = torch.tensor([i for i in range(vocab) if i not in avoid] or list(range(vocab)))
         picks = torch.randint(len(usable), (ROWS, length), generator=generator)
@@ -68,9 +67,9 @@ def difference(
     encoder_states: Sequence[Any] = (None,) * ROWS,
 ) -> str | None:
     """Where the adapter first differs from `plain`, the model's logits `[ROWS, L, V]` for the reading's
-    tokens; None where it does not. The decoder is left without memory."""
+    tokens; None where it does not. The decoder's cache is released."""
     tokens, device = reading.tokens, reading.tokens.device
-    junk = tokens.flip(0, 1)  # stands for padding and for drafts that are rejected
+    other = tokens.flip(0, 1)  # as padding and as drafts that are rejected
     prompts, kept = list(reading.prompts), list(reading.kept)
     lengths = torch.tensor(prompts, device=device)
     decoder.allocate(ROWS, tokens.shape[1] + STEP)
@@ -78,14 +77,14 @@ def difference(
         for rows in ([1], [2, 0]):
             length = max(prompts[row] for row in rows)
             own = torch.arange(length, device=device) < lengths[:, None]
-            padded = torch.where(own, tokens[:, :length], junk[:, :length])
+            padded = torch.where(own, tokens[:, :length], other[:, :length])
             logits = decoder.prefill(
                 torch.tensor(rows, device=device),
                 padded[rows],
                 [encoder_states[row] for row in rows],
             )
             seen = own[rows]
-            if logits.shape[1] and close.apart(logits[seen], plain[rows, :length][seen]):
+            if logits.shape[1] and close.differ(logits[seen], plain[rows, :length][seen]):
                 return "a prompt"
         for drafted, what in ((kept, "several tokens at once"), (None, "a text behind rejections")):
             start = torch.tensor([p - 1 for p in prompts], device=device)
@@ -95,11 +94,11 @@ def difference(
             if drafted is not None:
                 valid = torch.tensor(drafted, device=device) + 1
                 right = torch.arange(STEP, device=device) < valid[:, None]
-                fed = torch.where(right, fed, junk.gather(1, slots))
+                fed = torch.where(right, fed, other.gather(1, slots))
             logits = decoder.score(fed, start, reach=tokens.shape[1] + STEP).logits
             read = torch.arange(STEP, device=device) < valid[:, None]
             row = torch.arange(ROWS, device=device)[:, None].expand_as(slots)
-            if close.apart(logits[read], plain[row[read], slots[read]]):
+            if close.differ(logits[read], plain[row[read], slots[read]]):
                 return what
             prompts = [p + n for p, n in zip(prompts, kept, strict=True)]
     finally:
@@ -109,7 +108,7 @@ def difference(
 
 @dataclass(frozen=True)
 class Closeness:
-    """How near two computations of the same logits must be in a dtype."""
+    """How close two computations of the same logits must be in a dtype."""
 
     dtype: torch.dtype
     noise: float = 0.0
@@ -118,8 +117,8 @@ class Closeness:
     def of(
         cls, dtype: torch.dtype, embedding: torch.nn.Module, read: Callable[[], Tensor]
     ) -> Closeness:
-        """In half precision rounding is measured: `read` gives the same logits as often as it is
-        called, here with and without noise in the embeddings that it goes through."""
+        """Measures rounding in half precision: `read` computes the same logits twice, with and without noise
+        in the embeddings."""
         if dtype in EXACT:
             return cls(dtype)
         unit = torch.finfo(dtype).eps
@@ -137,12 +136,12 @@ class Closeness:
             handle.remove()
         return cls(dtype, max(unit, float(_share(loud, quiet).median())))
 
-    def apart(self, ours: Tensor, theirs: Tensor) -> bool:
-        """Whether logits `[..., V]` differ by more than rounding. One may have room for more tokens
-        than the other."""
+    def differ(self, ours: Tensor, theirs: Tensor) -> bool:
+        """Whether logits `[..., V]` differ by more than rounding. One vocabulary may be larger than the
+        other."""
         share = _share(ours, theirs)
         if self.dtype in EXACT:
-            return not bool((share <= BOUND).all())  # not: NaN is apart from everything
+            return not bool((share <= BOUND).all())  # `not`, so that NaN counts as a difference
         return not bool(share.median() <= NOISE * self.noise)
 
 

@@ -1,11 +1,11 @@
-"""Attention of a few queries over many keys as two products of matrices, for the processor.
+"""Attention of a few queries over many keys as two matrix products, for CPUs.
 
-A round of speculation asks G + 1 queries of 1,500 encoder positions. PyTorch's fused kernel for
-processors is made for many queries: on two cores, with four heads of 64, six queries took 1.7 ms in
-it (eight layers) and 1.0 ms as products; one query took the same in both. So checking a draft costs
-less against a plain step, which is what speculation lives on. Graphics cards keep their own kernels.
+A round of speculation asks G + 1 queries of 1,500 encoder positions. PyTorch's fused CPU
+kernel is made for many queries: on two cores, with four heads of 64, six queries took 1.7 ms in
+it (eight layers) and 1.0 ms as products; one query took the same in both. So scoring a draft
+costs less relative to a plain step, on which the gain of speculation depends. GPUs keep their own kernels.
 
-transformers takes such a function by name, so the models stay as they are.
+transformers looks such a function up by name, so the models stay unmodified.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def attend(
 
 
 def use_products(model: Any) -> None:
-    """Lets all attention of a transformers model go through `attend`."""
+    """Makes a transformers model compute all attention with `attend`."""
     ALL_ATTENTION_FUNCTIONS.register(NAME, attend)
     ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, sdpa_mask)
     model.set_attn_implementation(NAME)

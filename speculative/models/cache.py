@@ -1,10 +1,10 @@
-"""SlotCache: preallocated keys and values with one strip of slots per row.
+"""SlotCache: preallocated keys and values, with the same number of slots for every row.
 
 A transformers `Cache` for unmodified models, without their notion of one common length: the caller
 says into which slots a forward writes (`slots [B, N]`) and masks what a query may read, so rolling
-back a rejected draft is nothing at all: the next round writes over it. Two views share the memory:
+back a rejected draft needs no work: the next round overwrites it. Two views share the tensors:
 
-    decode   every row, writing at `slots`, reading whole strips
+    decode   every row, writing at `slots`, reading whole rows
     prefill  the `rows [K]` being admitted, writing from slot 0, reading only what it wrote
 """
 
@@ -28,7 +28,7 @@ class Cursor:
 
 
 class _Layer(CacheLayerMixin):
-    """What transformers asks of a cache layer besides `update`."""
+    """The interface of a transformers cache layer besides `update`."""
 
     is_compileable = True
     is_sliding = False
@@ -78,7 +78,7 @@ class SlotLayer(_Layer):
 class PrefillLayer(_Layer):
     """Writes `[K, heads, P, head_dim]` to the first P slots of `rows`; attention reads what it wrote.
 
-    Behind them all becomes zero: a sequence whose numbers broke must not break the next in its row.
+    The slots behind become zero: NaN of an earlier sequence must not reach the next one in its row.
     """
 
     def __init__(self, keys: Tensor, values: Tensor, rows: Tensor) -> None:
@@ -107,7 +107,7 @@ class LayerShape:
 
 
 class SlotCache:
-    """Strips for the self-attention of each layer, and for cross-attention where there is one.
+    """Keys and values for the self-attention of each layer, and for cross-attention where there is one.
 
     Buffers start at zero: a masked slot still meets the softmax's zero weight, and 0 * NaN is NaN.
     """
@@ -122,7 +122,7 @@ class SlotCache:
         device: torch.device,
         cross_slots: int | None = None,
     ) -> None:
-        def strips(length: int) -> list[tuple[Tensor, Tensor]]:
+        def buffers(length: int) -> list[tuple[Tensor, Tensor]]:
             def zeros(heads: int, dim: int) -> Tensor:
                 return torch.zeros((batch, heads, length, dim), dtype=dtype, device=device)
 
@@ -130,9 +130,9 @@ class SlotCache:
 
         self.slots = slots
         self.cursor = Cursor(torch.zeros((batch, 1), dtype=torch.int64, device=device), slots)
-        self.strips = strips(slots)
-        self.cross = None if cross_slots is None else strips(cross_slots)
-        self._decode = self._view([SlotLayer(k, v, self.cursor) for k, v in self.strips])
+        self.layers = buffers(slots)
+        self.cross = None if cross_slots is None else buffers(cross_slots)
+        self._decode = self._view([SlotLayer(k, v, self.cursor) for k, v in self.layers])
         if isinstance(self._decode, EncoderDecoderCache):
             self._decode.is_updated = dict.fromkeys(range(len(layers)), True)
 
@@ -157,15 +157,15 @@ class SlotCache:
 
     def prefill(self, rows: Tensor) -> Cache:
         """A view that writes prompts into `rows [K]`, and their cross-attention keys with them."""
-        return self._view([PrefillLayer(k, v, rows) for k, v in self.strips], rows)
+        return self._view([PrefillLayer(k, v, rows) for k, v in self.layers], rows)
 
     def move(self, source: Tensor, target: Tensor) -> None:
         """Copies K/V from slots `source [B, M]` to slots `target [B, M]`, row by row.
 
         All reads come before all writes, so overlapping paths are safe.
         """
-        for strip in self.strips:
-            for buffer in strip:
+        for pair in self.layers:
+            for buffer in pair:
                 shape = (-1, buffer.shape[1], -1, buffer.shape[3])
                 taken = buffer.gather(2, source[:, None, :, None].expand(shape))
                 buffer.scatter_(2, target[:, None, :, None].expand(shape), taken)

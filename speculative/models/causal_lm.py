@@ -1,10 +1,10 @@
 """Text LLMs under the core's `Model` protocol, over unmodified transformers classes.
 
 Llama, Qwen, Gemma, Mistral, GPT-2 and every other decoder whose attention is full, a sliding window or
-in chunks: what a layer reads is said by its mask, so nothing else tells the families apart. A window
-saves no memory here, strips hold all positions; it is exact, which is what counts.
+in chunks: the mask alone determines what a layer reads, so families need no code of their own. A window
+saves no memory here, as the cache holds all positions, but the tokens are exact.
 
-What a configuration cannot say is asked of the model itself: see `speculative.models.agreement`.
+What a configuration does not contain is tested on the model itself: see `speculative.models.agreement`.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from .slot_model import SlotModel
 
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
 WINDOWS = {SLIDING: "sliding_window", CHUNKED: "attention_chunk_size"}
-"""What a configuration calls the width of each kind."""
+"""The name in a configuration of each kind's width."""
 
 _WIDTH = re.compile(r"window(_size|_len)?$|^index_")
 
 NARROW = 5
-"""Windows are this wide while a model is checked, so that a few tokens reach beyond them."""
+"""Width of windows while a model is checked, so that a few tokens exceed them."""
 
 _checked: WeakSet[Any] = WeakSet()  # models whose adapter has been compared with them
 
@@ -41,13 +41,13 @@ _checked: WeakSet[Any] = WeakSet()  # models whose adapter has been compared wit
 class CausalDecoder(SlotModel):
     """A transformers causal LM, e.g. of `AutoModelForCausalLM.from_pretrained`.
 
-    `positions` bounds the rows (strips are allocated for it): None takes the model's own limit.
-    `vocab` is the target's number of tokens where this model is a draft: one vocabulary is padded to
-    different sizes in models of one family, and what only one of them has room for is never proposed.
+    `positions` bounds the rows, and the cache is allocated for it; None takes the model's own limit.
+    `vocab` is the target's number of tokens where this model is a draft: models of one family pad the same
+    vocabulary to different sizes, and tokens that only one of them has are never proposed.
 
     The first adapter of a model compares itself with the model's plain forward. Raises LoadError, with
-    the model's type, where they differ, for layers whose memory is no plain keys and values (recurrent,
-    compressed on the way), and for more positions than the model has.
+    the model's type, where they differ, for layers that cache something other than plain keys and values
+    (recurrent, compressed), and for more positions than the model has.
     """
 
     def __init__(self, model: Any, positions: int | None = None, vocab: int | None = None) -> None:
@@ -65,7 +65,7 @@ class CausalDecoder(SlotModel):
         if strange:
             raise LoadError(
                 f"{config.model_type} is not supported: beyond {strange} of its config.json its layers "
-                f"choose by rules of their own what they read; {OTHERS}"
+                f"select what they read by other rules; {OTHERS}"
             )
         self.model, self.config, self.kinds = model, config, kinds
         self.widths: dict[str, int] = {
@@ -81,7 +81,7 @@ class CausalDecoder(SlotModel):
             vocab_size=vocab or config.vocab_size,
             positions=limit,
         )
-        self.room = config.vocab_size - self.vocab_size  # for tokens that the other does not have
+        self.room = config.vocab_size - self.vocab_size  # for tokens that the target does not have
         self.layers = _shapes(model, config.model_type)
         if model not in _checked:
             self._check()
@@ -95,7 +95,7 @@ class CausalDecoder(SlotModel):
 
     @torch.inference_mode()
     def prefill(self, rows: Tensor, tokens: Tensor, encoder_states: Sequence[Any]) -> Tensor:
-        """Without the head, whose logits nobody reads: `[K, 0, V]`."""
+        """Skips the head, as prompt logits are not used: returns `[K, 0, V]`."""
         slots = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
         mask = chain_mask(slots, tokens.shape[1], self.dtype)
         cache = self._allocated().prefill(rows)
@@ -129,7 +129,7 @@ class CausalDecoder(SlotModel):
         }
 
     def _masks(self, mask: Tensor, positions: Tensor) -> Tensor | dict[str, Tensor]:
-        """What each kind of layer reads; `mask [B, 1, N, length]` is that of full attention."""
+        """The masks of each kind of layer; `mask [B, 1, N, length]` is that of full attention."""
         masks = {FULL: mask}
         if SLIDING in self.widths:
             masks[SLIDING] = window_mask(mask, positions, self.widths[SLIDING])
@@ -142,10 +142,10 @@ class CausalDecoder(SlotModel):
     # -- the model's plain forward ------------------------------------------------------------------
 
     def _check(self) -> None:
-        """Raises LoadError where this adapter is not what its model computes."""
+        """Raises LoadError where this adapter computes other logits than its model."""
         name = self.config.model_type
         try:
-            found = self._found()
+            problem = self._difference()
         except (torch.OutOfMemoryError, MemoryError):
             raise
         except (
@@ -156,12 +156,12 @@ class CausalDecoder(SlotModel):
                 f"{name} cannot be given positions and masks row by row, which a batch of ragged texts "
                 f"needs ({type(error).__name__}: {line}); {OTHERS}"
             ) from error
-        if found is not None:
-            raise LoadError(f"{name} is not supported: {found}; {OTHERS}")
+        if problem is not None:
+            raise LoadError(f"{name} is not supported: {problem}; {OTHERS}")
 
     @torch.inference_mode()
-    def _found(self) -> str | None:
-        """What differs from the model's own forward, in words."""
+    def _difference(self) -> str | None:
+        """A description of what differs from the model's own forward; None where nothing does."""
         if self._positions < LENGTH:
             return f"it has {self._positions} positions, fewer than {LENGTH}"
         reading = self._reading(LENGTH)
@@ -194,21 +194,21 @@ class CausalDecoder(SlotModel):
         return logits.float()
 
     def _strange_positions(self, reading: Reading, plain: Tensor, close: Closeness) -> str | None:
-        """What positions mean to the model, where it is not the tokens' places alone: a row at the
-        last positions must leave the rows beside it as they are."""
+        """A description of an unusual meaning of positions, None where there is none: a row at the last
+        positions must not change the other rows."""
         places = torch.arange(LENGTH, device=self.device).repeat(len(plain), 1)
         late = places.clone()
         late[-1] += self._positions - LENGTH
-        if not close.apart(self._plain(reading.tokens, late)[:-1], plain[:-1]):
+        if not close.differ(self._plain(reading.tokens, late)[:-1], plain[:-1]):
             return None
-        if close.apart(self._plain(reading.tokens, places), plain):
+        if close.differ(self._plain(reading.tokens, places), plain):
             return "it does not count positions from 0"
         return "what it computes for a text depends on how long the others in its batch are"
 
     @contextmanager
     def _narrowed(self) -> Iterator[bool]:
-        """Model and adapter with windows of at most `NARROW`; whether any was wider. Models read the
-        width from their configuration whenever they make masks."""
+        """Narrows the windows of model and adapter to `NARROW`; yields whether any was wider. Models read
+        the width from their configuration whenever they build masks."""
         widths = self.widths
         try:
             self.widths = {kind: min(width, NARROW) for kind, width in widths.items()}
@@ -227,7 +227,7 @@ OTHERS = "take a model of another family (docs/text.md lists those that were tes
 
 
 def positions_of(config: Any) -> int:
-    """The positions at which a token's computation depends on nothing but the tokens before it.
+    """The number of positions at which a token's computation depends only on the tokens before it.
 
     Rotary frequencies of the type "longrope" change for all texts of a batch once one is longer than
     those of the training ("dynamic" ones do so behind `max_position_embeddings`): keys of one text
@@ -237,8 +237,8 @@ def positions_of(config: Any) -> int:
     limit = getattr(config, "max_position_embeddings", None)
     if not isinstance(limit, int):
         raise LoadError(
-            f"{config.model_type} does not say how many positions it has "
-            "(max_position_embeddings): models that place tokens by other means are not supported"
+            f"{config.model_type} does not define how many positions it has "
+            "(max_position_embeddings): models with other position encodings are not supported"
         )
     for rope in _ropes(getattr(config, "rope_parameters", None)):
         if rope.get("rope_type") == "longrope":
@@ -251,8 +251,8 @@ def positions_of(config: Any) -> int:
 
 
 def _strange_windows(config: Any, limit: int) -> str:
-    """A width that masks do not know, as `window_size 256`: GPT-Neo's local layers, Doge's choice of
-    keys, indexed attention. Up to there a model is right, so no short comparison would find it."""
+    """A width that our masks do not implement, as `window_size 256`: GPT-Neo's local layers, Doge's choice
+    of keys, indexed attention. Shorter texts are computed correctly, so no short comparison finds it."""
     for name, value in config.to_dict().items():
         number = isinstance(value, int) and not isinstance(value, bool)
         if _WIDTH.search(name) and name not in WINDOWS.values() and number and 0 < value < limit:
@@ -269,7 +269,7 @@ def _ropes(parameters: Any) -> list[dict[str, Any]]:
 
 
 def _specials(*configs: Any) -> set[int]:
-    """Tokens with a meaning of their own: a picture's place, padding."""
+    """Special tokens: image placeholders, padding."""
     found: set[int] = set()
     for config in configs:
         for name, value in config.to_dict().items():
@@ -281,10 +281,10 @@ def _specials(*configs: Any) -> set[int]:
 
 @torch.inference_mode()
 def _shapes(model: Any, name: str) -> list[LayerShape]:
-    """Heads and sizes of each layer's keys and values, from those of one token: configurations have a
-    dozen ways to say it."""
+    """Heads and sizes of each layer's keys and values, from those of one token: configurations define them
+    in a dozen ways."""
     token = torch.zeros((1, 1), dtype=torch.int64, device=model.device)
-    refusal = LoadError(f"{name}: its layers' memory is not plain keys and values")
+    refusal = LoadError(f"{name}: its layers do not cache plain keys and values")
     try:
         cache = model(input_ids=token, use_cache=True).past_key_values
     except (torch.OutOfMemoryError, MemoryError):

@@ -1,6 +1,6 @@
 """The files of a model's folder: what is missing, and which of them is damaged.
 
-Loaders report either in words of their own, and rarely by the file's name. Import is light.
+The loaders' own messages rarely name the file. Knows file formats; import is light.
 """
 
 from __future__ import annotations

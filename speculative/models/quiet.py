@@ -9,7 +9,7 @@ from logging import CRITICAL
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """No bar per model and no table of what fits: we say it in one line."""
+    """Disables progress bars and the table of missing weights: our own messages have one line."""
     from transformers.utils import logging
 
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()

@@ -1,4 +1,7 @@
-"""What every adapter shares: slots, positions and masks around one forward of a decoder."""
+"""The base of the adapters: slots, positions and masks around one forward of a decoder.
+
+Knows transformers' caches; nothing of any family of models.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ class SlotModel(ABC):
 
     @abstractmethod
     def new_cache(self, batch: int, slots: int) -> SlotCache:
-        """Memory for `batch` rows of `slots` slots."""
+        """A cache for `batch` rows of `slots` slots."""
 
     @abstractmethod
     def forward(
@@ -49,10 +52,10 @@ class SlotModel(ABC):
         cache: Cache,
         encoder_states: Tensor | None,
     ) -> Scores:
-        """The decoder over `tokens [B, N]`; `memory` only in a prefill, for cross-attention."""
+        """The decoder over `tokens [B, N]`; `encoder_states` only in a prefill, for cross-attention."""
 
     def stack_encoder_states(self, encoder_states: Sequence[Any]) -> Tensor | None:
-        """Stacks what the requests condition on; None where the family conditions on tokens alone."""
+        """Stacks the encoder states of the requests; None for a family without cross-attention."""
         return None
 
     def allocate(self, batch: int, slots: int) -> None:

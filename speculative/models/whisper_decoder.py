@@ -1,8 +1,8 @@
 """Whisper under the core's `Model` protocol, over unmodified transformers classes.
 
 `WhisperForConditionalGeneration` (OpenAI's and distil-whisper's checkpoints) and the decoder-only
-`WhisperForCausalLM` both hold the same decoder. A request's memory is the encoder's output for its
-window; its cross-attention keys and values are computed once, when the request is admitted.
+`WhisperForCausalLM` both hold the same decoder. A request's encoder states are the encoder's output for
+its window; the cross-attention keys and values are computed once, when the request is admitted.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from .slot_model import SlotModel
 
 
 class WhisperDecoder(SlotModel):
-    """The decoder of a Whisper model; `pick` takes this model's encoder output from a request's memory,
-    `sources` are the positions of those outputs if they are not the model's own."""
+    """The decoder of a Whisper model; `pick` selects this model's encoder output from a request's encoder
+    states, `sources` are the positions of those outputs if they are not the model's own."""
 
     def __init__(
         self,
@@ -81,9 +81,9 @@ class WhisperDecoder(SlotModel):
 
 
 @torch.inference_mode()
-def unlike(model: Any) -> str | None:
-    """Where `WhisperDecoder` differs from the model's own decoder, which it is to be asked before its
-    attention is replaced; None where it does not. See `speculative.models.agreement`."""
+def adapter_difference(model: Any) -> str | None:
+    """A description of where `WhisperDecoder` differs from the model's own decoder, None where it does
+    not. Call it before attention is replaced. See `speculative.models.agreement`."""
     sources = 8  # the positions of a window would cost as much as an encoder's pass
     decoder = WhisperDecoder(model, sources=sources)
     if decoder.max_positions < LENGTH:

@@ -1,4 +1,4 @@
-"""Acceptance rules: what of a draft is kept, and which token of the target follows.
+"""Acceptance rules: how much of a draft is kept, and which token of the target follows.
 
 A policy turns logits into probabilities, one-hot at temperature 0, and a draft without `probs` is
 one-hot as well, so greedy decoding and lookup drafts are cases of the one general rule. Inside the
@@ -18,7 +18,7 @@ from .sampling import bound
 
 
 def one_hot(tokens: Tensor, vocab: int, dtype: torch.dtype) -> Tensor:
-    """`[..., V]` with all mass on `tokens [...]`. torch's own looks at the values, which is a sync."""
+    """`[..., V]` with all mass on `tokens [...]`. torch's own function checks the values, which is a sync."""
     return (tokens[..., None] == torch.arange(vocab, device=tokens.device)).to(dtype)
 
 
@@ -61,7 +61,7 @@ class GreedyMatch:
 
     An optimisation of `TokenRejection` for temperature 0 (a test holds them equal): one argmax
     instead of several passes over the vocabulary. It reads no draft probabilities, so any drafter
-    will do, and it is the one rule that also walks trees.
+    will do. It is the only rule that also verifies trees.
     """
 
     name = "greedy match"
@@ -179,10 +179,11 @@ class TokenRejection(_Sampling):
 class BlockVerification(_Sampling):
     """Sun et al. 2024 (2403.10444), algorithm 2: the draft is judged as one block.
 
-    r_i = min(1, r_{i-1} p(x_i) / q(x_i)) is how much of the target's law the first i drafts hold. The
-    block ends at the *last* i whose own coin succeeds, not before the first that fails: a good
-    continuation rescues a weak token, so never fewer tokens than token rejection are expected. The
-    price is two passes over the vocabulary of every drafted position.
+    r_i = min(1, r_{i-1} p(x_i) / q(x_i)) is the share of the target's distribution that the first i
+    drafts hold. The block ends at the *last* i whose own test succeeds, not before the first that fails:
+    a good continuation rescues a weak token, so the expected number of tokens is never below that of
+    token rejection. The
+    cost is two passes over the vocabulary of every drafted position.
     """
 
     name = "block verification"

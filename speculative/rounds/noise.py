@@ -1,4 +1,4 @@
-"""Uniform random numbers keyed by (seed, start of the round, slot, stream): a number depends on nothing else.
+"""Uniform random numbers keyed by (seed, start of the round, slot, stream): each depends on nothing else.
 
 A sampled answer must not change with the rows that share its batch, which rules out a generator that
 is advanced by use. This is a counter-based hash instead: 32-bit integer mixing (C. Wellons' `lowbias32`)

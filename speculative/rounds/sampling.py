@@ -1,8 +1,8 @@
-"""What shapes the law that a row samples from: penalties, then (above temperature 0) bounds.
+"""Penalties, and the bounds of sampling above temperature 0, on logits.
 
-Tensor functions of the rows' own settings, one value per row, and of each position's prefix with the
-drafts before it, so target and draft are shaped alike at every drafted position. Rows whose settings
-change nothing come out bit for bit as they went in: who shares the batch decides nothing.
+Tensor functions of each row's own settings, and of each position's prefix with the drafts before it, so
+that target and draft are treated alike at every drafted position. Rows with default settings keep their
+logits bit for bit, whatever the other rows of the batch use.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from ..rows import Rows
 
 
 def penalise(rows: Rows, logits: Tensor, prefix: Prefix) -> Tensor:
-    """`logits [B, N, V]` less likely where the prefix has a token already.
+    """Returns `logits [B, N, V]`, lower for tokens that the prefix contains.
 
-    `repetition` (Keskar et al. 2019, transformers) looks at prompt and text; `presence` and `frequency`
-    (OpenAI) at the text alone. The price is two counts of the vocabulary per position.
+    `repetition` (Keskar et al. 2019, transformers) counts prompt and text; `presence` and `frequency`
+    (OpenAI) the text alone. The cost is two counts over the vocabulary per position.
     """
     first, drafts = prefix.last[:, :1], prefix.tokens.gather(1, prefix.last[:, 1:])
     slots = torch.arange(prefix.tokens.shape[1], device=logits.device)
@@ -39,9 +39,9 @@ def penalise(rows: Rows, logits: Tensor, prefix: Prefix) -> Tensor:
     def each(values: Tensor) -> Tensor:
         return values.repeat_interleave(copies, output_size=len(logits))[:, None, None]
 
-    said = counts(torch.zeros_like(prefix.begin)[:, None]) > 0
-    by = torch.where(said, each(rows.sampling.repetition), 1.0)
-    logits = torch.where(logits < 0, logits * by, logits / by)
+    present = counts(torch.zeros_like(prefix.begin)[:, None]) > 0
+    factor = torch.where(present, each(rows.sampling.repetition), 1.0)
+    logits = torch.where(logits < 0, logits * factor, logits / factor)
     text = counts(prefix.begin[:, None])
     return logits - each(rows.sampling.presence) * (text > 0) - each(rows.sampling.frequency) * text
 
@@ -50,7 +50,7 @@ def bound(rows: Rows, logits: Tensor) -> Tensor:
     """`logits [B, N, V]`, divided by the temperature, at -inf where top-k, top-p or min-p cut them.
 
     All three are thresholds in the sorted vocabulary, so tokens that tie with the last one kept are
-    kept too. The price is one sort of the vocabulary per position.
+    kept too. The cost is one sort of the vocabulary per position.
     """
     lowest, vocab = float("-inf"), logits.shape[-1]
     down = logits.sort(-1, descending=True).values
@@ -61,7 +61,7 @@ def bound(rows: Rows, logits: Tensor) -> Tensor:
     before = mass.cumsum(-1) - mass  # of the tokens that are likelier
     top_p = rows.sampling.top_p[:, None, None]
     held = (before < top_p).sum(-1, keepdim=True).clamp_min(1)
-    # A whole law stays whole: its running sum may reach 1 early by rounding.
+    # A top-p of 1 cuts nothing, although the running sum may reach 1 early by rounding.
     by_p = torch.where(top_p < 1, down.gather(-1, held - 1), lowest)
     by_min = down[..., :1] + rows.sampling.min_p[:, None, None].log()
     least = torch.maximum(torch.maximum(by_k, by_p), by_min)

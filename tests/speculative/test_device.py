@@ -25,7 +25,7 @@ from tests.speculative.models.whispers import EOS, SOT, decoder_only, encoder_st
 # Threads
 
 
-def told(work: Callable[[], object]) -> list[int]:
+def thread_counts(work: Callable[[], object]) -> list[int]:
     """torch's number of threads in a new thread, before and after some work in it."""
     numbers: list[int] = []
 
@@ -45,8 +45,8 @@ def test_a_thread_keeps_to_one_core_and_no_other_thread_does() -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        assert told(keep_to_one_core) == [2, 1]
-        assert told(lambda: None) == [2, 2]
+        assert thread_counts(keep_to_one_core) == [2, 1]
+        assert thread_counts(lambda: None) == [2, 2]
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
@@ -55,7 +55,7 @@ def test_a_thread_keeps_to_one_core_and_no_other_thread_does() -> None:
 # Choosing
 
 
-def only(monkeypatch: pytest.MonkeyPatch, *kinds: str) -> None:
+def machine_with(monkeypatch: pytest.MonkeyPatch, *kinds: str) -> None:
     """A machine with these devices and no others."""
     monkeypatch.setattr(device, "available", lambda kind: kind in kinds)
 
@@ -77,12 +77,12 @@ def test_the_cpu_is_always_there() -> None:
 )
 @pytest.mark.parametrize("name", [None, "auto", "AUTO"])
 def test_auto_takes_the_best_there_is(monkeypatch, kinds, best, name) -> None:
-    only(monkeypatch, *kinds)
+    machine_with(monkeypatch, *kinds)
     assert choose(name).kind == best
 
 
 def test_each_kind_has_a_dtype_of_its_own(monkeypatch) -> None:
-    only(monkeypatch, *device.KINDS)
+    machine_with(monkeypatch, *device.KINDS)
     dtypes = {kind: choose(kind).dtype for kind in device.KINDS}
     assert dtypes == {
         "cuda": torch.float16,
@@ -98,7 +98,7 @@ def test_a_dtype_can_be_asked_for(name) -> None:
 
 
 def test_an_index_is_kept(monkeypatch) -> None:
-    only(monkeypatch, "cpu", "cuda")
+    machine_with(monkeypatch, "cpu", "cuda")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert choose("cuda:1").torch == torch.device("cuda", 1)
     assert choose("cuda").index is None
@@ -119,14 +119,14 @@ def test_an_index_is_kept(monkeypatch) -> None:
     ],
 )
 def test_what_is_not_there_is_refused_in_one_line(monkeypatch, name, dtype, message) -> None:
-    only(monkeypatch, "cpu")
+    machine_with(monkeypatch, "cpu")
     with pytest.raises(DeviceError, match=message) as caught:
         choose(name, dtype)
     assert "\n" not in str(caught.value)
 
 
 def test_a_card_too_many_is_refused(monkeypatch) -> None:
-    only(monkeypatch, "cpu", "cuda")
+    machine_with(monkeypatch, "cpu", "cuda")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(DeviceError, match="no device cuda:2; it has cuda, cuda:0, cuda:1"):
         choose("cuda:2")
@@ -458,7 +458,7 @@ def cards(monkeypatch) -> Cards:
     return made
 
 
-def playing(cards: Cards, monkeypatch) -> None:
+def with_replays(cards: Cards, monkeypatch) -> None:
     """Graphs that play their function when they are replayed, and not when they are captured."""
     real = device._cuda_graph
 
@@ -474,7 +474,7 @@ def playing(cards: Cards, monkeypatch) -> None:
 
 @pytest.mark.parametrize("gamma", [0, 3])
 def test_all_that_an_engine_launches_goes_to_its_own_card(cards, monkeypatch, gamma) -> None:
-    playing(cards, monkeypatch)
+    with_replays(cards, monkeypatch)
     engine = tiny(Second("cuda", torch.float32, 1), gamma)
     for name in ("prefill", "score"):
         real = getattr(engine.target, name)
@@ -533,7 +533,7 @@ def test_without_an_index_the_current_card_stays(cards, on) -> None:
 def test_capturing_while_rows_are_busy_moves_none_of_them(cards, monkeypatch) -> None:
     """Without a warm-up every shape is captured when it first comes: three rounds, which count for
     nobody."""
-    playing(cards, monkeypatch)
+    with_replays(cards, monkeypatch)
     # A row that moved would be longer than what the next round reads.
     monkeypatch.setattr(
         "forescribe.speculative.engine.graph_runner.REACH_BUCKETS", (4, 8, 12, 16, 20, 24, 32)

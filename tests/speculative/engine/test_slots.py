@@ -50,10 +50,10 @@ def test_rows_whose_drafter_failed_run_apart_from_the_others():
     assert held.groups(4) == [([0, 1, 2], 0)]
 
 
-def test_only_masks_the_other_rows_and_puts_them_back_after_an_exception():
+def test_masked_to_masks_the_other_rows_and_puts_them_back_after_an_exception():
     held = slots()
     held.rows.active[:2] = True
-    with pytest.raises(ZeroDivisionError), held.only([1, 2]):
+    with pytest.raises(ZeroDivisionError), held.masked_to([1, 2]):
         assert held.rows.active.tolist() == [False, True, False]
         held.rows.active[1] = False  # ends in its round
         1 / 0  # noqa: B018

@@ -200,7 +200,7 @@ def test_a_model_is_compared_once_and_keeps_no_memory(monkeypatch):
     model = tiny("llama")
     first = CausalDecoder(model)
     assert first.cache is None
-    monkeypatch.setattr(CausalDecoder, "_found", lambda self: "it was asked again")
+    monkeypatch.setattr(CausalDecoder, "_difference", lambda self: "it was asked again")
     assert CausalDecoder(model, 20).max_positions == 20
 
 

@@ -88,8 +88,8 @@ def test_poisoned_slots_are_never_read(gamma):
         processors=rules,
     )
     for model in models[: 2 if gamma else 1]:
-        for strip in [*model.cache.strips, *model.cache.cross]:
-            for buffer in strip:
+        for pair in [*model.cache.layers, *model.cache.cross]:
+            for buffer in pair:
                 buffer.fill_(1e4)
     requests = [
         Request(prompt=(SOT, *range(6, 6 + n)), encoder_states=encoder_states(n), tag=n)
