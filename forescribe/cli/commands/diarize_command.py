@@ -81,7 +81,7 @@ class DiarizeOptions:
         unknown = [name for name in names if name not in FORMATS.split(",")]
         if unknown:
             raise UsageError(
-                f"--output-format {unknown[0]}: without words the formats are {FORMATS}"
+                f"--output-format {unknown[0]}: there are no words to write; known: {FORMATS}"
             )
         _ = self.speakers
 

@@ -169,8 +169,8 @@ class TranscribeOptions:
 
     def _check_words(self) -> None:
         if self.word_timestamps is False and (self.diarize or not self.line_rules.plain):
-            option = "--diarize" if self.diarize else "subtitle options"
-            raise UsageError(f"{option} need the words' times: leave out --no-word-timestamps")
+            what = "speakers" if self.diarize else "subtitle options"
+            raise UsageError(f"{what} need the words' times: leave out --no-word-timestamps")
 
     def _check_long_form(self) -> None:
         if self.long_form not in ("windows", "sequential"):
