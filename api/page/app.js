@@ -1,4 +1,4 @@
-// The page: a store of recordings (the server's, or this tab's), the list, and the one that is open.
+// The page: a store of recordings (on the server or in this tab), their list, and the open recording.
 import { connection, pause, persistently } from "./connection.js";
 import { calmly, h } from "./dom.js";
 import { ask, askJson, key, Refusal, setKey } from "./http.js";
@@ -20,11 +20,11 @@ const element = (id) => document.getElementById(id);
 const notices = new Notices(element("notices"));
 const settings = new Settings();
 
-let model = ""; // as the server calls it
-let recordings = null; // those of the store that was found
+let model = ""; // its name on the server
+let recordings = null; // of the current store
 let open = null;
-let starting = null; // ends the search for a store when another begins
-const found = []; // who waits for the store
+let starting = null; // aborts the search for a store when another begins
+const found = []; // callers that wait for the store
 
 const act = {
   async cancel(job) {
@@ -59,14 +59,14 @@ const outbox = new Outbox({
     recordings.put(job);
     notices.drop(subjectOf(one));
     if (one.batch.from === location.hash) location.hash = encodeURIComponent(job.id);
-    one.batch.from = null; // the first of them is opened, unless one has gone elsewhere
+    one.batch.from = null; // the first one is opened, unless the user has navigated
   },
   onerror: (error, one) => fail(error, one),
 });
 
 const store = () => recordings?.store;
 
-// -- who is there -------------------------------------------------------------------------------------
+// -- connection -------------------------------------------------------------------------------------
 
 async function begin() {
   starting?.abort();
@@ -93,7 +93,7 @@ async function identify(signal) {
   return models.data[0]?.id || "";
 }
 
-// The server's jobs where it has them; else this tab, and the page says so.
+// The server's jobs if they are enabled; otherwise this tab, with a notice.
 async function chosen(signal) {
   try {
     await ask("v1/jobs?limit=1", { signal });
@@ -101,12 +101,12 @@ async function chosen(signal) {
     return new ServerJobs();
   } catch (error) {
     if (error.status !== 404) throw error;
-    notices.tell("jobs", "Jobs are switched off on this server: the transcript lives in this tab only.", { kind: "note" });
+    notices.tell("jobs", "Jobs are disabled on this server: transcripts are kept in this tab only.", { kind: "note" });
     return store() instanceof TabJobs ? store() : new TabJobs(model);
   }
 }
 
-// What the server is called, and that it cannot work yet as long as that is so.
+// Show the server's name, and its state until it is ready.
 async function tellReady(signal) {
   const say = (state, text) => {
     element("server").textContent = text;
@@ -127,7 +127,7 @@ async function tellReady(signal) {
 connection.listeners.push((up) => {
   if (!up) {
     element("server").className = "server gone";
-    notices.tell("connection", "The server does not answer. This page tries again by itself, and goes on where it was.", {
+    notices.tell("connection", "The server does not answer. This page retries automatically and continues.", {
       kind: "warning",
       action: { name: "Try now", run: () => connection.now() },
     });
@@ -139,25 +139,25 @@ connection.listeners.push((up) => {
   tellReady(starting.signal);
 });
 
-// -- what went wrong ----------------------------------------------------------------------------------
+// -- errors ----------------------------------------------------------------------------------
 
 function subjectOf(job) {
   return `file ${nameOf(job)}`;
 }
 
-// `job`: what it is about. A lost connection is told once, and by itself.
+// `job`: the recording concerned, if any. A lost connection has a notice of its own.
 function fail(error, job = null) {
   if (!(error instanceof Refusal)) throw error;
   if (error.status === 0 && !job) return;
   if (error.needsKey) {
-    recordings?.close(); // asks for nothing until there is another key
-    notices.tell("key", key() ? "The server does not know this key." : "This server asks for an API key.");
+    recordings?.close(); // no requests until there is another key
+    notices.tell("key", key() ? "The server does not know this key." : "This server requires an API key.");
     element("access").open = true;
     element("key").focus();
     return;
   }
   if (!job) return notices.tell("server", error.message);
-  // The field of the form that it is about is a matter of programs.
+  // The name of the form field is of no use to the user.
   notices.tell(subjectOf(job), `${nameOf(job)}: ${error.message.replace(/^file: /, "")}`);
 }
 
@@ -170,21 +170,21 @@ async function told(job, work) {
   }
 }
 
-// -- recordings in ------------------------------------------------------------------------------------
+// -- new recordings ------------------------------------------------------------------------------------
 
 function take(files) {
   const batch = { from: location.hash };
   outbox.add(files, settings.get(), batch, async () => store() || new Promise((resolve) => found.push(resolve)));
 }
 
-// -- the list and the one that is open ----------------------------------------------------------------
+// -- the list and the open recording ----------------------------------------------------------------
 
 function show() {
   list.show(outbox.waiting.concat(recordings?.jobs || []), open?.job.id);
   element("older").hidden = !recordings?.more;
 }
 
-// What is open may have been gone on with, here or elsewhere, or deleted.
+// The open recording may have been retried or deleted, here or in another tab.
 function refreshed() {
   show();
   if (!open || open.following) return;
@@ -193,7 +193,7 @@ function refreshed() {
   else if (busy(now)) route(true);
 }
 
-// It is not in the list: deleted, or older than what the list shows.
+// It is not in the list: deleted, or older than the listed ones.
 async function gone(one) {
   try {
     await store().get(one.job.id);
@@ -221,7 +221,7 @@ async function route(again = false) {
   if (!id) return home();
   try {
     const job = await persistently(() => store().get(id), { signal });
-    if (asked() !== id || open) return; // one has gone elsewhere meanwhile
+    if (asked() !== id || open) return; // the user has navigated in the meantime
     document.title = `${nameOf(job)} · forescribe`;
     const one = new Open(element("content"), store(), job, { heard: (news) => recordings.heard(news), act, settings });
     open = one;
@@ -239,7 +239,7 @@ async function route(again = false) {
   }
 }
 
-// The id in the address; an address that is no text names nothing.
+// The id in the address; an address that cannot be decoded names nothing.
 function asked() {
   try {
     return decodeURIComponent(location.hash.slice(1));
@@ -249,10 +249,10 @@ function asked() {
 }
 
 const STEPS = [
-  ["Drop", "a recording or a video anywhere on this page, choose files, or record. Several go one after the other."],
-  ["Watch", "the text while it is written. You may close the page: the server goes on."],
-  ["Read and hear", "it by speaker: click a word to hear it, search, give people names."],
-  ["Take it along", "as text, subtitles or data."],
+  ["Drop", "recordings or videos anywhere on this page, choose files, or record. Several files are processed in order."],
+  ["Watch", "the text while it is transcribed. You can close the page: the server continues."],
+  ["Read and hear", "the text by speaker: click a word to hear it, search, and rename speakers."],
+  ["Download", "the transcript as text, subtitles or data."],
 ];
 
 function home(message = "") {
@@ -264,9 +264,9 @@ function home(message = "") {
     h(
       "div",
       { class: "empty" },
-      h("h1", {}, message ? "Not here" : "What was said, and by whom"),
+      h("h1", {}, message ? "Not here" : "Transcripts with speakers"),
       message ? h("p", { dir: "auto", role: "status" }, message) : h("ol", { class: "steps" }, steps),
-      message ? null : h("p", { class: "note" }, "Recordings go to this server and nowhere else."),
+      message ? null : h("p", { class: "note" }, "Recordings are sent to this server only."),
     ),
   );
   show();
@@ -281,7 +281,7 @@ element("keyform").addEventListener("submit", (event) => {
   begin();
 });
 element("skip").addEventListener("click", (event) => {
-  event.preventDefault(); // the address names the recording that is open
+  event.preventDefault(); // the address names the open recording
   const main = element("content");
   (main.checkVisibility?.() === false ? element("list").querySelector("a") : main)?.focus();
 });

@@ -1,4 +1,4 @@
-// Whether the server answers. Whoever lost it waits here; one probe asks for all of them.
+// Whether the server answers. Requests that lost it wait here, and share one probe.
 
 const WAITS_MS = [500, 1000, 2000, 4000, 8000, 15000];
 
@@ -41,7 +41,7 @@ class Connection {
     this.#tell();
   }
 
-  // Not all tabs at the same moment: a server that has just started has enough to do.
+  // With jitter, so that not all tabs return to a starting server at the same moment.
   #pause(wait) {
     return new Promise((resolve) => {
       this.now = resolve;
@@ -56,7 +56,7 @@ class Connection {
 
 export const connection = new Connection();
 
-// Codes of answers that say "not now": a server that loads, is full, or has not let go of a broken upload.
+// Codes of temporary errors: the server is loading or full, or has not released a broken upload.
 const FAULTS = 3; // a fault of the server may be that of its end; more of them are not
 const PASSING = ["not_ready", "overloaded", "rate_limited", "locked", "in_progress"];
 
@@ -65,8 +65,8 @@ export function passing(error, tries = 0) {
   return error.status === 0 || [408, 502, 503, 504].includes(error.status) || PASSING.includes(error.code);
 }
 
-// Does `work` until it succeeds or fails in a way that is not `worth` another try; `ontrouble(error)`
-// before each pause.
+// Repeats `work` until it succeeds or its error is not `worth` a retry; calls `ontrouble(error)` before each
+// pause.
 export async function persistently(work, { signal = null, ontrouble = () => {}, worth = passing } = {}) {
   for (let tries = 0; ; tries++) {
     try {

@@ -1,4 +1,4 @@
-// Requests to this server: with the key, errors as they are told to people, events as they come.
+// Requests to this server: with the key, with errors for users, and with server-sent events.
 import { connection } from "./connection.js";
 
 const SHELF = "forescribe.key";
@@ -13,7 +13,7 @@ export function setKey(value) {
   else sessionStorage.removeItem(SHELF);
 }
 
-// `status` 0: there was no answer. `after`: seconds until it is worth trying again, as the server says.
+// `status` 0: no answer. `after`: seconds until a retry, as given by the server.
 export class Refusal extends Error {
   constructor(message, { status = 400, code = "", after = 0 } = {}) {
     super(message);
@@ -34,7 +34,7 @@ function authorised(headers = {}) {
   return key() ? { ...headers, Authorization: `Bearer ${key()}` } : headers;
 }
 
-// The answer, if it is a success. Throws Refusal.
+// The answer, if it is successful. Throws Refusal.
 export async function ask(path, { headers, ...rest } = {}) {
   const options = { ...rest, headers: authorised(headers), cache: "no-store" };
   const answer = await broken(() => fetch(path, options));
@@ -75,8 +75,8 @@ function refusal(status, text, after) {
   }
 }
 
-// A request whose body is long: `onprogress(bytes)` as it goes out, which fetch does not tell. Resolves
-// to `header(name)` of the answer.
+// A request with a long body: calls `onprogress(bytes)` while it is sent, which fetch cannot. Resolves to
+// `header(name)` of the answer.
 export function send(method, path, body, { headers = {}, onprogress = () => {}, signal }) {
   return new Promise((resolve, reject) => {
     if (signal?.aborted) return reject(new DOMException("cancelled", "AbortError"));
@@ -90,15 +90,15 @@ export function send(method, path, body, { headers = {}, onprogress = () => {}, 
       else resolve(header);
     };
     request.onerror = () => reject(unanswered());
-    // Browsers abort what is under way when a page is left, too.
+    // Browsers also abort requests when the page is left.
     request.onabort = () => reject(signal?.aborted ? new DOMException("cancelled", "AbortError") : unanswered());
     signal?.addEventListener("abort", () => request.abort(), { once: true });
     request.send(body);
   });
 }
 
-// Server-sent events of an answer: {event, data, id}. EventSource could not carry the key. A connection
-// over which nothing comes is taken for broken: a machine that slept may not notice.
+// Server-sent events of an answer: {event, data, id}. EventSource cannot send the key. A silent connection
+// counts as broken, because a machine that was suspended may not notice.
 export async function* events(answer) {
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
   let held = "";

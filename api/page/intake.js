@@ -1,14 +1,14 @@
-// Ways in: drop, choose, record.
+// Adding recordings: drop, choose, record.
 import { clock } from "./clock.js";
 
 const element = (id) => document.getElementById(id);
 
 const holdsFiles = (event) => [...event.dataTransfer.types].includes("Files");
 
-// `take(files)` gets what comes in, `fail(text)` why the microphone gives nothing.
+// `take(files)` receives the files, `fail(text)` the reason why the microphone cannot be used.
 export function intake(take, fail) {
   const zone = element("drop");
-  // Anywhere on the page: a file that misses the zone would replace the page.
+  // Anywhere on the page, because a file dropped outside the zone would replace the page.
   addEventListener("dragover", (event) => {
     if (!holdsFiles(event)) return;
     event.preventDefault();
@@ -37,7 +37,7 @@ class Recorder {
     Object.assign(this, { button, away, said, take, fail, media: null, wanted: true });
     if (!navigator.mediaDevices?.getUserMedia || !window.MediaRecorder) {
       button.disabled = true;
-      said.textContent = "Browsers record on https:// and localhost only.";
+      said.textContent = "Browsers allow recording only on https:// and localhost.";
     }
   }
 
@@ -48,7 +48,7 @@ class Recorder {
       this.#begin(await navigator.mediaDevices.getUserMedia({ audio: true }));
     } catch (error) {
       const refused = error.name === "NotAllowedError";
-      this.fail(refused ? "The browser does not let this page hear the microphone." : "There is no microphone that this page can hear.");
+      this.fail(refused ? "The browser does not allow this page to use the microphone." : "No microphone was found.");
     }
     this.button.disabled = false;
   }
@@ -72,12 +72,12 @@ class Recorder {
       this.media = null;
       this.#turn(false);
       if (wanted && parts.length) this.take([new File(parts, nameOfRecording(began, type), { type })]);
-      else if (wanted) this.fail("The microphone gave nothing.");
+      else if (wanted) this.fail("The microphone recorded nothing.");
     };
-    // In pieces, so that a long recording is not lost at once with the tab's memory.
+    // In pieces, so that the browser can move a long recording out of memory.
     this.media.start(1000);
     this.#turn(true);
-    // Not said every second to those who listen: the clock is for eyes.
+    // Hidden from screen readers, which would announce it every second.
     const place = document.createElement("span");
     place.setAttribute("aria-hidden", "true");
     this.said.append(" ", place);

@@ -1,4 +1,4 @@
-// The list of recordings: what each is called and how far it is.
+// The list of recordings, with names and progress.
 import { h } from "./dom.js";
 import { roving } from "./roving.js";
 
@@ -13,7 +13,7 @@ export const STATES = {
 
 export const busy = (job) => ["sending", "queued", "running"].includes(job.state);
 
-// `act.cancel(job)`, `act.remove(job)`. One tab stop: the arrow keys go on from there.
+// `act.cancel(job)`, `act.remove(job)`. One tab stop; arrow keys move within the list.
 export class List {
   constructor(root, none, act) {
     Object.assign(this, { root, none, act, rows: new Map() });
@@ -21,7 +21,7 @@ export class List {
     root.addEventListener("keydown", (event) => this.#pressed(event));
   }
 
-  // Rows stay the elements that they are, so that focus stays where it is.
+  // Rows keep their elements, so that focus is kept.
   show(jobs, open) {
     this.none.hidden = jobs.length > 0;
     const held = document.activeElement?.closest?.("#list li");
@@ -83,7 +83,7 @@ export class List {
     const share = progressOf(job);
     row.bar.hidden = !moving(job);
     row.bar.setAttribute("aria-label", `Progress of ${nameOf(job)}`);
-    if (share === null || share === 1) row.bar.removeAttribute("value"); // nobody knows how long it takes
+    if (share === null || share === 1) row.bar.removeAttribute("value"); // the duration is unknown
     else row.bar.value = share;
     if (open) row.link.setAttribute("aria-current", "page");
     else row.link.removeAttribute("aria-current");
@@ -94,17 +94,17 @@ export class List {
 }
 
 export function nameOf(job) {
-  return job.label || "Recording without a name";
+  return job.label || "Unnamed recording";
 }
 
-// 0 to 1; null while nobody knows.
+// From 0 to 1; null if unknown.
 export function progressOf(job) {
   if (job.state === "sending") return job.trouble ? null : job.sent;
   const { done_s: done, total_s: total } = job.progress || {};
   return total && job.state === "running" ? Math.min(1, done / total) : null;
 }
 
-// What waits for its turn, or for the server, gets nowhere.
+// Whether it progresses; not while it waits for the queue or the server.
 function moving(job) {
   return job.state === "running" || (job.state === "sending" && job.sent !== null && !job.trouble);
 }

@@ -1,4 +1,4 @@
-// Messages above everything: what went wrong, what goes on by itself. One for each subject; the newest last.
+// Notices at the top: errors and automatic retries. One for each subject, the newest last.
 import { h } from "./dom.js";
 
 const ICONS = { error: "!", warning: "!", note: "i", good: "✓" };
@@ -13,8 +13,8 @@ export class Notices {
     this.#count();
   }
 
-  // `subject`: a later message about it takes the place of this one, and `drop` removes it. Errors are
-  // read out at once, the rest when it suits.
+  // `subject`: a later notice replaces an earlier one, and `drop` removes it. Screen readers announce
+  // errors at once, other notices when idle.
   tell(subject, text, { kind = "error", action = null, closable = true } = {}) {
     const before = this.held.get(subject);
     if (before?.text === text) return;
@@ -35,14 +35,14 @@ export class Notices {
     this.#count();
   }
 
-  // What it was about has passed.
+  // Its reason has passed.
   drop(subject) {
     this.held.get(subject)?.root.remove();
     this.held.delete(subject);
     this.#count();
   }
 
-  // By hand: the keyboard goes on at the next message, or at the page's content.
+  // Closed by the user: focus moves to the next notice, or to the page's content.
   #close(subjects) {
     for (const subject of subjects) this.drop(subject);
     const next = this.root.querySelector(".close") || document.getElementById("content");

@@ -1,4 +1,4 @@
-// The recording that is open: its text while it comes, the viewer once it is there.
+// The open recording: its text while it is transcribed, then the viewer.
 import { h } from "./dom.js";
 import { lasting } from "./clock.js";
 import { Refusal } from "./http.js";
@@ -16,7 +16,7 @@ export class Open {
     this.shown = null;
     this.sound = null;
     this.following = busy(job);
-    this.lost = false; // the server has it no more
+    this.lost = false; // it does not exist on the server any more
     this.title = h("h1", { dir: "auto", tabindex: "-1" }, nameOf(job));
     this.said = h("p", { class: "progress", role: "status" });
     this.bar = h("progress", { max: 1, "aria-label": "Progress" });
@@ -31,7 +31,7 @@ export class Open {
     this.#tell();
   }
 
-  // Runs until the recording is shown, has failed, is gone, or another is opened.
+  // Runs until the recording is shown, has failed, is deleted, or another is opened.
   async run() {
     try {
       if (this.following) await this.#follow();
@@ -79,27 +79,27 @@ export class Open {
     const { done_s: done, total_s: total } = job.progress || {};
     const share = progressOf(job);
     const running = () => {
-      if (timing) return "The text is there; now the times of its words";
+      if (timing) return "Text complete; timing the words";
       if (share === null) return "Transcribing";
       if (share < 1) return `Transcribing: ${lasting(done)} of ${lasting(total)}`;
-      return job.options?.diarize ? "The text is there; now the speakers" : "The text is there; now the last of it";
+      return job.options?.diarize ? "Text complete; finding speakers" : "Text complete; finishing";
     };
     const told = {
-      queued: "Waiting for its turn",
+      queued: "Waiting in the queue",
       running: running(),
       succeeded: "Fetching the transcript",
       failed: "",
       cancelled: "Cancelled.",
     };
-    // Read aloud only when the kind of news changes, not with every second of audio.
+    // Screen readers announce changes of state only, not every second of progress.
     this.said.setAttribute("aria-live", this.told === job.state + timing ? "off" : "polite");
     this.told = job.state + timing;
     this.said.textContent = told[job.state] ?? STATES[job.state] ?? job.state;
     this.bar.hidden = job.state !== "running";
-    if (share === null || share === 1) this.bar.removeAttribute("value"); // nobody knows how long it takes
+    if (share === null || share === 1) this.bar.removeAttribute("value"); // the duration is unknown
     else this.bar.value = share;
     this.#offer();
-    if (job.state === "failed") this.#fail(job.error?.message || "The server does not say why.");
+    if (job.state === "failed") this.#fail(job.error?.message || "The server gave no reason.");
   }
 
   #offer() {
@@ -127,8 +127,8 @@ export class Open {
     const form = h(
       "form",
       { onsubmit: find },
-      h("label", {}, "How many speakers ", count),
-      h("p", { class: "note" }, "The text stays; who said it is looked for anew."),
+      h("label", {}, "Number of speakers ", count),
+      h("p", { class: "note" }, "The text stays; only the speakers are found again."),
       h("button", { class: "main", type: "submit" }, "Find speakers"),
     );
     const root = h("details", { class: "menu" }, h("summary", {}, this.job.options?.diarize ? "Find speakers again" : "Find speakers"), form);
@@ -172,7 +172,7 @@ export class Open {
         "div",
         { class: "failure", role: "alert" },
         h("span", { class: "icon", "aria-hidden": "true" }, "!"),
-        h("div", {}, h("h2", {}, "This did not work"), h("p", { dir: "auto" }, message)),
+        h("div", {}, h("h2", {}, "Transcription failed"), h("p", { dir: "auto" }, message)),
       ),
       this.text,
     );

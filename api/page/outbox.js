@@ -1,5 +1,5 @@
-// Recordings on their way in: one after the other, so that the first is transcribed while the next is sent.
-// Nothing is lost to a server that is gone, loading or full: it waits, and says for what.
+// Recordings that are being sent, one after the other, so that the first is transcribed while the next is sent.
+// If the server is away, loading or full, they wait and show the reason.
 import { Refusal } from "./http.js";
 import { check } from "./uploads.js";
 

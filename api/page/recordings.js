@@ -1,5 +1,5 @@
-// The recordings of a store as the list shows them: kept up to date with what other tabs, programs and the
-// server itself do to them.
+// The recordings of a store as the list shows them, kept up to date with changes by other tabs, programs and
+// the server.
 import { busy } from "./list.js";
 
 const PAGE = 100;
@@ -7,7 +7,7 @@ const BUSY_MS = 3000;
 const IDLE_MS = 12000;
 
 export class Recordings {
-  // `onchange()` after each change; `onerror(error)` where the list cannot be had.
+  // `onchange()` after each change; `onerror(error)` if the list cannot be read.
   constructor(store, { onchange, onerror }) {
     Object.assign(this, { store, onchange, onerror });
     this.jobs = [];
@@ -16,7 +16,7 @@ export class Recordings {
     this.most = PAGE;
     this.edits = 0; // changes made here; a list that was asked for before one of them is old
     this.stop = new AbortController();
-    // Other tabs of this browser say so at once; everybody else is found by looking.
+    // Other tabs of this browser send a message; other changes are found by polling.
     this.channel = store.remembered && "BroadcastChannel" in window ? new BroadcastChannel("forescribe.jobs") : null;
     const look = () => document.hidden || this.refresh();
     const { signal } = this.stop;
@@ -40,7 +40,7 @@ export class Recordings {
     return this.refresh();
   }
 
-  // Asks for the list; once more where another asks meanwhile.
+  // Reads the list, and once more if it was requested in the meantime.
   async refresh() {
     this.wanted = true;
     if (this.reading) return;
@@ -74,14 +74,14 @@ export class Recordings {
     this.timer = setTimeout(() => (document.hidden ? this.#later() : this.refresh()), this.jobs.some(busy) ? BUSY_MS : IDLE_MS);
   }
 
-  // What one hears of a job while following it.
+  // A newer version of a job, from its events.
   heard(job) {
     if (this.find(job.id)?.state !== job.state) this.edits++;
     this.jobs = this.jobs.map((other) => (other.id === job.id ? job : other));
     this.onchange();
   }
 
-  // What was done here; other tabs are told.
+  // A change made in this tab; other tabs are notified.
   put(job) {
     this.edits++;
     const known = this.find(job.id);

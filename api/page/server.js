@@ -1,4 +1,4 @@
-// Recordings that the server keeps: its jobs.
+// Recordings that the server stores: its jobs.
 import { passing, pause, persistently } from "./connection.js";
 import { ask, askBlob, askJson, bodyOf, events, key } from "./http.js";
 import { forget, upload } from "./uploads.js";
@@ -32,7 +32,7 @@ export class ServerJobs {
       body.append("diarize", "true");
       if (options.speakers) body.append("num_speakers", options.speakers);
     }
-    // An answer that was lost is asked for again; the key keeps it from being a second job.
+    // If the answer is lost the request is repeated; the idempotency key prevents a second job.
     const headers = { "Idempotency-Key": `page-${id}` };
     try {
       const asked = () => askJson("v1/jobs", { method: "POST", body, headers, signal });
@@ -49,8 +49,8 @@ export class ServerJobs {
     return askJson(at(id));
   }
 
-  // {type: "state" | "progress" | "segment" | "done", data}, from the beginning and once each; a broken
-  // connection, or a server that starts anew, goes on where it was.
+  // {type: "state" | "progress" | "segment" | "done", data}, from the beginning, each once; after a broken
+  // connection or a restart of the server it continues where it was.
   async *follow(id, signal) {
     let last = null;
     for (let tries = 0; ; tries++) {
@@ -70,22 +70,22 @@ export class ServerJobs {
     }
   }
 
-  // What `modelOf` takes.
+  // The argument of `modelOf`.
   async result(job, signal) {
     return [await persistently(() => askJson(resultAt(job.id, "transcript"), { signal }), { signal })];
   }
 
-  // `json` is the file that the command writes, which says most; the contract's own says least.
+  // `json` is the file that the command writes, with all details; OpenAI's `json` has the fewest.
   file(job, format) {
     return askBlob(resultAt(job.id, format === "json" ? "transcript" : format));
   }
 
-  // The recording, as it was sent: a URL where the browser can fetch it without a key.
+  // The uploaded recording: a URL if the browser can fetch it without a key.
   async recording(job) {
     return key() ? askBlob(audioAt(job.id)) : audioAt(job.id);
   }
 
-  // {src, note, drop}: without a key the player takes what it needs; a player cannot send one.
+  // {src, note, drop}: without a key the player streams it; a player cannot send a key.
   async audio(job, signal) {
     if (!key()) return { src: audioAt(job.id), note: "", drop: () => {} };
     return persistently(() => this.#whole(job, signal), { signal });
@@ -103,7 +103,7 @@ export class ServerJobs {
     return { src, note: "", drop: () => URL.revokeObjectURL(src) };
   }
 
-  // Throws why a player that takes what it needs has got nothing; returns where there is a recording.
+  // Throws the reason why a streaming player failed; returns if the recording exists.
   async heard(job, signal) {
     const asked = () => ask(audioAt(job.id), { headers: { Range: "bytes=0-0" }, signal });
     const answer = await persistently(asked, { signal });

@@ -1,4 +1,4 @@
-// What is asked for with each recording. Kept in this browser, so that it need not be said twice.
+// The settings for new recordings, stored in this browser.
 
 const SHELF = "forescribe.settings";
 const CODES =

@@ -1,5 +1,5 @@
-// Recordings that nobody keeps but this tab, for a server without jobs: text as it is streamed, then the
-// same recording once more for the times of its words, which a stream does not have.
+// Recordings that only this tab keeps, for a server without jobs: the text is streamed, then the recording is
+// sent again for the times of its words, which a stream does not contain.
 import { persistently } from "./connection.js";
 import { ask, askJson, events, Refusal } from "./http.js";
 
@@ -120,7 +120,7 @@ export class TabJobs {
     }
   }
 
-  // Tells the text as it comes; the segments with speakers, where they were asked for.
+  // Passes on the text as it arrives, and the segments with speakers if they were requested.
   async #stream(one) {
     const { diarize } = one.job.options;
     const answer = await this.#post(one, { response_format: diarize ? "diarized_json" : "json", stream: "true" });
@@ -140,7 +140,7 @@ export class TabJobs {
     return diarize ? { segments } : null;
   }
 
-  // A server that is loading is waited for. One that goes away takes the request with it: "Retry".
+  // Waits for a server that is loading. If the server goes away, the request is lost and the user can retry.
   #post(one, fields, asking = ask) {
     const { language, task } = one.job.options;
     const form = new FormData();

@@ -1,5 +1,5 @@
-// Recordings on their way to the server, by tus (docs/jobs.md): what has arrived stays there when the
-// connection breaks, the server restarts, or the page is closed and the same file is chosen again.
+// Uploads by tus (docs/jobs.md): the bytes that have arrived are kept when the connection breaks, the server
+// restarts, or the page is closed and the same file is chosen again.
 import { persistently } from "./connection.js";
 import { ask, bodyOf, Refusal, send } from "./http.js";
 
@@ -8,7 +8,7 @@ const PIECE = 16 << 20; // a request; proxies take no bodies of any size
 const MOST = 50;
 const TUS = { "Tus-Resumable": "1.0.0" };
 
-// The id of the finished upload. `onprogress` hears shares from 0 to 1, `ontrouble` why it waits.
+// The id of the finished upload. `onprogress` receives shares from 0 to 1, `ontrouble` the reason for a wait.
 export async function upload(file, watch) {
   const { signal, ontrouble } = watch;
   const again = (work) => persistently(work, { signal, ontrouble });
@@ -47,7 +47,7 @@ async function create(file) {
   return id;
 }
 
-// An upload of the same file that was not finished, if the server still has it and nobody else is at it.
+// An unfinished upload of the same file, if the server still has it and no other tab uses it.
 async function earlier(file, again) {
   const id = kept()[mark(file)];
   if (!id) return null;
@@ -79,19 +79,19 @@ async function append(id, file, offset, { onprogress, signal }) {
   }
 }
 
-// A folder, or a file that was changed or removed since it was chosen, fails in a request just as a
-// broken connection does: asked before. Throws Refusal.
+// A folder, or a file that was changed or removed since it was chosen, fails in a request like a broken
+// connection, so it is checked before. Throws Refusal.
 export async function check(file, size, offset = 0) {
   try {
     await file.slice(offset, offset + 1).arrayBuffer();
     if (file.size === size) return;
   } catch {
-    // said below
+    // reported below
   }
   throw new Refusal("The file cannot be read: it is a folder, or was changed or removed since it was chosen.");
 }
 
-// The upload became a job, or never will.
+// The upload has become a job, or has failed.
 export function forget(file) {
   keep((shelf) => {
     delete shelf[mark(file)];
@@ -120,7 +120,7 @@ function keep(change) {
     const entries = Object.entries(change(kept())).slice(-MOST);
     localStorage.setItem(SHELF, JSON.stringify(Object.fromEntries(entries)));
   } catch {
-    // not resumed after a reload, then
+    // then it cannot be resumed after a reload
   }
 }
 
@@ -128,7 +128,7 @@ function at(id) {
   return `v1/uploads/${encodeURIComponent(id)}`;
 }
 
-// File systems hold names that are no text: half of a surrogate pair.
+// File names may contain half of a surrogate pair, which cannot be encoded.
 function wellFormed(text) {
   return text.toWellFormed ? text.toWellFormed() : text;
 }

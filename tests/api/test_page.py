@@ -162,11 +162,11 @@ def lines(page: Any) -> str:
 def test_a_recording_is_sent_watched_read_and_heard(browser, tone) -> None:
     fake = Fake(tone, walk())
     with running(fake.app) as url, browsing.watched(browser, url) as page:
-        page.get_by_text("What was said, and by whom").wait_for()
+        page.get_by_text("Transcripts with speakers").wait_for()
         page.locator("#settings summary").click()
         page.get_by_label("Language").select_option("en")
-        page.get_by_label("Tell speakers apart").check()
-        page.get_by_label("How many speakers").fill("2")
+        page.get_by_label("Identify speakers").check()
+        page.get_by_label("Number of speakers").fill("2")
         send(page, tone)
         page.locator(".running-text", has_text="weather report").wait_for()
         assert page.get_by_role("progressbar", name="Progress", exact=True).is_visible()
@@ -221,10 +221,10 @@ def test_a_server_without_jobs_is_told_and_the_tab_does_the_work(browser, tone) 
     fake = Fake(tone, walk(), jobs=False)
     fake.streaming.clear()
     with running(fake.app) as url, browsing.watched(browser, url, refusals=True) as page:
-        page.get_by_text("Jobs are switched off on this server").wait_for()
-        assert "the transcript lives in this tab only" in page.locator("#notices").inner_text()
+        page.get_by_text("Jobs are disabled on this server").wait_for()
+        assert "transcripts are kept in this tab only" in page.locator("#notices").inner_text()
         page.locator("#settings summary").click()
-        page.get_by_label("Tell speakers apart").check()
+        page.get_by_label("Identify speakers").check()
         send(page, tone)
         page.locator(".running-text", has_text="Good morning").wait_for()
         fake.streaming.set()
@@ -242,8 +242,8 @@ def test_a_key_is_asked_for_kept_in_the_tab_and_sent_with_everything(browser, to
     fake = Fake(tone, walk(), key="fs-secret")
     fake.add()
     with running(fake.app) as url, browsing.watched(browser, url, refusals=True) as page:
-        page.get_by_text("This server asks for an API key.").wait_for()
-        field = page.get_by_label("Key of this server")
+        page.get_by_text("This server requires an API key.").wait_for()
+        field = page.get_by_label("API key, if this server requires one")
         field.fill("wrong")
         field.press("Enter")
         page.get_by_text("The server does not know this key.").wait_for()
@@ -488,7 +488,7 @@ def test_speakers_can_be_found_afterwards(browser, tone) -> None:
         page.locator(".viewer").wait_for()
         assert page.locator(".person").count() == 0
         page.locator(".actions summary").click()
-        page.get_by_label("How many speakers").last.fill("2")
+        page.get_by_label("Number of speakers").last.fill("2")
         page.get_by_role("button", name="Find speakers").click()
         page.locator(".person").first.wait_for()
         assert page.locator(".person").count() == 2

@@ -136,6 +136,12 @@ def test_no_text_of_a_field_is_a_fault(client, value) -> None:
             refused(client.post(path, headers=MULTIPART, content=form(raw)), (path, name))
 
 
+def post_raw(client, path: str, fields: str):
+    """Post JSON with the text model and fields that are not encoded again."""
+    content = f'{{"model": {json.dumps(client.text_model)}, {fields}}}'
+    return client.post(path, headers=JSON, content=content.encode())
+
+
 @pytest.mark.parametrize(
     "messages",
     [
@@ -148,8 +154,7 @@ def test_no_text_of_a_field_is_a_fault(client, value) -> None:
     ],
 )
 def test_no_message_is_a_fault(client, messages) -> None:
-    content = f'{{"model": {json.dumps(client.text_model)}, "messages": {messages}}}'
-    refused(client.post(CHAT, headers=JSON, content=content.encode()), messages)
+    refused(post_raw(client, CHAT, f'"messages": {messages}'), messages)
 
 
 @pytest.mark.parametrize(
@@ -175,8 +180,7 @@ def test_no_message_is_a_fault(client, messages) -> None:
     ],
 )
 def test_no_field_of_a_completion_is_a_fault(client, field) -> None:
-    content = f'{{"model": {json.dumps(client.text_model)}, {field}}}'
-    refused(client.post(COMPLETE, headers=JSON, content=content.encode()), field)
+    refused(post_raw(client, COMPLETE, field), field)
 
 
 @pytest.mark.parametrize(
@@ -184,8 +188,7 @@ def test_no_field_of_a_completion_is_a_fault(client, field) -> None:
     ['"top_k": ' + "9" * 30, '"max_tokens": ' + "9" * 30, '"max_tokens": 2147483648', '"top_k": 4294967296'],
 )  # fmt: skip
 def test_numbers_beyond_the_machines_are_no_faults(client, field) -> None:
-    content = f'{{"model": {json.dumps(client.text_model)}, "prompt": "a", "stop": ["e", "a", " "], {field}}}'
-    answer = client.post(COMPLETE, headers=JSON, content=content.encode())
+    answer = post_raw(client, COMPLETE, f'"prompt": "a", "stop": ["e", "a", " "], {field}')
     assert answer.status_code < 500, answer.text
 
 
