@@ -102,6 +102,16 @@ def test_folders_hold_one_subject(module_map: ModuleType) -> None:
     assert not {str(f.relative_to(ROOT)): n for f, n in counts.items() if n > FOLDER_FILES + 1}
 
 
+def test_programs_import_one_way_too(module_map: ModuleType) -> None:
+    """Benchmarks may read what training made; nothing in the package knows either."""
+    for path in module_map.sources("training"):
+        used = {_part(name) for name in module_map.imports(path, set())}
+        assert "benchmarks" not in used, path
+    for part in ("training", "benchmarks"):
+        counts = Counter(p.parent for p in module_map.sources(part))
+        assert max(counts.values()) <= FOLDER_FILES + 1, part
+
+
 def test_no_two_modules_have_one_name(module_map: ModuleType) -> None:
     paths = [p for part in ALLOWED for p in module_map.sources(part)]
     names = Counter(p.stem for p in paths if p.parent.name != "routers")
