@@ -1,11 +1,11 @@
-"""Transcription by lossless speculative decoding: Whisper's exact words, faster.
+"""Speech transcription with Whisper, made faster by lossless speculative decoding.
 
     from forescribe import transcribe
 
     print(transcribe("meeting.mp3").text)
 
 The names are loaded on first use, as importing torch takes seconds. In a checkout the parts are folders
-beside this one, reached through links: `forescribe.asr` is `asr/`.
+next to this one, reached through links: `forescribe.asr` is `asr/`.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ SPIN_COUNT = "3000"
 
 app = typer.Typer(
     name="forescribe",
-    help="Transcribe speech with Whisper's exact words, faster: lossless speculative decoding. "
+    help="Transcribe speech with Whisper. A draft model makes it faster and leaves the words unchanged. "
     "`forescribe AUDIO...` is short for `forescribe transcribe AUDIO...`.",
     no_args_is_help=True,
     add_completion=False,

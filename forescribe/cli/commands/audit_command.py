@@ -68,7 +68,10 @@ class AuditOptions:
 
 @takes(AuditOptions)
 def audit(**values: Any) -> None:
-    """Report every token that speculative decoding changed, with its logit margin."""
+    """Report every token that speculative decoding has changed.
+
+    Each recording is decoded with and without drafts. A token that differs is reported with its margin:
+    how much more the target prefers one of the two tokens, in logits."""
     options = AuditOptions(**values)
     from forescribe.asr.audit import Report
     from forescribe.asr.audit import audit as compare

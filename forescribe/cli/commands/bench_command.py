@@ -1,7 +1,7 @@
-"""`forescribe bench`: speed next to equality, against other programs on the same weights.
+"""`forescribe bench`: compares speed and output with other programs on the same weights.
 
 Knows the options, where results are printed, and the exit code: 0; 1 if a row of this engine
-differs from what it must equal; 2 if nothing could be measured.
+differs from its reference; 2 if nothing could be measured.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PROGRAM = "forescribe"
 
 bench = typer.Typer(
     name="bench",
-    help="Measure speed, equality and error rate against other programs on the same weights.",
+    help="Compare speed, tokens and error rate with other programs.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -311,7 +311,7 @@ class BenchTranscribeOptions:
 def transcribe(**values: Any) -> None:
     """Compare transcription with transformers and faster-whisper on the same weights and windows.
 
-    On CPUs, in English, with greedy decoding; every run is a process of its own. Next to each speed
+    On CPUs, in English, with greedy decoding; every run is a separate process. Next to each speed
     stand the tokens that equal this engine's plain decoding, and the word error rate. The exit code
     is 1 if a row of this engine differs. The row of a system that cannot run gives the reason."""
     options = BenchTranscribeOptions(**values)

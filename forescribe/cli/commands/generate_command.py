@@ -274,7 +274,9 @@ class Run:
 
 @takes(GenerateOptions)
 def generate(**values: Any) -> None:
-    """Continue texts with a language model; drafts make it faster and change nothing.
+    """Generate text with a language model and speculative decoding.
+
+    A draft proposes tokens, and the model keeps those that it would have written itself.
 
     The text of a single prompt is printed while it is generated; several texts are generated
     together and printed in order."""

@@ -9,7 +9,10 @@ import typer
 
 
 def models() -> None:
-    """List the model presets and which of them are on this machine."""
+    """List the model presets and which of them are on this machine.
+
+    The columns are the preset, its state (ready, target only, or - if it is not downloaded), the
+    target and its drafts."""
     from forescribe.asr.model.presets import cached
 
     for entry in cached():

@@ -49,7 +49,7 @@ Overwrite = Annotated[
     option(
         OUTPUT,
         "--overwrite/--resume",
-        help="Replace existing results, or skip recordings whose results are up to date.",
+        help="Replace existing results, or skip recordings whose results are up to date (default).",
     ),
 ]
 
