@@ -1,7 +1,7 @@
 """Devices: cpu, cuda, hpu (Intel Gaudi) and mps. No other module of the core tells them apart.
 
 A `Device` gives the rest of the core its dtype, clock, graphs and round borders.
-Gaudi's packages are imported only when an hpu is asked for or looked for.
+Gaudi's packages are imported only when an hpu is requested or detected.
 """
 
 from __future__ import annotations

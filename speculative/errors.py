@@ -1,7 +1,7 @@
 """The errors of the core. Imports no torch.
 
 SpeculativeError
-  RequestError     one request cannot be served as asked
+  RequestError     one request that cannot be served
   LoadError        weights, or a draft that does not fit its target
   DeviceError      a device or dtype that is unknown or not available
   DecodingError    one request failed while it was decoded; others are not affected
@@ -24,7 +24,7 @@ class LoadError(SpeculativeError):
 
 
 class DeviceError(SpeculativeError):
-    """The device or dtype asked for is unknown, or not on this machine."""
+    """The requested device or dtype is unknown, or not on this machine."""
 
 
 class DecodingError(SpeculativeError):

@@ -58,7 +58,7 @@ class Drafter(Protocol):
 
     @property
     def vocab_size(self) -> int | None:
-        """Size of its vocabulary, which must be the target's; None where it has none of its own."""
+        """Size of its vocabulary, which must be the target's; None where it has none."""
 
     @property
     def ends_early(self) -> bool:

@@ -28,7 +28,8 @@ class Detokenizer:
     def __init__(self, vocabulary: Vocabulary, prompt: Sequence[int]) -> None:
         self.vocabulary = vocabulary
         self.ids = list(prompt[-CONTEXT:])
-        self.begin, self.read = 0, len(self.ids)  # context; behind it what has no text yet
+        # ids[begin:read] are context; ids[read:] have no text yet.
+        self.begin, self.read = 0, len(self.ids)
 
     def push(self, token: int) -> str:
         """The text that became final with this token; often a word, sometimes nothing."""

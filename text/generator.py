@@ -50,9 +50,9 @@ class TextGenerator:
     """One target with one draft: another model, `"ngram"`, or None for plain decoding. `universal` lets
     a model with other tokens draft through text, on CPUs.
 
-    `gamma` is the drafts per round, None chooses by measured speed; `context` bounds prompt and text.
-    Raises LoadError for a draft with other tokens, RequestError for a context that the model does not
-    have. Not thread-safe.
+    `gamma` is the number of drafted tokens per round; None chooses it by measured speed. `context` is
+    the maximum number of tokens of prompt and text. Raises LoadError for a draft with other tokens,
+    RequestError for a context that the model does not have. Not thread-safe.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class TextGenerator:
             eos=target.ends,
             schedule=schedule_for(gamma, drafter),
             device=device,
-            # Keeps at least as many drafts as token rejection; its cost is small beside that of the head.
+            # Keeps at least as many drafts as token rejection; its cost is small compared with the head's.
             sampled=BlockVerification(),
             ranks=min(RANKS, target.vocab_size),
             modes=MODES,
@@ -139,7 +139,7 @@ class TextGenerator:
 
     def encode(self, prompt: Prompt) -> tuple[int, ...]:
         """The tokens of a text or a conversation; token ids as they are. Raises RequestError where there
-        is no room behind them, or where the model has no form for conversations."""
+        is no room after them, or where the model has no chat template."""
         return encode(prompt, self.vocabulary, self.target.vocab_size, self.context)
 
     def submit(self, prompt: Prompt, options: Options | None = None) -> int:
@@ -183,7 +183,7 @@ class TextGenerator:
 
     @property
     def stats(self) -> Stats:
-        """Everything since it was made."""
+        """The statistics since the generator was created."""
         return self.engine.stats
 
     def step(self) -> list[Event]:

@@ -195,7 +195,7 @@ class TextStream:
         self._decoded += len(text)
         final, self.stopped = self._stops.push(text)
         self.text += final
-        # A token becomes final with its first character; one that begins behind a stop never does.
+        # A token becomes final with its first character; one that begins after a stop string never does.
         while self._waiting and self._waiting[0][0] < len(self.text):
             self.tokens.append(self._waiting.pop(0)[1])
 

@@ -94,7 +94,7 @@ class UniversalDrafter:
         tokens = torch.zeros((rows.batch, gamma), dtype=torch.int64)
         valid = torch.zeros(rows.batch, dtype=torch.int64)
         if any(ids is not None for ids in texts):
-            # A row that is left out reads what it has read before, so that its cache stays as it was.
+            # A row without a proposal reads the same tokens again, so that its cache does not change.
             room = self.slots - gamma
             known = [fed[:room] for fed in self.fed]
             work = [old if ids is None else ids for ids, old in zip(texts, known, strict=True)]
@@ -112,7 +112,7 @@ class UniversalDrafter:
         return Draft(tokens.to(place), valid.to(place))
 
     def _write(self, texts: list[list[int]], gamma: int, place: torch.device) -> list[list[int]]:
-        """`gamma` tokens of the draft's own behind each text; undefined ones behind an empty text."""
+        """The `gamma` tokens of the draft that follow each text; undefined for an empty text."""
         new = [len(ids) - _common(ids, fed) for ids, fed in zip(texts, self.fed, strict=True)]
         # The last tokens of every row at once; reading some again changes nothing. At least one, for
         # its logits.
@@ -140,7 +140,7 @@ class UniversalDrafter:
         return own if own and max(own) < self.model.vocab_size else None
 
     def _target_tokens(self, committed: list[int], ids: list[int], new: list[int]) -> list[int]:
-        """What `new` tokens of the draft behind its `ids` are in target tokens behind `committed`."""
+        """Translates `new`, which follows `ids` in draft tokens, to target tokens after `committed`."""
         end = next((i for i, token in enumerate(new) if token in self.ends), len(new))
         context = ids[-WINDOW:]
         text = self.own.decode(context + new[:end])[len(self.own.decode(context)) :]

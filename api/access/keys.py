@@ -4,7 +4,7 @@
 
     [api_keys]
     team = "<hash>"                                        # all scopes, the server's limits
-    [api_keys.press]                                       # or with rights of its own
+    [api_keys.press]                                       # or with separate rights
     hashes = ["<hash>", "<the next one, while it changes>"]
     scopes = ["audio"]                                     # audio, text, jobs, metrics
     expires = 2027-01-31
@@ -45,8 +45,8 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 class Rights(BaseModel):
-    """What a key permits; None means no limit of its own. In the settings a plain hash stands for a key with
-    all scopes and no limits.
+    """What a key permits; None means that the key has no separate limit. In the settings a plain hash
+    stands for a key with all scopes and no limits.
 
     Raises ValueError for a hash that is not SHA-256 in hex, and if both `hash` and `hashes` are given.
     """

@@ -1,4 +1,4 @@
-"""Range requests (RFC 9110, section 14): which are served, and which are refused.
+"""Range requests (RFC 9110, section 14): decides which are served and which are refused.
 
 Does not know files; starlette's FileResponse reads the header again and sends the bytes.
 """

@@ -134,7 +134,7 @@ class Jobs:
         return self._stopping.is_set()
 
     def ending(self) -> None:
-        """The process was told to end: a kill from here on counts against no job."""
+        """Called when the process has to end: a later kill is charged to no job."""
         with suppress(Exception):  # the database may be away
             self.active.crashes.end()
 

@@ -3,7 +3,7 @@
     /v1/jobs, /v1/uploads     to worker 0, which has the jobs
     /metrics?worker=1         to that worker: each counts separately
 
-Bodies stream in both directions; the answering worker checks the key. Does not know what is requested.
+Bodies stream in both directions; the answering worker checks the key. Does not know the contents of requests.
 """
 
 from __future__ import annotations

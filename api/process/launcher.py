@@ -20,7 +20,7 @@ def run(settings: Settings, listening: socket.socket | None = None) -> None:
     """Serve until SIGINT or SIGTERM, on a bound socket or on the address of the settings.
 
     After the signal no new work is admitted, and the work under way has `drain_s` seconds to finish.
-    Exits with a status of its own if a model cannot be loaded (`api.process.model_loads`).
+    Exits with a special status if a model cannot be loaded (`api.process.model_loads`).
     """
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(message)s")
     if settings.workers == 1:

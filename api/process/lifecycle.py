@@ -27,9 +27,9 @@ class Lifecycle:
         self.settings = settings
         self.state: State = "loading"
         self.ending: list[Callable[[], None]] = []
-        """Called once the end is known, each in a thread of its own."""
+        """Called once when the end is announced, each in a separate thread."""
         self.closing: list[Callable[[], None]] = []
-        """Called once no more work is admitted, each in a thread of its own."""
+        """Called once when no more work is admitted, each in a separate thread."""
         self.end_s = math.inf
         """When draining ends, by `time.monotonic`."""
         self._admitting = False  # work is admitted although the end was announced

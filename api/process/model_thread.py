@@ -1,7 +1,7 @@
 """A thread that loads one model and then runs it.
 
     thread = ModelThread("the speech model", "large", load, run, fail)
-    thread.wait_for(other)             # no work beside the load of another model
+    thread.wait_for(other)             # does not run while another model is loading
     thread.start()
 
 Does not know what the model does.

@@ -81,7 +81,7 @@ class Worker:
 
 @dataclass
 class Supervisor:
-    """Keeps `count` processes alive until it is told to stop. `make` creates the process of an index."""
+    """Keeps `count` processes alive until it is stopped. `make` creates the process with an index."""
 
     make: Callable[[int], Process]
     count: int

@@ -1,6 +1,6 @@
 """Answers: a transcript in the requested format. Pure functions.
 
-OpenAI's keys keep their names; further information has keys of its own. A recording without speech has an
+OpenAI's keys keep their names; further information has additional keys. A recording without speech has an
 answer too: empty text and empty lists.
 """
 

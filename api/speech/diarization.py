@@ -1,4 +1,4 @@
-"""Speakers of a request: the serving's diarizer, and one recording's diarization beside its transcription.
+"""Speakers of a request: the loaded diarizer, and the diarization of one recording during its transcription.
 
     diarization = await speakers.start(known)
     ... the samples go to diarization.add_samples, on the thread that reads them ...

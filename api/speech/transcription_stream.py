@@ -54,7 +54,7 @@ class TranscriptionTask:
 class TranscriptionStream:
     """The listener of a submission: called on the engine's thread, read on the event loop.
 
-    `timeout_s` counts from its creation. Whoever submits it sets `cancelled_by`.
+    `timeout_s` counts from its creation. The submitting code sets `cancelled_by`.
     """
 
     def __init__(self, task: TranscriptionTask, timeout_s: float, metrics: Metrics) -> None:

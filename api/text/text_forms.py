@@ -92,7 +92,7 @@ class TextForm(BaseModel):
 
     def choices(self) -> list[Options]:
         """The options of the `n` texts of one prompt. Without a seed they differ each time; with one, each
-        text has a seed of its own that depends on nothing else."""
+        text has a separate seed that depends on nothing else."""
         from forescribe.speculative.requests import Sampling
         from forescribe.text.streaming import Options
 

@@ -261,7 +261,7 @@ class TextServing:
 
 
 def _api_error(error: BaseException) -> ApiError:
-    """What a client is told about a fault."""
+    """The error that a client receives after a fault."""
     if out_of_memory(error) or (error.__cause__ is not None and out_of_memory(error.__cause__)):
         return ApiError("overloaded", "the device is out of memory")
     return ApiError("internal_error", "the server failed; the fault is logged")

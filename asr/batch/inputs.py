@@ -269,8 +269,8 @@ def _entry(line: str, path: Path, where: str) -> Source:
         raise UsageError(f"{where} has an offset: recordings are transcribed whole; cut it first")
     length = entry.get("duration")
     number = isinstance(length, int | float) and not isinstance(length, bool) and length > 0
-    beside = path.parent / os.path.expanduser(name)
-    chosen = str(beside) if beside.exists() else name
+    relative = path.parent / os.path.expanduser(name)
+    chosen = str(relative) if relative.exists() else name
     return Source(chosen, length_s=float(length) if number else None)
 
 

@@ -1,4 +1,4 @@
-"""Finds recordings that cannot be read before any weights are looked for.
+"""Finds recordings that cannot be read before any weights are searched for.
 
     sources = check_readable(discover(names))
     if any_readable(sources): ...                # load a model

@@ -67,7 +67,7 @@ MODULES = (
 
 @dataclass(frozen=True)
 class Sound:
-    """What a page plays: a URL or None, and a note about it for the reader."""
+    """The sound of a page: a URL or None, and a note for the reader."""
 
     src: str | None
     note: str = ""
@@ -94,8 +94,8 @@ def page_sound(source: str, folder: Path) -> Sound:
         return Sound(None, f"The recording could not be read again: {error.strerror}.")
     place = os.path.relpath(os.path.abspath(path), os.path.abspath(folder))
     note = (
-        f"The recording ({size / (1 << 20):.0f} MiB) is not in this page. It plays from {place}, "
-        "as long as page and recording stay where they are."
+        f"The recording ({size / (1 << 20):.0f} MiB) is not in this page. It is loaded from {place}: "
+        "keep the page and the recording where they are."
     )
     return Sound(quote(os.fsencode(place)), note)
 

@@ -35,7 +35,7 @@ LINE_COST = 100.0
 @dataclass(frozen=True)
 class LineRules:
     """At most `width` characters and `words` words per line, and `count` lines at a time; None is no
-    limit. A word longer than a line has a line of its own. `highlight` underlines each word in turn.
+    limit. A word longer than a line is placed on a separate line. `highlight` underlines each word in turn.
 
     With `count`, blocks may span several segments; without it they never do, and `words` alone
     means one line at a time. Raises UsageError for values that are impossible."""
@@ -86,7 +86,7 @@ class SubtitleWord:
 
 @dataclass(frozen=True)
 class SubtitleBlock:
-    """Lines that are shown together. `timed` is whether every word has a time of its own."""
+    """Lines that are shown together. `timed` is whether every word has a start and an end."""
 
     lines: tuple[tuple[SubtitleWord, ...], ...]
     start_sample: int

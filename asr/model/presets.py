@@ -114,8 +114,8 @@ PRESETS: Mapping[str, Preset] = {
         Preset(
             "large-v1",
             "openai/whisper-large",
-            # distil-large-v2 was cut from another encoder: beside v1 it would need a second pass
-            # of 32 layers, where tiny needs 4.
+            # distil-large-v2 has the encoder of large-v2: with v1 it would need a second pass of
+            # 32 layers, where tiny needs 4.
             _TINY,
             "the first large model",
         ),
@@ -192,7 +192,7 @@ def resolve(model: str | None, draft: str | None, language: str | None = None) -
         draft: likewise; None for the target's own, "none" for no draft model.
         language: ISO 639-1 code of the audio if it is known, for the choice among drafts.
 
-    A target that no preset has gets no draft of its own: give one, or it is decoded without.
+    A target without a preset has no default draft: name one, or it is decoded without drafts.
 
     Raises ModelError for a name that is neither preset, nor hub id, nor folder.
     """

@@ -4,7 +4,7 @@
     session.enter(planned(context, audio, options, listener, plan=plan, kept=groups, grouped=keep))
 
 For work that must survive its process: plans and groups are records that convert to JSON, and a
-submission that is given the groups it had before produces what it would have produced undisturbed.
+submission that receives its earlier groups produces the same result as without the interruption.
 Knows nothing of where they are kept.
 """
 

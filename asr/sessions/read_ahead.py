@@ -1,7 +1,7 @@
 """ReadAhead: threads that read recordings, a fixed number of windows ahead of the model.
 
 Recordings are read in order of due time, one window at a time, so memory does not grow with their
-length or number. What the engine's thread has to know is queued as notes. Knows nothing of models.
+length or number. Events for the engine's thread are queued as notes. Knows nothing of models.
 """
 
 from __future__ import annotations

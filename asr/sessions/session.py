@@ -108,7 +108,7 @@ class Session:
         return submission
 
     def cancel(self, submission: Submission) -> None:
-        """Free its rows before the next step; the listener is told when its source is released."""
+        """Free its rows before the next step; its listener is notified when the source is released."""
         self.reading.note(Note(submission))
 
     def close(self) -> None:

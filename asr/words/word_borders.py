@@ -1,4 +1,4 @@
-"""Word borders: the rough word times of an alignment, moved to the pauses that can be heard.
+"""Word borders: the rough word times of an alignment, moved to the pauses in the audio.
 
 A word ends before a pause and the next word begins after it; words at the border of a sentence are
 shortened where they are far longer than usual. The order of words does not change. Knows nothing of

@@ -78,7 +78,7 @@ def _cut(segment: Segment, words: Sequence[Word], who: Sequence[Attribution]) ->
 
 
 def _named(segment: Segment, words: Sequence[Word]) -> Segment:
-    """Set the speaker of most of the segment's time, with the mean confidence."""
+    """Set the speaker who has most of the segment's time, with the mean confidence."""
     said: dict[str, int] = defaultdict(int)
     for word in words:
         if word.speaker is not None:

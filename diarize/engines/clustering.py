@@ -1,15 +1,15 @@
 """Clustering of voices: VBx after average linkage, then a test of every voice for a second one.
 
 pyannote's VBx starts from centroid linkage, whose distances shrink as clusters grow, so that one
-threshold splits speakers with much speech and merges those with little. Average linkage is nearly
-right by itself; VBx then moves windows between clusters and drops small clusters.
+threshold splits speakers with much speech and merges those with little. Average linkage alone gives
+nearly correct clusters; VBx then moves windows between clusters and drops small clusters.
 
 Windows at a change of speaker or with long pauses form clusters of their own. Therefore only windows
 at least half filled with speech are clustered; the others are assigned to the nearest voice.
 
 Two similar voices may still be merged. Spectral clustering into two separates them, but it splits a
 single voice as well: the split is kept only if both halves have seconds of speech and differ in the
-PLDA's space, which describes the voice rather than the moment.
+PLDA's space, where the distance depends on the voice and less on the recording conditions.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ noise: 5 of 439 single voices are split (3 of them from one clip), and 25 of 26 
 0.68, three to six conversations in 24 would get one voice too many."""
 
 
-class SplittingVBx(VBxClustering):  # type: ignore[misc]  # pyannote is untyped to us
+class SplittingVBx(VBxClustering):  # type: ignore[misc]  # pyannote has no type annotations
     """VBx for segmentations with one local speaker. `threshold` is a distance of unit vectors, as in
     pyannote."""
 

@@ -15,7 +15,7 @@ os.environ["PYANNOTE_METRICS_ENABLED"] = "false"
 QUIET = (
     # pyannote gets decoded samples, so it needs neither torchcodec nor FFmpeg libraries.
     r"\s*torchcodec is not installed correctly",
-    # Bounds may be missed; the result has a warning of its own then.
+    # Bounds may be missed; the result then has a separate warning.
     r"\s*The detected number of speakers",
     # A window with a single frame of speech; its vector is not used.
     r"std\(\): degrees of freedom is <= 0",

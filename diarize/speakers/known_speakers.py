@@ -129,10 +129,10 @@ def require_enough_speech(
     the message says how much was found `where`, and how much is needed."""
     if voice.vector is not None and voice.samples >= least_s * SAMPLE_RATE:
         return voice
-    heard = f"{voice.samples / SAMPLE_RATE:.1f} s of speech" if voice.samples else "no speech"
+    amount = f"{voice.samples / SAMPLE_RATE:.1f} s of speech" if voice.samples else "no speech"
     needed = f"at least {least_s:g} s of speech are needed, " if least_s else ""
     raise UsageError(
-        f"{heard} found {where}, too little to recognise {voice.speaker!r}: "
+        f"{amount} found {where}, too little to recognise {voice.speaker!r}: "
         f"{needed}10 to 30 s of speech are best"
     )
 

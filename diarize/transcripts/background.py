@@ -31,7 +31,7 @@ READ_BYTES = 1 << 30
 
 
 class BackgroundDiarizer:
-    """An engine with a thread of its own. Call `close` at the end, or use it in a `with` statement."""
+    """An engine that runs in a separate thread. Call `close` at the end, or use it in a `with` statement."""
 
     def __init__(
         self,

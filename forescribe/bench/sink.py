@@ -38,7 +38,7 @@ class Sink:
             raise UsageError(f"--json {path} cannot be written: name another place")
 
     def write(self, table: str, record: Mapping[str, object]) -> None:
-        """Write the table, then the record, as a full disk must not cost the table. Raises
+        """Write the table, then the record, so that the table survives a full disk. Raises
         OutputError."""
         typer.echo(table, err=self.record == STDOUT)
         if self.record is None:

@@ -104,7 +104,7 @@ class Admission:
         self._context, self._rules, self._modes = context, rules, modes
 
     def check(self, request: Request) -> None:
-        """Raises `RequestError` for a request that this engine cannot decode as asked."""
+        """Raises `RequestError` for a request that this engine cannot decode."""
         context, need = self._context, Mode.of([request])
         check(
             request,

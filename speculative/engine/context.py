@@ -69,7 +69,7 @@ class EngineContext:
         sizes.check(target)
         limit = target.max_positions
         tokens = limit if sizes.max_tokens is None else min(sizes.max_tokens, limit)
-        # A round writes drafts up to max_gamma slots behind the last token that a row can hold.
+        # A round writes drafts up to max_gamma slots after the last token that a row can hold.
         slots = tokens + sizes.max_gamma + 1
         with device.guard():
             context = cls(

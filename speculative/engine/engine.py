@@ -6,7 +6,7 @@ Knows requests, slots and when a step admits, runs and polls; nothing of tokeniz
     for result in engine.run(requests):
         ...
 
-An exception in a model, a drafter, a processor or a rule fails only the request that it happened on:
+An exception in a model, a drafter, a processor or a rule fails only the request in which it occurred:
 its result is `Finish.FAILED` with the error. After an exception in a drafter the row is decoded plainly.
 """
 
@@ -115,7 +115,7 @@ class Engine:
 
     def submit(self, request: Request) -> None:
         """Queues a request; `step` returns its result or, while a run is under way, the run. Raises
-        `RequestError` if it cannot be decoded as asked, `BrokenError` once the device has failed."""
+        `RequestError` if it cannot be decoded, `BrokenError` once the device has failed."""
         self._drop_abandoned()
         if self.broken is not None:
             raise BrokenError(str(self.broken)) from self.broken.__cause__
@@ -132,7 +132,7 @@ class Engine:
     def run(self, requests: Iterable[Request]) -> Run:
         """Decodes all requests, pulling them as slots become free; yields results as they end.
 
-        One that cannot be decoded as asked yields a failed result. Leaving the iteration cancels the
+        One that cannot be decoded yields a failed result. Leaving the iteration cancels the
         remaining ones. Other requests of this engine go on meanwhile; `step` returns their results.
         """
         return Run(self, self._scheduler.queue, requests)
@@ -162,7 +162,7 @@ class Engine:
 
     @torch.inference_mode()
     def warm_up(self) -> None:
-        """Runs every static shape once on free rows, so that graphs are captured before there is work."""
+        """Runs every static shape once on free rows, so that graphs are captured before the first request."""
         if not self.idle:
             raise RuntimeError("warm_up() needs an idle engine: capturing runs rounds")
         before = replace(self._context.counts)

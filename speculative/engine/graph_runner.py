@@ -40,7 +40,7 @@ class Shape:
 
 
 class GraphRunner:
-    """Runs rounds of all slots. A row that fails a round of its own is handed to `fail`."""
+    """Runs rounds of all slots. A row that fails when it is run alone is passed to `fail`."""
 
     def __init__(
         self,

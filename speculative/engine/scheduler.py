@@ -43,7 +43,7 @@ class Scheduler:
         self.queue = RequestQueue()
 
     def submit(self, request: Request) -> None:
-        """Queues a request. Raises `RequestError` if it cannot be decoded as asked."""
+        """Queues a request. Raises `RequestError` if it cannot be decoded with its options."""
         self._admission.check(request)
         self.queue.put(request)
 

@@ -84,7 +84,7 @@ class DraftBacklog:
     does not draft costs nothing.
 
     Invariant: `prompts` holds occupied slots only, and no row has more than `tokens` unread tokens
-    behind its prompt. (The drafter feeds the last two tokens itself, and a round without drafts writes
+    after its prompt. (The drafter feeds the last two tokens itself, and a round without drafts writes
     one, so `tokens` is the number of such rounds since the last reading.)
     """
 

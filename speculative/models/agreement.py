@@ -24,7 +24,7 @@ from .slot_model import SlotModel
 
 ROWS = 3
 LENGTH = 14
-"""Tokens of each row: enough for a prompt, a round with rejections and a round behind it."""
+"""Tokens of each row: enough for a prompt, a round with rejections and the round after it."""
 STEP = 4
 """Tokens that a round scores."""
 

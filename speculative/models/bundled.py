@@ -1,6 +1,6 @@
 """The folders of the models that ship with the package: `demo` and `text`, each with its `-draft`.
 
-Knows where they are, nothing else; `bundled/README.md` says what they can do.
+Knows where they are, nothing else; `bundled/README.md` describes them.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from pathlib import Path
 
 __all__ = ["FOLDER", "names", "path"]
 
-# Beside `speculative/` in a checkout, where this file is reached through a link; in a wheel likewise.
+# Next to `speculative/`, both in a checkout (where this file is reached through a link) and in a wheel.
 FOLDER = Path(__file__).resolve().parents[2] / "bundled"
 
 

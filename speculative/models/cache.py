@@ -78,7 +78,7 @@ class SlotLayer(_Layer):
 class PrefillLayer(_Layer):
     """Writes `[K, heads, P, head_dim]` to the first P slots of `rows`; attention reads what it wrote.
 
-    The slots behind become zero: NaN of an earlier sequence must not reach the next one in its row.
+    The slots after P become zero: NaN of an earlier sequence must not reach the next one in its row.
     """
 
     def __init__(self, keys: Tensor, values: Tensor, rows: Tensor) -> None:

@@ -130,7 +130,7 @@ class _Sampling:
         gamma, vocab = draft.tokens.shape[1], p.shape[-1]
         q = one_hot(draft.tokens, vocab, p.dtype) if draft.probs is None else draft.probs
         usable = torch.arange(gamma, device=p.device) < draft.valid[:, None]
-        # With q = 0 behind the last draft, "all accepted" leaves p itself to draw from.
+        # With q = 0 after the last draft, "all accepted" leaves p itself to draw from.
         q = torch.cat([q * usable[..., None], torch.zeros_like(p[:, :1])], dim=1)
         n, share = cls.count(draft, p, q, accept_u)  # [B], [B]
 
@@ -147,7 +147,7 @@ class _Sampling:
 
     @staticmethod
     def count(draft: Draft, p: Tensor, q: Tensor, accept_u: Tensor) -> tuple[Tensor, Tensor]:
-        """Drafts kept `[B]`, and the share `[B]` of p that the token behind them is drawn from, less q.
+        """Drafts kept `[B]`, and the share `[B]` of p that the token after them is drawn from, less q.
 
         `q [B, N, V]` is zero where no draft counts.
         """
@@ -200,7 +200,7 @@ class BlockVerification(_Sampling):
         whole = left + 1 - r
         h = (left / whole).masked_fill(whole <= 0, 1.0)[:, 1:]  # [B, G]
         column = torch.arange(1, r.shape[1], device=p.device)
-        # At the last draft that counts q is 0 behind it, so that left is r, whole 1 and h is r.
+        # At the last draft that counts q is 0 after it, so that left is r, whole 1 and h is r.
         success = (accept_u < h) & (column <= draft.valid[:, None])
         n = (column * success).amax(1) if len(column) else torch.zeros_like(draft.valid)
         return n, r.gather(1, n[:, None])[:, 0]

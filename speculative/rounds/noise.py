@@ -5,7 +5,7 @@ is advanced by use. This is a counter-based hash instead: 32-bit integer mixing 
 in int64 arithmetic, which every backend has, and no state.
 
 Why the start of the round is part of the key: a round that accepts only some of its drafts has already
-used the random numbers of the slots behind them, and block verification decides by them. If the next
+used the random numbers of the slots after them, and block verification decides by them. If the next
 round used them again it would condition on their outcome, and the text would no longer follow the
 target's distribution. A row commits at least one token per round, so no two of its rounds start at the
 same slot, and the start depends on the row's own text and drafts only.

@@ -164,7 +164,7 @@ def commit(
     rows.logprobs.scatter_(1, slot, chosen - whole)
     rows.sources.scatter_(1, slot, sources)
 
-    # Tokens behind the lengths do not count: up to here a round that fails can be repeated.
+    # Tokens after the lengths do not count: up to here a round that fails can be repeated.
     rows.rounds += rows.active
     rows.drafted += draft.valid
     rows.accepted += accepted

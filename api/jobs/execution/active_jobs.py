@@ -78,7 +78,7 @@ class ActiveJobs:
         with self._lock:
             samples = self._samples.get(job)
         if samples is None:
-            self.session()  # a decoder beside a model that is still loading would slow both
+            self.session()  # decoding while a model is still loading would slow both
             with audio(job).open("rb") as file:
                 samples = asyncio.run(self.serving.decoded(file))
             with self._lock:

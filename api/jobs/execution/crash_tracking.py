@@ -85,7 +85,7 @@ class CrashTracker:
                 self._remove(job)
 
     def progressed(self, job: str) -> None:
-        """The job is not a suspect any more: others may be exposed beside it."""
+        """The job is no longer a suspect: others may be exposed at the same time."""
         with self._changed:
             if job in self._exposed:
                 self._exposed[job] = False

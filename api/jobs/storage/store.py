@@ -5,7 +5,7 @@
         store.jobs.insert(tx, new)
         engine.enqueue(tx, item)
 
-Knows which tables there are; each class beside this one knows its own.
+Knows which tables there are; the columns are known to the class of each table.
 """
 
 from __future__ import annotations

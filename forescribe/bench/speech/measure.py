@@ -1,8 +1,8 @@
 """Runs jobs in turns, A B C A B C, so that changes in the speed of the machine affect all of them
 alike.
 
-Each run is a new process: its peak memory is its own, nothing runs beside it, and libraries cannot
-affect each other. Knows processes and repeats; nothing of the systems.
+Each run is a new process, so that its peak memory can be measured, no other run slows it, and
+libraries cannot affect each other. Knows processes and repeats; nothing of the systems.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def measure(
 
 
 def child(windows: Path) -> Runner:
-    """Return a runner that runs each job in a process of its own."""
+    """Return a runner that runs each job in a separate process."""
 
     def run(job: Job) -> Outcome:
         with tempfile.TemporaryDirectory() as folder:

@@ -1,7 +1,7 @@
 """transformers' `generate`, plain and with an assistant; not its pipeline.
 
 The pipeline's defaults use five beams and silently ignore the assistant. Here there is one beam and
-no sampling, and assisted loops are counted, so that a row named assisted is.
+no sampling, and assisted loops are counted, to check that assisted generation took place.
 
 Each window is decoded once: `generate` would seek back to an unfinished last segment and decode the
 rest as another window, which the other systems do not. Knows the library; nothing of measuring.
@@ -31,7 +31,7 @@ from .job import ASSISTED, GENERATE, LANGUAGE, TASK, Drafting, Job, Written, use
 
 
 class _Watched(WhisperForConditionalGeneration):
-    """The class itself, which also records its first pass and counts assisted loops."""
+    """The model class, extended to record its first pass and count assisted loops."""
 
     first_pass: list[torch.Tensor]
     assisted_loops = 0
@@ -53,7 +53,7 @@ class Generate:
     encoder or an equal one, which makes it fast; else the whole draft."""
 
     def __init__(self, job: Job) -> None:
-        logging.set_verbosity_error()  # it writes a warning per assisted round, which is no cost of decoding
+        logging.set_verbosity_error()  # a warning per assisted round would distort the timing
         logging.disable_progress_bar()
         self.threads = use_threads(job.threads)
         dtype = getattr(torch, job.dtype)
