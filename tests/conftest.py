@@ -6,7 +6,7 @@ import os
 
 from hypothesis import settings
 
-# Shared machines are slow at times; random failures nobody can repeat are worse than fewer cases.
+# Shared machines are slow at times; random failures that cannot be repeated are worse than fewer cases.
 settings.register_profile("suite", deadline=None, derandomize=True)
 settings.load_profile("suite")
 

@@ -94,7 +94,7 @@ def load(
         raise
     except LoadError as error:
         raise LoadError(f"--{role} {name} cannot be loaded as a language model: {error}") from error
-    except Exception as error:  # safetensors, pickle, configuration: each has errors of its own
+    except Exception as error:  # safetensors, pickle and configurations raise various errors
         raise LoadError(
             f"--{role} {name} cannot be loaded as a language model: "
             f"{damaged(folder) or _line(error)}"

@@ -5,7 +5,7 @@
             ...                      # KeyboardInterrupt may be raised here, and only here
 
 So a result that is being written is completed, with its record. The second signal is handled by a
-thread of its own, as the main thread may be inside a library call for minutes. Knows signals;
+separate thread, as the main thread may be inside a library call for minutes. Knows signals;
 nothing of recordings.
 """
 

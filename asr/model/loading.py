@@ -183,7 +183,7 @@ def _model(folder: Path, role: Role, device: Device) -> Any:
                 folder, dtype=device.dtype, output_loading_info=True, ignore_mismatched_sizes=True
             )
         _check_complete(report)
-    except Exception as error:  # safetensors, pickle and configurations have errors of their own
+    except Exception as error:  # safetensors, pickle and configurations raise various errors
         raise ModelError(
             f"--{role} {folder} cannot be loaded as a Whisper model: "
             f"{damaged(folder) or _line(error)}"

@@ -44,7 +44,7 @@ Service = Callable[..., TestClient]
 
 
 def sound(seconds: float, seed: int = 0, rate: int = RATE) -> bytes:
-    """A wav file in which somebody seems to speak."""
+    """A wav file that the detector takes for speech."""
     rng, t = np.random.default_rng(seed), np.arange(round(rate * seconds))
     samples = 0.3 * np.sin(t * rng.uniform(0.02, 0.3)) + 0.1 * rng.standard_normal(len(t))
     return wav(samples, rate)
@@ -68,7 +68,7 @@ def wav(samples: np.ndarray, rate: int = RATE) -> bytes:
 
 
 class Halves:
-    """A diarizer for which everybody speaks for half of the time, and sounds like nobody else."""
+    """A diarizer whose speakers each speak half of the time, with distinct voices."""
 
     engine = Engine("halves", encoder="axes")
 

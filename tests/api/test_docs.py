@@ -1,4 +1,4 @@
-"""The description of the routes: served from here alone, for whoever has a key, and true of keys."""
+"""The API description: served without other hosts, needs a key, and describes keys correctly."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_other_routes_take_no_password(keyed) -> None:
 
 
 def test_every_operation_says_whether_it_wants_a_key(keyless, tmp_path) -> None:
-    """Those of jobs and uploads too; nothing is started, so whoever is let in would meet a fault."""
+    """Those of jobs and uploads too; nothing is started, so an admitted request would fail."""
     keyed = application(tmp_path, None, None, api_keys={"team": digest(KEY)})
     told = keyed.app.openapi()
     assert "/v1/jobs/{id}/audio" in told["paths"] and "/v1/uploads/{id}" in told["paths"]

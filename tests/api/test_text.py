@@ -212,7 +212,7 @@ def test_many_at_once_and_a_client_that_leaves(server, model) -> None:
 
 
 def test_a_client_that_no_longer_waits_frees_its_rows(server, model) -> None:
-    """128 texts on three rows: whoever stops waiting has most of them never written."""
+    """128 texts on three rows: a client that disconnects leaves most of them unwritten."""
     url, text_serving = server
     before = text_serving.generator.stats.emitted
     body = {"model": str(model), "prompt": "the", "n": 128, "max_tokens": 90, "seed": 1}
@@ -237,7 +237,7 @@ def test_operators_see_what_was_written(server) -> None:
 
 
 def test_the_models_are_listed(client, model) -> None:
-    """A folder by its own name: where it lies on the machine is nobody's business."""
+    """A folder by its own name: its path on the machine is not revealed."""
     listed = {each.id for each in client.models.list()}
     assert model.name in listed and str(model) not in listed
     assert client.models.retrieve(model.name).id == model.name

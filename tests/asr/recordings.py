@@ -1,4 +1,4 @@
-"""Recordings that nobody spoke: a tone under noise is enough for models with random weights."""
+"""Recordings without speech: a tone under noise is enough for models with random weights."""
 
 from __future__ import annotations
 

@@ -531,7 +531,7 @@ def damaged(here: Path) -> dict[str, str]:
 
 @pytest.fixture
 def no_weights(monkeypatch) -> None:
-    """Whoever looks for weights fails the test."""
+    """A search for weights fails the test."""
     for module in (published, presets, loading):
         for name in ("find", "locate"):
             monkeypatch.setattr(module, name, None, raising=False)
@@ -635,7 +635,7 @@ def test_an_audit_needs_drafts(forescribe, guarded) -> None:
 
 @pytest.mark.slow
 def test_ctrl_c_ends_it_in_one_line_and_keeps_what_is_done(pair, here) -> None:
-    """The second recording is a pipe that nobody writes to: the command waits there."""
+    """The second recording is a pipe without a writer: the command waits there."""
     os.mkfifo(here / "pipe")
     running = separate("a.wav", "pipe", *pair, "-f", "txt", "--batch-size", "1", cwd=here)
     try:

@@ -254,7 +254,7 @@ def test_every_switch_takes_true_and_false() -> None:
 
 
 def test_all_that_can_change_a_word_is_in_the_fingerprint() -> None:
-    """Whoever adds an option decides here which kind it is; without a decision it counts."""
+    """The kind of a new option is declared here; without a declaration it counts."""
     command, _ = real()
     assert {p.name for p in command.params} >= NOT_IN_RESULTS
     assert {p.name for p in command.params} - NOT_IN_RESULTS - {"help"} == {

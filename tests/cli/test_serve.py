@@ -118,7 +118,7 @@ def test_a_server_that_is_told_to_stop_stops(tmp_path) -> None:
             _, errors = running.communicate(timeout=60)
         finally:
             running.kill()
-    assert running.returncode == -signal.SIGTERM  # as whoever sent it expects
+    assert running.returncode == -signal.SIGTERM  # as the sender expects
     assert b"Traceback" not in errors
 
 

@@ -316,7 +316,7 @@ def test_looking_seldom_changes_no_text(habana, monkeypatch, kind, gamma) -> Non
     assert seldom.rounds_per_poll > 1
     found, expected = texts(tiny(seldom, gamma)), texts(tiny(None, gamma))
     assert {t: r.tokens for t, r in found.items()} == {t: r.tokens for t, r in expected.items()}
-    for tag, result in found.items():  # rounds behind the end count for nobody
+    for tag, result in found.items():  # rounds after the end are not counted
         assert result.rounds == expected[tag].rounds
         assert (result.drafted, result.accepted) == (
             expected[tag].drafted,

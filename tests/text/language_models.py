@@ -56,7 +56,7 @@ def write(
     padding: int = 0,
     near: Path | None = None,
 ) -> Path:
-    """A model of random weights; `padding` is room for tokens that nobody has. `near` is a model of the
+    """A model of random weights; `padding` is the number of unused token ids. `near` is a model of the
     same shape: the weights are its own with some noise, so that as a draft it is often right."""
     tokens = tokens or tokenizer()
     sizes = {

@@ -91,11 +91,11 @@ def test_a_stream_is_its_completion_in_pieces(generator):
 
 
 def test_callers_that_share_a_generator_get_their_own_events(generator, monkeypatch):
-    """Whoever plays the rounds, every text's events reach the one who waits for it."""
+    """Whichever caller runs the rounds, the events of a text reach the caller that waits for it."""
     real, steps = generator.engine.step, counter()
 
     def step():
-        assert next(steps) < 500, "somebody waits for events that went elsewhere"
+        assert next(steps) < 500, "a caller waits for events that were delivered elsewhere"
         return real()
 
     monkeypatch.setattr(generator.engine, "step", step)

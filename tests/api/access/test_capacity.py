@@ -1,4 +1,4 @@
-"""Admission: the house is never fuller than it may be, whoever comes and goes."""
+"""Admission: the limits hold, in whatever order requests start and end."""
 
 from __future__ import annotations
 

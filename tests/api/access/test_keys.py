@@ -1,4 +1,4 @@
-"""Keys: several, hashed, and nobody else's."""
+"""Keys: several are accepted, only hashes are stored, and all others are refused."""
 
 from __future__ import annotations
 

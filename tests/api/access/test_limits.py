@@ -38,7 +38,7 @@ class Clock:
     st.sampled_from([60.0, 3600.0]),
 )
 def test_no_window_ever_holds_more_than_the_most(events, most, window_s) -> None:
-    """Whoever waits as long as is said gets what was asked, and never more than the limit."""
+    """A client that waits for `Retry-After` is served, and never beyond the limit."""
     meter, now, had = RateLimit(most, window_s), 0.0, []
     for gap, amount in events:
         now += gap

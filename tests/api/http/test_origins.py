@@ -101,7 +101,7 @@ def test_its_own_page_programs_and_links_to_it_pass(keyless) -> None:
         {"Origin": "http://localhost:8000"},
         {"Origin": "http://localhost:8000", "Sec-Fetch-Site": "same-origin"},
         {"Sec-Fetch-Site": "none", **NAVIGATION},
-        {"Sec-Fetch-Site": "cross-site", **NAVIGATION},  # a link in somebody's wiki
+        {"Sec-Fetch-Site": "cross-site", **NAVIGATION},  # a link on another site
     ):
         assert own.get("/v1/models", headers=headers).status_code == 200, headers
     posted = own.post("/predict", headers={"Sec-Fetch-Site": "cross-site", **NAVIGATION})

@@ -1,4 +1,4 @@
-"""Origins, shown with a real browser: what a page of somebody else's can do to a server without keys."""
+"""Origins, shown with a real browser: what a page of another origin can do to a server without keys."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ def test_a_stalled_upload_is_told_so_and_leaves_nothing(service, path) -> None:
 
 
 def test_stalled_uploads_take_no_place_from_others(service) -> None:
-    """As many as there are places, and more: whoever sends all of a recording is still served."""
+    """As many as there are places, and more: a client that sends a whole recording is still served."""
     client = service(max_requests=2, max_uploads=8)
     go, admission = threading.Event(), client.app.state.serving.admission
 

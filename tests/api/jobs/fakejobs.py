@@ -279,7 +279,7 @@ class Fake:
                     self.held.set()
                     while self.holds_at is not None:
                         await asyncio.sleep(0.02)
-                    break  # whoever sent it has gone
+                    break  # the sender has disconnected
             return Response(status_code=204, headers=told_of(upload))
 
         @app.delete("/v1/uploads/{id}", status_code=204)

@@ -1,4 +1,4 @@
-"""Blobs: whole or not there, once, and gone when nobody wants them."""
+"""Blobs: complete or absent, stored once, and deleted when nothing refers to them."""
 
 from __future__ import annotations
 

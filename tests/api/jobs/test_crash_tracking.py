@@ -61,7 +61,7 @@ def test_only_those_inside_are_suspects_of_a_death(store) -> None:
         ("b", 1),
     ]  # d was waiting
     assert [store.crashes.deaths(job) for job in "abcd"] == [1, 1, 0, 0]
-    assert [crashes(store, job) for job in "abcd"] == [0] * 4  # which of the two, nobody knows
+    assert [crashes(store, job) for job in "abcd"] == [0] * 4  # either of the two may be the cause
     assert store.crashes.count_deaths({"second"}) == []  # once
 
 
@@ -129,7 +129,7 @@ def test_suspects_go_first_one_at_a_time_those_with_the_fewest_deaths_before_oth
     tracker = CrashTracker(
         store, "me", make_way=lambda job: (asked.append(job), tracker.withdraw(job))
     )
-    tracker.expose("c", still_wanted)  # no suspect, and nobody else is there
+    tracker.expose("c", still_wanted)  # no suspect, and no other job is exposed
     order: list[str] = []
 
     def work(job: str) -> None:
@@ -163,7 +163,7 @@ def test_who_is_not_wanted_any_more_waits_no_longer(store) -> None:
 
     with pytest.raises(Gone):
         tracker.expose("a", gone)
-    tracker.expose("c", still_wanted)  # and bars nobody's way
+    tracker.expose("c", still_wanted)  # and blocks no other job
 
 
 def test_a_row_that_could_not_be_taken_back_goes_later(store, monkeypatch) -> None:

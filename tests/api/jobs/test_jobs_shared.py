@@ -64,7 +64,7 @@ def test_a_job_that_takes_all_memory_fails_alone(client, held, memory, transcrib
 def test_who_waits_for_his_turn_after_a_fault_can_be_cancelled(client, held, memory) -> None:
     job = submit(client, sound(2)).json()["id"]
     steps = client.app.state.jobs.steps
-    with steps._retrying:  # somebody else's
+    with steps._retrying:  # held by another caller
         greedy = submit(client, sound(2), temperature=GREEDY).json()["id"]
         until(lambda: len(memory) == 1)
         for id in (job, greedy):

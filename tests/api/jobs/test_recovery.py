@@ -112,11 +112,11 @@ def test_work_that_its_living_process_does_not_know_is_queued_again(made) -> Non
 
 
 def test_a_process_is_dead_when_it_does_not_beat_by_our_own_clock(made) -> None:
-    """Its own clock is never read, so one that jumps by an hour reaps nobody."""
+    """Its own clock is never read, so a jump by an hour reaps no process."""
     made.store.heartbeats.beat("other", ["job:1"])
     made.engine.rows = [Pending("job:1", "other")]
     recovery = made.recovery(exclusive=False)
-    for now in range(int(3 * DEAD_AFTER_S)):  # it beats: nobody is reaped
+    for now in range(int(3 * DEAD_AFTER_S)):  # heartbeats continue: no process is reaped
         made.now[0] = now
         made.store.heartbeats.beat("other", ["job:1"])
         recovery.tick()

@@ -217,7 +217,7 @@ def test_gaudis_base_and_flags_are_the_same_everywhere() -> None:
         assert flag in image and flag in guide
     lazy = environment(steps("Dockerfile.gaudi"))["PT_HPU_LAZY_MODE"]
     assert lazy == "0"
-    assert "not yet" in guide  # nobody has run it on a card
+    assert "not yet" in guide  # it has not run on a card
 
 
 def test_compose_agrees_with_the_image_and_the_settings() -> None:

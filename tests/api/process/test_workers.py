@@ -1,4 +1,4 @@
-"""Workers: one is kept alive for each device; whoever answers, the answer is the same."""
+"""Workers: one is kept alive for each device, and all of them give the same answers."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def test_an_address_that_is_taken_is_a_word() -> None:
 
 @pytest.mark.slow
 def test_processes_answer_behind_one_address_and_are_started_again(tmp_path) -> None:
-    """Real processes without a model: whoever is killed, somebody answers; jobs are worker 0's."""
+    """Real processes without a model: if one is killed, another answers; worker 0 has the jobs."""
     context = multiprocessing.get_context("spawn")
     with bound(Settings(port=0)) as shared:
 
@@ -182,7 +182,7 @@ def test_processes_answer_behind_one_address_and_are_started_again(tmp_path) -> 
                 assert answer.status_code == 202 and answer.json() == {"worker": 0, "size": 300_000}
                 assert answer.headers["location"] == "/v1/jobs/1"
                 assert answer.headers["x-seen"] == "Bearer k"
-                # From worker 1, whoever is at the shared door: by its own socket.
+                # From worker 1, by its own socket, whichever worker accepts on the shared port.
                 uds = httpx.HTTPTransport(uds=WorkerAddress(1, 2, str(tmp_path)).path(1))
                 with httpx.Client(transport=uds, base_url="http://localhost", timeout=120) as one:
                     assert one.get("/").json()["worker"] == 1

@@ -52,7 +52,7 @@ def test_every_segment_has_a_speaker_by_order_of_appearance(service) -> None:
 
 @pytest.mark.parametrize(("name", "other"), [("agent", "A"), ("A", "B")])
 def test_who_is_known_has_a_name_and_the_others_letters(service, name, other) -> None:
-    """The first half sounds as the reference does, the second does not; a letter is nobody's name."""
+    """The first half sounds as the reference does, the second does not; a letter is not a known name."""
     known = {"known_speaker_names[]": name, "known_speaker_references[]": url(sound(4, 2))}
     body = post(service(), sound(70, 1), **known).json()
     assert list(dict.fromkeys(s["speaker"] for s in body["segments"])) == [name, other]

@@ -84,7 +84,7 @@ def test_every_recording_has_its_files_and_one_record() -> None:
 
 
 def test_a_record_comes_after_its_files() -> None:
-    """Whoever reads a line may open what it names."""
+    """The files that a manifest line names exist when the line is read."""
     made = batch(calls(4), "out")
     for _ in made.run(lambda size: Typist(), size=4):
         for record in records():
@@ -329,7 +329,7 @@ def expect_whole() -> None:
     """Every file in the folder holds all of some recording's text, and nothing else is there."""
     texts = {text_of(path) for path in Path("calls").iterdir()}
     for name, text in files().items():
-        if name.startswith(".forescribe-"):  # half written, under a name that nobody reads
+        if name.startswith(".forescribe-"):  # half written, under a temporary name
             continue
         assert text.splitlines()[-1 if name.endswith("txt") else 2] in texts, name
 

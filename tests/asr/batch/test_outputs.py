@@ -104,7 +104,7 @@ def test_only_what_a_killed_process_left_is_swept(tmp_path) -> None:
     for name in (".forescribe-12ab.tmp", ".other.tmp", "a.txt"):
         (tmp_path / name).touch()
     outputs = Outputs.plan(A, str(tmp_path), "txt")
-    outputs.sweep()  # nobody has ever written here with a lock: leave all
+    outputs.sweep()  # there was never a lock in this folder: delete nothing
     assert len(list(tmp_path.iterdir())) == 3
     (tmp_path / "manifest.jsonl").touch()
     outputs.sweep()

@@ -130,7 +130,7 @@ def test_the_others_go_on_while_a_window_is_tried_again(whisper, recording, plai
         ended.extend({segment.window for segment in progress.segments})
 
     (outcome,) = transcriber.transcribe([recording], options(Guards()), hook)
-    assert ended == [1, 2, 0]  # the first to start is the last to end; nobody waited for it
+    assert ended == [1, 2, 0]  # the first to start is the last to end; the others did not wait
     assert [index for index, temperature in tries if temperature] == [0] * 5
     assert [temperature for index, temperature in tries if index] == [0.0, 0.0]
     assert [d.index for d in outcome.decoded] == [0, 1, 2]

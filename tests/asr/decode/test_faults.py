@@ -529,7 +529,7 @@ def test_a_tap_that_fails_harms_its_own_recording_only(shared, undisturbed, clea
 
 
 def test_a_call_that_is_left_releases_what_it_held(shared, clean, monkeypatch) -> None:
-    """By `close`, and by nobody holding its generator any more."""
+    """By `close`, and when its generator is no longer referenced."""
 
     def harsh(whisper, guards, result):
         again = result.request.tag.index == SECOND

@@ -150,7 +150,7 @@ def test_results_come_as_they_end(whisper, recordings) -> None:
 
 
 def test_a_recording_that_is_done_does_not_wait_for_the_next_to_be_read(whisper, recordings):
-    """The next may be a pipe into which somebody speaks."""
+    """The next may be a pipe from a live source."""
     opened = []
 
     def sources() -> Iterator[str]:

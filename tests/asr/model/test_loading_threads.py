@@ -51,7 +51,7 @@ def test_two_loads_do_not_see_each_others_process_wide_state(folder, monkeypatch
         try:
             number = both.wait(OVERLAP_S)
         except threading.BrokenBarrierError:
-            number = 0  # nobody came: the other one waits for its turn
+            number = 0  # no other thread came: it waits for the lock
         if number == 1:
             first_left.wait(OVERLAP_S)
         dtypes.append(torch.get_default_dtype())

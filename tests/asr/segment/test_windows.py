@@ -1,4 +1,4 @@
-"""Windows: a partition whatever the recording, cut where nobody speaks; and the detector behind
+"""Windows: a partition whatever the recording, cut where there is no speech; and the detector behind
 it."""
 
 from __future__ import annotations

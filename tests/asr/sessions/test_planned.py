@@ -56,7 +56,7 @@ def recording(seconds: float) -> np.ndarray:
 
 
 class Waiting:
-    """A listener that somebody waits for."""
+    """A listener whose end can be awaited."""
 
     def __init__(self) -> None:
         self.done, self.outcome, self.groups = threading.Event(), None, {}

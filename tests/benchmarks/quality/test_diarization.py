@@ -118,7 +118,7 @@ def test_mixtures_have_two_to_five_speakers_overlap_and_a_reference_that_fits() 
     again = mixtures(clips, count=4, seconds=40)
     assert all(np.array_equal(a.samples, b.samples) for a, b in zip(made, again, strict=True))
     single = sum(t.samples for m in made for t in m.turns.exclusive())
-    assert single < sum(t.samples for m in made for t in m.turns)  # somebody talks over another
+    assert single < sum(t.samples for m in made for t in m.turns)  # some turns overlap
     for mixture in made:
         silent = np.ones(len(mixture.samples), bool)
         for turn in mixture.turns:

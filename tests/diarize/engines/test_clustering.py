@@ -80,9 +80,9 @@ def test_very_little_speech_is_one_voice(clustering: Any) -> None:
     vectors = heard(2)[:1]
     _, _, centres = clustering(vectors, spoken(1), max_clusters=100)
     assert np.allclose(centres, vectors[0])
-    nobody = spoken(1)
-    nobody.data[:] = 0
-    labels, _, centres = clustering(vectors, nobody, max_clusters=100)
+    silent = spoken(1)
+    silent.data[:] = 0
+    labels, _, centres = clustering(vectors, silent, max_clusters=100)
     assert labels.tolist() == [[0]] and len(centres) == 1
 
 

@@ -34,7 +34,7 @@ def nothing_cached(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     def absent(*given: Any, **options: Any) -> str:
-        assert options.get("local_files_only"), "a download that nobody asked for"
+        assert options.get("local_files_only"), "an unrequested download"
         raise LocalEntryNotFoundError("not cached")
 
     monkeypatch.setattr(HUB, absent)

@@ -469,7 +469,7 @@ def test_a_state_that_cannot_be_read_fails_all_rows_and_no_request_that_waits():
 
 
 def test_a_failed_result_holds_no_tensors():
-    """A traceback's frames hold a batch's activations for as long as somebody keeps the result."""
+    """A traceback's frames hold a batch's activations for as long as the result is referenced."""
 
     class Heavy(TinyModel):
         def score(self, *args: Any, **options: Any) -> Scores:

@@ -238,7 +238,7 @@ class RoundKeys:
 
 
 def keys_of_round(rule: type, length: int, gamma: int) -> RoundKeys:
-    """Recorded while a sampled row of `length` tokens plays a round with a model as drafter."""
+    """Recorded while a round runs for a sampled row of `length` tokens, with a model as drafter."""
     calls: list[list[Key]] = []
 
     def record(seed: Tensor, start: Tensor, slot: Tensor, stream: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""How rows are sampled: against transformers' own processors, and the law of whole rounds by exact
+"""How rows are sampled: against transformers' own processors, and the distribution of whole rounds by exact
 enumeration, noise integrated out."""
 
 from __future__ import annotations
@@ -127,8 +127,8 @@ PROMPT = (0, 2)
 
 
 def table(request: Request, seed: int, gamma: int) -> dict[tuple[int, ...], list[float]]:
-    """The law after each continuation of the prompt, of random logits; shaped in one call, as a chain
-    of positions wherever the continuation is long."""
+    """The distribution after each continuation of the prompt, of random logits; shaped in one call, as a
+    chain of positions wherever the continuation is long."""
     generator = torch.Generator().manual_seed(seed)
     rows, made = rows_of([request]), {}
     for length in range(gamma + 1):
@@ -146,7 +146,7 @@ def table(request: Request, seed: int, gamma: int) -> dict[tuple[int, ...], list
 @pytest.mark.parametrize("rule", [TokenRejection, BlockVerification])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_rounds_emit_the_targets_shaped_law(rule, shape):
-    """Target and draft shaped alike: the joint law of gamma + 1 tokens is the target's, exactly."""
+    """Target and draft shaped alike: the joint distribution of gamma + 1 tokens is exactly the target's."""
     temperature, sampling = SHAPES[shape]
     request = Request(PROMPT, temperature=temperature, sampling=sampling)
     p, q = table(request, 0, 2), table(request, 1, 2)
