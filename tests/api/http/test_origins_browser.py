@@ -106,7 +106,7 @@ def page(chromium) -> Iterator[Any]:
 
 
 def count(jobs: Any) -> int:
-    return len(jobs.store.jobs("", 100)[0])
+    return len(jobs.store.jobs.page("", 100)[0])
 
 
 def test_the_servers_own_page_reads_and_starts_jobs(page, served) -> None:
@@ -147,7 +147,7 @@ def test_a_recording_cannot_be_embedded(page, served, elsewhere) -> None:
     place, jobs = served
     page.goto(f"http://{place}/")
     assert page.evaluate(POST, [JOBS, "cors", FORM]) == 202
-    newest = jobs.store.jobs("", 1)[0][0].id
+    newest = jobs.store.jobs.page("", 1)[0][0].id
     address = f"http://{place}{JOBS}/{newest}/audio"
     load = """url => new Promise(done => {
       const audio = document.createElement("audio");
