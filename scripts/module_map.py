@@ -133,20 +133,18 @@ def page() -> str:
         "",
         "Written by `scripts/map` from the sources; do not edit it. Each part may import those below it.",
         "",
-        "| part | imports | modules | lines | longest function | longest class |",
-        "|---|---|---|---|---|---|",
+        "| part | imports | modules | longest function | longest class |",
+        "|---|---|---|---|---|",
     ]
     for part in PARTS:
         files = sources(part)
         own = {dotted(path) for path in files}
         used = {_part(other) for name in own for other in edges[name]} - {part}
-        size = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in files)
         sizes = longest(part)
         cells = [
             f"`{part}/`",
             ", ".join(f"`{p}`" for p in PARTS if p in used) or "none",
             str(len(files)),
-            f"{size:,}",
             *(f"{n} {name}" for n, name in (sizes[ast.FunctionDef], sizes[ast.ClassDef])),
         ]
         lines.append(f"| {' | '.join(cells)} |")

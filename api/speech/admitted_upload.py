@@ -49,15 +49,15 @@ class AdmittedUpload:
         """Decode and queue it; with a `tap`, the caller releases the reservation. Raises ApiError if the
         file is not audio, is too long, or does not fit into the queue."""
         began = time.perf_counter()
-        spool = await self.serving.decoded(self.upload.file)
+        decoded_file = await self.serving.decoded(self.upload.file)
         self.serving.metrics.took("decode", time.perf_counter() - began)
         self.upload.file.close()  # only the samples are needed from here on
         try:
-            self.reservation.add_audio(spool.duration_s)
+            self.reservation.add_audio(decoded_file.duration_s)
         except BaseException:
-            spool.close()
+            decoded_file.close()
             raise
-        return self.serving.follow(TranscriptionTask(spool, options, self.reservation, tap))
+        return self.serving.follow(TranscriptionTask(decoded_file, options, self.reservation, tap))
 
 
 @asynccontextmanager

@@ -95,8 +95,10 @@ class Speakers:
         try:
             shortest, longest = REFERENCE_S
             limits = Limits(max_s=10 * longest, wall_s=60, cpu_s=60)
-            with closing(self._decoders.decode(_decoded(reference), limits, name=name)) as spool:
-                samples = read_audio(spool)
+            with closing(
+                self._decoders.decode(_decoded(reference), limits, name=name)
+            ) as decoded_file:
+                samples = read_audio(decoded_file)
             if not shortest - TOLERANCE_S <= len(samples) / SAMPLE_RATE <= longest + TOLERANCE_S:
                 text = f"a reference is {shortest:g} to {longest:g} s long"
                 raise ApiError("invalid_value", text)

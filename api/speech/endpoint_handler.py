@@ -61,8 +61,8 @@ class EndpointHandler:
         try:
             parameters, warnings = huggingface_contract.parameters(data.get("parameters"))
             audio = _audio(data.get("inputs"))
-            with closing(self.decoders.decode(audio, Bounds(), name="inputs")) as spool:
-                transcript, diarized = self._transcribed(spool, parameters)
+            with closing(self.decoders.decode(audio, Bounds(), name="inputs")) as decoded_file:
+                transcript, diarized = self._transcribed(decoded_file, parameters)
         except ForescribeError as error:
             return {"detail": ApiError.of(error).message}
         except ApiError as error:
@@ -72,7 +72,7 @@ class EndpointHandler:
         return huggingface_contract.answer(transcript, diarized, warnings)
 
     def _transcribed(
-        self, spool: DecodedFile, parameters: huggingface_contract.Parameters
+        self, decoded_file: DecodedFile, parameters: huggingface_contract.Parameters
     ) -> tuple[Transcript, Transcript | None]:
         """The transcript, and the same with speakers. Raises ForescribeError, ApiError."""
         listener, diarizing = _Listener(), self.speakers is not None
@@ -83,7 +83,7 @@ class EndpointHandler:
                 cleanup.callback(diarization.close)
             tap = diarization.add_samples if diarization is not None else None
             options = parameters.options(diarizing=diarizing)
-            self.session.submit(spool, options, listener, name="inputs", tap=tap)
+            self.session.submit(decoded_file, options, listener, name="inputs", tap=tap)
             outcome = listener.wait()
             if outcome.error is not None:
                 raise outcome.error

@@ -174,7 +174,9 @@ class Serving(Lifecycle):
         try:
             session = self._ready()
             self.joined()
-            submission = session.submit(task.spool, task.options, stream, name=NAME, tap=task.tap)
+            submission = session.submit(
+                task.decoded_file, task.options, stream, name=NAME, tap=task.tap
+            )
         except ForescribeError as error:
             task.release()
             raise ApiError.of(error, param="prompt") from error

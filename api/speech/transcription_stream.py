@@ -40,13 +40,13 @@ class TranscriptionTask:
     released; with a `tap`, the owner of the tap has more to do and releases the reservation itself.
     """
 
-    spool: DecodedFile
+    decoded_file: DecodedFile
     options: Options
     reservation: Reservation
     tap: Tap | None = None
 
     def release(self) -> None:
-        self.spool.close()
+        self.decoded_file.close()
         if self.tap is None:
             self.reservation.release()
 
@@ -78,7 +78,7 @@ class TranscriptionStream:
             if outcome is not None:
                 self._report(outcome)
                 self.task.reservation.admission.record_speed(
-                    self.task.spool.duration_s, outcome.wall_s
+                    self.task.decoded_file.duration_s, outcome.wall_s
                 )
         finally:
             self.task.release()

@@ -30,8 +30,25 @@ class Notice:
     message: str
 
 
+class _InSeconds:
+    """Start and end of a span of samples, in seconds."""
+
+    start_sample: int
+    end_sample: int
+
+    @property
+    def start(self) -> float:
+        """Start in seconds."""
+        return seconds(self.start_sample)
+
+    @property
+    def end(self) -> float:
+        """End in seconds."""
+        return seconds(self.end_sample)
+
+
 @dataclass(frozen=True)
-class Word:
+class Word(_InSeconds):
     """A timed word. `text` keeps its leading space, as Whisper's tokens do.
 
     `probability` is None if it was not measured, `speaker` if it is unknown. `speaker_confidence`
@@ -55,19 +72,9 @@ class Word:
         if unknown:
             raise ValueError(f"unknown source {unknown.pop()!r}; known: {', '.join(TOKEN_SOURCES)}")
 
-    @property
-    def start(self) -> float:
-        """Start in seconds."""
-        return seconds(self.start_sample)
-
-    @property
-    def end(self) -> float:
-        """End in seconds."""
-        return seconds(self.end_sample)
-
 
 @dataclass(frozen=True)
-class Segment:
+class Segment(_InSeconds):
     """A decoded span with its text and the values that guards check.
 
     `text` keeps its leading space: the text of a transcript is the concatenation of its segments.
@@ -98,23 +105,13 @@ class Segment:
         _check_order(self.start_sample, self.end_sample, f"segment {self.id}")
 
     @property
-    def start(self) -> float:
-        """Start in seconds."""
-        return seconds(self.start_sample)
-
-    @property
-    def end(self) -> float:
-        """End in seconds."""
-        return seconds(self.end_sample)
-
-    @property
     def seek(self) -> int:
         """The start of the window as Whisper counts it, in frames of 10 ms."""
         return self.window_sample // SAMPLES_PER_SEEK
 
 
 @dataclass(frozen=True)
-class Turn:
+class Turn(_InSeconds):
     """A time span in which one person speaks, found from the voice alone; turns may overlap.
 
     Raises ValueError for an empty or reversed span and for an empty speaker label.
@@ -134,16 +131,6 @@ class Turn:
     def samples(self) -> int:
         """The length in samples."""
         return self.end_sample - self.start_sample
-
-    @property
-    def start(self) -> float:
-        """Start in seconds."""
-        return seconds(self.start_sample)
-
-    @property
-    def end(self) -> float:
-        """End in seconds."""
-        return seconds(self.end_sample)
 
 
 @dataclass(frozen=True)

@@ -307,7 +307,7 @@ class FakeServing(Serving):
     def _work(self) -> None:
         while True:
             following = self._line.get()
-            spool: Any = following.task.spool
+            spool: Any = following.task.decoded_file
             if following in self._gone:
                 self._gone.discard(following)
                 following.ended(None)

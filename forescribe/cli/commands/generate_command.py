@@ -15,7 +15,7 @@ import typer
 
 from forescribe.asr.errors import UsageError
 
-from ..options.declarations import AUTO, DeviceName, Dtype, LocalFilesOnly
+from ..options.declarations import AUTO, DeviceName, Dtype, Gamma, LocalFilesOnly
 from ..options.gamma import parse_gamma
 from ..options.option_records import (
     DECODING,
@@ -178,15 +178,7 @@ class GenerateOptions:
         int, option(DECODING, "--seed", metavar="SEED", help="Seed of the random numbers.")
     ] = 0
     # Performance
-    gamma: Annotated[
-        str,
-        option(
-            PERFORMANCE,
-            "--gamma",
-            metavar="N",
-            help="Drafted tokens per round: 0 to 64, or auto; 0 turns drafting off.",
-        ),
-    ] = AUTO
+    gamma: Gamma = AUTO
     batch_size: Annotated[
         int,
         option(

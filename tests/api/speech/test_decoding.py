@@ -32,8 +32,8 @@ PATIENCE = 300.0
 
 
 def decoded(decoders: Decoders, source: bytes, bounds: Bounds = BOUNDS) -> np.ndarray:
-    with closing(decoders.decode(source, bounds, name="file")) as spool:
-        return read_audio(spool)
+    with closing(decoders.decode(source, bounds, name="file")) as decoded_file:
+        return read_audio(decoded_file)
 
 
 def refused(
@@ -103,8 +103,8 @@ def test_what_was_wrong_with_a_recording_is_told_once(decoders) -> None:
     cut, tiny = sound(4)[:-64_000], sound(0.05)
     for source in (cut, tiny, sound(1)):
         with (
-            closing(decoders.decode(source, BOUNDS, name="file")) as spool,
-            open_audio(spool) as apart,
+            closing(decoders.decode(source, BOUNDS, name="file")) as decoded_file,
+            open_audio(decoded_file) as apart,
             open_audio(source, name="file") as here,
         ):
             for recording in (apart, here):
@@ -276,8 +276,8 @@ def test_a_decoder_that_is_killed_once_is_not_missed_and_one_that_always_is_blam
     with endless() as never, Slow(io.FileIO(path)) as source, ThreadPoolExecutor(1) as pool:
         made = pool.submit(decoders.decode, source, BOUNDS, name="file")
         kill()
-        with closing(made.result(PATIENCE)) as spool:
-            assert len(read_audio(spool)) == 16_000
+        with closing(made.result(PATIENCE)) as decoded_file:
+            assert len(read_audio(decoded_file)) == 16_000
     with endless() as source, ThreadPoolExecutor(1) as pool:
         made = pool.submit(refused, decoders, source)
         for _ in range(TRIES):
