@@ -24,7 +24,7 @@ from forescribe.bench.speech import bench_transcribe, measure, table, worker
 from forescribe.bench.speech import clips as audio
 from forescribe.bench.speech.clips import Material
 from forescribe.bench.speech.measure import Series
-from forescribe.bench.speech.result_rows import make_row
+from forescribe.bench.speech.result_rows import Row, make_row
 from forescribe.bench.speech.systems.job import (
     ASSISTED,
     ASSISTED_DEFAULTS,
@@ -160,6 +160,42 @@ def test_a_gamma_of_zero_has_no_drafting_rows_of_its_own(pair, memo):
     )
     assert not [job for job in jobs if job.system == ASSISTED]
     assert {job.gamma for job in jobs if job.system == OURS} == {0}
+
+
+def test_other_systems_run_with_each_number_of_threads(pair, memo):
+    options = bench_transcribe.Options(
+        (str(memo),), batch=(2,), peer_batch=(2, 4), peer_threads=(1, 2), threads=3
+    )
+    jobs = bench_transcribe.plan(options, Path(pair[0]), Path(pair[1]), {})
+    assert {job.threads for job in jobs if job.system == OURS} == {3}
+    assert {(job.batch, job.threads) for job in jobs if job.system == GENERATE} == {
+        (batch, threads) for batch in (1, 2, 4) for threads in (1, 2)
+    }
+    assert replace(options, peer_threads=None).peer_cores == (3, 1)
+    assert replace(options, peer_threads=None, threads=1).peer_cores == (1,)
+
+
+def test_the_comparison_counts_rows_with_equal_tokens_only():
+    same, other = Equality(4, 4, 1, 1), Equality(3, 4, 0, 1)
+
+    def row(system: str, batch: int, wall: float, equality: Equality = same, threads: int = 2):
+        return Row(system, batch, None, "float32", wall_s=wall, equality=equality, threads=threads)
+
+    lines = table.against_peers(
+        [
+            row(OURS, 1, 2.0),
+            row(OURS, 1, 1.0, other),
+            row(OURS, 8, 1.0),
+            row(GENERATE, 1, 5.0),
+            row(GENERATE, 1, 4.0, threads=1),
+            row(GENERATE, 8, 3.0),
+            row(BATCHED, 8, 0.5, other),
+        ]
+    ).splitlines()
+    assert len(lines) == 3
+    assert "batch 1" in lines[0] and "2.00x" in lines[0] and "1 threads" in lines[0]
+    assert "batch 8" in lines[1] and "3.00x" in lines[1]
+    assert lines[2].endswith("faster-whisper batched, batch 8, float32, 2 threads")
 
 
 def test_a_child_brings_its_error_home(tmp_path):

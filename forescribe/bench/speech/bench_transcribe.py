@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from forescribe.asr.errors import ForescribeError, UsageError
@@ -52,8 +52,9 @@ def _cores() -> int:
 @dataclass(frozen=True)
 class Options:
     """What is measured. `reference` None means the .txt file beside each recording; `batch` is for this
-    engine, `peer_batch` for other systems that can batch; `only` are the systems to compare with;
-    `threads` 0 means all cores, for every system."""
+    engine, `peer_batch` for other systems that can batch; `only` are the systems to compare with.
+    `threads` 0 means all cores. `peer_threads` are the thread counts of the other systems, each in a
+    row of its own; None means one thread and all of them: either may be the faster."""
 
     audio: tuple[str, ...]
     model: str = "demo"
@@ -61,15 +62,22 @@ class Options:
     reference: tuple[str, ...] | None = None
     minutes: float = 10.0
     batch: tuple[int, ...] = (1, 4, 8, 16)
-    peer_batch: int = 8
+    peer_batch: tuple[int, ...] = (8,)
     gamma: int = 5
     repeats: int = 3
     threads: int = 0
+    peer_threads: tuple[int, ...] | None = None
     only: tuple[str, ...] = NAMES
 
     @property
     def cores(self) -> int:
         return self.threads or _cores()
+
+    @property
+    def peer_cores(self) -> tuple[int, ...]:
+        """The thread counts of the other systems, most first."""
+        chosen = (1, self.cores) if self.peer_threads is None else self.peer_threads
+        return tuple(sorted({count or self.cores for count in chosen}, reverse=True))
 
 
 @dataclass(frozen=True)
@@ -100,8 +108,8 @@ class Result:
             "\nSeconds of this engine by stage (of the median run)\n",
             table.stages(self.rows),
         ]
-        gains = table.gains(self.rows)
-        return "\n".join([*parts, *(["", gains] if gains else [])])
+        ends = [table.gains(self.rows), table.against_peers(self.rows)]
+        return "\n".join([*parts, *(line for end in ends if end for line in ("", end))])
 
     def record(self, program: str) -> dict[str, object]:
         """Return the full JSON record; `program` as in `provenance.record`."""
@@ -109,7 +117,8 @@ class Result:
         return {
             "benchmark": "transcribe",
             **provenance.record(program),
-            "options": given | {"threads": self.options.cores},
+            "options": given
+            | {"threads": self.options.cores, "peer_threads": self.options.peer_cores},
             "weights": {
                 "target": provenance.weights(self.target),
                 "draft": None if self.draft is None else provenance.weights(self.draft),
@@ -188,21 +197,26 @@ def plan(
 ) -> list[Job]:
     """Return all jobs, the reference first: this engine with gamma 0, one window at a time."""
 
-    def job(system: str, batch: int, gamma: Gamma = None, dtype: str = "float32") -> Job:
+    def job(
+        system: str, batch: int, gamma: Gamma = None, dtype: str = "float32", threads: int = 0
+    ) -> Job:
         model, own = str(target), None if draft is None else str(draft)
-        folder = converted.get(dtype)
-        return Job(system, batch, gamma, dtype, model, own, options.cores, folder)
+        count = threads or options.cores
+        return Job(system, batch, gamma, dtype, model, own, count, converted.get(dtype))
 
     jobs = [job(OURS, 1, 0)]
     jobs += [job(OURS, batch, 0) for batch in options.batch if batch != 1]
     lengths: tuple[Gamma, ...] = (options.gamma, "auto") if options.gamma else ()
     jobs += [job(OURS, batch, gamma) for gamma in lengths for batch in options.batch]
-    jobs += [job(GENERATE, batch) for batch in (1, options.peer_batch)]
-    # Assisted generation refuses larger batches.
-    jobs += [job(ASSISTED, 1, options.gamma)] if options.gamma else []
-    jobs += [job(ASSISTED_DEFAULTS, 1, TRANSFORMERS_DRAFTS)]
-    for dtype in ("float32", "int8"):
-        jobs += [job(SEQUENTIAL, 1, None, dtype), job(BATCHED, options.peer_batch, None, dtype)]
+    for threads in options.peer_cores:
+        jobs += [job(GENERATE, batch, threads=threads) for batch in (1, *options.peer_batch)]
+        # Assisted generation refuses larger batches.
+        if options.gamma:
+            jobs += [job(ASSISTED, 1, options.gamma, threads=threads)]
+        jobs += [job(ASSISTED_DEFAULTS, 1, TRANSFORMERS_DRAFTS, threads=threads)]
+        for dtype in ("float32", "int8"):
+            jobs += [job(SEQUENTIAL, 1, None, dtype, threads)]
+            jobs += [job(BATCHED, batch, None, dtype, threads) for batch in options.peer_batch]
     systems = {OURS, *options.only}
     return [each for each in dict.fromkeys(jobs) if each.system in systems]
 
@@ -227,4 +241,4 @@ def _clean(row: Row, scratch: Path, trouble: str | None) -> Row:
         text = f"{text} ({trouble})"
     for path in (str(scratch), str(provenance.ROOT), str(Path.home())):
         text = text.replace(path, "...")
-    return Row(row.system, row.batch, row.gamma, row.dtype, error=text)
+    return replace(row, error=text)

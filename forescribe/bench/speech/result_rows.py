@@ -41,7 +41,14 @@ class Row:
 def make_row(series: Series, plain: Sequence[Tokens], material: Material) -> Row:
     job = series.job
     if series.error is not None:
-        return Row(job.system, job.batch, job.gamma, job.dtype, error=series.error)
+        return Row(
+            job.system,
+            job.batch,
+            job.gamma,
+            job.dtype,
+            threads=job.threads,
+            error=series.error,
+        )
     run = series.median
     assert run.written is not None
     drafting = run.written.drafting

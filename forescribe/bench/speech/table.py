@@ -16,6 +16,7 @@ HEAD = (
     "batch",
     "gamma",
     "dtype",
+    "threads",
     "wall s",
     "x real time",
     "WER %",
@@ -41,11 +42,17 @@ def results(rows: Sequence[Row]) -> str:
 
 
 def _name(row: Row) -> str:
-    return f"{row.system}, batch {row.batch}, {row.dtype}"
+    return f"{row.system}, batch {row.batch}, {row.dtype}, {_or(row.threads, '{}')} threads"
 
 
 def _cells(row: Row) -> tuple[str, ...]:
-    head = (row.system, str(row.batch), _or(row.gamma, "{}"), row.dtype)
+    head = (
+        row.system,
+        str(row.batch),
+        _or(row.gamma, "{}"),
+        row.dtype,
+        _or(row.threads, "{}"),
+    )
     if row.error is not None or row.equality is None:
         return (*head, "failed", *["-"] * (len(HEAD) - len(head) - 1))
     same = row.equality
@@ -94,6 +101,36 @@ def gains(rows: Sequence[Row]) -> str:
             f"{_decoding(plain) / _decoding(row):.2f}x in decoding alone ({same})"
         )
     return "\n".join(lines)
+
+
+def against_peers(rows: Sequence[Row]) -> str:
+    """Return this engine's speed at each batch size relative to the fastest other system.
+
+    Only rows whose tokens are all those of plain decoding are compared; a system may use a smaller
+    batch than this engine. Those that differ are named, as are those whose rows failed.
+    """
+    peers = [row for row in rows if row.system != OURS]
+    equal = [row for row in peers if row.wall_s and row.equality and row.equality.complete]
+    ours = [row for row in rows if row.system == OURS and row.equality and row.equality.complete]
+    lines = []
+    for batch in dict.fromkeys(row.batch for row in ours):
+        fits = [row for row in equal if row.batch <= batch]
+        best = min((row for row in ours if row.batch == batch), key=_wall)
+        if fits:
+            peer = min(fits, key=_wall)
+            lines.append(
+                f"batch {batch}, gamma {best.gamma}: {_wall(peer) / _wall(best):.2f}x the speed of "
+                f"{_name(peer)} (all tokens of both equal)"
+            )
+    left_out = [_name(row) for row in peers if row not in equal]
+    if left_out:
+        lines.append(f"not compared, as they failed or their tokens differ: {'; '.join(left_out)}")
+    return "\n".join(lines)
+
+
+def _wall(row: Row) -> float:
+    assert row.wall_s is not None
+    return row.wall_s
 
 
 def _decoding(row: Row) -> float:

@@ -252,15 +252,14 @@ class BenchTranscribeOptions:
         option(PERFORMANCE, "--batch", metavar="N,N", help="Batch sizes of this engine."),
     ] = "1,4,8,16"
     peer_batch: Annotated[
-        int,
+        str,
         option(
             PERFORMANCE,
             "--peer-batch",
-            metavar="N",
-            min=1,
-            help="Batch size of other systems that can batch; 1 is always measured.",
+            metavar="N,N",
+            help="Batch sizes of other systems that can batch; 1 is always measured.",
         ),
-    ] = 8
+    ] = "8"
     gamma: Annotated[
         int,
         option(
@@ -279,9 +278,18 @@ class BenchTranscribeOptions:
             "--threads",
             metavar="N",
             min=0,
-            help="CPU threads of every system; 0 is all cores.",
+            help="CPU threads; 0 is all cores.",
         ),
     ] = 0
+    peer_threads: Annotated[
+        str | None,
+        option(
+            PERFORMANCE,
+            "--peer-threads",
+            metavar="N,N",
+            help="CPU threads of the other systems, a row for each.  [default: 1 and all of ours]",
+        ),
+    ] = None
     only: Annotated[
         list[str] | None,
         option(
@@ -296,7 +304,7 @@ class BenchTranscribeOptions:
     repeats: Repeats = 3
 
     def __post_init__(self) -> None:
-        _ = self.batches
+        _ = self.batches, self.peer_batches, self.peer_thread_counts
         if not math.isfinite(self.minutes):
             raise UsageError(f"--minutes {self.minutes} is no length: give a number of minutes")
 
@@ -304,6 +312,17 @@ class BenchTranscribeOptions:
     def batches(self) -> tuple[int, ...]:
         """Batch sizes of this engine."""
         return parse_numbers("--batch", self.batch, 1024)
+
+    @property
+    def peer_batches(self) -> tuple[int, ...]:
+        """Batch sizes of other systems, besides 1."""
+        return tuple(n for n in parse_numbers("--peer-batch", self.peer_batch, 1024) if n != 1)
+
+    @property
+    def peer_thread_counts(self) -> tuple[int, ...] | None:
+        """Thread counts of other systems; None for one and all."""
+        given = self.peer_threads
+        return None if given is None else parse_numbers("--peer-threads", given, 1024)
 
 
 @bench.command("transcribe", cls=SectionedCommand)
@@ -330,10 +349,11 @@ def transcribe(**values: Any) -> None:
             reference=tuple(options.reference) if options.reference else None,
             minutes=options.minutes,
             batch=options.batches,
-            peer_batch=options.peer_batch,
+            peer_batch=options.peer_batches,
             gamma=options.gamma,
             repeats=options.repeats,
             threads=options.threads,
+            peer_threads=options.peer_thread_counts,
             only=_systems(options.only),
         ),
         _log,

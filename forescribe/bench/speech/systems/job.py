@@ -47,7 +47,8 @@ class Job:
     @property
     def label(self) -> str:
         gamma = "" if self.gamma is None else f" gamma {self.gamma}"
-        return f"{self.system} batch {self.batch}{gamma} {self.dtype}"
+        threads = f"{self.threads} thread{'s' * (self.threads != 1)}"
+        return f"{self.system} batch {self.batch}{gamma} {self.dtype}, {threads}"
 
 
 @dataclass(frozen=True)
