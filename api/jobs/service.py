@@ -155,9 +155,10 @@ class Jobs:
                 self.store.heartbeats.delete(self.engine.executor)
 
     def stop(self) -> None:
-        """Hand over, and release the database."""
+        """Hand over, and release the database and the decoded samples."""
         self.hand_over()
         self.engine.close()
+        self.active.close()
         self.store.close()
         if self._lock is not None:
             self._lock.close()

@@ -335,6 +335,10 @@ def _binary_file(
 
 def _copied_to_disk(file: BinaryIO) -> BinaryIO:
     copy = tempfile.TemporaryFile()  # closed with the recording
-    shutil.copyfileobj(file, copy)
-    copy.seek(0)
+    try:
+        shutil.copyfileobj(file, copy)
+        copy.seek(0)
+    except BaseException:
+        copy.close()
+        raise
     return copy

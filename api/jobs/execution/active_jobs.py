@@ -46,6 +46,7 @@ class ActiveJobs:
         self._groups: dict[str, DecodedGroups] = {}
         self._samples: dict[str, DecodedFile] = {}
         self._abandoned: set[str] = set()
+        self._closed = False
 
     def begin(self, job: str) -> None:
         """A run of the job begins: an earlier `abandon` does not count for it."""
@@ -74,16 +75,24 @@ class ActiveJobs:
         return self.serving.session
 
     def samples(self, job: str, audio: Callable[[str], Path]) -> DecodedFile:
-        """The decoded samples of a job, kept until `release`; `audio` finds its file."""
+        """The decoded samples of a job, kept until `release`; `audio` finds its file. Raises Stopping
+        if there is no session, and after `close`."""
         with self._lock:
-            samples = self._samples.get(job)
-        if samples is None:
-            self.session()  # decoding while a model is still loading would slow both
-            with audio(job).open("rb") as file:
-                samples = asyncio.run(self.serving.decoded(file))
-            with self._lock:
-                self._samples[job] = samples
-        return samples
+            known = self._samples.get(job)
+        if known is not None:
+            return known
+        self.session()  # decoding while a model is still loading would slow both
+        with audio(job).open("rb") as file:
+            decoded = asyncio.run(self.serving.decoded(file))
+        with self._lock:
+            known = self._samples.get(job)  # another step of the job may have been faster
+            if known is None and not self._closed:
+                self._samples[job] = decoded
+                return decoded
+        decoded.close()
+        if known is None:
+            raise Stopping
+        return known
 
     def groups(self, job: str) -> DecodedGroups | None:
         with self._lock:
@@ -119,6 +128,14 @@ class ActiveJobs:
             active = list(self._groups.values())
         for groups in active:
             groups.cancel(Stopping())
+
+    def close(self) -> None:
+        """Close all samples, including those of jobs that ended between two steps."""
+        with self._lock:
+            self._closed = True
+            held, self._samples = list(self._samples.values()), {}
+        for samples in held:
+            samples.close()
 
     def _make_way(self, job: str) -> None:
         groups = self.groups(job)
