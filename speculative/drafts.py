@@ -93,3 +93,21 @@ class Prefix:
     tokens: Tensor  # [B, T] prompt, committed tokens, and this round's drafts already written in
     last: Tensor  # [B, N] slot of the last token before each prediction
     begin: Tensor  # [B] slot of the first generated token, which is the prompt length
+
+    def chain(self) -> Chain:
+        """The same positions; those of one row follow each other."""
+        return Chain(self.tokens, self.tokens.gather(1, self.last), self.last, self.begin)
+
+
+@dataclass(frozen=True)
+class Chain:
+    """The same for N positions that follow each other, without a copy of the text with the drafts."""
+
+    text: Tensor  # [B, T] prompt and committed tokens; undefined from slot `last[:, 0] + 1` on
+    fed: Tensor  # [B, N] the last token before each prediction: the pending one, then the drafts
+    last: Tensor  # [B, N] its slot, one more from position to position
+    begin: Tensor  # [B] slot of the first generated token, which is the prompt length
+
+    def prefix(self) -> Prefix:
+        """The same positions, with the drafts written into a copy of the text."""
+        return Prefix(self.text.scatter(1, self.last, self.fed), self.last, self.begin)

@@ -12,8 +12,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from .drafts import Distribution, Draft, Prefix, Scores, Topology, Verdict
+from .drafts import Chain, Distribution, Draft, Prefix, Scores, Topology, Verdict
 from .requests import Guarantee, Request
+from .rounds.choice import Allowed
 from .rows import Rows
 
 
@@ -21,6 +22,13 @@ class Processor(Protocol):
     """Changes logits as a pure function of the prefix; `[B, N, V]` in, `[B, N, V]` out."""
 
     def __call__(self, logits: Tensor, prefix: Prefix) -> Tensor: ...
+
+
+class AllowingProcessor(Processor, Protocol):
+    """A processor that only forbids tokens, and can say which ones without reading logits. As the only
+    processor it makes greedy rounds cheaper, see `rounds.choice`."""
+
+    def allowed(self, chain: Chain) -> Allowed: ...
 
 
 class Model(Protocol):

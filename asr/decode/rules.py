@@ -25,14 +25,15 @@ import torch
 from torch import Tensor
 
 from forescribe.speculative.requests import Probe
+from forescribe.speculative.rounds.choice import Allowed
+
+from .timestamp_rule import FORBIDDEN, Timestamps
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, WhisperConfig
 
-    from forescribe.speculative.drafts import Prefix
+    from forescribe.speculative.drafts import Chain, Prefix
     from forescribe.speculative.protocols import Processor
-
-FORBIDDEN = float("-inf")
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,95 +82,70 @@ class SuppressAtBegin:
         return logits.masked_fill(first[..., None] & self.mask, FORBIDDEN)
 
 
-@dataclass(frozen=True)
-class Timestamps:
-    """Timestamps come first, in pairs and in order, and are chosen by their joint probability.
+@dataclass(frozen=True, eq=False)
+class WhisperRules:
+    """All rules of a model in one processor, which greedy rounds can ask for what it allows.
 
-    The vocabulary ends with them: text and special tokens are ids < `timestamp_begin`. At each
-    position two intervals of ids are allowed, one of text and one of timestamps:
+    `rules` are applied one after the other, in this order. `bias [M, V]` says the same in one table, -inf
+    where a token is forbidden, one row for each kind of position:
 
-    | the prefix                      | text              | timestamps                           |
-    |---------------------------------|-------------------|--------------------------------------|
-    | nothing generated yet           | none              | the first `max_initial` steps        |
-    | ends with a closed pair         | all               | none: words must follow              |
-    | ends with the end of a segment  | `eos` and above   | from that timestamp on               |
-    | anything else                   | all               | after the latest timestamp           |
-
-    Then, where the timestamps together are more probable than the most probable text token, text is
-    forbidden. Rows whose prompt ends with `no_timestamps` are not changed.
-
-    Token ids: `timestamp_begin` (<|0.00|>), `eos`, `no_timestamps` (<|notimestamps|>).
-    `max_initial`: highest step of the first timestamp (a step is 20 ms), None for no limit.
-    `by_mass`: whether the joint probability of the timestamps counts.
+    | row | position                                                             |
+    |-----|----------------------------------------------------------------------|
+    | 0   | in a row without timestamps, or of a model without them              |
+    | 1   | the same, at the beginning                                           |
+    | 2   | in a row with timestamps: where text is allowed                      |
+    | 3   | the same, at the beginning: no text                                  |
+    | 4   | the same, after the end of a segment: text from end-of-text on       |
     """
 
-    timestamp_begin: int
-    eos: int
-    no_timestamps: int
-    max_initial: int | None = None
-    by_mass: bool = True
+    rules: tuple[Processor, ...]
+    bias: Tensor
+
+    @classmethod
+    def of(
+        cls, rules: Iterable[Processor], vocab_size: int, device: torch.device | str = "cpu"
+    ) -> WhisperRules:
+        """One processor for `rules`, each of which is one of the three of this module."""
+        rules = tuple(rules)
+        never = torch.zeros(5, vocab_size, dtype=torch.bool, device=device)
+        for rule in rules:
+            if isinstance(rule, Suppress):
+                never |= rule.mask
+            elif isinstance(rule, SuppressAtBegin):
+                never[1::2] |= rule.mask
+            elif isinstance(rule, Timestamps):
+                never[2:, rule.no_timestamps] = True
+                never[3, : rule.timestamp_begin] = True
+                never[4, : rule.eos] = True
+            else:
+                raise TypeError(f"{type(rule).__name__} is none of Whisper's rules")
+        return cls(rules, torch.zeros(never.shape, device=device).masked_fill(never, FORBIDDEN))
 
     def __call__(self, logits: Tensor, prefix: Prefix) -> Tensor:
-        """Return logits [B, N, V] with -inf where the prefix of a position forbids a token."""
-        V = logits.shape[-1]
-        before = (prefix.begin - 1).clamp(min=0)[:, None]
-        timed = prefix.tokens.gather(1, before) != self.no_timestamps  # [B, 1]
-        allowed = self._allowed(prefix, V) | ~timed[..., None]  # [B, N, V]
-        scores = logits.masked_fill(~allowed, FORBIDDEN)
-        if not self.by_mass:
-            return scores
-        is_text = torch.arange(V, device=logits.device) < self.timestamp_begin
-        stamp_wins = self._stamp_wins(scores) & timed  # [B, N]
-        return scores.masked_fill(stamp_wins[..., None] & is_text, FORBIDDEN)
+        """Return logits [B, N, V] with -inf where a rule forbids a token."""
+        for rule in self.rules:
+            logits = rule(logits, prefix)
+        return logits
 
-    def _allowed(self, prefix: Prefix, V: int) -> Tensor:
-        """Which tokens the prefix allows, as two intervals of ids per position: [B, N, V] bool."""
-        tokens, last, begin = prefix.tokens, prefix.last, prefix.begin[:, None]
-        generated = last + 1 - begin  # [B, N]
-        previous = tokens.gather(1, last)
-        second = tokens.gather(1, (last - 1).clamp(min=0))
-        ends_in_stamp = (generated >= 1) & (previous >= self.timestamp_begin)
-        # A single first timestamp opens the first segment: it counts as the second half of a pair.
-        paired = (generated < 2) | (second >= self.timestamp_begin)
-        segment_ended = ends_in_stamp & ~paired
-        first = generated == 0
-
-        # Constants are written by masked_fill: `where` with a number may copy it from the host.
-        text_from = torch.zeros_like(last).masked_fill(first, self.timestamp_begin)
-        text_from = text_from.masked_fill(segment_ended, self.eos)
-        stamp_from = self._latest_stamp(prefix) + (~segment_ended).to(last.dtype)
-        stamp_from = stamp_from.clamp(min=self.timestamp_begin)
-        stamp_from = stamp_from.masked_fill(ends_in_stamp & paired, V)
-        limit = V if self.max_initial is None else self.timestamp_begin + self.max_initial + 1
-        stamp_to = torch.full_like(last, V).masked_fill(first, limit)
-
-        v = torch.arange(V, device=tokens.device)
-        text = (v >= text_from[..., None]) & (v < self.timestamp_begin) & (v != self.no_timestamps)
-        stamp = (v >= stamp_from[..., None]) & (v < stamp_to[..., None])
-        return text | stamp
-
-    def _latest_stamp(self, prefix: Prefix) -> Tensor:
-        """The latest timestamp generated before each prediction, [B, N]; -1 where there is none.
-
-        Compares every position with every slot, B x N x T integers: small compared with the logits, and
-        without a scan, which is slow on accelerators.
-        """
-        tokens, last, begin = prefix.tokens, prefix.last, prefix.begin[:, None]
-        slot = torch.arange(tokens.shape[1], device=tokens.device)  # [T]
-        is_stamp = (tokens >= self.timestamp_begin) & (slot >= begin)  # [B, T]
-        seen = is_stamp[:, None] & (slot <= last[..., None])  # [B, N, T]
-        latest = slot.masked_fill(~seen, -1).amax(-1)  # [B, N]
-        return tokens.gather(1, latest.clamp(min=0)).masked_fill(latest < 0, -1)
-
-    def _stamp_wins(self, scores: Tensor) -> Tensor:
-        """Whether timestamps together are more probable than the best text token, [B, N] bool.
-
-        Both sides are normalised although the normaliser cancels out: transformers compares the rounded
-        values, and a near-tie has to be decided in the same way here.
-        """
-        logprobs = torch.log_softmax(scores.float(), dim=-1)
-        stamps = logprobs[..., self.timestamp_begin :].logsumexp(-1)
-        return stamps > logprobs[..., : self.timestamp_begin].amax(-1)
+    def allowed(self, chain: Chain) -> Allowed:
+        """What the rules allow at the N positions of a chain."""
+        V = self.bias.shape[1]
+        timestamps = next((r for r in self.rules if isinstance(r, Timestamps)), None)
+        if timestamps is None:
+            first = chain.last + 1 == chain.begin[:, None]
+            end = torch.full_like(chain.last, V)
+            return Allowed(V, self.bias, first.long(), end, end, torch.zeros_like(first))
+        bounds = timestamps.bounds(chain, V)
+        kind = bounds.first + 2 * bounds.timed + 2 * (bounds.segment_ended & bounds.timed)
+        joint = bounds.timed if timestamps.by_mass else torch.zeros_like(bounds.timed)
+        return Allowed(
+            split=timestamps.timestamp_begin,
+            bias=self.bias,
+            kind=kind,
+            low=bounds.stamp_from,
+            high=bounds.stamp_to,
+            joint=joint,
+        )
 
 
 @dataclass(frozen=True)
@@ -212,10 +188,11 @@ def whisper_rules(
     config: WhisperConfig,
     device: torch.device | str = "cpu",
 ) -> tuple[Processor, ...]:
-    """All rules of a Whisper model, in the order in which transformers applies them.
+    """All rules of a Whisper model as one processor, in the order in which transformers applies them.
 
     A setting that the generation config lacks has no rule. The timestamp rule exists for every model
-    with timestamps: the prompt of each row determines whether it applies.
+    with timestamps: the prompt of each row determines whether it applies. Without any rule the tuple is
+    empty.
 
     Raises ValueError where an id that the rules need is missing or not a single integer.
     """
@@ -236,7 +213,7 @@ def whisper_rules(
                 by_mass=getattr(generation_config, "_detect_timestamp_from_logprob", True),
             )
         )
-    return tuple(rules)
+    return (WhisperRules.of(rules, V, device),) if rules else ()
 
 
 def _mask(ids: Iterable[int], vocab_size: int, device: torch.device | str) -> Tensor:

@@ -15,6 +15,7 @@ from ..drafts import Distribution, Draft, Prefix, Scores, Verdict
 from ..protocols import Model, Processor
 from ..requests import Request
 from ..rounds.accept import distribution, draw
+from ..rounds.choice import argmax, choose
 from ..rounds.noise import Stream, uniform
 from ..rounds.sampling import penalise
 from ..rows import Rows
@@ -91,23 +92,30 @@ class ModelDrafter:
         pending = (lengths - 1 - start)[:, None, None].expand(-1, 1, logits.shape[2])
         logits = logits.gather(1, pending)
         tokens, probs = [], []
+        shaped = bool(self.processors) or rows.mode.penalised
+        if shaped:  # they read the drafts, which are not committed: one copy for all depths
+            known = known.clone()
         belief = torch.ones_like(logits[:, 0, 0])  # [B] that all drafts so far are kept
         for depth in range(gamma):
             slot = lengths + depth  # of the token drafted now
-            logits = self._process(logits, rows, known, slot - 1)  # [B, 1, V]
+            if shaped:
+                logits = self._process(logits, rows, known, slot - 1)  # [B, 1, V]
             if rows.mode.sampling:
                 q = distribution(rows, logits)[:, 0]
                 token = draw(q, uniform(rows.sampling.seed, lengths, slot, Stream.DRAFT))
                 probs.append(q)
+            elif self.confidence:
+                best = choose(logits)
+                token, belief = best.tokens[:, 0], belief * best.logprobs[:, 0].exp()
             else:
-                token = logits[:, 0].argmax(-1)
+                token = argmax(logits)[:, 0]
             tokens.append(token)
             if self.confidence and not rows.mode.sampling:
-                belief = belief * logits[:, 0].softmax(-1).amax(-1)
                 if not bool((rows.active & (belief >= self.confidence)).any()):
                     break
             if depth + 1 < gamma:
-                known = known.scatter(1, slot[:, None], token[:, None])
+                if shaped:
+                    known.scatter_(1, slot[:, None], token[:, None])
                 logits = self.model.score(token[:, None], slot, reach=rows.reach).logits
         return Draft(
             tokens=torch.stack(tokens, dim=1),

@@ -13,7 +13,8 @@ from functools import partial
 from ..errors import DecodingError
 from ..protocols import Processor
 from ..requests import Mode
-from ..rounds.round import Parts, run_round
+from ..rounds.processing import Parts
+from ..rounds.round import run_round
 from ..rounds.rule_choice import RuleChoice
 from . import faults
 from .context import EngineContext

@@ -13,6 +13,7 @@ from torch import Tensor
 from ..drafts import Distribution, Draft, Verdict
 from ..requests import Guarantee
 from ..rows import Rows
+from .choice import argmax
 from .noise import Stream, uniform
 from .sampling import bound
 
@@ -36,7 +37,7 @@ def distribution(rows: Rows, logits: Tensor) -> Tensor:
 def policy(logits: Tensor, temperature: Tensor) -> Tensor:
     """Probabilities `[B, N, V]` of processed `logits`; `temperature [B]`, 0 puts all mass on the argmax."""
     t = temperature[:, None, None]
-    greedy = one_hot(logits.argmax(-1), logits.shape[-1], logits.dtype)
+    greedy = one_hot(argmax(logits), logits.shape[-1], logits.dtype)
     return torch.where(t > 0, (logits / t.clamp_min(1e-6)).softmax(-1), greedy)
 
 
@@ -71,7 +72,10 @@ class GreedyMatch:
         return Guarantee.GREEDY_ONLY
 
     def __call__(self, rows: Rows, draft: Draft, logits: Tensor) -> Verdict:
-        choice = logits.argmax(-1)  # [B, N]
+        return self.match(draft, argmax(logits))
+
+    def match(self, draft: Draft, choice: Tensor) -> Verdict:
+        """The verdict where the target's best tokens `choice [B, N]` are known; its tokens are of them."""
         if draft.topology is not None:
             return self._walk(draft, choice)
         # An accepted draft equals the target's choice, so the choices are the tokens to emit.

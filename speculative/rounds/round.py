@@ -8,30 +8,19 @@ With gamma = 0 there is no draft and the round is plain decoding.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ..drafts import Draft, Prefix, Verdict
-from ..protocols import Drafter, Model, Processor, Rule
+from ..drafts import Draft, Verdict
 from ..requests import Source
 from ..rows import Rows
+from .accept import GreedyMatch
+from .choice import Choice
 from .counters import Counters
-from .sampling import penalise
+from .processing import Parts, choice, process, reads_choice
 
 StageCallback = Callable[[str], None]  # called with the name of the stage that has just ended
-
-
-@dataclass(frozen=True)
-class Parts:
-    """The parts of a round besides the rows."""
-
-    target: Model
-    drafter: Drafter | None
-    rule: Rule
-    processors: tuple[Processor, ...]
-    eos: Tensor  # [E] token ids that end a row
 
 
 def run_round(
@@ -53,14 +42,20 @@ def run_round(
     tokens = torch.cat([rows.pending(), draft.tokens], dim=1)  # [B, N]
     start = rows.lengths - 1
     scores = parts.target.score(tokens, start, reach=rows.reach, topology=draft.topology)
-    logits = process(rows, parts, draft, tokens, scores.logits)  # [B, N, V]
-    stage_ended("score")
-    verdict = parts.rule(rows, draft, logits)
+    judged: Choice | Tensor
+    if reads_choice(rows, parts):
+        judged = choice(rows, parts, draft, tokens, scores.logits)
+        stage_ended("score")
+        verdict = GreedyMatch().match(draft, judged.tokens)
+    else:
+        judged = process(rows, parts, draft, tokens, scores.logits)  # [B, N, V]
+        stage_ended("score")
+        verdict = parts.rule(rows, draft, judged)
     stage_ended("rule")
     if parts.drafter is not None and gamma:
         parts.drafter.observe(rows, draft, scores, verdict)
     stage_ended("observe")
-    commit(rows, parts, draft, logits, verdict, counters)
+    commit(rows, parts, draft, judged, verdict, counters)
     stage_ended("accept")
     return draft.tokens.shape[1]
 
@@ -95,51 +90,18 @@ def checked(rows: Rows, parts: Parts, draft: Draft, gamma: int) -> Draft:
     return Draft(tokens.clamp(0, last), valid, draft.probs, draft.topology)
 
 
-def process(rows: Rows, parts: Parts, draft: Draft, tokens: Tensor, logits: Tensor) -> Tensor:
-    """Applies the logits processors, then the penalties, to `logits [B, N, V]` of `tokens [B, N]`."""
-    if not (parts.processors or rows.mode.penalised):
-        return logits
-    shape = logits.shape
-    if draft.topology is None:
-        prefix = _chain_prefix(rows, tokens)
-    else:
-        # Siblings share a depth but not a prefix: every node becomes a row of its own.
-        prefix = _node_prefixes(rows, draft)
-        logits = logits.flatten(0, 1)[:, None]
-    for processor in parts.processors:
-        logits = processor(logits, prefix)
-    if rows.mode.penalised:
-        logits = penalise(rows, logits, prefix)
-    return logits.reshape(shape)
-
-
-def _chain_prefix(rows: Rows, tokens: Tensor) -> Prefix:
-    slots = (rows.lengths - 1)[:, None] + torch.arange(tokens.shape[1], device=tokens.device)
-    return Prefix(rows.tokens.scatter(1, slots, tokens), slots, rows.begin)
-
-
-def _node_prefixes(rows: Rows, draft: Draft) -> Prefix:
-    """Prefixes of all B * N nodes: the committed tokens, then the drafts on the way from the root."""
-    assert draft.topology is not None
-    parents, depths = draft.topology.parents, draft.topology.depths
-    texts = [rows.tokens]
-    for node, parent in enumerate(parents, start=1):
-        slot = rows.lengths - 1 + depths[node]
-        texts.append(texts[parent].scatter(1, slot[:, None], draft.tokens[:, node - 1 : node]))
-    last = torch.stack([rows.lengths - 1 + depth for depth in depths], dim=1)  # [B, N]
-    return Prefix(
-        tokens=torch.stack(texts, dim=1).flatten(0, 1),
-        last=last.reshape(-1, 1),
-        begin=rows.begin.repeat_interleave(len(depths), output_size=last.numel()),
-    )
-
-
 def commit(
-    rows: Rows, parts: Parts, draft: Draft, logits: Tensor, verdict: Verdict, counters: Counters
+    rows: Rows,
+    parts: Parts,
+    draft: Draft,
+    judged: Choice | Tensor,
+    verdict: Verdict,
+    counters: Counters,
 ) -> None:
-    """Appends the accepted tokens, cut at end-of-text and at each row's limit, and counts them."""
-    nodes = logits.shape[1]
-    column = torch.arange(nodes, device=logits.device)
+    """Appends the accepted tokens, cut at end-of-text and at each row's limit, and counts them. `judged`
+    is what the verdict is about: processed logits `[B, N, V]`, or the choice of a greedy round."""
+    nodes = verdict.tokens.shape[1]
+    column = torch.arange(nodes, device=verdict.tokens.device)
     accepted = verdict.num_accepted
     count = torch.minimum(accepted + 1, rows.limits - rows.lengths)
     ends = is_end(verdict.tokens, parts.eos) & (column < count[:, None])
@@ -149,19 +111,12 @@ def commit(
 
     if verdict.path is not None:
         parts.target.commit(rows.lengths - 1, verdict.path)
-        logits = logits.gather(1, verdict.path[..., None].expand_as(logits))
-    chosen = logits.gather(-1, verdict.tokens[..., None])[..., 0]
-    slot = torch.where(column < count[:, None], rows.lengths[:, None] + column, rows.scratch)
-    whole = logits.logsumexp(-1)
+    used = column < count[:, None]
+    slot = torch.where(used, rows.lengths[:, None] + column, rows.scratch)
+    _write_logprobs(rows, judged, verdict, slot)
     sources = _sources(draft, verdict, column).to(rows.sources.dtype)
-    ended = (ends & (column < count[:, None])).any(1)
-    if rows.mode.ranked:
-        best = logits.topk(rows.ranked.shape[2])
-        index = slot[..., None].expand_as(best.indices)
-        rows.ranked.scatter_(1, index, best.indices)
-        rows.ranked_logprobs.scatter_(1, index, best.values - whole[..., None])
+    ended = (ends & used).any(1)
     rows.tokens.scatter_(1, slot, verdict.tokens)
-    rows.logprobs.scatter_(1, slot, chosen - whole)
     rows.sources.scatter_(1, slot, sources)
 
     # Tokens after the lengths do not count: up to here a round that fails can be repeated.
@@ -171,6 +126,24 @@ def commit(
     counters.add(rows.active, draft.valid, accepted, count)
     rows.lengths += count
     rows.active &= ~ended & (rows.lengths < rows.limits)
+
+
+def _write_logprobs(rows: Rows, judged: Choice | Tensor, verdict: Verdict, slot: Tensor) -> None:
+    """Writes the tokens' log-probabilities, and the likeliest tokens beside them, to `slot [B, N]`."""
+    path = verdict.path
+    if isinstance(judged, Choice):
+        logprobs = judged.logprobs if path is None else judged.logprobs.gather(1, path)
+    else:
+        if path is not None:
+            judged = judged.gather(1, path[..., None].expand_as(judged))
+        whole = judged.logsumexp(-1)
+        logprobs = judged.gather(-1, verdict.tokens[..., None])[..., 0] - whole
+        if rows.mode.ranked:
+            best = judged.topk(rows.ranked.shape[2])
+            index = slot[..., None].expand_as(best.indices)
+            rows.ranked.scatter_(1, index, best.indices)
+            rows.ranked_logprobs.scatter_(1, index, best.values - whole[..., None])
+    rows.logprobs.scatter_(1, slot, logprobs)
 
 
 def _sources(draft: Draft, verdict: Verdict, column: Tensor) -> Tensor:

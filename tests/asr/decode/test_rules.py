@@ -19,12 +19,14 @@ from forescribe.asr.decode.rules import (
     NoSpeech,
     Suppress,
     SuppressAtBegin,
-    Timestamps,
+    WhisperRules,
     whisper_rules,
 )
+from forescribe.asr.decode.timestamp_rule import Timestamps
 from forescribe.speculative.drafts import Prefix
 from forescribe.speculative.protocols import Processor
 from forescribe.speculative.requests import Probe
+from forescribe.speculative.rounds.choice import Choice, choose
 
 # A vocabulary in Whisper's order: 40 text tokens, end-of-text, special tokens, 24 timestamps.
 EOS, SOT, NO_SPEECH, NO_TIMESTAMPS, STAMPS, V = 40, 41, 46, 47, 48, 72
@@ -46,6 +48,16 @@ def _config(max_initial: int | None = 5, by_mass: bool = True) -> GenerationConf
 
 def _rules(generation_config: GenerationConfig) -> tuple[Processor, ...]:
     return whisper_rules(generation_config, WhisperConfig(vocab_size=V))
+
+
+def _combined(generation_config: GenerationConfig) -> WhisperRules:
+    (rules,) = _rules(generation_config)
+    assert isinstance(rules, WhisperRules)
+    return rules
+
+
+def _chosen(config: GenerationConfig, logits: Tensor, prefix: Prefix) -> Choice:
+    return choose(logits, _combined(config).allowed(prefix.chain()))
 
 
 def _apply(rules: tuple[Processor, ...], logits: Tensor, prefix: Prefix) -> Tensor:
@@ -181,6 +193,56 @@ def test_rules_change_no_input_and_make_no_nan(seed: int, N: int) -> None:
     assert not out.isneginf().all(-1).any(), "every position keeps a token to choose"
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**31),
+    B=st.integers(1, 8),
+    N=st.integers(1, 9),
+    max_initial=st.sampled_from([5, 0, None]),
+    by_mass=st.booleans(),
+    steps=st.sampled_from([None, 1.0, 1.5]),
+)
+def test_the_choice_is_the_argmax_after_all_rules(
+    seed: int, B: int, N: int, max_initial: int | None, by_mass: bool, steps: float | None
+) -> None:
+    """With `steps` the logits are multiples of a number, so that ties are frequent."""
+    config = _config(max_initial, by_mass)
+    logits, prefix = _case(seed, B, N)
+    if steps is not None:
+        logits = (logits / steps).round() * steps
+    processed = _apply(_rules(config), logits, prefix)
+    choice = _chosen(config, logits, prefix)
+    assert torch.equal(choice.tokens, processed.argmax(-1))
+    expected = processed.log_softmax(-1).amax(-1)
+    assert torch.allclose(choice.logprobs, expected, atol=1e-5)
+
+
+def test_the_choice_decides_near_ties_of_the_joint_probability_as_the_rules_do() -> None:
+    """Best text token and timestamps together within a few units in the last place, either way."""
+    config, decided = _config(None), set()
+    logits, prefix = _case(3, B=256, N=1)
+    together = logits[..., STAMPS:].logsumexp(-1)
+    for ulps in range(-4, 5):
+        near = logits.clone()
+        near[..., :STAMPS] -= 50
+        near[..., 30] = together + ulps * 2**-22
+        processed = _apply(_rules(config), near, prefix)
+        choice = _chosen(config, near, prefix)
+        assert torch.equal(choice.tokens, processed.argmax(-1))
+        decided |= set((choice.tokens >= STAMPS).flatten().tolist())
+    assert decided == {True, False}
+
+
+@pytest.mark.parametrize("kept", ["begin_suppress_tokens", "suppress_tokens"])
+def test_the_choice_without_a_timestamp_rule(kept: str) -> None:
+    config = GenerationConfig(eos_token_id=EOS, **{kept: [1, 3, 60]})
+    logits, prefix = _case(1, B=64, N=3)
+    processed = _apply(_rules(config), logits, prefix)
+    choice = _chosen(config, logits, prefix)
+    assert torch.equal(choice.tokens, processed.argmax(-1))
+    assert torch.allclose(choice.logprobs, processed.log_softmax(-1).amax(-1), atol=1e-5)
+
+
 def test_rows_prompted_without_timestamps_get_only_the_suppress_rules() -> None:
     rules = _rules(_config())
     tokens = torch.tensor([[SOT, NO_TIMESTAMPS, 60, 60], [SOT, 42, 60, 60]])
@@ -228,6 +290,9 @@ def test_rules_read_no_value_and_know_all_shapes() -> None:
     logits, prefix = _case(0, B=3, N=4)
     on_meta = Prefix(prefix.tokens.to("meta"), prefix.last.to("meta"), prefix.begin.to("meta"))
     assert _apply(rules, logits.to("meta"), on_meta).shape == (3, 4, V)
+    assert isinstance(rules[0], WhisperRules)
+    choice = choose(logits.to("meta"), rules[0].allowed(on_meta.chain()))
+    assert choice.tokens.shape == choice.logprobs.shape == (3, 4)
 
 
 def test_no_speech_is_read_at_the_start_of_transcript_after_previous_text() -> None:
@@ -246,8 +311,12 @@ def test_a_prompt_without_start_of_transcript_has_no_no_speech_probability() -> 
 
 def test_a_config_gets_only_the_rules_that_it_names() -> None:
     config = GenerationConfig(suppress_tokens=[1], eos_token_id=EOS)
-    assert [type(rule) for rule in _rules(config)] == [Suppress]
-    assert [type(rule) for rule in _rules(_config())] == [SuppressAtBegin, Suppress, Timestamps]
+    assert [type(rule) for rule in _combined(config).rules] == [Suppress]
+    three = [SuppressAtBegin, Suppress, Timestamps]
+    assert [type(rule) for rule in _combined(_config()).rules] == three
+    assert _rules(GenerationConfig()) == ()
+    with pytest.raises(TypeError, match="NoSpeech is none"):
+        WhisperRules.of([NoSpeech(1, 2)], V)  # type: ignore[list-item]
 
 
 def test_a_config_without_a_single_end_of_text_is_refused_by_name() -> None:

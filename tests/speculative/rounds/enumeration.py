@@ -24,7 +24,8 @@ from forescribe.speculative.drafts import Draft, Verdict
 from forescribe.speculative.requests import Mode
 from forescribe.speculative.rounds.accept import draw
 from forescribe.speculative.rounds.counters import Counters
-from forescribe.speculative.rounds.round import Parts, run_round
+from forescribe.speculative.rounds.processing import Parts
+from forescribe.speculative.rounds.round import run_round
 from forescribe.speculative.rows import Rows
 from forescribe.speculative.testing import TinyModel
 
