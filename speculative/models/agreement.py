@@ -102,7 +102,7 @@ def difference(
                 return what
             prompts = [p + n for p, n in zip(prompts, kept, strict=True)]
     finally:
-        decoder.cache = None
+        decoder.release()
     return None
 
 

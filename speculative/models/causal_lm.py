@@ -23,8 +23,8 @@ from transformers.cache_utils import Cache, DynamicCache
 from ..drafts import Scores
 from ..errors import LoadError
 from .agreement import LENGTH, Closeness, Reading, difference
-from .cache import LayerShape, SlotCache, chain_mask, chunk_mask, window_mask
-from .slot_model import SlotModel
+from .cache import LayerShape, SlotCache, chunk_mask, window_mask
+from .slot_model import ModuleModel
 
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
 WINDOWS = {SLIDING: "sliding_window", CHUNKED: "attention_chunk_size"}
@@ -38,7 +38,7 @@ NARROW = 5
 _checked: WeakSet[Any] = WeakSet()  # models whose adapter has been compared with them
 
 
-class CausalDecoder(SlotModel):
+class CausalDecoder(ModuleModel):
     """A transformers causal LM, e.g. of `AutoModelForCausalLM.from_pretrained`.
 
     `positions` bounds the rows, and the cache is allocated for it; None takes the model's own limit.
@@ -96,10 +96,8 @@ class CausalDecoder(SlotModel):
     @torch.inference_mode()
     def prefill(self, rows: Tensor, tokens: Tensor, encoder_states: Sequence[Any]) -> Tensor:
         """Skips the head, as prompt logits are not used: returns `[K, 0, V]`."""
-        slots = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
-        mask = chain_mask(slots, tokens.shape[1], self.dtype)
-        cache = self._allocated().prefill(rows)
-        self.model.base_model(**self._inputs(tokens, self._positions_at(slots), mask, cache))
+        cache, at = self._allocated().prefill(rows), self.prompt_places(tokens)
+        self.model.base_model(**self._inputs(tokens, at.positions, at.mask, cache))
         return torch.empty((len(tokens), 0, self.vocab_size), device=self.device)
 
     def forward(

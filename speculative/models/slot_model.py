@@ -1,13 +1,14 @@
-"""The base of the adapters: slots, positions and masks around one forward of a decoder.
+"""The base of the adapters: slots, positions and masks of a forward of any decoder.
 
-Knows transformers' caches; nothing of any family of models.
+`ModuleModel` runs transformers' modules over its cache; the decoders of `lean` run functions over their own.
+Knows nothing of any family of models.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,18 +18,22 @@ from ..drafts import Scores, Topology
 from .cache import SlotCache, chain_mask, tree_mask
 
 
-class SlotModel(ABC):
-    """Implements `speculative.protocols.Model` on top of two methods of a family's adapter.
+class Places(NamedTuple):
+    """Where the tokens of a forward are written, and what they read."""
 
-    It knows slots, positions and masks; the adapter knows how its decoder is called.
-    """
+    slots: Tensor  # [B, N]
+    positions: Tensor  # [B, N]
+    mask: Tensor  # [B, 1, N, reach], additive
+
+
+class SlotModel(ABC):
+    """Implements the slots, positions and masks of `speculative.protocols.Model`."""
 
     def __init__(
         self, *, device: torch.device, dtype: torch.dtype, vocab_size: int, positions: int
     ):
         self.device, self.dtype = device, dtype
         self._vocab_size, self._positions = vocab_size, positions
-        self.cache: SlotCache | None = None
         self._trees: dict[Topology, tuple[Tensor, Tensor]] = {}
 
     @property
@@ -38,6 +43,73 @@ class SlotModel(ABC):
     @property
     def max_positions(self) -> int:
         return self._positions
+
+    @abstractmethod
+    def allocate(self, batch: int, slots: int) -> None:
+        """See `Model.allocate`."""
+
+    @abstractmethod
+    def release(self) -> None:
+        """Frees the cache."""
+
+    @abstractmethod
+    def prefill(self, rows: Tensor, tokens: Tensor, encoder_states: Sequence[Any]) -> Tensor:
+        """See `Model.prefill`."""
+
+    @abstractmethod
+    def score(
+        self, tokens: Tensor, start: Tensor, *, reach: int, topology: Topology | None = None
+    ) -> Scores:
+        """See `Model.score`."""
+
+    @abstractmethod
+    def commit(self, start: Tensor, path: Tensor) -> None:
+        """See `Model.commit`."""
+
+    def prompt_places(self, tokens: Tensor) -> Places:
+        """The places of prompts `[K, P]`, which read themselves only."""
+        slots = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
+        mask = chain_mask(slots, tokens.shape[1], self.dtype)
+        return Places(slots, self._positions_at(slots), mask)
+
+    def places(
+        self, tokens: Tensor, start: Tensor, reach: int, topology: Topology | None
+    ) -> Places:
+        """The places of `tokens [B, N]`; node i is written to slot `start [B]` + i."""
+        slots = start[:, None] + torch.arange(tokens.shape[1], device=tokens.device)  # [B, N]
+        if topology is None:
+            return Places(slots, self._positions_at(slots), chain_mask(slots, reach, self.dtype))
+        depths, ancestry = self._tree(topology)
+        mask = tree_mask(start, ancestry, reach, self.dtype)
+        return Places(slots, self._positions_at(start[:, None] + depths), mask)
+
+    def _positions_at(self, slots: Tensor) -> Tensor:
+        # Slots run past the last learned position by the drafts of a row that is about to end. Those
+        # positions are clamped (their scores are cut off); their slots are not, or two would collide.
+        return slots.clamp(0, self._positions - 1)
+
+    def _tree(self, topology: Topology) -> tuple[Tensor, Tensor]:
+        if topology not in self._trees:
+            self._trees[topology] = (
+                torch.tensor(topology.depths, device=self.device),
+                torch.tensor(topology.ancestry(), device=self.device),
+            )
+        return self._trees[topology]
+
+
+def path_slots(start: Tensor, path: Tensor) -> tuple[Tensor, Tensor]:
+    """The slots `[B, N]` that `Model.commit` copies from, and those that it copies to."""
+    column = torch.arange(path.shape[1], device=path.device)
+    return start[:, None] + path, start[:, None] + column
+
+
+class ModuleModel(SlotModel):
+    """A decoder made of transformers' modules, on top of two methods of a family's adapter.
+
+    It knows slots, positions and masks; the adapter knows how its decoder is called.
+    """
+
+    cache: SlotCache | None = None
 
     @abstractmethod
     def new_cache(self, batch: int, slots: int) -> SlotCache:
@@ -61,6 +133,9 @@ class SlotModel(ABC):
     def allocate(self, batch: int, slots: int) -> None:
         self.cache = self.new_cache(batch, slots)
 
+    def release(self) -> None:
+        self.cache = None
+
     def _allocated(self) -> SlotCache:
         if self.cache is None:
             raise RuntimeError("allocate() comes before the first forward")
@@ -68,45 +143,15 @@ class SlotModel(ABC):
 
     @torch.inference_mode()
     def prefill(self, rows: Tensor, tokens: Tensor, encoder_states: Sequence[Any]) -> Tensor:
-        cache = self._allocated()
-        slots = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
-        mask = chain_mask(slots, tokens.shape[1], self.dtype)
-        return self.forward(
-            tokens,
-            self._positions_at(slots),
-            mask,
-            cache.prefill(rows),
-            self.stack_encoder_states(encoder_states),
-        ).logits
+        cache, at = self._allocated().prefill(rows), self.prompt_places(tokens)
+        states = self.stack_encoder_states(encoder_states)
+        return self.forward(tokens, at.positions, at.mask, cache, states).logits
 
     def score(
         self, tokens: Tensor, start: Tensor, *, reach: int, topology: Topology | None = None
     ) -> Scores:
-        cache = self._allocated()
-        slots = start[:, None] + torch.arange(tokens.shape[1], device=tokens.device)  # [B, N]
-        if topology is None:
-            positions, mask = slots, chain_mask(slots, reach, self.dtype)
-        else:
-            depths, ancestry = self._tree(topology)
-            positions = start[:, None] + depths
-            mask = tree_mask(start, ancestry, reach, self.dtype)
-        return self.forward(
-            tokens, self._positions_at(positions), mask, cache.decode(slots, reach), None
-        )
+        cache, at = self._allocated(), self.places(tokens, start, reach, topology)
+        return self.forward(tokens, at.positions, at.mask, cache.decode(at.slots, reach), None)
 
     def commit(self, start: Tensor, path: Tensor) -> None:
-        column = torch.arange(path.shape[1], device=path.device)
-        self._allocated().move(start[:, None] + path, start[:, None] + column)
-
-    def _positions_at(self, slots: Tensor) -> Tensor:
-        # Slots run past the last learned position by the drafts of a row that is about to end. Those
-        # positions are clamped (their scores are cut off); their slots are not, or two would collide.
-        return slots.clamp(0, self._positions - 1)
-
-    def _tree(self, topology: Topology) -> tuple[Tensor, Tensor]:
-        if topology not in self._trees:
-            self._trees[topology] = (
-                torch.tensor(topology.depths, device=self.device),
-                torch.tensor(topology.ancestry(), device=self.device),
-            )
-        return self._trees[topology]
+        self._allocated().move(*path_slots(start, path))

@@ -17,10 +17,10 @@ from transformers.cache_utils import Cache
 from ..drafts import Scores
 from .agreement import LENGTH, ROWS, Closeness, Reading, difference
 from .cache import LayerShape, SlotCache
-from .slot_model import SlotModel
+from .slot_model import ModuleModel
 
 
-class WhisperDecoder(SlotModel):
+class WhisperDecoder(ModuleModel):
     """The decoder of a Whisper model; `pick` selects this model's encoder output from a request's encoder
     states, `sources` are the positions of those outputs if they are not the model's own."""
 

@@ -1,0 +1,212 @@
+"""The weights of a decoder as plain tensors, read from an unmodified transformers model.
+
+Projections that read the same input are one matrix. Nothing here computes: the lean decoders do, and
+native kernels pack these records.
+
+Letters: D width, H heads, K heads of keys and values, d size of a head, F inner width, L layers, P positions,
+V vocabulary. A matrix is `[out, in]`, as `torch.nn.functional.linear` takes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Norm:
+    """Weight `[D]` of a normalisation; an RMS norm has no bias."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Linear:
+    """Weight `[out, in]` and bias `[out]` of a projection."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class WhisperLayer:
+    """One layer of Whisper's decoder. Both query projections contain attention's scale, `d ** -0.5`."""
+
+    self_norm: Norm
+    qkv: Linear  # [3 D, D]; the keys' bias is zero
+    out: Linear  # [D, D]
+    cross_norm: Norm
+    cross_q: Linear  # [D, D]
+    cross_out: Linear  # [D, D]
+    ffn_norm: Norm
+    up: Linear  # [F, D]
+    down: Linear  # [D, F]
+
+
+@dataclass(frozen=True, eq=False)
+class WhisperWeights:
+    """A Whisper decoder. `cross_kv` gives the cross-attention keys and values of all layers in one product:
+    its rows are the keys of layer 0, its values, the keys of layer 1, ..."""
+
+    embedding: Tensor  # [V, D]
+    positions: Tensor  # [P, D]
+    layers: tuple[WhisperLayer, ...]
+    norm: Norm
+    head: Tensor  # [V, D]; the embedding itself where they are tied
+    cross_kv: Linear  # [L 2 D, D]
+    heads: int
+    activation: str  # transformers' name of it
+    eps: float  # of every layer norm
+
+    @property
+    def width(self) -> int:
+        return self.embedding.shape[1]
+
+    @property
+    def head_size(self) -> int:
+        return self.width // self.heads
+
+    @classmethod
+    def of(cls, model: Any) -> WhisperWeights:
+        """The weights of a `WhisperForConditionalGeneration` or `WhisperForCausalLM`. Fused matrices are
+        copies, the others are the model's own tensors."""
+        decoder = model.model.decoder
+        cross = [p for x in decoder.layers for p in (x.encoder_attn.k_proj, x.encoder_attn.v_proj)]
+        return cls(
+            embedding=decoder.embed_tokens.weight.detach(),
+            positions=decoder.embed_positions.weight.detach(),
+            layers=tuple(_whisper_layer(layer) for layer in decoder.layers),
+            norm=_norm(decoder.layer_norm),
+            head=model.proj_out.weight.detach(),
+            cross_kv=_fused(cross),
+            heads=model.config.decoder_attention_heads,
+            activation=model.config.activation_function,
+            eps=decoder.layer_norm.eps,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class CausalLayer:
+    """One layer of a Llama-like decoder."""
+
+    input_norm: Norm
+    qkv: Linear  # [(H + 2 K) d, D]
+    q_norm: Norm | None  # [d], of every head, before the rotation
+    k_norm: Norm | None
+    out: Linear  # [D, H d]
+    post_norm: Norm
+    gate_up: Linear  # [2 F, D]
+    down: Linear  # [D, F]
+    window: int | None  # a query reads this many positions, itself included; None: all
+    rotary: bool  # False: this layer knows no positions
+
+
+@dataclass(frozen=True, eq=False)
+class CausalWeights:
+    """A Llama-like decoder: RMS norms, rotary positions, a gated feed-forward.
+
+    The angle of position p is `p * inv_freq`, for both halves of a head; cosine and sine are multiplied by
+    `rotary_scale`. Scores are multiplied by `scale`.
+    """
+
+    embedding: Tensor  # [V, D]
+    layers: tuple[CausalLayer, ...]
+    norm: Norm
+    head: Linear  # [V, D]
+    inv_freq: Tensor  # [d / 2] float32
+    rotary_scale: float
+    heads: int
+    kv_heads: int
+    head_size: int
+    scale: float
+    activation: str  # transformers' name of it
+    eps: float
+
+    @classmethod
+    def of(cls, model: Any) -> CausalWeights:
+        """The weights of a causal LM whose structure is Llama's: see `families`."""
+        body, config = model.base_model, model.config
+        first = body.layers[0].self_attn
+        return cls(
+            embedding=body.embed_tokens.weight.detach(),
+            layers=tuple(_causal_layer(layer, config, i) for i, layer in enumerate(body.layers)),
+            norm=_norm(body.norm),
+            head=_linear(model.lm_head),
+            inv_freq=body.rotary_emb.inv_freq.float(),
+            rotary_scale=float(body.rotary_emb.attention_scaling),
+            heads=config.num_attention_heads,
+            kv_heads=config.num_key_value_heads,
+            head_size=first.head_dim,
+            scale=float(first.scaling),
+            activation=config.hidden_act,
+            eps=body.norm.variance_epsilon,
+        )
+
+
+def _whisper_layer(layer: Any) -> WhisperLayer:
+    attention, cross = layer.self_attn, layer.encoder_attn
+    scale = attention.scaling
+    return WhisperLayer(
+        self_norm=_norm(layer.self_attn_layer_norm),
+        qkv=_fused([attention.q_proj, attention.k_proj, attention.v_proj], (scale, 1, 1)),
+        out=_linear(attention.out_proj),
+        cross_norm=_norm(layer.encoder_attn_layer_norm),
+        cross_q=_fused([cross.q_proj], (cross.scaling,)),
+        cross_out=_linear(cross.out_proj),
+        ffn_norm=_norm(layer.final_layer_norm),
+        up=_linear(layer.fc1),
+        down=_linear(layer.fc2),
+    )
+
+
+def _causal_layer(layer: Any, config: Any, index: int) -> CausalLayer:
+    attention, mlp = layer.self_attn, layer.mlp
+    q_norm, k_norm = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
+    kinds = getattr(config, "layer_types", None)
+    slides = kinds[index] == "sliding_attention" if kinds else True
+    window = getattr(config, "sliding_window", None) if slides else None
+    return CausalLayer(
+        input_norm=_norm(layer.input_layernorm),
+        qkv=_fused([attention.q_proj, attention.k_proj, attention.v_proj]),
+        q_norm=q_norm and _norm(q_norm),
+        k_norm=k_norm and _norm(k_norm),
+        out=_linear(attention.o_proj),
+        post_norm=_norm(layer.post_attention_layernorm),
+        gate_up=_fused([mlp.gate_proj, mlp.up_proj]),
+        down=_linear(mlp.down_proj),
+        window=window,
+        rotary=bool(getattr(attention, "use_rope", True)),
+    )
+
+
+def _norm(module: Any) -> Norm:
+    return Norm(*_tensors(module))
+
+
+def _linear(module: Any) -> Linear:
+    return Linear(*_tensors(module))
+
+
+def _tensors(module: Any) -> tuple[Tensor, Tensor | None]:
+    bias = getattr(module, "bias", None)
+    return module.weight.detach(), None if bias is None else bias.detach()
+
+
+def _fused(modules: Sequence[Any], scales: Sequence[float] | None = None) -> Linear:
+    """Projections of one input as one matrix, each multiplied by its scale; a missing bias is zero where
+    another has one."""
+    factors = scales or [1.0] * len(modules)
+    parts = [_linear(module) for module in modules]
+    weight = torch.cat([p.weight * s for p, s in zip(parts, factors, strict=True)])
+    if all(p.bias is None for p in parts):
+        return Linear(weight)
+    biases = [
+        p.weight.new_zeros(len(p.weight)) if p.bias is None else p.bias * s
+        for p, s in zip(parts, factors, strict=True)
+    ]
+    return Linear(weight, torch.cat(biases))

@@ -1,0 +1,108 @@
+"""The lean Whisper decoder beside transformers' modules: the same logits for the same tokens."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import WhisperForCausalLM, WhisperForConditionalGeneration
+
+from forescribe.speculative.models.bundled import path
+from forescribe.speculative.models.lean.whisper_decoder import LeanWhisperDecoder
+from forescribe.speculative.models.whisper_decoder import WhisperDecoder
+from tests.speculative.models.lean.pairs import TREE, Pair, close
+from tests.speculative.models.whispers import FRAMES, WIDTH, encoder_states, whisper
+
+BUNDLED = {
+    "demo": WhisperForConditionalGeneration,
+    "demo-draft": WhisperForCausalLM,
+}
+EXACT = 2e-6
+"""Logits are returned in float32, whose rounding is all that is left of two float64 computations."""
+
+
+def tiny(batch: int, slots: int = 60) -> Pair:
+    model = whisper(dtype=torch.float64)
+    return Pair(WhisperDecoder(model), LeanWhisperDecoder(model), batch=batch, slots=slots)
+
+
+def states(count: int) -> list[torch.Tensor]:
+    return [encoder_states(seed, torch.float64) for seed in range(count)]
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.integers(1, 4),
+    st.integers(1, 9),
+    st.lists(
+        st.tuples(st.sampled_from([1, 2, 6, 12]), st.lists(st.integers(0, 12), min_size=4)),
+        min_size=1,
+        max_size=4,
+    ),
+)
+def test_ragged_rounds_give_the_logits_of_the_modules(batch, length, rounds):
+    """Positions past the last learned one (40) included: they are clamped, their slots are not."""
+    pair = tiny(batch, slots=80)
+    assert close(pair.prefill(list(range(batch))[::-1], length, states(batch)), EXACT)
+    for count, kept in rounds:
+        assert close(pair.score(count), EXACT)
+        pair.starts += torch.tensor(kept[:batch]).clamp_max(count)
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.lists(st.integers(1, 30), min_size=3, max_size=3), st.integers(0, 2))
+def test_trees_and_their_accepted_paths_give_the_logits_of_the_modules(starts, leaf):
+    pair = tiny(3)
+    pair.prefill([0, 1, 2], 4, states(3))
+    pair.score(12)
+    pair.starts = torch.tensor(starts).clamp_max(15)
+    assert close(pair.score(len(TREE.depths), TREE), EXACT)
+    path_of_leaf = {0: [0, 2, 5], 1: [0, 1, 4], 2: [0, 1, 3]}[leaf]
+    pair.commit(torch.tensor([path_of_leaf, [0, 1, 2], [0, 2, 5]]))
+    pair.starts += 3
+    assert close(pair.score(2), EXACT)
+
+
+@pytest.mark.parametrize("name", BUNDLED)
+@torch.inference_mode()
+def test_the_bundled_weights_in_float32_up_to_the_end_of_the_positions(name):
+    model = BUNDLED[name].from_pretrained(path(name)).eval()
+    pair = Pair(WhisperDecoder(model), LeanWhisperDecoder(model), batch=3, slots=470)
+    generator = torch.Generator().manual_seed(1)
+    windows = list(torch.randn((3, 1500, model.config.d_model), generator=generator))
+    assert close(pair.prefill([2, 0], 17, windows[:2]), 1e-4)
+    assert close(pair.prefill([1], 3, windows[2:]), 1e-4)
+    for count in (1, 2, 6, 12):
+        assert close(pair.score(count), 1e-4)
+        pair.starts += torch.tensor([1, 0, count])
+    pair.starts = torch.tensor([430, 446, 449])
+    for count in (1, 2, 6, 12):
+        assert close(pair.score(count), 1e-4)
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.integers(1, 12), st.integers(1, 12), st.integers(1, 8), st.integers(8, 20))
+def test_no_nan_of_an_earlier_sequence_reaches_the_next(first, later, prompt, length):
+    """Row 0 computes NaN: in its prompt, in rounds, and after its end with more nodes."""
+    pair = tiny(2)
+    broken = torch.full((FRAMES, WIDTH), float("nan"), dtype=torch.float64)
+    pair.prefill([0, 1], length, [broken, states(2)[1]])
+    for count in (first, later):
+        ours = pair.score(count)[1]
+        assert ours[0].isnan().all() and ours[1].isfinite().all()
+        pair.starts[0] += first  # the row has ended: later rounds write from here on
+    assert close(pair.prefill([0], prompt, states(1)), EXACT)
+    for count in (1, 12, 12, 12):
+        assert close(pair.score(count), EXACT)
+        pair.starts += count
+
+
+def test_float_weights_are_the_models_own_tensors_where_nothing_is_fused():
+    model = whisper()
+    weights = LeanWhisperDecoder(model).weights
+    decoder = model.model.decoder
+    assert weights.head.data_ptr() == decoder.embed_tokens.weight.data_ptr()
+    for layer, module in zip(weights.layers, decoder.layers, strict=True):
+        assert layer.up.weight.data_ptr() == module.fc1.weight.data_ptr()
+        assert not layer.qkv.weight.requires_grad
