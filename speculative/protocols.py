@@ -61,6 +61,14 @@ class Model(Protocol):
         """Moves the keys and values of a tree's accepted path `[B, N]` to the slots from `start` on."""
 
 
+class NodeModel(Model, Protocol):
+    """A model that can score one node of each row without the vocabulary head of the others. Optional:
+    of a model without this method a drafter takes the node's logits from `score`."""
+
+    def score_at(self, tokens: Tensor, start: Tensor, node: Tensor, *, reach: int) -> Tensor:
+        """As `score`, but returns logits `[B, 1, V]` float32 of node `node [B]` of each row alone."""
+
+
 class Drafter(Protocol):
     """Proposes tokens, and may learn from the outcome."""
 

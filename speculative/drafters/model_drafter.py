@@ -6,13 +6,14 @@ Knows the draft model and rows; nothing of targets or schedules.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
 
 from ..device import Device
 from ..drafts import Distribution, Draft, Prefix, Scores, Verdict
-from ..protocols import Model, Processor
+from ..protocols import Model, NodeModel, Processor
 from ..requests import Request
 from ..rounds.accept import distribution, draw
 from ..rounds.choice import argmax, choose
@@ -30,6 +31,10 @@ def confidence_for(gamma: int | None, device: Device) -> float:
     """The confidence for drafts whose length the engine chooses (`gamma` None), on a device where reading a
     number costs nothing; 0 otherwise."""
     return CONFIDENCE if gamma is None and device.synchronous else 0.0
+
+
+def _scores_nodes(model: Model) -> TypeGuard[NodeModel]:
+    return hasattr(model, "score_at")
 
 
 class ModelDrafter:
@@ -79,7 +84,8 @@ class ModelDrafter:
 
     def catch_up(self, rows: Rows, start: Tensor, count: int) -> None:
         slots = start[:, None] + torch.arange(count, device=start.device)
-        self.model.score(rows.tokens.gather(1, slots), start, reach=rows.reach)
+        last = torch.full_like(start, count - 1)  # its logits are not read
+        self._score_at(rows.tokens.gather(1, slots), start, last, rows.reach)
 
     def propose(self, rows: Rows, gamma: int) -> Draft:
         known, lengths = rows.tokens, rows.lengths
@@ -88,9 +94,7 @@ class ModelDrafter:
         # keeps one shape. In a row of one token it is the first of the two, and the second is undefined.
         start = (lengths - 2).clamp_min(0)
         two = start[:, None] + torch.arange(2, device=start.device)
-        logits = self.model.score(known.gather(1, two), start, reach=rows.reach).logits  # [B, 2, V]
-        pending = (lengths - 1 - start)[:, None, None].expand(-1, 1, logits.shape[2])
-        logits = logits.gather(1, pending)
+        logits = self._score_at(known.gather(1, two), start, lengths - 1 - start, rows.reach)
         tokens, probs = [], []
         shaped = bool(self.processors) or rows.mode.penalised
         if shaped:  # they read the drafts, which are not committed: one copy for all depths
@@ -122,6 +126,13 @@ class ModelDrafter:
             valid=torch.full_like(lengths, len(tokens)),
             probs=torch.stack(probs, dim=1) if probs else None,
         )
+
+    def _score_at(self, tokens: Tensor, start: Tensor, node: Tensor, reach: int) -> Tensor:
+        """Logits `[B, 1, V]` after `node [B]` of `tokens [B, N]`."""
+        if _scores_nodes(self.model):
+            return self.model.score_at(tokens, start, node, reach=reach)
+        logits = self.model.score(tokens, start, reach=reach).logits
+        return logits.gather(1, node[:, None, None].expand(-1, 1, logits.shape[2]))
 
     def _process(self, logits: Tensor, rows: Rows, known: Tensor, last: Tensor) -> Tensor:
         prefix = Prefix(known, last[:, None], rows.begin)
