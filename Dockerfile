@@ -27,7 +27,14 @@ COPY api api
 COPY text text
 COPY forescribe forescribe
 COPY bundled bundled
-RUN pip install --no-deps .
+COPY kernels kernels
+# The kernels for CPUs, for all instruction sets: the best one is chosen when they are loaded. The compiler
+# stays in this stage, so its version is not pinned. `-P`: the installed package, not the one copied here.
+# hadolint ignore=DL3008
+RUN pip install --no-deps . \
+    && apt-get update && apt-get install --yes --no-install-recommends g++ \
+    && rm -rf /var/lib/apt/lists/* \
+    && python -P -m forescribe.speculative.native.kernel_build
 
 # Weights in the image, to start without a network: --build-arg MODELS="openai/whisper-large-v3
 # distil-whisper/distil-large-v3.5". Otherwise they are downloaded into /models at the first start.

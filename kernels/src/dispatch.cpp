@@ -1,0 +1,143 @@
+// The exported functions: argument checks, and the choice of the instruction set.
+#include <string.h>
+
+#include "buffers.h"
+#include "steps.h"
+#include "table.h"
+
+#ifndef FS_SOURCE_HASH
+#define FS_SOURCE_HASH "unknown"
+#endif
+
+namespace forescribe {
+namespace {
+
+const Kernels *chosen = nullptr;
+
+struct Isa {
+    const char *name;
+    const Kernels *kernels;
+    bool usable;
+};
+
+// Best first. The compiler's run-time support asks the processor and the operating system.
+const Isa *isas(int &count) {
+#if defined(__x86_64__)
+    static const Isa list[] = {
+        {"avx512", &avx512_kernels, __builtin_cpu_supports("avx512f") != 0},
+        {"avx2", &avx2_kernels, __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")},
+        {"generic", &generic_kernels, true},
+    };
+#else
+    static const Isa list[] = {{"generic", &generic_kernels, true}};
+#endif
+    count = (int)(sizeof list / sizeof list[0]);
+    return list;
+}
+
+const Kernels &kernels() {
+    if (!chosen) fs_choose_isa(nullptr);
+    return *chosen;
+}
+
+int32_t check_whisper(const fs_whisper &m) {
+    if (m.width < 8 || m.heads < 1 || m.layers < 1 || m.ffn < 8 || m.vocab < 1 || m.positions < 1)
+        return FS_BAD_SHAPE;
+    if (m.width % m.heads || (m.width / m.heads) % 8 || m.ffn % 8 || m.sources < 1) return FS_BAD_SHAPE;
+    if (m.weight_storage == FS_BFLOAT16 && (m.cache_storage != FS_BFLOAT16 || m.cross_storage != FS_BFLOAT16))
+        return FS_BAD_SHAPE;
+    if (m.weight_storage == FS_FLOAT32 && m.cache_storage != FS_FLOAT32) return FS_BAD_SHAPE;
+    return m.batch < 1 || m.slots < 1 ? FS_BAD_SHAPE : FS_OK;
+}
+
+}  // namespace
+}  // namespace forescribe
+
+using namespace forescribe;
+
+#define FS_EXPORT extern "C" __attribute__((visibility("default")))
+
+FS_EXPORT int32_t fs_abi(void) { return FS_ABI; }
+
+FS_EXPORT const char *fs_source_hash(void) { return FS_SOURCE_HASH; }
+
+FS_EXPORT int32_t fs_openmp(void) {
+#if defined(_OPENMP)
+    return 1;
+#else
+    return 0;
+#endif
+}
+
+FS_EXPORT const char *fs_isas(void) {
+#if defined(__x86_64__)
+    return "avx512 avx2 generic";
+#else
+    return "generic";
+#endif
+}
+
+FS_EXPORT int32_t fs_isa_usable(const char *name) {
+    int count;
+    const Isa *list = isas(count);
+    for (int i = 0; i < count; i++)
+        if (!strcmp(list[i].name, name)) return list[i].usable;
+    return 0;
+}
+
+FS_EXPORT int32_t fs_choose_isa(const char *name) {
+    int count;
+    const Isa *list = isas(count);
+    for (int i = 0; i < count; i++)
+        if (list[i].usable && (!name || !strcmp(list[i].name, name))) {
+            chosen = list[i].kernels;
+            return FS_OK;
+        }
+    return FS_BAD_ISA;
+}
+
+FS_EXPORT const char *fs_isa(void) { return kernels().name; }
+
+FS_EXPORT int64_t fs_packed_bytes(int64_t outputs, int64_t inputs, int32_t storage) {
+    return packed_values(outputs, inputs) * storage_bytes(storage);
+}
+
+FS_EXPORT int32_t fs_pack(const float *source, int64_t outputs, int64_t inputs, int32_t storage, void *to) {
+    if (outputs < 1 || inputs < 2 || inputs % 2 || (storage != FS_FLOAT32 && storage != FS_BFLOAT16))
+        return FS_BAD_SHAPE;
+    kernels().pack(source, outputs, inputs, storage, to);
+    return FS_OK;
+}
+
+FS_EXPORT int64_t fs_cross_bytes(int64_t sources, int64_t head, int32_t storage) {
+    const int64_t keys = cross_key_values(sources, head), values = cross_value_values(sources, head);
+    return (keys > values ? keys : values) * storage_bytes(storage);
+}
+
+FS_EXPORT int64_t fs_whisper_workspace(const fs_whisper *model, int64_t rows, int32_t threads) {
+    const int64_t cross = padded(model->sources) * model->width * 4;  // packed encoder states
+    const int64_t forward = kernels().whisper_workspace(*model, rows, threads);
+    return forward > cross ? forward : cross;
+}
+
+FS_EXPORT int32_t fs_whisper_forward(const fs_whisper *model, const fs_step *step) {
+    int32_t error = check_whisper(*model);
+    if (!error) error = check_step(*step, model->batch, model->slots, model->vocab);
+    if (error) return error;
+    const int64_t rows = step->batch * step->nodes;
+    if (step->workspace_bytes < fs_whisper_workspace(model, rows, step->threads)) return FS_NO_MEMORY;
+    kernels().whisper_forward(*model, *step);
+    return FS_OK;
+}
+
+FS_EXPORT int32_t fs_whisper_cross(const fs_whisper *model, const float *const *states, const int64_t *rows,
+                                   int64_t count, void *workspace, int64_t bytes, int32_t threads) {
+    const int32_t error = check_whisper(*model);
+    if (error) return error;
+    if (threads < 1 || count < 0) return FS_BAD_SHAPE;
+    for (int64_t i = 0; i < count; i++)
+        if (rows[i] < 0 || rows[i] >= model->batch) return FS_BAD_SLOT;
+    if (bytes < fs_whisper_workspace(model, 1, threads)) return FS_NO_MEMORY;
+    kernels().whisper_cross(*model, states, rows, count, (float *)workspace, threads);
+    return FS_OK;
+}

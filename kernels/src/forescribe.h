@@ -1,0 +1,105 @@
+/* C interface of the CPU kernels: decoder forwards of whole models, one call each.
+ *
+ * Knows raw pointers and sizes; nothing of torch, Python or transformers. All functions return FS_OK or the
+ * first error they find, and check sizes and indices before they write anything. Letters as in the Python
+ * core: B rows, N nodes, M = B * N, T slots, S encoder positions, D width, V vocabulary, H heads.
+ */
+#ifndef FORESCRIBE_H
+#define FORESCRIBE_H
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define FS_ABI 1
+
+enum { FS_OK = 0, FS_BAD_SHAPE = 1, FS_BAD_SLOT = 2, FS_BAD_TOKEN = 3, FS_NO_MEMORY = 4, FS_BAD_ISA = 5 };
+enum { FS_FLOAT32 = 0, FS_BFLOAT16 = 1 };               /* storage; arithmetic is always float32 */
+enum { FS_GELU = 0, FS_RELU = 1, FS_SILU = 2 };         /* activations */
+
+typedef struct {
+    const void *weight; /* packed by fs_pack */
+    const float *bias;  /* padded to a multiple of 16; NULL for none */
+} fs_linear;
+
+typedef struct {
+    const float *scale; /* [D] */
+    const float *shift; /* [D] */
+} fs_norm;
+
+typedef struct {
+    fs_norm self_norm;
+    fs_linear qkv;      /* [3 D, D], the scale of queries folded in */
+    fs_linear self_out; /* [D, D] */
+    fs_norm cross_norm;
+    fs_linear cross_query; /* [D, D], scale folded in */
+    fs_linear cross_out;   /* [D, D] */
+    fs_norm ffn_norm;
+    fs_linear up;   /* [F, D] */
+    fs_linear down; /* [D, F] */
+    const float *cross_key; /* [D, D] row-major, not packed */
+    const float *cross_key_bias; /* [D], or NULL */
+    fs_linear cross_value;  /* [D, D] */
+    void *keys;             /* self-attention caches [B, H, T, D / H] */
+    void *values;
+    void *cross_keys;   /* per row and head: panels of 16 positions, see layout.h */
+    void *cross_values; /* per row and head: panels of 16 columns */
+} fs_whisper_layer;
+
+typedef struct {
+    int64_t width, heads, layers, ffn, vocab, positions, sources;
+    int64_t batch, slots; /* of the caches */
+    int32_t weight_storage, cache_storage, cross_storage, activation;
+    float eps;
+    const float *embedding; /* [V, D] */
+    const float *position;  /* [positions, D] */
+    fs_norm norm;
+    fs_linear head; /* [V, D] */
+    const fs_whisper_layer *layer;
+} fs_whisper;
+
+/* One forward over tokens [B, N]; node i of row b is written to slot start[b] + i. */
+typedef struct {
+    int64_t batch, nodes, reach;
+    const int64_t *tokens;   /* [B, N] */
+    const int64_t *start;    /* [B] */
+    const int64_t *rows;     /* [B] rows of the caches; NULL: row b is b */
+    const int64_t *depths;   /* [N] of a tree; NULL: a chain */
+    const uint8_t *ancestry; /* [N, N] of a tree; NULL: a chain */
+    const int64_t *node;     /* [B] the only node of each row with logits; NULL: all */
+    float *logits;           /* [B, N, V], or [B, 1, V] with `node`; NULL: without the head */
+    float *hidden;           /* [B, N, D] after the last norm */
+    void *workspace;
+    int64_t workspace_bytes;
+    int32_t threads;
+} fs_step;
+
+int32_t fs_abi(void);
+const char *fs_source_hash(void);
+/* The instruction sets compiled in, best first, separated by spaces; and whether this machine has one. */
+const char *fs_isas(void);
+int32_t fs_isa_usable(const char *isa);
+/* Chooses one by name; NULL chooses the best usable one. Not while another call runs. */
+int32_t fs_choose_isa(const char *isa);
+const char *fs_isa(void);
+int32_t fs_openmp(void); /* 1 if compiled with OpenMP */
+
+/* Packs source [N, K] (row-major, K even) into panels of 16 outputs; bytes: fs_packed_bytes. */
+int64_t fs_packed_bytes(int64_t outputs, int64_t inputs, int32_t storage);
+int32_t fs_pack(const float *source, int64_t outputs, int64_t inputs, int32_t storage, void *packed);
+
+/* Bytes of cross keys (or values: the larger of the two) of one row and head. */
+int64_t fs_cross_bytes(int64_t sources, int64_t head_size, int32_t storage);
+
+int64_t fs_whisper_workspace(const fs_whisper *model, int64_t rows, int32_t threads);
+int32_t fs_whisper_forward(const fs_whisper *model, const fs_step *step);
+/* Cross-attention keys and values of `count` encoder states [S, D] into the rows of the caches. */
+int32_t fs_whisper_cross(const fs_whisper *model, const float *const *states, const int64_t *rows,
+                         int64_t count, void *workspace, int64_t workspace_bytes, int32_t threads);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

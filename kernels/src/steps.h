@@ -1,0 +1,41 @@
+// Parts that decoder forwards share: sizes of a step, checks of its indices, what a node reads.
+#pragma once
+
+#include "forescribe.h"
+#include "layout.h"
+
+namespace forescribe {
+
+// Every slot and token of a step, before anything is written.
+inline int32_t check_step(const fs_step &step, int64_t batch, int64_t slots, int64_t vocab) {
+    if (step.batch < 1 || step.nodes < 1 || step.reach < 1 || step.threads < 1) return FS_BAD_SHAPE;
+    if ((step.depths == nullptr) != (step.ancestry == nullptr)) return FS_BAD_SHAPE;
+    if (step.reach > slots) return FS_BAD_SHAPE;
+    for (int64_t b = 0; b < step.batch; b++) {
+        const int64_t row = step.rows ? step.rows[b] : b;
+        if (row < 0 || row >= batch) return FS_BAD_SLOT;
+        if (step.node && (step.node[b] < 0 || step.node[b] >= step.nodes)) return FS_BAD_SLOT;
+        if (step.start[b] < 0 || step.start[b] + step.nodes > slots) return FS_BAD_SLOT;
+    }
+    for (int64_t i = 0; i < step.batch * step.nodes; i++)
+        if (step.tokens[i] < 0 || step.tokens[i] >= vocab) return FS_BAD_TOKEN;
+    return FS_OK;
+}
+
+// The position of node i: clamped, as slots of a row that is about to end run past the last one.
+inline int64_t position_of(const fs_step &step, int64_t b, int64_t i, int64_t positions) {
+    const int64_t at = step.start[b] + (step.depths ? step.depths[i] : i);
+    return at < positions ? at : positions - 1;
+}
+
+// Slots of this forward that node i reads, below `reach`; returns their number.
+inline int64_t ancestors(const fs_step &step, int64_t b, int64_t i, int64_t *slots) {
+    int64_t count = 0;
+    for (int64_t j = 0; j <= i; j++) {
+        const bool reads = step.ancestry ? step.ancestry[i * step.nodes + j] != 0 : true;
+        if (reads && step.start[b] + j < step.reach) slots[count++] = step.start[b] + j;
+    }
+    return count;
+}
+
+}  // namespace forescribe

@@ -1,0 +1,23 @@
+// What one instruction set offers: functions over checked arguments.
+#pragma once
+
+#include "forescribe.h"
+
+namespace forescribe {
+
+struct Kernels {
+    const char *name;
+    int64_t (*whisper_workspace)(const fs_whisper &, int64_t rows, int32_t threads);
+    void (*whisper_forward)(const fs_whisper &, const fs_step &);
+    void (*whisper_cross)(const fs_whisper &, const float *const *, const int64_t *, int64_t, float *,
+                          int32_t);
+    void (*pack)(const float *, int64_t outputs, int64_t inputs, int32_t storage, void *);
+};
+
+extern const Kernels generic_kernels;
+#if defined(__x86_64__)
+extern const Kernels avx2_kernels;
+extern const Kernels avx512_kernels;
+#endif
+
+}  // namespace forescribe

@@ -1,0 +1,136 @@
+"""The compiled kernels, found, checked and loaded.
+
+Knows the C interface's functions; nothing of models. Loading checks the interface's version and the hash of
+the sources, so that a library of other sources is never used.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import POINTER, byref, c_char_p, c_float, c_int32, c_int64, c_void_p
+from functools import lru_cache
+from pathlib import Path
+
+from ..errors import LoadError
+from . import kernel_files, openmp
+from .structures import ABI, ERRORS, Step, Stored, Whisper
+
+BUILD = "build them with: python -m forescribe.speculative.native.kernel_build"
+
+_SIGNATURES = {
+    "fs_abi": (c_int32, []),
+    "fs_source_hash": (c_char_p, []),
+    "fs_isas": (c_char_p, []),
+    "fs_isa": (c_char_p, []),
+    "fs_isa_usable": (c_int32, [c_char_p]),
+    "fs_choose_isa": (c_int32, [c_char_p]),
+    "fs_openmp": (c_int32, []),
+    "fs_packed_bytes": (c_int64, [c_int64, c_int64, c_int32]),
+    "fs_pack": (c_int32, [c_void_p, c_int64, c_int64, c_int32, c_void_p]),
+    "fs_cross_bytes": (c_int64, [c_int64, c_int64, c_int32]),
+    "fs_whisper_workspace": (c_int64, [POINTER(Whisper), c_int64, c_int32]),
+    "fs_whisper_forward": (c_int32, [POINTER(Whisper), POINTER(Step)]),
+    "fs_whisper_cross": (
+        c_int32,
+        [POINTER(Whisper), c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_int32],
+    ),
+}
+
+
+class Library:
+    """A loaded library. Raises LoadError where it cannot be loaded or is of other sources."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.openmp = openmp.share()
+        try:
+            self._functions = ctypes.CDLL(str(path))
+            for name, (result, arguments) in _SIGNATURES.items():
+                function = getattr(self._functions, name)
+                function.restype, function.argtypes = result, arguments
+        except (OSError, AttributeError) as error:
+            raise LoadError(f"{path} cannot be loaded ({error}); {BUILD} --force") from error
+        found = (self._functions.fs_abi(), self._functions.fs_source_hash().decode())
+        if found != (ABI, kernel_files.source_hash()):
+            raise LoadError(f"{path} is of other sources; {BUILD} --force")
+
+    @property
+    def threads(self) -> bool:
+        """Whether the kernels use more than one thread."""
+        return bool(self._functions.fs_openmp())
+
+    @property
+    def instruction_set(self) -> str:
+        return str(self._functions.fs_isa().decode())
+
+    def instruction_sets(self) -> list[str]:
+        """Those that were compiled and that this machine has, best first."""
+        names = self._functions.fs_isas().split()
+        return [name.decode() for name in names if self._functions.fs_isa_usable(name)]
+
+    def choose(self, instruction_set: str | None) -> None:
+        """Chooses an instruction set by name, None the best; for tests and measurements. Raises ValueError
+        for one that is not usable."""
+        name = None if instruction_set is None else instruction_set.encode()
+        if self._functions.fs_choose_isa(name):
+            raise ValueError(f"{instruction_set} is not one of {self.instruction_sets()}")
+
+    def describe(self) -> str:
+        threads = "torch's threads" if self.threads else "one thread"
+        return f"native kernels: {self.path} ({self.instruction_set}, {threads})"
+
+    # -- calls --------------------------------------------------------------------------------------
+
+    def packed_bytes(self, outputs: int, inputs: int, stored: Stored) -> int:
+        return int(self._functions.fs_packed_bytes(outputs, inputs, stored))
+
+    def pack(self, source: int, outputs: int, inputs: int, stored: Stored, packed: int) -> None:
+        self._check(self._functions.fs_pack(source, outputs, inputs, stored, packed))
+
+    def cross_bytes(self, sources: int, head: int, stored: Stored) -> int:
+        """Bytes of one row's and head's cross-attention keys, or values where those are larger."""
+        return int(self._functions.fs_cross_bytes(sources, head, stored))
+
+    def whisper_workspace(self, model: Whisper, rows: int, threads: int) -> int:
+        return int(self._functions.fs_whisper_workspace(byref(model), rows, threads))
+
+    def whisper_forward(self, model: Whisper, step: Step) -> None:
+        self._check(self._functions.fs_whisper_forward(byref(model), byref(step)))
+
+    def whisper_cross(
+        self, model: Whisper, states: list[int], rows: int, workspace: int, size: int, threads: int
+    ) -> None:
+        """Keys and values of encoder states at these addresses, into the rows at `rows`."""
+        pointers = (POINTER(c_float) * len(states))(
+            *(ctypes.cast(address, POINTER(c_float)) for address in states)
+        )
+        self._check(
+            self._functions.fs_whisper_cross(
+                byref(model), pointers, rows, len(states), workspace, size, threads
+            )
+        )
+
+    @staticmethod
+    def _check(code: int) -> None:
+        if code:
+            error = IndexError if code in (2, 3) else ValueError
+            raise error(f"the kernels refuse {ERRORS.get(code, f'error {code}')}")
+
+
+@lru_cache(maxsize=1)
+def load() -> Library:
+    """The library of this version's sources. Raises LoadError, with the command that builds it, where it was
+    not built."""
+    for path in kernel_files.candidates():
+        if path.exists():
+            return Library(path)
+    raise LoadError(f"the native kernels are not compiled; {BUILD}")
+
+
+def missing() -> str | None:
+    """Why the kernels cannot be used here; None where they can."""
+    try:
+        load()
+    except LoadError as error:
+        return str(error)
+    return None

@@ -1,0 +1,198 @@
+"""Whisper's decoder as one native call, under the core's `Model` protocol.
+
+The same arguments and tokens as `models.lean.whisper_decoder.LeanWhisperDecoder`, on CPUs. A row's logits do
+not depend on the batch, the number of nodes or the number of threads, to the last bit: a round with drafts
+computes exactly what plain decoding computes. Slots that a query may not read are never loaded, so nothing
+of an earlier sequence in a row can reach the next one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from ctypes import addressof
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..drafts import Scores, Topology
+from ..errors import LoadError
+from ..models.lean.weights import WhisperWeights
+from .library import Library, load, missing
+from .packing import Packer, whisper_layers, whisper_record
+from .slot_caches import SelfCaches, cross_caches
+from .structures import ACTIVATIONS, Step, Stored, WhisperLayer
+from .workspace import Workspace
+
+STORAGE = {
+    "float32": (Stored.FLOAT32, Stored.FLOAT32, Stored.FLOAT32),
+    "bfloat16-cross": (Stored.FLOAT32, Stored.FLOAT32, Stored.BFLOAT16),
+    "bfloat16": (Stored.BFLOAT16, Stored.BFLOAT16, Stored.BFLOAT16),
+}
+"""How weights, self-attention caches and cross-attention caches are stored."""
+
+
+def unsupported(model: Any) -> str | None:
+    """Why a Whisper model cannot run natively here; None where it can."""
+    config = model.config
+    heads = config.decoder_attention_heads
+    device = model.proj_out.weight.device
+    if device.type != "cpu":
+        return f"native kernels are for CPUs, and the model is on {device}"
+    if config.d_model % heads or config.d_model // heads % 8 or config.decoder_ffn_dim % 8:
+        return f"heads of {config.d_model}/{heads} columns are not a multiple of 8"
+    if config.activation_function not in ACTIVATIONS:
+        return f"native kernels do not have the activation {config.activation_function}"
+    return missing()
+
+
+class NativeWhisperDecoder:
+    """The decoder of a Whisper model. Arguments as `LeanWhisperDecoder`; `storage` is one of `STORAGE`, None
+    takes bfloat16 for a model in bfloat16. Raises LoadError where `unsupported` has a reason."""
+
+    engine = "native"
+
+    def __init__(
+        self,
+        model: Any,
+        pick: Callable[[Any], Tensor] = lambda encoder_states: encoder_states,
+        *,
+        sources: int | None = None,
+        storage: str | None = None,
+    ) -> None:
+        reason = unsupported(model)
+        if reason is not None:
+            raise LoadError(reason)
+        config, weights = model.config, WhisperWeights.of(model)
+        half = weights.head.dtype == torch.bfloat16
+        self.storage = storage or ("bfloat16" if half else "float32")
+        stored, own, cross = STORAGE[self.storage]
+        self.pick = pick
+        self.sources = config.max_source_positions if sources is None else sources
+        self.device, self.dtype = weights.head.device, weights.head.dtype
+        self.library: Library = load()
+        self._packer = Packer(self.library, stored)
+        self._record = whisper_record(self._packer, weights, self.sources, own, cross)
+        self._layers = (WhisperLayer * len(weights.layers))(*whisper_layers(self._packer, weights))
+        self._record.layer = addressof(self._layers)
+        self._own, self._cross = own, cross
+        self._trees: dict[Topology, tuple[Tensor, Tensor]] = {}
+        self._workspace = Workspace()
+        self.cache: SelfCaches | None = None
+        self._cross_cache: Tensor | None = None
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self._record.vocab)
+
+    @property
+    def max_positions(self) -> int:
+        return int(self._record.positions)
+
+    def allocate(self, batch: int, slots: int) -> None:
+        record, layers = self._record, len(self._layers)
+        head = record.width // record.heads
+        self.cache = SelfCaches(layers, batch, record.heads, slots, head, self._own)
+        size = self.library.cross_bytes(self.sources, head, self._cross)
+        self._cross_cache = cross_caches(layers, batch * record.heads, size)
+        record.batch, record.slots = batch, slots
+        for index, layer in enumerate(self._layers):
+            layer.keys, layer.values = self.cache.addresses(index)
+            layer.cross_keys, layer.cross_values = (t.data_ptr() for t in self._cross_cache[index])
+
+    def release(self) -> None:
+        """Frees the caches."""
+        self.cache = self._cross_cache = None
+        self._workspace.release()
+        self._record.batch = self._record.slots = 0
+
+    def _allocated(self) -> SelfCaches:
+        if self.cache is None:
+            raise RuntimeError("allocate() comes before the first forward")
+        return self.cache
+
+    @torch.inference_mode()
+    def prefill(self, rows: Tensor, tokens: Tensor, encoder_states: Sequence[Any]) -> Tensor:
+        self._allocated()
+        threads = torch.get_num_threads()
+        states = [self._states(self.pick(s)) for s in encoder_states]
+        rows = rows.contiguous()
+        if len(rows) != len(tokens) or len(states) != len(rows):
+            raise ValueError(f"{len(rows)} rows, {len(tokens)} prompts, {len(states)} states")
+        size = self.library.whisper_workspace(self._record, 1, threads)
+        self.library.whisper_cross(
+            self._record,
+            [state.data_ptr() for state in states],
+            rows.data_ptr(),
+            self._workspace.at_least(size),
+            size,
+            threads,
+        )
+        start = torch.zeros(len(tokens), dtype=torch.int64)
+        return self._forward(tokens, start, tokens.shape[1], rows=rows).logits
+
+    def score(
+        self, tokens: Tensor, start: Tensor, *, reach: int, topology: Topology | None = None
+    ) -> Scores:
+        self._allocated()
+        return self._forward(tokens, start, reach, topology=topology)
+
+    def score_at(self, tokens: Tensor, start: Tensor, node: Tensor, *, reach: int) -> Tensor:
+        """Logits `[B, 1, V]` of node `node [B]` of each row alone."""
+        self._allocated()
+        return self._forward(tokens, start, reach, node=node.contiguous()).logits
+
+    def commit(self, start: Tensor, path: Tensor) -> None:
+        self._allocated().move(start, path)
+
+    def _states(self, states: Tensor) -> Tensor:
+        states = states.to(self.device, torch.float32).contiguous()
+        if states.shape != (self.sources, self._record.width):
+            raise ValueError(f"encoder states of shape {tuple(states.shape)}")
+        return states
+
+    def _forward(
+        self,
+        tokens: Tensor,
+        start: Tensor,
+        reach: int,
+        *,
+        rows: Tensor | None = None,
+        topology: Topology | None = None,
+        node: Tensor | None = None,
+    ) -> Scores:
+        batch, nodes = tokens.shape
+        tokens, start = tokens.contiguous(), start.contiguous()
+        threads = torch.get_num_threads()
+        logits = torch.empty((batch, nodes if node is None else 1, self.vocab_size))
+        hidden = torch.empty((batch, nodes, self._record.width))
+        size = self.library.whisper_workspace(self._record, batch * nodes, threads)
+        step = Step(
+            batch=batch,
+            nodes=nodes,
+            reach=reach,
+            tokens=tokens.data_ptr(),
+            start=start.data_ptr(),
+            logits=logits.data_ptr(),
+            hidden=hidden.data_ptr(),
+            workspace=self._workspace.at_least(size),
+            workspace_bytes=size,
+            threads=threads,
+        )
+        if rows is not None:
+            step.rows = rows.data_ptr()
+        if node is not None:
+            step.node = node.data_ptr()
+        if topology is not None:
+            depths, ancestry = self._tree(topology)
+            step.depths, step.ancestry = depths.data_ptr(), ancestry.data_ptr()
+        self.library.whisper_forward(self._record, step)
+        return Scores(logits, hidden)
+
+    def _tree(self, topology: Topology) -> tuple[Tensor, Tensor]:
+        if topology not in self._trees:
+            self._trees[topology] = (
+                torch.tensor(topology.depths),
+                torch.tensor(topology.ancestry(), dtype=torch.uint8),
+            )
+        return self._trees[topology]

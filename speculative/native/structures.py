@@ -1,0 +1,85 @@
+"""The records of `kernels/forescribe.h` for ctypes, field by field in the same order.
+
+Knows layouts in memory only. Pointers are plain addresses: the tensors that they lead to are kept alive by
+whoever fills a record.
+"""
+
+from __future__ import annotations
+
+from ctypes import Structure, c_float, c_int32, c_int64, c_void_p
+from enum import IntEnum
+
+ABI = 1
+
+
+class Stored(IntEnum):
+    """How a tensor is stored; arithmetic is float32 in any case."""
+
+    FLOAT32 = 0
+    BFLOAT16 = 1
+
+
+ACTIVATIONS = {"gelu": 0, "relu": 1, "silu": 2, "swish": 2}
+"""transformers' names of the activations that the kernels have."""
+
+ERRORS = {
+    1: "a shape that the kernels do not have",
+    2: "a slot or row outside the cache",
+    3: "a token outside the vocabulary",
+    4: "a workspace that is too small",
+    5: "an instruction set that this machine does not have",
+}
+
+
+class Linear(Structure):
+    _fields_ = [("weight", c_void_p), ("bias", c_void_p)]
+
+
+class Norm(Structure):
+    _fields_ = [("scale", c_void_p), ("shift", c_void_p)]
+
+
+class WhisperLayer(Structure):
+    _fields_ = [
+        ("self_norm", Norm),
+        ("qkv", Linear),
+        ("self_out", Linear),
+        ("cross_norm", Norm),
+        ("cross_query", Linear),
+        ("cross_out", Linear),
+        ("ffn_norm", Norm),
+        ("up", Linear),
+        ("down", Linear),
+        ("cross_key", c_void_p),
+        ("cross_key_bias", c_void_p),
+        ("cross_value", Linear),
+        ("keys", c_void_p),
+        ("values", c_void_p),
+        ("cross_keys", c_void_p),
+        ("cross_values", c_void_p),
+    ]
+
+
+class Whisper(Structure):
+    _fields_ = [
+        *((name, c_int64) for name in ("width", "heads", "layers", "ffn", "vocab", "positions",
+                                       "sources", "batch", "slots")),
+        *((name, c_int32) for name in ("weight_storage", "cache_storage", "cross_storage",
+                                       "activation")),
+        ("eps", c_float),
+        ("embedding", c_void_p),
+        ("position", c_void_p),
+        ("norm", Norm),
+        ("head", Linear),
+        ("layer", c_void_p),
+    ]  # fmt: skip
+
+
+class Step(Structure):
+    _fields_ = [
+        *((name, c_int64) for name in ("batch", "nodes", "reach")),
+        *((name, c_void_p) for name in ("tokens", "start", "rows", "depths", "ancestry", "node", "logits",
+                                        "hidden", "workspace")),
+        ("workspace_bytes", c_int64),
+        ("threads", c_int32),
+    ]  # fmt: skip
