@@ -115,6 +115,64 @@ def test_bounds_keep_the_likeliest_token_and_all_that_tie_with_the_last():
         assert kept.tolist() == [[[False, True, False]]]
 
 
+def sorted_bound(rows: Rows, logits: Tensor) -> Tensor:
+    """`bound` by sorting the vocabulary, in float64."""
+    lowest, vocab, logits = float("-inf"), logits.shape[-1], logits.double()
+    sampling = rows.sampling
+    down = logits.sort(-1, descending=True).values
+    most = torch.where(sampling.top_k > 0, sampling.top_k, vocab).clamp_max(vocab)
+    by_k = down.gather(-1, (most - 1)[:, None, None].expand(-1, down.shape[1], 1))
+    mass = down.masked_fill(down < by_k, lowest).softmax(-1)
+    before = mass.cumsum(-1) - mass
+    top_p = sampling.top_p[:, None, None].double()
+    held = (before < top_p).sum(-1, keepdim=True).clamp_min(1)
+    by_p = torch.where(top_p < 1, down.gather(-1, held - 1), lowest)
+    by_min = (down[..., :1].float() + sampling.min_p[:, None, None].log()).double()
+    least = torch.maximum(torch.maximum(by_k, by_p), by_min)
+    return logits.masked_fill(logits < least, lowest)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.builds(
+            Sampling,
+            top_k=st.sampled_from([0, 1, 2, 7, 40, 2000, 10**6]),
+            top_p=st.sampled_from([1.0, 0.999, 0.9, 0.51, 0.07, 1e-6]),
+            min_p=st.sampled_from([0.0, 0.003, 0.3, 1.0]),
+        ),
+        min_size=1,
+        max_size=3,
+    ),
+    st.sampled_from([1, 2, 37, 1000, 70_001]),
+    st.sampled_from([0.01, 1.0, 4.0, 300.0]),
+    st.sampled_from([None, 0.25, 2.0]),
+    st.floats(0, 1),
+    st.integers(0, 2**31),
+)
+def test_bounds_keep_what_they_keep_of_a_sorted_vocabulary(asked, vocab, scale, step, banned, seed):
+    """All scales and signs; with `step` most tokens tie with others; `banned` are at -inf."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = (len(asked), 2, vocab)
+    logits = scale * torch.randn(shape, generator=generator)
+    if step is not None:
+        logits = (logits / step).round() * step  # with zeros of both signs
+    logits[torch.rand(shape, generator=generator) < banned] = float("-inf")
+    logits[..., 0] = 0.5
+    rows = rows_of([Request((1,), temperature=1.0, sampling=s) for s in asked])
+    kept = bound(rows, logits)
+    assert torch.equal(kept.double(), sorted_bound(rows, logits))
+
+
+def test_bounds_of_flat_distributions_and_of_broken_logits():
+    rows = rows_of([Request((1,), temperature=1.0, sampling=Sampling(top_p=0.5, top_k=9))])
+    flat = torch.zeros(1, 1, 50_000)
+    assert torch.equal(bound(rows, flat), flat)
+    assert bound(rows, torch.full((1, 1, 50), float("-inf"))).isneginf().all()
+    assert bound(rows, torch.full((1, 1, 50), float("nan"))).shape == (1, 1, 50)
+    assert torch.equal(bound(rows, flat + 3e38), flat + 3e38)
+
+
 SHAPES = {
     "temperature": (0.6, Sampling()),
     "top-k": (1.0, Sampling(top_k=2)),
