@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from transformers import WhisperForCausalLM, WhisperForConditionalGeneration
 
 from forescribe.speculative.models.bundled import path
-from forescribe.speculative.models.lean.whisper_decoder import LeanWhisperDecoder
+from forescribe.speculative.models.lean.lean_whisper_decoder import LeanWhisperDecoder
 from forescribe.speculative.models.whisper_decoder import WhisperDecoder
 from tests.speculative.models.lean.pairs import TREE, Pair, close
 from tests.speculative.models.whispers import FRAMES, WIDTH, encoder_states, whisper
