@@ -25,7 +25,8 @@ from forescribe.speculative.engine.engine import Engine
 from forescribe.speculative.engine.schedule import schedule_for
 from forescribe.speculative.engine.stats import Stats
 from forescribe.speculative.errors import BrokenError, RequestError
-from forescribe.speculative.models.causal_lm import CausalDecoder
+from forescribe.speculative.models.families.causal_engines import causal_decoder
+from forescribe.speculative.models.families.model_engine import ModelEngine
 from forescribe.speculative.models.load_lock import loading
 from forescribe.speculative.requests import Mode, Request, Result
 from forescribe.speculative.rounds.accept import BlockVerification
@@ -77,7 +78,7 @@ class TextGenerator:
             target, draft, device, gamma=gamma, context=self.context, universal=universal
         )
         self.engine = Engine(
-            CausalDecoder(target.model, self.context),
+            causal_decoder(target.model, self.context, engine=target.engine),
             drafter,
             batch=batch,
             eos=target.ends,
@@ -109,8 +110,10 @@ class TextGenerator:
         context: int | None = None,
         universal: bool = False,
         network: bool = True,
+        engine: str | None = None,
     ) -> TextGenerator:
-        """Loads a pair from folders or hub ids; `draft` may also be `"ngram"`.
+        """Loads a pair from folders or hub ids; `draft` may also be `"ngram"`. `engine` runs the forwards:
+        "auto", "lean" or "modules"; the texts are the same.
 
         `dtype` is float32 on CPUs and bfloat16 elsewhere by default: language models are trained in
         bfloat16, and some overflow in float16. Raises LoadError and DeviceError.
@@ -118,10 +121,11 @@ class TextGenerator:
         place = choose(device, dtype)
         if dtype in (None, "auto") and place.kind != "cpu":
             place = replace(place, dtype=torch.bfloat16)
-        target = load(model, place, network=network)
+        forward = ModelEngine.of(engine)
+        target = load(model, place, network=network, engine=forward)
         second: LanguageModel | str | None = NGRAM if draft == NGRAM else None
         if draft is not None and draft != NGRAM:
-            second = load(draft, place, role="draft", network=network)
+            second = load(draft, place, role="draft", network=network, engine=forward)
         return cls(
             target,
             second,

@@ -13,8 +13,10 @@ import torch
 
 from forescribe.speculative.device import Device
 from forescribe.speculative.errors import LoadError
-from forescribe.speculative.models.causal_lm import CausalDecoder, positions_of
 from forescribe.speculative.models.checkpoint_files import damaged, missing
+from forescribe.speculative.models.families.causal_config import positions_of
+from forescribe.speculative.models.families.causal_engines import causal_decoder
+from forescribe.speculative.models.families.model_engine import ModelEngine
 from forescribe.speculative.models.hub import Family, Role, locate
 from forescribe.speculative.models.load_lock import loading
 from forescribe.speculative.models.quiet import quiet
@@ -50,6 +52,7 @@ class LanguageModel:
     model: Any
     vocabulary: Vocabulary
     ends: frozenset[int]  # tokens that end a text
+    engine: ModelEngine = ModelEngine.AUTO  # what runs its forward
 
     @property
     def vocab_size(self) -> int:
@@ -58,15 +61,20 @@ class LanguageModel:
 
     @property
     def positions(self) -> int:
-        """Positions at which it can be decoded: see `causal_lm.positions_of`."""
+        """Positions at which it can be decoded: see `causal_config.positions_of`."""
         return positions_of(self.model.config.get_text_config())
 
 
 @loading()
 def load(
-    name: str | Path, device: Device, *, role: Role = "model", network: bool = True
+    name: str | Path,
+    device: Device,
+    *,
+    role: Role = "model",
+    network: bool = True,
+    engine: ModelEngine = ModelEngine.AUTO,
 ) -> LanguageModel:
-    """The language model of a folder or hub id; `network` allows a download.
+    """The language model of a folder or hub id; `network` allows a download, `engine` runs its forward.
 
     Raises LoadError, in one line with the model's name: not found, not a language model, weights that do
     not fit their configuration, no tokenizer, a family that is not decoded exactly (the adapter is
@@ -89,7 +97,7 @@ def load(
         if wrong:
             raise ValueError(f"its weights lack {wrong[0]}, or have it in another shape")
         model = model.eval().to(device.torch)
-        CausalDecoder(model)
+        engine = ModelEngine(causal_decoder(model, engine=engine).engine)
     except torch.OutOfMemoryError:
         raise
     except LoadError as error:
@@ -101,7 +109,7 @@ def load(
         ) from error
     tokenizer = _tokenizer(folder, name, role)
     return LanguageModel(
-        str(name), model, Vocabulary(tokenizer, str(name)), _ends(model, tokenizer)
+        str(name), model, Vocabulary(tokenizer, str(name)), _ends(model, tokenizer), engine
     )
 
 

@@ -11,7 +11,7 @@ from forescribe.speculative.device import Device
 from forescribe.speculative.drafters.model_drafter import ModelDrafter, confidence_for
 from forescribe.speculative.drafters.ngram import NgramDrafter
 from forescribe.speculative.errors import LoadError
-from forescribe.speculative.models.causal_lm import CausalDecoder
+from forescribe.speculative.models.families.causal_engines import causal_decoder
 from forescribe.speculative.protocols import Drafter
 
 from .language_model import LanguageModel, check_draft
@@ -47,7 +47,7 @@ def drafter_for(
             f"of {context}: give a context that it has"
         )
     return ModelDrafter(
-        CausalDecoder(draft.model, context, vocab=target.vocab_size),
+        causal_decoder(draft.model, context, target.vocab_size, engine=draft.engine),
         confidence=confidence_for(gamma, device),
     )
 
@@ -59,7 +59,7 @@ def _universal(target: LanguageModel, draft: LanguageModel, device: Device) -> D
             f"CPUs, not on {device.kind}, whose rounds are graphs"
         )
     return UniversalDrafter(
-        CausalDecoder(draft.model),
+        causal_decoder(draft.model, engine=draft.engine),
         draft.vocabulary,
         draft.ends,
         target.vocabulary,

@@ -86,6 +86,7 @@ class Serving(Lifecycle):
                 language=settings.language,
                 device=settings.device,
                 dtype=settings.dtype,
+                engine=settings.engine,
                 batch=settings.batch_size,
                 gamma=settings.gamma,
                 network=not settings.local_files_only,

@@ -77,6 +77,7 @@ class TextServing:
                 pair.draft,
                 device=settings.device,
                 dtype=settings.dtype,
+                engine=settings.engine,
                 batch=settings.batch_size,
                 gamma=settings.gamma,
                 network=not settings.local_files_only,

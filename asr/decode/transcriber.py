@@ -19,8 +19,9 @@ from forescribe.speculative.drafters.ngram import NgramDrafter
 from forescribe.speculative.engine.engine import Engine
 from forescribe.speculative.engine.schedule import schedule_for
 from forescribe.speculative.engine.stats import Stats
+from forescribe.speculative.models.families.model_engine import ModelEngine
+from forescribe.speculative.models.families.whisper_engines import whisper_decoder
 from forescribe.speculative.models.load_lock import loading
-from forescribe.speculative.models.whisper_decoder import WhisperDecoder
 from forescribe.speculative.protocols import Drafter
 
 from ..audio.features import LogMel
@@ -89,14 +90,17 @@ class Transcriber:
         batch: int = 8,
         gamma: int | None = None,
         network: bool = True,
+        engine: str | None = None,
     ) -> Transcriber:
         """Load models by name: presets, hub ids or local folders, see `asr.model.presets.resolve`.
 
-        Raises ModelError for weights that are not available, DeviceError for a missing device.
+        `engine` runs the decoders: "auto", "lean" or "modules"; the tokens are the same. Raises ModelError
+        for weights that are missing or that the engine cannot run, DeviceError for a missing device.
         """
         code = None if language is None else language_code(language)
         pair = resolve(model, "none" if gamma == 0 else draft, None if code == AUTO else code)
-        return cls(load(pair, choose(device, dtype), network=network), batch=batch, gamma=gamma)
+        place, forward = choose(device, dtype), ModelEngine.of(engine)
+        return cls(load(pair, place, network=network, engine=forward), batch=batch, gamma=gamma)
 
     @property
     def whisper(self) -> Whisper:
@@ -166,7 +170,7 @@ def _engine(whisper: Whisper, batch: int, gamma: int | None) -> Engine:
     generation, config = whisper.target.generation_config, whisper.target.config
     drafter = None if gamma == 0 else _drafter(whisper, gamma)
     return Engine(
-        WhisperDecoder(whisper.target, lambda encoder_states: encoder_states.target),
+        whisper_decoder(whisper.target, lambda states: states.target, engine=whisper.engine),
         drafter,
         batch=batch,
         eos=whisper.tokens.ends,
@@ -182,6 +186,6 @@ def _drafter(whisper: Whisper, gamma: int | None) -> Drafter:
     # The token rules are not applied to drafts: they cost as much as a small draft model's forward
     # pass, and a distilled draft model has learnt what the rules allow.
     return ModelDrafter(
-        WhisperDecoder(whisper.draft, lambda encoder_states: encoder_states.draft),
+        whisper_decoder(whisper.draft, lambda states: states.draft, engine=whisper.draft_engine),
         confidence=confidence_for(gamma, whisper.device),
     )

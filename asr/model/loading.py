@@ -15,17 +15,15 @@ import torch
 from torch import Tensor
 
 from forescribe.speculative.device import Device
+from forescribe.speculative.errors import LoadError
 from forescribe.speculative.models.attention import use_products
 from forescribe.speculative.models.checkpoint_files import damaged
+from forescribe.speculative.models.families.model_engine import ModelEngine
+from forescribe.speculative.models.families.whisper_engines import checked_engine
 from forescribe.speculative.models.hub import Role
 from forescribe.speculative.models.load_lock import loading
 from forescribe.speculative.models.quiet import quiet
-from forescribe.speculative.models.whisper_decoder import (
-    adapter_difference,
-    decoder_only,
-    encoder_of,
-    same_encoder,
-)
+from forescribe.speculative.models.whisper_decoder import decoder_only, encoder_of, same_encoder
 
 from ..errors import CapacityError, ModelError, out_of_memory
 from .presets import Pair
@@ -55,6 +53,8 @@ class Whisper:
     pair: Pair
     device: Device
     shared_encoder: bool  # the draft uses the encoder states of the target
+    engine: ModelEngine = ModelEngine.AUTO  # what runs the target's decoder
+    draft_engine: ModelEngine = ModelEngine.AUTO
 
     @torch.inference_mode()
     def encode(self, features: Tensor) -> list[EncoderStates]:
@@ -101,18 +101,25 @@ class Whisper:
 
 
 @loading()
-def load(pair: Pair, device: Device, *, network: bool = True) -> Whisper:
-    """Load both models of a pair. Raises ModelError: not found, not a Whisper model, an incompatible pair."""
+def load(
+    pair: Pair,
+    device: Device,
+    *,
+    network: bool = True,
+    engine: ModelEngine = ModelEngine.AUTO,
+) -> Whisper:
+    """Load both models of a pair. Raises ModelError: not found, not a Whisper model, an incompatible pair, an
+    `engine` that cannot run them."""
     folder = locate(pair.target, role="model", network=network)
     draft_folder = None
     if pair.draft is not None:
         draft_folder = locate(pair.draft, role="draft", network=network)
-    target = _model(folder, "model", device)
+    target, target_engine = _model(folder, "model", device, engine)
     tokenizer, extractor = _tokenizer(folder, target.config), _extractor(folder, target.config)
     tokens = _special_tokens(target, tokenizer, pair)
-    draft, shared = None, False
+    draft, shared, draft_engine = None, False, engine
     if draft_folder is not None:
-        draft = _model(draft_folder, "draft", device)
+        draft, draft_engine = _model(draft_folder, "draft", device, engine)
         check_pair(
             target.config,
             draft.config,
@@ -125,7 +132,18 @@ def load(pair: Pair, device: Device, *, network: bool = True) -> Whisper:
         shared = same_encoder(target, draft)
         if shared and encoder_of(draft) is not None:
             draft.model.encoder = target.model.encoder  # one copy in memory
-    return Whisper(target, draft, tokenizer, extractor, tokens, pair, device, shared)
+    return Whisper(
+        target,
+        draft,
+        tokenizer,
+        extractor,
+        tokens,
+        pair,
+        device,
+        shared,
+        target_engine,
+        draft_engine,
+    )
 
 
 def _special_tokens(target: Any, tokenizer: Any, pair: Pair) -> SpecialTokens:
@@ -165,7 +183,10 @@ def _check_states(target: Any, draft: Any, pair: Pair) -> None:
         )
 
 
-def _model(folder: Path, role: Role, device: Device) -> Any:
+def _model(
+    folder: Path, role: Role, device: Device, engine: ModelEngine
+) -> tuple[Any, ModelEngine]:
+    """A model and the engine that runs its decoder."""
     from transformers import AutoConfig, WhisperForCausalLM, WhisperForConditionalGeneration
 
     try:
@@ -189,12 +210,13 @@ def _model(folder: Path, role: Role, device: Device) -> Any:
             f"{damaged(folder) or _line(error)}"
         ) from error
     model = _placed(model, folder, role, device)
-    problem = adapter_difference(model)
-    if problem is not None:
-        raise ModelError(f"--{role} {folder} is not supported: {problem}")
+    try:
+        engine = checked_engine(model, engine)
+    except LoadError as error:
+        raise ModelError(f"--{role} {folder} is not supported: {error}") from error
     if device.products:
         use_products(model)
-    return model
+    return model, engine
 
 
 def _placed(model: Any, folder: Path, role: Role, device: Device) -> Any:

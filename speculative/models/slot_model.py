@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,6 +28,9 @@ class Places(NamedTuple):
 
 class SlotModel(ABC):
     """Implements the slots, positions and masks of `speculative.protocols.Model`."""
+
+    engine: ClassVar[str]
+    """What runs the forward: a name of `families.model_engine.ModelEngine`."""
 
     def __init__(
         self, *, device: torch.device, dtype: torch.dtype, vocab_size: int, positions: int

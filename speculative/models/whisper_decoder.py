@@ -17,12 +17,14 @@ from transformers.cache_utils import Cache
 from ..drafts import Scores
 from .agreement import LENGTH, ROWS, Closeness, Reading, difference
 from .cache import LayerShape, SlotCache
-from .slot_model import ModuleModel
+from .slot_model import ModuleModel, SlotModel
 
 
 class WhisperDecoder(ModuleModel):
     """The decoder of a Whisper model; `pick` selects this model's encoder output from a request's encoder
     states, `sources` are the positions of those outputs if they are not the model's own."""
+
+    engine = "modules"
 
     def __init__(
         self,
@@ -81,11 +83,12 @@ class WhisperDecoder(ModuleModel):
 
 
 @torch.inference_mode()
-def adapter_difference(model: Any) -> str | None:
-    """A description of where `WhisperDecoder` differs from the model's own decoder, None where it does
-    not. Call it before attention is replaced. See `speculative.models.agreement`."""
+def adapter_difference(model: Any, adapter: Callable[..., SlotModel]) -> str | None:
+    """A description of where an adapter of the model, made by `adapter(sources=...)`, differs from the
+    model's own decoder, None where it does not. Call it before attention is replaced. See
+    `speculative.models.agreement`."""
     sources = 8  # the positions of a window would cost as much as an encoder's pass
-    decoder = WhisperDecoder(model, sources=sources)
+    decoder, modules, head = adapter(sources=sources), model.model.decoder, model.proj_out
     if decoder.max_positions < LENGTH:
         return f"it has {decoder.max_positions} positions, fewer than {LENGTH}"
     reading = Reading.of(decoder.vocab_size, LENGTH, decoder.device)
@@ -94,16 +97,16 @@ def adapter_difference(model: Any) -> str | None:
     states = states.to(decoder.device, decoder.dtype)
 
     def plain() -> Tensor:
-        hidden = decoder.decoder(
+        hidden = modules(
             input_ids=reading.tokens, encoder_hidden_states=states, use_cache=False
         ).last_hidden_state
-        logits: Tensor = decoder.head(hidden)
+        logits: Tensor = head(hidden)
         return logits.float()
 
     logits = plain()
     if not bool(logits.isfinite().any(-1).all()):
         return f"its logits are no numbers in {str(decoder.dtype).removeprefix('torch.')}"
-    close = Closeness.of(decoder.dtype, decoder.decoder.get_input_embeddings(), plain)
+    close = Closeness.of(decoder.dtype, modules.get_input_embeddings(), plain)
     where = difference(decoder, logits, reading, close, list(states))
     return where and f"logits behind {where} are not those of its plain forward"
 

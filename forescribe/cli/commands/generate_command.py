@@ -15,7 +15,7 @@ import typer
 
 from forescribe.asr.errors import UsageError
 
-from ..options.declarations import AUTO, DeviceName, Dtype, Gamma, LocalFilesOnly
+from ..options.declarations import AUTO, DeviceName, Dtype, EngineName, Gamma, LocalFilesOnly
 from ..options.gamma import parse_gamma
 from ..options.option_records import (
     DECODING,
@@ -192,6 +192,7 @@ class GenerateOptions:
     ] = 8
     device: DeviceName = AUTO
     dtype: Dtype = AUTO
+    engine: EngineName = AUTO
     # Diagnostics
     stats: Annotated[
         bool, option(DIAGNOSTICS, "--stats", help="Print speed and acceptance rate to stderr.")
@@ -304,6 +305,7 @@ def _load(options: GenerateOptions, batch: int) -> TextGenerator:
         pair.draft,
         device=options.device,
         dtype=options.dtype,
+        engine=options.engine,
         batch=batch,
         gamma=options.drafts,
         context=options.context,

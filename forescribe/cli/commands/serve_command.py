@@ -83,6 +83,15 @@ class ServeOptions:
             help="auto, float32, float16 or bfloat16.  [default: auto]",
         ),
     ] = None
+    engine: Annotated[
+        str | None,
+        option(
+            PERFORMANCE,
+            "--engine",
+            metavar="ENGINE",
+            help="What computes the decoders: lean, modules or auto.  [default: auto]",
+        ),
+    ] = None
     batch_size: Annotated[
         int | None,
         option(

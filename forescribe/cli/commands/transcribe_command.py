@@ -172,6 +172,7 @@ def _load(options: TranscribeOptions, batch: Batch, stop: Stop, console: Console
             language=options.language,
             device=options.device,
             dtype=options.dtype,
+            engine=options.engine,
             batch=size,
             gamma=options.drafts,
             network=not options.local_files_only,

@@ -195,6 +195,16 @@ Dtype = Annotated[
     ),
 ]
 
+EngineName = Annotated[
+    str,
+    option(
+        PERFORMANCE,
+        "--engine",
+        metavar="ENGINE",
+        help="What computes the decoders: lean, modules (transformers' own), or auto. The text is the same.",
+    ),
+]
+
 # Diagnostics
 
 Quiet = Annotated[

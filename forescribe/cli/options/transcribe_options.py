@@ -19,6 +19,7 @@ from .declarations import (
     DiarizerName,
     Draft,
     Dtype,
+    EngineName,
     Gamma,
     Inputs,
     JsonRecords,
@@ -140,6 +141,7 @@ class TranscribeOptions:
     batch_size: BatchSize = 8
     device: DeviceName = AUTO
     dtype: Dtype = AUTO
+    engine: EngineName = AUTO
     threads: ThreadCount = 0
     # Diagnostics
     dry_run: DryRun = False

@@ -77,31 +77,42 @@ class LeanWhisperDecoder(SlotModel):
         def cross(layer: int, queries: Tensor) -> Tensor:
             return cache.sources.admit(layer, rows, states, queries)
 
-        return self._forward(tokens, at.positions, attend, cross).logits
+        return self._logits(self._hidden(tokens, at.positions, attend, cross))
 
     def score(
         self, tokens: Tensor, start: Tensor, *, reach: int, topology: Topology | None = None
     ) -> Scores:
-        cache, at = self._allocated(), self.places(tokens, start, reach, topology)
-        return self._forward(
-            tokens, at.positions, cache.own_attention(at, reach), cache.sources.attend
-        )
+        hidden = self._round(tokens, self.places(tokens, start, reach, topology), reach)
+        return Scores(self._logits(hidden), hidden)
+
+    def score_at(self, tokens: Tensor, start: Tensor, node: Tensor, *, reach: int) -> Tensor:
+        """See `NodeModel.score_at`."""
+        hidden = self._round(tokens, self.places(tokens, start, reach, None), reach)
+        one = node[:, None, None].expand(-1, 1, hidden.shape[2])
+        return self._logits(hidden.gather(1, one))
 
     def commit(self, start: Tensor, path: Tensor) -> None:
         self._allocated().own.move(*path_slots(start, path))
 
-    def _forward(
+    def _round(self, tokens: Tensor, at: Places, reach: int) -> Tensor:
+        cache = self._allocated()
+        own = cache.own_attention(at, reach)
+        return self._hidden(tokens, at.positions, own, cache.sources.attend)
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        """Logits `[B, N, V]` of hidden states `[B, N, D]`."""
+        return linear(hidden, self.weights.head).float()
+
+    def _hidden(
         self, tokens: Tensor, positions: Tensor, attend: SelfAttention, cross: CrossAttention
-    ) -> Scores:
-        """Logits of `tokens [B, N]`, and the last hidden states."""
+    ) -> Tensor:
+        """The last hidden states `[B, N, D]` of `tokens [B, N]`."""
         weights, shape = self.weights, (*tokens.shape, -1, self.weights.head_size)
         x = embedding(tokens, weights.embedding) + embedding(positions, weights.positions)
         x = x.view(-1, weights.width)  # [B N, D]
         for index, layer in enumerate(weights.layers):
             x = self._layer(index, layer, x, shape, attend, cross)
-        hidden = self._norm(x, weights.norm)
-        logits = linear(hidden, weights.head).float()
-        return Scores(logits.view(*tokens.shape, -1), hidden.view(*tokens.shape, -1))
+        return self._norm(x, weights.norm).view(*tokens.shape, -1)
 
     def _layer(
         self,

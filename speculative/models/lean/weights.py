@@ -98,6 +98,7 @@ class CausalLayer:
     qkv: Linear  # [(H + 2 K) d, D]
     q_norm: Norm | None  # [d], of every head, before the rotation
     k_norm: Norm | None
+    qk_norm: Tensor | None  # [H + K, d], both for all heads
     out: Linear  # [D, H d]
     post_norm: Norm
     gate_up: Linear  # [2 F, D]
@@ -126,6 +127,14 @@ class CausalWeights:
     scale: float
     activation: str  # transformers' name of it
     eps: float
+
+    def angles(self, positions: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Cosine and sine `[positions, d]` of every position. The sines of the first half of a head are
+        negative: x is rotated to `x * cos + swapped(x) * sin`, with the halves of x swapped."""
+        places = torch.arange(positions, device=self.inv_freq.device).float()
+        half = places[:, None] * self.inv_freq
+        cos, sin = half.cos() * self.rotary_scale, half.sin() * self.rotary_scale
+        return torch.cat([cos, cos], 1).to(dtype), torch.cat([-sin, sin], 1).to(dtype)
 
     @classmethod
     def of(cls, model: Any) -> CausalWeights:
@@ -166,15 +175,19 @@ def _whisper_layer(layer: Any) -> WhisperLayer:
 
 def _causal_layer(layer: Any, config: Any, index: int) -> CausalLayer:
     attention, mlp = layer.self_attn, layer.mlp
-    q_norm, k_norm = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
+    q_norm, k_norm = (
+        _norm(module) if (module := getattr(attention, name, None)) is not None else None
+        for name in ("q_norm", "k_norm")
+    )
     kinds = getattr(config, "layer_types", None)
     slides = kinds[index] == "sliding_attention" if kinds else True
     window = getattr(config, "sliding_window", None) if slides else None
     return CausalLayer(
         input_norm=_norm(layer.input_layernorm),
         qkv=_fused([attention.q_proj, attention.k_proj, attention.v_proj]),
-        q_norm=q_norm and _norm(q_norm),
-        k_norm=k_norm and _norm(k_norm),
+        q_norm=q_norm,
+        k_norm=k_norm,
+        qk_norm=_of_all_heads(q_norm, k_norm, config),
         out=_linear(attention.o_proj),
         post_norm=_norm(layer.post_attention_layernorm),
         gate_up=_fused([mlp.gate_proj, mlp.up_proj]),
@@ -182,6 +195,14 @@ def _causal_layer(layer: Any, config: Any, index: int) -> CausalLayer:
         window=window,
         rotary=bool(getattr(attention, "use_rope", True)),
     )
+
+
+def _of_all_heads(q_norm: Norm | None, k_norm: Norm | None, config: Any) -> Tensor | None:
+    """The weights of both norms, one row for each head of queries and then of keys."""
+    if q_norm is None or k_norm is None:
+        return None
+    queries = q_norm.weight.expand(config.num_attention_heads, -1)
+    return torch.cat([queries, k_norm.weight.expand(config.num_key_value_heads, -1)])
 
 
 def _norm(module: Any) -> Norm:

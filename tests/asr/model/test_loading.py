@@ -17,7 +17,12 @@ from forescribe.asr.errors import CapacityError, ModelError
 from forescribe.asr.model.loading import EncoderStates, Whisper, load
 from forescribe.asr.model.presets import Pair
 from forescribe.speculative.device import choose
-from forescribe.speculative.models.whisper_decoder import WhisperDecoder, encoder_of
+from forescribe.speculative.errors import LoadError
+from forescribe.speculative.models.families.model_engine import ModelEngine
+from forescribe.speculative.models.families.whisper_engines import checked_engine
+from forescribe.speculative.models.lean.lean_whisper_decoder import LeanWhisperDecoder
+from forescribe.speculative.models.slot_model import SlotModel
+from forescribe.speculative.models.whisper_decoder import encoder_of
 from tests.asr.model import folders
 
 CPU = choose("cpu")
@@ -348,14 +353,48 @@ def test_a_draft_that_hears_other_features_is_refused(target, tmp_path) -> None:
 @pytest.mark.parametrize("name", ["float32", "bfloat16"])
 def test_a_decoder_that_computes_something_else_is_refused(target, monkeypatch, name) -> None:
     """The adapter is compared with the model's own decoder: here it counts positions wrongly."""
-    right = WhisperDecoder.forward
-
-    def shifted(self, tokens, positions, *rest):
-        return right(self, tokens, positions + (tokens.shape[1] == 4), *rest)
-
-    monkeypatch.setattr(WhisperDecoder, "forward", shifted)
+    miscount(monkeypatch, SlotModel)
     with pytest.raises(ModelError, match="is not supported: logits behind several tokens at once"):
         load(Pair(target), choose("cpu", name))
+
+
+def miscount(monkeypatch, kind: type[SlotModel]) -> None:
+    """Makes adapters of a class count positions wrongly where four tokens are scored."""
+    right = SlotModel._positions_at
+
+    def shifted(self, slots):
+        return right(self, slots) + (slots.shape[1] == 4)
+
+    monkeypatch.setattr(kind, "_positions_at", shifted)
+
+
+def test_the_lean_engine_is_taken_unless_the_modules_are_asked_for(target) -> None:
+    assert load(Pair(target), CPU).engine == "lean"
+    for engine in ("lean", "modules"):
+        transcriber = Transcriber.load(str(target), gamma=0, device="cpu", engine=engine)
+        assert transcriber.context.engine.target.engine == engine
+    with pytest.raises(LoadError, match="no engine 'fast'; known: auto, lean, modules"):
+        Transcriber.load(str(target), engine="fast")
+
+
+def test_a_lean_form_that_computes_something_else_is_replaced_by_the_modules(
+    target, monkeypatch, caplog
+) -> None:
+    miscount(monkeypatch, LeanWhisperDecoder)
+    assert load(Pair(target), CPU).engine == "modules"
+    assert "engine modules instead of lean: logits behind several tokens" in caplog.text
+    with pytest.raises(ModelError, match="is not supported: logits behind several tokens at once"):
+        load(Pair(target), CPU, engine=ModelEngine.LEAN)
+
+
+def test_a_decoder_with_hooks_has_no_lean_form(target) -> None:
+    model = load(Pair(target), CPU).target
+    handle = model.model.decoder.layers[0].fc1.register_forward_hook(lambda *_: None)
+    assert checked_engine(model) == "modules"
+    with pytest.raises(LoadError, match="lean engine has no form of this whisper: hooks"):
+        checked_engine(model, ModelEngine.LEAN)
+    handle.remove()
+    assert checked_engine(model) == "lean"
 
 
 def test_a_spoilt_draft_is_named_as_the_draft(target, copy) -> None:

@@ -11,6 +11,8 @@ from transformers import MambaConfig, MambaForCausalLM
 from forescribe.speculative import Engine, Fixed, ModelDrafter, NgramDrafter, Request
 from forescribe.speculative.errors import LoadError
 from forescribe.speculative.models.causal_lm import CausalDecoder
+from forescribe.speculative.models.families.causal_engines import causal_decoder
+from forescribe.speculative.models.families.model_engine import ModelEngine
 from tests.speculative.models.causal_lms import EOS, FAMILIES, POSITIONS, VOCAB, causal_lm, forward
 
 RAGGED = ((5,), (7, 8, 9), tuple(range(20, 37)), (3, 3), tuple(range(50, 29, -1)), (40, 41, 42, 43))
@@ -27,21 +29,28 @@ def is_greedy(model, prompt: tuple[int, ...], tokens: tuple[int, ...]) -> bool:
     return chosen == tokens and ended and EOS not in tokens[:-1]
 
 
-def drafter(kind: str, family: str):
+def drafter(kind: str, family: str, engine=ModelEngine.AUTO):
     if kind == "model":
-        return ModelDrafter(CausalDecoder(causal_lm(family, layers=1, seed=1)))
+        return ModelDrafter(causal_decoder(causal_lm(family, layers=1, seed=1), engine=engine))
     return NgramDrafter() if kind == "ngram" else None
 
 
+LEAN = ("llama", "qwen2", "qwen2 with a window", "qwen3", "mistral", "mistral with a window")
+ENGINES = [
+    *((family, ModelEngine.MODULES) for family in FAMILIES),
+    *((family, ModelEngine.LEAN) for family in LEAN),
+]
+
+
 @pytest.mark.parametrize("kind", ["none", "model", "ngram"])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_ragged_prompts_in_one_batch_equal_generate(family, kind):
+@pytest.mark.parametrize(("family", "which"), ENGINES)
+def test_ragged_prompts_in_one_batch_equal_generate(family, which, kind):
     """Up to the last position, far behind the sliding windows, with as many rows as prompts and fewer."""
     model = causal_lm(family)
     for batch in (2, len(RAGGED)):
-        made = drafter(kind, family)
+        made = drafter(kind, family, which)
         engine = Engine(
-            CausalDecoder(model),
+            causal_decoder(model, engine=which),
             made,
             batch=batch,
             eos=(EOS,),
@@ -69,7 +78,7 @@ def test_every_row_equals_decoding_it_alone(family, work, batch, gamma):
 
     def run(work, batch):
         engine = Engine(
-            CausalDecoder(model),
+            causal_decoder(model),
             drafter("model", family),
             batch=batch,
             eos=(EOS,),
@@ -90,12 +99,12 @@ def test_every_row_equals_decoding_it_alone(family, work, batch, gamma):
             assert tokens == run([request], 1)[request.tag].tokens
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma2"])
+@pytest.mark.parametrize("family", ["llama", "gemma2"])  # lean, modules
 def test_a_draft_equal_to_its_target_is_never_rejected(family):
     model = causal_lm(family, dtype=torch.float64)
     engine = Engine(
-        CausalDecoder(model),
-        ModelDrafter(CausalDecoder(model)),
+        causal_decoder(model),
+        ModelDrafter(causal_decoder(model)),
         batch=3,
         eos=(),
         schedule=Fixed(5),
@@ -106,11 +115,11 @@ def test_a_draft_equal_to_its_target_is_never_rejected(family):
 
 def test_fewer_positions_than_the_model_has():
     model = causal_lm("llama")
-    engine = Engine(CausalDecoder(model, 20), batch=1, eos=())
+    engine = Engine(causal_decoder(model, 20), batch=1, eos=())
     (result,) = engine.run([Request((5, 6, 7))])
     assert len(result.tokens) == 17
     with pytest.raises(LoadError, match="llama has 48 positions, not 49"):
-        CausalDecoder(model, 49)
+        causal_decoder(model, 49)
 
 
 def test_a_recurrent_model_is_refused_by_name():

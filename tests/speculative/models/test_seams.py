@@ -11,6 +11,7 @@ from torch import Tensor
 from forescribe.asr.decode.rules import whisper_rules
 from forescribe.speculative import Engine, Fixed, Request
 from forescribe.speculative.drafts import Distribution, Draft, Scores, Topology, Verdict
+from forescribe.speculative.models.lean.lean_whisper_decoder import LeanWhisperDecoder
 from forescribe.speculative.models.whisper_decoder import WhisperDecoder
 from forescribe.speculative.reference import decode
 from forescribe.speculative.requests import Guarantee
@@ -62,7 +63,8 @@ class TreeDrafter:
     def observe(self, rows: Rows, draft: Draft, scores: Scores, verdict: Verdict) -> None: ...
 
 
-def test_a_tree_drafter_joins_the_loop_on_whisper():
+@pytest.mark.parametrize("decoder", [LeanWhisperDecoder, WhisperDecoder])
+def test_a_tree_drafter_joins_the_loop_on_whisper(decoder):
     target = whisper()
     rules = whisper_rules(target.generation_config, target.config)
     requests = [
@@ -70,7 +72,7 @@ def test_a_tree_drafter_joins_the_loop_on_whisper():
     ]
     models = {r.tag: lambda t, m=r.encoder_states: forward(target, m, t) for r in requests}
     engine = Engine(
-        WhisperDecoder(target),
+        decoder(target),
         TreeDrafter(models, 120),
         batch=2,
         eos=(EOS,),

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from forescribe.asr.decode.rules import whisper_rules
 from forescribe.speculative import Engine, Fixed, ModelDrafter, NgramDrafter, Request
+from forescribe.speculative.models.lean.lean_whisper_decoder import LeanWhisperDecoder
 from forescribe.speculative.models.whisper_decoder import WhisperDecoder, same_encoder
 from forescribe.speculative.reference import decode
 from tests.speculative.models.whispers import (
@@ -24,6 +25,7 @@ from tests.speculative.models.whispers import (
 )
 
 POSITIONS = 40
+ENGINES = {"lean": LeanWhisperDecoder, "modules": WhisperDecoder}
 prompts = st.builds(
     lambda text, plain: (SOT, *text, *([NO_TIMESTAMPS] if plain else [])),
     st.lists(st.integers(6, 48), max_size=12).map(tuple),
@@ -42,22 +44,23 @@ def oracle(model, request: Request, rules) -> tuple[int, ...]:
     )
 
 
+@pytest.mark.parametrize("decoder", ENGINES.values(), ids=ENGINES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["fp32", "fp64"])
 @pytest.mark.parametrize("draft", ["none", "model", "decoder-only", "ngram"])
 @settings(max_examples=5)
 @given(rows, st.integers(1, 3), st.sampled_from([1, 3, 4, 8]))
-def test_every_row_equals_decoding_it_alone(dtype, draft, work, batch, gamma):
+def test_every_row_equals_decoding_it_alone(decoder, dtype, draft, work, batch, gamma):
     target = whisper(dtype=dtype)
     rules = whisper_rules(target.generation_config, target.config)
     made = {
         "none": lambda: None,
-        "model": lambda: ModelDrafter(WhisperDecoder(whisper(1, 1)), rules),
-        "decoder-only": lambda: ModelDrafter(WhisperDecoder(decoder_only())),
+        "model": lambda: ModelDrafter(decoder(whisper(1, 1)), rules),
+        "decoder-only": lambda: ModelDrafter(decoder(decoder_only())),
         "ngram": lambda: NgramDrafter(),
     }
     drafter = made[draft]()
     engine = Engine(
-        WhisperDecoder(target),
+        decoder(target),
         drafter,
         batch=batch,
         eos=(EOS,),
@@ -73,12 +76,13 @@ def test_every_row_equals_decoding_it_alone(dtype, draft, work, batch, gamma):
         assert results[request.tag].tokens == oracle(target, request, rules)
 
 
+@pytest.mark.parametrize("decoder", ENGINES.values(), ids=ENGINES)
 @pytest.mark.parametrize("gamma", [0, 1, 5])
-def test_poisoned_slots_are_never_read(gamma):
+def test_poisoned_slots_are_never_read(decoder, gamma):
     """Every slot and cross-attention key is poisoned before admission; only written ones may count."""
     target = whisper()
     rules = whisper_rules(target.generation_config, target.config)
-    models = [WhisperDecoder(target), WhisperDecoder(whisper(1, 1))]
+    models = [decoder(target), decoder(whisper(1, 1))]
     engine = Engine(
         models[0],
         ModelDrafter(models[1]) if gamma else None,
@@ -99,13 +103,14 @@ def test_poisoned_slots_are_never_read(gamma):
         assert result.tokens == oracle(target, result.request, rules)
 
 
+@pytest.mark.parametrize("decoder", ENGINES.values(), ids=ENGINES)
 @pytest.mark.parametrize("sampled", [False, True])
-def test_a_draft_equal_to_its_target_is_never_rejected(sampled):
+def test_a_draft_equal_to_its_target_is_never_rejected(decoder, sampled):
     """In float64: with one token and with five, kernels round differently in the last bits only."""
     target, rules = whisper(dtype=torch.float64), ()
     engine = Engine(
-        WhisperDecoder(target),
-        ModelDrafter(WhisperDecoder(whisper(dtype=torch.float64))),
+        decoder(target),
+        ModelDrafter(decoder(whisper(dtype=torch.float64))),
         batch=3,
         eos=(),
         schedule=Fixed(5),

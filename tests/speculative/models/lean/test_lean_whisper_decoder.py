@@ -106,3 +106,14 @@ def test_float_weights_are_the_models_own_tensors_where_nothing_is_fused():
     for layer, module in zip(weights.layers, decoder.layers, strict=True):
         assert layer.up.weight.data_ptr() == module.fc1.weight.data_ptr()
         assert not layer.qkv.weight.requires_grad
+
+
+def test_one_node_has_the_logits_that_a_whole_score_gives_it():
+    pair = tiny(2)
+    pair.prefill([0, 1], 4, states(2))
+    ours, tokens = pair.models[1], pair.tokens(2, 3)
+    whole = ours.score(tokens, pair.starts, reach=9).logits
+    node = torch.tensor([2, 0])
+    one = ours.score_at(tokens, pair.starts, node, reach=9)
+    assert one.shape == (2, 1, whole.shape[2])
+    torch.testing.assert_close(one[:, 0], whole[torch.arange(2), node])

@@ -1,0 +1,31 @@
+"""The engines that run causal LMs, in order of preference.
+
+Knows the adapters and when each can run a model; nothing of how they compute.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..causal_lm import CausalDecoder
+from ..lean.coverage import causal_gap
+from ..lean.lean_causal_decoder import LeanCausalDecoder
+from ..slot_model import SlotModel
+from .model_engine import Form, ModelEngine, build
+
+FORMS = (
+    Form(ModelEngine.LEAN, causal_gap, LeanCausalDecoder),
+    Form(ModelEngine.MODULES, lambda model: None, CausalDecoder),
+)
+
+
+def causal_decoder(
+    model: Any,
+    positions: int | None = None,
+    vocab: int | None = None,
+    *,
+    engine: ModelEngine = ModelEngine.AUTO,
+) -> SlotModel:
+    """A causal LM on an engine; arguments and errors as `causal_model.CausalModel`. The first decoder of a
+    model compares itself with the model's plain forward."""
+    return build(FORMS, model, engine, lambda form: form.adapter(model, positions, vocab))

@@ -1,0 +1,189 @@
+"""The base of the adapters of causal LMs: limits, windows, the draft's vocabulary, and the comparison.
+
+Knows a model's configuration and its plain forward; nothing of how an adapter computes.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from ...errors import LoadError
+from ..agreement import LENGTH, Closeness, Reading, difference
+from ..cache import chunk_mask, window_mask
+from ..slot_model import SlotModel
+from .causal_config import (
+    CHUNKED,
+    FULL,
+    OTHERS,
+    SLIDING,
+    WINDOWS,
+    kinds_of,
+    positions_of,
+    special_tokens,
+    strange_windows,
+    widths_of,
+)
+
+NARROW = 5
+"""Width of windows while a model is checked, so that a few tokens exceed them."""
+
+_checked: WeakKeyDictionary[Any, set[type]] = WeakKeyDictionary()
+"""The adapters that have been compared with each model."""
+
+
+class CausalModel(SlotModel):
+    """A transformers causal LM, e.g. of `AutoModelForCausalLM.from_pretrained`.
+
+    `positions` bounds the rows, and the cache is allocated for it; None takes the model's own limit.
+    `vocab` is the target's number of tokens where this model is a draft: models of one family pad the same
+    vocabulary to different sizes, and tokens that only one of them has are never proposed.
+
+    The first adapter of its class compares itself with the model's plain forward. Raises LoadError, with
+    the model's type, where they differ, for layers that the adapter cannot run, and for more positions than
+    the model has.
+    """
+
+    def __init__(self, model: Any, positions: int | None = None, vocab: int | None = None) -> None:
+        config = model.config.get_text_config()
+        limit = positions_of(config)
+        if positions is not None and positions > limit:
+            raise LoadError(f"{config.model_type} has {limit} positions, not {positions}")
+        kinds = kinds_of(config)
+        strange = strange_windows(config, limit)
+        if strange:
+            raise LoadError(
+                f"{config.model_type} is not supported: beyond {strange} of its config.json its layers "
+                f"select what they read by other rules; {OTHERS}"
+            )
+        self.model, self.config, self.kinds = model, config, kinds
+        self.widths = widths_of(config, kinds)
+        super().__init__(
+            device=model.device,
+            dtype=model.dtype,
+            vocab_size=vocab or config.vocab_size,
+            positions=limit,
+        )
+        self.room = config.vocab_size - self.vocab_size  # for tokens that the target does not have
+        self.prepare()
+        seen = _checked.setdefault(model, set())
+        if type(self) not in seen:
+            self._check()
+            seen.add(type(self))
+        self._positions = positions or limit
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """Reads from the model what the adapter needs. Raises LoadError where it lacks that."""
+
+    def known_tokens(self, tokens: Tensor) -> Tensor:
+        """Tokens without an embedding are read as another one: drafts are guesses."""
+        return tokens if self.room >= 0 else tokens.clamp_max(self.vocab_size + self.room - 1)
+
+    def own_vocabulary(self, logits: Tensor) -> Tensor:
+        """Logits `[B, N, config.vocab_size]` as those of `vocab_size` tokens, in float32."""
+        logits = logits.float()
+        if self.room < 0:
+            return pad(logits, (0, -self.room), value=float("-inf"))
+        return logits if self.room == 0 else logits[..., : self.vocab_size].contiguous()
+
+    def masks(self, mask: Tensor, positions: Tensor) -> dict[str, Tensor]:
+        """The masks of each kind of layer; `mask [B, 1, N, length]` is that of full attention."""
+        masks = {FULL: mask}
+        if SLIDING in self.widths:
+            masks[SLIDING] = window_mask(mask, positions, self.widths[SLIDING])
+        if CHUNKED in self.widths:
+            masks[CHUNKED] = chunk_mask(mask, positions, self.widths[CHUNKED])
+        return masks
+
+    # -- the model's plain forward ------------------------------------------------------------------
+
+    def _check(self) -> None:
+        """Raises LoadError where this adapter computes other logits than its model."""
+        name = self.config.model_type
+        try:
+            problem = self._difference()
+        except (torch.OutOfMemoryError, MemoryError):
+            raise
+        except (
+            Exception
+        ) as error:  # its forward does not know masks or positions: many ways to fail
+            line = " ".join(str(error).split())[:150]
+            raise LoadError(
+                f"{name} cannot be given positions and masks row by row, which a batch of ragged texts "
+                f"needs ({type(error).__name__}: {line}); {OTHERS}"
+            ) from error
+        if problem is not None:
+            raise LoadError(f"{name} is not supported: {problem}; {OTHERS}")
+
+    @torch.inference_mode()
+    def _difference(self) -> str | None:
+        """A description of what differs from the model's own forward; None where nothing does."""
+        if self._positions < LENGTH:
+            return f"it has {self._positions} positions, fewer than {LENGTH}"
+        reading = self._reading(LENGTH)
+        plain = self._plain(reading.tokens)
+        if not bool(plain.isfinite().any(-1).all()):
+            return f"its logits are no numbers in {str(self.dtype).removeprefix('torch.')}"
+        close = Closeness.of(
+            self.dtype, self.model.get_input_embeddings(), lambda: self._plain(reading.tokens)
+        )
+        strange = self._strange_positions(reading, plain, close)
+        if strange is not None:
+            return strange
+        with self._narrowed() as narrowed:
+            narrow = self._plain(reading.tokens) if narrowed else plain
+            where = difference(self, narrow, reading, close)
+        if narrowed and narrow.equal(plain):
+            return "its layers do not read the windows that its config.json names"
+        if where is None:
+            return None
+        wide = " with windows" if self.widths else ""
+        return f"logits behind {where}{wide} are not those of its plain forward"
+
+    def _reading(self, length: int) -> Reading:
+        vocab = min(self.config.vocab_size, self.vocab_size)
+        return Reading.of(
+            vocab, length, self.device, special_tokens(self.config, self.model.config)
+        )
+
+    def _plain(self, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
+        given = {} if positions is None else {"position_ids": positions}
+        logits: Tensor = self.model(input_ids=tokens, use_cache=False, **given).logits
+        return logits.float()
+
+    def _strange_positions(self, reading: Reading, plain: Tensor, close: Closeness) -> str | None:
+        """A description of an unusual meaning of positions, None where there is none: a row at the last
+        positions must not change the other rows."""
+        places = torch.arange(LENGTH, device=self.device).repeat(len(plain), 1)
+        late = places.clone()
+        late[-1] += self._positions - LENGTH
+        if not close.differ(self._plain(reading.tokens, late)[:-1], plain[:-1]):
+            return None
+        if close.differ(self._plain(reading.tokens, places), plain):
+            return "it does not count positions from 0"
+        return "what it computes for a text depends on how long the others in its batch are"
+
+    @contextmanager
+    def _narrowed(self) -> Iterator[bool]:
+        """Narrows the windows of model and adapter to `NARROW`; yields whether any was wider. Models read
+        the width from their configuration whenever they build masks."""
+        widths = self.widths
+        try:
+            self.widths = {kind: min(width, NARROW) for kind, width in widths.items()}
+            self._configure(self.widths)
+            yield self.widths != widths
+        finally:
+            self.widths = widths
+            self._configure(widths)
+
+    def _configure(self, widths: dict[str, int]) -> None:
+        for kind, width in widths.items():
+            setattr(self.config, WINDOWS[kind], width)

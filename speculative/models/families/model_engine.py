@@ -1,0 +1,75 @@
+"""Which engine runs a model's forward: the names, and how one is chosen.
+
+    modules  transformers' own modules: every family, and the reference of the others
+    lean     short functions over the same weights (`models/lean`): Whisper and Llama-like models
+
+All engines compute the same tokens in float32. The choice is made once, before a model decodes; adapters have
+the name in `engine`, and a warning is logged where `auto` had to take the next one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import pairwise
+from typing import Any, TypeVar
+
+from ...errors import LoadError
+from ..slot_model import SlotModel
+
+log = logging.getLogger(__name__)
+
+Made = TypeVar("Made")
+
+
+class ModelEngine(StrEnum):
+    """What runs a model's forward; `AUTO` takes the fastest one that has a form of the model."""
+
+    AUTO = "auto"
+    LEAN = "lean"
+    MODULES = "modules"
+
+    @classmethod
+    def of(cls, name: str | None) -> ModelEngine:
+        """The engine of a name; None is `AUTO`. Raises LoadError, with the known names."""
+        try:
+            return cls(name or cls.AUTO)
+        except ValueError:
+            known = ", ".join(cls)
+            raise LoadError(f"there is no engine {name!r}; known: {known}") from None
+
+
+@dataclass(frozen=True)
+class Form:
+    """How one engine runs a family: why it cannot run a model (None if it can), and its adapter."""
+
+    engine: ModelEngine
+    gap: Callable[[Any], str | None]
+    adapter: Callable[..., SlotModel]
+
+
+def build(
+    forms: Sequence[Form], model: Any, asked: ModelEngine, make: Callable[[Form], Made]
+) -> Made:
+    """What `make` returns for the form that runs `model`: the one that was asked for, or the first that can
+    and for which `make` raises no LoadError. Raises LoadError where there is none."""
+    kind = model.config.model_type
+    able = []
+    for form in forms:
+        gap = form.gap(model)
+        if gap is None and asked in (ModelEngine.AUTO, form.engine):
+            able.append(form)
+        elif asked is form.engine:
+            raise LoadError(f"the {form.engine} engine has no form of this {kind}: {gap}")
+        elif gap is not None:
+            log.debug("the %s engine has no form of this %s: %s", form.engine, kind, gap)
+    for form, other in pairwise(able):
+        try:
+            return make(form)
+        except LoadError as error:
+            log.warning("engine %s instead of %s: %s", other.engine, form.engine, error)
+    if not able:
+        raise LoadError(f"{kind} has no engine {asked}: {', '.join(f.engine for f in forms)}")
+    return make(able[-1])

@@ -1,0 +1,49 @@
+"""The engines that run Whisper's decoder, in order of preference.
+
+Knows the adapters and when each can run a model; nothing of how they compute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from ...errors import LoadError
+from ..lean.coverage import whisper_gap
+from ..lean.lean_whisper_decoder import LeanWhisperDecoder
+from ..slot_model import SlotModel
+from ..whisper_decoder import WhisperDecoder, adapter_difference
+from .model_engine import Form, ModelEngine, build
+
+FORMS = (
+    Form(ModelEngine.LEAN, whisper_gap, LeanWhisperDecoder),
+    Form(ModelEngine.MODULES, lambda model: None, WhisperDecoder),
+)
+
+
+def whisper_decoder(
+    model: Any,
+    pick: Callable[[Any], Tensor] = lambda encoder_states: encoder_states,
+    *,
+    sources: int | None = None,
+    engine: ModelEngine = ModelEngine.AUTO,
+) -> SlotModel:
+    """The decoder of a Whisper model on an engine; arguments as `WhisperDecoder`. Raises LoadError for an
+    engine that cannot run it."""
+    return build(FORMS, model, engine, lambda form: form.adapter(model, pick, sources=sources))
+
+
+def checked_engine(model: Any, asked: ModelEngine = ModelEngine.AUTO) -> ModelEngine:
+    """The engine that runs a Whisper, after a comparison with the model's plain forward. Raises LoadError
+    where the engine that was asked for, or every engine, would compute other logits."""
+
+    def compare(form: Form) -> ModelEngine:
+        problem = adapter_difference(model, partial(form.adapter, model))
+        if problem is not None:
+            raise LoadError(problem)
+        return form.engine
+
+    return build(FORMS, model, asked, compare)
