@@ -75,7 +75,7 @@ STDOUT = "-"
 
 NOT_IN_RESULTS = frozenset(
     "audio recursive output_dir output_format overwrite dry_run fail_fast model draft gamma batch_size "
-    "device threads report local_files_only verbose quiet json".split()
+    "device threads engine report local_files_only verbose quiet json".split()
 ) | {
     # The fingerprint holds these in the form of `SpeakerOptions.settings`.
     "diarize",
