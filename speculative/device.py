@@ -1,6 +1,6 @@
 """Devices: cpu, cuda, hpu (Intel Gaudi) and mps. No other module of the core tells them apart.
 
-A `Device` gives the rest of the core its dtype, clock, graphs and round borders.
+A `Device` gives the rest of the core its dtype, clock and round borders; graphs are in `graphs.capture`.
 Gaudi's packages are imported only when an hpu is requested or detected.
 """
 
@@ -10,7 +10,6 @@ import importlib
 import importlib.util
 import os
 import time
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -65,8 +64,19 @@ class Device:
 
     @property
     def rounds_per_poll(self) -> int:
-        """Rounds between two polls of `active` by the host: a poll stalls an asynchronous device."""
+        """Rounds between two polls of the rows' state by the host."""
         return {"cpu": 1, "mps": 2, "cuda": 2, "hpu": 4}[self.kind]
+
+    @property
+    def events(self) -> bool:
+        """Whether the device itself records when work began and ended."""
+        return self.kind == "cuda"
+
+    @property
+    def late_reads(self) -> bool:
+        """Whether a poll reads the state of the poll before, so that the device always has rounds to run
+        while the host decides. Rows that have ended meanwhile play a few empty rounds."""
+        return self.kind in ("cuda", "hpu")
 
     def guard(self) -> AbstractContextManager[object]:
         """Makes this the thread's current device for a block: streams, events, captures and kernels that
@@ -92,24 +102,6 @@ class Device:
         """Ends a graph in Gaudi's lazy mode; nothing elsewhere. Called at round borders only."""
         if self.kind == "hpu" and hpu_is_lazy():
             importlib.import_module(f"{_HABANA}.torch.core").mark_step()
-
-    def graph(self, fn: Callable[[], None]) -> Callable[[], None]:
-        """A captured form of `fn`, which reads and writes only tensors that stay where they are.
-
-        cuda: a CUDA graph. hpu: an HPU graph in lazy mode, `torch.compile` in eager mode. Elsewhere
-        `fn` itself: measured on CPUs, inductor's code for these shapes was slower than eager.
-        Capturing runs `fn` a few times, so call this while no row is active.
-        """
-        if self.kind == "cuda":
-            return _cuda_graph(self, fn)
-        if self.kind == "hpu":
-            if hpu_is_lazy():
-                return fn  # lazy mode accumulates the round itself; mark_step closes it
-            compiled: Callable[[], None] = torch.compile(
-                fn, backend="hpu_backend", fullgraph=True, dynamic=False
-            )
-            return compiled
-        return fn
 
     def stopwatch(self) -> Stopwatch:
         return Stopwatch(self)
@@ -213,30 +205,11 @@ class _Current:
             self._device.backend.set_device(self._before)
 
 
-def _cuda_graph(device: Device, fn: Callable[[], None]) -> Callable[[], None]:
-    with device.guard():
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(3):  # libraries pick their kernels and workspaces before the capture
-                fn()
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            fn()
-
-    def replay() -> None:
-        with device.guard():
-            graph.replay()
-
-    return replay
-
-
 class Stopwatch:
     """Seconds by stage. On CUDA it records events, which cost no sync until `seconds` is read."""
 
     def __init__(self, device: Device) -> None:
-        self._events = device.kind == "cuda"
+        self._events = device.events
         self._device = device
         self._laps: list[tuple[str, Any, Any]] = []
         self._total: dict[str, float] = {}

@@ -54,7 +54,8 @@ class Model(Protocol):
     ) -> Scores:
         """Runs one forward over `tokens [B, N]`; node i of row b is written to slot `start[b] + i`.
 
-        Attention reads slots below `reach` only: no active row is longer.
+        Attention reads slots below `reach` only: no active row is longer. B may be smaller than the batch:
+        these are its first rows then.
         """
 
     def commit(self, start: Tensor, path: Tensor) -> None:
@@ -97,7 +98,8 @@ class Drafter(Protocol):
         short row ends before that; the tokens after its end are undefined and are never used. Inactive
         rows may be skipped."""
 
-    def propose(self, rows: Rows, gamma: int) -> Draft: ...
+    def propose(self, rows: Rows, gamma: int) -> Draft:
+        """Drafts for `rows`, the first ones of the batch or all of them."""
 
     def observe(self, rows: Rows, draft: Draft, scores: Scores, verdict: Verdict) -> None:
         """Receives the verdict on its draft; `rows` is the state before the verdict is committed."""

@@ -92,7 +92,9 @@ class TinyModel:
         self.values.scatter_(1, slots[..., None].expand_as(values), values)
         inside = (offset >= 0) & (offset < nodes)
         seen = ancestry[:, offset.clamp(0, nodes - 1)].permute(1, 0, 2) & inside[:, None]
-        return self._read(self.values[:, :reach], seen | (offset < 0)[:, None], self.encoder_states)
+        sees = seen | (offset < 0)[:, None]
+        rows = len(tokens)
+        return self._read(self.values[:rows, :reach], sees, self.encoder_states[:rows])
 
     def commit(self, start: Tensor, path: Tensor) -> None:
         index = (start[:, None] + path)[..., None].expand(-1, -1, self.values.shape[2])

@@ -58,7 +58,7 @@ class NgramDrafter:
 
     def propose(self, rows: Rows, gamma: int) -> Draft:
         assert self.hints is not None
-        hint = self.hints
+        hint = self.hints[: rows.batch]
         gap = torch.full_like(hint[:, :1], _EMPTY)  # no match may straddle hint and text
         known = torch.arange(rows.scratch, device=hint.device) < rows.lengths[:, None]
         text = torch.cat([hint, gap, rows.tokens[:, :-1].where(known, _EMPTY)], dim=1)  # [B, L]

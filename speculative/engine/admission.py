@@ -14,6 +14,7 @@ from torch import Tensor
 from .. import checks
 from ..device import Device
 from ..errors import RequestError
+from ..graphs.transfers import upload
 from ..requests import Guarantee, Mode, Request
 from ..rounds.rule_choice import RuleChoice
 from ..rows import Rows
@@ -56,8 +57,12 @@ def prompts(
         bucket = next((b for b in PROMPT_BUCKETS if b >= length), max_tokens)
         length = min(bucket, max_tokens)
     padded = [[*r.prompt, *[0] * (length - len(r.prompt))] for r in requests]
-    tokens = torch.tensor(padded, dtype=torch.int64, device=device.torch)  # [K, P]
-    return torch.tensor(rows, device=device.torch), tokens, requests
+    place = device.torch
+    return upload(rows, torch.int64, place), upload(padded, torch.int64, place), requests
+
+
+COMPUTED = ("logprobs", "sources", "ranked", "ranked_logprobs")
+"""State of a row that rounds write before it is read; an admission sets the rest."""
 
 
 def write(
@@ -65,36 +70,30 @@ def write(
 ) -> None:
     """Writes the requests into their rows, which stay inactive: a fault before their prompts have been
     read must not leave active rows without a request."""
-    place = state.tokens.device
-    index = torch.tensor(rows, device=place)
-
-    def put(target: Tensor, values: Sequence[int] | Sequence[bool]) -> None:
-        target[index] = torch.tensor(values, dtype=target.dtype, device=place)
-
-    texts = torch.zeros((len(rows), state.tokens.shape[1]), dtype=torch.int64)
+    staged = Rows.empty(len(rows), state.scratch, torch.device("cpu"), state.ranks)
     for i, request in enumerate(requests):
-        texts[i, : len(request.prompt)] = torch.tensor(request.prompt)
-    put(state.active, [False] * len(rows))
-    state.tokens[index] = texts.to(place)
-    lengths = [len(r.prompt) for r in requests]
-    put(state.lengths, lengths)
-    put(state.begin, lengths)
-    put(state.limits, limits)
-    state.sampling.write(index, requests)
-    put(state.gamma, [gamma if r.gamma is None else r.gamma for r in requests])
-    for counter in (state.rounds, state.drafted, state.accepted):
-        counter[index] = 0
+        staged.tokens[i, : len(request.prompt)] = torch.tensor(request.prompt)
+    lengths = torch.tensor([len(r.prompt) for r in requests])
+    staged.lengths[:], staged.begin[:] = lengths, lengths
+    staged.limits[:] = torch.tensor(limits)
+    staged.gamma[:] = torch.tensor([gamma if r.gamma is None else r.gamma for r in requests])
+    staged.sampling.write(torch.arange(len(rows)), requests)
+    values, place = staged.tensors(), state.tokens.device
+    index = upload(rows, torch.int64, place)
+    for name, target in state.tensors().items():
+        if name not in COMPUTED:
+            target[index] = upload(values[name], target.dtype, place)
 
 
-def probabilities(logits: Tensor, request: Request) -> tuple[float, ...]:
-    """The probabilities of a request's probe, from its prompt's logits `[P, V]`."""
+def probabilities(logits: Tensor, request: Request) -> Tensor | None:
+    """The probabilities of a request's probe `[tokens]`, from its prompt's logits `[P, V]`."""
     probe = request.probe
     if probe is None:
-        return ()
+        return None
     if probe.slot >= len(logits):
         raise RequestError("this model returns no logits of its prompt, so it cannot be probed")
     chances = logits[probe.slot].float().softmax(-1)
-    return tuple(float(chances[token]) for token in probe.tokens)
+    return chances[upload(probe.tokens, torch.int64, logits.device)]
 
 
 class Admission:
@@ -143,10 +142,10 @@ class Admission:
         logits = context.target.prefill(index, tokens, [r.encoder_states for r in padded])
         probes = [probabilities(logits[i], r) for i, r in enumerate(requests)]
         begun = [len(r.prompt) < limit for r, limit in zip(requests, limits, strict=True)]
-        state.active[index[: len(rows)]] = torch.tensor(begun, device=context.device.torch)
+        state.active[index[: len(rows)]] = upload(begun, torch.bool, context.device.torch)
         context.device.mark_step()
         for (row, slot), probe in zip(chosen, probes, strict=True):
-            slot.probe = probe
+            slot.probe = None if probe is None else context.reader.copy(probe)
             context.slots.occupy(row, slot, prefill_pending=context.drafter is not None)
         context.counts.target_forwards += 1
 

@@ -9,7 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import DecodingError
-from ..requests import Finish, Partial, Ranked, Request, Result, Source
+from ..graphs.snapshots import RowRecord, Snapshot
+from ..graphs.transfers import Moment
+from ..requests import Finish, Partial, Ranked, Result, Source
 from ..rounds.rule_choice import RuleChoice
 from . import faults
 from .context import EngineContext
@@ -22,12 +24,17 @@ class ResultCollector:
 
     def __init__(self, context: EngineContext, rules: RuleChoice) -> None:
         self._context, self._rules = context, rules
+        self.polled: Moment | None = None  # when the last snapshot that was read was taken
 
-    def end_inactive(self, active: list[bool]) -> None:
-        """Ends all slots whose row is not `active` any more."""
+    def end_inactive(
+        self, snapshot: Snapshot, before: list[SlotState | None], after: Moment | None = None
+    ) -> None:
+        """Ends the slots whose row was not active any more in a snapshot, taken at the moment `after` when
+        `before` were in the slots."""
         for row, state in self._context.slots.occupied():
-            if not active[row]:
-                self._end(row, state)
+            if state is before[row] and not snapshot.active[row]:
+                # A cancelled row may have stopped later than in the snapshot.
+                self._end(row, state, None if state.cancelled else after)
 
     def fail(self, row: int, error: DecodingError) -> None:
         """Ends a slot with an error; its result has what was written before."""
@@ -38,32 +45,34 @@ class ResultCollector:
         # What made it fail must not be read in rounds of the others.
         self._context.rows.clear(row)
 
-    def _end(self, row: int, state: SlotState) -> None:
+    def _end(self, row: int, state: SlotState, after: Moment | None = None) -> None:
         """Frees the slot and delivers its result."""
         self._context.slots.vacate(row)
         try:
-            result = self.collect(row, state)
+            result = self.collect(row, state, after)
         except Exception as raised:
             error = self._context.faults.record(faults.RESULT, raised)
             result = failed(state.request, state.error or error)
         state.inbox.put(result)
 
-    def collect(self, row: int, state: SlotState) -> Result:
-        """The result of a row that has ended."""
-        rows, request = self._context.rows, state.request
-        span = slice(int(rows.begin[row]), int(rows.lengths[row]))
-        tokens: list[int] = rows.tokens[row, span].tolist()
+    def collect(self, row: int, state: SlotState, after: Moment | None = None) -> Result:
+        """The result of a row that has ended by the moment `after`; None is now."""
+        context, request = self._context, state.request
+        begin, end = len(request.prompt), context.rows.scratch
+        if after is not None:
+            end = max(begin, context.slots.lengths[row])
+        record = context.reader.row(context.rows, row, begin, end, request.ranks, after)
         return Result(
             request=request,
-            tokens=tuple(tokens),
-            logprobs=tuple(rows.logprobs[row, span].tolist()),
-            sources=tuple(Source(s) for s in rows.sources[row, span].tolist()),
-            finish=self._finish(state, tokens),
-            rounds=int(rows.rounds[row]),
-            drafted=int(rows.drafted[row]),
-            accepted=int(rows.accepted[row]),
-            probe=state.probe,
-            ranked=self._ranked(row, span, request),
+            tokens=tuple(record.tokens),
+            logprobs=tuple(record.logprobs),
+            sources=tuple(Source(s) for s in record.sources),
+            finish=self._finish(state, record.tokens),
+            rounds=record.rounds,
+            drafted=record.drafted,
+            accepted=record.accepted,
+            probe=() if state.probe is None else tuple(state.probe.tensor().tolist()),
+            ranked=ranked(record),
             guarantee=self._rules.guarantee(sampling=request.temperature > 0),
             error=state.error,
             draft_error=state.draft_error,
@@ -74,33 +83,35 @@ class ResultCollector:
             return Finish.FAILED
         if state.cancelled:
             return Finish.CANCELLED
-        stopped = bool(tokens) and tokens[-1] in self._context.eos.tolist()
+        stopped = bool(tokens) and tokens[-1] in self._context.ends
         return Finish.STOP if stopped else Finish.LENGTH
 
     def partials(self, known: Mapping[Any, int]) -> list[Partial]:
-        """What unfinished rows have written; `known` has the tokens to skip of each, by tag."""
-        rows, partials = self._context.rows, []
-        lengths: list[int] = rows.lengths.tolist()
-        for row, state in self._context.slots.occupied():
+        """What unfinished rows had written in the last poll; `known` has the tokens to skip of each, by
+        tag."""
+        context, partials = self._context, []
+        for row, state in context.slots.occupied():
             if state.cancelled:
                 continue
-            begin = known.get(state.request.tag, 0)
-            span = slice(len(state.request.prompt) + begin, lengths[row])
+            request, begin = state.request, known.get(state.request.tag, 0)
+            start = len(request.prompt) + begin
+            end = max(start, context.slots.lengths[row])
+            record = context.reader.row(context.rows, row, start, end, request.ranks, self.polled)
             partials.append(
                 Partial(
-                    request=state.request,
+                    request=request,
                     begin=begin,
-                    tokens=tuple(rows.tokens[row, span].tolist()),
-                    logprobs=tuple(rows.logprobs[row, span].tolist()),
-                    ranked=self._ranked(row, span, state.request),
+                    tokens=tuple(record.tokens),
+                    logprobs=tuple(record.logprobs),
+                    ranked=ranked(record),
                 )
             )
         return partials
 
-    def _ranked(self, row: int, span: slice, request: Request) -> Ranked:
-        if not request.ranks:
-            return ()
-        rows, kept = self._context.rows, slice(request.ranks)
-        tokens: list[list[int]] = rows.ranked[row, span, kept].tolist()
-        logprobs: list[list[float]] = rows.ranked_logprobs[row, span, kept].tolist()
-        return tuple(tuple(zip(*pair, strict=True)) for pair in zip(tokens, logprobs, strict=True))
+
+def ranked(record: RowRecord) -> Ranked:
+    """The most likely tokens at each token of a row, with their log-probabilities."""
+    if not record.ranked or not record.ranked[0]:
+        return ()
+    pairs = zip(record.ranked, record.ranked_logprobs, strict=True)
+    return tuple(tuple(zip(*pair, strict=True)) for pair in pairs)

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from .. import checks
 from ..device import Device, Stopwatch
+from ..graphs.shapes import aligned
+from ..graphs.snapshots import StateReader
 from ..protocols import Drafter, Model
 from ..rounds.counters import Counters
 from ..rows import Rows
@@ -46,11 +48,13 @@ class EngineContext:
     target: Model
     drafter: Drafter | None
     eos: Tensor  # [E] token ids that end a row
+    ends: frozenset[int]  # the same for the host
     slots: Slots
     counters: Counters
     counts: HostCounts
     faults: FaultLog
     watch: Stopwatch
+    reader: StateReader
     max_tokens: int
     max_gamma: int
 
@@ -70,18 +74,21 @@ class EngineContext:
         limit = target.max_positions
         tokens = limit if sizes.max_tokens is None else min(sizes.max_tokens, limit)
         # A round writes drafts up to max_gamma slots after the last token that a row can hold.
-        slots = tokens + sizes.max_gamma + 1
+        slots = aligned(tokens + sizes.max_gamma + 1, device)
+        ends = frozenset(eos)
         with device.guard():
             context = cls(
                 device=device,
                 target=target,
                 drafter=drafter,
-                eos=torch.tensor(sorted(set(eos)), dtype=torch.int64, device=device.torch),
+                eos=torch.tensor(sorted(ends), dtype=torch.int64, device=device.torch),
+                ends=ends,
                 slots=Slots(Rows.empty(sizes.batch, slots, device.torch, sizes.ranks)),
                 counters=Counters.zeros(sizes.max_gamma, device.torch),
                 counts=HostCounts(),
                 faults=FaultLog(device),
                 watch=device.stopwatch(),
+                reader=StateReader(device),
                 max_tokens=tokens,
                 max_gamma=sizes.max_gamma,
             )

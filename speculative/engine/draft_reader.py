@@ -63,8 +63,8 @@ class DraftReader:
         device.mark_step()
 
     def _read_texts(self, tokens: int) -> None:
-        """Reads the last `tokens` of the drafting rows together; row by row if that fails. Waits for the
-        device, so that the time of the next rounds does not include it."""
+        """Reads the last `tokens` of the drafting rows together; row by row if that fails. Waits for a
+        device without events, so that the time of the next rounds does not include it."""
         slots, log, watch = self._context.slots, self._context.faults, self._context.watch
         watch.start()
         read, drafting = partial(self._catch_up, tokens), slots.drafting()
@@ -75,7 +75,8 @@ class DraftReader:
                 error = log.attempt(read, faults.CATCH_UP)
             if error is not None:
                 slots.stop_drafting(row, error)
-        self._context.device.synchronize()
+        if not self._context.device.events:
+            self._context.device.synchronize()
         watch.mark("draft")
 
     def _catch_up(self, tokens: int) -> None:

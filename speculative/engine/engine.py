@@ -24,12 +24,12 @@ import torch
 
 from ..device import Device, choose
 from ..errors import BrokenError, DecodingError
+from ..graphs.graph_runner import GraphRunner
 from ..protocols import Drafter, Model, Processor, Rule, Schedule
 from ..requests import Mode, Partial, Request, Result
 from ..rounds.rule_choice import RuleChoice
 from ..rows import Rows
 from .context import EngineContext, Sizes
-from .graph_runner import GraphRunner
 from .inbox import Inbox, Run
 from .schedule import Fixed
 from .scheduler import Scheduler

@@ -5,20 +5,19 @@ Knows requests, slots and a schedule; nothing of how a round runs.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 
 from ..errors import BrokenError
-from ..protocols import Poll, Schedule
+from ..protocols import Schedule
 from ..requests import Mode, Request
-from ..rounds.counters import Counters
 from ..rounds.rule_choice import RuleChoice
 from . import faults
 from .admission import Admission
 from .collection import ResultCollector
 from .context import EngineContext
 from .draft_reader import DraftReader
-from .faults import FaultLog
-from .schedule import Fixed
+from .pacing import Pacing, Period
 from .slots import RequestQueue
 
 
@@ -39,8 +38,9 @@ class Scheduler:
         self._admission = Admission(context, rules, modes)
         self._reader = DraftReader(context)
         self.collector = ResultCollector(context, rules)
-        self.pacing = Pacing(schedule, context.faults, clock)
+        self.pacing = Pacing(schedule, context.faults, clock, context.device)
         self.queue = RequestQueue()
+        self._late: deque[Period] = deque()  # whose snapshots are on their way
 
     def submit(self, request: Request) -> None:
         """Queues a request. Raises `RequestError` if it cannot be decoded with its options."""
@@ -70,10 +70,10 @@ class Scheduler:
             self._admit()
         occupied = slots.occupied()
         if not occupied:
-            pacing.reset()
+            self._forget()
             return None
         if all(state.cancelled for _, state in occupied):
-            self._poll()
+            self._drain()
             return None
         mode = self._mode([state.request for _, state in occupied])
         if pacing.rounds == 0:
@@ -86,7 +86,10 @@ class Scheduler:
 
     def finish(self) -> None:
         """Polls after a round, if it is time to."""
-        if self.pacing.rounds >= self._context.device.rounds_per_poll or self.queue.waiting:
+        context = self._context
+        if any(state.cancelled for _, state in context.slots.occupied()):
+            self._drain()  # their slots and encoder states are free with this step
+        elif self.pacing.rounds >= context.device.rounds_per_poll or self.queue.waiting:
             self._poll()
 
     def fail_all(self, error: Exception) -> BrokenError | None:
@@ -94,7 +97,7 @@ class Scheduler:
         has failed, fails the waiting ones too; returns the error that later requests get."""
         context, slots = self._context, self._context.slots
         slots.fail_all(context.faults.record(faults.ENGINE, error))
-        self.pacing.reset()
+        self._forget()
         try:
             with context.device.guard():
                 slots.reset()
@@ -124,77 +127,33 @@ class Scheduler:
         return next((mode for mode in self._modes if mode.covers(need)), need)
 
     def _poll(self) -> None:
+        """Takes a snapshot, and reads it, or the one before where reads are late: the device then has a
+        period of rounds to run while the host ends rows and admits others."""
+        self._take()
+        while len(self._late) > int(self._context.device.late_reads):
+            self._read(self._late.popleft())
+
+    def _drain(self) -> None:
+        """Takes a snapshot and reads everything."""
+        self._take()
+        while self._late:
+            self._read(self._late.popleft())
+
+    def _take(self) -> None:
+        context, slots = self._context, self._context.slots
+        copy = context.reader.take(context.rows, context.counters)
+        self._late.append(self.pacing.end(copy, list(slots.states), slots.grown))
+
+    def _read(self, period: Period) -> None:
         """Reads which rows have ended, and frees their slots."""
-        active: list[bool] = self._context.rows.active.tolist()
-        self.pacing.end(self._context.counters)
-        self.collector.end_inactive(active)
-        self._context.slots.measure()
+        snapshot, slots = period.copy.read(), self._context.slots
+        self.pacing.report(period, snapshot)
+        slots.note_lengths(snapshot.lengths, period.states)
+        self.collector.end_inactive(snapshot, period.states, period.copy.moment)
+        self.collector.polled = period.copy.moment
+        slots.measure(period.grown)
 
-
-class Pacing:
-    """The rounds since the last poll. A period starts with `begin`, and `end` reports it."""
-
-    def __init__(self, schedule: Schedule, log: FaultLog, clock: Callable[[], float]) -> None:
-        self.schedule, self._log, self._clock = schedule, log, clock
-        self.gamma = 0
-        self.rounds = 0  # since the last poll
-        self._sampling = False
-        self._began = 0.0
-        self._mixed = False  # a round was not uniform, so its time is not that of its gamma
-        self._faults = 0  # logged before this period
-        self._reported = (0, 0, 0)  # judged and accepted drafts and row rounds of earlier periods
-
-    def choose(self, *, sampling: bool) -> int:
-        """Starts a period: the schedule's gamma, or its smallest one where the schedule fails."""
-        self._sampling, buckets = sampling, self.schedule.buckets
-        self.gamma = min(buckets)
-        try:
-            chosen = self.schedule.choose(sampling=sampling)
-            if chosen not in buckets:
-                raise ValueError(f"gamma {chosen} is none of its {buckets}")
-            self.gamma = chosen
-        except Exception as error:
-            self._log.record(faults.SCHEDULE, error)
-        return self.gamma
-
-    def start_clock(self) -> None:
-        """Starts to measure the rounds of the period."""
-        self._began = self._clock()
-
-    def count_round(self, *, uniform: bool) -> None:
-        """Counts a round; `uniform` where all rows run it together, with the chosen gamma."""
-        self.rounds += 1
-        self._mixed |= not uniform
-
-    def reset(self) -> None:
-        """Drops the period without a report."""
-        self.rounds = 0
-
-    def end(self, counters: Counters) -> None:
-        """Ends the period, and reports it to the schedule unless a fault or a mixed round has changed its
-        cost."""
-        seconds, rounds = self._clock() - self._began, self.rounds
-        self.rounds = 0
-        if isinstance(self.schedule, Fixed):
-            return  # spares the device two reads
-        totals = int(counters.judged), int(counters.accepted.sum()), int(counters.row_rounds)
-        judged, accepted, row_rounds = (
-            now - before for now, before in zip(totals, self._reported, strict=True)
-        )
-        disturbed = self._mixed or self._log.count != self._faults
-        self._reported, self._mixed, self._faults = totals, False, self._log.count
-        if disturbed or not rounds:
-            return
-        poll = Poll(
-            gamma=self.gamma,
-            rounds=rounds,
-            row_rounds=row_rounds,
-            judged=judged,
-            accepted=accepted,
-            seconds=seconds,
-            sampling=self._sampling,
-        )
-        try:
-            self.schedule.learn(poll)
-        except Exception as error:
-            self._log.record(faults.SCHEDULE, error)
+    def _forget(self) -> None:
+        """Drops the period under way, and the snapshots that nobody needs."""
+        self.pacing.reset()
+        self._late.clear()

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import torch
 
 from ..errors import DecodingError, SpeculativeError
+from ..graphs.transfers import HostCopy, upload
 from ..requests import Request
 from ..rows import Rows
 from .inbox import Inbox, failed
@@ -24,7 +25,7 @@ class SlotState:
 
     request: Request
     inbox: Inbox
-    probe: tuple[float, ...] = ()
+    probe: HostCopy | None = None  # of the probe's probabilities
     cancelled: bool = False
     error: DecodingError | None = None
     draft_error: DecodingError | None = None  # once set, the row is decoded without drafts
@@ -110,7 +111,9 @@ class Slots:
         self.rows = rows
         self.states: list[SlotState | None] = [None] * rows.batch
         self.backlog = DraftBacklog()
-        self.longest = 1  # an upper bound between polls, exact after each
+        self.longest = 1  # an upper bound between polls, exact after each that is not late
+        self.grown = 0  # tokens that a row may have gained in all rounds so far
+        self.lengths = [1] * rows.batch  # as of the last poll
 
     def free(self) -> list[int]:
         """Rows without a request."""
@@ -136,7 +139,8 @@ class Slots:
     def occupy(self, row: int, state: SlotState, *, prefill_pending: bool) -> None:
         """Puts a request into a free slot; `prefill_pending` where a drafter has to read its prompt."""
         self.states[row] = state
-        self.longest = max(self.longest, len(state.request.prompt))
+        self.lengths[row] = len(state.request.prompt)
+        self.longest = max(self.longest, self.lengths[row])
         if prefill_pending:
             self.backlog.prompts[row] = state.request
 
@@ -178,12 +182,20 @@ class Slots:
     def count_round(self, gamma: int) -> None:
         """Accounts for a round that is about to run."""
         self.backlog.tokens += gamma == 0
+        self.grown += gamma + 1
         self.longest = min(self.longest + gamma + 1, self.rows.scratch)
 
-    def measure(self) -> None:
-        """Reads the lengths of all rows from the device."""
-        lengths: list[int] = self.rows.lengths.tolist()
-        self.longest = max((lengths[row] for row, _ in self.occupied()), default=1)
+    def note_lengths(self, lengths: list[int], before: list[SlotState | None]) -> None:
+        """Takes the lengths `[B]` of a snapshot, when `before` were in the slots."""
+        for row, state in self.occupied():
+            if state is before[row]:
+                self.lengths[row] = lengths[row]
+
+    def measure(self, grown: int) -> None:
+        """Bounds `longest` by the noted lengths, of a snapshot when rows had `grown` so much. Rounds since
+        then, which a late snapshot does not know, may have added to them."""
+        known = max((self.lengths[row] for row, _ in self.occupied()), default=1)
+        self.longest = min(known + self.grown - grown, self.rows.scratch)
 
     def reset(self) -> None:
         """Clears every row on the device; all slots are free."""
@@ -196,8 +208,8 @@ class Slots:
     def masked_to(self, rows: Collection[int]) -> Iterator[None]:
         """Masks all other rows meanwhile, without a sync."""
         active = self.rows.active
-        chosen = [row in rows for row in range(self.rows.batch)]
-        resting = active & ~torch.tensor(chosen, device=active.device)
+        others = [row not in rows for row in range(self.rows.batch)]
+        resting = active & upload(others, torch.bool, active.device)
         active &= ~resting
         try:
             yield

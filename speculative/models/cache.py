@@ -71,8 +71,8 @@ class SlotLayer(_Layer):
         slots = self.cursor.slots[:, None, :, None]
         self.keys.scatter_(2, slots.expand_as(key_states), key_states)
         self.values.scatter_(2, slots.expand_as(value_states), value_states)
-        reach = self.cursor.reach
-        return self.keys[:, :, :reach], self.values[:, :, :reach]
+        rows, reach = len(key_states), self.cursor.reach
+        return self.keys[:rows, :, :reach], self.values[:rows, :, :reach]
 
 
 class PrefillLayer(_Layer):
@@ -132,32 +132,37 @@ class SlotCache:
         self.cursor = Cursor(torch.zeros((batch, 1), dtype=torch.int64, device=device), slots)
         self.layers = buffers(slots)
         self.cross = None if cross_slots is None else buffers(cross_slots)
-        self._decode = self._view([SlotLayer(k, v, self.cursor) for k, v in self.layers])
-        if isinstance(self._decode, EncoderDecoderCache):
-            self._decode.is_updated = dict.fromkeys(range(len(layers)), True)
-
-    def _view(self, layers: list[Any], rows: Tensor | None = None) -> Cache:
-        if self.cross is None:
-            return Cache(layers=layers)
-        if rows is None:
-            cross: list[Any] = [_Layer(k, v) for k, v in self.cross]
-        else:
-            cross = [PrefillLayer(k, v, rows) for k, v in self.cross]
-        view = EncoderDecoderCache(Cache(layers=layers), Cache(layers=cross))
-        view.is_updated = dict.fromkeys(range(len(layers)), False)
-        return view
+        self._decode = {batch: self._decode_view(batch)}  # by the number of rows
 
     def decode(self, slots: Tensor, reach: int) -> Cache:
-        """The view of all rows, set to write at `slots [B, N]` and to read below `reach`.
+        """The view of the first B rows, set to write at `slots [B, N]` and to read below `reach`.
 
         Valid until the next call.
         """
         self.cursor.slots, self.cursor.reach = slots, reach
-        return self._decode
+        rows = len(slots)
+        if rows not in self._decode:
+            self._decode[rows] = self._decode_view(rows)
+        return self._decode[rows]
+
+    def _decode_view(self, rows: int) -> Cache:
+        layers: list[Any] = [SlotLayer(k, v, self.cursor) for k, v in self.layers]
+        if self.cross is None:
+            return Cache(layers=layers)
+        cross: list[Any] = [_Layer(k[:rows], v[:rows]) for k, v in self.cross]
+        view = EncoderDecoderCache(Cache(layers=layers), Cache(layers=cross))
+        view.is_updated = dict.fromkeys(range(len(layers)), True)
+        return view
 
     def prefill(self, rows: Tensor) -> Cache:
         """A view that writes prompts into `rows [K]`, and their cross-attention keys with them."""
-        return self._view([PrefillLayer(k, v, rows) for k, v in self.layers], rows)
+        layers: list[Any] = [PrefillLayer(k, v, rows) for k, v in self.layers]
+        if self.cross is None:
+            return Cache(layers=layers)
+        cross: list[Any] = [PrefillLayer(k, v, rows) for k, v in self.cross]
+        view = EncoderDecoderCache(Cache(layers=layers), Cache(layers=cross))
+        view.is_updated = dict.fromkeys(range(len(layers)), False)
+        return view
 
     def move(self, source: Tensor, target: Tensor) -> None:
         """Copies K/V from slots `source [B, M]` to slots `target [B, M]`, row by row.

@@ -17,6 +17,8 @@ from forescribe.asr.decode.rules import whisper_rules
 from forescribe.speculative import Engine, Fixed, ModelDrafter, Request, device
 from forescribe.speculative.device import Device, available, choose, keep_to_one_core
 from forescribe.speculative.errors import DeviceError
+from forescribe.speculative.graphs import transfers
+from forescribe.speculative.graphs.capture import CudaCapture, capture_for
 from forescribe.speculative.models.whisper_decoder import WhisperDecoder
 from forescribe.speculative.requests import Result
 from forescribe.speculative.testing import TinyModel
@@ -133,11 +135,9 @@ def test_a_card_too_many_is_refused(monkeypatch) -> None:
 
 
 def test_a_cpu_rounds_as_it_is_and_looks_every_time() -> None:
-    def round_() -> None: ...
-
     cpu = choose("cpu")
-    assert cpu.graph(round_) is round_
-    assert cpu.rounds_per_poll == 1 and not cpu.static_shapes
+    assert capture_for(cpu) is None
+    assert cpu.rounds_per_poll == 1 and not cpu.static_shapes and not cpu.late_reads
     cpu.synchronize()
     cpu.mark_step()
 
@@ -220,7 +220,7 @@ def test_a_package_without_a_card_is_no_device(habana) -> None:
 def test_nothing_of_gaudi_is_imported_for_another_device(habana, monkeypatch) -> None:
     names = imported(monkeypatch)
     chosen = choose("cpu")
-    chosen.graph(lambda: None)
+    assert capture_for(chosen) is None
     chosen.mark_step()
     chosen.synchronize()
     assert names == []
@@ -374,7 +374,7 @@ class Cards:
 
     current: int = 0
     log: list[tuple[str, int]] = field(default_factory=list)
-    inside: int = 0  # captures under way
+    round: Callable[[], None] = lambda: None  # the one that is captured next
 
     def note(self, what: str) -> None:
         self.log.append((what, self.current))
@@ -392,19 +392,18 @@ class Cards:
             Stream=lambda: (self.note("stream"), _Stream(self))[1],
             current_stream=lambda: (self.note("current stream"), _Stream(self))[1],
             stream=lambda stream: nullcontext(),
-            CUDAGraph=lambda: _Graph(self),
+            CUDAGraph=lambda: _Graph(self, self.round),
             graph=self.capture,
-            Event=lambda enable_timing: _Event(self),
+            graph_pool_handle=lambda: self.note("pool"),
+            Event=lambda enable_timing=False: _Event(self),
             is_available=lambda: True,
             device_count=lambda: 2,
         )
 
     @contextmanager
-    def capture(self, graph: _Graph) -> Iterator[None]:
+    def capture(self, graph: _Graph, pool: object, stream: _Stream) -> Iterator[None]:
         self.note("capture")
-        self.inside += 1
         yield
-        self.inside -= 1
 
 
 @dataclass
@@ -413,6 +412,9 @@ class _Stream:
 
     def wait_stream(self, other: _Stream) -> None:
         self.cards.note("wait")
+
+    def wait_event(self, event: _Event) -> None:
+        self.cards.note("wait for event")
 
 
 @dataclass
@@ -425,6 +427,9 @@ class _Event:
     def record(self) -> None:
         self.cards.note("record")
 
+    def synchronize(self) -> None:
+        self.cards.note("synchronize event")
+
     def elapsed_time(self, end: _Event) -> float:
         return 500.0
 
@@ -434,7 +439,7 @@ class _Graph:
     """Plays what was captured again: the double's engine hands its rounds over here."""
 
     cards: Cards
-    round: Callable[[], None] = lambda: None
+    round: Callable[[], None]
 
     def replay(self) -> None:
         self.cards.note("replay")
@@ -458,23 +463,17 @@ def cards(monkeypatch) -> Cards:
     return made
 
 
-def with_replays(cards: Cards, monkeypatch) -> None:
-    """Graphs that play their function when they are replayed, and not when they are captured."""
-    real = device._cuda_graph
-
-    def graph(on: Device, fn: Callable[[], None]) -> Callable[[], None]:
-        made: list[_Graph] = []
-        monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: made.append(_Graph(cards)) or made[-1])
-        replay = real(on, lambda: None if cards.inside else fn())
-        made[0].round = fn
-        return replay
-
-    monkeypatch.setattr(device, "_cuda_graph", graph)
-
-
 @pytest.mark.parametrize("gamma", [0, 3])
 def test_all_that_an_engine_launches_goes_to_its_own_card(cards, monkeypatch, gamma) -> None:
-    with_replays(cards, monkeypatch)
+    monkeypatch.setattr(transfers, "pinned", torch.empty_like)
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: None)
+    capture = CudaCapture.__call__
+
+    def remembered(self: CudaCapture, fn: Callable[[], None]) -> Callable[[], None]:
+        cards.round = fn
+        return capture(self, fn)
+
+    monkeypatch.setattr(CudaCapture, "__call__", remembered)
     engine = tiny(Second("cuda", torch.float32, 1), gamma)
     for name in ("prefill", "score"):
         real = getattr(engine.target, name)
@@ -491,8 +490,8 @@ def test_all_that_an_engine_launches_goes_to_its_own_card(cards, monkeypatch, ga
     engine.device.synchronize()
     done = {what for what, _ in cards.log}
     assert done == {
-        *("stream", "current stream", "wait", "capture", "replay"),
-        *("event", "record", "synchronize", "prefill", "score"),
+        *("stream", "current stream", "wait", "wait for event", "capture", "replay", "pool"),
+        *("event", "record", "synchronize", "synchronize event", "prefill", "score"),
     }
     assert {card for _, card in cards.log} == {1}
     assert cards.current == 0  # as it was
@@ -528,21 +527,3 @@ def test_without_an_index_the_current_card_stays(cards, on) -> None:
     cards.current = 0
     with on.guard():
         assert cards.current == 0
-
-
-def test_capturing_while_rows_are_busy_moves_none_of_them(cards, monkeypatch) -> None:
-    """Without a warm-up every shape is captured when it first comes: three rounds, which count for
-    nobody."""
-    with_replays(cards, monkeypatch)
-    # A row that moved would be longer than what the next round reads.
-    monkeypatch.setattr(
-        "forescribe.speculative.engine.graph_runner.REACH_BUCKETS", (4, 8, 12, 16, 20, 24, 32)
-    )
-    busy = tiny(Second("cuda", torch.float32, 1), 3)
-    assert tokens(busy) == tokens(tiny(None, 3))
-    assert busy.stats.emitted == tiny_emitted()
-
-
-def tiny_emitted() -> int:
-    engine = tiny(None, 3)
-    return sum(map(len, tokens(engine).values()))

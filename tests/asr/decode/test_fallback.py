@@ -203,8 +203,8 @@ def test_a_window_of_nan_is_failed_not_kept(whisper, recording, monkeypatch):
     transcriber = Transcriber(whisper, batch=2, gamma=0)
     collect = transcriber.engine._scheduler.collector.collect
 
-    def broken(row, tenant):
-        result = collect(row, tenant)
+    def broken(row, *rest):
+        result = collect(row, *rest)
         return replace(result, logprobs=(math.nan,) * len(result.logprobs))
 
     monkeypatch.setattr(transcriber.engine._scheduler.collector, "collect", broken)

@@ -181,9 +181,9 @@ def build(plan: Plan, *, gamma: int, temperature: float, schedule: Any = None) -
     collector = engine._scheduler.collector
     collect = collector.collect
 
-    def collected(row: int, slot: Any) -> Result:
+    def collected(row: int, slot: Any, after: Any = None) -> Result:
         plan.reach("result", lambda: slot.request.prompt[0] == MARK)
-        return collect(row, slot)
+        return collect(row, slot, after)
 
     collector.collect = collected  # type: ignore[method-assign]
     return engine

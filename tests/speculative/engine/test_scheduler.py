@@ -10,12 +10,14 @@ from forescribe.speculative.device import Device
 from forescribe.speculative.drafts import Prefix
 from forescribe.speculative.engine.context import EngineContext, Sizes
 from forescribe.speculative.engine.faults import FaultLog, SingleRowProcessor
-from forescribe.speculative.engine.scheduler import Pacing, Scheduler
+from forescribe.speculative.engine.pacing import Pacing
+from forescribe.speculative.engine.scheduler import Scheduler
 from forescribe.speculative.errors import RequestError
+from forescribe.speculative.graphs.snapshots import SnapshotCopy
+from forescribe.speculative.graphs.transfers import HostCopy, Moment
 from forescribe.speculative.protocols import Poll
 from forescribe.speculative.requests import Finish, Guarantee, Mode, Source
 from forescribe.speculative.rounds.accept import GreedyMatch, TokenRejection
-from forescribe.speculative.rounds.counters import Counters
 from forescribe.speculative.rounds.rule_choice import RuleChoice
 from forescribe.speculative.testing import TinyModel
 
@@ -112,49 +114,51 @@ def test_the_drafter_reads_only_when_it_is_about_to_draft():
 # Pacing
 
 
-def pacing(schedule) -> tuple[Pacing, list[float], FaultLog, Counters]:
+def pacing(schedule) -> tuple[Pacing, list[float], FaultLog]:
     clock, log = [0.0], FaultLog(CPU)
-    counters = Counters.zeros(2, torch.device("cpu"))
-    return Pacing(schedule, log, lambda: clock[0]), clock, log, counters
+    return Pacing(schedule, log, lambda: clock[0], CPU), clock, log
 
 
-def one(value: int) -> torch.Tensor:
-    return torch.tensor([value])
+def end(period: Pacing, judged: int = 0, accepted: int = 0, row_rounds: int = 0) -> None:
+    """Ends a period, and reports it with these totals."""
+    state = torch.tensor([1, 1, judged, row_rounds, accepted])
+    copy = SnapshotCopy(HostCopy(state, None), Moment(CPU), batch=1)
+    ended = period.end(copy, [None], grown=0)
+    period.report(ended, copy.read())
 
 
 def test_a_period_reports_its_rounds_once():
     schedule = Recording()
-    period, clock, _, counters = pacing(schedule)
+    period, clock, _ = pacing(schedule)
     for n in range(2):
         assert period.choose(sampling=bool(n)) == 2
         period.start_clock()
         for _ in range(3):
             period.count_round(uniform=True)
-            counters.add(torch.tensor([True]), one(2), one(1), one(2))
         clock[0] += 1.5
-        period.end(counters)
+        end(period, judged=6 * n + 6, accepted=3 * n + 3, row_rounds=3 * n + 3)
     assert schedule.polls == [Poll(2, 3, 3, 6, 3, 1.5, sampling) for sampling in (False, True)]
 
 
 @pytest.mark.parametrize("disturbance", ["fault", "mixed", "nothing ran"])
 def test_a_disturbed_period_is_not_reported(disturbance):
     schedule = Recording()
-    period, _, log, counters = pacing(schedule)
+    period, _, log = pacing(schedule)
     period.choose(sampling=False)
     if disturbance != "nothing ran":
         period.count_round(uniform=disturbance != "mixed")
     if disturbance == "fault":
         log.record("scoring", RuntimeError("planted"))
-    period.end(counters)
+    end(period)
     assert schedule.polls == []
     period.choose(sampling=False)
     period.count_round(uniform=True)
-    period.end(counters)
+    end(period)
     assert len(schedule.polls) == 1
 
 
 def test_a_schedule_that_fails_gives_its_smallest_gamma():
-    period, _, log, _ = pacing(Recording(gamma=7))
+    period, _, log = pacing(Recording(gamma=7))
     assert period.choose(sampling=False) == 0
     assert log.recent[0].stage == "the schedule"
 
@@ -171,10 +175,13 @@ def test_a_result_has_what_its_row_has_written():
     rows.tokens[0, 2:5] = torch.tensor([4, 5, 99])
     rows.sources[0, 2:5] = torch.tensor([Source.ACCEPTED, Source.BONUS, Source.PLAIN])
     rows.lengths[0], rows.rounds[0], rows.drafted[0], rows.accepted[0] = 5, 2, 2, 1
+    context.slots.note_lengths([5, 1], context.slots.states)
     (partial,) = made.collector.partials({"a": 1})
     assert (partial.begin, partial.tokens) == (1, (5, 99))
     rows.active[0] = False
-    made.collector.end_inactive(rows.active.tolist())
+    taken = context.reader.take(rows, context.counters)
+    context.slots.note_lengths(taken.read().lengths, context.slots.states)
+    made.collector.end_inactive(taken.read(), context.slots.states, taken.moment)
     (result,) = made.queue.own.take()
     assert result.tokens == (4, 5, 99) and result.finish is Finish.STOP
     assert result.sources == (Source.ACCEPTED, Source.BONUS, Source.PLAIN)
@@ -211,8 +218,26 @@ def test_a_fault_log_counts_all_and_keeps_the_latest():
     assert log.count == 20 and log.recent[-1] is error and len(log.recent) == 16
 
 
-def test_a_fixed_schedule_costs_no_reads():
-    period, _, _, _ = pacing(Fixed(2))
+def test_a_fixed_schedule_learns_nothing_and_its_periods_end():
+    period, _, _ = pacing(Fixed(2))
     period.count_round(uniform=True)
-    period.end(None)  # type: ignore[arg-type]  # counters are not touched
+    end(period)
     assert period.rounds == 0
+
+
+@pytest.mark.parametrize("launched", [1.0, 4.0])
+def test_a_late_period_lasts_from_the_snapshot_before_it_or_from_its_launch(launched):
+    """Without events: the device began it when it had ended the one before, or when it was told to."""
+    schedule = Recording()
+    period, clock, _ = pacing(schedule)
+    ended = []
+    for began in (0.0, launched):
+        clock[0] = began
+        period.choose(sampling=False)
+        period.start_clock()
+        period.count_round(uniform=True)
+        copy = SnapshotCopy(HostCopy(torch.tensor([1, 1, 0, 0, 0]), None), Moment(CPU), batch=1)
+        ended.append(period.end(copy, [None], grown=0))
+    for clock[0], one in zip((3.0, 7.0), ended, strict=True):
+        period.report(one, one.copy.read())
+    assert [poll.seconds for poll in schedule.polls] == [3.0, 7.0 - max(3.0, launched)]

@@ -7,37 +7,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
+from ..engine import faults
+from ..engine.context import EngineContext
+from ..engine.faults import SingleRowProcessor
 from ..errors import DecodingError
 from ..protocols import Processor
 from ..requests import Mode
 from ..rounds.processing import Parts
 from ..rounds.round import run_round
 from ..rounds.rule_choice import RuleChoice
-from . import faults
-from .context import EngineContext
-from .faults import SingleRowProcessor
-
-REACH_BUCKETS = (64, 128, 256, 512, 1024, 2048, 4096)
-"""How many slots attention reads: a window of 30 s usually fills a third of Whisper's positions. Each
-bucket is a shape of its own."""
+from .capture import Capture, capture_for
+from .row_views import first_rows
+from .shapes import Shape, ShapeSet
 
 TIMED = frozenset({"draft", "score", "accept"})
 """Stages of a round whose time is measured; the others only locate a fault."""
 
 Launch = Callable[[], int]
 """Runs a round; returns how many tokens were drafted."""
-
-
-@dataclass(frozen=True)
-class Shape:
-    """The static part of a round."""
-
-    gamma: int
-    mode: Mode
-    reach: int
 
 
 class GraphRunner:
@@ -52,7 +42,9 @@ class GraphRunner:
     ) -> None:
         self._context, self._rules, self._fail = context, rules, fail
         self._processors = tuple(processors)
-        self._graphs: dict[Shape, Launch | None] = {}  # None: the device does not capture
+        self._capture = capture_for(context.device)  # None: rounds are not captured
+        self._shapes = ShapeSet.of(context.device, context.rows.batch, context.rows.scratch)
+        self._graphs: dict[Shape, Launch] = {}
         self._stage = faults.ENGINE  # of the round under way
 
     def run(self, gamma: int, mode: Mode) -> None:
@@ -60,10 +52,9 @@ class GraphRunner:
         fault each row repeats it alone."""
         slots = self._context.slots
         slots.count_round(gamma)
-        reach = next(r for r in self._reaches() if r >= slots.longest)
         groups = slots.groups(gamma)
         for rows, drafts in groups:
-            shape = Shape(drafts, mode, reach)
+            shape = self._shapes.pick(max(rows) + 1, drafts, mode, slots.longest)
             with slots.masked_to(rows) if len(groups) > 1 else nullcontext():
                 try:
                     width = self._launch(shape)()
@@ -74,11 +65,16 @@ class GraphRunner:
                     self._count(width)
 
     def warm_up(self, gammas: Iterable[int], modes: Sequence[Mode]) -> None:
-        """Runs every shape once on free rows, so that it is captured before there is work."""
-        for gamma in gammas:
-            for mode in modes:
-                for reach in self._reaches():
-                    self._launch(Shape(gamma, mode, reach))()
+        """Runs shapes once on free rows, so that they are captured before there is work: every one where
+        shapes are compiled, those of the first mode where a capture takes no longer than a few rounds."""
+        wanted = modes[:1] if self._context.device.kind == "cuda" else modes
+        for shape in self._shapes.all(gammas, wanted):
+            self._launch(shape)()
+
+    @property
+    def captured(self) -> tuple[Shape, ...]:
+        """The shapes that have been captured so far."""
+        return tuple(self._graphs)
 
     def parts(self, mode: Mode, processors: tuple[Processor, ...] | None = None) -> Parts:
         """The parts of a round in this mode."""
@@ -86,28 +82,25 @@ class GraphRunner:
         chosen = self._processors if processors is None else processors
         return Parts(context.target, context.drafter, rule, chosen, context.eos)
 
-    def _reaches(self) -> list[int]:
-        slots = self._context.rows.scratch
-        return [*(r for r in REACH_BUCKETS if r < slots), slots]
-
     def _launch(self, shape: Shape) -> Launch:
         """The callable of a shape, captured where the device captures."""
         self._stage = faults.ENGINE  # a captured round has no stages
+        if self._capture is None:
+            return self._eager(shape, self.parts(shape.mode))
         if shape not in self._graphs:
-            self._graphs[shape] = self._capture(shape)
-        return self._graphs[shape] or self._eager(shape, self.parts(shape.mode))
+            self._graphs[shape] = self._captured(shape, self._capture)
+        return self._graphs[shape]
 
-    def _capture(self, shape: Shape) -> Launch | None:
+    def _captured(self, shape: Shape, capture: Capture) -> Launch:
+        """Captures the rounds of a shape, on views of the first rows that belong to the graph."""
         context, parts = self._context, self.parts(shape.mode)
+        rows = first_rows(context.rows, shape.rows, shape.mode, shape.reach)
 
         def round_() -> None:
-            context.rows.mode, context.rows.reach = shape.mode, shape.reach
-            run_round(context.rows, parts, shape.gamma, context.counters)
+            run_round(rows, parts, shape.gamma, context.counters)
 
         with context.slots.masked_to(()):  # capturing runs a few rounds
-            graph = context.device.graph(round_)
-        if graph is round_:
-            return None
+            graph = capture(round_)
 
         def replay() -> int:
             graph()

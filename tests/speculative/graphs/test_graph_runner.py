@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -12,27 +11,31 @@ import torch
 from forescribe.speculative import Fixed, ModelDrafter, Request
 from forescribe.speculative.device import Device
 from forescribe.speculative.engine.context import EngineContext, Sizes
-from forescribe.speculative.engine.graph_runner import GraphRunner, Shape
 from forescribe.speculative.engine.inbox import Inbox
 from forescribe.speculative.engine.scheduler import Scheduler
 from forescribe.speculative.engine.slots import SlotState
+from forescribe.speculative.graphs import graph_runner
+from forescribe.speculative.graphs.graph_runner import GraphRunner
+from forescribe.speculative.graphs.shapes import Shape
 from forescribe.speculative.requests import Mode
 from forescribe.speculative.rounds.rule_choice import RuleChoice
 from forescribe.speculative.testing import TinyModel
 
 GAMMA = 3
+CPU = Device("cpu", torch.float32)
 
 
-@dataclass(frozen=True)
-class Capturing(Device):
-    """A CPU that captures rounds like a card does, and counts them."""
+def capturing(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Makes runners capture on a CPU; returns a list that gets an entry for each capture."""
+    captured: list[int] = []
 
-    captured: list[int] = field(default_factory=list, compare=False)
-
-    def graph(self, fn: Callable[[], None]) -> Callable[[], None]:
-        self.captured.append(1)
+    def capture(fn: Callable[[], None]) -> Callable[[], None]:
+        captured.append(1)
         fn()  # capturing runs it
-        return lambda: fn()
+        return fn
+
+    monkeypatch.setattr(graph_runner, "capture_for", lambda device: capture)
+    return captured
 
 
 def parts(device: Device, processors: tuple[Any, ...] = ()) -> tuple[EngineContext, GraphRunner]:
@@ -50,9 +53,10 @@ def parts(device: Device, processors: tuple[Any, ...] = ()) -> tuple[EngineConte
 
 
 @torch.inference_mode()
-def test_each_shape_is_captured_once_and_captures_move_no_row():
-    device = Capturing("cpu", torch.float32)
-    (captured, runner), (eager, other) = parts(device), parts(Device("cpu", torch.float32))
+def test_each_shape_is_captured_once_and_captures_move_no_row(monkeypatch):
+    eager, other = parts(CPU)
+    made = capturing(monkeypatch)
+    captured, runner = parts(CPU)
     for gamma in (GAMMA, GAMMA, 0, GAMMA, 0):
         runner.run(gamma, Mode())
         other.run(gamma, Mode())
@@ -61,21 +65,23 @@ def test_each_shape_is_captured_once_and_captures_move_no_row():
                 t[:, :-1] if t.dim() > 1 else t for t in (tensor, eager.rows.tensors()[name])
             )
             assert torch.equal(left, right), name
-    assert len(device.captured) == 2
+    assert len(made) == 2
     assert captured.counts == eager.counts and captured.counts.rounds == 5
     assert captured.counts.draft_forwards == 3 * GAMMA + 1  # and one prefill
 
 
 @torch.inference_mode()
-def test_a_warm_up_runs_every_shape():
-    device = Capturing("cpu", torch.float32)
-    context, runner = parts(device)
+def test_a_warm_up_runs_every_shape(monkeypatch):
+    made = capturing(monkeypatch)
+    context, runner = parts(CPU)
     runner.warm_up((0, GAMMA), (Mode(), Mode(sampling=True)))
     slots = context.rows.scratch
-    assert set(runner._graphs) == {
-        Shape(gamma, Mode(sampling=sampling), slots) for gamma in (0, GAMMA) for sampling in (0, 1)
+    assert set(runner.captured) == {
+        Shape(3, gamma, Mode(sampling=sampling), slots)
+        for gamma in (0, GAMMA)
+        for sampling in (False, True)
     }
-    assert len(device.captured) == 4
+    assert len(made) == 4
 
 
 @torch.inference_mode()
@@ -86,7 +92,7 @@ def test_a_round_that_fails_is_repeated_by_each_row_and_fails_the_culprit(culpri
             raise RuntimeError("planted")
         return logits
 
-    context, runner = parts(Device("cpu", torch.float32), (fails,))
+    context, runner = parts(CPU, (fails,))
     states = [state for _, state in context.slots.occupied()]
     runner.run(GAMMA, Mode())
     assert [s.request.tag for _, s in context.slots.occupied()] == [3 - culprit]

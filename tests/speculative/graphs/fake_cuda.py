@@ -1,0 +1,265 @@
+"""A double of `torch.cuda` on CPU tensors: streams, events, graphs, pinned memory, and who waits for whom.
+
+Captures are recorded and every replay is run again and compared (`recorder`). Tensors of the device are
+marked, and so is everything computed from them; reading a number of one outside of a copy to pinned memory
+raises, because it would stop the device. Copies to pinned memory happen when the host waits for their event,
+not before: what is read too early is poison.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from forescribe.speculative import Engine
+from forescribe.speculative.device import Device
+from forescribe.speculative.graphs import graph_runner, transfers
+from forescribe.speculative.graphs.capture import CudaCapture
+from tests.speculative.graphs.recorder import Forbidden, Recorder, compare, tensors
+
+READS = ("item", "tolist", "__bool__", "__int__", "__float__", "__index__", "numpy")
+POISON = -77
+
+
+@dataclass(frozen=True)
+class CudaOnCpu(Device):
+    """A device of kind cuda whose tensors are on the CPU."""
+
+    @property
+    def torch(self) -> torch.device:
+        return torch.device("cpu")
+
+
+@dataclass(eq=False)
+class Stream:
+    """Copies that have been queued and not done yet."""
+
+    cuda: FakeCuda
+    queue: list[Callable[[], None]] = field(default_factory=list)
+
+    def wait_stream(self, other: Stream) -> None:
+        self.cuda.outside_captures("wait_stream")
+
+    def wait_event(self, event: Event) -> None:
+        assert event.recorded, "a stream waits for an event that was never recorded"
+
+
+@dataclass(eq=False)
+class Event:
+    """A point in a stream."""
+
+    cuda: FakeCuda
+    recorded: bool = False
+    stream: Stream | None = None
+    place: int = 0
+
+    def record(self) -> None:
+        self.recorded, self.stream = True, self.cuda.current
+        self.place = len(self.stream.queue)
+
+    def synchronize(self) -> None:
+        self.cuda.outside_captures("Event.synchronize")
+        assert self.recorded and self.stream is not None
+        for n in range(self.place):
+            self.stream.queue[n]()
+            self.stream.queue[n] = _nothing
+        self.cuda.waits += 1
+
+    def elapsed_time(self, end: Event) -> float:
+        assert self.recorded and end.recorded
+        return 2.0
+
+
+def _nothing() -> None:
+    pass
+
+
+def _quietly(func: Any, *args: Any) -> None:
+    with _disable_current_modes():
+        func(*args)
+
+
+@dataclass(eq=False)
+class Graph:
+    """A function that was recorded when it was captured."""
+
+    cuda: FakeCuda
+    fn: Callable[[], None] = _nothing
+    recorded: Recorder | None = None
+    pool: object = None
+    replays: int = 0
+
+    def replay(self) -> None:
+        self.cuda.outside_captures("replay")
+        assert self.recorded is not None
+        now = Recorder(self)
+        self.cuda.recording = now
+        try:
+            with now:
+                self.fn()
+        finally:
+            self.cuda.recording = None
+        compare(self.recorded, now)
+        self.replays += 1
+        self.cuda.replays += 1
+
+
+class FakeCuda(TorchDispatchMode):
+    """The double. Active as a dispatch mode around the engine's work."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__()
+        self.default, self.pool = Stream(self), object()
+        self.current = self.default
+        self.recording: Recorder | None = None
+        self.graphs: list[Graph] = []
+        self.waits = self.replays = self.synchronized = 0
+        self._next: Callable[[], None] = _nothing
+        self._quiet = False  # reads are allowed
+        for name, value in self._names().items():
+            monkeypatch.setattr(torch.cuda, name, value)
+        monkeypatch.setattr(transfers, "pinned", self._pin)
+        monkeypatch.setattr(Tensor, "record_stream", lambda tensor, stream: None)
+        monkeypatch.setattr(graph_runner, "capture_for", self._capture_for)
+        for name in READS:
+            monkeypatch.setattr(Tensor, name, self._guarded(name, getattr(Tensor, name)))
+
+    def _names(self) -> dict[str, Any]:
+        return dict(
+            Stream=lambda: Stream(self),
+            Event=lambda enable_timing=False: Event(self),
+            CUDAGraph=self._graph,
+            graph=self._capturing,
+            graph_pool_handle=lambda: self.pool,
+            current_stream=lambda: self.current,
+            stream=self._on,
+            synchronize=self._synchronize,
+            current_device=lambda: 0,
+            set_device=lambda index: None,
+            is_available=lambda: True,
+            device_count=lambda: 1,
+            is_current_stream_capturing=lambda: self.recording is not None,
+        )
+
+    # Streams and graphs
+
+    def outside_captures(self, what: str) -> None:
+        if self.recording is not None:
+            raise Forbidden(f"{what} inside a capture")
+
+    def _synchronize(self) -> None:
+        self.outside_captures("synchronize")
+        self.synchronized += 1
+
+    @contextmanager
+    def _on(self, stream: Stream) -> Iterator[None]:
+        before, self.current = self.current, stream
+        try:
+            yield
+        finally:
+            self.current = before
+
+    def _graph(self) -> Graph:
+        self.graphs.append(Graph(self, self._next))
+        return self.graphs[-1]
+
+    @contextmanager
+    def _capturing(self, graph: Graph, pool: object, stream: Stream) -> Iterator[None]:
+        self.outside_captures("a capture")
+        assert pool is self.pool, "every graph belongs to the one pool"
+        graph.pool, graph.recorded = pool, Recorder(graph)
+        self.recording = graph.recorded
+        try:
+            with self._on(stream), graph.recorded:
+                yield
+        finally:
+            self.recording = None
+
+    def _capture_for(self, device: Device) -> Callable[[Callable[[], None]], Callable[[], None]]:
+        inner = CudaCapture(device)
+
+        def capture(fn: Callable[[], None]) -> Callable[[], None]:
+            self._next = fn
+            return inner(fn)
+
+        return capture
+
+    # Memory
+
+    def _pin(self, tensor: Tensor) -> Tensor:
+        host = torch.full_like(tensor, POISON)
+        host.on_device, host.is_pinned_host = False, True  # type: ignore[attr-defined]
+        return host
+
+    def mark(self, *owners: object) -> None:
+        """Marks all tensors of these objects as the device's."""
+        for owner in owners:
+            for tensor in found(owner):
+                tensor.on_device = True  # type: ignore[attr-defined]
+
+    @contextmanager
+    def reads_allowed(self) -> Iterator[None]:
+        """Lets a test read numbers of the device."""
+        self._quiet = True
+        try:
+            yield
+        finally:
+            self._quiet = False
+
+    def _guarded(self, name: str, real: Any) -> Any:
+        def read(tensor: Tensor, *args: Any, **options: Any) -> Any:
+            if self.recording is not None:
+                raise Forbidden(f"Tensor.{name} inside a capture")
+            if getattr(tensor, "on_device", False) and not self._quiet:
+                raise Forbidden(f"Tensor.{name} of the device's memory stops it")
+            return real(tensor, *args, **options)
+
+        return read
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        given = list(tensors((args, kwargs)))
+        if func.overloadpacket is torch.ops.aten.copy_ and getattr(given[0], "is_pinned_host", 0):
+            assert self.current is not self.default, "a copy to the host on the device's stream"
+            target, source = given
+            self.current.queue.append(lambda: _quietly(func, target, source))
+            return target
+        if self.recording is None and any(getattr(t, "graph_owner", None) for t in given):
+            raise Forbidden(f"{func} reads what a graph allocated")
+        result = func(*args, **kwargs)
+        if any(getattr(t, "on_device", False) for t in given):
+            for made in tensors(result):
+                made.on_device = True  # type: ignore[attr-defined]
+        return result
+
+
+def found(owner: object, depth: int = 4) -> Iterator[Tensor]:
+    """All tensors that an object holds."""
+    if isinstance(owner, Tensor):
+        yield owner
+    elif isinstance(owner, torch.nn.Module):
+        yield from owner.state_dict(keep_vars=True).values()
+    elif isinstance(owner, (list, tuple)):
+        for each in owner:
+            yield from found(each, depth)
+    elif depth and hasattr(owner, "__dict__"):
+        for value in vars(owner).values():
+            yield from found(value, depth - 1)
+
+
+@contextmanager
+def running(cuda: FakeCuda, engine: Engine) -> Iterator[None]:
+    """The engine's work under the double."""
+    context = engine._context
+    cuda.mark(context.rows, context.rows.sampling, context.counters, context.eos, engine.target)
+    if engine.drafter is not None:
+        cuda.mark(engine.drafter)
+    with cuda:
+        yield

@@ -1,0 +1,210 @@
+"""CUDA graphs on a double of the API: fixed addresses, no sync, a closed set of shapes, equal tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from forescribe.speculative import Engine, Request
+from forescribe.speculative.graphs.shapes import ShapeSet
+from forescribe.speculative.models.whisper_decoder import WhisperDecoder
+from forescribe.speculative.requests import Mode, Result
+from tests.speculative.graphs.fake_cuda import CudaOnCpu, FakeCuda, running
+from tests.speculative.graphs.recorder import Forbidden, Recorder, compare
+from tests.speculative.graphs.workloads import (
+    BATCH,
+    tiny_engine,
+    tiny_requests,
+    whisper_engine,
+    whisper_requests,
+)
+
+CUDA = CudaOnCpu("cuda", torch.float32)
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+    return FakeCuda(monkeypatch)
+
+
+def written(results: Iterator[Result]) -> dict[Any, tuple[Any, ...]]:
+    """What must not depend on the device."""
+    found = {}
+    for r in results:
+        if r.error is not None:
+            raise r.error
+        found[r.request.tag] = (r.tokens, r.finish, r.ranked, r.probe)
+    return found
+
+
+def check_shapes(engine: Engine, modes: int = 1) -> None:
+    """What was captured is a part of the closed set."""
+    axes = ShapeSet.of(CUDA, engine.batch, engine.rows.scratch)
+    closed = set(
+        axes.all(engine.schedule.buckets, (Mode(), Mode(sampling=True), Mode(ranked=True)))
+    )
+    assert set(engine._runner.captured) <= closed and len(engine._runner.captured) > 3
+    assert all(reach % 8 == 0 for reach in axes.reaches)
+
+
+@pytest.mark.parametrize("ngram", [False, True])
+def test_hundreds_of_ragged_rounds_replay_what_was_captured(cuda: FakeCuda, ngram: bool) -> None:
+    work = [r for r in tiny_requests(110) if not r.ranks]
+    expected = written(tiny_engine(None, 0, 3, 5, ngram=ngram).run(work))
+    engine = tiny_engine(CUDA, 0, 3, 5, ngram=ngram)
+    with running(cuda, engine):
+        found = written(engine.run(work))
+    assert found == expected and len(found) == len(work)
+    assert cuda.replays > 250 and cuda.synchronized == 0
+    assert len({shape.rows for shape in engine._runner.captured}) > 2  # the tail runs on fewer rows
+    assert engine.schedule.learnt > 60
+    check_shapes(engine)
+
+
+def test_sampled_and_ranked_rows_are_captured_as_their_modes(cuda: FakeCuda) -> None:
+    modes = (Mode(), Mode(sampling=True), Mode(sampling=True, ranked=True))
+    work = tiny_requests(7, sampled=True)
+    engine, plain = tiny_engine(CUDA, 3), tiny_engine(None, 3)
+    engine._scheduler._modes = engine._scheduler._admission._modes = modes
+    expected = written(plain.run(work))
+    with running(cuda, engine):
+        found = written(engine.run(work))
+    assert found == expected
+    assert {shape.mode for shape in engine._runner.captured} <= set(modes)
+
+
+def test_whisper_with_its_rules_replays_too(cuda: FakeCuda) -> None:
+    work = whisper_requests(6)
+    expected = written(whisper_engine(None, 0, 3).run(work))
+    engine = whisper_engine(CUDA, 0, 3)
+    with running(cuda, engine):
+        found = written(engine.run(work))
+    assert found == expected
+    assert cuda.replays > 20 and cuda.synchronized == 0
+    check_shapes(engine)
+
+
+def test_a_warm_up_captures_largest_first_and_nothing_is_captured_after_it(cuda: FakeCuda) -> None:
+    engine = tiny_engine(CUDA, 0, 3)
+    with running(cuda, engine):
+        engine.warm_up()
+        captured = engine._runner.captured
+        assert [s.size for s in captured] == sorted((s.size for s in captured), reverse=True)
+        assert captured[0].rows == BATCH and captured[0].reach == engine.rows.scratch
+        with cuda.reads_allowed():
+            assert not engine.rows.active.any() and (engine.rows.lengths == 1).all()
+        list(engine.run([r for r in tiny_requests(20) if not r.ranks]))
+        assert engine._runner.captured == captured
+
+
+def test_cancelled_rows_and_partial_texts_are_read_without_poison(cuda: FakeCuda) -> None:
+    engine, plain = tiny_engine(CUDA, 3), tiny_engine(None, 3)
+    work = [r for r in tiny_requests(60, seed=3) if not r.ranks and r.max_new_tokens >= 40][:8]
+    for request in work:
+        plain.submit(request)
+        engine.submit(request)
+    whole = {}
+    while not plain.idle:
+        whole |= {r.request.tag: r.tokens for r in plain.step()}
+    found: dict[Any, tuple[int, ...]] = {}
+    with running(cuda, engine):
+        steps = 0
+        while not engine.idle:
+            found |= {r.request.tag: r.tokens for r in engine.step()}
+            steps += 1
+            for partial in engine.peek():
+                assert partial.tokens == whole[partial.request.tag][: len(partial.tokens)]
+            if steps == 6:
+                with cuda.reads_allowed():  # a cancelled row is read at once
+                    engine.cancel(work[0].tag)
+                    found |= {r.request.tag: r.tokens for r in engine.step()}
+                assert work[0].tag in found
+    cut = found.pop(work[0].tag)
+    assert cut == whole.pop(work[0].tag)[: len(cut)]
+    assert found == whole
+
+
+# The double sees what it should
+
+
+def test_a_read_inside_a_capture_is_forbidden(cuda: FakeCuda) -> None:
+    class Reading(WhisperDecoder):
+        def score(self, tokens, start, **options):
+            if int(start.max()) > 1000:  # a sync
+                raise AssertionError
+            return super().score(tokens, start, **options)
+
+    engine = whisper_engine(CUDA, 3, decoder=Reading)
+    with running(cuda, engine):
+        engine.submit(whisper_requests(1)[0])
+        with pytest.raises(Forbidden):
+            engine._scheduler.prepare()
+            engine._runner._launch(engine._runner._shapes.pick(1, 3, Mode(), 4))
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        lambda x: x[x > 1],
+        lambda x: x.nonzero(),
+        lambda x: x + torch.tensor([1, 2, 3, 4]),
+        lambda x: x.sum().item(),
+        lambda x: x.tolist(),
+        lambda x: bool(x.any()),
+        lambda x: x.masked_select(x > 1),
+    ],
+)
+def test_what_a_capture_forbids_is_seen(cuda: FakeCuda, operation: Any) -> None:
+    x, graph = torch.arange(4), torch.cuda.CUDAGraph()
+    with pytest.raises(Forbidden), torch.cuda.graph(graph, pool=cuda.pool, stream=cuda.default):
+        operation(x)
+
+
+def test_a_tensor_that_moved_or_another_shape_is_seen() -> None:
+    state = {"x": torch.zeros(4)}
+
+    def run() -> Recorder:
+        with Recorder(state) as recorder:
+            state["x"].add_(1)
+        return recorder
+
+    first = run()
+    compare(first, run())
+    for other in (torch.zeros(4), state["x"][:2]):
+        kept, state["x"] = state["x"], other
+        with pytest.raises(Forbidden, match="differs"):
+            compare(first, run())
+        state["x"] = kept
+
+
+def test_a_number_of_the_device_read_by_the_host_is_seen(cuda: FakeCuda) -> None:
+    engine = tiny_engine(CUDA, 3)
+    with running(cuda, engine), pytest.raises(Forbidden, match="stops it"):
+        (engine.rows.lengths + 1).tolist()
+
+
+def test_what_a_graph_allocated_is_not_read_outside(cuda: FakeCuda) -> None:
+    leaked, x = [], torch.arange(4)
+    graph = torch.cuda.CUDAGraph()
+    with cuda:
+        with torch.cuda.graph(graph, pool=cuda.pool, stream=cuda.default):
+            leaked.append(x + 1)
+        with pytest.raises(Forbidden, match="what a graph allocated"):
+            leaked[0] + 1
+
+
+def test_requests_end_in_a_closed_set_of_prompt_shapes(cuda: FakeCuda) -> None:
+    engine, shapes = tiny_engine(CUDA, 3), set()
+    real = engine.target.prefill
+
+    def prefill(rows: Any, tokens: Any, states: Any) -> Any:
+        shapes.add(tuple(tokens.shape))
+        return real(rows, tokens, states)
+
+    engine.target.prefill = prefill
+    with running(cuda, engine):
+        list(engine.run([Request((1,) * n, max_new_tokens=3, tag=n) for n in range(1, 30)]))
+    assert {k for k, _ in shapes} <= {1, 2, 4, 8} and {p for _, p in shapes} <= {4, 8, 32}

@@ -1,0 +1,92 @@
+"""Ragged requests, and engines over tiny models, for tests of graphs."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+from forescribe.asr.decode.rules import whisper_rules
+from forescribe.speculative import Engine, ModelDrafter, NgramDrafter, Request
+from forescribe.speculative.device import Device
+from forescribe.speculative.models.whisper_decoder import WhisperDecoder
+from forescribe.speculative.requests import Probe
+from forescribe.speculative.testing import TinyModel
+from tests.speculative.models.whispers import EOS, SOT, decoder_only, encoder_states, whisper
+
+BATCH = 5
+
+
+class Changing:
+    """A schedule whose gamma changes with every poll."""
+
+    def __init__(self, *buckets: int) -> None:
+        self.buckets = buckets
+        self._next, self.learnt = 0, 0
+
+    def choose(self, *, sampling: bool) -> int:
+        self._next += 1
+        return self.buckets[self._next % len(self.buckets)]
+
+    def learn(self, poll: Any) -> None:
+        assert poll.seconds > 0 and poll.accepted <= poll.judged
+        self.learnt += 1
+
+
+def tiny_engine(device: Device | None, *gammas: int, ngram: bool = False) -> Engine:
+    drafter = NgramDrafter(hint_slots=4) if ngram else ModelDrafter(TinyModel(blur=0.3))
+    return Engine(
+        TinyModel(positions=150),
+        drafter,
+        batch=BATCH,
+        eos=(99,),  # no such token: answers are as long as they may be
+        schedule=Changing(*gammas),
+        device=device,
+        ranks=2,
+    )
+
+
+def tiny_requests(count: int, seed: int = 0, sampled: bool = False) -> list[Request]:
+    """Prompts of 1 to 9 tokens, answers of 1 to 60."""
+    draw = random.Random(seed)
+    return [
+        Request(
+            prompt=tuple(draw.randrange(1, 11) for _ in range(draw.randint(1, 9))),
+            encoder_states=n % 8,
+            max_new_tokens=draw.choice([1, 2, 5, 9, 20, 40, 60]),
+            temperature=0.8 if sampled and n % 2 else 0.0,
+            seed=n,
+            ranks=n % 3,
+            probe=Probe(0, (1, 2)) if n % 2 else None,
+            tag=n,
+        )
+        for n in range(count)
+    ]
+
+
+def whisper_engine(
+    device: Device | None, *gammas: int, decoder: Callable[[Any], Any] = WhisperDecoder
+) -> Engine:
+    target = whisper()
+    return Engine(
+        decoder(target),
+        ModelDrafter(decoder(decoder_only())),
+        batch=3,
+        eos=(EOS,),
+        schedule=Changing(*gammas),
+        processors=whisper_rules(target.generation_config, target.config),
+        device=device,
+    )
+
+
+def whisper_requests(count: int, seed: int = 0) -> list[Request]:
+    draw = random.Random(seed)
+    return [
+        Request(
+            prompt=(SOT, *(draw.randrange(8, 40) for _ in range(draw.randint(0, 6)))),
+            encoder_states=encoder_states(n),
+            max_new_tokens=draw.randint(1, 30),
+            tag=n,
+        )
+        for n in range(count)
+    ]
