@@ -123,5 +123,8 @@ class Pacing:
         one before it or the launch of its first round."""
         now, before = self._clock(), self._reported_s
         self._reported_s = now
-        measured = period.began and period.began.seconds_to(period.copy.moment)
-        return now - max(period.began_s, before) if measured is None else measured
+        if period.began is not None:
+            measured = period.began.seconds_to(period.copy.moment)
+            if measured is not None:
+                return measured
+        return now - max(period.began_s, before)

@@ -171,7 +171,8 @@ class WhisperCache:
 
     def own_attention(self, at: Places, reach: int) -> SelfAttention:
         """Self-attention of a forward at these places, which reads below `reach`."""
-        index, readable = self.own.index(at.slots), self.own.readable(reach, at.slots.shape[1])
+        rows, nodes = at.slots.shape
+        index, readable = self.own.index(at.slots), self.own.readable(rows, reach, nodes)
 
         def attend(layer: int, qkv: Tensor) -> Tensor:
             self.own.write(layer, index, qkv[1:])

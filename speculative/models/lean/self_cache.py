@@ -52,15 +52,16 @@ class SelfCache:
         """Writes `kv [2, K, heads, P, d]` to the first P slots of `rows [K]`."""
         self.kv[layer, :, :, :, : kv.shape[3]].index_copy_(1, rows, kv)
 
-    def readable(self, reach: int, nodes: int) -> list[Tensor]:
-        """Keys and values `[2, B, K, reach, d]` of every layer, for a forward that writes `nodes` tokens."""
+    def readable(self, rows: int, reach: int, nodes: int) -> list[Tensor]:
+        """Keys and values `[2, B, K, reach, d]` of every layer, for a forward of the first `rows` rows that
+        writes `nodes` tokens."""
         self._reach, self._nodes = max(self._reach, reach), max(self._nodes, nodes)
-        return list(self.kv[:, :, :, :, :reach].unbind(0))
+        return list(self.kv[:, :, :rows, :, :reach].unbind(0))
 
     def index(self, slots: Tensor) -> Tensor:
         """Where a forward that writes to `slots [B, N]` puts `kv [2, B, K, N, d]`."""
-        _, two, batch, heads, _, size = self.kv.shape
-        return slots[None, :, None, :, None].expand(two, batch, heads, slots.shape[1], size)
+        _, two, _, heads, _, size = self.kv.shape
+        return slots[None, :, None, :, None].expand(two, len(slots), heads, slots.shape[1], size)
 
     def write(self, layer: int, index: Tensor, kv: Tensor) -> None:
         self.kv[layer].scatter_(3, index, kv)

@@ -47,7 +47,7 @@ class Sources(ABC):
 
     @abstractmethod
     def attend(self, layer: int, queries: Tensor) -> Tensor:
-        """Attention of `queries [B, N, H, d]` of all rows: returns `[B N, D]`."""
+        """Attention of `queries [B, N, H, d]` of the first B rows: returns `[B N, D]`."""
 
 
 class Transposed(Sources):
@@ -65,7 +65,9 @@ class Transposed(Sources):
         return torch.cat(read)
 
     def attend(self, layer: int, queries: Tensor) -> Tensor:
-        return _products(queries, self.keys[layer].flatten(0, 1), self.values[layer].flatten(0, 1))
+        rows = len(queries)
+        keys, values = self.keys[layer, :rows], self.values[layer, :rows]
+        return _products(queries, keys.flatten(0, 1), values.flatten(0, 1))
 
 
 class Natural(Sources):
@@ -82,7 +84,8 @@ class Natural(Sources):
         return _fused(queries, kv[0], kv[1])
 
     def attend(self, layer: int, queries: Tensor) -> Tensor:
-        return _fused(queries, self.keys[layer], self.values[layer])
+        rows = len(queries)
+        return _fused(queries, self.keys[layer, :rows], self.values[layer, :rows])
 
 
 def sources_for(

@@ -10,6 +10,7 @@ import torch
 
 from forescribe.speculative import Engine, Request
 from forescribe.speculative.graphs.shapes import ShapeSet
+from forescribe.speculative.models.lean.whisper_decoder import LeanWhisperDecoder
 from forescribe.speculative.models.whisper_decoder import WhisperDecoder
 from forescribe.speculative.requests import Mode, Result
 from tests.speculative.graphs.fake_cuda import CudaOnCpu, FakeCuda, running
@@ -76,10 +77,11 @@ def test_sampled_and_ranked_rows_are_captured_as_their_modes(cuda: FakeCuda) -> 
     assert {shape.mode for shape in engine._runner.captured} <= set(modes)
 
 
-def test_whisper_with_its_rules_replays_too(cuda: FakeCuda) -> None:
+@pytest.mark.parametrize("decoder", [WhisperDecoder, LeanWhisperDecoder])
+def test_whisper_with_its_rules_replays_too(cuda: FakeCuda, decoder: Any) -> None:
     work = whisper_requests(6)
     expected = written(whisper_engine(None, 0, 3).run(work))
-    engine = whisper_engine(CUDA, 0, 3)
+    engine = whisper_engine(CUDA, 0, 3, decoder=decoder)
     with running(cuda, engine):
         found = written(engine.run(work))
     assert found == expected

@@ -1,0 +1,176 @@
+"""Gaudi on doubles: compiled rounds in eager mode, recipes between `mark_step` calls in lazy mode."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from forescribe.speculative.device import Device
+from forescribe.speculative.graphs.shapes import ShapeSet
+from forescribe.speculative.models.lean.whisper_decoder import LeanWhisperDecoder
+from forescribe.speculative.models.whisper_decoder import WhisperDecoder
+from forescribe.speculative.requests import Mode
+from tests.speculative.graphs.recorder import Recorder, check_operator, compare, tensors
+from tests.speculative.graphs.workloads import (
+    tiny_engine,
+    tiny_requests,
+    whisper_engine,
+    whisper_requests,
+)
+
+
+@dataclass(frozen=True)
+class HpuOnCpu(Device):
+    """A device of kind hpu whose tensors are on the CPU."""
+
+    @property
+    def torch(self) -> torch.device:
+        return torch.device("cpu")
+
+    def synchronize(self) -> None:
+        """There is nothing to wait for."""
+
+
+HPU = HpuOnCpu("hpu", torch.float32)
+GREEDY = [r for r in tiny_requests(100) if not r.ranks]
+
+
+class Compiled:
+    """A double of `torch.compile`: each function has one recipe, which every later call must repeat."""
+
+    def __init__(self) -> None:
+        self.recipes: list[Recorder] = []
+        self.calls = 0
+
+    def __call__(self, fn: Callable[[], None], **options: Any) -> Callable[[], None]:
+        assert options == {"backend": "hpu_backend", "fullgraph": True, "dynamic": False}
+        recipe: list[Recorder] = []
+
+        def run() -> None:
+            with Recorder(fn) as now:
+                fn()
+            self.calls += 1
+            if not recipe:
+                recipe.append(now)
+                self.recipes.append(now)
+            compare(recipe[0], now)
+
+        return run
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> Compiled:
+    monkeypatch.delenv("PT_HPU_LAZY_MODE", raising=False)
+    made = Compiled()
+    monkeypatch.setattr(torch, "compile", made)
+    return made
+
+
+def tokens(engine: Any, work: Any) -> dict[Any, tuple[int, ...]]:
+    found = {}
+    for result in engine.run(work):
+        if result.error is not None:
+            raise result.error
+        found[result.request.tag] = result.tokens
+    return found
+
+
+def test_each_shape_is_one_recipe_that_hundreds_of_rounds_repeat(compiled: Compiled) -> None:
+    engine = tiny_engine(HPU, 0, 3)
+    engine.warm_up()
+    closed = set(
+        ShapeSet.of(HPU, 5, engine.rows.scratch).all((0, 3), (Mode(), Mode(sampling=True)))
+    )
+    assert set(engine._runner.captured) == closed and len(compiled.recipes) == len(closed) == 12
+    assert tokens(engine, GREEDY) == tokens(tiny_engine(None, 0, 3), GREEDY)
+    assert len(compiled.recipes) == 12 and compiled.calls > 150
+
+
+@pytest.mark.parametrize("decoder", [WhisperDecoder, LeanWhisperDecoder])
+def test_whisper_repeats_its_recipes_too(compiled: Compiled, decoder: Any) -> None:
+    work = whisper_requests(5)
+    engine = whisper_engine(HPU, 0, 3, decoder=decoder)
+    assert tokens(engine, work) == tokens(whisper_engine(None, 0, 3), work)
+    assert compiled.calls > 2 * len(compiled.recipes)
+
+
+def test_dynamo_makes_one_graph_for_each_shape_above_its_limit_of_recompilations(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("PT_HPU_LAZY_MODE", raising=False)
+    graphs: list[Any] = []
+
+    def backend(graph: Any, example_inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    real = torch.compile
+    monkeypatch.setattr(
+        torch, "compile", lambda fn, **options: real(fn, **options | {"backend": backend})
+    )
+    torch._dynamo.reset()
+    engine, gammas = tiny_engine(HPU, 0, 1, 2), (0, 1, 2)
+    shapes = list(ShapeSet.of(HPU, 5, engine.rows.scratch).all(gammas, (Mode(),)))
+    assert len(shapes) == 9 > torch._dynamo.config.recompile_limit
+    with torch.inference_mode():
+        for _ in range(2):
+            for shape in shapes:
+                engine._runner._launch(shape)()
+    assert len(graphs) == len(shapes)
+    work = GREEDY[:4]
+    assert tokens(engine, work) == tokens(tiny_engine(None, 0, 1, 2), work)
+    assert len(graphs) == len(shapes)
+
+
+class Recipes(TorchDispatchMode):
+    """What lazy mode would compile: the operators and shapes between two marks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operators: list[tuple[Any, ...]] = []
+        self.seen: set[tuple[Any, ...]] = set()
+        self.marks: list[int] = []  # how many recipes there were at each mark
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        shapes = tuple(tuple(t.shape) for t in tensors((args, result)))
+        self.operators.append((str(func.overloadpacket), shapes))
+        return result
+
+    def mark(self) -> None:
+        """Ends a recipe. A round's has no operator that waits for the device."""
+        names = [name for name, _ in self.operators]
+        if "aten.logsumexp" in names and "aten.lift_fresh" not in names:
+            for name in names:
+                check_operator(name, ())
+            self.seen.add(tuple(self.operators))
+            self.marks.append(len(self.seen))
+        self.operators = []
+
+
+def test_the_recipes_of_lazy_rounds_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    recipes = Recipes()
+    monkeypatch.setenv("PT_HPU_LAZY_MODE", "1")
+    for name in ("habana_frameworks", "habana_frameworks.torch", "habana_frameworks.torch.core"):
+        module = ModuleType(name)
+        module.__spec__ = ModuleSpec(name, None, is_package=True)
+        module.__path__ = []
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(
+        sys.modules["habana_frameworks.torch.core"], "mark_step", recipes.mark, raising=False
+    )
+    engine = tiny_engine(HPU, 0, 3)
+    with recipes:
+        found = tokens(engine, GREEDY)
+    assert found == tokens(tiny_engine(None, 0, 3), GREEDY)
+    assert len(recipes.marks) > 50
+    # Two gammas; before some rounds the draft reads one or two pieces of text, in one recipe with them.
+    assert recipes.marks[-1] <= 6
