@@ -99,7 +99,10 @@ class LeanCausalDecoder(CausalModel):
     def _cached(self, at: Places, reach: int) -> Attention:
         """Attention of a forward at these places, which reads below `reach`."""
         cache = self._allocated()
-        index, readable = cache.index(at.slots), cache.readable(reach, at.slots.shape[1])
+        index, readable = (
+            cache.index(at.slots),
+            cache.readable(len(at.slots), reach, at.slots.shape[1]),
+        )
 
         def attend(layer: int, queries: Tensor, kv: Tensor, mask: Tensor) -> Tensor:
             cache.write(layer, index, kv)

@@ -10,7 +10,7 @@ import torch
 
 from forescribe.speculative import Engine, Request
 from forescribe.speculative.graphs.shapes import ShapeSet
-from forescribe.speculative.models.lean.whisper_decoder import LeanWhisperDecoder
+from forescribe.speculative.models.lean.lean_whisper_decoder import LeanWhisperDecoder
 from forescribe.speculative.models.whisper_decoder import WhisperDecoder
 from forescribe.speculative.requests import Mode, Result
 from tests.speculative.graphs.fake_cuda import CudaOnCpu, FakeCuda, running
