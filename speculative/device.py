@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from .errors import DeviceError
+from .thread_count import can_set, set_thread_count
 
 KINDS = ("cuda", "hpu", "mps", "cpu")  # in order of preference
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -114,11 +115,12 @@ def keep_to_one_core() -> None:
     OpenMP threads for its lifetime. Where the teams together outnumber the cores, libgomp threads of all
     teams sleep instead of spinning: an engine on two cores lost a sixth of its speed to waking them up.
     """
+    if can_set():
+        set_thread_count(1)
+        return
     from threadpoolctl import threadpool_limits
 
-    # Without this call torch sets the number for this thread at its first operator. torch.set_num_threads
-    # would change it for all later threads.
-    torch.get_num_threads()
+    torch.get_num_threads()  # see `set_thread_count`
     threadpool_limits(1, "openmp")
 
 

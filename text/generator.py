@@ -91,6 +91,7 @@ class TextGenerator:
         )
         if device.static_shapes:
             self.engine.warm_up()
+        self.engine.choose_threads()
         self._numbers = count()
         self._streams: dict[int, TextStream] = {}  # of the texts under way
         self._queues: dict[int, deque[Event]] = {}  # of events for `stream` and `generate`, by text

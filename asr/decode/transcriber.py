@@ -169,7 +169,7 @@ def _engine(whisper: Whisper, batch: int, gamma: int | None) -> Engine:
     """The engine that decodes a pair."""
     generation, config = whisper.target.generation_config, whisper.target.config
     drafter = None if gamma == 0 else _drafter(whisper, gamma)
-    return Engine(
+    engine = Engine(
         whisper_decoder(whisper.target, lambda states: states.target, engine=whisper.engine),
         drafter,
         batch=batch,
@@ -178,6 +178,8 @@ def _engine(whisper: Whisper, batch: int, gamma: int | None) -> Engine:
         processors=whisper_rules(generation, config, whisper.device.torch),
         device=whisper.device,
     )
+    engine.choose_threads()
+    return engine
 
 
 def _drafter(whisper: Whisper, gamma: int | None) -> Drafter:

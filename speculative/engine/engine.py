@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -28,7 +29,9 @@ from ..graphs.graph_runner import GraphRunner
 from ..protocols import Drafter, Model, Processor, Rule, Schedule
 from ..requests import Mode, Partial, Request, Result
 from ..rounds.rule_choice import RuleChoice
+from ..rounds.threads import RoundThreads, measured_round
 from ..rows import Rows
+from . import faults
 from .context import EngineContext, Sizes
 from .inbox import Inbox, Run
 from .schedule import Fixed
@@ -75,6 +78,7 @@ class Engine:
         self._modes, rules = tuple(modes), RuleChoice(rule, sampled, drafter)
         self._scheduler = Scheduler(context, rules, self._modes, self.schedule, clock)
         self._runner = GraphRunner(context, rules, processors, self._scheduler.collector.fail)
+        self.threads = RoundThreads()
         self._last_stats = Stats()
         self.broken: BrokenError | None = None
 
@@ -156,7 +160,8 @@ class Engine:
             with self._guarded():
                 mode = self._scheduler.prepare()
                 if mode is not None:
-                    self._runner.run(self._scheduler.pacing.gamma, mode)
+                    with self.threads.limited():
+                        self._runner.run(self._scheduler.pacing.gamma, mode)
                     self._scheduler.finish()
         return (self._scheduler.queue.own if inbox is None else inbox).take()
 
@@ -171,6 +176,20 @@ class Engine:
             self._scheduler.warm_up()
             self.device.synchronize()
         self._context.counts = before
+
+    @torch.inference_mode()
+    def choose_threads(self) -> None:
+        """Measures on a CPU whether rounds are faster with one thread or with all that torch uses in the
+        calling thread, within half a second, and keeps to the result in whichever thread calls `step`."""
+        if not self.idle:
+            raise RuntimeError("choose_threads() needs an idle engine: it runs rounds")
+        if self.device.kind != "cpu":
+            return
+        rows, gamma = self.rows, min(self.max_gamma, 5)
+        run = measured_round(
+            self._runner.parts(Mode()), gamma, batch=rows.batch, slots=rows.scratch
+        )
+        self._context.faults.attempt(partial(self.threads.choose, run), faults.ENGINE)
 
     def _drop_abandoned(self) -> None:
         if self._scheduler.queue.abandoned:
