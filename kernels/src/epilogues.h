@@ -58,14 +58,17 @@ struct Cut {
     const float *factor;
     FS_INLINE void operator()(int64_t row, int64_t column, const F (&v)[PARTS]) const {
         float *at = out + row * stride + column;
-        float values[PANEL];
-        for (int i = 0; i < PARTS; i++)
-            store(values + i * LANES, factor ? v[i] * all(factor[row]) : v[i]);
-        const int64_t left = width - column;
-        if (left >= PANEL)
-            __builtin_memcpy(at, values, sizeof values);
+        const F scale = factor ? all(factor[row]) : all(1.0f);
+        if (width - column >= PANEL)
+            for (int i = 0; i < PARTS; i++) store(at + i * LANES, v[i] * scale);
         else
-            for (int64_t i = 0; i < left; i++) at[i] = values[i];
+            for (int i = 0; i < PARTS; i++) part(at + i * LANES, v[i] * scale, width - column - i * LANES);
+    }
+    // Not inlined: an array in the caller would take the sums out of their registers.
+    static __attribute__((noinline)) void part(float *at, F value, int64_t left) {
+        float lanes[LANES];
+        store(lanes, value);
+        for (int64_t i = 0; i < left && i < LANES; i++) at[i] = lanes[i];
     }
 };
 

@@ -41,7 +41,7 @@ typedef struct {
     fs_linear down; /* [D, F] */
     const float *cross_key; /* [D, D] row-major, not packed */
     const float *cross_key_bias; /* [D], or NULL */
-    fs_linear cross_value;  /* [D, D] */
+    fs_linear cross_value;  /* every head [D / H, D] packed on its own, and its bias padded */
     void *keys;             /* self-attention caches [B, H, T, D / H] */
     void *values;
     void *cross_keys;   /* per row and head: panels of 16 positions, see layout.h */

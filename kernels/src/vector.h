@@ -88,6 +88,13 @@ FS_INLINE uint16_t narrow(float value) {
     return (uint16_t)((word + 0x7fffu + ((word >> 16) & 1)) >> 16);                  // to nearest even
 }
 
+// In the lower halves of 32-bit lanes.
+FS_INLINE U narrow(const F &value) {
+    const U word = bits<U>(value);
+    const U nan = (word >> 16) | 0x40u, rounded = (word + 0x7fffu + ((word >> 16) & 1u)) >> 16;
+    return (word & 0x7fffffffu) > 0x7f800000u ? nan : rounded;
+}
+
 FS_INLINE F load(const uint16_t *at) {
     H half;
     __builtin_memcpy(&half, at, sizeof half);

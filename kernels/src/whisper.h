@@ -195,7 +195,7 @@ void whisper_cross(const fs_whisper &m, const float *const *states, const int64_
                            l.cross_key_bias ? l.cross_key_bias + h * head : nullptr, head, packed,
                            m.sources, m.width, (X *)l.cross_keys + at * cross_key_values(m.sources, head));
                 cross_values(states[i], (const W *)l.cross_value.weight + h * weights,
-                             l.cross_value.bias ? l.cross_value.bias + h * head : nullptr, head, m.sources,
+                             l.cross_value.bias ? l.cross_value.bias + h * padded(head) : nullptr, head, m.sources,
                              m.width, (X *)l.cross_values + at * cross_value_values(m.sources, head));
             }
             team.wait();

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ..models.lean import weights as lean
 from . import structures as c
@@ -92,7 +93,9 @@ def whisper_layers(packer: Packer, weights: lean.WhisperWeights) -> list[c.Whisp
             cross_key_bias=packer.plain(biases[i, 0]),
             cross_value=c.Linear(
                 packer.matrices(projections[i, 1].reshape(heads, width // heads, width)),
-                packer.bias(biases[i, 1]),
+                packer.bias(
+                    pad(biases[i, 1].view(heads, -1), (0, -(width // heads) % PANEL)).flatten()
+                ),
             ),
         )
         for i, layer in enumerate(weights.layers)
