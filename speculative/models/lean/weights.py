@@ -9,28 +9,15 @@ V vocabulary. A matrix is `[out, in]`, as `torch.nn.functional.linear` takes it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from .projections import Linear, Norm, fused, linear_of, norm_of
 
-@dataclass(frozen=True, eq=False)
-class Norm:
-    """Weight `[D]` of a normalisation; an RMS norm has no bias."""
-
-    weight: Tensor
-    bias: Tensor | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class Linear:
-    """Weight `[out, in]` and bias `[out]` of a projection."""
-
-    weight: Tensor
-    bias: Tensor | None = None
+__all__ = ["CausalLayer", "CausalWeights", "Linear", "Norm", "WhisperLayer", "WhisperWeights"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,17 +60,17 @@ class WhisperWeights:
 
     @classmethod
     def of(cls, model: Any) -> WhisperWeights:
-        """The weights of a `WhisperForConditionalGeneration` or `WhisperForCausalLM`. Fused matrices are
-        copies, the others are the model's own tensors."""
+        """The weights of a `WhisperForConditionalGeneration` or `WhisperForCausalLM`. The model's modules
+        share them; only queries are copies, as their scale is part of them."""
         decoder = model.model.decoder
         cross = [p for x in decoder.layers for p in (x.encoder_attn.k_proj, x.encoder_attn.v_proj)]
         return cls(
             embedding=decoder.embed_tokens.weight.detach(),
             positions=decoder.embed_positions.weight.detach(),
             layers=tuple(_whisper_layer(layer) for layer in decoder.layers),
-            norm=_norm(decoder.layer_norm),
+            norm=norm_of(decoder.layer_norm),
             head=model.proj_out.weight.detach(),
-            cross_kv=_fused(cross),
+            cross_kv=fused(cross),
             heads=model.config.decoder_attention_heads,
             activation=model.config.activation_function,
             eps=decoder.layer_norm.eps,
@@ -138,14 +125,15 @@ class CausalWeights:
 
     @classmethod
     def of(cls, model: Any) -> CausalWeights:
-        """The weights of a causal LM whose structure is Llama's: see `families`."""
+        """The weights of a causal LM that `coverage.causal_gap` finds no fault with. The model's modules
+        share them, and compute as before."""
         body, config = model.base_model, model.config
         first = body.layers[0].self_attn
         return cls(
             embedding=body.embed_tokens.weight.detach(),
             layers=tuple(_causal_layer(layer, config, i) for i, layer in enumerate(body.layers)),
-            norm=_norm(body.norm),
-            head=_linear(model.lm_head),
+            norm=norm_of(body.norm),
+            head=linear_of(model.lm_head),
             inv_freq=body.rotary_emb.inv_freq.float(),
             rotary_scale=float(body.rotary_emb.attention_scaling),
             heads=config.num_attention_heads,
@@ -161,37 +149,37 @@ def _whisper_layer(layer: Any) -> WhisperLayer:
     attention, cross = layer.self_attn, layer.encoder_attn
     scale = attention.scaling
     return WhisperLayer(
-        self_norm=_norm(layer.self_attn_layer_norm),
-        qkv=_fused([attention.q_proj, attention.k_proj, attention.v_proj], (scale, 1, 1)),
-        out=_linear(attention.out_proj),
-        cross_norm=_norm(layer.encoder_attn_layer_norm),
-        cross_q=_fused([cross.q_proj], (cross.scaling,)),
-        cross_out=_linear(cross.out_proj),
-        ffn_norm=_norm(layer.final_layer_norm),
-        up=_linear(layer.fc1),
-        down=_linear(layer.fc2),
+        self_norm=norm_of(layer.self_attn_layer_norm),
+        qkv=fused([attention.q_proj, attention.k_proj, attention.v_proj], (scale, 1, 1)),
+        out=linear_of(attention.out_proj),
+        cross_norm=norm_of(layer.encoder_attn_layer_norm),
+        cross_q=fused([cross.q_proj], (cross.scaling,)),
+        cross_out=linear_of(cross.out_proj),
+        ffn_norm=norm_of(layer.final_layer_norm),
+        up=linear_of(layer.fc1),
+        down=linear_of(layer.fc2),
     )
 
 
 def _causal_layer(layer: Any, config: Any, index: int) -> CausalLayer:
     attention, mlp = layer.self_attn, layer.mlp
     q_norm, k_norm = (
-        _norm(module) if (module := getattr(attention, name, None)) is not None else None
+        norm_of(module) if (module := getattr(attention, name, None)) is not None else None
         for name in ("q_norm", "k_norm")
     )
     kinds = getattr(config, "layer_types", None)
     slides = kinds[index] == "sliding_attention" if kinds else True
     window = getattr(config, "sliding_window", None) if slides else None
     return CausalLayer(
-        input_norm=_norm(layer.input_layernorm),
-        qkv=_fused([attention.q_proj, attention.k_proj, attention.v_proj]),
+        input_norm=norm_of(layer.input_layernorm),
+        qkv=fused([attention.q_proj, attention.k_proj, attention.v_proj]),
         q_norm=q_norm,
         k_norm=k_norm,
         qk_norm=_of_all_heads(q_norm, k_norm, config),
-        out=_linear(attention.o_proj),
-        post_norm=_norm(layer.post_attention_layernorm),
-        gate_up=_fused([mlp.gate_proj, mlp.up_proj]),
-        down=_linear(mlp.down_proj),
+        out=linear_of(attention.o_proj),
+        post_norm=norm_of(layer.post_attention_layernorm),
+        gate_up=fused([mlp.gate_proj, mlp.up_proj]),
+        down=linear_of(mlp.down_proj),
         window=window,
         rotary=bool(getattr(attention, "use_rope", True)),
     )
@@ -203,31 +191,3 @@ def _of_all_heads(q_norm: Norm | None, k_norm: Norm | None, config: Any) -> Tens
         return None
     queries = q_norm.weight.expand(config.num_attention_heads, -1)
     return torch.cat([queries, k_norm.weight.expand(config.num_key_value_heads, -1)])
-
-
-def _norm(module: Any) -> Norm:
-    return Norm(*_tensors(module))
-
-
-def _linear(module: Any) -> Linear:
-    return Linear(*_tensors(module))
-
-
-def _tensors(module: Any) -> tuple[Tensor, Tensor | None]:
-    bias = getattr(module, "bias", None)
-    return module.weight.detach(), None if bias is None else bias.detach()
-
-
-def _fused(modules: Sequence[Any], scales: Sequence[float] | None = None) -> Linear:
-    """Projections of one input as one matrix, each multiplied by its scale; a missing bias is zero where
-    another has one."""
-    factors = scales or [1.0] * len(modules)
-    parts = [_linear(module) for module in modules]
-    weight = torch.cat([p.weight * s for p, s in zip(parts, factors, strict=True)])
-    if all(p.bias is None for p in parts):
-        return Linear(weight)
-    biases = [
-        p.weight.new_zeros(len(p.weight)) if p.bias is None else p.bias * s
-        for p, s in zip(parts, factors, strict=True)
-    ]
-    return Linear(weight, torch.cat(biases))

@@ -104,3 +104,23 @@ def test_one_node_has_the_logits_that_a_whole_score_gives_it():
     one = ours.score_at(tokens, pair.starts, node, reach=9)
     assert one.shape == (2, 1, whole.shape[2])
     torch.testing.assert_close(one[:, 0], whole[torch.arange(2), node])
+
+
+def test_a_lean_decoder_holds_no_second_copy_of_the_weights():
+    """Query, key and value, and both halves of the feed-forward, are one matrix that the modules share."""
+    model = tiny("qwen2")
+    values = {name: weight.clone() for name, weight in model.state_dict().items()}
+    logits = model(input_ids=torch.arange(9)[None]).logits
+    first, second = LeanCausalDecoder(model), LeanCausalDecoder(model)
+    for layer, other, module in zip(
+        first.weights.layers, second.weights.layers, model.model.layers, strict=True
+    ):
+        attention, mlp = module.self_attn, module.mlp
+        assert layer.qkv.weight.data_ptr() == attention.q_proj.weight.data_ptr()
+        assert layer.qkv.weight[-1].data_ptr() == attention.v_proj.weight[-1].data_ptr()
+        assert layer.gate_up.weight.data_ptr() == mlp.gate_proj.weight.data_ptr()
+        assert layer.gate_up.weight[-1].data_ptr() == mlp.up_proj.weight[-1].data_ptr()
+        assert layer.down.weight.data_ptr() == mlp.down_proj.weight.data_ptr()
+        assert other.qkv.weight.data_ptr() == layer.qkv.weight.data_ptr()
+    assert all(torch.equal(weight, values[name]) for name, weight in model.state_dict().items())
+    assert torch.equal(model(input_ids=torch.arange(9)[None]).logits, logits)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -98,14 +100,24 @@ def test_no_nan_of_an_earlier_sequence_reaches_the_next(first, later, prompt, le
         pair.starts += count
 
 
-def test_float_weights_are_the_models_own_tensors_where_nothing_is_fused():
-    model = whisper()
+def test_only_queries_are_copied():
+    """Keys and values, of self-attention and of the encoder states, are parts of matrices of their own."""
+    model = copy.deepcopy(whisper())
+    values = {name: weight.clone() for name, weight in model.state_dict().items()}
+    LeanWhisperDecoder(model)
     weights = LeanWhisperDecoder(model).weights
-    decoder = model.model.decoder
+    decoder, width = model.model.decoder, WIDTH
     assert weights.head.data_ptr() == decoder.embed_tokens.weight.data_ptr()
-    for layer, module in zip(weights.layers, decoder.layers, strict=True):
+    for i, (layer, module) in enumerate(zip(weights.layers, decoder.layers, strict=True)):
+        cross = weights.cross_kv.weight[2 * width * i :]
+        own = layer.qkv.weight
+        assert own[width].data_ptr() == module.self_attn.k_proj.weight.data_ptr()
+        assert own[2 * width].data_ptr() == module.self_attn.v_proj.weight.data_ptr()
+        assert cross.data_ptr() == module.encoder_attn.k_proj.weight.data_ptr()
+        assert cross[width].data_ptr() == module.encoder_attn.v_proj.weight.data_ptr()
         assert layer.up.weight.data_ptr() == module.fc1.weight.data_ptr()
-        assert not layer.qkv.weight.requires_grad
+        assert not own.requires_grad
+    assert all(torch.equal(weight, values[name]) for name, weight in model.state_dict().items())
 
 
 def test_one_node_has_the_logits_that_a_whole_score_gives_it():
