@@ -50,6 +50,14 @@ int32_t check_whisper(const fs_whisper &m) {
     return m.batch < 1 || m.slots < 1 ? FS_BAD_SHAPE : FS_OK;
 }
 
+int32_t check_causal(const fs_causal &m) {
+    if (m.width < 8 || m.width % 2 || m.layers < 1 || m.ffn < 2 || m.ffn % 2 || m.vocab < 1) return FS_BAD_SHAPE;
+    if (m.heads < 1 || m.key_heads < 1 || m.heads % m.key_heads || m.head < 8 || m.head % 8)
+        return FS_BAD_SHAPE;
+    if (m.outputs < 1 || m.outputs > m.vocab || m.columns < m.outputs || m.positions < 1) return FS_BAD_SHAPE;
+    return m.batch < 1 || m.slots < 1 ? FS_BAD_SHAPE : FS_OK;
+}
+
 }  // namespace
 }  // namespace forescribe
 
@@ -139,5 +147,19 @@ FS_EXPORT int32_t fs_whisper_cross(const fs_whisper *model, const float *const *
         if (rows[i] < 0 || rows[i] >= model->batch) return FS_BAD_SLOT;
     if (bytes < fs_whisper_workspace(model, 1, threads)) return FS_NO_MEMORY;
     kernels().whisper_cross(*model, states, rows, count, (float *)workspace, threads);
+    return FS_OK;
+}
+
+FS_EXPORT int64_t fs_causal_workspace(const fs_causal *model, int64_t rows, int32_t threads) {
+    return kernels().causal_workspace(*model, rows, threads);
+}
+
+FS_EXPORT int32_t fs_causal_forward(const fs_causal *model, const fs_step *step) {
+    int32_t error = check_causal(*model);
+    if (!error) error = check_step(*step, model->batch, model->slots, model->vocab);
+    if (error) return error;
+    const int64_t rows = step->batch * step->nodes;
+    if (step->workspace_bytes < fs_causal_workspace(model, rows, step->threads)) return FS_NO_MEMORY;
+    kernels().causal_forward(*model, *step);
     return FS_OK;
 }

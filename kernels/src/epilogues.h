@@ -50,19 +50,40 @@ struct Activate {
     }
 };
 
+// A gated feed-forward: panels of gate and of the other half alternate, and come in order.
+struct Gated {
+    float *out;
+    int64_t stride;
+    const float *bias;
+    int32_t activation;
+    FS_INLINE void operator()(int64_t row, int64_t column, const F (&v)[PARTS]) const {
+        float *at = out + row * stride + column / (2 * PANEL) * PANEL;
+        const bool gate = column % (2 * PANEL) == 0;
+        for (int i = 0; i < PARTS; i++) {
+            const F x = with_bias(v[i], bias, column + i * LANES);
+            if (gate)
+                store(at + i * LANES, activation == FS_SILU ? silu(x) : activation == FS_GELU ? gelu(x) : relu(x));
+            else
+                store(at + i * LANES, load(at + i * LANES) * x);
+        }
+    }
+};
+
 // Into memory that is not padded: columns from `width` on are dropped; each row is multiplied by a factor
 // of its own where there is one.
 struct Cut {
     float *out;
     int64_t stride, width;
-    const float *factor;
+    const float *factor, *bias = nullptr;
     FS_INLINE void operator()(int64_t row, int64_t column, const F (&v)[PARTS]) const {
         float *at = out + row * stride + column;
         const F scale = factor ? all(factor[row]) : all(1.0f);
         if (width - column >= PANEL)
-            for (int i = 0; i < PARTS; i++) store(at + i * LANES, v[i] * scale);
+            for (int i = 0; i < PARTS; i++)
+                store(at + i * LANES, with_bias(v[i] * scale, bias, column + i * LANES));
         else
-            for (int i = 0; i < PARTS; i++) part(at + i * LANES, v[i] * scale, width - column - i * LANES);
+            for (int i = 0; i < PARTS; i++) part(at + i * LANES, with_bias(v[i] * scale, bias, column + i * LANES),
+                     width - column - i * LANES);
     }
     // Not inlined: an array in the caller would take the sums out of their registers.
     static __attribute__((noinline)) void part(float *at, F value, int64_t left) {

@@ -60,6 +60,38 @@ typedef struct {
     const fs_whisper_layer *layer;
 } fs_whisper;
 
+typedef struct {
+    const float *input_norm; /* [D], of RMS norms, as all norms here */
+    fs_linear qkv;           /* [(H + 2 K) d, D], K heads of keys */
+    const float *query_norm; /* [d], of every head before the rotation; NULL: none */
+    const float *key_norm;
+    fs_linear out;           /* [D, H d] */
+    const float *post_norm;
+    fs_linear gate_up;       /* [2 F', D]: 16 outputs of the gate, 16 of the other half, and so on; F' is F
+                                rounded up to a multiple of 16 */
+    fs_linear down;          /* [D, F] */
+    void *keys;              /* [B, K, T, d] in the weights' storage */
+    void *values;
+    int64_t window;          /* positions that a query reads, itself included; 0: all */
+    int32_t rotary;          /* 0: this layer knows no positions */
+} fs_causal_layer;
+
+/* A Llama-like decoder. `vocab` tokens have an embedding, `outputs` <= vocab have logits, and the rest of
+ * the `columns` of each row of logits is -inf. */
+typedef struct {
+    int64_t width, heads, key_heads, head, layers, ffn, vocab, outputs, columns;
+    int64_t positions; /* rows of the tables; later positions are clamped */
+    int64_t batch, slots;
+    int32_t weight_storage, activation;
+    float eps, scale;       /* scores are multiplied by `scale` */
+    const void *embedding;  /* [V, D] row-major in the weights' storage */
+    const float *cosine;    /* [positions, d / 2] */
+    const float *sine;
+    const float *norm;
+    fs_linear projection; /* [outputs, D]: the head */
+    const fs_causal_layer *layer;
+} fs_causal;
+
 /* One forward over tokens [B, N]; node i of row b is written to slot start[b] + i. */
 typedef struct {
     int64_t batch, nodes, reach;
@@ -98,6 +130,10 @@ int32_t fs_whisper_forward(const fs_whisper *model, const fs_step *step);
 /* Cross-attention keys and values of `count` encoder states [S, D] into the rows of the caches. */
 int32_t fs_whisper_cross(const fs_whisper *model, const float *const *states, const int64_t *rows,
                          int64_t count, void *workspace, int64_t workspace_bytes, int32_t threads);
+
+/* `step->hidden` is not used. */
+int64_t fs_causal_workspace(const fs_causal *model, int64_t rows, int32_t threads);
+int32_t fs_causal_forward(const fs_causal *model, const fs_step *step);
 
 #ifdef __cplusplus
 }

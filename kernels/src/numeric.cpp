@@ -1,5 +1,6 @@
 // All numeric code of one instruction set. Compiled once for each, with -DFS_ISA=name and its flags.
 // Uses no template of the standard library: its functions would be shared between instruction sets.
+#include "causal.h"
 #include "pack.h"
 #include "table.h"
 #include "whisper.h"
@@ -34,12 +35,26 @@ static void cross(const fs_whisper &m, const float *const *states, const int64_t
         whisper_cross<float, float>(m, states, rows, count, packed, threads);
 }
 
+static int64_t causal_bytes(const fs_causal &model, int64_t rows, int32_t threads) {
+    Carver carver(nullptr);
+    CausalBuffers::carve(model, rows, threads, carver);
+    return carver.used();
+}
+
+static void causal(const fs_causal &m, const fs_step &step) {
+    if (m.weight_storage == FS_BFLOAT16)
+        causal_forward<uint16_t>(m, step);
+    else
+        causal_forward<float>(m, step);
+}
+
 #define FS_TEXT(name) #name
 #define FS_NAME(name) FS_TEXT(name)
 #define FS_JOIN(name) name##_kernels
 #define FS_TABLE(name) FS_JOIN(name)
 
-static const Kernels table = {FS_NAME(FS_ISA), whisper_bytes, forward, cross, pack};
+static const Kernels table = {FS_NAME(FS_ISA), whisper_bytes, forward, cross, causal_bytes,
+                              causal, pack};
 
 }  // namespace FS_ISA
 

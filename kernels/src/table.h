@@ -11,6 +11,8 @@ struct Kernels {
     void (*whisper_forward)(const fs_whisper &, const fs_step &);
     void (*whisper_cross)(const fs_whisper &, const float *const *, const int64_t *, int64_t, float *,
                           int32_t);
+    int64_t (*causal_workspace)(const fs_causal &, int64_t rows, int32_t threads);
+    void (*causal_forward)(const fs_causal &, const fs_step &);
     void (*pack)(const float *, int64_t outputs, int64_t inputs, int32_t storage, void *);
 };
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ..errors import LoadError
 from . import kernel_files, openmp
-from .structures import ABI, ERRORS, Step, Stored, Whisper
+from .structures import ABI, ERRORS, Causal, Step, Stored, Whisper
 
 BUILD = "build them with: python -m forescribe.speculative.native.kernel_build"
 
@@ -34,6 +34,8 @@ _SIGNATURES = {
         c_int32,
         [POINTER(Whisper), c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_int32],
     ),
+    "fs_causal_workspace": (c_int64, [POINTER(Causal), c_int64, c_int32]),
+    "fs_causal_forward": (c_int32, [POINTER(Causal), POINTER(Step)]),
 }
 
 
@@ -109,6 +111,12 @@ class Library:
                 byref(model), pointers, rows, len(states), workspace, size, threads
             )
         )
+
+    def causal_workspace(self, model: Causal, rows: int, threads: int) -> int:
+        return int(self._functions.fs_causal_workspace(byref(model), rows, threads))
+
+    def causal_forward(self, model: Causal, step: Step) -> None:
+        self._check(self._functions.fs_causal_forward(byref(model), byref(step)))
 
     @staticmethod
     def _check(code: int) -> None:

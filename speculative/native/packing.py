@@ -33,6 +33,11 @@ class Packer:
             tensor = tensor.to(torch.bfloat16)
         return self.keep(tensor.float().contiguous())
 
+    def stored_plain(self, tensor: Tensor) -> int:
+        """The address of a contiguous form of a tensor in the storage of the matrices."""
+        dtype = torch.bfloat16 if self.stored is Stored.BFLOAT16 else torch.float32
+        return self.keep(tensor.detach().to(dtype).contiguous())
+
     def keep(self, tensor: Tensor) -> int:
         self._kept.append(tensor)
         return tensor.data_ptr()

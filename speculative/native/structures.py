@@ -75,6 +75,35 @@ class Whisper(Structure):
     ]  # fmt: skip
 
 
+class CausalLayer(Structure):
+    _fields_ = [
+        ("input_norm", c_void_p),
+        ("qkv", Linear),
+        ("query_norm", c_void_p),
+        ("key_norm", c_void_p),
+        ("out", Linear),
+        ("post_norm", c_void_p),
+        ("gate_up", Linear),
+        ("down", Linear),
+        ("keys", c_void_p),
+        ("values", c_void_p),
+        ("window", c_int64),
+        ("rotary", c_int32),
+    ]
+
+
+class Causal(Structure):
+    _fields_ = [
+        *((name, c_int64) for name in ("width", "heads", "key_heads", "head", "layers", "ffn", "vocab",
+                                       "outputs", "columns", "positions", "batch", "slots")),
+        *((name, c_int32) for name in ("weight_storage", "activation")),
+        *((name, c_float) for name in ("eps", "scale")),
+        *((name, c_void_p) for name in ("embedding", "cosine", "sine", "norm")),
+        ("projection", Linear),
+        ("layer", c_void_p),
+    ]  # fmt: skip
+
+
 class Step(Structure):
     _fields_ = [
         *((name, c_int64) for name in ("batch", "nodes", "reach")),

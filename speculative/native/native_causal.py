@@ -1,0 +1,179 @@
+"""Llama-like decoders as one native call, under the core's `Model` protocol.
+
+The same arguments and tokens as `models.lean.lean_causal_decoder.LeanCausalDecoder`, on CPUs. A row's logits
+do not depend on the batch, the number of nodes or the number of threads, to the last bit. Slots that a query
+may not read are never loaded, so nothing of an earlier sequence in a row can reach the next one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from ctypes import addressof
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..drafts import Scores, Topology
+from ..errors import LoadError
+from ..models.families.causal_config import SLIDING
+from ..models.families.causal_model import CausalModel
+from ..models.lean.coverage import causal_gap
+from ..models.lean.weights import CausalWeights
+from .causal_packing import angle_tables, causal_layers, causal_record
+from .library import Library, load, missing
+from .packing import Packer
+from .slot_caches import SelfCaches
+from .structures import ACTIVATIONS, CausalLayer, Step, Stored
+from .workspace import Workspace
+
+STORAGE = {torch.float32: Stored.FLOAT32, torch.bfloat16: Stored.BFLOAT16}
+"""How weights and caches are stored, by the model's dtype."""
+
+PROMPT = 128
+"""Tokens of a prompt in one call: bounds the memory for intermediate results, and changes no bit."""
+
+
+def native_causal_gap(model: Any) -> str | None:
+    """Why a causal LM cannot run natively here; None where it can."""
+    gap = causal_gap(model)
+    if gap is not None:
+        return gap
+    config, weight = model.config, model.lm_head.weight
+    size = model.base_model.layers[0].self_attn.head_dim
+    if weight.device.type != "cpu":
+        return f"native kernels are for CPUs, and the model is on {weight.device}"
+    if weight.dtype not in STORAGE:
+        return f"native kernels do not store {str(weight.dtype).removeprefix('torch.')}"
+    if size % 8 or config.hidden_size % 2 or config.intermediate_size % 2:
+        return f"heads of {size} columns are not a multiple of 8"
+    if 2 * len(model.base_model.rotary_emb.inv_freq) != size:
+        return "its rotary positions are of a part of each head"
+    if config.hidden_act not in ACTIVATIONS:
+        return f"native kernels do not have the activation {config.hidden_act}"
+    return missing()
+
+
+class NativeCausalDecoder(CausalModel):
+    """A Llama-like causal LM on a CPU; arguments and errors as `CausalModel`. A model in bfloat16 is stored
+    so; arithmetic is float32 in any case."""
+
+    engine = "native"
+    cache: SelfCaches | None = None
+
+    def prepare(self) -> None:
+        reason = native_causal_gap(self.model)
+        if reason is not None:
+            raise LoadError(f"{self.config.model_type} cannot run natively: {reason}")
+        self.library: Library = load()
+        self.weights = weights = CausalWeights.of(self.model)
+        self.stored = STORAGE[self.dtype]
+        self._packer = Packer(self.library, self.stored)
+        self._record = causal_record(self._packer, weights, self.vocab_size)
+        self._layers = (CausalLayer * len(weights.layers))(*causal_layers(self._packer, weights))
+        self._record.layer = addressof(self._layers)
+        self._workspace = Workspace()
+        self._angles: tuple[Tensor, Tensor] | None = None
+        self._native_trees: dict[Topology, tuple[Tensor, Tensor]] = {}
+
+    def _configure(self, widths: dict[str, int]) -> None:
+        super()._configure(widths)
+        for layer, weights in zip(self._layers, self.weights.layers, strict=True):
+            if weights.window is not None:
+                layer.window = widths[SLIDING]
+
+    def allocate(self, batch: int, slots: int) -> None:
+        record, layers = self._record, len(self._layers)
+        self.cache = SelfCaches(layers, batch, record.key_heads, slots, record.head, self.stored)
+        # A table as long as the cache: positions behind it do not occur.
+        self._angles = angle_tables(self.weights, min(slots, self._positions))
+        record.cosine, record.sine = (table.data_ptr() for table in self._angles)
+        record.positions = len(self._angles[0])
+        record.batch, record.slots = batch, slots
+        for index, layer in enumerate(self._layers):
+            layer.keys, layer.values = self.cache.addresses(index)
+
+    def release(self) -> None:
+        self.cache = self._angles = None
+        self._workspace.release()
+        self._record.batch = self._record.slots = 0
+
+    def _allocated(self) -> SelfCaches:
+        if self.cache is None:
+            raise RuntimeError("allocate() comes before the first forward")
+        return self.cache
+
+    @torch.inference_mode()
+    def prefill(self, rows: Tensor, tokens: Tensor, encoder_states: Sequence[Any]) -> Tensor:
+        """Skips the head, as prompt logits are not used: returns `[K, 0, V]`."""
+        self._allocated()
+        if len(rows) != len(tokens):
+            raise ValueError(f"{len(rows)} rows, {len(tokens)} prompts")
+        rows = rows.contiguous()
+        for first in range(0, tokens.shape[1], PROMPT):
+            part = tokens[:, first : first + PROMPT]
+            start = torch.full((len(tokens),), first, dtype=torch.int64)
+            self._forward(part, start, first + part.shape[1], None, rows=rows)
+        return torch.empty((len(tokens), 0, self.vocab_size))
+
+    def score(
+        self, tokens: Tensor, start: Tensor, *, reach: int, topology: Topology | None = None
+    ) -> Scores:
+        self._allocated()
+        logits = torch.empty((*tokens.shape, self.vocab_size))
+        self._forward(tokens, start, reach, logits, topology=topology)
+        return Scores(logits)
+
+    def score_at(self, tokens: Tensor, start: Tensor, node: Tensor, *, reach: int) -> Tensor:
+        """See `NodeModel.score_at`."""
+        self._allocated()
+        logits = torch.empty((len(tokens), 1, self.vocab_size))
+        self._forward(tokens, start, reach, logits, node=node.contiguous())
+        return logits
+
+    def commit(self, start: Tensor, path: Tensor) -> None:
+        self._allocated().move(start, path)
+
+    def _forward(
+        self,
+        tokens: Tensor,
+        start: Tensor,
+        reach: int,
+        logits: Tensor | None,
+        *,
+        rows: Tensor | None = None,
+        topology: Topology | None = None,
+        node: Tensor | None = None,
+    ) -> None:
+        batch, nodes = tokens.shape
+        tokens, start = self.known_tokens(tokens).contiguous(), start.contiguous()
+        threads = torch.get_num_threads()
+        size = self.library.causal_workspace(self._record, batch * nodes, threads)
+        step = Step(
+            batch=batch,
+            nodes=nodes,
+            reach=reach,
+            tokens=tokens.data_ptr(),
+            start=start.data_ptr(),
+            workspace=self._workspace.at_least(size),
+            workspace_bytes=size,
+            threads=threads,
+        )
+        if logits is not None:
+            step.logits = logits.data_ptr()
+        if rows is not None:
+            step.rows = rows.data_ptr()
+        if node is not None:
+            step.node = node.data_ptr()
+        if topology is not None:
+            depths, ancestry = self._native_tree(topology)
+            step.depths, step.ancestry = depths.data_ptr(), ancestry.data_ptr()
+        self.library.causal_forward(self._record, step)
+
+    def _native_tree(self, topology: Topology) -> tuple[Tensor, Tensor]:
+        if topology not in self._native_trees:
+            self._native_trees[topology] = (
+                torch.tensor(topology.depths),
+                torch.tensor(topology.ancestry(), dtype=torch.uint8),
+            )
+        return self._native_trees[topology]
