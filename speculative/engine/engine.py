@@ -25,7 +25,9 @@ import torch
 
 from ..device import Device, choose
 from ..errors import BrokenError, DecodingError
+from ..graphs.capture import capture_for
 from ..graphs.graph_runner import GraphRunner
+from ..graphs.shapes import Shape
 from ..protocols import Drafter, Model, Processor, Rule, Schedule
 from ..requests import Mode, Partial, Request, Result
 from ..rounds.rule_choice import RuleChoice
@@ -44,12 +46,13 @@ _NOTHING: Mapping[Any, int] = MappingProxyType({})
 class Engine:
     """Decodes requests in `batch` rows; a row that ends makes room for the next request at once.
 
-    `schedule` gives gamma; 0, or no drafter, is plain decoding. `rule=None` takes greedy match while
-    all rows are at temperature 0 and `sampled` otherwise, which is token rejection where it is None;
-    together they are exact. `ranks` is how many of the most likely tokens a request may ask for at each
-    position; `modes` are those that rounds are captured for, where the device captures: the first that
-    covers the rows is run. Raises `ValueError` for parts that do not fit: another vocabulary, drafts
-    that the rule cannot verify, a draft length without a drafter. Not thread-safe.
+    `schedule` gives gamma; 0, or no drafter, is plain decoding. `rule=None` takes greedy match while all rows
+    are at temperature 0 and `sampled` otherwise, which is token rejection where it is None; together they
+    are exact. `ranks` is how many of the most likely tokens a request may ask for at each position; `modes`
+    are those that rounds are captured for, where the device captures: the first that covers the rows is
+    run. `captured=False` runs rounds operator by operator there too. Raises `ValueError` for parts that do
+    not fit: another vocabulary, drafts that the rule cannot verify, a draft length without a drafter. Not
+    thread-safe.
     """
 
     def __init__(
@@ -67,6 +70,7 @@ class Engine:
         max_tokens: int | None = None,
         ranks: int = 0,
         modes: Sequence[Mode] = (Mode(), Mode(sampling=True)),
+        captured: bool = True,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.target, self.drafter = target, drafter
@@ -77,7 +81,9 @@ class Engine:
         self._context = context = EngineContext.allocate(self.device, target, drafter, sizes, eos)
         self._modes, rules = tuple(modes), RuleChoice(rule, sampled, drafter)
         self._scheduler = Scheduler(context, rules, self._modes, self.schedule, clock)
-        self._runner = GraphRunner(context, rules, processors, self._scheduler.collector.fail)
+        capture = capture_for(self.device) if captured else None
+        fail = self._scheduler.collector.fail
+        self._runner = GraphRunner(context, rules, processors, fail, capture)
         self.threads = RoundThreads()
         self._last_stats = Stats()
         self.broken: BrokenError | None = None
@@ -100,6 +106,11 @@ class Engine:
         """Slots that could take a request in the next step."""
         self._drop_abandoned()
         return max(0, len(self._context.slots.free()) - len(self._scheduler.queue.waiting))
+
+    @property
+    def captured(self) -> tuple[Shape, ...]:
+        """The shapes that have been captured so far."""
+        return self._runner.captured
 
     @property
     def idle(self) -> bool:

@@ -19,7 +19,7 @@ from ..requests import Mode
 from ..rounds.processing import Parts
 from ..rounds.round import run_round
 from ..rounds.rule_choice import RuleChoice
-from .capture import Capture, capture_for
+from .capture import Capture
 from .row_views import first_rows
 from .shapes import Shape, ShapeSet
 
@@ -39,10 +39,11 @@ class GraphRunner:
         rules: RuleChoice,
         processors: Iterable[Processor],
         fail: Callable[[int, DecodingError], None],
+        capture: Capture | None = None,
     ) -> None:
         self._context, self._rules, self._fail = context, rules, fail
         self._processors = tuple(processors)
-        self._capture = capture_for(context.device)  # None: rounds are not captured
+        self._capture = capture  # None: rounds are not captured
         self._shapes = ShapeSet.of(context.device, context.rows.batch, context.rows.scratch)
         self._graphs: dict[Shape, Launch] = {}
         self._stage = faults.ENGINE  # of the round under way

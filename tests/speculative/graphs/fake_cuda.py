@@ -20,7 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from forescribe.speculative import Engine
 from forescribe.speculative.device import Device
-from forescribe.speculative.graphs import graph_runner, transfers
+from forescribe.speculative.engine import engine
+from forescribe.speculative.graphs import transfers
 from forescribe.speculative.graphs.capture import CudaCapture
 from tests.speculative.graphs.recorder import Forbidden, Recorder, compare, tensors
 
@@ -127,7 +128,7 @@ class FakeCuda(TorchDispatchMode):
             monkeypatch.setattr(torch.cuda, name, value)
         monkeypatch.setattr(transfers, "pinned", self._pin)
         monkeypatch.setattr(Tensor, "record_stream", lambda tensor, stream: None)
-        monkeypatch.setattr(graph_runner, "capture_for", self._capture_for)
+        monkeypatch.setattr(engine, "capture_for", self._capture_for)
         for name in READS:
             monkeypatch.setattr(Tensor, name, self._guarded(name, getattr(Tensor, name)))
 
@@ -255,11 +256,11 @@ def found(owner: object, depth: int = 4) -> Iterator[Tensor]:
 
 
 @contextmanager
-def running(cuda: FakeCuda, engine: Engine) -> Iterator[None]:
+def running(cuda: FakeCuda, busy: Engine) -> Iterator[None]:
     """The engine's work under the double."""
-    context = engine._context
-    cuda.mark(context.rows, context.rows.sampling, context.counters, context.eos, engine.target)
-    if engine.drafter is not None:
-        cuda.mark(engine.drafter)
+    context = busy._context
+    cuda.mark(context.rows, context.rows.sampling, context.counters, context.eos, busy.target)
+    if busy.drafter is not None:
+        cuda.mark(busy.drafter)
     with cuda:
         yield

@@ -14,7 +14,6 @@ from forescribe.speculative.engine.context import EngineContext, Sizes
 from forescribe.speculative.engine.inbox import Inbox
 from forescribe.speculative.engine.scheduler import Scheduler
 from forescribe.speculative.engine.slots import SlotState
-from forescribe.speculative.graphs import graph_runner
 from forescribe.speculative.graphs.graph_runner import GraphRunner
 from forescribe.speculative.graphs.shapes import Shape
 from forescribe.speculative.requests import Mode
@@ -25,20 +24,21 @@ GAMMA = 3
 CPU = Device("cpu", torch.float32)
 
 
-def capturing(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Makes runners capture on a CPU; returns a list that gets an entry for each capture."""
-    captured: list[int] = []
+class Capturing:
+    """Captures rounds on a CPU, and counts them."""
 
-    def capture(fn: Callable[[], None]) -> Callable[[], None]:
-        captured.append(1)
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, fn: Callable[[], None]) -> Callable[[], None]:
+        self.count += 1
         fn()  # capturing runs it
         return fn
 
-    monkeypatch.setattr(graph_runner, "capture_for", lambda device: capture)
-    return captured
 
-
-def parts(device: Device, processors: tuple[Any, ...] = ()) -> tuple[EngineContext, GraphRunner]:
+def parts(
+    device: Device, processors: tuple[Any, ...] = (), capture: Capturing | None = None
+) -> tuple[EngineContext, GraphRunner]:
     """A context with two rows under way, and a runner that records the rows that fail."""
     target, drafter = TinyModel(), ModelDrafter(TinyModel(blur=0.3))
     sizes = Sizes(batch=3, max_gamma=GAMMA, ranks=0, max_tokens=None)
@@ -47,16 +47,15 @@ def parts(device: Device, processors: tuple[Any, ...] = ()) -> tuple[EngineConte
     scheduler = Scheduler(context, rules, (Mode(),), Fixed(GAMMA), lambda: 0.0)
     for n in (1, 2):
         scheduler.submit(Request((n, 3), max_new_tokens=12, tag=n))
-    runner = GraphRunner(context, rules, processors, scheduler.collector.fail)
+    runner = GraphRunner(context, rules, processors, scheduler.collector.fail, capture)
     scheduler.prepare()
     return context, runner
 
 
 @torch.inference_mode()
-def test_each_shape_is_captured_once_and_captures_move_no_row(monkeypatch):
-    eager, other = parts(CPU)
-    made = capturing(monkeypatch)
-    captured, runner = parts(CPU)
+def test_each_shape_is_captured_once_and_captures_move_no_row():
+    made = Capturing()
+    (captured, runner), (eager, other) = parts(CPU, capture=made), parts(CPU)
     for gamma in (GAMMA, GAMMA, 0, GAMMA, 0):
         runner.run(gamma, Mode())
         other.run(gamma, Mode())
@@ -65,15 +64,15 @@ def test_each_shape_is_captured_once_and_captures_move_no_row(monkeypatch):
                 t[:, :-1] if t.dim() > 1 else t for t in (tensor, eager.rows.tensors()[name])
             )
             assert torch.equal(left, right), name
-    assert len(made) == 2
+    assert made.count == 2
     assert captured.counts == eager.counts and captured.counts.rounds == 5
     assert captured.counts.draft_forwards == 3 * GAMMA + 1  # and one prefill
 
 
 @torch.inference_mode()
-def test_a_warm_up_runs_every_shape(monkeypatch):
-    made = capturing(monkeypatch)
-    context, runner = parts(CPU)
+def test_a_warm_up_runs_every_shape():
+    made = Capturing()
+    context, runner = parts(CPU, capture=made)
     runner.warm_up((0, GAMMA), (Mode(), Mode(sampling=True)))
     slots = context.rows.scratch
     assert set(runner.captured) == {
@@ -81,7 +80,7 @@ def test_a_warm_up_runs_every_shape(monkeypatch):
         for gamma in (0, GAMMA)
         for sampling in (False, True)
     }
-    assert len(made) == 4
+    assert made.count == 4
 
 
 @torch.inference_mode()

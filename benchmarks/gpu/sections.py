@@ -1,0 +1,194 @@
+"""The sections of the benchmark that check and that measure whole engines.
+
+Each is a function of a `Bench` that returns a record for JSON; figures stand beside their equality.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from benchmarks.gpu import construction
+from benchmarks.gpu.dimensions import Dimensions
+from benchmarks.gpu.pair import Known, Pair, decode, differing, generate
+from forescribe.speculative import Engine
+from forescribe.speculative.device import Device
+from forescribe.speculative.engine.schedule import schedule_for
+from forescribe.speculative.requests import Mode
+
+AGREEMENTS = (0.7, 0.8, 0.9)
+"""Shares of tokens that published drafts predict. Here they are set by construction."""
+
+Record = dict[str, Any]
+
+
+@dataclass(eq=False)
+class Bench:
+    """What the sections share."""
+
+    dimensions: Dimensions
+    device: Device
+    batches: tuple[int, ...]
+    tokens: int  # per text, at most
+    pair: Pair | None = None
+    deadline: float = float("inf")
+    unequal: list[str] = field(default_factory=list)  # checks that failed
+
+    @property
+    def models(self) -> Pair:
+        """The pair. Raises where it has not been built."""
+        if self.pair is None:
+            raise RuntimeError("the models have not been built")
+        return self.pair
+
+    @property
+    def left(self) -> float:
+        """Seconds that the section still has."""
+        return self.deadline - time.perf_counter()
+
+    def check(self, name: str, found: dict[int, tuple[int, ...]], work: list[Known]) -> Record:
+        """Counts texts that differ from those of the path."""
+        wrong = differing(found, work)
+        if wrong:
+            self.unequal.append(f"{name}: {wrong} of {len(work)} texts differ")
+        return {"texts": len(work), "differ": wrong}
+
+    def work(self, count: int) -> list[Known]:
+        """Requests for audio of all classes in turn, from encoder states that no encoder made."""
+        kinds = [n % self.dimensions.classes for n in range(count)]
+        return self.models.requests(kinds, self.models.states(kinds), self.tokens)
+
+
+def build(bench: Bench) -> Record:
+    """Builds the models."""
+    began = time.perf_counter()
+    bench.pair = Pair.build(bench.dimensions, bench.device, AGREEMENTS)
+    bench.device.synchronize()
+    sizes = {
+        "target_bytes": weigh(bench.pair.target),
+        "draft_bytes": weigh(bench.pair.drafts[AGREEMENTS[0]]),
+    }
+    return {"seconds": time.perf_counter() - began, **sizes}
+
+
+def weigh(model: torch.nn.Module) -> int:
+    """Bytes of a model's weights."""
+    return sum(p.numel() * p.element_size() for p in model.parameters())
+
+
+def equality(bench: Bench) -> Record:
+    """Texts of engines and of transformers against those that the construction predicts."""
+    pair = bench.models
+    record: Record = {}
+    batch = bench.batches[min(2, len(bench.batches) - 1)]
+    work = bench.work(3 * batch)
+    first = work[: min(8, len(work))]
+    record["transformers generate"] = bench.check("generate", generate(pair, first), first)
+    ways: list[tuple[str, dict[str, Any]]] = [
+        ("lean, captured", {"gamma": 5, "agreement": 0.8}),
+        ("lean, captured, plain", {}),
+        ("lean, eager", {"gamma": 5, "agreement": 0.8, "captured": False}),
+        ("lean, captured, cut draft head", {"gamma": 5, "agreement": 0.8, "cut": True}),
+        ("modules, captured", {"gamma": 5, "agreement": 0.8, "decoder": "modules"}),
+        ("modules, eager, plain", {"decoder": "modules", "captured": False}),
+        ("lean, captured, gamma auto", {"agreement": 0.8, "schedule": automatic(pair, 0.8)}),
+    ]
+    for name, options in ways:
+        if bench.left < 0:
+            record[name] = "no time left"
+            continue
+        engine = pair.engine(batch, **options)
+        record[name] = bench.check(name, decode(engine, work), work) | accepted(engine)
+        release(bench.device)
+    return record
+
+
+def automatic(pair: Pair, agreement: float) -> Any:
+    """The schedule that chooses gamma by measured cost."""
+    return schedule_for(None, pair.engine(1, gamma=1, agreement=agreement).drafter)
+
+
+def accepted(engine: Engine) -> Record:
+    """What rounds accepted; the rate at depth 1 is the agreement that was set, within chance."""
+    stats = engine.stats
+    depths = stats.acceptance_at_depth
+    return {
+        "agreement_measured": round(depths[0], 3) if depths else None,
+        "tokens_per_row_round": round(stats.mean_acceptance_length, 2),
+        "shapes_captured": len(engine.captured),
+    }
+
+
+def release(device: Device) -> None:
+    """Returns cached memory, so that the next engine can allocate."""
+    if device.kind == "cuda":
+        torch.cuda.empty_cache()
+
+
+def end_to_end(bench: Bench) -> Record:
+    """Features to texts: seconds and times real time, beside the texts' equality."""
+    record: Record = {}
+    for batch in reversed(bench.batches):
+        for gamma, agreement in ((0, None), (5, 0.7), (5, 0.8), (5, 0.9), (None, 0.8)):
+            name = (
+                f"batch {batch}, gamma {'auto' if gamma is None else gamma}, agreement {agreement}"
+            )
+            if bench.left < 0:
+                record[name] = "no time left"
+                continue
+            record[name] = transcribed(bench, name, batch, gamma, agreement)
+            release(bench.device)
+    return record
+
+
+def transcribed(
+    bench: Bench, name: str, batch: int, gamma: int | None, agreement: float | None
+) -> Record:
+    """Two windows for each row, encoded in batches and decoded, after a first pass that warms up."""
+    pair, d = bench.models, bench.dimensions
+    count, place = 2 * batch, bench.device.torch
+    kinds = [n % d.classes for n in range(count)]
+    mel = construction.features(d, kinds, place, bench.device.dtype)
+    schedule = None if gamma is not None else automatic(pair, agreement or 0.8)
+    engine = pair.engine(
+        batch, gamma=gamma or 0, agreement=agreement, schedule=schedule, modes=(Mode(),)
+    )
+    began = time.perf_counter()
+    engine.warm_up()
+    warmed = time.perf_counter() - began
+
+    def once() -> tuple[float, float, dict[int, tuple[int, ...]], list[Known]]:
+        bench.device.synchronize()
+        start = time.perf_counter()
+        states = [each for part in mel.split(min(16, batch)) for each in encode(pair, part)]
+        bench.device.synchronize()
+        encoded = time.perf_counter()
+        work = pair.requests(kinds, states, bench.tokens)
+        found = decode(engine, work)
+        return encoded - start, time.perf_counter() - encoded, found, work
+
+    once()
+    before = engine.stats
+    encoding_s, decoding_s, found, work = once()
+    tokens = sum(map(len, found.values()))
+    stats = engine.stats - before
+    return bench.check(name, found, work) | {
+        "times_real_time": round(count * d.window_s / (encoding_s + decoding_s), 1),
+        "encoding_s": encoding_s,
+        "decoding_s": decoding_s,
+        "ms_per_token": round(1000 * decoding_s / tokens, 3),
+        "tokens": tokens,
+        "tokens_per_row_round": round(stats.mean_acceptance_length, 2),
+        "warm_up_s": round(warmed, 2),
+        "shapes_captured": len(engine.captured),
+        "stages_s": {stage: round(s, 3) for stage, s in stats.seconds.items()},
+    }
+
+
+@torch.inference_mode()
+def encode(pair: Pair, mel: torch.Tensor) -> list[torch.Tensor]:
+    """Encoder states `[S, D]` of features `[B, M, F]`."""
+    return list(pair.target.model.encoder(mel).last_hidden_state)

@@ -1,0 +1,183 @@
+"""The sections that time parts: copies, encoder, prefill, rounds, kernels.
+
+Each is a function of a `Bench` that returns a record for JSON.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from benchmarks.gpu import construction
+from benchmarks.gpu.dimensions import Dimensions
+from benchmarks.gpu.sections import Bench, Record, encode, release, weigh
+from forescribe.speculative import Engine
+from forescribe.speculative.engine.schedule import BUCKETS, expected_tokens
+from forescribe.speculative.requests import Mode
+
+COPIED = 1 << 30
+"""Bytes of the copy that bandwidth is measured with; a CPU copies an eighth of it."""
+
+
+def best_ms(bench: Bench, run: Callable[[], object], *, each: int = 1, least: int = 3) -> float:
+    """Milliseconds of the fastest of a few calls that make `each` equal steps."""
+    run()
+    bench.device.synchronize()
+    times: list[float] = []
+    until = time.perf_counter() + 0.25
+    while len(times) < least or (time.perf_counter() < until and len(times) < 20):
+        began = time.perf_counter()
+        run()
+        bench.device.synchronize()
+        times.append(time.perf_counter() - began)
+    return 1000 * min(times) / each
+
+
+def bandwidth(bench: Bench) -> Record:
+    """Bytes per second of a copy on the device, reads and writes counted."""
+    size = COPIED if bench.device.kind == "cuda" else COPIED // 8
+    source = torch.empty(size, dtype=torch.uint8, device=bench.device.torch)
+    target = torch.empty_like(source)
+    ms = best_ms(bench, lambda: target.copy_(source))
+    return {"copied_bytes": size, "ms": ms, "gb_per_s": 2 * size / ms / 1e6}
+
+
+def encoder(bench: Bench) -> Record:
+    """Windows per second of the encoder, by batch."""
+    record, d = {}, bench.dimensions
+    for batch in bench.batches:
+        if batch > 16 or bench.left < 0:
+            continue
+        kinds = [n % d.classes for n in range(batch)]
+        mel = construction.features(d, kinds, bench.device.torch, bench.device.dtype)
+        ms = best_ms(bench, lambda mel=mel: encode(bench.models, mel))  # type: ignore[misc]
+        record[f"batch {batch}"] = {
+            "ms": ms,
+            "ms_per_window": ms / batch,
+            "times_real_time": 1000 * d.window_s * batch / ms,
+        }
+    return record
+
+
+def prefill(bench: Bench) -> Record:
+    """Milliseconds of an admission's forward: prompts, and keys and values of the encoder states."""
+    record, pair = {}, bench.models
+    for batch in bench.batches:
+        if batch > 16 or bench.left < 0:
+            continue
+        engine, work = pair.engine(batch), bench.work(batch)
+        place = bench.device.torch
+        rows = torch.arange(batch, device=place)
+        tokens = torch.tensor([k.request.prompt for k in work], device=place)
+        states = [k.request.encoder_states for k in work]
+        ms = best_ms(bench, lambda e=engine, a=(rows, tokens, states): e.target.prefill(*a))  # type: ignore[misc]
+        record[f"rows {batch}"] = {"ms": ms, "ms_per_row": ms / batch}
+        release(bench.device)
+    return record
+
+
+def rounds(bench: Bench) -> Record:
+    """Milliseconds of a round by batch and gamma, largest batch first; and what they would give at each
+    agreement, by the formula of independent drafts."""
+    record: Record = {}
+    ways: list[tuple[str, dict[str, Any], tuple[int, ...]]] = [
+        ("lean, captured", {}, BUCKETS),
+        ("lean, captured, cut draft head", {"cut": True}, BUCKETS[1:]),
+        ("lean, eager", {"captured": False}, (0, 5)),
+        ("modules, captured", {"decoder": "modules"}, (0, 5)),
+    ]
+    for way, options, gammas in ways:
+        for batch in reversed(bench.batches):
+            for gamma in gammas:
+                if bench.left < 0:
+                    record.setdefault("no time left", []).append(f"{way}, {batch}, {gamma}")
+                    continue
+                name = f"{way}, batch {batch}, gamma {gamma}"
+                record[name] = one_round(bench, batch, gamma, options)
+    return record
+
+
+def one_round(bench: Bench, batch: int, gamma: int, options: dict[str, Any]) -> Record:
+    """Times a shape on rows that are all active, eight rounds behind each other."""
+    engine = bench.models.engine(batch, gamma=gamma, agreement=0.8, **options)
+    run = active_rounds(engine, gamma, bench)
+    each = 8 if bench.device.kind == "cuda" else 1
+    ms = best_ms(bench, lambda: [run() for _ in range(each)], each=each)
+    moved = bytes_of_a_round(bench, batch, gamma)
+    record = {"ms": ms, "bytes": moved, "gb_per_s": moved / ms / 1e6}
+    if gamma:
+        for agreement in (0.7, 0.8, 0.9):
+            written = batch * expected_tokens(agreement, gamma)
+            record[f"ms_per_token_at_{agreement}"] = ms / written
+    else:
+        record["ms_per_token"] = ms / batch
+    release(bench.device)
+    return record
+
+
+def active_rounds(engine: Engine, gamma: int, bench: Bench) -> Callable[[], object]:
+    """Rounds of rows that never end: their lengths are set back before each."""
+    with torch.inference_mode(), bench.device.guard():
+        for known in bench.work(engine.batch):
+            engine.submit(known.request)
+        engine._scheduler.prepare()
+    rows, runner = engine.rows, engine._runner
+    shape = runner._shapes.pick(engine.batch, gamma, Mode(), 128)
+
+    @torch.inference_mode()
+    def run() -> None:
+        rows.lengths.fill_(100 if bench.dimensions.positions > 200 else 20)
+        rows.limits.fill_(bench.dimensions.positions)
+        rows.active.fill_(True)
+        runner._launch(shape)()
+
+    return run
+
+
+def bytes_of_a_round(bench: Bench, batch: int, gamma: int) -> int:
+    """Bytes that a round must read: the decoders' weights, and the keys and values of every row."""
+    d, pair = bench.dimensions, bench.models
+    size = pair.device.dtype.itemsize
+    encoder_bytes = weigh(pair.target.model.encoder)
+    table = d.vocab * d.width * size  # of the embedding, of which a round reads a few rows
+    target = weigh(pair.target) - encoder_bytes - table
+    draft = weigh(pair.drafts[0.8]) - table
+    return (
+        target
+        + gamma * draft
+        + batch
+        * (row_bytes(d, d.decoder_layers, size) + gamma * row_bytes(d, d.draft_layers, size))
+    )
+
+
+def row_bytes(d: Dimensions, layers: int, size: int) -> int:
+    """Bytes of keys and values that a forward reads for a row: encoder states, and 128 tokens."""
+    return 2 * layers * d.width * (d.frames + 128) * size
+
+
+def kernels(bench: Bench) -> Record:
+    """The operators or kernels that take most of the time of captured rounds."""
+    from torch.profiler import ProfilerActivity, profile
+
+    cuda = bench.device.kind == "cuda"
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
+    record: Record = {}
+    for batch in (bench.batches[0], bench.batches[-1]):
+        engine = bench.models.engine(batch, gamma=4, agreement=0.8)
+        run = active_rounds(engine, 4, bench)
+        run()
+        with profile(activities=activities) as found:
+            for _ in range(3):
+                run()
+            bench.device.synchronize()
+        field = "self_device_time_total" if cuda else "self_cpu_time_total"
+        events = sorted(found.key_averages(), key=lambda e: getattr(e, field), reverse=True)
+        record[f"batch {batch}"] = [
+            {"name": e.key[:90], "calls": e.count // 3, "ms": getattr(e, field) / 3000}
+            for e in events[:15]
+        ]
+        release(bench.device)
+    return record
