@@ -90,13 +90,13 @@ def load(
         kind: Any = AutoModelForCausalLM
         with quiet():
             model, report = kind.from_pretrained(
-                folder, dtype=device.dtype, output_loading_info=True, ignore_mismatched_sizes=True
+                folder, dtype=device.stored, output_loading_info=True, ignore_mismatched_sizes=True
             )
         # transformers would fill gaps with random numbers.
         wrong = sorted(report["missing_keys"]) or sorted(str(k) for k in report["mismatched_keys"])
         if wrong:
             raise ValueError(f"its weights lack {wrong[0]}, or have it in another shape")
-        model = model.eval().to(device.torch)
+        model = device.placed(model)
         engine = ModelEngine(causal_decoder(model, engine=engine).engine)
     except torch.OutOfMemoryError:
         raise

@@ -201,7 +201,7 @@ def _model(
         with quiet():
             # Mismatches are allowed here, to be reported by name below.
             model, report = kind.from_pretrained(
-                folder, dtype=device.dtype, output_loading_info=True, ignore_mismatched_sizes=True
+                folder, dtype=device.stored, output_loading_info=True, ignore_mismatched_sizes=True
             )
         _check_complete(report)
     except Exception as error:  # safetensors, pickle and configurations raise various errors
@@ -222,7 +222,7 @@ def _model(
 def _placed(model: Any, folder: Path, role: Role, device: Device) -> Any:
     """Move a model to its device. Raises CapacityError."""
     try:
-        return model.eval().to(device.torch)
+        return device.placed(model)
     except RuntimeError as error:
         if not out_of_memory(error):
             raise

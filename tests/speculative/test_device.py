@@ -95,8 +95,29 @@ def test_each_kind_has_a_dtype_of_its_own(monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("name", device.DTYPES)
-def test_a_dtype_can_be_asked_for(name) -> None:
-    assert choose("cpu", name).dtype == getattr(torch, name)
+def test_a_dtype_can_be_asked_for(name, monkeypatch) -> None:
+    monkeypatch.setattr(device, "bfloat16_units", lambda: True)
+    assert choose("cpu", name) == Device("cpu", getattr(torch, name))
+
+
+@pytest.mark.parametrize(
+    ("name", "units"),
+    [("avx512_bf16", True), ("amx_bf16", True), ("bf16", True), ("avx512_f", False)],
+)
+def test_bfloat16_is_the_format_of_weights_alone_where_no_unit_multiplies_it(
+    name, units, monkeypatch
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {name: True, "amx_tile": False})
+    assert device.bfloat16_units() == units
+    place = choose("cpu", "bfloat16")
+    assert place.dtype == (torch.bfloat16 if units else torch.float32)
+    assert place.stored == torch.bfloat16
+    assert choose("cpu") == Device("cpu", torch.float32)
+    assert choose("cpu", "float16").dtype == torch.float16
+    model = torch.nn.Linear(3, 5).to(place.stored)
+    before = [weight.clone() for weight in model.parameters()]
+    for weight, rounded in zip(place.placed(model).parameters(), before, strict=True):
+        assert weight.dtype == place.dtype and torch.equal(weight.to(torch.bfloat16), rounded)
 
 
 def test_an_index_is_kept(monkeypatch) -> None:

@@ -87,7 +87,7 @@ def settings_of(context: DecodingContext, options: Options) -> dict[str, Json]:
         "gamma": "auto" if gamma is None else gamma,
         "batch_size": context.batch,
         "device": device.name,
-        "dtype": str(device.dtype).removeprefix("torch."),
+        "dtype": str(device.stored).removeprefix("torch."),
         "task": options.task,
         "timestamps": options.timestamps,
         "initial_prompt": options.initial_prompt,

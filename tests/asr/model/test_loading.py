@@ -16,7 +16,7 @@ from forescribe.asr.decode.transcriber import Transcriber
 from forescribe.asr.errors import CapacityError, ModelError
 from forescribe.asr.model.loading import EncoderStates, Whisper, load
 from forescribe.asr.model.presets import Pair
-from forescribe.speculative.device import choose
+from forescribe.speculative.device import Device, choose
 from forescribe.speculative.errors import LoadError
 from forescribe.speculative.models.families.model_engine import ModelEngine
 from forescribe.speculative.models.families.whisper_engines import checked_engine
@@ -97,9 +97,18 @@ def test_a_model_without_an_encoder_can_only_be_a_draft(tmp_path) -> None:
 
 @pytest.mark.parametrize("name", ["float32", "bfloat16"])
 def test_weights_and_memories_have_the_dtype_asked_for(target, name) -> None:
-    whisper = load(Pair(target), choose("cpu", name))
+    whisper = load(Pair(target), Device("cpu", getattr(torch, name)))
     (encoder_states,) = whisper.encode(features(1))
     assert whisper.target.dtype == encoder_states.target.dtype == getattr(torch, name)
+
+
+def test_weights_rounded_to_bfloat16_compute_in_float32(target) -> None:
+    rounded = load(Pair(target), Device("cpu", torch.float32, weights=torch.bfloat16))
+    assert rounded.encode(features(1))[0].target.dtype == torch.float32
+    exact = load(Pair(target), CPU).target.state_dict()
+    assert any(not torch.equal(w, exact[n]) for n, w in rounded.target.state_dict().items())
+    for name, weight in rounded.target.state_dict().items():
+        assert torch.equal(weight, exact[name].to(torch.bfloat16).float()), name
 
 
 def test_loading_leaves_transformers_messages_as_they_were(target) -> None:

@@ -16,7 +16,7 @@ from forescribe.asr.model.loading import load
 from forescribe.asr.model.presets import Pair
 from forescribe.asr.segment import vad
 from forescribe.diarize.engines import registry
-from forescribe.speculative.device import choose
+from forescribe.speculative.device import Device, choose
 from forescribe.speculative.models.load_lock import loading
 from tests.asr.model import folders
 
@@ -61,7 +61,7 @@ def test_two_loads_do_not_see_each_others_process_wide_state(folder, monkeypatch
 
     def one(dtype: str) -> torch.dtype:
         try:
-            return load(Pair(folder), choose("cpu", dtype)).target.dtype
+            return load(Pair(folder), Device("cpu", getattr(torch, dtype))).target.dtype
         finally:
             first_left.set()
 
