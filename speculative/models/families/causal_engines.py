@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ...native.native_causal import NativeCausalDecoder, native_causal_gap
 from ..causal_lm import CausalDecoder
 from ..lean.coverage import causal_gap
 from ..lean.lean_causal_decoder import LeanCausalDecoder
@@ -14,6 +15,7 @@ from ..slot_model import SlotModel
 from .model_engine import Form, ModelEngine, build
 
 FORMS = (
+    Form(ModelEngine.NATIVE, native_causal_gap, NativeCausalDecoder),
     Form(ModelEngine.LEAN, causal_gap, LeanCausalDecoder),
     Form(ModelEngine.MODULES, lambda model: None, CausalDecoder),
 )
