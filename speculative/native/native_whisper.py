@@ -18,6 +18,7 @@ from torch import Tensor
 from ..drafts import Scores, Topology
 from ..errors import LoadError
 from ..models.lean.weights import WhisperWeights
+from ..models.slot_model import SlotModel, path_slots
 from .library import Library, load, missing
 from .packing import Packer, whisper_layers, whisper_record
 from .slot_caches import SelfCaches, cross_caches
@@ -46,7 +47,7 @@ def unsupported(model: Any) -> str | None:
     return missing()
 
 
-class NativeWhisperDecoder:
+class NativeWhisperDecoder(SlotModel):
     """The decoder of a Whisper model. Arguments as `LeanWhisperDecoder`; `storage` is one of `STORAGE`, None
     takes bfloat16 for a model in bfloat16. Raises LoadError where `unsupported` has a reason."""
 
@@ -69,25 +70,21 @@ class NativeWhisperDecoder:
         stored, own, cross = STORAGE[self.storage]
         self.pick = pick
         self.sources = config.max_source_positions if sources is None else sources
-        self.device, self.dtype = weights.head.device, weights.head.dtype
+        super().__init__(
+            device=weights.head.device,
+            dtype=weights.head.dtype,
+            vocab_size=config.vocab_size,
+            positions=config.max_target_positions,
+        )
         self.library: Library = load()
         self._packer = Packer(self.library, stored)
         self._record = whisper_record(self._packer, weights, self.sources, own, cross)
         self._layers = (WhisperLayer * len(weights.layers))(*whisper_layers(self._packer, weights))
         self._record.layer = addressof(self._layers)
         self._own, self._cross = own, cross
-        self._trees: dict[Topology, tuple[Tensor, Tensor]] = {}
         self._workspace = Workspace()
         self.cache: SelfCaches | None = None
         self._cross_cache: Tensor | None = None
-
-    @property
-    def vocab_size(self) -> int:
-        return int(self._record.vocab)
-
-    @property
-    def max_positions(self) -> int:
-        return int(self._record.positions)
 
     def allocate(self, batch: int, slots: int) -> None:
         record, layers = self._record, len(self._layers)
@@ -143,7 +140,7 @@ class NativeWhisperDecoder:
         return self._forward(tokens, start, reach, node=node.contiguous()).logits
 
     def commit(self, start: Tensor, path: Tensor) -> None:
-        self._allocated().move(start, path)
+        self._allocated().move(*path_slots(start, path))
 
     def _states(self, states: Tensor) -> Tensor:
         states = states.to(self.device, torch.float32).contiguous()
@@ -184,15 +181,7 @@ class NativeWhisperDecoder:
         if node is not None:
             step.node = node.data_ptr()
         if topology is not None:
-            depths, ancestry = self._tree(topology)
+            depths, ancestry = self._tree(topology)  # int64; bool, a byte each
             step.depths, step.ancestry = depths.data_ptr(), ancestry.data_ptr()
         self.library.whisper_forward(self._record, step)
         return Scores(logits, hidden)
-
-    def _tree(self, topology: Topology) -> tuple[Tensor, Tensor]:
-        if topology not in self._trees:
-            self._trees[topology] = (
-                torch.tensor(topology.depths),
-                torch.tensor(topology.ancestry(), dtype=torch.uint8),
-            )
-        return self._trees[topology]

@@ -31,18 +31,16 @@ class SelfCaches:
     def addresses(self, layer: int) -> tuple[int, int]:
         return self.kv[layer, 0].data_ptr(), self.kv[layer, 1].data_ptr()
 
-    def move(self, start: Tensor, path: Tensor) -> None:
-        """Copies what lies in slots `start [B]` + `path [B, N]` to the slots from `start` on. All reads come
-        before all writes, so overlapping paths are safe."""
-        layers, two, batch, heads, _, size = self.kv.shape
-        column = torch.arange(path.shape[1])
+    def move(self, source: Tensor, target: Tensor) -> None:
+        """Copies what lies in slots `source [B, M]` to slots `target [B, M]` of the first B rows. All reads
+        come before all writes, so overlapping paths are safe."""
+        layers, two, _, heads, _, size = self.kv.shape
 
         def index(slots: Tensor) -> Tensor:
-            shape = (layers, two, batch, heads, slots.shape[1], size)
+            shape = (layers, two, len(slots), heads, slots.shape[1], size)
             return slots[None, None, :, None, :, None].expand(shape)
 
-        taken = self.kv.gather(4, index(start[:, None] + path))
-        self.kv.scatter_(4, index(start[:, None] + column), taken)
+        self.kv.scatter_(4, index(target), self.kv.gather(4, index(source)))
 
 
 def cross_caches(layers: int, strips: int, size: int) -> Tensor:

@@ -12,13 +12,21 @@ from typing import Any
 from torch import Tensor
 
 from ...errors import LoadError
+from ...native.native_whisper import NativeWhisperDecoder, unsupported
 from ..lean.coverage import whisper_gap
 from ..lean.lean_whisper_decoder import LeanWhisperDecoder
 from ..slot_model import SlotModel
 from ..whisper_decoder import WhisperDecoder, adapter_difference
 from .model_engine import Form, ModelEngine, build
 
+
+def native_gap(model: Any) -> str | None:
+    """Why a Whisper has no native form here: its weights are read as those of the lean one."""
+    return whisper_gap(model) or unsupported(model)
+
+
 FORMS = (
+    Form(ModelEngine.NATIVE, native_gap, NativeWhisperDecoder),
     Form(ModelEngine.LEAN, whisper_gap, LeanWhisperDecoder),
     Form(ModelEngine.MODULES, lambda model: None, WhisperDecoder),
 )

@@ -23,6 +23,8 @@ from forescribe.speculative.models.families.whisper_engines import checked_engin
 from forescribe.speculative.models.lean.lean_whisper_decoder import LeanWhisperDecoder
 from forescribe.speculative.models.slot_model import SlotModel
 from forescribe.speculative.models.whisper_decoder import encoder_of
+from forescribe.speculative.native import native_whisper
+from forescribe.speculative.native.library import missing
 from tests.asr.model import folders
 
 CPU = choose("cpu")
@@ -378,16 +380,32 @@ def miscount(monkeypatch, kind: type[SlotModel]) -> None:
 
 
 def test_the_lean_engine_is_taken_unless_the_modules_are_asked_for(target) -> None:
-    assert load(Pair(target), CPU).engine == "lean"
-    for engine in ("lean", "modules"):
+    native = missing() is None
+    assert load(Pair(target), CPU).engine == ("native" if native else "lean")
+    for engine in ("native", "lean", "modules") if native else ("lean", "modules"):
         transcriber = Transcriber.load(str(target), gamma=0, device="cpu", engine=engine)
         assert transcriber.context.engine.target.engine == engine
-    with pytest.raises(LoadError, match="no engine 'fast'; known: auto, lean, modules"):
+    with pytest.raises(LoadError, match="no engine 'fast'; known: auto, native, lean, modules"):
         Transcriber.load(str(target), engine="fast")
 
 
+@pytest.fixture
+def no_kernels(monkeypatch) -> None:
+    monkeypatch.setattr(
+        native_whisper, "missing", lambda: "they are not compiled; build them with: ..."
+    )
+
+
+def test_without_kernels_auto_is_lean_and_native_is_refused_with_the_command(
+    target, no_kernels
+) -> None:
+    assert load(Pair(target), CPU).engine == "lean"
+    with pytest.raises(ModelError, match="not compiled; build them with"):
+        load(Pair(target), CPU, engine=ModelEngine.NATIVE)
+
+
 def test_a_lean_form_that_computes_something_else_is_replaced_by_the_modules(
-    target, monkeypatch, caplog
+    target, monkeypatch, caplog, no_kernels
 ) -> None:
     miscount(monkeypatch, LeanWhisperDecoder)
     assert load(Pair(target), CPU).engine == "modules"
@@ -396,7 +414,7 @@ def test_a_lean_form_that_computes_something_else_is_replaced_by_the_modules(
         load(Pair(target), CPU, engine=ModelEngine.LEAN)
 
 
-def test_a_decoder_with_hooks_has_no_lean_form(target) -> None:
+def test_a_decoder_with_hooks_has_no_lean_form(target, no_kernels) -> None:
     model = load(Pair(target), CPU).target
     handle = model.model.decoder.layers[0].fc1.register_forward_hook(lambda *_: None)
     assert checked_engine(model) == "modules"

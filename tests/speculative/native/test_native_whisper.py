@@ -199,6 +199,21 @@ def test_prompts_go_to_their_rows_and_leave_the_others() -> None:
     torch.testing.assert_close(native.score(new, start, reach=SLOTS).logits, wanted, **CLOSE)
 
 
+@torch.inference_mode()
+def test_the_first_rows_alone_have_the_same_bits() -> None:
+    shape = Shape()
+    _, native = adapters(shape, 3)
+    prefill(native, shape, 3, 6)
+    start, new = torch.tensor([5, 6, 4]), tokens(3, 6)
+    every = native.score(new, start, reach=SLOTS, topology=TREE).logits
+    first = native.score(new[:2], start[:2], reach=SLOTS, topology=TREE).logits
+    assert torch.equal(first, every[:2])
+    before = native.cache.kv.clone()
+    native.commit(start[:1], torch.tensor([[0, 2, 5]]))
+    assert torch.equal(native.cache.kv[:, :, 1:], before[:, :, 1:])
+    assert torch.equal(native.cache.kv[:, :, 0, :, 6], before[:, :, 0, :, 7])
+
+
 def test_wrong_indices_are_refused_before_anything_is_written() -> None:
     shape = Shape()
     _, native = adapters(shape, 2)
