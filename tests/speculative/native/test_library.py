@@ -1,0 +1,90 @@
+"""Finding and checking the compiled kernels, and the one OpenMP runtime that they share with torch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from forescribe.speculative.errors import LoadError
+from forescribe.speculative.native import kernel_build, kernel_files, library, openmp
+
+compiled = pytest.mark.skipif(library.missing() is not None, reason=str(library.missing()))
+
+
+@compiled
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="lists no mappings")
+def test_one_openmp_runtime_is_loaded_and_the_kernels_use_it() -> None:
+    """In a process of its own, where no other package has loaded one."""
+    code = (
+        "import torch\n"
+        "from forescribe.speculative.native import library, openmp\n"
+        "before = openmp.runtimes()\n"
+        "torch.ones(1000, 1000).sum()\n"
+        "kernels = library.load()\n"
+        "assert kernels.threads and kernels.openmp in before, before\n"
+        "print(len(before), openmp.runtimes() == before)\n"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.split() == ["1", "True"]
+
+
+@compiled
+def test_a_library_of_other_sources_is_refused(monkeypatch) -> None:
+    path = library.load().path
+    monkeypatch.setattr(kernel_files, "source_hash", lambda: "0" * 16)
+    with pytest.raises(LoadError, match="of other sources"):
+        library.Library(path)
+
+
+def test_what_is_no_library_is_refused(tmp_path) -> None:
+    (tmp_path / "x.so").write_text("no library")
+    with pytest.raises(LoadError, match="cannot be loaded"):
+        library.Library(tmp_path / "x.so")
+
+
+def test_the_hash_names_all_sources(monkeypatch, tmp_path) -> None:
+    before = kernel_files.source_hash()
+    for path in kernel_files.source_files():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    monkeypatch.setattr(kernel_files, "SOURCES", tmp_path)
+    assert kernel_files.source_hash() == before
+    with (tmp_path / "vector.h").open("a") as file:
+        file.write("\n")
+    assert kernel_files.source_hash() != before
+
+
+def test_without_a_compiler_the_command_says_so(monkeypatch, capsys) -> None:
+    monkeypatch.setattr(kernel_files, "candidates", list)
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert kernel_build.main([]) == 1
+    assert "no C++ compiler found (no-such-compiler)" in capsys.readouterr().err
+
+
+def test_a_compilers_error_is_reported(monkeypatch, tmp_path) -> None:
+    (tmp_path / "cc").write_text("#!/bin/sh\necho 'x.cpp:1: error: no' >&2\nexit 1\n")
+    (tmp_path / "cc").chmod(0o755)
+    monkeypatch.setenv("CXX", str(tmp_path / "cc"))
+    with pytest.raises(LoadError, match=r"cc failed: x\.cpp:1: error: no"):
+        kernel_build.build(tmp_path)
+
+
+def test_a_folder_that_cannot_be_written_is_passed_over(monkeypatch, tmp_path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    other = tmp_path / "cache" / "name"
+    monkeypatch.setattr(kernel_files, "candidates", lambda: [blocked / "name", other])
+    assert kernel_build.writable_folder() == other.parent
+    monkeypatch.setattr(kernel_files, "candidates", lambda: [blocked / "name"])
+    with pytest.raises(LoadError, match="none of the folders"):
+        kernel_build.writable_folder()
+
+
+def test_torch_uses_the_runtime_that_is_shared() -> None:
+    assert torch.get_num_threads() >= 1
+    if sys.platform == "linux":
+        assert openmp.share() in openmp.runtimes()
