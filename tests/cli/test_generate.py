@@ -55,6 +55,17 @@ def test_compare_tells_speed_and_equality(pair) -> None:
     assert verdict.endswith("2 of 2 texts equal")
     told = generate("a", *pair, "--json", "--stats", "--gamma", "3").stderr
     assert json.loads(told)["acceptance_rate"] > 0
+    assert json.loads(told)["engine"] == "lean" and drafted.endswith("; engine lean")
+
+
+def test_an_engine_changes_no_text(pair) -> None:
+    lean, modules = (
+        generate("the other", *pair, "--stats", "--engine", name) for name in ("lean", "modules")
+    )
+    assert lean.stdout == modules.stdout
+    assert modules.stderr.rstrip().endswith("; engine modules")
+    with pytest.raises(LoadError, match="there is no engine 'fast'; known: auto, lean"):
+        generate("a", *pair, "--engine", "fast")
 
 
 def test_sampling_and_conversations(pair) -> None:

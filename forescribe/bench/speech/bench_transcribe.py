@@ -17,6 +17,7 @@ from pathlib import Path
 from forescribe.asr.errors import ForescribeError, UsageError
 from forescribe.asr.model.presets import Pair, resolve
 from forescribe.asr.model.published import locate
+from forescribe.speculative.models.families.model_engine import ModelEngine
 
 from .. import provenance
 from ..needs import INSTALL, missing
@@ -68,6 +69,7 @@ class Options:
     threads: int = 0
     peer_threads: tuple[int, ...] | None = None
     only: tuple[str, ...] = NAMES
+    engine: str = "auto"  # of `ModelEngine`, for this engine's rows
 
     @property
     def cores(self) -> int:
@@ -141,6 +143,7 @@ def measured(options: Options, say: Callable[[str], None]) -> Result:
     Raises UsageError, ModelError and AudioError for options, weights and recordings; ForescribeError if
     plain decoding fails.
     """
+    ModelEngine.of(options.engine)
     target, draft = folders(resolve(options.model, options.draft, LANGUAGE))
     clips = read_clips(options.audio, options.reference)
     check_words(clips)
@@ -202,7 +205,8 @@ def plan(
     ) -> Job:
         model, own = str(target), None if draft is None else str(draft)
         count = threads or options.cores
-        return Job(system, batch, gamma, dtype, model, own, count, converted.get(dtype))
+        folder = converted.get(dtype)
+        return Job(system, batch, gamma, dtype, model, own, count, folder, options.engine)
 
     jobs = [job(OURS, 1, 0)]
     jobs += [job(OURS, batch, 0) for batch in options.batch if batch != 1]

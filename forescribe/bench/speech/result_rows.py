@@ -36,6 +36,7 @@ class Row:
     stages_s: dict[str, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     error: str | None = None
+    engine: str | None = None  # what computed the target's decoder, in this engine's rows
 
 
 def make_row(series: Series, plain: Sequence[Tokens], material: Material) -> Row:
@@ -70,4 +71,5 @@ def make_row(series: Series, plain: Sequence[Tokens], material: Material) -> Row
         load_s=run.load_s,
         stages_s=run.written.stages,
         notes=run.written.notes + unsteady,
+        engine=run.written.engine,
     )

@@ -20,6 +20,7 @@ import torch
 
 from forescribe.asr.errors import UsageError
 from forescribe.speculative.device import Device, choose
+from forescribe.speculative.models.families.model_engine import ModelEngine
 from forescribe.text.language_model import LanguageModel, check_draft, load
 from forescribe.text.text_presets import NGRAM, Pair, resolve
 
@@ -83,6 +84,7 @@ class Options:
     device: str = "cpu"
     dtype: str = "float32"
     threads: int = 0
+    engine: str = "auto"  # of `ModelEngine`, for this engine's rows
 
     @property
     def batches(self) -> list[int]:
@@ -128,6 +130,7 @@ class Result:
     device: Device
     prompts: Sequence[tuple[int, ...]]
     rows: Sequence[Row]
+    engine: str  # what computes the target in this engine's rows
 
     def equality(self, row: Row) -> Equality:
         return compare(self.rows[0].texts, row.texts)
@@ -174,6 +177,7 @@ class Result:
                 "draft": None if draft in (None, NGRAM) else _weights(draft),
             },
             "dtype": self.options.dtype,
+            "engine": self.engine,
             "threads": torch.get_num_threads(),
             "prompts": len(self.prompts),
             "prompt_tokens": sum(map(len, self.prompts)),
@@ -206,12 +210,13 @@ def measured(options: Options, say: Callable[[str], None]) -> Result:
     logging.set_verbosity_error()  # it writes a warning per assisted round, which is no cost of decoding
     lines = None if options.prompts is None else read_prompts(options.prompts)
     pair, device = resolve(options.model, options.draft), choose(options.device, options.dtype)
+    engine = ModelEngine.of(options.engine)
     if options.threads:
         torch.set_num_threads(options.threads)
-    target = load(pair.target, device, network=False)
+    target = load(pair.target, device, network=False, engine=engine)
     draft = None
     if pair.draft is not None and pair.draft != NGRAM:
-        draft = load(pair.draft, device, role="draft", network=False)
+        draft = load(pair.draft, device, role="draft", network=False, engine=engine)
         check_draft(target, draft)
     prompts = encoded(target, lines, options.chat)
     check_room(prompts, options.max_tokens, room(target, draft), target.name)
@@ -223,7 +228,8 @@ def measured(options: Options, say: Callable[[str], None]) -> Result:
         gammas=options.gamma,
         most=options.max_tokens,
     )
-    return Result(options, pair, device, prompts, take_turns(chosen, prompts, options.repeats, say))
+    rows = take_turns(chosen, prompts, options.repeats, say)
+    return Result(options, pair, device, prompts, rows, target.engine)
 
 
 def take_turns(

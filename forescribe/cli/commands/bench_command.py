@@ -18,6 +18,7 @@ from forescribe.asr.errors import UsageError
 
 from ...bench.needs import INSTALL, missing
 from ...bench.sink import Sink
+from ..options.declarations import AUTO, EngineName
 from ..options.option_records import (
     DIAGNOSTICS,
     INPUT,
@@ -150,6 +151,7 @@ class BenchTextOptions:
             help="CPU threads; 0 leaves the number to PyTorch.",
         ),
     ] = 0
+    engine: EngineName = AUTO
     json: RecordFile = None
 
     def __post_init__(self) -> None:
@@ -192,6 +194,7 @@ def text(**values: Any) -> None:
             device=options.device,
             dtype=options.dtype,
             threads=options.threads,
+            engine=options.engine,
         ),
         _log,
     )
@@ -301,6 +304,7 @@ class BenchTranscribeOptions:
             "faster-whisper batched.  [default: all]",
         ),
     ] = None
+    engine: EngineName = AUTO
     repeats: Repeats = 3
 
     def __post_init__(self) -> None:
@@ -355,6 +359,7 @@ def transcribe(**values: Any) -> None:
             threads=options.threads,
             peer_threads=options.peer_thread_counts,
             only=_systems(options.only),
+            engine=options.engine,
         ),
         _log,
     )

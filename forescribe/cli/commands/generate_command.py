@@ -245,6 +245,7 @@ class Run:
     completions: list[Completion]
     wall_s: float
     stats: Stats
+    engine: str  # what computed the target
 
     @property
     def tokens_per_s(self) -> float:
@@ -262,6 +263,7 @@ class Run:
             "draft_forwards": self.stats.draft_forwards,
             "acceptance_rate": self.stats.acceptance_rate if drafted else None,
             "mean_acceptance_length": self.stats.mean_acceptance_length if drafted else None,
+            "engine": self.engine,
         }
 
 
@@ -326,7 +328,8 @@ def _run(
         completions = generator.generate(prompts, options)
         if show == "stream":
             typer.echo("\n\n".join(completion.text for completion in completions))
-    return Run(completions, time.perf_counter() - started, generator.stats - before)
+    wall_s, stats = time.perf_counter() - started, generator.stats - before
+    return Run(completions, wall_s, stats, generator.target.engine)
 
 
 def _stream(
@@ -384,7 +387,7 @@ def _print_figures(name: str, run: Run, *, json: bool) -> None:
             f"; {figures['acceptance_rate']:.1%} of drafts accepted, "
             f"{figures['mean_acceptance_length']:.2f} tokens per round"
         )
-    typer.echo(line, err=True)
+    typer.echo(f"{line}; engine {run.engine}", err=True)
 
 
 def _print_comparison(run: Run, plain: Run, *, greedy: bool) -> None:

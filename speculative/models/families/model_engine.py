@@ -69,9 +69,15 @@ def build(
             log.debug("the %s engine has no form of this %s: %s", form.engine, kind, gap)
     for form, other in pairwise(able):
         try:
-            return make(form)
+            return _made(form, kind, make)
         except LoadError as error:
             log.warning("engine %s instead of %s: %s", other.engine, form.engine, error)
     if not able:
         raise LoadError(f"{kind} has no engine {asked}: {', '.join(f.engine for f in forms)}")
-    return make(able[-1])
+    return _made(able[-1], kind, make)
+
+
+def _made(form: Form, kind: str, make: Callable[[Form], Made]) -> Made:
+    made = make(form)
+    log.info("%s: engine %s", kind, form.engine)
+    return made

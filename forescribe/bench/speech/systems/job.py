@@ -43,6 +43,7 @@ class Job:
     draft: str | None
     threads: int
     converted: str | None = None
+    engine: str = "auto"  # what computes the decoders of this engine's rows
 
     @property
     def label(self) -> str:
@@ -77,6 +78,7 @@ class Written:
     drafting: Drafting | None = None
     stages: dict[str, float] = field(default_factory=dict)  # seconds, if known
     notes: list[str] = field(default_factory=list)
+    engine: str | None = None  # what computed the target's decoder, for this engine's rows
 
 
 class System(Protocol):

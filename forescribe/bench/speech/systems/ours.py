@@ -31,6 +31,7 @@ class Ours:
             batch=job.batch,
             gamma=None if job.gamma == "auto" else job.gamma or 0,
             network=False,
+            engine=job.engine,
         )
         self.drafts = bool(job.gamma)
         self.lookup = job.draft is None
@@ -54,6 +55,7 @@ class Ours:
             drafting if self.drafts else None,
             self.stages | stats.seconds,
             ["drafts by lookup: the model has no draft"] if self.drafts and self.lookup else [],
+            t.whisper.engine,
         )
 
     def _requests(self, windows: Sequence[Samples]) -> Iterator[Request]:
