@@ -91,7 +91,7 @@ def config(d: Dimensions, layers: int) -> WhisperConfig:
     )
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def target(path: TextPath, device: torch.device, dtype: torch.dtype, encoder: bool = True) -> Any:
     """A constructed `WhisperForConditionalGeneration`, or its decoder alone as `WhisperForCausalLM`."""
     d = path.dimensions
@@ -108,7 +108,7 @@ def target(path: TextPath, device: torch.device, dtype: torch.dtype, encoder: bo
     return made
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def draft(path: TextPath, agreement: float, device: torch.device, dtype: torch.dtype) -> Any:
     """A constructed draft that proposes the target's token with this probability."""
     made = _empty(

@@ -10,6 +10,8 @@ from typing import Any
 
 from benchmarks.gpu.pair import Pair, decode
 from benchmarks.gpu.sections import Bench, Record, accepted, weigh
+from forescribe.speculative.errors import LoadError
+from forescribe.speculative.native.library import load
 
 AGREEMENT = 0.8
 WAYS: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -19,11 +21,22 @@ WAYS: tuple[tuple[str, dict[str, Any]], ...] = (
 )
 
 
+def not_built() -> bool:
+    """Whether this machine has no native kernels."""
+    try:
+        load()
+    except LoadError:
+        return True
+    return False
+
+
 def decoding(bench: Bench) -> Record:
     """Milliseconds per token by batch; each row writes up to `tokens` tokens."""
     began = time.perf_counter()
     bench.pair = Pair.build(bench.dimensions, bench.device, (AGREEMENT,), encoder=False)
+    decoder = "lean" if bench.device.kind != "cpu" or not_built() else "native"
     record: Record = {"build_s": time.perf_counter() - began, "bytes": weigh(bench.pair.target)}
+    record["decoder"] = decoder
     for batch in bench.batches:
         work = bench.work(batch)
         for name, options in WAYS:
@@ -31,7 +44,7 @@ def decoding(bench: Bench) -> Record:
             if bench.left < 0:
                 record[way] = "no time left"
                 continue
-            engine = bench.pair.engine(batch, **options)
+            engine = bench.pair.engine(batch, decoder=decoder, **options)
             began = time.perf_counter()
             found = decode(engine, work)
             seconds = time.perf_counter() - began

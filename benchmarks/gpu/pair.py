@@ -6,7 +6,7 @@ Knows how the parts are put together; nothing of what is measured.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,10 +23,15 @@ from forescribe.speculative import Engine, Fixed, ModelDrafter, Request
 from forescribe.speculative.device import Device
 from forescribe.speculative.models.lean.lean_whisper_decoder import LeanWhisperDecoder
 from forescribe.speculative.models.whisper_decoder import WhisperDecoder
+from forescribe.speculative.native.native_whisper import NativeWhisperDecoder
 from forescribe.speculative.protocols import Model, Schedule
 from forescribe.speculative.requests import Mode
 
-DECODERS = {"lean": LeanWhisperDecoder, "modules": WhisperDecoder}
+DECODERS: dict[str, Callable[[Any], Model]] = {
+    "lean": LeanWhisperDecoder,
+    "modules": WhisperDecoder,
+    "native": NativeWhisperDecoder,
+}
 
 
 @dataclass(eq=False)
@@ -64,10 +69,9 @@ class Pair:
         head to the tokens that occur."""
         kind, drafter = DECODERS[decoder], None
         if agreement is not None:
-            model: Model = kind(self.drafts[agreement])
-            if cut:
-                model = CutHead.of(LeanWhisperDecoder(self.drafts[agreement]), self.path.tokens)
-            drafter = ModelDrafter(model)
+            model, tokens = self.drafts[agreement], self.path.tokens
+            drafting: Model = CutHead(kind, model, tokens) if cut else kind(model)
+            drafter = ModelDrafter(drafting)
         return Engine(
             kind(self.target),
             drafter,
