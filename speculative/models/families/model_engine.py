@@ -2,7 +2,7 @@
 
     modules  transformers' own modules: every family, and the reference of the others
     lean     short functions over the same weights (`models/lean`): Whisper and Llama-like models
-    native   compiled kernels over the same weights (`native/`): Whisper on CPUs, where they were compiled
+    native   compiled kernels over the same weights (`native/`): both on CPUs, where they were compiled
 
 All engines compute the same tokens in float32. The choice is made once, before a model decodes; adapters have
 the name in `engine`, and a warning is logged where `auto` had to take the next one.
