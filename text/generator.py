@@ -114,7 +114,7 @@ class TextGenerator:
         engine: str | None = None,
     ) -> TextGenerator:
         """Loads a pair from folders or hub ids; `draft` may also be `"ngram"`. `engine` runs the forwards:
-        "auto", "lean" or "modules"; the texts are the same.
+        "auto", "native", "lean" or "modules"; the texts are the same.
 
         `dtype` is float32 on CPUs and bfloat16 elsewhere by default: language models are trained in
         bfloat16, and some overflow in float16. Raises LoadError and DeviceError.

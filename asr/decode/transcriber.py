@@ -94,8 +94,9 @@ class Transcriber:
     ) -> Transcriber:
         """Load models by name: presets, hub ids or local folders, see `asr.model.presets.resolve`.
 
-        `engine` runs the decoders: "auto", "lean" or "modules"; the tokens are the same. Raises ModelError
-        for weights that are missing or that the engine cannot run, DeviceError for a missing device.
+        `engine` runs the decoders: "auto", "native", "lean" or "modules"; the tokens are the same. Raises
+        ModelError for weights that are missing or that the engine cannot run, DeviceError for a missing
+        device.
         """
         code = None if language is None else language_code(language)
         pair = resolve(model, "none" if gamma == 0 else draft, None if code == AUTO else code)

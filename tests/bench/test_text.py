@@ -43,7 +43,7 @@ def row(name: str, walls: list[float], texts: list[tuple[int, ...]], steady: boo
 
 
 def result(*rows: Row) -> Result:
-    return Result(Options(), Pair("target", None), choose("cpu"), [(1,), (2,)], rows)
+    return Result(Options(), Pair("target", None), choose("cpu"), [(1,), (2,)], rows, "lean")
 
 
 def test_a_table_says_how_fast_and_how_equal():

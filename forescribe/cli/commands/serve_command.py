@@ -89,7 +89,7 @@ class ServeOptions:
             PERFORMANCE,
             "--engine",
             metavar="ENGINE",
-            help="What computes the decoders: lean, modules or auto.  [default: auto]",
+            help="What computes the decoders: native, lean, modules or auto.  [default: auto]",
         ),
     ] = None
     batch_size: Annotated[

@@ -201,7 +201,7 @@ EngineName = Annotated[
         PERFORMANCE,
         "--engine",
         metavar="ENGINE",
-        help="What computes the decoders: lean, modules (transformers' own), or auto. The text is the same.",
+        help="What computes the decoders: auto, native, lean or modules (transformers' own). Same text.",
     ),
 ]
 
