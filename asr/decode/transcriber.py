@@ -171,7 +171,12 @@ def _engine(whisper: Whisper, batch: int, gamma: int | None) -> Engine:
     generation, config = whisper.target.generation_config, whisper.target.config
     drafter = None if gamma == 0 else _drafter(whisper, gamma)
     engine = Engine(
-        whisper_decoder(whisper.target, lambda states: states.target, engine=whisper.engine),
+        whisper_decoder(
+            whisper.target,
+            lambda states: states.target,
+            engine=whisper.engine,
+            stored=whisper.device.stored,
+        ),
         drafter,
         batch=batch,
         eos=whisper.tokens.ends,
@@ -189,6 +194,11 @@ def _drafter(whisper: Whisper, gamma: int | None) -> Drafter:
     # The token rules are not applied to drafts: they cost as much as a small draft model's forward
     # pass, and a distilled draft model has learnt what the rules allow.
     return ModelDrafter(
-        whisper_decoder(whisper.draft, lambda states: states.draft, engine=whisper.draft_engine),
+        whisper_decoder(
+            whisper.draft,
+            lambda states: states.draft,
+            engine=whisper.draft_engine,
+            stored=whisper.device.stored,
+        ),
         confidence=confidence_for(gamma, whisper.device),
     )

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ...errors import LoadError
@@ -38,10 +39,18 @@ def whisper_decoder(
     *,
     sources: int | None = None,
     engine: ModelEngine = ModelEngine.AUTO,
+    stored: torch.dtype | None = None,
 ) -> SlotModel:
-    """The decoder of a Whisper model on an engine; arguments as `WhisperDecoder`. Raises LoadError for an
-    engine that cannot run it."""
-    return build(FORMS, model, engine, lambda form: form.adapter(model, pick, sources=sources))
+    """The decoder of a Whisper model on an engine; arguments as `WhisperDecoder`. Native kernels store
+    weights and caches in `stored`, by default the model's dtype, and compute in float32. Raises LoadError
+    for an engine that cannot run it."""
+
+    def make(form: Form) -> SlotModel:
+        if form.engine is ModelEngine.NATIVE and stored is torch.bfloat16:
+            return NativeWhisperDecoder(model, pick, sources=sources, storage="bfloat16")
+        return form.adapter(model, pick, sources=sources)
+
+    return build(FORMS, model, engine, make)
 
 
 def checked_engine(model: Any, asked: ModelEngine = ModelEngine.AUTO) -> ModelEngine:

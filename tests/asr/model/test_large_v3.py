@@ -15,7 +15,7 @@ import pytest
 import torch
 from transformers import WhisperForConditionalGeneration, WhisperTokenizer
 
-from forescribe.asr.decode.rules import whisper_rules
+from forescribe.asr.decode.rules import Suppress, whisper_rules
 from forescribe.asr.decode.transcriber import Transcriber
 from forescribe.asr.model.loading import Whisper, load
 from forescribe.asr.model.presets import Pair
@@ -194,8 +194,9 @@ def shortfall(whisper: Whisper, result, dtype: torch.dtype) -> float:
         encoder_outputs=(states,), decoder_input_ids=ids, use_cache=False
     ).logits.float()[0, len(prompt) - 1 : -1]
     options = whisper.target.generation_config
-    rules = whisper_rules(options, whisper.target.config)
-    suppressed = rules[1].mask | (torch.arange(logits.shape[1]) >= options.no_timestamps_token_id)
+    (rules,) = whisper_rules(options, whisper.target.config)
+    (suppress,) = (rule for rule in rules.rules if isinstance(rule, Suppress))
+    suppressed = suppress.mask | (torch.arange(logits.shape[1]) >= options.no_timestamps_token_id)
     best = logits.masked_fill(suppressed, float("-inf"))
     best[0, options.begin_suppress_tokens] = float("-inf")
     chosen = logits.gather(1, torch.tensor(text)[:, None])[:, 0]
