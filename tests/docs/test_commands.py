@@ -62,7 +62,10 @@ def check_python(command: Command) -> None:
     assert found is not None and found.origin, f"no module {command.words[2]}"
     if not Path(found.origin).is_relative_to(ROOT) or "site-packages" in found.origin:
         return
-    source = Path(found.origin).read_text(encoding="utf-8")
+    module = Path(found.origin)
+    if module.name == "__init__.py":  # a package, which runs its `__main__`
+        module = module.with_name("__main__.py")
+    source = module.read_text(encoding="utf-8")
     for word in command.words[3:]:
         option = word.partition("=")[0]
         assert not option.startswith("--") or f'"{option}"' in source, f"no option {option}"
