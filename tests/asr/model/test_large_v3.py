@@ -176,7 +176,8 @@ def test_folders_in_half_precision(tmp_path, tokens, dtype):
     assert results == {row: expected[row] for row in range(4)}
 
     stored = load(Pair(folder), choose("cpu", str(dtype).removeprefix("torch.")))
-    assert stored.target.dtype == dtype
+    # On a CPU without bfloat16 units its weights are rounded, and computed with in float32.
+    assert (stored.device.stored, stored.target.dtype) == (dtype, stored.device.dtype)
     encoded = stored.encode(features()[:4])
     work = [r for r in requests(stored, encoded, "fr", "translate", 4) if r.tag in (2, 3)]
     for result in Transcriber(stored, batch=3, gamma=4).engine.run(work):

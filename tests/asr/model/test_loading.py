@@ -361,6 +361,7 @@ def test_a_draft_that_hears_other_features_is_refused(target, tmp_path) -> None:
     assert "1500 and 750 encoder states" in refusal(Pair(target, short))
 
 
+@pytest.mark.usefixtures("no_kernels")
 @pytest.mark.parametrize("name", ["float32", "bfloat16"])
 def test_a_decoder_that_computes_something_else_is_refused(target, monkeypatch, name) -> None:
     """The adapter is compared with the model's own decoder: here it counts positions wrongly."""
