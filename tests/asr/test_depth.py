@@ -70,6 +70,7 @@ def test_few_functions_lie_between_the_command_and_the_forward_pass(
     stacks, tmp_path, monkeypatch
 ) -> None:
     arguments = ["transcribe", clip(tmp_path), "--model", "demo", "-o", str(tmp_path / "out")]
+    arguments += ["--engine", "modules"]  # whose layers the hook sees
     monkeypatch.setattr(sys, "argv", ["forescribe", *arguments])
     try:
         main()
@@ -85,11 +86,12 @@ def test_few_functions_lie_between_the_command_and_the_forward_pass(
 def test_few_functions_lie_between_transcribe_and_the_engines_step(
     stacks, tmp_path, long_form
 ) -> None:
-    transcriber = Transcriber.load("demo", batch=2, gamma=2)
+    transcriber = Transcriber.load("demo", batch=2, gamma=2, engine="modules")
     transcriber.context.detector = EnergyDetector()
     options = Options(language="en", long_form=long_form)
     (outcome,) = transcriber.transcribe([clip(tmp_path)], options)
     assert outcome.transcript is not None and outcome.transcript.text
+    assert stacks, "the hook has not seen a forward pass"
     for frames in stacks:
         names = [name for _, name in frames]
         first = next(n for n, (file, _) in enumerate(frames) if file.startswith("asr/"))

@@ -361,7 +361,7 @@ def test_a_draft_is_off_in_languages_that_it_was_not_made_for(whisper, recording
 def test_the_draft_is_chosen_by_the_language_however_it_is_written(monkeypatch, language) -> None:
     chosen: list[Pair] = []
 
-    def loaded(pair, device, *, network):
+    def loaded(pair, device, **options):
         chosen.append(pair)
         raise KeyboardInterrupt  # far enough
 
