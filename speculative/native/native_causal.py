@@ -20,6 +20,7 @@ from ..models.families.causal_config import SLIDING
 from ..models.families.causal_model import CausalModel
 from ..models.lean.coverage import causal_gap
 from ..models.lean.weights import CausalWeights
+from ..models.slot_model import path_slots
 from .causal_packing import angle_tables, causal_layers, causal_record
 from .library import Library, load, missing
 from .packing import Packer
@@ -132,7 +133,7 @@ class NativeCausalDecoder(CausalModel):
         return logits
 
     def commit(self, start: Tensor, path: Tensor) -> None:
-        self._allocated().move(start, path)
+        self._allocated().move(*path_slots(start, path))
 
     def _forward(
         self,

@@ -34,6 +34,18 @@ def test_one_openmp_runtime_is_loaded_and_the_kernels_use_it() -> None:
 
 
 @compiled
+def test_an_instruction_set_that_has_never_run_is_taken_by_name_only(monkeypatch) -> None:
+    path = library.load().path
+    usable = library.load().instruction_sets()
+    monkeypatch.setattr(library, "NEVER_RUN", frozenset(usable[:1]))
+    try:
+        assert library.Library(path).instruction_set == usable[1]
+    finally:
+        monkeypatch.undo()
+        assert library.Library(path).instruction_set not in library.NEVER_RUN
+
+
+@compiled
 def test_a_library_of_other_sources_is_refused(monkeypatch) -> None:
     path = library.load().path
     monkeypatch.setattr(kernel_files, "source_hash", lambda: "0" * 16)
