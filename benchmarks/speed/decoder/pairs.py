@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks import provenance
+from benchmarks.speed.when_it_pays import QUESTIONS
 from forescribe.speculative.device import choose
 from forescribe.speculative.models import bundled
 from forescribe.speculative.models.families.model_engine import Form, ModelEngine
@@ -17,16 +18,6 @@ from forescribe.speculative.protocols import Model, Processor
 from forescribe.speculative.requests import Request
 
 SAMPLES = ("memo", "conversation", "noisy")
-QUESTIONS = (
-    "Write the minutes of the sales meeting on March 3.",
-    'Define "song".',
-    'What does "narrow" mean?',
-    "Write the minutes of the legal meeting on May 12.",
-    'Use "quiet" in a sentence.',
-    'Define "lantern".',
-    "Write the minutes of the research meeting on October 9.",
-    'What does "wander" mean?',
-)
 TOKENS = 96
 """Tokens of a text at most; a window of speech ends by itself."""
 
