@@ -23,9 +23,10 @@ from ..models.lean.weights import CausalWeights
 from ..models.slot_model import path_slots
 from .causal_packing import angle_tables, causal_layers, causal_record
 from .library import Library, load, missing
+from .native_step import step_of
 from .packing import Packer
 from .slot_caches import SelfCaches
-from .structures import ACTIVATIONS, CausalLayer, Step, Stored
+from .structures import ACTIVATIONS, CausalLayer, Stored
 from .workspace import Workspace
 
 STORAGE = {torch.float32: Stored.FLOAT32, torch.bfloat16: Stored.BFLOAT16}
@@ -75,7 +76,6 @@ class NativeCausalDecoder(CausalModel):
         self._record.layer = addressof(self._layers)
         self._workspace = Workspace()
         self._angles: tuple[Tensor, Tensor] | None = None
-        self._native_trees: dict[Topology, tuple[Tensor, Tensor]] = {}
 
     def _configure(self, widths: dict[str, int]) -> None:
         super()._configure(widths)
@@ -146,35 +146,17 @@ class NativeCausalDecoder(CausalModel):
         topology: Topology | None = None,
         node: Tensor | None = None,
     ) -> None:
-        batch, nodes = tokens.shape
         tokens, start = self.known_tokens(tokens).contiguous(), start.contiguous()
         threads = torch.get_num_threads()
-        size = self.library.causal_workspace(self._record, batch * nodes, threads)
-        step = Step(
-            batch=batch,
-            nodes=nodes,
-            reach=reach,
-            tokens=tokens.data_ptr(),
-            start=start.data_ptr(),
-            workspace=self._workspace.at_least(size),
-            workspace_bytes=size,
-            threads=threads,
+        step = step_of(
+            tokens,
+            start,
+            reach,
+            workspace=self._workspace,
+            size=self.library.causal_workspace(self._record, tokens.numel(), threads),
+            logits=logits,
+            rows=rows,
+            node=node,
+            tree=None if topology is None else self._tree(topology),
         )
-        if logits is not None:
-            step.logits = logits.data_ptr()
-        if rows is not None:
-            step.rows = rows.data_ptr()
-        if node is not None:
-            step.node = node.data_ptr()
-        if topology is not None:
-            depths, ancestry = self._native_tree(topology)
-            step.depths, step.ancestry = depths.data_ptr(), ancestry.data_ptr()
         self.library.causal_forward(self._record, step)
-
-    def _native_tree(self, topology: Topology) -> tuple[Tensor, Tensor]:
-        if topology not in self._native_trees:
-            self._native_trees[topology] = (
-                torch.tensor(topology.depths),
-                torch.tensor(topology.ancestry(), dtype=torch.uint8),
-            )
-        return self._native_trees[topology]

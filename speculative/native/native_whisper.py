@@ -20,9 +20,10 @@ from ..errors import LoadError
 from ..models.lean.weights import WhisperWeights
 from ..models.slot_model import SlotModel, path_slots
 from .library import Library, load, missing
+from .native_step import step_of
 from .packing import Packer, whisper_layers, whisper_record
 from .slot_caches import SelfCaches, cross_caches
-from .structures import ACTIVATIONS, Step, Stored, WhisperLayer
+from .structures import ACTIVATIONS, Stored, WhisperLayer
 from .workspace import Workspace
 
 STORAGE = {
@@ -160,28 +161,20 @@ class NativeWhisperDecoder(SlotModel):
     ) -> Scores:
         batch, nodes = tokens.shape
         tokens, start = tokens.contiguous(), start.contiguous()
-        threads = torch.get_num_threads()
         logits = torch.empty((batch, nodes if node is None else 1, self.vocab_size))
         hidden = torch.empty((batch, nodes, self._record.width))
-        size = self.library.whisper_workspace(self._record, batch * nodes, threads)
-        step = Step(
-            batch=batch,
-            nodes=nodes,
-            reach=reach,
-            tokens=tokens.data_ptr(),
-            start=start.data_ptr(),
-            logits=logits.data_ptr(),
-            hidden=hidden.data_ptr(),
-            workspace=self._workspace.at_least(size),
-            workspace_bytes=size,
-            threads=threads,
+        threads = torch.get_num_threads()
+        step = step_of(
+            tokens,
+            start,
+            reach,
+            workspace=self._workspace,
+            size=self.library.whisper_workspace(self._record, batch * nodes, threads),
+            logits=logits,
+            hidden=hidden,
+            rows=rows,
+            node=node,
+            tree=None if topology is None else self._tree(topology),
         )
-        if rows is not None:
-            step.rows = rows.data_ptr()
-        if node is not None:
-            step.node = node.data_ptr()
-        if topology is not None:
-            depths, ancestry = self._tree(topology)  # int64; bool, a byte each
-            step.depths, step.ancestry = depths.data_ptr(), ancestry.data_ptr()
         self.library.whisper_forward(self._record, step)
         return Scores(logits, hidden)

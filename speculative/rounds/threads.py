@@ -13,11 +13,11 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
-from ..rounds.counters import Counters
-from ..rounds.processing import Parts
-from ..rounds.round import run_round
 from ..rows import Rows
 from ..thread_count import at_most, can_set
+from .counters import Counters
+from .processing import Parts
+from .round import run_round
 
 SECONDS = 0.4
 """Time after which no further pair of rounds is measured; nothing is measured where one round takes a
