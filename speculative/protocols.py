@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .drafts import Chain, Distribution, Draft, Prefix, Scores, Topology, Verdict
 from .requests import Guarantee, Request
-from .rounds.choice import Allowed
+from .rounds.choice import Allowed, Choice
 from .rows import Rows
 
 
@@ -68,6 +68,29 @@ class NodeModel(Model, Protocol):
 
     def score_at(self, tokens: Tensor, start: Tensor, node: Tensor, *, reach: int) -> Tensor:
         """As `score`, but returns logits `[B, 1, V]` float32 of node `node [B]` of each row alone."""
+
+
+class GreedyModel(NodeModel, Protocol):
+    """A model with passes of its own for greedy rounds. Optional: they decide as `rounds.choice.choose` and
+    the loop of `ModelDrafter` do, which other models use."""
+
+    def choose(self, logits: Tensor, allowed: Allowed | None = None) -> Choice:
+        """As `rounds.choice.choose`."""
+
+    def draft_greedy(
+        self,
+        tokens: Tensor,
+        start: Tensor,
+        node: Tensor,
+        active: Tensor,
+        *,
+        reach: int,
+        gamma: int,
+        confidence: float,
+    ) -> Tensor:
+        """Drafts `[B, W]`, W from 1 to `gamma`: the best token after `node [B]` of `tokens [B, N]`, then the
+        best one after that, and so on. They end where the product of their probabilities is below
+        `confidence` in all rows that are `active [B]`; 0 drafts all."""
 
 
 class Drafter(Protocol):

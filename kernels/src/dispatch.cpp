@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "buffers.h"
+#include "draft_loop.h"
 #include "steps.h"
 #include "table.h"
 
@@ -162,4 +163,27 @@ FS_EXPORT int32_t fs_causal_forward(const fs_causal *model, const fs_step *step)
     if (step->workspace_bytes < fs_causal_workspace(model, rows, step->threads)) return FS_NO_MEMORY;
     kernels().causal_forward(*model, *step);
     return FS_OK;
+}
+
+FS_EXPORT int32_t fs_choose(const fs_choice *choice) {
+    if (choice->count < 0 || choice->vocab < 1 || choice->threads < 1) return FS_BAD_SHAPE;
+    if (choice->bias) {
+        if (choice->split < 0 || choice->split > choice->vocab) return FS_BAD_SHAPE;
+        for (int64_t n = 0; n < choice->count; n++)
+            if (choice->kind[n] < 0 || choice->kind[n] >= choice->kinds) return FS_BAD_SHAPE;
+    }
+    kernels().choose(*choice);
+    return FS_OK;
+}
+
+FS_EXPORT int32_t fs_whisper_draft(const fs_whisper *model, const fs_step *first, fs_draft *draft) {
+    if (draft->columns != model->vocab) return FS_BAD_SHAPE;
+    return draft_loop(kernels(), *first, *draft,
+                      [&](const fs_step &step) { return fs_whisper_forward(model, &step); });
+}
+
+FS_EXPORT int32_t fs_causal_draft(const fs_causal *model, const fs_step *first, fs_draft *draft) {
+    if (draft->columns != model->columns) return FS_BAD_SHAPE;
+    return draft_loop(kernels(), *first, *draft,
+                      [&](const fs_step &step) { return fs_causal_forward(model, &step); });
 }

@@ -108,6 +108,31 @@ typedef struct {
     int32_t threads;
 } fs_step;
 
+/* Which token each of `count` positions takes: the fields of Allowed in speculative/rounds/choice.py. */
+typedef struct {
+    int64_t count, vocab, split, kinds;
+    const float *logits; /* [count, vocab] */
+    const float *bias;   /* [kinds, vocab]; NULL: all tokens are allowed */
+    const int64_t *kind; /* [count], as low, high and joint; not read without `bias` */
+    const int64_t *low, *high;
+    const uint8_t *joint;
+    int64_t *tokens; /* [count] */
+    float *logprobs; /* [count] */
+    int32_t threads;
+} fs_choice;
+
+/* Greedy drafts: up to `depths` tokens of each row, each one fed for the next. */
+typedef struct {
+    int64_t depths, columns; /* columns of the logits */
+    const uint8_t *active;   /* [B] */
+    int64_t *tokens;         /* [depths, B] */
+    int64_t *start;          /* [B], undefined afterwards, as `logprobs` is */
+    float *logprobs;         /* [B] */
+    float *belief;           /* [B] the product of the drafts' probabilities */
+    int64_t drafted;         /* depths that were written */
+    float confidence;        /* drafts end where `belief` is lower in all active rows; 0: nowhere */
+} fs_draft;
+
 int32_t fs_abi(void);
 const char *fs_source_hash(void);
 /* The instruction sets compiled in, best first, separated by spaces; and whether this machine has one. */
@@ -134,6 +159,12 @@ int32_t fs_whisper_cross(const fs_whisper *model, const float *const *states, co
 /* `step->hidden` is not used. */
 int64_t fs_causal_workspace(const fs_causal *model, int64_t rows, int32_t threads);
 int32_t fs_causal_forward(const fs_causal *model, const fs_step *step);
+
+int32_t fs_choose(const fs_choice *choice);
+
+/* `first` feeds what is new to the draft and has logits [B, 1, columns] of one node of each row. */
+int32_t fs_whisper_draft(const fs_whisper *model, const fs_step *first, fs_draft *draft);
+int32_t fs_causal_draft(const fs_causal *model, const fs_step *first, fs_draft *draft);
 
 #ifdef __cplusplus
 }

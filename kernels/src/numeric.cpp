@@ -1,6 +1,7 @@
 // All numeric code of one instruction set. Compiled once for each, with -DFS_ISA=name and its flags.
 // Uses no template of the standard library: its functions would be shared between instruction sets.
 #include "causal.h"
+#include "choice.h"
 #include "pack.h"
 #include "table.h"
 #include "whisper.h"
@@ -54,7 +55,7 @@ static void causal(const fs_causal &m, const fs_step &step) {
 #define FS_TABLE(name) FS_JOIN(name)
 
 static const Kernels table = {FS_NAME(FS_ISA), whisper_bytes, forward, cross, causal_bytes,
-                              causal, pack};
+                              causal, choose, pack};
 
 }  // namespace FS_ISA
 

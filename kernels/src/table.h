@@ -13,6 +13,7 @@ struct Kernels {
                           int32_t);
     int64_t (*causal_workspace)(const fs_causal &, int64_t rows, int32_t threads);
     void (*causal_forward)(const fs_causal &, const fs_step &);
+    void (*choose)(const fs_choice &);
     void (*pack)(const float *, int64_t outputs, int64_t inputs, int32_t storage, void *);
 };
 

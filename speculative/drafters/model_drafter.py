@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..device import Device
 from ..drafts import Distribution, Draft, Prefix, Scores, Verdict
-from ..protocols import Model, NodeModel, Processor
+from ..protocols import GreedyModel, Model, NodeModel, Processor
 from ..requests import Request
 from ..rounds.accept import distribution, draw
 from ..rounds.choice import argmax, choose
@@ -35,6 +35,10 @@ def confidence_for(gamma: int | None, device: Device) -> float:
 
 def _scores_nodes(model: Model) -> TypeGuard[NodeModel]:
     return hasattr(model, "score_at")
+
+
+def _drafts(model: Model) -> TypeGuard[GreedyModel]:
+    return hasattr(model, "draft_greedy")
 
 
 class ModelDrafter:
@@ -94,9 +98,21 @@ class ModelDrafter:
         # keeps one shape. In a row of one token it is the first of the two, and the second is undefined.
         start = (lengths - 2).clamp_min(0)
         two = start[:, None] + torch.arange(2, device=start.device)
-        logits = self._score_at(known.gather(1, two), start, lengths - 1 - start, rows.reach)
-        tokens, probs = [], []
+        new, node = known.gather(1, two), lengths - 1 - start
         shaped = bool(self.processors) or rows.mode.penalised
+        if _drafts(self.model) and not (shaped or rows.mode.sampling):
+            drafts = self.model.draft_greedy(
+                new,
+                start,
+                node,
+                rows.active,
+                reach=rows.reach,
+                gamma=gamma,
+                confidence=self.confidence,
+            )
+            return Draft(drafts, torch.full_like(lengths, drafts.shape[1]))
+        logits = self._score_at(new, start, node, rows.reach)
+        tokens, probs = [], []
         if shaped:  # they read the drafts, which are not committed: one copy for all depths
             known = known.clone()
         belief = torch.ones_like(logits[:, 0, 0])  # [B] that all drafts so far are kept

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ..errors import LoadError
 from . import kernel_files, openmp
-from .structures import ABI, ERRORS, Causal, Step, Stored, Whisper
+from .structures import ABI, ERRORS, Causal, Choice, Draft, Step, Stored, Whisper
 
 BUILD = "build them with: python -m forescribe.speculative.native.kernel_build"
 
@@ -40,6 +40,9 @@ _SIGNATURES = {
     ),
     "fs_causal_workspace": (c_int64, [POINTER(Causal), c_int64, c_int32]),
     "fs_causal_forward": (c_int32, [POINTER(Causal), POINTER(Step)]),
+    "fs_choose": (c_int32, [POINTER(Choice)]),
+    "fs_whisper_draft": (c_int32, [POINTER(Whisper), POINTER(Step), POINTER(Draft)]),
+    "fs_causal_draft": (c_int32, [POINTER(Causal), POINTER(Step), POINTER(Draft)]),
 }
 
 
@@ -122,6 +125,15 @@ class Library:
 
     def causal_forward(self, model: Causal, step: Step) -> None:
         self._check(self._functions.fs_causal_forward(byref(model), byref(step)))
+
+    def choose_tokens(self, choice: Choice) -> None:
+        self._check(self._functions.fs_choose(byref(choice)))
+
+    def whisper_draft(self, model: Whisper, step: Step, draft: Draft) -> None:
+        self._check(self._functions.fs_whisper_draft(byref(model), byref(step), byref(draft)))
+
+    def causal_draft(self, model: Causal, step: Step, draft: Draft) -> None:
+        self._check(self._functions.fs_causal_draft(byref(model), byref(step), byref(draft)))
 
     @staticmethod
     def _check(code: int) -> None:

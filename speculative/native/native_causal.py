@@ -21,9 +21,10 @@ from ..models.families.causal_model import CausalModel
 from ..models.lean.coverage import causal_gap
 from ..models.lean.weights import CausalWeights
 from ..models.slot_model import path_slots
+from ..rounds.choice import Allowed, Choice
 from .causal_packing import angle_tables, causal_layers, causal_record
 from .library import Library, load, missing
-from .native_step import step_of
+from .native_step import GreedyDraft, choose_natively, step_of
 from .packing import Packer
 from .slot_caches import SelfCaches
 from .structures import ACTIVATIONS, CausalLayer, Stored
@@ -132,6 +133,28 @@ class NativeCausalDecoder(CausalModel):
         self._forward(tokens, start, reach, logits, node=node.contiguous())
         return logits
 
+    def draft_greedy(
+        self,
+        tokens: Tensor,
+        start: Tensor,
+        node: Tensor,
+        active: Tensor,
+        *,
+        reach: int,
+        gamma: int,
+        confidence: float,
+    ) -> Tensor:
+        """See `GreedyModel.draft_greedy`."""
+        self._allocated()
+        logits = torch.empty((len(tokens), 1, self.vocab_size))
+        draft = GreedyDraft(active, gamma, self.vocab_size, confidence)
+        self._forward(tokens, start, reach, logits, node=node.contiguous(), draft=draft)
+        return draft.tokens()
+
+    def choose(self, logits: Tensor, allowed: Allowed | None = None) -> Choice:
+        """See `GreedyModel.choose`."""
+        return choose_natively(self.library, logits, allowed)
+
     def commit(self, start: Tensor, path: Tensor) -> None:
         self._allocated().move(*path_slots(start, path))
 
@@ -145,6 +168,7 @@ class NativeCausalDecoder(CausalModel):
         rows: Tensor | None = None,
         topology: Topology | None = None,
         node: Tensor | None = None,
+        draft: GreedyDraft | None = None,
     ) -> None:
         tokens, start = self.known_tokens(tokens).contiguous(), start.contiguous()
         threads = torch.get_num_threads()
@@ -159,4 +183,7 @@ class NativeCausalDecoder(CausalModel):
             node=node,
             tree=None if topology is None else self._tree(topology),
         )
-        self.library.causal_forward(self._record, step)
+        if draft is None:
+            self.library.causal_forward(self._record, step)
+        else:
+            self.library.causal_draft(self._record, step, draft.record)

@@ -19,8 +19,9 @@ from ..drafts import Scores, Topology
 from ..errors import LoadError
 from ..models.lean.weights import WhisperWeights
 from ..models.slot_model import SlotModel, path_slots
+from ..rounds.choice import Allowed, Choice
 from .library import Library, load, missing
-from .native_step import step_of
+from .native_step import GreedyDraft, choose_natively, step_of
 from .packing import Packer, whisper_layers, whisper_record
 from .slot_caches import SelfCaches, cross_caches
 from .structures import ACTIVATIONS, Stored, WhisperLayer
@@ -140,6 +141,27 @@ class NativeWhisperDecoder(SlotModel):
         self._allocated()
         return self._forward(tokens, start, reach, node=node.contiguous()).logits
 
+    def draft_greedy(
+        self,
+        tokens: Tensor,
+        start: Tensor,
+        node: Tensor,
+        active: Tensor,
+        *,
+        reach: int,
+        gamma: int,
+        confidence: float,
+    ) -> Tensor:
+        """See `GreedyModel.draft_greedy`."""
+        self._allocated()
+        draft = GreedyDraft(active, gamma, self.vocab_size, confidence)
+        self._forward(tokens, start, reach, node=node.contiguous(), draft=draft)
+        return draft.tokens()
+
+    def choose(self, logits: Tensor, allowed: Allowed | None = None) -> Choice:
+        """See `GreedyModel.choose`."""
+        return choose_natively(self.library, logits, allowed)
+
     def commit(self, start: Tensor, path: Tensor) -> None:
         self._allocated().move(*path_slots(start, path))
 
@@ -158,6 +180,7 @@ class NativeWhisperDecoder(SlotModel):
         rows: Tensor | None = None,
         topology: Topology | None = None,
         node: Tensor | None = None,
+        draft: GreedyDraft | None = None,
     ) -> Scores:
         batch, nodes = tokens.shape
         tokens, start = tokens.contiguous(), start.contiguous()
@@ -176,5 +199,8 @@ class NativeWhisperDecoder(SlotModel):
             node=node,
             tree=None if topology is None else self._tree(topology),
         )
-        self.library.whisper_forward(self._record, step)
+        if draft is None:
+            self.library.whisper_forward(self._record, step)
+        else:
+            self.library.whisper_draft(self._record, step, draft.record)
         return Scores(logits, hidden)

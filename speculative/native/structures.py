@@ -104,6 +104,24 @@ class Causal(Structure):
     ]  # fmt: skip
 
 
+class Choice(Structure):
+    _fields_ = [
+        *((name, c_int64) for name in ("count", "vocab", "split", "kinds")),
+        *((name, c_void_p) for name in ("logits", "bias", "kind", "low", "high", "joint", "tokens",
+                                        "logprobs")),
+        ("threads", c_int32),
+    ]  # fmt: skip
+
+
+class Draft(Structure):
+    _fields_ = [
+        *((name, c_int64) for name in ("depths", "columns")),
+        *((name, c_void_p) for name in ("active", "tokens", "start", "logprobs", "belief")),
+        ("drafted", c_int64),
+        ("confidence", c_float),
+    ]  # fmt: skip
+
+
 class Step(Structure):
     _fields_ = [
         *((name, c_int64) for name in ("batch", "nodes", "reach")),

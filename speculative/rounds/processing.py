@@ -17,7 +17,7 @@ from ..drafts import Chain, Draft, Prefix
 from ..protocols import AllowingProcessor, Drafter, Model, Processor, Rule
 from ..rows import Rows
 from .accept import GreedyMatch
-from .choice import Choice, choose
+from .choice import Choice, chooser
 from .sampling import penalise
 
 
@@ -47,8 +47,9 @@ def allows(processor: Processor) -> TypeGuard[AllowingProcessor]:
 
 def choice(rows: Rows, parts: Parts, draft: Draft, tokens: Tensor, logits: Tensor) -> Choice:
     """The best allowed tokens after `tokens [B, N]`, of `logits [B, N, V]`."""
+    choose = chooser(parts.target)
     if not parts.processors:
-        return choose(logits)
+        return choose(logits, None)
     processor = parts.processors[0]
     assert allows(processor)  # see `reads_choice`
     if draft.topology is None:
