@@ -78,7 +78,7 @@ class TextGenerator:
             target, draft, device, gamma=gamma, context=self.context, universal=universal
         )
         self.engine = Engine(
-            causal_decoder(target.model, self.context, engine=target.engine),
+            causal_decoder(target.model, self.context, engine=target.engine, stored=device.stored),
             drafter,
             batch=batch,
             eos=target.ends,

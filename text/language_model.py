@@ -97,7 +97,7 @@ def load(
         if wrong:
             raise ValueError(f"its weights lack {wrong[0]}, or have it in another shape")
         model = device.placed(model)
-        engine = ModelEngine(causal_decoder(model, engine=engine).engine)
+        engine = ModelEngine(causal_decoder(model, engine=engine, stored=device.stored).engine)
     except torch.OutOfMemoryError:
         raise
     except LoadError as error:

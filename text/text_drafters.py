@@ -47,7 +47,13 @@ def drafter_for(
             f"of {context}: give a context that it has"
         )
     return ModelDrafter(
-        causal_decoder(draft.model, context, target.vocab_size, engine=draft.engine),
+        causal_decoder(
+            draft.model,
+            context,
+            target.vocab_size,
+            engine=draft.engine,
+            stored=device.stored,
+        ),
         confidence=confidence_for(gamma, device),
     )
 
@@ -59,7 +65,7 @@ def _universal(target: LanguageModel, draft: LanguageModel, device: Device) -> D
             f"CPUs, not on {device.kind}, whose rounds are graphs"
         )
     return UniversalDrafter(
-        causal_decoder(draft.model, engine=draft.engine),
+        causal_decoder(draft.model, engine=draft.engine, stored=device.stored),
         draft.vocabulary,
         draft.ends,
         target.vocabulary,

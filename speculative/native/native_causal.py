@@ -58,11 +58,22 @@ def native_causal_gap(model: Any) -> str | None:
 
 
 class NativeCausalDecoder(CausalModel):
-    """A Llama-like causal LM on a CPU; arguments and errors as `CausalModel`. A model in bfloat16 is stored
-    so; arithmetic is float32 in any case."""
+    """A Llama-like causal LM on a CPU; arguments and errors as `CausalModel`. Weights and caches are stored
+    in `stored`, None: in the model's dtype; arithmetic is float32 in any case."""
 
     engine = "native"
     cache: SelfCaches | None = None
+
+    def __init__(
+        self,
+        model: Any,
+        positions: int | None = None,
+        vocab: int | None = None,
+        *,
+        stored: torch.dtype | None = None,
+    ) -> None:
+        self._asked = stored
+        super().__init__(model, positions, vocab)
 
     def prepare(self) -> None:
         reason = native_causal_gap(self.model)
@@ -70,7 +81,9 @@ class NativeCausalDecoder(CausalModel):
             raise LoadError(f"{self.config.model_type} cannot run natively: {reason}")
         self.library: Library = load()
         self.weights = weights = CausalWeights.of(self.model)
-        self.stored = STORAGE[self.dtype]
+        if self._asked is not None:
+            self.rounded = self._asked
+        self.stored = STORAGE[self.rounded]
         self._packer = Packer(self.library, self.stored)
         self._record = causal_record(self._packer, weights, self.vocab_size)
         self._layers = (CausalLayer * len(weights.layers))(*causal_layers(self._packer, weights))

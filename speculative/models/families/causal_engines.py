@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from ...native.native_causal import NativeCausalDecoder, native_causal_gap
 from ..causal_lm import CausalDecoder
 from ..lean.coverage import causal_gap
@@ -27,7 +29,15 @@ def causal_decoder(
     vocab: int | None = None,
     *,
     engine: ModelEngine = ModelEngine.AUTO,
+    stored: torch.dtype | None = None,
 ) -> SlotModel:
-    """A causal LM on an engine; arguments and errors as `causal_model.CausalModel`. The first decoder of a
-    model compares itself with the model's plain forward."""
-    return build(FORMS, model, engine, lambda form: form.adapter(model, positions, vocab))
+    """A causal LM on an engine; arguments and errors as `causal_model.CausalModel`. Native kernels store
+    weights and caches in `stored`, by default the model's dtype, and compute in float32. The first decoder
+    of a model compares itself with the model's plain forward."""
+
+    def make(form: Form) -> SlotModel:
+        if form.engine is ModelEngine.NATIVE:
+            return form.adapter(model, positions, vocab, stored=stored)
+        return form.adapter(model, positions, vocab)
+
+    return build(FORMS, model, engine, make)

@@ -35,8 +35,8 @@ from .causal_config import (
 NARROW = 5
 """Width of windows while a model is checked, so that a few tokens exceed them."""
 
-_checked: WeakKeyDictionary[Any, set[type]] = WeakKeyDictionary()
-"""The adapters that have been compared with each model."""
+_checked: WeakKeyDictionary[Any, set[tuple[type, torch.dtype]]] = WeakKeyDictionary()
+"""The adapters, and the dtypes in which they round, that have been compared with each model."""
 
 
 class CausalModel(SlotModel):
@@ -50,6 +50,9 @@ class CausalModel(SlotModel):
     the model's type, where they differ, for layers that the adapter cannot run, and for more positions than
     the model has.
     """
+
+    rounded: torch.dtype
+    """The least exact dtype between weights and logits: the model's, unless `prepare` sets another."""
 
     def __init__(self, model: Any, positions: int | None = None, vocab: int | None = None) -> None:
         config = model.config.get_text_config()
@@ -72,11 +75,12 @@ class CausalModel(SlotModel):
             positions=limit,
         )
         self.room = config.vocab_size - self.vocab_size  # for tokens that the target does not have
+        self.rounded = self.dtype
         self.prepare()
-        seen = _checked.setdefault(model, set())
-        if type(self) not in seen:
+        seen, form = _checked.setdefault(model, set()), (type(self), self.rounded)
+        if form not in seen:
             self._check()
-            seen.add(type(self))
+            seen.add(form)
         self._positions = positions or limit
 
     @abstractmethod
@@ -132,12 +136,10 @@ class CausalModel(SlotModel):
         plain = self._plain(reading.tokens)
         if not bool(plain.isfinite().any(-1).all()):
             return f"its logits are no numbers in {str(self.dtype).removeprefix('torch.')}"
-        close = Closeness.of(
-            self.dtype, self.model.get_input_embeddings(), lambda: self._plain(reading.tokens)
-        )
-        strange = self._strange_positions(reading, plain, close)
+        strange = self._strange_positions(reading, plain, self._closeness(self.dtype, reading))
         if strange is not None:
             return strange
+        close = self._closeness(self.rounded, reading)
         with self._narrowed() as narrowed:
             narrow = self._plain(reading.tokens) if narrowed else plain
             where = difference(self, narrow, reading, close)
@@ -147,6 +149,10 @@ class CausalModel(SlotModel):
             return None
         wide = " with windows" if self.widths else ""
         return f"logits behind {where}{wide} are not those of its plain forward"
+
+    def _closeness(self, dtype: torch.dtype, reading: Reading) -> Closeness:
+        embedding = self.model.get_input_embeddings()
+        return Closeness.of(dtype, embedding, lambda: self._plain(reading.tokens))
 
     def _reading(self, length: int) -> Reading:
         vocab = min(self.config.vocab_size, self.vocab_size)

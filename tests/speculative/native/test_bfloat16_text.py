@@ -1,0 +1,165 @@
+"""Text models whose weights and caches are stored in bfloat16, computed with in float32.
+
+The oracle is the lean decoder over the rounded weights in float32, whose keys and values are rounded where
+the kernels round them: when they are written to the cache.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from forescribe.speculative.device import Device
+from forescribe.speculative.errors import LoadError
+from forescribe.speculative.models.bundled import path
+from forescribe.speculative.models.causal_lm import CausalDecoder
+from forescribe.speculative.models.families.causal_engines import causal_decoder
+from forescribe.speculative.models.families.model_engine import ModelEngine
+from forescribe.speculative.models.lean.lean_causal_decoder import LeanCausalDecoder
+from forescribe.speculative.native.library import missing
+from forescribe.speculative.native.native_causal import NativeCausalDecoder
+from forescribe.speculative.native.structures import Stored
+from forescribe.text import TextGenerator
+from forescribe.text.generator import Options
+from forescribe.text.language_model import load
+from tests.speculative.models.causal_lms import causal_lm
+from tests.speculative.models.lean.pairs import TREE, Pair
+
+pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
+
+FAMILIES = ("llama", "qwen2", "qwen3", "mistral with a window")
+SLOTS, HALF = 40, torch.bfloat16
+
+FLIP = 0.02
+"""Share of the logits' spread. Two float32 sums may lie on two sides of a rounding border: then a key or
+value differs by 2 ** -8 of itself, and logits of the tiny models by up to this."""
+
+
+class RoundedCaches(LeanCausalDecoder):
+    """The oracle: see the module."""
+
+    def prepare(self) -> None:
+        super().prepare()
+        self.rounded = HALF
+
+    def _heads(self, *args: Any) -> Tensor:
+        heads = super()._heads(*args)
+        own = heads[:, :, self.weights.heads :]
+        own.copy_(own.to(HALF))
+        return heads
+
+
+def rounded(family: str) -> Any:
+    """A float32 model with weights that bfloat16 can hold."""
+    model = copy.deepcopy(causal_lm(family))
+    for weight in model.parameters():  # not the frequencies of the positions
+        weight.data = weight.data.to(HALF).float()
+    return model
+
+
+def shares(pair: tuple[Tensor, Tensor]) -> Tensor:
+    theirs, ours = pair
+    return (theirs - ours).square().mean(-1).sqrt() / theirs.std(-1).clamp_min(
+        1e-6
+    )  # token 0 has no embedding
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@settings(max_examples=4, deadline=None)
+@given(st.integers(1, 4), st.integers(1, 8), st.sampled_from([1, 2, 6]), st.integers(0, 3))
+def test_logits_are_those_of_rounded_weights_and_caches(family, batch, length, count, kept):
+    model = rounded(family)
+    ours = NativeCausalDecoder(model, stored=HALF)
+    pair = Pair(RoundedCaches(model), ours, batch=batch, slots=SLOTS)
+    assert ours.stored is Stored.BFLOAT16 and ours.cache.kv.dtype is HALF
+    pair.prefill(list(range(batch)), length, [None] * batch)
+    found = [shares(pair.score(count))]
+    pair.starts += torch.arange(batch).clamp_max(min(kept, count))
+    found += [shares(pair.score(count)), shares(pair.score(len(TREE.depths), TREE))]
+    every = torch.cat([one.flatten() for one in found])
+    assert float(every.median()) < 1e-4 and float(every.max()) < FLIP
+
+
+@settings(max_examples=4, deadline=None)
+@given(st.sampled_from(FAMILIES), st.integers(2, 6), st.integers(1, 2))
+def test_a_rows_bits_depend_neither_on_the_batch_nor_on_nodes_nor_on_threads(
+    family, batch, threads
+):
+    model = rounded(family)
+    together, alone = (NativeCausalDecoder(model, stored=HALF) for _ in range(2))
+    together.allocate(batch, SLOTS)
+    alone.allocate(1, SLOTS)
+    tokens = torch.arange(batch * 13).view(batch, 13) * 7 % 50 + 5
+    start, before = torch.arange(batch) % 3 + 2, torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        together.prefill(torch.arange(batch), tokens[:, :6], [None] * batch)
+        scored = together.score(tokens[:, 6:], start, reach=SLOTS).logits
+    finally:
+        torch.set_num_threads(before)
+    for row in range(batch):
+        alone.prefill(torch.tensor([0]), tokens[row, None, :6], [None])
+        for node in range(7):
+            new = tokens[row, None, 6 + node, None]
+            one = alone.score(new, start[row, None] + node, reach=SLOTS)
+            assert torch.equal(one.logits[0, 0], scored[row, node])
+
+
+def test_float32_and_bfloat16_storage_of_one_model_are_both_compared(monkeypatch):
+    model = rounded("qwen3")
+    compared = []
+    check = NativeCausalDecoder._check
+    monkeypatch.setattr(
+        NativeCausalDecoder, "_check", lambda self: (compared.append(self.rounded), check(self))
+    )
+    for stored in (None, HALF, HALF, torch.float32):
+        causal_decoder(model, engine=ModelEngine.NATIVE, stored=stored)
+    assert compared == [torch.float32, HALF]
+    assert causal_decoder(model, engine=ModelEngine.LEAN, stored=HALF).engine == "lean"
+
+
+def test_stored_weights_of_another_model_are_refused():
+    model = rounded("llama")
+    NativeCausalDecoder(model, stored=HALF)
+    other = rounded("llama")
+    with torch.no_grad():  # after the weights were joined, before they are packed
+        right = NativeCausalDecoder.prepare
+
+        def prepare(self: NativeCausalDecoder) -> None:
+            right(self)
+            self._layers[1].out = self._layers[0].out
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(NativeCausalDecoder, "prepare", prepare)
+            with pytest.raises(LoadError, match="are not those of its plain forward"):
+                NativeCausalDecoder(other, stored=HALF)
+
+
+@pytest.mark.parametrize("gamma", [0, 4])
+def test_the_bundled_pair_writes_the_texts_of_its_rounded_target(gamma):
+    """Greedy texts of the modules over the same rounded weights; none of these has a near-tie."""
+    place = Device("cpu", torch.float32, weights=HALF)
+    prompts = ["Once upon a time there was a little girl", "Tom had a red ball.", "It was raining"]
+    found = {}
+    for name in ("modules", "native"):
+        target, draft = (
+            load(path(which), place, engine=ModelEngine.of(name))
+            for which in ("text", "text-draft")
+        )
+        made = TextGenerator(target, draft if gamma else None, device=place, batch=2, gamma=gamma)
+        found[name] = [c.ids for c in made.generate(prompts, Options(max_tokens=40))]
+        assert made.engine.target.engine == name
+    assert made.engine.target.stored is Stored.BFLOAT16
+    assert isinstance(found["native"], list) and found["native"] == found["modules"]
+
+
+def test_modules_have_no_storage_of_their_own():
+    model = rounded("llama")
+    made = causal_decoder(model, engine=ModelEngine.MODULES, stored=HALF)
+    assert isinstance(made, CausalDecoder) and made.dtype is torch.float32
