@@ -7,7 +7,7 @@ encoder by comparing their weights. Knows nothing of recordings or of presets' n
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,13 @@ from forescribe.speculative.errors import LoadError
 from forescribe.speculative.models.attention import use_products
 from forescribe.speculative.models.checkpoint_files import damaged
 from forescribe.speculative.models.families.model_engine import ModelEngine
+from forescribe.speculative.models.families.whisper_encoders import native_encoder
 from forescribe.speculative.models.families.whisper_engines import checked_engine
 from forescribe.speculative.models.hub import Role
 from forescribe.speculative.models.load_lock import loading
 from forescribe.speculative.models.quiet import quiet
 from forescribe.speculative.models.whisper_decoder import decoder_only, encoder_of, same_encoder
+from forescribe.speculative.native.native_encoder import NativeEncoder
 
 from ..errors import CapacityError, ModelError, out_of_memory
 from .presets import Pair
@@ -55,6 +57,7 @@ class Whisper:
     shared_encoder: bool  # the draft uses the encoder states of the target
     engine: ModelEngine = ModelEngine.AUTO  # what runs the target's decoder
     draft_engine: ModelEngine = ModelEngine.AUTO
+    native_encoders: Mapping[Any, NativeEncoder] = field(default_factory=dict)  # by its modules
 
     @torch.inference_mode()
     def encode(self, features: Tensor) -> list[EncoderStates]:
@@ -72,11 +75,13 @@ class Whisper:
     def _encoded(self, model: Any, features: Tensor) -> list[Tensor]:
         """States `[S, D]` by row. They are copies: a view would keep the whole batch in memory as long as
         one of its windows is decoded again."""
+        encoder = encoder_of(model)
+        native = self.native_encoders.get(encoder)
+        if native is not None:
+            return native(features)
         features = features.to(self.device.torch, self.device.dtype)
         groups = [features] if self.device.rows_together else features.split(1)
-        return [
-            row.clone() for group in groups for row in encoder_of(model)(group).last_hidden_state
-        ]
+        return [row.clone() for group in groups for row in encoder(group).last_hidden_state]
 
     @torch.inference_mode()
     def detect_language(self, encoded: list[EncoderStates]) -> list[tuple[str, float]]:
@@ -132,6 +137,9 @@ def load(
         shared = same_encoder(target, draft)
         if shared and encoder_of(draft) is not None:
             draft.model.encoder = target.model.encoder  # one copy in memory
+    encoders = _native_encoders(target, f"--model {pair.target}", target_engine, engine)
+    if draft is not None and encoder_of(draft) not in encoders:
+        encoders |= _native_encoders(draft, f"--draft {pair.draft}", draft_engine, engine)
     return Whisper(
         target,
         draft,
@@ -143,7 +151,19 @@ def load(
         shared,
         target_engine,
         draft_engine,
+        encoders,
     )
+
+
+def _native_encoders(
+    model: Any, name: str, engine: ModelEngine, asked: ModelEngine
+) -> dict[Any, NativeEncoder]:
+    """The native encoder of a model by the modules that it stands for; empty where the modules encode."""
+    try:
+        native = native_encoder(model, engine, asked)
+    except LoadError as error:
+        raise ModelError(f"{name} is not supported: {error}") from error
+    return {} if native is None else {encoder_of(model): native}
 
 
 def _special_tokens(target: Any, tokenizer: Any, pair: Pair) -> SpecialTokens:

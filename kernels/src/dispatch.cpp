@@ -59,6 +59,12 @@ int32_t check_causal(const fs_causal &m) {
     return m.batch < 1 || m.slots < 1 ? FS_BAD_SHAPE : FS_OK;
 }
 
+int32_t check_encoder(const fs_encoder &m) {
+    if (m.width < 8 || m.width % 8 || m.heads < 1 || m.layers < 1 || m.ffn < 8 || m.ffn % 8) return FS_BAD_SHAPE;
+    if (m.width % m.heads || (m.width / m.heads) % 8 || m.mels < 2 || m.mels % 2) return FS_BAD_SHAPE;
+    return m.sources < 1 ? FS_BAD_SHAPE : FS_OK;
+}
+
 }  // namespace
 }  // namespace forescribe
 
@@ -148,6 +154,20 @@ FS_EXPORT int32_t fs_whisper_cross(const fs_whisper *model, const float *const *
         if (rows[i] < 0 || rows[i] >= model->batch) return FS_BAD_SLOT;
     if (bytes < fs_whisper_workspace(model, 1, threads)) return FS_NO_MEMORY;
     kernels().whisper_cross(*model, states, rows, count, (float *)workspace, threads);
+    return FS_OK;
+}
+
+FS_EXPORT int64_t fs_encoder_workspace(const fs_encoder *model, int32_t threads) {
+    return kernels().encoder_workspace(*model, threads);
+}
+
+FS_EXPORT int32_t fs_encode(const fs_encoder *model, const float *features, float *states, void *workspace,
+                            int64_t bytes, int32_t threads) {
+    const int32_t error = check_encoder(*model);
+    if (error) return error;
+    if (threads < 1) return FS_BAD_SHAPE;
+    if (bytes < fs_encoder_workspace(model, threads)) return FS_NO_MEMORY;
+    kernels().encode(*model, features, states, workspace, threads);
     return FS_OK;
 }
 

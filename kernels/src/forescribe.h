@@ -92,6 +92,26 @@ typedef struct {
     const fs_causal_layer *layer;
 } fs_causal;
 
+typedef struct {
+    fs_norm attention_norm;
+    fs_linear query; /* [D, D], the scale of queries folded in */
+    fs_linear key, value, out;
+    fs_norm ffn_norm;
+    fs_linear up, down; /* [F, D] and [D, F] */
+} fs_encoder_layer;
+
+/* Whisper's encoder; all weights float32. Rows of the convolutions' matrices are three frames of inputs. */
+typedef struct {
+    int64_t width, heads, layers, ffn, mels, sources;
+    int32_t activation; /* of the layers; convolutions have gelu */
+    float eps;
+    fs_linear conv1;       /* [D, 3 mels] */
+    fs_linear conv2;       /* [D, 3 D'], D' is D rounded up to a multiple of 16, with zeros */
+    const float *position; /* [S, D] */
+    fs_norm norm;
+    const fs_encoder_layer *layer;
+} fs_encoder;
+
 /* One forward over tokens [B, N]; node i of row b is written to slot start[b] + i. */
 typedef struct {
     int64_t batch, nodes, reach;
@@ -155,6 +175,11 @@ int32_t fs_whisper_forward(const fs_whisper *model, const fs_step *step);
 /* Cross-attention keys and values of `count` encoder states [S, D] into the rows of the caches. */
 int32_t fs_whisper_cross(const fs_whisper *model, const float *const *states, const int64_t *rows,
                          int64_t count, void *workspace, int64_t workspace_bytes, int32_t threads);
+
+/* Features [mels, 2 S] of one window to states [S, D], both float32. */
+int64_t fs_encoder_workspace(const fs_encoder *model, int32_t threads);
+int32_t fs_encode(const fs_encoder *model, const float *features, float *states, void *workspace,
+                  int64_t workspace_bytes, int32_t threads);
 
 /* `step->hidden` is not used. */
 int64_t fs_causal_workspace(const fs_causal *model, int64_t rows, int32_t threads);

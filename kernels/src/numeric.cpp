@@ -2,6 +2,7 @@
 // Uses no template of the standard library: its functions would be shared between instruction sets.
 #include "causal.h"
 #include "choice.h"
+#include "encoder.h"
 #include "pack.h"
 #include "table.h"
 #include "whisper.h"
@@ -49,13 +50,19 @@ static void causal(const fs_causal &m, const fs_step &step) {
         causal_forward<float>(m, step);
 }
 
+static int64_t encoder_bytes(const fs_encoder &model, int32_t threads) {
+    Carver carver(nullptr);
+    EncoderBuffers::carve(model, threads, carver, 0);
+    return carver.used();
+}
+
 #define FS_TEXT(name) #name
 #define FS_NAME(name) FS_TEXT(name)
 #define FS_JOIN(name) name##_kernels
 #define FS_TABLE(name) FS_JOIN(name)
 
 static const Kernels table = {FS_NAME(FS_ISA), whisper_bytes, forward, cross, causal_bytes,
-                              causal, choose, pack};
+                              causal, choose, encoder_bytes, encode, pack};
 
 }  // namespace FS_ISA
 

@@ -14,6 +14,8 @@ struct Kernels {
     int64_t (*causal_workspace)(const fs_causal &, int64_t rows, int32_t threads);
     void (*causal_forward)(const fs_causal &, const fs_step &);
     void (*choose)(const fs_choice &);
+    int64_t (*encoder_workspace)(const fs_encoder &, int32_t threads);
+    void (*encode)(const fs_encoder &, const float *, float *, void *, int32_t threads);
     void (*pack)(const float *, int64_t outputs, int64_t inputs, int32_t storage, void *);
 };
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ..errors import LoadError
 from . import kernel_files, openmp
-from .structures import ABI, ERRORS, Causal, Choice, Draft, Step, Stored, Whisper
+from .structures import ABI, ERRORS, Causal, Choice, Draft, Encoder, Step, Stored, Whisper
 
 BUILD = "build them with: python -m forescribe.speculative.native.kernel_build"
 
@@ -37,6 +37,11 @@ _SIGNATURES = {
     "fs_whisper_cross": (
         c_int32,
         [POINTER(Whisper), c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_int32],
+    ),
+    "fs_encoder_workspace": (c_int64, [POINTER(Encoder), c_int32]),
+    "fs_encode": (
+        c_int32,
+        [POINTER(Encoder), c_void_p, c_void_p, c_void_p, c_int64, c_int32],
     ),
     "fs_causal_workspace": (c_int64, [POINTER(Causal), c_int64, c_int32]),
     "fs_causal_forward": (c_int32, [POINTER(Causal), POINTER(Step)]),
@@ -118,6 +123,17 @@ class Library:
             self._functions.fs_whisper_cross(
                 byref(model), pointers, rows, len(states), workspace, size, threads
             )
+        )
+
+    def encoder_workspace(self, model: Encoder, threads: int) -> int:
+        return int(self._functions.fs_encoder_workspace(byref(model), threads))
+
+    def encode(
+        self, model: Encoder, features: int, states: int, workspace: int, size: int, threads: int
+    ) -> None:
+        """States of the window at `features`, to the address `states`."""
+        self._check(
+            self._functions.fs_encode(byref(model), features, states, workspace, size, threads)
         )
 
     def causal_workspace(self, model: Causal, rows: int, threads: int) -> int:

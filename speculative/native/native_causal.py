@@ -22,10 +22,10 @@ from ..models.lean.coverage import causal_gap
 from ..models.lean.weights import CausalWeights
 from ..models.slot_model import path_slots
 from ..rounds.choice import Allowed, Choice
-from .causal_packing import angle_tables, causal_layers, causal_record
 from .library import Library, load, missing
 from .native_step import GreedyDraft, choose_natively, step_of
-from .packing import Packer
+from .packing.causal_packing import angle_tables, causal_layers, causal_record
+from .packing.packer import Packer
 from .slot_caches import SelfCaches
 from .structures import ACTIVATIONS, CausalLayer, Stored
 from .workspace import Workspace

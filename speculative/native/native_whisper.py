@@ -22,7 +22,7 @@ from ..models.slot_model import SlotModel, path_slots
 from ..rounds.choice import Allowed, Choice
 from .library import Library, load, missing
 from .native_step import GreedyDraft, choose_natively, step_of
-from .packing import Packer, whisper_layers, whisper_record
+from .packing.packer import Packer, whisper_layers, whisper_record
 from .slot_caches import SelfCaches, cross_caches
 from .structures import ACTIVATIONS, Stored, WhisperLayer
 from .workspace import Workspace

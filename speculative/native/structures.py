@@ -122,6 +122,29 @@ class Draft(Structure):
     ]  # fmt: skip
 
 
+class EncoderLayer(Structure):
+    _fields_ = [
+        ("attention_norm", Norm),
+        *((name, Linear) for name in ("query", "key", "value", "out")),
+        ("ffn_norm", Norm),
+        ("up", Linear),
+        ("down", Linear),
+    ]
+
+
+class Encoder(Structure):
+    _fields_ = [
+        *((name, c_int64) for name in ("width", "heads", "layers", "ffn", "mels", "sources")),
+        ("activation", c_int32),
+        ("eps", c_float),
+        ("conv1", Linear),
+        ("conv2", Linear),
+        ("position", c_void_p),
+        ("norm", Norm),
+        ("layer", c_void_p),
+    ]
+
+
 class Step(Structure):
     _fields_ = [
         *((name, c_int64) for name in ("batch", "nodes", "reach")),

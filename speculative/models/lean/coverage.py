@@ -39,6 +39,19 @@ def whisper_gap(model: Any) -> str | None:
     return _foreign([decoder, model.proj_out])
 
 
+def encoder_gap(encoder: Any) -> str | None:
+    """Why a Whisper's encoder has no form of plain weights."""
+    from transformers.models.whisper.modeling_whisper import WhisperEncoder, WhisperEncoderLayer
+
+    if type(encoder) is not WhisperEncoder:
+        return f"it is a {type(encoder).__name__}"
+    kinds = {type(layer) for layer in encoder.layers} - {WhisperEncoderLayer}
+    kinds |= {type(conv) for conv in (encoder.conv1, encoder.conv2)} - {torch.nn.Conv1d}
+    if kinds or not len(encoder.layers):
+        return f"it is made of {', '.join(sorted(kind.__name__ for kind in kinds)) or 'no layers'}"
+    return _foreign([encoder])
+
+
 def causal_gap(model: Any) -> str | None:
     """Why a causal LM has no lean form."""
     config, body = model.config.get_text_config(), model.base_model

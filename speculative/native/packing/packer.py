@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..models.lean import weights as lean
-from . import structures as c
-from .library import Library
-from .structures import Stored
+from ...models.lean import weights as lean
+from .. import structures as c
+from ..library import Library
+from ..structures import Stored
 
 PANEL = 16
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..models.lean.weights import CausalLayer, CausalWeights, Linear, Norm
-from . import structures as c
-from .packing import PANEL, Packer
+from ...models.lean.weights import CausalLayer, CausalWeights, Linear, Norm
+from .. import structures as c
+from .packer import PANEL, Packer
 
 
 def causal_layers(packer: Packer, weights: CausalWeights) -> list[c.CausalLayer]:
