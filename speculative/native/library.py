@@ -17,10 +17,6 @@ from .structures import ABI, ERRORS, Causal, Choice, Draft, Encoder, Step, Store
 
 BUILD = "build them with: python -m forescribe.speculative.native.kernel_build"
 
-NEVER_RUN = frozenset({"avx512"})
-"""Instruction sets that are compiled but have never run on a machine that has them: taken by name only
-(`Library.choose`)."""
-
 _SIGNATURES = {
     "fs_abi": (c_int32, []),
     "fs_source_hash": (c_char_p, []),
@@ -67,7 +63,7 @@ class Library:
         found = (self._functions.fs_abi(), self._functions.fs_source_hash().decode())
         if found != (ABI, kernel_files.source_hash()):
             raise LoadError(f"{path} is of other sources; {BUILD} --force")
-        self.choose(next(name for name in self.instruction_sets() if name not in NEVER_RUN))
+        self.choose(None)
 
     @property
     def threads(self) -> bool:
@@ -84,8 +80,8 @@ class Library:
         return [name.decode() for name in names if self._functions.fs_isa_usable(name)]
 
     def choose(self, instruction_set: str | None) -> None:
-        """Chooses an instruction set by name, None the best, even if it has never run. Raises ValueError
-        for one that is not usable."""
+        """Chooses an instruction set by name, None the best. Raises ValueError for one that is not
+        usable."""
         name = None if instruction_set is None else instruction_set.encode()
         if self._functions.fs_choose_isa(name):
             raise ValueError(f"{instruction_set} is not one of {self.instruction_sets()}")

@@ -34,15 +34,18 @@ def test_one_openmp_runtime_is_loaded_and_the_kernels_use_it() -> None:
 
 
 @compiled
-def test_an_instruction_set_that_has_never_run_is_taken_by_name_only(monkeypatch) -> None:
-    path = library.load().path
-    usable = library.load().instruction_sets()
-    monkeypatch.setattr(library, "NEVER_RUN", frozenset(usable[:1]))
+def test_the_best_instruction_set_is_taken_unless_another_is_chosen() -> None:
+    kernels = library.Library(library.load().path)
+    usable = kernels.instruction_sets()
+    assert usable[-1] == "generic" and kernels.instruction_set == usable[0]
     try:
-        assert library.Library(path).instruction_set == usable[1]
+        for name in usable:
+            kernels.choose(name)
+            assert kernels.instruction_set == name
+        with pytest.raises(ValueError, match="sse2 is not one of"):
+            kernels.choose("sse2")
     finally:
-        monkeypatch.undo()
-        assert library.Library(path).instruction_set not in library.NEVER_RUN
+        kernels.choose(None)
 
 
 @compiled
