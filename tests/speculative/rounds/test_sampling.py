@@ -25,6 +25,7 @@ from forescribe.speculative.drafts import Prefix
 from forescribe.speculative.errors import RequestError
 from forescribe.speculative.reference import decode
 from forescribe.speculative.requests import Mode, Sampling
+from forescribe.speculative.rounds import thresholds
 from forescribe.speculative.rounds.accept import BlockVerification, TokenRejection, distribution
 from forescribe.speculative.rounds.sampling import bound, penalise
 from forescribe.speculative.rows import Rows
@@ -164,12 +165,60 @@ def test_bounds_keep_what_they_keep_of_a_sorted_vocabulary(asked, vocab, scale, 
     assert torch.equal(kept.double(), sorted_bound(rows, logits))
 
 
+@settings(max_examples=100)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([1, 2, 7, 40, 2000, 10**6]),
+            st.sampled_from([1.0, 0.999, 0.75, 0.5, 0.07, 1e-6]),
+        ),
+        min_size=1,
+        max_size=4,
+    ),
+    st.sampled_from([1, 2, 4, 37, thresholds.SORTED, thresholds.SORTED + 1, 5000]),
+    st.sampled_from([0.0, 0.01, 1.0, 4.0, 300.0]),
+    st.sampled_from([None, 0.25, 2.0]),
+    st.floats(0, 1),
+    st.integers(0, 2**31),
+)
+def test_histograms_find_the_thresholds_of_sorting(asked, vocab, scale, step, banned, seed):
+    """To the last bit, ties and sums that reach top-p exactly included."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = scale * torch.randn(len(asked), vocab, generator=generator)
+    if step is not None:
+        logits = (logits / step).round() * step
+    logits[torch.rand(logits.shape, generator=generator) < banned] = float("-inf")
+    logits[:, 0] = 0.5
+    top_k = torch.tensor([[min(k, vocab)] for k, _ in asked])
+    top_p = torch.tensor([[p] for _, p in asked])
+    by_k, by_p = thresholds._by_sorting(logits, top_k, top_p)
+    k_too, p_too = thresholds._by_histograms(logits, top_k, top_p)
+    assert torch.equal(by_k, k_too)
+    # A sum that reaches a whole of 1 by rounding or does not: both cut nothing there.
+    cuts = top_p < 1
+    assert torch.equal(by_p[cuts], p_too[cuts])
+
+
+@pytest.mark.parametrize("vocab", [thresholds.SORTED, thresholds.SORTED + 1])
+def test_the_size_of_a_vocabulary_decides_how_thresholds_are_found(vocab, monkeypatch):
+    taken = []
+    for name in ("_by_sorting", "_by_histograms"):
+        made = getattr(thresholds, name)
+        monkeypatch.setattr(
+            thresholds, name, lambda *args, made=made, name=name: taken.append(name) or made(*args)
+        )
+    rows = rows_of([Request((1,), temperature=1.0, sampling=Sampling(top_k=2, top_p=0.9))])
+    bound(rows, torch.randn(1, 1, vocab))
+    assert taken == ["_by_sorting" if vocab <= thresholds.SORTED else "_by_histograms"]
+
+
 def test_bounds_of_flat_distributions_and_of_broken_logits():
     rows = rows_of([Request((1,), temperature=1.0, sampling=Sampling(top_p=0.5, top_k=9))])
     flat = torch.zeros(1, 1, 50_000)
     assert torch.equal(bound(rows, flat), flat)
-    assert bound(rows, torch.full((1, 1, 50), float("-inf"))).isneginf().all()
-    assert bound(rows, torch.full((1, 1, 50), float("nan"))).shape == (1, 1, 50)
+    for vocab in (50, 2 * thresholds.SORTED):
+        assert bound(rows, torch.full((1, 1, vocab), float("-inf"))).isneginf().all()
+        assert bound(rows, torch.full((1, 1, vocab), float("nan"))).shape == (1, 1, vocab)
     assert torch.equal(bound(rows, flat + 3e38), flat + 3e38)
 
 
