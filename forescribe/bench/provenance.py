@@ -48,6 +48,13 @@ def device() -> dict[str, object]:
     return {"kind": "cpu", "cpu": _cpu(), "cores": cores, "system": platform.platform()}
 
 
+def instruction_set() -> str | None:
+    """The instruction set that the native kernels use on this machine; None where they cannot be used."""
+    from forescribe.speculative.native import library
+
+    return None if library.missing() is not None else library.load().instruction_set
+
+
 def digests(paths: Iterable[Path]) -> dict[str, str]:
     """Return the sha256 of files by name."""
     digests = {}

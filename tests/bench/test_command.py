@@ -64,6 +64,11 @@ def test_help_names_every_system() -> None:
     [
         ([MEMO, "--only", "whisper.cpp"], UsageError, "--only 'whisper.cpp' is no system; known"),
         ([MEMO, "--batch", "1 4"], UsageError, "--batch 1 4: '1 4' is no number"),
+        (
+            [MEMO, "--dtype", "float32,int4"],
+            UsageError,
+            "--dtype float32,int4: 'int4' is none of float32, bfloat16",
+        ),
         ([MEMO, "--minutes", "inf"], UsageError, "--minutes inf is no length"),
         ([MEMO, "--json", str(ROOT)], UsageError, "is a folder: name a file in it"),
         ([MEMO, "--reference", "a.txt", "--reference", "b.txt"], UsageError, "1 recordings, but 2"),

@@ -38,12 +38,20 @@ def prompts(tmp_path) -> str:
     return str(path)
 
 
-def row(name: str, walls: list[float], texts: list[tuple[int, ...]], steady: bool = True) -> Row:
-    return Row(System(name, 1, lambda prompts: texts), walls, texts, steady)
+def row(
+    name: str,
+    walls: list[float],
+    texts: list[tuple[int, ...]],
+    steady: bool = True,
+    dtype: str = "float32",
+) -> Row:
+    return Row(System(name, 1, lambda prompts: texts, dtype=dtype), walls, texts, steady)
 
 
-def result(*rows: Row) -> Result:
-    return Result(Options(), Pair("target", None), choose("cpu"), [(1,), (2,)], rows, "lean")
+def result(*rows: Row, options: Options | None = None) -> Result:
+    return Result(
+        options or Options(), Pair("target", None), choose("cpu"), [(1,), (2,)], rows, "lean"
+    )
 
 
 def test_a_table_says_how_fast_and_how_equal():
@@ -52,7 +60,7 @@ def test_a_table_says_how_fast_and_how_equal():
     found = result(reference, other)
     *_, line, note = found.text().splitlines()
     assert line.split() == "forescribe plain 1 1.00 4.0 2.00 1 of 2 3 of 4 - -".split()
-    assert note == "forescribe plain, batch 1: its turns gave different texts"
+    assert note == "forescribe plain, batch 1, float32: its turns gave different texts"
     assert found.describe(other)["equality"] == {
         "tokens": 3, "tokens_of": 4, "windows": 1, "windows_of": 2
     }  # fmt: skip
@@ -64,6 +72,27 @@ def test_only_our_own_rows_break_the_promise():
     assert result(reference, row("transformers assisted 3", [1.0], [(9,), (4,)])).differing == []
 
 
+def test_rows_of_a_further_dtype_must_equal_plain_decoding_in_it():
+    rounded = [(1, 2, 9), (4,)]
+    theirs = row("transformers greedy", [1.0], [(1, 8, 9), (4,)], dtype="bfloat16")
+    plain = row("forescribe plain", [1.0], rounded, dtype="bfloat16")
+    drafted = row("forescribe draft 3", [0.5], rounded, dtype="bfloat16")
+    wrong = row("forescribe draft auto", [0.5], WRITTEN, dtype="bfloat16")
+    first = row("transformers greedy", [2.0], WRITTEN)
+    options = Options(further=("bfloat16",))
+    found = result(first, theirs, plain, drafted, wrong, options=options)
+    assert found.differing == [wrong]
+    assert found.reference(wrong) is plain and found.reference(first) is first
+    head, _, *lines = found.text().splitlines()[-7:]
+    assert "dtype" in head and "tokens as float32" in head
+    assert lines[3].split() == (
+        "forescribe draft 3 1 bfloat16 0.50 8.0 4.00 2 of 2 4 of 4 3 of 4 - -".split()
+    )
+    assert (
+        "1 of 2" in lines[1] and "2 of 4" in lines[1]
+    )  # the modules, beside this engine's plain row
+
+
 def test_a_row_that_differs_is_named_and_the_status_is_1(monkeypatch, tmp_path):
     reference = row("transformers greedy", [1.0], WRITTEN)
     found = result(reference, row("forescribe draft 3", [1.0], [(9,), (4,)]))
@@ -71,7 +100,10 @@ def test_a_row_that_differs_is_named_and_the_status_is_1(monkeypatch, tmp_path):
     monkeypatch.setattr(Result, "record", lambda self, program: {"program": program})
     done = bench("text", "--json", str(tmp_path / "made.json"))
     assert done.exit_code == 1
-    assert "forescribe draft 3, batch 1: differs from transformers' greedy text" in done.stderr
+    assert (
+        "forescribe draft 3, batch 1, float32: differs from transformers greedy, batch 1, float32"
+        in done.stderr
+    )
     assert json.loads((tmp_path / "made.json").read_text()) == {"program": "forescribe"}
 
 
@@ -105,12 +137,29 @@ def test_all_systems_write_the_same_on_the_same_weights(pair, prompts):
     assert record["weights"]["target"] != record["weights"]["draft"]
 
 
+def test_a_further_dtype_adds_rows_with_references_of_their_own(pair, prompts):
+    arguments = ["--model", pair[0], "--draft", pair[1], "--batch", "2", "--gamma", "3"]
+    arguments += ["--repeats", "1", "--max-tokens", "12", "--prompts", prompts, "--json", "-"]
+    done = bench("text", *arguments, "--dtype", "float32,bfloat16")
+    assert done.exit_code == 0
+    rows = json.loads(done.stdout)["rows"]
+    half = [each for each in rows if each["dtype"] == "bfloat16"]
+    assert len(half) == 1 + 2 * 3 and len(rows) == 2 + 3 + 2 * 5 + len(half)
+    for each in half[1:]:
+        assert each["system"].startswith("forescribe")
+        assert each["equality"]["windows"] == each["equality"]["windows_of"] == 3
+        assert each["equality_first"]["tokens_of"] == rows[0]["tokens"]
+    assert half[0]["system"] == "transformers greedy"
+
+
 def test_a_user_who_names_no_draft_model_measures_lookup(pair, prompts):
     arguments = ["--model", pair[0], "--draft", "none", "--batch", "1", "--gamma", "2,3"]
     arguments += ["--repeats", "1", "--max-tokens", "3", "--prompts", prompts]
     done = bench("text", *arguments)
     assert done.exit_code == 0
-    names = [line.split("  ")[0] for line in done.stdout.splitlines()[2:]]
+    lines = done.stdout.splitlines()
+    assert "threads, " in lines[0] and "native kernels" in lines[0]
+    names = [line.split("  ")[0] for line in lines[5:]]
     assert names == [
         "transformers greedy",
         "transformers lookup 2",
@@ -133,6 +182,7 @@ def test_a_user_who_names_no_draft_model_measures_lookup(pair, prompts):
         (["--max-tokens", "90"], UsageError, f"prompt 3 has .* {POSITIONS} for both"),
         (["--batch", "1,none"], UsageError, "--batch 1,none: 'none' is no number from 1 to 1024"),
         (["--gamma", "0"], UsageError, "--gamma 0: '0' is no number from 1 to 64"),
+        (["--dtype", "float32,int4"], UsageError, "--dtype float32,int4: 'int4' is none of auto"),
         (["--device", "toaster"], SpeculativeError, "unknown device 'toaster'"),
         (["--json", "."], UsageError, "--json . is a folder"),
         (["--json", "no/where.json"], UsageError, "there is no folder no"),

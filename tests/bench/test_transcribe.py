@@ -20,16 +20,17 @@ pytest.importorskip("jiwer", reason="word error rates need jiwer (group bench)")
 from forescribe.asr.segment.windows import Window
 from forescribe.bench import columns
 from forescribe.bench.equality import Equality, compare
-from forescribe.bench.speech import bench_transcribe, measure, table, worker
+from forescribe.bench.speech import bench_transcribe, comparisons, measure, table, worker
 from forescribe.bench.speech import clips as audio
 from forescribe.bench.speech.clips import Material
 from forescribe.bench.speech.measure import Series
-from forescribe.bench.speech.result_rows import Row, make_row
+from forescribe.bench.speech.result_rows import References, Row, make_row
 from forescribe.bench.speech.systems.job import (
     ASSISTED,
     ASSISTED_DEFAULTS,
     BATCHED,
     GENERATE,
+    MODULES,
     OURS,
     SEQUENTIAL,
     Drafting,
@@ -139,7 +140,8 @@ def test_a_system_that_cannot_load_has_a_row_that_says_why(pair, memo, tmp_path,
     job = bench_transcribe.plan(options, Path(pair[0]), None, converted)[-1]
     outcome = worker.perform(job, [])
     assert job.system == SEQUENTIAL and outcome.written is None
-    row = bench_transcribe._clean(make_row(Series(job, [outcome]), [], NOTHING), tmp_path, trouble)
+    made = make_row(Series(job, [outcome]), References({}), NOTHING)
+    row = bench_transcribe._clean(made, tmp_path, trouble)
     assert row.wall_s is None
     assert row.error and row.error.endswith("(ValueError: no such architecture)")
     assert "failed" in table.results([row])
@@ -175,27 +177,153 @@ def test_other_systems_run_with_each_number_of_threads(pair, memo):
     assert replace(options, peer_threads=None, threads=1).peer_cores == (1,)
 
 
+SAME, OTHER = Equality(4, 4, 1, 1), Equality(3, 4, 0, 1)
+
+
+def row(
+    system: str,
+    batch: int,
+    wall: float,
+    equality: Equality = SAME,
+    *,
+    threads: int = 2,
+    dtype: str = "float32",
+    gamma: int | None = None,
+    errors: float = 0.05,
+) -> Row:
+    return Row(
+        system,
+        batch,
+        gamma,
+        dtype,
+        wall_s=wall,
+        word_error_rate=errors,
+        equality=equality,
+        equality_float32=equality if dtype == "float32" else OTHER,
+        threads=threads,
+    )
+
+
+PEER_ROWS = [
+    row(GENERATE, 1, 5.0),
+    row(GENERATE, 1, 4.0, threads=1),
+    row(GENERATE, 8, 3.0),
+    row(BATCHED, 8, 0.5, OTHER),
+    row(SEQUENTIAL, 1, 3.6, OTHER, dtype="int8", errors=0.06),
+]
+
+
 def test_the_comparison_counts_rows_with_equal_tokens_only():
-    same, other = Equality(4, 4, 1, 1), Equality(3, 4, 0, 1)
-
-    def row(system: str, batch: int, wall: float, equality: Equality = same, threads: int = 2):
-        return Row(system, batch, None, "float32", wall_s=wall, equality=equality, threads=threads)
-
-    lines = table.against_peers(
-        [
-            row(OURS, 1, 2.0),
-            row(OURS, 1, 1.0, other),
-            row(OURS, 8, 1.0),
-            row(GENERATE, 1, 5.0),
-            row(GENERATE, 1, 4.0, threads=1),
-            row(GENERATE, 8, 3.0),
-            row(BATCHED, 8, 0.5, other),
-        ]
-    ).splitlines()
-    assert len(lines) == 3
+    rows = [row(OURS, 1, 2.0), row(OURS, 1, 1.0, OTHER), row(OURS, 8, 1.0), *PEER_ROWS]
+    lines = table.against_exact(comparisons.against_exact(rows)).splitlines()
+    assert len(lines) == 2
     assert "batch 1" in lines[0] and "2.00x" in lines[0] and "1 threads" in lines[0]
     assert "batch 8" in lines[1] and "3.00x" in lines[1]
-    assert lines[2].endswith("faster-whisper batched, batch 8, float32, 2 threads")
+    assert comparisons.against_reduced(rows) == comparisons.reductions(rows) == []
+    end = table.against_reduced([], comparisons.left_out(rows))
+    assert end.endswith(
+        "faster-whisper batched, batch 8, float32, 2 threads; faster-whisper, batch 1, int8, 2 threads"
+    )
+
+
+def test_ratios_of_a_reduced_dtype_stand_apart_with_their_words():
+    half = [
+        row(OURS, 1, 1.5, dtype="bfloat16", gamma=0, errors=0.04),
+        row(OURS, 1, 1.0, dtype="bfloat16", gamma=5, errors=0.04),
+        row(
+            OURS, 8, 0.1, OTHER, dtype="bfloat16", gamma=5
+        ),  # does not equal its own plain decoding
+        row(MODULES, 1, 0.1, dtype="bfloat16", gamma=0),
+    ]
+    rows = [row(OURS, 1, 2.0, gamma=0), row(OURS, 1, 1.6, gamma=5), *half, *PEER_ROWS]
+
+    (exact, reduced) = comparisons.gains(rows)
+    assert (exact.row.dtype, exact.speed) == ("float32", 1.25)
+    assert (reduced.row.dtype, reduced.speed) == ("bfloat16", 1.5)
+
+    mine, theirs = comparisons.against_exact(rows)
+    assert (mine.row.dtype, mine.speed, mine.other.wall_s) == ("float32", 2.5, 4.0)
+    assert (theirs.row.dtype, theirs.speed, theirs.other.wall_s) == ("bfloat16", 4.0, 4.0)
+    line = table.against_exact([mine, theirs]).splitlines()[1]
+    assert line.endswith("(tokens as float32: 3 of 4 and 4 of 4; word errors: 4.00% and 5.00%)")
+
+    (int8,) = comparisons.against_reduced(rows)
+    assert (int8.row.batch, int8.speed, int8.other.dtype) == (1, 3.6, "int8")
+    assert "word errors: 4.00% and 6.00%" in table.against_reduced([int8], [])
+    (gain,) = comparisons.reductions(rows)
+    assert (gain.speed, gain.other.gamma) == (1.6, 5)
+    assert [each.system for each in comparisons.left_out(rows)] == [BATCHED]
+
+
+def series(system: str, dtype: str, tokens: list[list[int]] | None, gamma: int = 0) -> Series:
+    job = Job(system, 1, gamma, dtype, "", None, 1)
+    written = None if tokens is None else Written(tokens, ["words"])
+    return Series(job, [Outcome(written, 1.0, error="no memory" if tokens is None else None)])
+
+
+def test_each_dtype_is_compared_with_its_own_plain_decoding():
+    material = Material((np.zeros(1, np.float32),), 16000, "words", ("clip",))
+    rows = bench_transcribe.rows_of(
+        [
+            series(OURS, "float32", [[1, 2, 3]]),
+            series(OURS, "bfloat16", [[1, 2, 4]]),
+            series(OURS, "bfloat16", [[1, 2, 4]], gamma=5),
+            series(MODULES, "float32", [[1, 2, 3]]),
+            series(MODULES, "bfloat16", [[1, 5, 4]]),
+            series(BATCHED, "int8", [[1, 2, 3]]),
+        ],
+        material,
+    )
+    options = bench_transcribe.Options(("a",), dtype=("float32", "bfloat16"), modules=True)
+    result = bench_transcribe.Result(options, Path("target"), None, material, rows)
+    drafted = rows[2]
+    assert drafted.equality == Equality(3, 3, 1, 1)
+    assert drafted.equality_float32 == Equality(2, 3, 0, 1)
+    assert drafted.equality_modules == Equality(1, 3, 0, 1)
+    assert rows[5].equality == Equality(3, 3, 1, 1) and rows[5].equality_modules is None
+    assert result.differing == []
+    changed = [*rows[:3], replace(rows[3], equality=OTHER), *rows[4:]]
+    assert replace(result, rows=changed).differing == [changed[3]]
+    head = table.results(rows).splitlines()[0]
+    assert "tokens as float32" in head and "tokens as modules" in head
+    assert "tokens as" not in table.results([replace(rows[0], equality_modules=None)])
+
+
+def test_a_dtype_whose_plain_decoding_failed_has_no_figures():
+    rows = bench_transcribe.rows_of(
+        [
+            series(OURS, "float32", [[1]]),
+            series(OURS, "bfloat16", None),
+            series(OURS, "bfloat16", [[1]], gamma=5),
+        ],
+        Material((np.zeros(1, np.float32),), 16000, "words", ("clip",)),
+    )
+    assert rows[0].error is None and rows[1].error == "no memory"
+    assert rows[2].wall_s is None and "plain decoding in bfloat16 failed" in str(rows[2].error)
+
+
+def test_one_run_measures_float32_and_bfloat16(pair, memo, tmp_path):
+    given = ("--dtype", "float32,bfloat16", "--modules", "--batch", "1,2", *only(GENERATE))
+    status, record = measured(pair, memo, tmp_path, *given)
+    rows = by_system(record)
+    assert status == 0
+    for batch in (1, 2):
+        for gamma in (0, 3, "auto"):
+            for dtype in ("float32", "bfloat16"):
+                same = rows[OURS, batch, gamma, dtype]["equality"]
+                assert same["windows"] == same["windows_of"] >= 1
+            assert rows[OURS, batch, gamma, "bfloat16"]["equality_float32"]["tokens_of"] > 0
+    assert rows[MODULES, 1, 0, "float32"]["engine"] == "modules"
+    assert rows[MODULES, 1, 0, "float32"]["equality"] == rows[OURS, 1, 0, "float32"]["equality"]
+    assert rows[MODULES, 1, 0, "bfloat16"]["engine"] == "modules"
+    gains = [ratio["row"]["dtype"] for ratio in record["ratios"]["gains"]]
+    assert gains == 4 * ["float32"] + 4 * ["bfloat16"]
+    assert {r["row"]["dtype"] for r in record["ratios"]["reductions"]} == {"bfloat16"}
+    assert record["options"]["dtype"] == ["float32", "bfloat16"]
+    said = (tmp_path / "out.txt").read_text()
+    expected = record["native_kernels"]
+    assert (f"native kernels for {expected}" if expected else "no native kernels") in said
+    assert "1 threads" in said and "tokens as modules" in said
 
 
 def test_a_child_brings_its_error_home(tmp_path):

@@ -21,17 +21,19 @@ from forescribe.speculative.models.families.model_engine import ModelEngine
 
 from .. import provenance
 from ..needs import INSTALL, missing
-from . import table
+from . import comparisons, table
 from .clips import Clip, Material, join, read_clips
 from .convert import convert
 from .measure import Series, child, measure
-from .result_rows import Row, make_row
+from .result_rows import References, Row, make_row
 from .systems.job import (
     ASSISTED,
     ASSISTED_DEFAULTS,
     BATCHED,
+    FLOAT32,
     GENERATE,
     LANGUAGE,
+    MODULES,
     NAMES,
     OURS,
     SEQUENTIAL,
@@ -54,8 +56,10 @@ def _cores() -> int:
 class Options:
     """What is measured. `reference` None means the .txt file beside each recording; `batch` is for this
     engine, `peer_batch` for other systems that can batch; `only` are the systems to compare with.
-    `threads` 0 means all cores. `peer_threads` are the thread counts of the other systems, each in a
-    row of its own; None means one thread and all of them: either may be the faster."""
+    `dtype` are this engine's number formats besides float32, which is always measured; `modules` adds
+    gamma 0 by transformers' modules in each. `threads` 0 means all cores. `peer_threads` are the thread
+    counts of the other systems, each in a row of its own; None means one thread and all of them: either
+    may be the faster."""
 
     audio: tuple[str, ...]
     model: str = "demo"
@@ -70,6 +74,13 @@ class Options:
     peer_threads: tuple[int, ...] | None = None
     only: tuple[str, ...] = NAMES
     engine: str = "auto"  # of `ModelEngine`, for this engine's rows
+    dtype: tuple[str, ...] = ()
+    modules: bool = False
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """This engine's number formats, float32 first."""
+        return tuple(dict.fromkeys((FLOAT32, *self.dtype)))
 
     @property
     def cores(self) -> int:
@@ -94,24 +105,37 @@ class Result:
 
     @property
     def differing(self) -> list[Row]:
-        """The rows of this engine whose tokens are not all those of plain decoding."""
-        ours = [row for row in self.rows if row.system == OURS]
+        """The rows of this engine whose tokens are not all those of plain decoding in their dtype, and the
+        modules' in float32: in a reduced one, engines round in different places."""
+        ours = [row for row in self.rows if (row.system, row.dtype) in self._promised]
         return [row for row in ours if row.equality is None or not row.equality.complete]
+
+    @property
+    def _promised(self) -> set[tuple[str, str]]:
+        return {(MODULES, FLOAT32), *((OURS, dtype) for dtype in self.options.dtypes)}
 
     def text(self) -> str:
         """Return the tables."""
-        options, material = self.options, self.material
+        options, material, rows = self.options, self.material, self.rows
+        kernels = provenance.instruction_set()
         parts = [
             f"{options.model}, {material.length_s / 60:.1f} minutes in {len(material.windows)} windows "
-            f"({material.speech_s / 60:.1f} minutes of speech), {provenance.device()['cpu']}, "
-            f"{options.cores} threads, median of {options.repeats}",
-            "wall: features, encoder and decoding; equal: to this engine's gamma 0 at batch 1\n",
-            table.results(self.rows),
+            f"({material.speech_s / 60:.1f} minutes of speech), median of {options.repeats}",
+            f"{provenance.device()['cpu']}, {options.cores} threads, "
+            + ("no native kernels" if kernels is None else f"native kernels for {kernels}"),
+            "wall: features, encoder and decoding; equal: to this engine's gamma 0 at batch 1, in the "
+            "same dtype for its own rows and in float32 for others\n",
+            table.results(rows),
             "\nSeconds of this engine by stage (of the median run)\n",
-            table.stages(self.rows),
+            table.stages(rows),
         ]
-        ends = [table.gains(self.rows), table.against_peers(self.rows)]
-        return "\n".join([*parts, *(line for end in ends if end for line in ("", end))])
+        ends = [
+            table.gains(comparisons.gains(rows)),
+            table.reductions(comparisons.reductions(rows)),
+            table.against_exact(comparisons.against_exact(rows)),
+            table.against_reduced(comparisons.against_reduced(rows), comparisons.left_out(rows)),
+        ]
+        return "\n".join([*parts, *(line for end in filter(None, ends) for line in ("", end))])
 
     def record(self, program: str) -> dict[str, object]:
         """Return the full JSON record; `program` as in `provenance.record`."""
@@ -120,7 +144,12 @@ class Result:
             "benchmark": "transcribe",
             **provenance.record(program),
             "options": given
-            | {"threads": self.options.cores, "peer_threads": self.options.peer_cores},
+            | {
+                "threads": self.options.cores,
+                "peer_threads": self.options.peer_cores,
+                "dtype": self.options.dtypes,
+            },
+            "native_kernels": provenance.instruction_set(),
             "weights": {
                 "target": provenance.weights(self.target),
                 "draft": None if self.draft is None else provenance.weights(self.draft),
@@ -134,6 +163,15 @@ class Result:
                 "reference_words": len(self.material.reference.split()),
             },
             "rows": [asdict(row) for row in self.rows],
+            "ratios": {
+                name: [ratio.record() for ratio in of(self.rows)]
+                for name, of in (
+                    ("gains", comparisons.gains),
+                    ("reductions", comparisons.reductions),
+                    ("against_exact", comparisons.against_exact),
+                    ("against_reduced", comparisons.against_reduced),
+                )
+            },
         }
 
 
@@ -192,7 +230,7 @@ def converted_for(
     package = missing("faster_whisper", "ctranslate2")
     if package is not None:
         return {}, f"{package} is not installed: {INSTALL}"
-    return convert(target, scratch, ("float32", "int8"))
+    return convert(target, scratch, (FLOAT32, "int8"))
 
 
 def plan(
@@ -201,27 +239,32 @@ def plan(
     """Return all jobs, the reference first: this engine with gamma 0, one window at a time."""
 
     def job(
-        system: str, batch: int, gamma: Gamma = None, dtype: str = "float32", threads: int = 0
+        system: str, batch: int, gamma: Gamma = None, dtype: str = FLOAT32, threads: int = 0
     ) -> Job:
         model, own = str(target), None if draft is None else str(draft)
         count = threads or options.cores
         folder = converted.get(dtype)
-        return Job(system, batch, gamma, dtype, model, own, count, folder, options.engine)
+        engine = "modules" if system == MODULES else options.engine
+        return Job(system, batch, gamma, dtype, model, own, count, folder, engine)
 
-    jobs = [job(OURS, 1, 0)]
-    jobs += [job(OURS, batch, 0) for batch in options.batch if batch != 1]
+    jobs = []
     lengths: tuple[Gamma, ...] = (options.gamma, "auto") if options.gamma else ()
-    jobs += [job(OURS, batch, gamma) for gamma in lengths for batch in options.batch]
+    for dtype in options.dtypes:
+        jobs += [job(OURS, 1, 0, dtype)]
+        jobs += [job(OURS, batch, 0, dtype) for batch in options.batch if batch != 1]
+        jobs += [job(OURS, batch, gamma, dtype) for gamma in lengths for batch in options.batch]
+    if options.modules:
+        jobs += [job(MODULES, 1, 0, dtype) for dtype in options.dtypes]
     for threads in options.peer_cores:
         jobs += [job(GENERATE, batch, threads=threads) for batch in (1, *options.peer_batch)]
         # Assisted generation refuses larger batches.
         if options.gamma:
             jobs += [job(ASSISTED, 1, options.gamma, threads=threads)]
         jobs += [job(ASSISTED_DEFAULTS, 1, TRANSFORMERS_DRAFTS, threads=threads)]
-        for dtype in ("float32", "int8"):
+        for dtype in (FLOAT32, "int8"):
             jobs += [job(SEQUENTIAL, 1, None, dtype, threads)]
             jobs += [job(BATCHED, batch, None, dtype, threads) for batch in options.peer_batch]
-    systems = {OURS, *options.only}
+    systems = {OURS, MODULES, *options.only}
     return [each for each in dict.fromkeys(jobs) if each.system in systems]
 
 
@@ -231,9 +274,8 @@ def rows_of(all_series: Sequence[Series], material: Material) -> list[Row]:
     first = all_series[0]
     if first.error is not None:
         raise ForescribeError(f"plain decoding failed, so nothing can be compared: {first.error}")
-    assert first.median.written is not None
-    plain = first.median.written.tokens
-    return [make_row(series, plain, material) for series in all_series]
+    references = References.of(all_series)
+    return [make_row(series, references, material) for series in all_series]
 
 
 def _clean(row: Row, scratch: Path, trouble: str | None) -> Row:

@@ -1,15 +1,17 @@
 """The tables of `bench transcribe`.
 
-Knows rows and columns; computes no figures but ratios of speed.
+Knows rows, ratios and columns; computes no figures.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ..columns import layout
+from ..equality import Equality
+from .comparisons import Ratio
 from .result_rows import Row
-from .systems.job import OURS
+from .systems.job import FLOAT32, OURS
 
 HEAD = (
     "system",
@@ -33,7 +35,14 @@ STAGES = ("features", "encode", "prefill", "draft", "score", "accept")
 
 def results(rows: Sequence[Row]) -> str:
     """Return the table of all rows, with errors and notes below it."""
-    lines = layout([HEAD, *map(_cells, rows)])
+    more = _more_equality(rows)
+    at = HEAD.index("accepted")
+    head = (*HEAD[:at], *(name for name, _ in more), *HEAD[at:])
+    body = (
+        (*cells[:at], *(_tokens(of(row)) for _, of in more), *cells[at:])
+        for row, cells in ((row, _cells(row)) for row in rows)
+    )
+    lines = layout([head, *body])
     for row in rows:
         notes = [row.error] if row.error else row.notes
         if notes:
@@ -61,12 +70,26 @@ def _cells(row: Row) -> tuple[str, ...]:
         _or(row.wall_s, "{:.2f}"),
         _or(row.x_real_time, "{:.1f}"),
         _or(row.word_error_rate, "{:.2%}").removesuffix("%"),
-        f"{same.tokens} of {same.tokens_of}",
+        _tokens(same),
         f"{same.windows} of {same.windows_of}",
         _or(row.acceptance_rate, "{:.1%}"),
         _or(row.mean_acceptance_length, "{:.2f}"),
         _or(row.peak_bytes and row.peak_bytes / 1e6, "{:.0f}"),
     )
+
+
+def _more_equality(rows: Sequence[Row]) -> list[tuple[str, Callable[[Row], Equality | None]]]:
+    """The columns behind `equal windows`, of references other than a row's own."""
+    columns: list[tuple[str, Callable[[Row], Equality | None]]] = []
+    if any(row.system == OURS and row.dtype != FLOAT32 for row in rows):
+        columns.append(("tokens as float32", lambda row: row.equality_float32))
+    if any(row.equality_modules for row in rows):
+        columns.append(("tokens as modules", lambda row: row.equality_modules))
+    return columns
+
+
+def _tokens(same: Equality | None) -> str:
+    return "-" if same is None else f"{same.tokens} of {same.tokens_of}"
 
 
 def stages(rows: Sequence[Row]) -> str:
@@ -76,6 +99,7 @@ def stages(rows: Sequence[Row]) -> str:
     names = [name for name in STAGES if name in measured] + sorted(measured.difference(STAGES))
     body = [
         (
+            row.dtype,
             str(row.batch),
             _or(row.gamma, "{}"),
             *(_or(row.stages_s.get(name), "{:.2f}") for name in names),
@@ -84,58 +108,68 @@ def stages(rows: Sequence[Row]) -> str:
         )
         for row in ours
     ]
-    return "\n".join(layout([("batch", "gamma", *names, "sum", "wall"), *body]))
+    return "\n".join(layout([("dtype", "batch", "gamma", *names, "sum", "wall"), *body]))
 
 
-def gains(rows: Sequence[Row]) -> str:
+def gains(ratios: Sequence[Ratio]) -> str:
     """Return what speculation gains at each batch size, in total and in decoding alone."""
-    ours = {(r.batch, r.gamma): r for r in rows if r.system == OURS and r.wall_s}
     lines = []
-    for (batch, gamma), row in ours.items():
-        plain = ours.get((batch, 0))
-        if not gamma or plain is None or not plain.wall_s or not row.wall_s or not row.equality:
-            continue
-        same = "all tokens equal" if row.equality.complete else "TOKENS DIFFER"
+    for ratio in ratios:
+        row = ratio.row
+        alone = _or(ratio.decoding, "{:.2f}x in decoding alone")
         lines.append(
-            f"gamma {gamma} at batch {batch}: {plain.wall_s / row.wall_s:.2f}x the speed of gamma 0, "
-            f"{_decoding(plain) / _decoding(row):.2f}x in decoding alone ({same})"
+            f"{_ours(row)}: {ratio.speed:.2f}x the speed of gamma 0, {alone} ({_same(row)})"
         )
     return "\n".join(lines)
 
 
-def against_peers(rows: Sequence[Row]) -> str:
-    """Return this engine's speed at each batch size relative to the fastest other system.
+def reductions(ratios: Sequence[Ratio]) -> str:
+    """Return what a reduced dtype gains over float32 at each batch size, with tokens and error rates."""
+    return "\n".join(
+        f"{_ours(r.row)}: {r.speed:.2f}x the speed of {r.other.dtype}, gamma {r.other.gamma} "
+        f"({_quality(r)})"
+        for r in ratios
+    )
 
-    Only rows whose tokens are all those of plain decoding are compared; a system may use a smaller
-    batch than this engine. Those that differ are named, as are those whose rows failed.
-    """
-    peers = [row for row in rows if row.system != OURS]
-    equal = [row for row in peers if row.wall_s and row.equality and row.equality.complete]
-    ours = [row for row in rows if row.system == OURS and row.equality and row.equality.complete]
+
+def against_exact(ratios: Sequence[Ratio]) -> str:
+    """Return this engine's speed relative to the fastest other system whose tokens are all equal."""
     lines = []
-    for batch in dict.fromkeys(row.batch for row in ours):
-        fits = [row for row in equal if row.batch <= batch]
-        best = min((row for row in ours if row.batch == batch), key=_wall)
-        if fits:
-            peer = min(fits, key=_wall)
-            lines.append(
-                f"batch {batch}, gamma {best.gamma}: {_wall(peer) / _wall(best):.2f}x the speed of "
-                f"{_name(peer)} (all tokens of both equal)"
-            )
-    left_out = [_name(row) for row in peers if row not in equal]
-    if left_out:
-        lines.append(f"not compared, as they failed or their tokens differ: {'; '.join(left_out)}")
+    for r in ratios:
+        exact = r.row.dtype == FLOAT32
+        same = "all tokens of both equal" if exact else _quality(r)
+        lines.append(f"{_ours(r.row)}: {r.speed:.2f}x the speed of {_name(r.other)} ({same})")
     return "\n".join(lines)
 
 
-def _wall(row: Row) -> float:
-    assert row.wall_s is not None
-    return row.wall_s
+def against_reduced(ratios: Sequence[Ratio], left_out: Sequence[Row]) -> str:
+    """Return this engine's speed in a reduced dtype relative to the fastest other system in one, and the
+    systems that were compared nowhere."""
+    lines = [
+        f"{_ours(r.row)}: {r.speed:.2f}x the speed of {_name(r.other)} ({_quality(r)})"
+        for r in ratios
+    ]
+    if left_out:
+        names = "; ".join(map(_name, left_out))
+        lines.append(f"not compared, as they failed or their tokens differ: {names}")
+    return "\n".join(lines)
 
 
-def _decoding(row: Row) -> float:
-    """Seconds after the encoder: admission with its cross-attention keys, and the rounds."""
-    return sum(s for name, s in row.stages_s.items() if name not in ("features", "encode"))
+def _ours(row: Row) -> str:
+    return f"batch {row.batch}, gamma {row.gamma}, {row.dtype}"
+
+
+def _same(row: Row) -> str:
+    equal = row.equality is not None and row.equality.complete
+    return "all tokens equal" if equal else "TOKENS DIFFER"
+
+
+def _quality(ratio: Ratio) -> str:
+    """The tokens of both rows that are those of float32, and their word errors."""
+    both = (ratio.row, ratio.other)
+    tokens = " and ".join(_tokens(row.equality_float32) for row in both)
+    errors = " and ".join(_or(row.word_error_rate, "{:.2%}") for row in both)
+    return f"tokens as float32: {tokens}; word errors: {errors}"
 
 
 def _or(value: object, form: str) -> str:

@@ -5,7 +5,8 @@
 
 Systems take turns, A B C A B C; the wall time of a row is the median of its turns. `equal` counts
 texts that equal transformers' greedy decoding of one prompt at a time, `tokens` the tokens before the
-first difference. Knows the turns and the result; nothing of commands.
+first difference. Rows of a further dtype are compared with this engine's plain decoding in that dtype,
+and their tokens counted against the first row's too. Knows the turns and the result; nothing of commands.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from forescribe.text.text_presets import NGRAM, Pair, resolve
 from .. import provenance
 from ..columns import layout
 from ..equality import Equality, compare
-from .text_systems import System, Texts, room, systems
+from .text_systems import System, Texts, further_systems, room, systems
 
 HEAD = (
     "system",
@@ -68,7 +69,8 @@ QUESTIONS = (
 @dataclass(frozen=True)
 class Options:
     """What is measured. `chat` None means if the model has a chat template; `threads` 0 is torch's
-    default.
+    default. `dtype` is that of all systems, `further` are dtypes in which this engine and transformers'
+    greedy decoding are measured too.
 
     In half precision near-ties flip, so texts may differ between systems that are all correct.
     """
@@ -85,6 +87,7 @@ class Options:
     dtype: str = "float32"
     threads: int = 0
     engine: str = "auto"  # of `ModelEngine`, for this engine's rows
+    further: tuple[str, ...] = ()
 
     @property
     def batches(self) -> list[int]:
@@ -132,7 +135,20 @@ class Result:
     rows: Sequence[Row]
     engine: str  # what computes the target in this engine's rows
 
+    def reference(self, row: Row) -> Row:
+        """What a row must equal: transformers' greedy decoding of one prompt at a time, in a further dtype
+        this engine's plain one, as engines round in different places there."""
+        if row.system.dtype == self.options.dtype:
+            return self.rows[0]
+        same = (r for r in self.rows if r.system.dtype == row.system.dtype and r.system.plain)
+        return next(same)
+
     def equality(self, row: Row) -> Equality:
+        """Compare with the row's reference."""
+        return compare(self.reference(row).texts, row.texts)
+
+    def equality_first(self, row: Row) -> Equality:
+        """Compare with the first row, which has the first dtype."""
         return compare(self.rows[0].texts, row.texts)
 
     @property
@@ -147,7 +163,31 @@ class Result:
             for row in self.rows
             if not row.steady
         ]
-        return "\n".join([*layout([HEAD, *map(self._cells, self.rows)]), *unsteady])
+        options, kernels = self.options, provenance.instruction_set()
+        machine = [
+            f"{provenance.device()['cpu']}, {torch.get_num_threads()} threads, "
+            + ("no native kernels" if kernels is None else f"native kernels for {kernels}"),
+            "equal: to transformers' greedy texts of one prompt at a time"
+            + (
+                f", in {', '.join(options.further)} to this engine's plain texts"
+                if options.further
+                else ""
+            )
+            + "\n",
+        ]
+        head = self._with_dtype(HEAD, "dtype", f"tokens as {options.dtype}")
+        body = (
+            self._with_dtype(self._cells(row), row.system.dtype, _tokens(self.equality_first(row)))
+            for row in self.rows
+        )
+        return "\n".join([*machine, *layout([head, *body]), *unsteady])
+
+    def _with_dtype(self, cells: tuple[str, ...], dtype: str, tokens: str) -> tuple[str, ...]:
+        """Add the two columns that only rows of several dtypes need."""
+        if not self.options.further:
+            return cells
+        at = HEAD.index("accepted")
+        return (*cells[:2], dtype, *cells[2:at], tokens, *cells[at:])
 
     def _cells(self, row: Row) -> tuple[str, ...]:
         same, rate, length = self.equality(row), row.acceptance_rate, row.mean_acceptance_length
@@ -158,7 +198,7 @@ class Result:
             f"{sum(map(len, row.texts)) / row.wall_s:.1f}",
             f"{self.rows[0].wall_s / row.wall_s:.2f}",
             f"{same.windows} of {same.windows_of}",
-            f"{same.tokens} of {same.tokens_of}",
+            _tokens(same),
             "-" if rate is None else f"{rate:.1%}",
             "-" if length is None else f"{length:.2f}",
         )
@@ -177,6 +217,8 @@ class Result:
                 "draft": None if draft in (None, NGRAM) else _weights(draft),
             },
             "dtype": self.options.dtype,
+            "further_dtypes": self.options.further,
+            "native_kernels": provenance.instruction_set(),
             "engine": self.engine,
             "threads": torch.get_num_threads(),
             "prompts": len(self.prompts),
@@ -189,10 +231,12 @@ class Result:
         return {
             "system": row.system.name,
             "batch": row.system.batch,
+            "dtype": row.system.dtype,
             "wall_s": row.wall_s,
             "walls_s": row.walls,
             "tokens": sum(map(len, row.texts)),
             "equality": asdict(self.equality(row)),
+            "equality_first": asdict(self.equality_first(row)),
             "steady": row.steady,
             "acceptance_rate": row.acceptance_rate,
             "mean_acceptance_length": row.mean_acceptance_length,
@@ -210,26 +254,46 @@ def measured(options: Options, say: Callable[[str], None]) -> Result:
     logging.set_verbosity_error()  # it writes a warning per assisted round, which is no cost of decoding
     lines = None if options.prompts is None else read_prompts(options.prompts)
     pair, device = resolve(options.model, options.draft), choose(options.device, options.dtype)
+    further = [(dtype, choose(options.device, dtype)) for dtype in options.further]
     engine = ModelEngine.of(options.engine)
     if options.threads:
         torch.set_num_threads(options.threads)
-    target = load(pair.target, device, network=False, engine=engine)
-    draft = None
-    if pair.draft is not None and pair.draft != NGRAM:
-        draft = load(pair.draft, device, role="draft", network=False, engine=engine)
-        check_draft(target, draft)
+    target, draft = load_pair(pair, device, engine)
     prompts = encoded(target, lines, options.chat)
     check_room(prompts, options.max_tokens, room(target, draft), target.name)
+    batches, gammas, most = options.batches, options.gamma, options.max_tokens
     chosen = systems(
         target,
         draft,
         device,
-        batches=options.batches,
-        gammas=options.gamma,
-        most=options.max_tokens,
+        batches=batches,
+        gammas=gammas,
+        most=most,
+        dtype=options.dtype,
     )
+    for dtype, place in further:
+        chosen += further_systems(
+            *load_pair(pair, place, engine),
+            place,
+            batches=batches,
+            gammas=gammas,
+            most=most,
+            dtype=dtype,
+        )
     rows = take_turns(chosen, prompts, options.repeats, say)
     return Result(options, pair, device, prompts, rows, target.engine)
+
+
+def load_pair(
+    pair: Pair, device: Device, engine: ModelEngine
+) -> tuple[LanguageModel, LanguageModel | None]:
+    """Load the target, and the draft if it is a model. Raises SpeculativeError."""
+    target = load(pair.target, device, network=False, engine=engine)
+    if pair.draft is None or pair.draft == NGRAM:
+        return target, None
+    draft = load(pair.draft, device, role="draft", network=False, engine=engine)
+    check_draft(target, draft)
+    return target, draft
 
 
 def take_turns(
@@ -285,6 +349,10 @@ def check_room(prompts: Sequence[tuple[int, ...]], most: int, positions: int, na
             f"--max-tokens {most}: prompt {longest + 1} has {len(prompts[longest])} tokens, and {name} "
             f"has {positions} for both; ask for fewer, or shorten the prompt"
         )
+
+
+def _tokens(same: Equality) -> str:
+    return f"{same.tokens} of {same.tokens_of}"
 
 
 def _name(place: str | Path) -> str:

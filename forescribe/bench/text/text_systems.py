@@ -18,7 +18,7 @@ from forescribe.text.generator import CONTEXT, Options, TextGenerator
 from forescribe.text.language_model import LanguageModel
 from forescribe.text.text_presets import NGRAM
 
-OURS, THEIRS = "forescribe", "transformers"
+OURS, THEIRS, PLAIN = "forescribe", "transformers", "plain"
 
 Texts = list[tuple[int, ...]]  # without end-of-text tokens
 
@@ -31,14 +31,20 @@ class System:
     batch: int
     write: Callable[[Sequence[tuple[int, ...]]], Texts]
     stats: Callable[[], Stats] | None = None
+    dtype: str = "float32"
 
     @property
     def label(self) -> str:
-        return f"{self.name}, batch {self.batch}"
+        return f"{self.name}, batch {self.batch}, {self.dtype}"
 
     @property
     def ours(self) -> bool:
         return self.name.startswith(OURS)
+
+    @property
+    def plain(self) -> bool:
+        """Whether it is this engine's plain decoding of one prompt at a time."""
+        return (self.name, self.batch) == (f"{OURS} {PLAIN}", 1)
 
 
 class TransformersGenerate:
@@ -123,18 +129,19 @@ def ours(
     batch: int,
     gamma: int | None,
     most: int,
+    dtype: str,
 ) -> System:
     generator = TextGenerator(
         target, draft, device=device, batch=batch, gamma=gamma, context=room(target, draft)
     )
-    kind = "plain" if draft is None else NGRAM if isinstance(draft, str) else "draft"
+    kind = PLAIN if draft is None else NGRAM if isinstance(draft, str) else "draft"
     length = "" if draft is None else " auto" if gamma is None else f" {gamma}"
 
     def write(prompts: Sequence[tuple[int, ...]]) -> Texts:
         done = generator.generate(prompts, Options(max_tokens=most))
         return [cut(each.ids, target.ends) for each in done]
 
-    return System(f"{OURS} {kind}{length}", batch, write, lambda: generator.stats)
+    return System(f"{OURS} {kind}{length}", batch, write, lambda: generator.stats, dtype)
 
 
 def systems(
@@ -145,20 +152,56 @@ def systems(
     batches: Sequence[int],
     gammas: Sequence[int],
     most: int,
+    dtype: str,
 ) -> list[System]:
     """Return all systems, the reference first: transformers' greedy decoding of one prompt at a
     time, so `batches` begin with 1. Raises LoadError if the draft does not fit."""
-    transformers = TransformersGenerate(target, draft, most)
-    rows = [System(f"{THEIRS} greedy", batch, transformers.greedy(batch)) for batch in batches]
+    theirs = TransformersGenerate(target, draft, most)
+    rows = [
+        System(f"{THEIRS} greedy", batch, theirs.greedy(batch), dtype=dtype) for batch in batches
+    ]
     if draft is not None:
-        rows.append(System(f"{THEIRS} assisted, its defaults", 1, transformers.assisted(None)))
-        rows += [System(f"{THEIRS} assisted {g}", 1, transformers.assisted(g)) for g in gammas]
-    rows += [System(f"{THEIRS} lookup {gamma}", 1, transformers.lookup(gamma)) for gamma in gammas]
+        name = f"{THEIRS} assisted"
+        rows.append(System(f"{name}, its defaults", 1, theirs.assisted(None), dtype=dtype))
+        rows += [System(f"{name} {g}", 1, theirs.assisted(g), dtype=dtype) for g in gammas]
+    rows += [System(f"{THEIRS} lookup {g}", 1, theirs.lookup(g), dtype=dtype) for g in gammas]
     drafts: list[LanguageModel | str] = [NGRAM] if draft is None else [draft, NGRAM]
+    return rows + own_rows(target, drafts, device, batches, gammas, most, dtype)
+
+
+def further_systems(
+    target: LanguageModel,
+    draft: LanguageModel | None,
+    device: Device,
+    *,
+    batches: Sequence[int],
+    gammas: Sequence[int],
+    most: int,
+    dtype: str,
+) -> list[System]:
+    """Return the systems of a further dtype: this engine, and transformers' greedy decoding of one prompt at
+    a time, which computes with the same rounded weights."""
+    theirs = TransformersGenerate(target, draft, most)
+    rows = [System(f"{THEIRS} greedy", 1, theirs.greedy(1), dtype=dtype)]
+    drafts: list[LanguageModel | str] = [NGRAM] if draft is None else [draft]
+    return rows + own_rows(target, drafts, device, batches, gammas, most, dtype)
+
+
+def own_rows(
+    target: LanguageModel,
+    drafts: Sequence[LanguageModel | str],
+    device: Device,
+    batches: Sequence[int],
+    gammas: Sequence[int],
+    most: int,
+    dtype: str,
+) -> list[System]:
+    """Return this engine's rows: at each batch size plain, and with each draft and gamma."""
+    rows = []
     for batch in batches:
-        rows.append(ours(target, None, device, batch=batch, gamma=0, most=most))
+        rows.append(ours(target, None, device, batch=batch, gamma=0, most=most, dtype=dtype))
         rows += [
-            ours(target, each, device, batch=batch, gamma=gamma, most=most)
+            ours(target, each, device, batch=batch, gamma=gamma, most=most, dtype=dtype)
             for each in drafts
             for gamma in (*gammas, None)
         ]

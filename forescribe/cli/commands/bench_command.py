@@ -33,6 +33,9 @@ from ..options.option_records import (
 
 PROGRAM = "forescribe"
 
+DTYPES = ("float32", "bfloat16")
+"""Number formats in which a CPU decodes: the third one of a device, float16, has no arithmetic there."""
+
 bench = typer.Typer(
     name="bench",
     help="Compare speed, tokens and error rate with other programs.",
@@ -137,8 +140,9 @@ class BenchTextOptions:
         option(
             PERFORMANCE,
             "--dtype",
-            metavar="TYPE",
-            help="auto, float32, float16 or bfloat16; in the last two, near-ties may flip.",
+            metavar="TYPE,TYPE",
+            help="auto, float32, float16 or bfloat16; in the last two, near-ties may flip. "
+            "Further ones add rows of this engine.",
         ),
     ] = "float32"
     threads: Annotated[
@@ -155,7 +159,12 @@ class BenchTextOptions:
     json: RecordFile = None
 
     def __post_init__(self) -> None:
-        _ = self.batches, self.gammas
+        _ = self.batches, self.gammas, self.dtypes
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """Number formats, the first of them for all systems."""
+        return parse_dtypes(self.dtype, ("auto", *DTYPES, "float16"))
 
     @property
     def batches(self) -> tuple[int, ...]:
@@ -175,6 +184,7 @@ def text(**values: Any) -> None:
 
     All systems use the same weights in one process and take turns. `equal` counts the texts that equal
     transformers' greedy decoding of one prompt at a time; the exit code is 1 if one of ours does not.
+    Rows of a further --dtype must equal this engine's plain decoding in it.
     """
     options = BenchTextOptions(**values)
     sink = Sink(options.json)
@@ -192,14 +202,18 @@ def text(**values: Any) -> None:
             gamma=options.gammas,
             repeats=options.repeats,
             device=options.device,
-            dtype=options.dtype,
+            dtype=options.dtypes[0],
+            further=options.dtypes[1:],
             threads=options.threads,
             engine=options.engine,
         ),
         _log,
     )
     sink.write(result.text(), result.record(PROGRAM))
-    _check([row.system.label for row in result.differing], "transformers' greedy text")
+    for row in result.differing:
+        _log(f"{row.system.label}: differs from {result.reference(row).system.label}")
+    if result.differing:
+        raise typer.Exit(1)
 
 
 @dataclass(frozen=True)
@@ -305,10 +319,29 @@ class BenchTranscribeOptions:
         ),
     ] = None
     engine: EngineName = AUTO
+    dtype: Annotated[
+        str,
+        option(
+            PERFORMANCE,
+            "--dtype",
+            metavar="TYPE,TYPE",
+            help="Number formats of this engine's rows, float32 and bfloat16; float32 is always measured, "
+            "and what other systems are compared with.",
+        ),
+    ] = "float32"
+    modules: Annotated[
+        bool,
+        option(
+            DIAGNOSTICS,
+            "--modules/--no-modules",
+            help="Also decode with transformers' modules at batch 1 without drafts, in each --dtype: the "
+            "reference of the other engines.",
+        ),
+    ] = False
     repeats: Repeats = 3
 
     def __post_init__(self) -> None:
-        _ = self.batches, self.peer_batches, self.peer_thread_counts
+        _ = self.batches, self.peer_batches, self.peer_thread_counts, self.dtypes
         if not math.isfinite(self.minutes):
             raise UsageError(f"--minutes {self.minutes} is no length: give a number of minutes")
 
@@ -316,6 +349,11 @@ class BenchTranscribeOptions:
     def batches(self) -> tuple[int, ...]:
         """Batch sizes of this engine."""
         return parse_numbers("--batch", self.batch, 1024)
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """Number formats of this engine's rows."""
+        return parse_dtypes(self.dtype, DTYPES)
 
     @property
     def peer_batches(self) -> tuple[int, ...]:
@@ -360,12 +398,17 @@ def transcribe(**values: Any) -> None:
             peer_threads=options.peer_thread_counts,
             only=_systems(options.only),
             engine=options.engine,
+            dtype=options.dtypes,
+            modules=options.modules,
         ),
         _log,
     )
     sink.write(result.text(), result.record(PROGRAM))
-    labels = [f"{row.system}, batch {row.batch}, gamma {row.gamma}" for row in result.differing]
-    _check(labels, "its own plain decoding")
+    for row in result.differing:
+        label = f"{row.system}, batch {row.batch}, gamma {row.gamma}, {row.dtype}"
+        _log(f"{label}: differs from this engine's plain decoding")
+    if result.differing:
+        raise typer.Exit(1)
 
 
 def _systems(only: Sequence[str] | None) -> tuple[str, ...]:
@@ -397,12 +440,13 @@ def parse_numbers(option: str, text: str, most: int) -> tuple[int, ...]:
     return tuple(dict.fromkeys(map(int, parts)))
 
 
-def _check(differing: Sequence[str], reference: str) -> None:
-    """Print the rows that differ from the reference. Raises Exit with code 1 if there are any."""
-    for label in differing:
-        _log(f"{label}: differs from {reference}")
-    if differing:
-        raise typer.Exit(1)
+def parse_dtypes(text: str, known: Sequence[str]) -> tuple[str, ...]:
+    """Read a list of number formats; duplicates are dropped. Raises UsageError."""
+    parts = [part.strip() for part in text.split(",")]
+    wrong = [part for part in parts if part not in known]
+    if wrong:
+        raise UsageError(f"--dtype {text}: '{wrong[0]}' is none of {', '.join(known)}")
+    return tuple(dict.fromkeys(parts))
 
 
 def _log(line: str) -> None:

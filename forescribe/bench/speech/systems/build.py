@@ -10,6 +10,7 @@ from .job import (
     ASSISTED_DEFAULTS,
     BATCHED,
     GENERATE,
+    MODULES,
     NAMES,
     OURS,
     SEQUENTIAL,
@@ -20,7 +21,7 @@ from .job import (
 
 def build(job: Job) -> System:
     """Load the system of a job. Raises whatever its library raises."""
-    if job.system == OURS:
+    if job.system in (OURS, MODULES):
         from .ours import Ours
 
         return Ours(job)

@@ -14,6 +14,8 @@ from forescribe.asr.model.special_tokens import Task
 from ..clips import Samples
 
 OURS = "forescribe"
+MODULES = "forescribe, modules"
+"""This engine over transformers' own modules, with the same weights: the reference of the other engines."""
 GENERATE = "transformers"
 ASSISTED = "transformers assisted"
 ASSISTED_DEFAULTS = "transformers assisted, its defaults"
@@ -23,6 +25,8 @@ NAMES = (OURS, GENERATE, ASSISTED, ASSISTED_DEFAULTS, SEQUENTIAL, BATCHED)
 
 Gamma = int | Literal["auto"] | None
 """Drafted tokens per round; auto lets the engine choose, None means that the system does not draft."""
+
+FLOAT32 = "float32"
 
 LANGUAGE = "en"
 TASK: Task = "transcribe"
