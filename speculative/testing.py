@@ -23,7 +23,8 @@ class TinyModel:
     """A "language model" whose logits mix position-coded embeddings of all tokens it may see.
 
     `blur` moves its output weights away from those of the same `seed`: 0 gives an identical model,
-    larger values a worse draft. A request's encoder states are an int that changes the text.
+    larger values a worse draft, and `listed` leaves a draft these tokens only. A request's encoder states
+    are an int that changes the text.
     """
 
     def __init__(
@@ -34,6 +35,7 @@ class TinyModel:
         positions: int = 48,
         seed: int = 0,
         blur: float = 0.0,
+        listed: Sequence[int] | None = None,
     ) -> None:
         generator = torch.Generator().manual_seed(seed)
 
@@ -46,6 +48,7 @@ class TinyModel:
         self.head = self.head + blur * normal(width, vocab)
         self.bias = normal(8, width)
         self.vocab_size, self.max_positions = vocab, positions
+        self.listed = None if listed is None else torch.tensor(listed)
         self.values = torch.empty(0)
         self.encoder_states = torch.empty(0)
 
@@ -61,7 +64,11 @@ class TinyModel:
         """`values [B, T, D]`, `sees [B, N, T]`; the state is squashed so that no token dominates."""
         seen = torch.where(sees[..., None], values[:, None], 0.0).sum(2)  # [B, N, D]
         state = torch.sin(3 * seen + self.bias[encoder_states][:, None])
-        return Scores((state @ self.head).float(), state.float())
+        logits = (state @ self.head).float()
+        if self.listed is not None:
+            none = torch.full_like(logits, float("-inf"))
+            logits = none.index_copy(-1, self.listed, logits[..., self.listed])
+        return Scores(logits, state.float())
 
     def forward(self, tokens: Tensor, encoder_states: int = 0) -> Tensor:
         """Logits `[L, V]` of a whole prefix, for the oracle."""

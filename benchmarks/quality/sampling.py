@@ -2,10 +2,10 @@
 
     python -m benchmarks.quality.sampling --texts 30000 --json sampled.json
 
-Runs every acceptance rule with a draft model, n-gram lookup and a draft with another vocabulary, at
-several draft lengths. In each run rows with six kinds of sampling share the batch. A text has four tokens
-of a tiny model, so it takes two to four rounds. The expected distribution is computed without the engine:
-by the forward pass of the model on whole prefixes with the logits processors of transformers.
+Runs every acceptance rule with a draft model, one with a cut head, n-gram lookup and a draft with another
+vocabulary, at several draft lengths. In each run rows with six kinds of sampling share the batch. A text has
+four tokens of a tiny model, so it takes two to four rounds. The expected distribution is computed without
+the engine: by the forward pass of the model on whole prefixes with the logits processors of transformers.
 Exit status: 0; 1 if a distribution differs; 2 if nothing could be measured.
 """
 
@@ -46,7 +46,7 @@ RULES: dict[str, type[TokenRejection] | type[BlockVerification]] = {
     "token rejection": TokenRejection,
     "block verification": BlockVerification,
 }
-DRAFTERS = ("model", "n-gram", "universal")
+DRAFTERS = ("model", "cut head", "n-gram", "universal")
 GAMMAS = (1, 2, 4)
 SAMPLINGS = {
     "plain": Sampling(),
@@ -91,6 +91,10 @@ def drafter(name: str) -> Drafter:
     """A drafter that is right about half the time."""
     if name == "model":
         return ModelDrafter(TinyModel(vocab=VOCAB, width=8, positions=16, blur=0.5))
+    if name == "cut head":  # never proposes token 1
+        return ModelDrafter(
+            TinyModel(vocab=VOCAB, width=8, positions=16, blur=0.5, listed=(0, 2, 3))
+        )
     if name == "n-gram":
         return NgramDrafter(longest=3, hint_slots=len(HINT))
     own: Any = Letters("d", "ab", "c", "b", "a", "cd")

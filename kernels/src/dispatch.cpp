@@ -48,6 +48,7 @@ int32_t check_whisper(const fs_whisper &m) {
     if (m.weight_storage == FS_BFLOAT16 && (m.cache_storage != FS_BFLOAT16 || m.cross_storage != FS_BFLOAT16))
         return FS_BAD_SHAPE;
     if (m.weight_storage == FS_FLOAT32 && m.cache_storage != FS_FLOAT32) return FS_BAD_SHAPE;
+    if (m.outputs < 1 || m.outputs > m.vocab) return FS_BAD_SHAPE;
     return m.batch < 1 || m.slots < 1 ? FS_BAD_SHAPE : FS_OK;
 }
 
@@ -197,7 +198,7 @@ FS_EXPORT int32_t fs_choose(const fs_choice *choice) {
 }
 
 FS_EXPORT int32_t fs_whisper_draft(const fs_whisper *model, const fs_step *first, fs_draft *draft) {
-    if (draft->columns != model->vocab) return FS_BAD_SHAPE;
+    if (draft->columns != model->outputs) return FS_BAD_SHAPE;
     return draft_loop(kernels(), *first, *draft,
                       [&](const fs_step &step) { return fs_whisper_forward(model, &step); });
 }

@@ -33,6 +33,8 @@ int32_t draft_loop(const Kernels &kernels, const fs_step &first, fs_draft &draft
         choice.logprobs = draft.logprobs;
         choice.threads = first.threads;
         kernels.choose(choice);
+        if (draft.ids)
+            for (int64_t b = 0; b < batch; b++) choice.tokens[b] = draft.ids[choice.tokens[b]];
         draft.drafted = depth + 1;
         bool goes_on = draft.confidence <= 0;
         for (int64_t b = 0; b < batch; b++) {

@@ -50,13 +50,14 @@ typedef struct {
 
 typedef struct {
     int64_t width, heads, layers, ffn, vocab, positions, sources;
+    int64_t outputs;      /* rows of the head and columns of the logits, <= vocab: a draft's may be fewer */
     int64_t batch, slots; /* of the caches */
     int32_t weight_storage, cache_storage, cross_storage, activation;
     float eps;
     const float *embedding; /* [V, D] */
     const float *position;  /* [positions, D] */
     fs_norm norm;
-    fs_linear head; /* [V, D] */
+    fs_linear head; /* [outputs, D] */
     const fs_whisper_layer *layer;
 } fs_whisper;
 
@@ -145,6 +146,7 @@ typedef struct {
 typedef struct {
     int64_t depths, columns; /* columns of the logits */
     const uint8_t *active;   /* [B] */
+    const int64_t *ids;      /* [columns] the token of each column; NULL: column i is token i */
     int64_t *tokens;         /* [depths, B] */
     int64_t *start;          /* [B], undefined afterwards, as `logprobs` is */
     float *logprobs;         /* [B] */

@@ -165,7 +165,7 @@ struct Whisper {
             from = buffers.normed;
         }
         product(from, m.width, step.node ? step.batch : rows, (const W *)m.head.weight, m.width,
-                low(m.vocab), high(m.vocab), Cut{step.logits, m.vocab, m.vocab, nullptr});
+                low(m.outputs), high(m.outputs), Cut{step.logits, m.outputs, m.outputs, nullptr});
     }
 };
 

@@ -152,8 +152,14 @@ class ModelDrafter:
 
     def _process(self, logits: Tensor, rows: Rows, known: Tensor, last: Tensor) -> Tensor:
         prefix = Prefix(known, last[:, None], rows.begin)
+        plain = logits
         for processor in self.processors:
             logits = processor(logits, prefix)
+        if self.processors and getattr(self.model, "listed", None) is not None:
+            # Where they forbid all tokens that the draft has, it drafts what they forbid: a guess that
+            # is rejected, where a distribution over nothing would be no number.
+            some = logits.isfinite().any(-1, keepdim=True)
+            logits = torch.where(some, logits, plain)
         return penalise(rows, logits, prefix) if rows.mode.penalised else logits
 
     def observe(self, rows: Rows, draft: Draft, scores: Scores, verdict: Verdict) -> None:

@@ -69,6 +69,8 @@ def difference(
     """Where the adapter first differs from `plain`, the model's logits `[ROWS, L, V]` for the reading's
     tokens; None where it does not. The decoder's cache is released."""
     tokens, device = reading.tokens, reading.tokens.device
+    if decoder.listed is not None:  # the only ones whose logits it computes
+        plain = plain[..., decoder.listed]
     other = tokens.flip(0, 1)  # as padding and as drafts that are rejected
     prompts, kept = list(reading.prompts), list(reading.kept)
     lengths = torch.tensor(prompts, device=device)
@@ -83,6 +85,7 @@ def difference(
                 padded[rows],
                 [encoder_states[row] for row in rows],
             )
+            logits = _listed(decoder, logits)
             seen = own[rows]
             if logits.shape[1] and close.differ(logits[seen], plain[rows, :length][seen]):
                 return "a prompt"
@@ -96,6 +99,7 @@ def difference(
                 right = torch.arange(STEP, device=device) < valid[:, None]
                 fed = torch.where(right, fed, other.gather(1, slots))
             logits = decoder.score(fed, start, reach=tokens.shape[1] + STEP).logits
+            logits = _listed(decoder, logits)
             read = torch.arange(STEP, device=device) < valid[:, None]
             row = torch.arange(ROWS, device=device)[:, None].expand_as(slots)
             if close.differ(logits[read], plain[row[read], slots[read]]):
@@ -104,6 +108,10 @@ def difference(
     finally:
         decoder.release()
     return None
+
+
+def _listed(decoder: SlotModel, logits: Tensor) -> Tensor:
+    return logits if decoder.listed is None else logits[..., decoder.listed]
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from transformers.cache_utils import Cache, DynamicCache
 from ..drafts import Scores
 from ..errors import LoadError
 from .cache import LayerShape, SlotCache
+from .cut_head import with_cut_head
 from .families.causal_config import SLIDING
 from .families.causal_model import CausalModel
 from .slot_model import ModuleModel
@@ -35,6 +36,7 @@ class CausalDecoder(CausalModel, ModuleModel):
 
     def prepare(self) -> None:
         self.layers = _shapes(self.model, self.config.model_type)
+        self.drafting = with_cut_head(self.model, self.listed)
 
     def new_cache(self, batch: int, slots: int) -> SlotCache:
         return SlotCache(
@@ -56,7 +58,7 @@ class CausalDecoder(CausalModel, ModuleModel):
         cache: Cache,
         encoder_states: Tensor | None,
     ) -> Scores:
-        logits = self.model(**self._inputs(tokens, positions, mask, cache)).logits
+        logits = self.drafting(**self._inputs(tokens, positions, mask, cache)).logits
         return Scores(self.own_vocabulary(logits))
 
     def _inputs(

@@ -32,11 +32,23 @@ class SlotModel(ABC):
     engine: ClassVar[str]
     """What runs the forward: a name of `families.model_engine.ModelEngine`."""
 
+    listed: Tensor | None
+    """Of a draft with a cut head the only tokens `[C]` with finite logits, ascending; None: all have them."""
+
     def __init__(
-        self, *, device: torch.device, dtype: torch.dtype, vocab_size: int, positions: int
+        self,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        vocab_size: int,
+        positions: int,
+        listed: Sequence[int] | None = None,
     ):
         self.device, self.dtype = device, dtype
         self._vocab_size, self._positions = vocab_size, positions
+        self.listed = None
+        if listed is not None:
+            self.listed = torch.tensor(sorted(listed), dtype=torch.int64, device=device)
         self._trees: dict[Topology, tuple[Tensor, Tensor]] = {}
 
     @property
@@ -85,6 +97,13 @@ class SlotModel(ABC):
         depths, ancestry = self._tree(topology)
         mask = tree_mask(start, ancestry, reach, self.dtype)
         return Places(slots, self._positions_at(start[:, None] + depths), mask)
+
+    def whole(self, logits: Tensor) -> Tensor:
+        """Logits of the listed tokens `[..., C]` as those of all `[..., V]`; of the others they are -inf."""
+        if self.listed is None:
+            return logits
+        made = logits.new_full((*logits.shape[:-1], self.vocab_size), float("-inf"))
+        return made.index_copy_(-1, self.listed, logits)
 
     def _positions_at(self, slots: Tensor) -> Tensor:
         # Slots run past the last learned position by the drafts of a row that is about to end. Those

@@ -17,12 +17,14 @@ from transformers.cache_utils import Cache
 from ..drafts import Scores
 from .agreement import LENGTH, ROWS, Closeness, Reading, difference
 from .cache import LayerShape, SlotCache
+from .cut_head import cut
 from .slot_model import ModuleModel, SlotModel
 
 
 class WhisperDecoder(ModuleModel):
     """The decoder of a Whisper model; `pick` selects this model's encoder output from a request's encoder
-    states, `sources` are the positions of those outputs if they are not the model's own."""
+    states, `sources` are the positions of those outputs if they are not the model's own. Of a draft, `listed`
+    are the only tokens that it proposes (None: all): its head has their rows alone."""
 
     engine = "modules"
 
@@ -32,18 +34,21 @@ class WhisperDecoder(ModuleModel):
         pick: Callable[[Any], Tensor] = lambda encoder_states: encoder_states,
         *,
         sources: int | None = None,
+        listed: Sequence[int] | None = None,
     ) -> None:
         config = model.config
         self.sources = config.max_source_positions if sources is None else sources
         inner = model.model  # WhisperModel, or the wrapper of the decoder-only class
-        self.decoder, self.head, self.pick = inner.decoder, model.proj_out, pick
+        self.decoder, self.pick = inner.decoder, pick
         self.config = config
         super().__init__(
-            device=self.head.weight.device,
-            dtype=self.head.weight.dtype,
+            device=model.proj_out.weight.device,
+            dtype=model.proj_out.weight.dtype,
             vocab_size=config.vocab_size,
             positions=config.max_target_positions,
+            listed=listed,
         )
+        self.head = cut(model.proj_out, self.listed)
         # Cross-attention is entered only if encoder states are given; with the cache filled, their
         # content is never read.
         self._seen = torch.empty((1, 0, config.d_model), device=self.device, dtype=self.dtype)
@@ -79,7 +84,7 @@ class WhisperDecoder(ModuleModel):
             past_key_values=cache,
             use_cache=True,
         ).last_hidden_state
-        return Scores(self.head(hidden).float(), hidden)
+        return Scores(self.whole(self.head(hidden).float()), hidden)
 
 
 @torch.inference_mode()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from ctypes import addressof
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from ..drafts import Scores, Topology
 from ..errors import LoadError
+from ..models.cut_head import rows_of
 from ..models.families.causal_config import SLIDING
 from ..models.families.causal_model import CausalModel
 from ..models.lean.coverage import causal_gap
@@ -70,22 +72,25 @@ class NativeCausalDecoder(CausalModel):
         positions: int | None = None,
         vocab: int | None = None,
         *,
+        listed: Sequence[int] | None = None,
         stored: torch.dtype | None = None,
     ) -> None:
         self._asked = stored
-        super().__init__(model, positions, vocab)
+        super().__init__(model, positions, vocab, listed=listed)
 
     def prepare(self) -> None:
         reason = native_causal_gap(self.model)
         if reason is not None:
             raise LoadError(f"{self.config.model_type} cannot run natively: {reason}")
         self.library: Library = load()
-        self.weights = weights = CausalWeights.of(self.model)
+        weights = CausalWeights.of(self.model)
+        self.weights = weights = replace(weights, head=rows_of(weights.head, self.listed))
         if self._asked is not None:
             self.rounded = self._asked
         self.stored = STORAGE[self.rounded]
         self._packer = Packer(self.library, self.stored)
-        self._record = causal_record(self._packer, weights, self.vocab_size)
+        columns = self.vocab_size if self.listed is None else len(self.listed)
+        self._record = causal_record(self._packer, weights, columns)
         self._layers = (CausalLayer * len(weights.layers))(*causal_layers(self._packer, weights))
         self._record.layer = addressof(self._layers)
         self._workspace = Workspace()
@@ -135,16 +140,16 @@ class NativeCausalDecoder(CausalModel):
         self, tokens: Tensor, start: Tensor, *, reach: int, topology: Topology | None = None
     ) -> Scores:
         self._allocated()
-        logits = torch.empty((*tokens.shape, self.vocab_size))
+        logits = torch.empty((*tokens.shape, self._record.columns))
         self._forward(tokens, start, reach, logits, topology=topology)
-        return Scores(logits)
+        return Scores(self.whole(logits))
 
     def score_at(self, tokens: Tensor, start: Tensor, node: Tensor, *, reach: int) -> Tensor:
         """See `NodeModel.score_at`."""
         self._allocated()
-        logits = torch.empty((len(tokens), 1, self.vocab_size))
+        logits = torch.empty((len(tokens), 1, self._record.columns))
         self._forward(tokens, start, reach, logits, node=node.contiguous())
-        return logits
+        return self.whole(logits)
 
     def draft_greedy(
         self,
@@ -159,8 +164,8 @@ class NativeCausalDecoder(CausalModel):
     ) -> Tensor:
         """See `GreedyModel.draft_greedy`."""
         self._allocated()
-        logits = torch.empty((len(tokens), 1, self.vocab_size))
-        draft = GreedyDraft(active, gamma, self.vocab_size, confidence)
+        logits = torch.empty((len(tokens), 1, self._record.columns))
+        draft = GreedyDraft(active, gamma, self._record.columns, confidence, self.listed)
         self._forward(tokens, start, reach, logits, node=node.contiguous(), draft=draft)
         return draft.tokens()
 

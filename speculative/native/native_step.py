@@ -54,11 +54,18 @@ def step_of(
 
 class GreedyDraft:
     """Room for `gamma` drafts of each of the rows `active [B]`, and the record that a native call fills;
-    `columns` are those of the logits."""
+    `columns` are those of the logits, `listed [columns]` their tokens where the head is cut."""
 
-    def __init__(self, active: Tensor, gamma: int, columns: int, confidence: float) -> None:
+    def __init__(
+        self,
+        active: Tensor,
+        gamma: int,
+        columns: int,
+        confidence: float,
+        listed: Tensor | None = None,
+    ) -> None:
         batch = len(active)
-        self._active = active.contiguous()
+        self._active, self._listed = active.contiguous(), listed
         self._tokens = torch.empty((gamma, batch), dtype=torch.int64)
         self._start = torch.empty(batch, dtype=torch.int64)
         self._numbers = torch.empty((2, batch))
@@ -67,6 +74,7 @@ class GreedyDraft:
             depths=gamma,
             columns=columns,
             active=self._active.data_ptr(),
+            ids=None if listed is None else listed.data_ptr(),
             tokens=self._tokens.data_ptr(),
             start=self._start.data_ptr(),
             logprobs=address,

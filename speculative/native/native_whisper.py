@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from ctypes import addressof
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -62,6 +63,7 @@ class NativeWhisperDecoder(SlotModel):
         *,
         sources: int | None = None,
         storage: str | None = None,
+        listed: Sequence[int] | None = None,
     ) -> None:
         reason = unsupported(model)
         if reason is not None:
@@ -77,7 +79,10 @@ class NativeWhisperDecoder(SlotModel):
             dtype=weights.head.dtype,
             vocab_size=config.vocab_size,
             positions=config.max_target_positions,
+            listed=listed,
         )
+        if self.listed is not None:
+            weights = replace(weights, head=weights.head[self.listed])
         self.library: Library = load()
         self._packer = Packer(self.library, stored)
         self._record = whisper_record(self._packer, weights, self.sources, own, cross)
@@ -154,7 +159,7 @@ class NativeWhisperDecoder(SlotModel):
     ) -> Tensor:
         """See `GreedyModel.draft_greedy`."""
         self._allocated()
-        draft = GreedyDraft(active, gamma, self.vocab_size, confidence)
+        draft = GreedyDraft(active, gamma, self._record.outputs, confidence, self.listed)
         self._forward(tokens, start, reach, node=node.contiguous(), draft=draft)
         return draft.tokens()
 
@@ -184,7 +189,7 @@ class NativeWhisperDecoder(SlotModel):
     ) -> Scores:
         batch, nodes = tokens.shape
         tokens, start = tokens.contiguous(), start.contiguous()
-        logits = torch.empty((batch, nodes if node is None else 1, self.vocab_size))
+        logits = torch.empty((batch, nodes if node is None else 1, self._record.outputs))
         hidden = torch.empty((batch, nodes, self._record.width))
         threads = torch.get_num_threads()
         step = step_of(
@@ -201,6 +206,7 @@ class NativeWhisperDecoder(SlotModel):
         )
         if draft is None:
             self.library.whisper_forward(self._record, step)
+            logits = self.whole(logits)
         else:
             self.library.whisper_draft(self._record, step, draft.record)
         return Scores(logits, hidden)

@@ -63,7 +63,7 @@ class WhisperLayer(Structure):
 class Whisper(Structure):
     _fields_ = [
         *((name, c_int64) for name in ("width", "heads", "layers", "ffn", "vocab", "positions",
-                                       "sources", "batch", "slots")),
+                                       "sources", "outputs", "batch", "slots")),
         *((name, c_int32) for name in ("weight_storage", "cache_storage", "cross_storage",
                                        "activation")),
         ("eps", c_float),
@@ -116,7 +116,8 @@ class Choice(Structure):
 class Draft(Structure):
     _fields_ = [
         *((name, c_int64) for name in ("depths", "columns")),
-        *((name, c_void_p) for name in ("active", "tokens", "start", "logprobs", "belief")),
+        *((name, c_void_p) for name in ("active", "ids", "tokens", "start", "logprobs",
+                                         "belief")),
         ("drafted", c_int64),
         ("confidence", c_float),
     ]  # fmt: skip

@@ -5,6 +5,7 @@ Knows the adapters and when each can run a model; nothing of how they compute.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -30,6 +31,7 @@ def causal_decoder(
     *,
     engine: ModelEngine = ModelEngine.AUTO,
     stored: torch.dtype | None = None,
+    listed: Sequence[int] | None = None,
 ) -> SlotModel:
     """A causal LM on an engine; arguments and errors as `causal_model.CausalModel`. Native kernels store
     weights and caches in `stored`, by default the model's dtype, and compute in float32. The first decoder
@@ -37,7 +39,7 @@ def causal_decoder(
 
     def make(form: Form) -> SlotModel:
         if form.engine is ModelEngine.NATIVE:
-            return form.adapter(model, positions, vocab, stored=stored)
-        return form.adapter(model, positions, vocab)
+            return form.adapter(model, positions, vocab, stored=stored, listed=listed)
+        return form.adapter(model, positions, vocab, listed=listed)
 
     return build(FORMS, model, engine, make)

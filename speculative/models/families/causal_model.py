@@ -6,7 +6,7 @@ Knows a model's configuration and its plain forward; nothing of how an adapter c
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -44,7 +44,8 @@ class CausalModel(SlotModel):
 
     `positions` bounds the rows, and the cache is allocated for it; None takes the model's own limit.
     `vocab` is the target's number of tokens where this model is a draft: models of one family pad the same
-    vocabulary to different sizes, and tokens that only one of them has are never proposed.
+    vocabulary to different sizes, and tokens that only one of them has are never proposed. Of a draft,
+    `listed` are the only tokens that it proposes (None: all): its head has their rows alone.
 
     The first adapter of its class compares itself with the model's plain forward. Raises LoadError, with
     the model's type, where they differ, for layers that the adapter cannot run, and for more positions than
@@ -54,7 +55,14 @@ class CausalModel(SlotModel):
     rounded: torch.dtype
     """The least exact dtype between weights and logits: the model's, unless `prepare` sets another."""
 
-    def __init__(self, model: Any, positions: int | None = None, vocab: int | None = None) -> None:
+    def __init__(
+        self,
+        model: Any,
+        positions: int | None = None,
+        vocab: int | None = None,
+        *,
+        listed: Sequence[int] | None = None,
+    ) -> None:
         config = model.config.get_text_config()
         limit = positions_of(config)
         if positions is not None and positions > limit:
@@ -68,11 +76,13 @@ class CausalModel(SlotModel):
             )
         self.model, self.config, self.kinds = model, config, kinds
         self.widths = widths_of(config, kinds)
+        both = min(vocab or config.vocab_size, config.vocab_size)  # tokens that both models have
         super().__init__(
             device=model.device,
             dtype=model.dtype,
             vocab_size=vocab or config.vocab_size,
             positions=limit,
+            listed=None if listed is None else [t for t in listed if t < both],
         )
         self.room = config.vocab_size - self.vocab_size  # for tokens that the target does not have
         self.rounded = self.dtype
@@ -93,7 +103,9 @@ class CausalModel(SlotModel):
 
     def own_vocabulary(self, logits: Tensor) -> Tensor:
         """Logits `[B, N, config.vocab_size]` as those of `vocab_size` tokens, in float32."""
-        logits = logits.float()
+        logits = self.whole(logits.float())
+        if self.listed is not None:
+            return logits
         if self.room < 0:
             return pad(logits, (0, -self.room), value=float("-inf"))
         return logits if self.room == 0 else logits[..., : self.vocab_size].contiguous()

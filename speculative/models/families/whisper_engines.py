@@ -5,7 +5,7 @@ Knows the adapters and when each can run a model; nothing of how they compute.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -40,6 +40,7 @@ def whisper_decoder(
     sources: int | None = None,
     engine: ModelEngine = ModelEngine.AUTO,
     stored: torch.dtype | None = None,
+    listed: Sequence[int] | None = None,
 ) -> SlotModel:
     """The decoder of a Whisper model on an engine; arguments as `WhisperDecoder`. Native kernels store
     weights and caches in `stored`, by default the model's dtype, and compute in float32. Raises LoadError
@@ -47,8 +48,10 @@ def whisper_decoder(
 
     def make(form: Form) -> SlotModel:
         if form.engine is ModelEngine.NATIVE and stored is torch.bfloat16:
-            return NativeWhisperDecoder(model, pick, sources=sources, storage="bfloat16")
-        return form.adapter(model, pick, sources=sources)
+            return NativeWhisperDecoder(
+                model, pick, sources=sources, storage="bfloat16", listed=listed
+            )
+        return form.adapter(model, pick, sources=sources, listed=listed)
 
     return build(FORMS, model, engine, make)
 

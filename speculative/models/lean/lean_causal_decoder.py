@@ -9,6 +9,7 @@ product, so no key is repeated. `coverage.causal_gap` says which models have thi
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from transformers.activations import ACT2FN
 
 from ...drafts import Scores, Topology
 from ...errors import LoadError
+from ..cut_head import rows_of
 from ..families.causal_config import FULL, SLIDING
 from ..families.causal_model import CausalModel
 from ..slot_model import Places, path_slots
@@ -41,7 +43,8 @@ class LeanCausalDecoder(CausalModel):
         gap = causal_gap(self.model)
         if gap is not None:
             raise LoadError(f"{self.config.model_type} has no lean form: {gap}")
-        self.weights = weights = CausalWeights.of(self.model)
+        weights = CausalWeights.of(self.model)
+        self.weights = weights = replace(weights, head=rows_of(weights.head, self.listed))
         self.activate = ACT2FN[weights.activation]
         self.groups = weights.heads // weights.kv_heads
         self._angles: tuple[Tensor, Tensor] | None = None  # [slots, d] each

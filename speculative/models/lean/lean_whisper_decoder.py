@@ -8,6 +8,7 @@ Shapes depend on the batch, the number of tokens and `reach` only, so a forward 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -38,6 +39,7 @@ class LeanWhisperDecoder(SlotModel):
         pick: Callable[[Any], Tensor] = lambda encoder_states: encoder_states,
         *,
         sources: int | None = None,
+        listed: Sequence[int] | None = None,
     ) -> None:
         config = model.config
         self.weights, self.pick = WhisperWeights.of(model), pick
@@ -49,7 +51,10 @@ class LeanWhisperDecoder(SlotModel):
             dtype=self.weights.head.dtype,
             vocab_size=config.vocab_size,
             positions=config.max_target_positions,
+            listed=listed,
         )
+        if self.listed is not None:
+            self.weights = replace(self.weights, head=self.weights.head[self.listed])
 
     def allocate(self, batch: int, slots: int) -> None:
         self.cache = WhisperCache(self.weights, batch, slots, self.length)
@@ -101,7 +106,7 @@ class LeanWhisperDecoder(SlotModel):
 
     def _logits(self, hidden: Tensor) -> Tensor:
         """Logits `[B, N, V]` of hidden states `[B, N, D]`."""
-        return linear(hidden, self.weights.head).float()
+        return self.whole(linear(hidden, self.weights.head).float())
 
     def _hidden(
         self, tokens: Tensor, positions: Tensor, attend: SelfAttention, cross: CrossAttention

@@ -110,13 +110,15 @@ def whisper_layers(packer: Packer, weights: lean.WhisperWeights) -> list[c.Whisp
 def whisper_record(
     packer: Packer, weights: lean.WhisperWeights, sources: int, cache: Stored, cross: Stored
 ) -> c.Whisper:
-    """The model's record, without layers and caches."""
+    """The model's record, without layers and caches; a head with fewer rows than the embedding gives fewer
+    logits."""
     return c.Whisper(
         width=weights.width,
         heads=weights.heads,
         layers=len(weights.layers),
         ffn=weights.layers[0].up.weight.shape[0],
-        vocab=weights.head.shape[0],
+        vocab=weights.embedding.shape[0],
+        outputs=weights.head.shape[0],
         positions=weights.positions.shape[0],
         sources=sources,
         weight_storage=packer.stored,

@@ -1,0 +1,277 @@
+"""Drafts with a cut head: listed tokens have the logits of the whole head, and texts are the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PhiConfig
+
+from forescribe.speculative import Engine, Fixed, ModelDrafter, Request
+from forescribe.speculative.drafts import Draft
+from forescribe.speculative.errors import LoadError
+from forescribe.speculative.models.causal_lm import CausalDecoder
+from forescribe.speculative.models.cut_head import with_cut_head
+from forescribe.speculative.models.lean.lean_causal_decoder import LeanCausalDecoder
+from forescribe.speculative.models.lean.lean_whisper_decoder import LeanWhisperDecoder
+from forescribe.speculative.models.whisper_decoder import WhisperDecoder
+from forescribe.speculative.native.library import missing
+from forescribe.speculative.native.native_causal import NativeCausalDecoder
+from forescribe.speculative.native.native_whisper import NativeWhisperDecoder
+from forescribe.speculative.requests import Guarantee, Sampling
+from forescribe.speculative.rows import Rows
+from forescribe.speculative.testing import TinyModel
+
+from ..native.cases import SLOTS, VOCAB, Shape, model, states
+from .causal_lms import causal_lm
+
+LISTED = (0, 1, *range(3, 53, 2))
+NATIVE = pytest.mark.skipif(missing() is not None, reason="the kernels are not compiled")
+NONE = float("-inf")
+
+
+def phi() -> Any:
+    """A model whose head has a bias."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
+    config = PhiConfig(
+        vocab_size=VOCAB,
+        num_attention_heads=2,
+        max_position_embeddings=48,
+        initializer_range=0.4,
+        **sizes,
+    )
+    made = AutoModelForCausalLM.from_config(config).eval()
+    torch.nn.init.normal_(made.lm_head.bias)
+    return made
+
+
+def native_bfloat16(draft: Any, **given: Any) -> Any:
+    return NativeWhisperDecoder(draft, storage="bfloat16", **given)
+
+
+def native_text_bfloat16(draft: Any, **given: Any) -> Any:
+    return NativeCausalDecoder(draft, stored=torch.bfloat16, **given)
+
+
+def whisper() -> Any:
+    return model(Shape())
+
+
+FORMS: dict[str, tuple[Callable[..., Any], Callable[[], Any]]] = {
+    "whisper modules": (WhisperDecoder, whisper),
+    "whisper lean": (LeanWhisperDecoder, whisper),
+    "whisper native": (NativeWhisperDecoder, whisper),
+    "whisper native bfloat16": (native_bfloat16, whisper),
+    "llama modules": (CausalDecoder, lambda: causal_lm("llama")),
+    "llama lean": (LeanCausalDecoder, lambda: causal_lm("llama")),
+    "llama native": (NativeCausalDecoder, lambda: causal_lm("llama")),
+    "llama native bfloat16": (native_text_bfloat16, lambda: causal_lm("llama")),
+    "gemma2 modules": (CausalDecoder, lambda: causal_lm("gemma2")),  # soft-capped logits
+    "phi modules": (CausalDecoder, phi),
+}
+each_form = pytest.mark.parametrize(
+    "form", [pytest.param(form, marks=NATIVE if "native" in form else ()) for form in FORMS]
+)
+
+
+def adapter(form: str, listed: tuple[int, ...] | None) -> Any:
+    kind, draft = FORMS[form]
+    return kind(draft(), listed=listed)
+
+
+@torch.inference_mode()
+def readings(each: Any, tokens: Tensor) -> list[Tensor]:
+    """Logits of a prompt, of three tokens behind it, and of one of those alone."""
+    each.allocate(2, SLOTS)
+    start, rows = torch.tensor([3, 3]), torch.arange(2)
+    found = [each.prefill(rows, tokens[:, :3], states(Shape(), 2))]
+    found += [each.score(tokens[:, 3:], start, reach=SLOTS).logits]
+    if hasattr(each, "score_at"):
+        found += [each.score_at(tokens[:, 3:], start, torch.tensor([2, 0]), reach=SLOTS)]
+    return found
+
+
+@each_form
+def test_listed_tokens_have_the_logits_of_the_whole_head(form: str) -> None:
+    made = [adapter(form, listed) for listed in (LISTED, None)]
+    tokens = torch.randint(0, VOCAB, (2, 6), generator=torch.Generator().manual_seed(1))
+    read = [readings(each, tokens) for each in made]
+    for cut, whole in zip(*read, strict=True):
+        assert cut.shape == whole.shape
+        rare = torch.ones(cut.shape[-1], dtype=torch.bool).index_fill_(
+            0, torch.tensor(LISTED), False
+        )
+        assert bool((cut[..., rare] == NONE).all())
+        torch.testing.assert_close(cut[..., LISTED], whole[..., LISTED], rtol=0, atol=2e-5)
+
+
+@dataclass
+class Seen:
+    """A drafter that notes what it drafts."""
+
+    inner: Any
+    drafts: list[Draft]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def propose(self, rows: Rows, gamma: int) -> Draft:
+        draft: Draft = self.inner.propose(rows, gamma)
+        self.drafts.append(draft)
+        return draft
+
+
+TARGETS: dict[str, Callable[[], Any]] = {
+    "whisper": lambda: WhisperDecoder(model(Shape())),
+    "llama": lambda: CausalDecoder(causal_lm("llama")),
+    "gemma2": lambda: CausalDecoder(causal_lm("gemma2")),
+}
+
+
+def decoded(
+    form: str, listed: tuple[int, ...] | None, gamma: int, *, sampled: bool = False, **given: Any
+) -> tuple[dict[Any, tuple[int, ...]], list[Tensor], int]:
+    """The texts of ragged requests, more than fit; all drafted tokens; and how many were accepted."""
+    drafter = Seen(ModelDrafter(adapter(form, listed), **given), [])
+    engine = Engine(
+        TARGETS[form.split()[0]](),
+        drafter,
+        batch=3,
+        eos=(1,),
+        schedule=Fixed(gamma),
+        max_tokens=36,
+    )
+    sampling = Sampling(top_k=9, repetition=1.1) if sampled else Sampling()
+    work = [
+        Request(
+            tuple(2 + (3 * i + j) % 40 for j in range(1 + i % 4)),
+            encoder_states=state,
+            tag=i,
+            max_new_tokens=22 - 3 * i,
+            temperature=0.9 if sampled and i % 2 else 0.0,
+            sampling=sampling,
+            seed=i,
+        )
+        for i, state in enumerate(states(Shape(), 6))
+    ]
+    results = {r.request.tag: r for r in engine.run(work)}
+    assert not engine.faults
+    assert all(r.guarantee in (Guarantee.EXACT, Guarantee.GREEDY_ONLY) for r in results.values())
+    texts = {tag: r.tokens for tag, r in sorted(results.items())}
+    drafts = [draft.tokens for draft in drafter.drafts]
+    return texts, drafts, sum(r.accepted for r in results.values())
+
+
+@pytest.mark.parametrize("given", [{}, {"confidence": 0.05}], ids=["fixed", "confidence"])
+@pytest.mark.parametrize(
+    "form",
+    [
+        pytest.param(form, marks=NATIVE if "native" in form else ())
+        for form in FORMS
+        if form.split()[0] in TARGETS
+    ],
+)
+def test_greedy_texts_are_those_without_drafts_and_only_listed_tokens_are_drafted(
+    form: str, given: dict[str, float]
+) -> None:
+    plain, _, _ = decoded(form, None, 0)
+    for gamma in (1, 4):
+        texts, drafts, accepted = decoded(form, LISTED, gamma, **given)
+        assert texts == plain
+        assert drafts and accepted
+        assert torch.isin(torch.cat([d.flatten() for d in drafts]), torch.tensor(LISTED)).all()
+
+
+@pytest.mark.parametrize(
+    "pair", [("whisper lean", "whisper native"), ("llama lean", "llama native")]
+)
+@NATIVE
+def test_the_native_draft_drafts_the_tokens_of_the_loop_in_torch(pair: tuple[str, str]) -> None:
+    (texts, ours, accepted), (others, theirs, kept) = (decoded(form, LISTED, 4) for form in pair)
+    assert texts == others and accepted == kept
+    assert len(ours) == len(theirs)
+
+
+@pytest.mark.parametrize(
+    "form", ["whisper lean", "whisper modules", "llama lean", "gemma2 modules"]
+)
+def test_sampled_texts_draft_only_listed_tokens_by_a_distribution_over_them(form: str) -> None:
+    texts, drafts, accepted = decoded(form, LISTED, 4, sampled=True)
+    plain, _, _ = decoded(form, None, 0, sampled=True)
+    assert all(texts[tag] == plain[tag] for tag in (0, 2, 4))  # at temperature 0
+    assert accepted and all(texts.values())
+    assert torch.isin(torch.cat([d.flatten() for d in drafts]), torch.tensor(LISTED)).all()
+
+
+def test_a_list_of_all_tokens_changes_nothing() -> None:
+    every = tuple(range(VOCAB))
+    for form in ("whisper lean", "whisper modules"):
+        for sampled in (False, True):
+            cut = decoded(form, every, 3, sampled=sampled)
+            whole = decoded(form, None, 3, sampled=sampled)
+            assert cut[0] == whole[0] and cut[2] == whole[2]
+
+
+def test_rules_that_forbid_all_listed_tokens_leave_guesses_that_are_rejected() -> None:
+    """A distribution over nothing is no number, and would reach the target's residual."""
+
+    def forbid(logits: Tensor, prefix: Any) -> Tensor:
+        banned = torch.zeros(logits.shape[-1], dtype=torch.bool)
+        banned[[2, 5]] = True
+        return logits.masked_fill(banned, NONE)
+
+    def texts(gamma: int, listed: tuple[int, ...] | None) -> tuple[dict[Any, Any], int]:
+        draft = ModelDrafter(TinyModel(listed=listed), [forbid])
+        engine = Engine(
+            TinyModel(), draft, batch=2, eos=(10,), schedule=Fixed(gamma), processors=[forbid]
+        )
+        work = [
+            Request((1, 2, 3), tag=i, max_new_tokens=9, temperature=t, seed=i)
+            for i, t in enumerate((0.0, 1.0, 0.7))
+        ]
+        results = list(engine.run(work))
+        assert not engine.faults
+        return {r.request.tag: r.tokens for r in results}, sum(r.accepted for r in results)
+
+    plain, _ = texts(0, None)
+    cut, accepted = texts(3, (2, 5))
+    assert accepted == 0
+    assert cut[0] == plain[0]
+    assert all(0 <= token < 11 and token not in (2, 5) for text in cut.values() for token in text)
+
+
+def test_tokens_that_the_target_lacks_are_left_out() -> None:
+    for kind in (CausalDecoder, LeanCausalDecoder, NativeCausalDecoder):
+        if kind is NativeCausalDecoder and missing() is not None:
+            continue
+        made = kind(causal_lm("llama", layers=2), None, 40, listed=LISTED)
+        assert made.listed is not None
+        assert made.listed.tolist() == [token for token in LISTED if token < 40]
+        made.allocate(1, SLOTS)
+        made.prefill(torch.tensor([0]), torch.tensor([[3, 4]]), [None])
+        logits = made.score(torch.tensor([[7]]), torch.tensor([2]), reach=SLOTS).logits
+        assert logits.shape == (1, 1, 40)
+        assert logits.isfinite().sum() == len(made.listed)
+
+
+def test_a_head_that_is_no_matrix_is_refused() -> None:
+    class Odd(torch.nn.Linear):
+        pass
+
+    odd = phi()
+    odd.lm_head = Odd(16, VOCAB)
+    with pytest.raises(LoadError, match="phi: its head is a Odd, which cannot be cut"):
+        with_cut_head(odd, torch.tensor([1]))
+
+
+def test_the_model_itself_keeps_its_head() -> None:
+    whole = causal_lm("llama", layers=2)
+    before = whole.lm_head.weight.shape
+    made = with_cut_head(whole, torch.tensor([3, 4]))
+    assert made.lm_head.weight.shape[0] == 2 and whole.lm_head.weight.shape == before
+    assert made.base_model is whole.base_model
