@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from forescribe.speculative.device import Device
+from forescribe.speculative.drafters.draft_tokens import DraftTokens
 from forescribe.speculative.errors import LoadError
 from forescribe.speculative.models.checkpoint_files import damaged, missing
 from forescribe.speculative.models.families.causal_config import positions_of
@@ -53,6 +54,7 @@ class LanguageModel:
     vocabulary: Vocabulary
     ends: frozenset[int]  # tokens that end a text
     engine: ModelEngine = ModelEngine.AUTO  # what runs its forward
+    draft_tokens: DraftTokens | None = None  # the only ones that it proposes as a draft; None: all
 
     @property
     def vocab_size(self) -> int:
@@ -109,8 +111,20 @@ def load(
         ) from error
     tokenizer = _tokenizer(folder, name, role)
     return LanguageModel(
-        str(name), model, Vocabulary(tokenizer, str(name)), _ends(model, tokenizer), engine
+        str(name),
+        model,
+        Vocabulary(tokenizer, str(name)),
+        _ends(model, tokenizer),
+        engine,
+        _draft_tokens(folder, model, name) if role == "draft" else None,
     )
+
+
+def _draft_tokens(folder: Path, model: Any, name: str | Path) -> DraftTokens | None:
+    try:
+        return DraftTokens.beside(folder, int(model.config.get_text_config().vocab_size))
+    except LoadError as error:
+        raise LoadError(f"--draft {name}: {error}") from error
 
 
 def _tokenizer(folder: Path, name: str | Path, role: Role) -> Any:

@@ -53,6 +53,7 @@ def drafter_for(
             target.vocab_size,
             engine=draft.engine,
             stored=device.stored,
+            listed=draft.draft_tokens and draft.draft_tokens.ids,
         ),
         confidence=confidence_for(gamma, device),
     )
@@ -65,7 +66,12 @@ def _universal(target: LanguageModel, draft: LanguageModel, device: Device) -> D
             f"CPUs, not on {device.kind}, whose rounds are graphs"
         )
     return UniversalDrafter(
-        causal_decoder(draft.model, engine=draft.engine, stored=device.stored),
+        causal_decoder(
+            draft.model,
+            engine=draft.engine,
+            stored=device.stored,
+            listed=draft.draft_tokens and draft.draft_tokens.ids,
+        ),
         draft.vocabulary,
         draft.ends,
         target.vocabulary,

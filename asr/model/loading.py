@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from forescribe.speculative.device import Device
+from forescribe.speculative.drafters.draft_tokens import DraftTokens
 from forescribe.speculative.errors import LoadError
 from forescribe.speculative.models.attention import use_products
 from forescribe.speculative.models.checkpoint_files import damaged
@@ -58,6 +59,7 @@ class Whisper:
     engine: ModelEngine = ModelEngine.AUTO  # what runs the target's decoder
     draft_engine: ModelEngine = ModelEngine.AUTO
     native_encoders: Mapping[Any, NativeEncoder] = field(default_factory=dict)  # by its modules
+    draft_tokens: DraftTokens | None = None  # the only ones that the draft proposes; None: all
 
     @torch.inference_mode()
     def encode(self, features: Tensor) -> list[EncoderStates]:
@@ -122,7 +124,7 @@ def load(
     target, target_engine = _model(folder, "model", device, engine)
     tokenizer, extractor = _tokenizer(folder, target.config), _extractor(folder, target.config)
     tokens = _special_tokens(target, tokenizer, pair)
-    draft, shared, draft_engine = None, False, engine
+    draft, shared, draft_engine, draft_tokens = None, False, engine, None
     if draft_folder is not None:
         draft, draft_engine = _model(draft_folder, "draft", device, engine)
         check_pair(
@@ -134,6 +136,7 @@ def load(
             draft=str(pair.draft),
         )
         _check_states(target, draft, pair)
+        draft_tokens = _draft_tokens(draft_folder, draft.config.vocab_size, pair)
         shared = same_encoder(target, draft)
         if shared and encoder_of(draft) is not None:
             draft.model.encoder = target.model.encoder  # one copy in memory
@@ -152,7 +155,15 @@ def load(
         target_engine,
         draft_engine,
         encoders,
+        draft_tokens,
     )
+
+
+def _draft_tokens(folder: Path, vocab_size: int, pair: Pair) -> DraftTokens | None:
+    try:
+        return DraftTokens.beside(folder, vocab_size)
+    except LoadError as error:
+        raise ModelError(f"--draft {pair.draft}: {error}") from error
 
 
 def _native_encoders(

@@ -15,7 +15,6 @@ from torch import Tensor
 from transformers import GenerationConfig
 
 from benchmarks.gpu import construction
-from benchmarks.gpu.cut_head import CutHead
 from benchmarks.gpu.dimensions import Dimensions
 from benchmarks.gpu.text_path import TextPath
 from forescribe.asr.decode.rules import whisper_rules
@@ -27,7 +26,7 @@ from forescribe.speculative.native.native_whisper import NativeWhisperDecoder
 from forescribe.speculative.protocols import Model, Schedule
 from forescribe.speculative.requests import Mode
 
-DECODERS: dict[str, Callable[[Any], Model]] = {
+DECODERS: dict[str, Callable[..., Model]] = {
     "lean": LeanWhisperDecoder,
     "modules": WhisperDecoder,
     "native": NativeWhisperDecoder,
@@ -69,9 +68,8 @@ class Pair:
         head to the tokens that occur."""
         kind, drafter = DECODERS[decoder], None
         if agreement is not None:
-            model, tokens = self.drafts[agreement], self.path.tokens
-            drafting: Model = CutHead(kind, model, tokens) if cut else kind(model)
-            drafter = ModelDrafter(drafting)
+            listed = sorted(self.path.tokens) if cut else None
+            drafter = ModelDrafter(kind(self.drafts[agreement], listed=listed))
         return Engine(
             kind(self.target),
             drafter,

@@ -50,7 +50,12 @@ def speech_pair() -> DecoderPair:
     prompt = whisper.tokens.prompt("en", "transcribe", timestamps=True)
     return DecoderPair(
         target=lambda e: whisper_decoder(whisper.target, lambda s: s.target, engine=e),
-        draft=lambda e: whisper_decoder(whisper.draft, lambda s: s.draft, engine=e),
+        draft=lambda e: whisper_decoder(
+            whisper.draft,
+            lambda s: s.draft,
+            engine=e,
+            listed=whisper.draft_tokens and whisper.draft_tokens.ids,
+        ),
         engines=_able(FORMS, whisper.target),
         requests=[
             Request(prompt=prompt, encoder_states=states, tag=i) for i, states in enumerate(encoded)
