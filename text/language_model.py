@@ -54,7 +54,12 @@ class LanguageModel:
     vocabulary: Vocabulary
     ends: frozenset[int]  # tokens that end a text
     engine: ModelEngine = ModelEngine.AUTO  # what runs its forward
-    draft_tokens: DraftTokens | None = None  # the only ones that it proposes as a draft; None: all
+    draft_tokens: DraftTokens | None = None
+
+    @property
+    def listed(self) -> tuple[int, ...] | None:
+        """The only tokens that it proposes as a draft; None: all."""
+        return None if self.draft_tokens is None else self.draft_tokens.ids
 
     @property
     def vocab_size(self) -> int:

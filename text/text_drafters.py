@@ -53,7 +53,7 @@ def drafter_for(
             target.vocab_size,
             engine=draft.engine,
             stored=device.stored,
-            listed=draft.draft_tokens and draft.draft_tokens.ids,
+            listed=draft.listed,
         ),
         confidence=confidence_for(gamma, device),
     )
@@ -70,7 +70,7 @@ def _universal(target: LanguageModel, draft: LanguageModel, device: Device) -> D
             draft.model,
             engine=draft.engine,
             stored=device.stored,
-            listed=draft.draft_tokens and draft.draft_tokens.ids,
+            listed=draft.listed,
         ),
         draft.vocabulary,
         draft.ends,

@@ -199,7 +199,7 @@ def _drafter(whisper: Whisper, gamma: int | None) -> Drafter:
             lambda states: states.draft,
             engine=whisper.draft_engine,
             stored=whisper.device.stored,
-            listed=whisper.draft_tokens and whisper.draft_tokens.ids,
+            listed=whisper.listed,
         ),
         confidence=confidence_for(gamma, whisper.device),
     )

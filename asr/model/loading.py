@@ -59,7 +59,12 @@ class Whisper:
     engine: ModelEngine = ModelEngine.AUTO  # what runs the target's decoder
     draft_engine: ModelEngine = ModelEngine.AUTO
     native_encoders: Mapping[Any, NativeEncoder] = field(default_factory=dict)  # by its modules
-    draft_tokens: DraftTokens | None = None  # the only ones that the draft proposes; None: all
+    draft_tokens: DraftTokens | None = None
+
+    @property
+    def listed(self) -> tuple[int, ...] | None:
+        """The only tokens that the draft proposes; None: all."""
+        return None if self.draft_tokens is None else self.draft_tokens.ids
 
     @torch.inference_mode()
     def encode(self, features: Tensor) -> list[EncoderStates]:

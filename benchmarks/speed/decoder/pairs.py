@@ -54,7 +54,7 @@ def speech_pair() -> DecoderPair:
             whisper.draft,
             lambda s: s.draft,
             engine=e,
-            listed=whisper.draft_tokens and whisper.draft_tokens.ids,
+            listed=whisper.listed,
         ),
         engines=_able(FORMS, whisper.target),
         requests=[
