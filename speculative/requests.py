@@ -82,6 +82,10 @@ class Mode:
         """Whether rounds of this mode compute everything that those of the other do."""
         return all(getattr(self, f.name) >= getattr(other, f.name) for f in fields(self))
 
+    def __or__(self, other: Mode) -> Mode:
+        """The smallest mode that covers both."""
+        return Mode(*(getattr(self, f.name) or getattr(other, f.name) for f in fields(self)))
+
     @staticmethod
     def of(requests: Iterable[Request]) -> Mode:
         """The smallest mode that covers these requests."""

@@ -14,6 +14,7 @@ from torch import Tensor
 from .. import checks
 from ..device import Device
 from ..errors import RequestError
+from ..graphs.shapes import ShapeSet
 from ..graphs.transfers import upload
 from ..requests import Guarantee, Mode, Request
 from ..rounds.rule_choice import RuleChoice
@@ -99,8 +100,8 @@ def probabilities(logits: Tensor, request: Request) -> Tensor | None:
 class Admission:
     """Puts requests into free slots: their state on the device, and their prompt in the target."""
 
-    def __init__(self, context: EngineContext, rules: RuleChoice, modes: Sequence[Mode]) -> None:
-        self._context, self._rules, self._modes = context, rules, modes
+    def __init__(self, context: EngineContext, rules: RuleChoice, shapes: ShapeSet) -> None:
+        self._context, self._rules, self._shapes = context, rules, shapes
 
     def check(self, request: Request) -> None:
         """Raises `RequestError` for a request that this engine cannot decode."""
@@ -112,7 +113,7 @@ class Admission:
             max_gamma=context.max_gamma,
             ranks=context.rows.ranks,
         )
-        if context.device.static_shapes and not any(mode.covers(need) for mode in self._modes):
+        if context.device.static_shapes and not self._shapes.covers(need):
             raise RequestError(f"no mode of this engine covers {need}; give it one that does")
         if self._rules.guarantee(sampling=need.sampling) is Guarantee.GREEDY_ONLY:
             name = self._rules.pick(sampling=True).name

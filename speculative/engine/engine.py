@@ -27,7 +27,7 @@ from ..device import Device, choose
 from ..errors import BrokenError, DecodingError
 from ..graphs.capture import capture_for
 from ..graphs.graph_runner import GraphRunner
-from ..graphs.shapes import Shape
+from ..graphs.shapes import Shape, ShapeSet
 from ..protocols import Drafter, Model, Processor, Rule, Schedule
 from ..requests import Mode, Partial, Request, Result
 from ..rounds.rule_choice import RuleChoice
@@ -50,8 +50,9 @@ class Engine:
     are at temperature 0 and `sampled` otherwise, which is token rejection where it is None; together they
     are exact. `ranks` is how many of the most likely tokens a request may ask for at each position; `modes`
     are those that rounds are captured for, where the device captures: the first that covers the rows is
-    run. `captured=False` runs rounds operator by operator there too. Raises `ValueError` for parts that do
-    not fit: another vocabulary, drafts that the rule cannot verify, a draft length without a drafter. Not
+    run, and all together are added as a last one where none covers requests of two of them.
+    `captured=False` runs rounds operator by operator there too. Raises `ValueError` for parts that do not
+    fit: another vocabulary, drafts that the rule cannot verify, a draft length without a drafter. Not
     thread-safe.
     """
 
@@ -79,11 +80,12 @@ class Engine:
         self.max_gamma = max(self.schedule.buckets)
         sizes = Sizes(batch, self.max_gamma, ranks, max_tokens)
         self._context = context = EngineContext.allocate(self.device, target, drafter, sizes, eos)
-        self._modes, rules = tuple(modes), RuleChoice(rule, sampled, drafter)
-        self._scheduler = Scheduler(context, rules, self._modes, self.schedule, clock)
+        rules, slots = RuleChoice(rule, sampled, drafter), context.rows.scratch
+        shapes = ShapeSet.of(self.device, batch, slots, self.schedule.buckets, modes)
+        self._scheduler = Scheduler(context, rules, shapes, self.schedule, clock)
         capture = capture_for(self.device) if captured else None
         fail = self._scheduler.collector.fail
-        self._runner = GraphRunner(context, rules, processors, fail, capture)
+        self._runner = GraphRunner(context, rules, processors, fail, shapes, capture)
         self.threads = RoundThreads()
         self._last_stats = Stats()
         self.broken: BrokenError | None = None
@@ -183,7 +185,7 @@ class Engine:
             raise RuntimeError("warm_up() needs an idle engine: capturing runs rounds")
         before = replace(self._context.counts)
         with self.device.guard():
-            self._runner.warm_up(self.schedule.buckets, self._modes)
+            self._runner.warm_up()
             self._scheduler.warm_up()
             self.device.synchronize()
         self._context.counts = before

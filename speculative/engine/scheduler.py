@@ -6,9 +6,10 @@ Knows requests, slots and a schedule; nothing of how a round runs.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 
 from ..errors import BrokenError
+from ..graphs.shapes import ShapeSet
 from ..protocols import Schedule
 from ..requests import Mode, Request
 from ..rounds.rule_choice import RuleChoice
@@ -28,14 +29,14 @@ class Scheduler:
         self,
         context: EngineContext,
         rules: RuleChoice,
-        modes: Sequence[Mode],
+        shapes: ShapeSet,
         schedule: Schedule,
         clock: Callable[[], float],
     ) -> None:
         if context.drafting:
             rules.check()
-        self._context, self._modes = context, modes
-        self._admission = Admission(context, rules, modes)
+        self._context, self._shapes = context, shapes
+        self._admission = Admission(context, rules, shapes)
         self._reader = DraftReader(context)
         self.collector = ResultCollector(context, rules)
         self.pacing = Pacing(schedule, context.faults, clock, context.device)
@@ -124,7 +125,7 @@ class Scheduler:
         need = Mode.of(requests)
         if not self._context.device.static_shapes:
             return need
-        return next((mode for mode in self._modes if mode.covers(need)), need)
+        return self._shapes.mode(need)
 
     def _poll(self) -> None:
         """Takes a snapshot, and reads it, or the one before where reads are late: the device then has a

@@ -5,7 +5,7 @@ Knows slots, rounds and devices; nothing of schedules, admission or results.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -39,12 +39,13 @@ class GraphRunner:
         rules: RuleChoice,
         processors: Iterable[Processor],
         fail: Callable[[int, DecodingError], None],
+        shapes: ShapeSet,
         capture: Capture | None = None,
     ) -> None:
         self._context, self._rules, self._fail = context, rules, fail
         self._processors = tuple(processors)
         self._capture = capture  # None: rounds are not captured
-        self._shapes = ShapeSet.of(context.device, context.rows.batch, context.rows.scratch)
+        self._shapes = shapes
         self._graphs: dict[Shape, Launch] = {}
         self._stage = faults.ENGINE  # of the round under way
 
@@ -65,11 +66,12 @@ class GraphRunner:
                 else:
                     self._count(width)
 
-    def warm_up(self, gammas: Iterable[int], modes: Sequence[Mode]) -> None:
-        """Runs shapes once on free rows, so that they are captured before there is work: every one where
-        shapes are compiled, those of the first mode where a capture takes no longer than a few rounds."""
+    def warm_up(self) -> None:
+        """Runs shapes once on free rows, so that they are captured before there is work: those of all modes
+        where shapes are compiled, of the first one where a capture takes no longer than a few rounds."""
+        modes = self._shapes.modes
         wanted = modes[:1] if self._context.device.kind == "cuda" else modes
-        for shape in self._shapes.all(gammas, wanted):
+        for shape in self._shapes.common(wanted):
             self._launch(shape)()
 
     @property
@@ -89,6 +91,7 @@ class GraphRunner:
         if self._capture is None:
             return self._eager(shape, self.parts(shape.mode))
         if shape not in self._graphs:
+            assert shape in self._shapes, f"{shape} is not in the closed set"
             self._graphs[shape] = self._captured(shape, self._capture)
         return self._graphs[shape]
 

@@ -6,8 +6,10 @@ values, and they are known before the first request.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import or_
 
 from ..device import Device
 from ..requests import Mode
@@ -44,23 +46,55 @@ class Shape:
 
 @dataclass(frozen=True)
 class ShapeSet:
-    """The values of a shape's axes; `gamma` and `mode` come from the schedule and the engine."""
+    """The values of a shape's axes, and the shapes that they make.
+
+    Closed: requests that are admitted one by one, each in a mode that is covered, never meet in a round
+    whose shape is not in the set.
+    """
 
     batches: tuple[int, ...]  # ascending, the last one is the whole batch
+    gammas: tuple[int, ...]  # of the schedule
+    modes: tuple[Mode, ...]  # one of them covers all the others together
     reaches: tuple[int, ...]  # ascending, the last one is every slot
 
     @classmethod
-    def of(cls, device: Device, batch: int, slots: int) -> ShapeSet:
+    def of(
+        cls,
+        device: Device,
+        batch: int,
+        slots: int,
+        gammas: Sequence[int],
+        modes: Sequence[Mode],
+    ) -> ShapeSet:
         """The axes on `device` for `batch` rows of `slots` slots.
 
         cuda captures in tenths of a second: batches and reaches double. A Gaudi card compiles for minutes:
         batches grow by four, and every round reads all slots.
         """
+        batches: tuple[int, ...] = (batch,)
+        reaches: tuple[int, ...] = (*(r for r in EAGER_REACHES if r < slots), slots)
         if device.kind == "cuda":
-            return cls(powers(2, 1, batch), powers(2, SHORTEST_CAPTURED, slots))
-        if device.kind == "hpu":
-            return cls(powers(4, 1, batch), (slots,))
-        return cls((batch,), (*(r for r in EAGER_REACHES if r < slots), slots))
+            batches, reaches = powers(2, 1, batch), powers(2, SHORTEST_CAPTURED, slots)
+        elif device.kind == "hpu":
+            batches, reaches = powers(4, 1, batch), (slots,)
+        return cls(batches, tuple(gammas), closed(modes), reaches)
+
+    def __contains__(self, shape: Shape) -> bool:
+        return (
+            shape.rows in self.batches
+            # Rows whose drafter has failed run plain rounds, whatever the schedule.
+            and shape.gamma in (0, *self.gammas)
+            and shape.mode in self.modes
+            and shape.reach in self.reaches
+        )
+
+    def covers(self, need: Mode) -> bool:
+        """Whether a request that needs this mode can be decoded in a captured round."""
+        return any(mode.covers(need) for mode in self.modes)
+
+    def mode(self, need: Mode) -> Mode:
+        """The mode of a round for requests that are covered one by one: the first that covers them all."""
+        return next(mode for mode in self.modes if mode.covers(need))
 
     def pick(self, rows: int, gamma: int, mode: Mode, longest: int) -> Shape:
         """The smallest shape that holds the first `rows` rows of at most `longest` tokens."""
@@ -71,17 +105,26 @@ class ShapeSet:
             reach=next(r for r in self.reaches if r >= longest),
         )
 
-    def all(self, gammas: Iterable[int], modes: Sequence[Mode]) -> Iterator[Shape]:
-        """Every shape, largest first: graphs of one memory pool reuse each other's blocks, and a smaller
-        graph fits into those of a larger one."""
+    def common(self, modes: Sequence[Mode]) -> Iterator[Shape]:
+        """The shapes of these modes and the schedule's gammas, largest first: graphs of one memory pool
+        reuse each other's blocks, and a smaller graph fits into those of a larger one."""
         made = [
             Shape(rows, gamma, mode, reach)
             for rows in self.batches
-            for gamma in gammas
+            for gamma in self.gammas
             for mode in modes
             for reach in self.reaches
         ]
         return iter(sorted(made, key=lambda shape: shape.size, reverse=True))
+
+
+def closed(modes: Sequence[Mode]) -> tuple[Mode, ...]:
+    """`modes`, followed by all of them together where none covers that. Requests of different modes share
+    a round; one mode that covers everything is enough for whichever meet."""
+    together = reduce(or_, modes, Mode())
+    if any(mode.covers(together) for mode in modes):
+        return tuple(modes)
+    return (*modes, together)
 
 
 def powers(factor: int, first: int, last: int) -> tuple[int, ...]:

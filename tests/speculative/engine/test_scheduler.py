@@ -13,6 +13,7 @@ from forescribe.speculative.engine.faults import FaultLog, SingleRowProcessor
 from forescribe.speculative.engine.pacing import Pacing
 from forescribe.speculative.engine.scheduler import Scheduler
 from forescribe.speculative.errors import RequestError
+from forescribe.speculative.graphs.shapes import ShapeSet
 from forescribe.speculative.graphs.snapshots import SnapshotCopy
 from forescribe.speculative.graphs.transfers import HostCopy, Moment
 from forescribe.speculative.protocols import Poll
@@ -45,7 +46,8 @@ def scheduler(batch: int = 2, schedule=None, target=None) -> tuple[EngineContext
         CPU, target or TinyModel(), drafter, Sizes(batch, 2, 0, None), (99,)
     )
     rules = RuleChoice(None, None, drafter)
-    return context, Scheduler(context, rules, (Mode(),), schedule or Recording(), lambda: 0.0)
+    shapes = ShapeSet.of(CPU, batch, context.rows.scratch, (0, 2), (Mode(),))
+    return context, Scheduler(context, rules, shapes, schedule or Recording(), lambda: 0.0)
 
 
 # Admission

@@ -15,7 +15,7 @@ from forescribe.speculative.engine.inbox import Inbox
 from forescribe.speculative.engine.scheduler import Scheduler
 from forescribe.speculative.engine.slots import SlotState
 from forescribe.speculative.graphs.graph_runner import GraphRunner
-from forescribe.speculative.graphs.shapes import Shape
+from forescribe.speculative.graphs.shapes import Shape, ShapeSet
 from forescribe.speculative.requests import Mode
 from forescribe.speculative.rounds.rule_choice import RuleChoice
 from forescribe.speculative.testing import TinyModel
@@ -37,17 +37,21 @@ class Capturing:
 
 
 def parts(
-    device: Device, processors: tuple[Any, ...] = (), capture: Capturing | None = None
+    device: Device,
+    processors: tuple[Any, ...] = (),
+    capture: Capturing | None = None,
+    modes: tuple[Mode, ...] = (Mode(),),
 ) -> tuple[EngineContext, GraphRunner]:
     """A context with two rows under way, and a runner that records the rows that fail."""
     target, drafter = TinyModel(), ModelDrafter(TinyModel(blur=0.3))
     sizes = Sizes(batch=3, max_gamma=GAMMA, ranks=0, max_tokens=None)
     context = EngineContext.allocate(device, target, drafter, sizes, (99,))
     rules = RuleChoice(None, None, drafter)
-    scheduler = Scheduler(context, rules, (Mode(),), Fixed(GAMMA), lambda: 0.0)
+    shapes = ShapeSet.of(device, sizes.batch, context.rows.scratch, (0, GAMMA), modes)
+    scheduler = Scheduler(context, rules, shapes, Fixed(GAMMA), lambda: 0.0)
     for n in (1, 2):
         scheduler.submit(Request((n, 3), max_new_tokens=12, tag=n))
-    runner = GraphRunner(context, rules, processors, scheduler.collector.fail, capture)
+    runner = GraphRunner(context, rules, processors, scheduler.collector.fail, shapes, capture)
     scheduler.prepare()
     return context, runner
 
@@ -72,8 +76,8 @@ def test_each_shape_is_captured_once_and_captures_move_no_row():
 @torch.inference_mode()
 def test_a_warm_up_runs_every_shape():
     made = Capturing()
-    context, runner = parts(CPU, capture=made)
-    runner.warm_up((0, GAMMA), (Mode(), Mode(sampling=True)))
+    context, runner = parts(CPU, capture=made, modes=(Mode(), Mode(sampling=True)))
+    runner.warm_up()
     slots = context.rows.scratch
     assert set(runner.captured) == {
         Shape(3, gamma, Mode(sampling=sampling), slots)

@@ -86,9 +86,8 @@ def tokens(engine: Any, work: Any) -> dict[Any, tuple[int, ...]]:
 def test_each_shape_is_one_recipe_that_hundreds_of_rounds_repeat(compiled: Compiled) -> None:
     engine = tiny_engine(HPU, 0, 3)
     engine.warm_up()
-    closed = set(
-        ShapeSet.of(HPU, 5, engine.rows.scratch).all((0, 3), (Mode(), Mode(sampling=True)))
-    )
+    modes = (Mode(), Mode(sampling=True))
+    closed = set(ShapeSet.of(HPU, 5, engine.rows.scratch, (0, 3), modes).common(modes))
     assert set(engine._runner.captured) == closed and len(compiled.recipes) == len(closed) == 12
     assert tokens(engine, GREEDY) == tokens(tiny_engine(None, 0, 3), GREEDY)
     assert len(compiled.recipes) == 12 and compiled.calls > 150
@@ -118,7 +117,8 @@ def test_dynamo_makes_one_graph_for_each_shape_above_its_limit_of_recompilations
     )
     torch._dynamo.reset()
     engine, gammas = tiny_engine(HPU, 0, 1, 2), (0, 1, 2)
-    shapes = list(ShapeSet.of(HPU, 5, engine.rows.scratch).all(gammas, (Mode(),)))
+    slots = engine.rows.scratch
+    shapes = list(ShapeSet.of(HPU, 5, slots, gammas, (Mode(),)).common((Mode(),)))
     assert len(shapes) == 9 > torch._dynamo.config.recompile_limit
     with torch.inference_mode():
         for _ in range(2):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from forescribe.asr.decode.rules import whisper_rules
 from forescribe.speculative import Engine, ModelDrafter, NgramDrafter, Request
 from forescribe.speculative.device import Device
 from forescribe.speculative.models.whisper_decoder import WhisperDecoder
-from forescribe.speculative.requests import Probe
+from forescribe.speculative.requests import Mode, Probe, Sampling
 from forescribe.speculative.testing import TinyModel
 from tests.speculative.models.whispers import EOS, SOT, decoder_only, encoder_states, whisper
 
@@ -33,7 +33,12 @@ class Changing:
         self.learnt += 1
 
 
-def tiny_engine(device: Device | None, *gammas: int, ngram: bool = False) -> Engine:
+def tiny_engine(
+    device: Device | None,
+    *gammas: int,
+    ngram: bool = False,
+    modes: Sequence[Mode] = (Mode(), Mode(sampling=True)),
+) -> Engine:
     drafter = NgramDrafter(hint_slots=4) if ngram else ModelDrafter(TinyModel(blur=0.3))
     return Engine(
         TinyModel(positions=150),
@@ -43,6 +48,7 @@ def tiny_engine(device: Device | None, *gammas: int, ngram: bool = False) -> Eng
         schedule=Changing(*gammas),
         device=device,
         ranks=2,
+        modes=modes,
     )
 
 
@@ -59,6 +65,28 @@ def tiny_requests(count: int, seed: int = 0, sampled: bool = False) -> list[Requ
             ranks=n % 3,
             probe=Probe(0, (1, 2)) if n % 2 else None,
             tag=n,
+        )
+        for n in range(count)
+    ]
+
+
+def mixed_requests(count: int, seed: int = 0) -> list[Request]:
+    """Requests that each use one feature of a round or none, of 1 to 20 tokens."""
+    draw = random.Random(seed)
+    features: list[dict[str, Any]] = [
+        {},
+        {"temperature": 0.8},
+        {"temperature": 0.8, "sampling": Sampling(top_k=3)},
+        {"sampling": Sampling(presence=0.5)},
+        {"ranks": 2},
+    ]
+    return [
+        Request(
+            prompt=tuple(draw.randrange(1, 11) for _ in range(draw.randint(1, 9))),
+            max_new_tokens=draw.choice([1, 3, 9, 20]),
+            seed=n,
+            tag=n,
+            **draw.choice(features),
         )
         for n in range(count)
     ]
