@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -27,6 +29,16 @@ def is_greedy(model, prompt: tuple[int, ...], tokens: tuple[int, ...]) -> bool:
     chosen = tuple(forward(model, text)[len(prompt) - 1 : -1].argmax(-1).tolist())
     ended = tokens[-1] == EOS or len(text) == POSITIONS
     return chosen == tokens and ended and EOS not in tokens[:-1]
+
+
+@functools.cache
+def generated(family: str, prompt: tuple[int, ...]) -> tuple[int, ...]:
+    """The new tokens of transformers' own `generate`, up to the last position."""
+    row = torch.tensor([prompt])
+    whole = causal_lm(family).generate(
+        row, attention_mask=torch.ones_like(row), do_sample=False, max_length=POSITIONS
+    )
+    return tuple(whole[0, len(prompt) :].tolist())
 
 
 def drafter(kind: str, family: str, engine=ModelEngine.AUTO):
@@ -58,10 +70,7 @@ def test_ragged_prompts_in_one_batch_equal_generate(family, which, kind):
         )
         results = {r.request.tag: r for r in engine.run(Request(p, tag=p) for p in RAGGED)}
         for prompt in RAGGED:
-            row = torch.tensor([prompt])
-            whole = model.generate(row, attention_mask=torch.ones_like(row), do_sample=False,
-                                   max_length=POSITIONS)  # fmt: skip
-            assert results[prompt].tokens == tuple(whole[0, len(prompt) :].tolist())
+            assert results[prompt].tokens == generated(family, prompt)
         assert engine.stats.drafted > 50 or not made
 
 
