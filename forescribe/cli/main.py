@@ -20,6 +20,7 @@ from forescribe.asr.printable import one_line
 from .commands.audit_command import audit
 from .commands.bench_command import bench
 from .commands.diarize_command import diarize
+from .commands.draft_head_command import draft_head
 from .commands.generate_command import generate
 from .commands.key_command import key
 from .commands.models_command import models
@@ -60,6 +61,7 @@ def root(
 app.command(cls=ForeignFlagsCommand)(transcribe)
 app.command(cls=ForeignFlagsCommand)(audit)
 app.command(cls=SectionedCommand)(models)
+app.command(cls=SectionedCommand)(draft_head)
 app.command(cls=ForeignFlagsCommand)(diarize)
 app.add_typer(speakers)
 app.command(cls=SectionedCommand)(generate)
