@@ -3,11 +3,11 @@
     python -m benchmarks.speed.when_it_pays measure --json docs/methods/when-it-pays.json
     python -m benchmarks.speed.when_it_pays draw --json docs/methods/when-it-pays.json      # writes the .svg
 
-Measures both bundled pairs at every draft length and batch size: tokens per round, and the time of
-drafting and scoring in a round. These give alpha and the costs, which determine the curves; the points
-are the speed-up of the whole decoding over gamma 0. With one thread CPU time is measured, so that other
-load hardly matters; with more it is wall time, which needs an idle machine. Prefill and audio encoder
-are not included, as they take the same time with and without drafts.
+Measures both bundled pairs at every draft length and batch size, on the engines that `auto` chooses:
+tokens per round, and the time of drafting and scoring in a round. These give alpha and the costs, which
+determine the curves; the points are the speed-up of the whole decoding over gamma 0. With one thread CPU
+time is measured, so that other load hardly matters; with more it is wall time, which needs an idle machine.
+Prefill and audio encoder are not included, as they take the same time with and without drafts.
 
 Exit status of `measure`: 0, or 1 if a token differs from plain decoding.
 """
@@ -32,6 +32,7 @@ from forescribe.speculative import Engine, Fixed, ModelDrafter, Request, Stats
 from forescribe.speculative.device import Device, Stopwatch, choose
 from forescribe.speculative.engine.schedule import expected_tokens
 from forescribe.speculative.models import bundled
+from forescribe.speculative.protocols import Model
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -55,6 +56,16 @@ LONGEST = 128  # tokens of an answer
 Written = dict[Hashable, tuple[int, ...]]
 Decode = Callable[[int, int], tuple[Stats, Written]]
 """From batch size and gamma to statistics and tokens."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A pair that is measured, and which engine runs each model's forward."""
+
+    decode: Decode
+    target_engine: str
+    draft_engine: str
+
 
 HEAD = (
     "pair",
@@ -148,19 +159,22 @@ def speed_ups(points: Sequence[Point]) -> dict[int, float]:
 # -- measuring -------------------------------------------------------------------------------------
 
 
-def text_pair(device: Device) -> Decode:
-    from forescribe.speculative.models.causal_lm import CausalDecoder
-    from forescribe.text.language_model import load
+def text_pair(device: Device) -> Subject:
+    from forescribe.speculative.models.families.causal_engines import causal_decoder
+    from forescribe.text.language_model import LanguageModel, load
 
     target, draft = (
         load(bundled.path(name), device, network=False) for name in ("text", "text-draft")
     )
     prompts = [target.vocabulary.chat([{"role": "user", "content": q}]) for q in QUESTIONS]
 
+    def decoder(part: LanguageModel) -> Model:
+        return causal_decoder(part.model, engine=part.engine, stored=device.stored)
+
     def decode(batch: int, gamma: int) -> tuple[Stats, Written]:
         engine = Engine(
-            CausalDecoder(target.model),
-            ModelDrafter(CausalDecoder(draft.model)) if gamma else None,
+            decoder(target),
+            ModelDrafter(decoder(draft)) if gamma else None,
             batch=batch,
             eos=target.ends,
             schedule=Fixed(gamma),
@@ -175,10 +189,10 @@ def text_pair(device: Device) -> Decode:
         written: Written = {r.request.tag: r.tokens for r in engine.run(work)}
         return engine.stats, written
 
-    return decode
+    return Subject(decode, target.engine, draft.engine)
 
 
-def speech_pair(device: Device) -> Decode:
+def speech_pair(device: Device) -> Subject:
     from forescribe.asr.decode.transcriber import Options, Transcriber
     from forescribe.asr.model.loading import load
     from forescribe.asr.model.presets import resolve
@@ -197,10 +211,10 @@ def speech_pair(device: Device) -> Decode:
             written |= {(outcome.name, w.index): w.result.tokens for w in outcome.decoded}
         return transcriber.stats(), written
 
-    return decode
+    return Subject(decode, whisper.engine, whisper.draft_engine)
 
 
-PAIRS: Mapping[str, Callable[[Device], Decode]] = {"text": text_pair, "speech": speech_pair}
+PAIRS: Mapping[str, Callable[[Device], Subject]] = {"text": text_pair, "speech": speech_pair}
 
 
 def point(pair: str, batch: int, gamma: int, repeats: Sequence[Stats]) -> Point:
@@ -229,9 +243,11 @@ def measure(options: argparse.Namespace) -> int:
     device = choose("cpu")
     if options.threads == 1:
         device = OneThread(device.kind, device.dtype)
-    points, equal = [], True
+    points, engines, equal = [], {}, True
     for pair in options.pairs:
-        decode = PAIRS[pair](device)
+        subject = PAIRS[pair](device)
+        decode = subject.decode
+        engines[pair] = {"target": str(subject.target_engine), "draft": str(subject.draft_engine)}
         for batch in options.batch:
             found: dict[int, list[Stats]] = {gamma: [] for gamma in GAMMAS}
             _, plain = decode(batch, 0)  # warm-up: memory and kernels
@@ -244,11 +260,14 @@ def measure(options: argparse.Namespace) -> int:
     record = provenance.record("benchmarks.speed.when_it_pays") | {
         "clock": "processor" if options.threads == 1 else "wall",
         "threads": options.threads,
+        "engines": engines,
         "equal": equal,
         "points": [asdict(p) for p in points],
     }
     options.json.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
     print(table(points))
+    for pair, names in engines.items():
+        print(f"{pair}: engine {names['target']}, of the draft {names['draft']}")
     print("all tokens equal" if equal else "TOKENS DIFFER from plain decoding")
     return 0 if equal else 1
 

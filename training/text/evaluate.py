@@ -2,8 +2,9 @@
 
     python -m training.text.evaluate               # writes bundled/text/evaluation.json
 
-Runs `forescribe.speculative.Engine` in float32: the acceptance for every draft length and temperature, and
-at temperature 0 the equality with gamma 0. For times see benchmarks/speed/when_it_pays.py.
+Runs `forescribe.speculative.Engine` in float32, with the forward that `auto` chooses: the acceptance for
+every draft length and temperature, and at temperature 0 the equality with gamma 0. For times see
+benchmarks/speed/when_it_pays.py.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from forescribe.speculative import Engine, ModelDrafter, Request, Result, Stats
-from forescribe.speculative.models.causal_lm import CausalDecoder
+from forescribe.speculative.models.families.causal_engines import causal_decoder
 from forescribe.speculative.protocols import Poll, Schedule
 from training.paths import BUNDLED
 from training.text.corpus import Document, documents, glossary
@@ -54,12 +55,19 @@ class Pair:
     def engine(self, schedule: Schedule, batch: int = BATCH) -> Engine:
         """The engine, with the draft unless the schedule never drafts."""
         return Engine(
-            CausalDecoder(self.target),
-            ModelDrafter(CausalDecoder(self.draft)) if any(schedule.buckets) else None,
+            causal_decoder(self.target),
+            ModelDrafter(causal_decoder(self.draft)) if any(schedule.buckets) else None,
             batch=batch,
             eos=[self.tokenizer.eos_token_id],
             schedule=schedule,
         )
+
+    def engines(self) -> dict[str, str]:
+        """What runs each model's forward: the engine that `auto` chooses."""
+        return {
+            "target": str(causal_decoder(self.target).engine),
+            "draft": str(causal_decoder(self.draft).engine),
+        }
 
     def requests(self, chosen: Sequence[Document], temperature: float) -> list[Request]:
         """One request per document, with its index as tag and seed."""
@@ -184,6 +192,7 @@ def evaluate(pair: Pair) -> dict[str, Any]:
     record: dict[str, Any] = {
         "prompts": COUNTS,
         "parameters": sizes(pair),
+        "engines": pair.engines(),
         "loss": {
             kind: losses(pair, [d for d in documents() if d.held_out and d.kind == kind][:50])
             for kind in COUNTS
@@ -230,6 +239,10 @@ def main() -> None:
     record = evaluate(pair)
     path = options.folder / TARGET / "evaluation.json"
     path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", "utf-8")
+    names = record["engines"]
+    print(
+        f"{path}: equal {record['equal']}, engine {names['target']}, of the draft {names['draft']}"
+    )
 
 
 if __name__ == "__main__":

@@ -17,7 +17,11 @@ from benchmarks.speed.when_it_pays import (
     best_speed_up,
     implied_alpha,
 )
+from forescribe.speculative.device import choose
 from forescribe.speculative.engine.schedule import expected_tokens
+from forescribe.speculative.models import bundled
+from forescribe.speculative.models.families.causal_engines import causal_decoder
+from forescribe.text.language_model import load
 
 alphas = st.floats(0.01, 0.99)
 costs = st.floats(0.001, 1.0)
@@ -84,3 +88,17 @@ def test_the_figure_of_a_record_is_reproducible(tmp_path):
 
 def test_alpha_is_fitted_where_it_is_measured():
     assert FITTED_AT in GAMMAS and GAMMAS[0] == 0
+
+
+def test_a_measurement_names_the_engines_and_its_equality(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(when_it_pays, "GAMMAS", (0, FITTED_AT))
+    monkeypatch.setattr(when_it_pays, "LONGEST", 8)
+    record = tmp_path / "record.json"
+    options = when_it_pays.parse(
+        f"measure --pairs text --batch 1 --repeats 1 --json {record}".split()
+    )
+    assert options.command(options) == 0
+    found = json.loads(record.read_text())
+    chosen = causal_decoder(load(bundled.path("text"), choose("cpu"), network=False).model).engine
+    assert found["equal"] is True and found["engines"]["text"]["target"] == str(chosen)
+    assert f"text: engine {chosen}, of the draft" in capsys.readouterr().out
