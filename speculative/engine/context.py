@@ -6,7 +6,7 @@ Knows how they are allocated; nothing of scheduling.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -57,6 +57,7 @@ class EngineContext:
     reader: StateReader
     max_tokens: int
     max_gamma: int
+    last_stats: Stats = field(default_factory=Stats)
 
     @classmethod
     def allocate(
@@ -106,8 +107,14 @@ class EngineContext:
         """Whether any round may draft."""
         return self.drafter is not None and self.max_gamma > 0
 
-    def read_stats(self) -> Stats:
-        """Everything counted so far; waits for the device."""
+    def stats(self, *, lost: bool) -> Stats:
+        """Everything counted so far; waits for the device. What was read last where it is `lost`."""
+        if not lost:
+            with self.device.guard():
+                self.last_stats = self._read_stats()
+        return replace(self.last_stats, faults=self.faults.count)
+
+    def _read_stats(self) -> Stats:
         return Stats(
             rounds=self.counts.rounds,
             row_rounds=int(self.counters.row_rounds),
@@ -116,7 +123,6 @@ class EngineContext:
             accepted_at_depth=tuple(self.counters.accepted.tolist()),
             target_forwards=self.counts.target_forwards,
             draft_forwards=self.counts.draft_forwards,
-            faults=self.faults.count,
             seconds=self.watch.seconds,
         )
 

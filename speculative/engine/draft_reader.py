@@ -5,30 +5,40 @@ Knows the drafter and the backlog of the slots; nothing of schedules or results.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 
+from ..graphs.capture import Capture
+from ..graphs.catch_up import CatchUp
+from ..graphs.shapes import ShapeSet
 from ..protocols import Drafter
 from ..requests import Request
 from . import faults
 from .admission import prompts
 from .context import EngineContext
 
-CATCH_UP = 32
-"""Tokens of a row that a drafter reads at once of those written without it: one shape, and its logits
-take no more memory than those of a few rounds."""
-
 
 class DraftReader:
     """Lets the drafter read what is in the backlog. A row on which that fails is decoded without drafts."""
 
-    def __init__(self, context: EngineContext) -> None:
-        self._context = context
+    def __init__(
+        self,
+        context: EngineContext,
+        drafter: Drafter,
+        shapes: ShapeSet,
+        capture: Capture | None = None,
+    ) -> None:
+        self._context, self._drafter, self._shapes = context, drafter, shapes
+        self._texts = CatchUp(context.rows, drafter, shapes, capture)
 
-    @property
-    def _drafter(self) -> Drafter:
-        assert self._context.drafter is not None  # without one, gamma is 0 and nothing is read
-        return self._context.drafter
+    @classmethod
+    def of(
+        cls, context: EngineContext, shapes: ShapeSet, capture: Capture | None = None
+    ) -> DraftReader | None:
+        """The reader of an engine; None where nothing is ever drafted."""
+        if context.drafter is None or not context.drafting:
+            return None
+        return cls(context, context.drafter, shapes, capture)
 
     def read(self) -> None:
         """Reads all prompts and all text that the drafter lacks."""
@@ -39,8 +49,9 @@ class DraftReader:
             self._read_texts(backlog.take_tokens(self._context.slots.longest))
 
     def warm_up(self) -> None:
-        """Reads one token of the free rows, so that the shape is compiled."""
-        self._catch_up(1)
+        """Captures the reading of text on free rows, where the schedule may leave text unread."""
+        if 0 in self._shapes.gammas:
+            self._texts.warm_up()
 
     def _read_prompts(self, pending: Mapping[int, Request]) -> None:
         """Reads the prompts together; one by one if that fails."""
@@ -67,23 +78,27 @@ class DraftReader:
         device without events, so that the time of the next rounds does not include it."""
         slots, log, watch = self._context.slots, self._context.faults, self._context.watch
         watch.start()
-        read, drafting = partial(self._catch_up, tokens), slots.drafting()
-        with slots.masked_to(drafting):
-            error = log.attempt(read, faults.CATCH_UP)
-        for row in drafting if error is not None else ():
-            with slots.masked_to([row]):
-                error = log.attempt(read, faults.CATCH_UP)
+        drafting = slots.drafting()
+        if drafting:
+            with slots.masked_to(drafting):
+                together = partial(self._catch_up, tokens, max(drafting) + 1)
+                error = log.attempt(together, faults.CATCH_UP)
             if error is not None:
-                slots.stop_drafting(row, error)
+                self._read_alone(tokens, drafting)
         if not self._context.device.events:
             self._context.device.synchronize()
         watch.mark("draft")
 
-    def _catch_up(self, tokens: int) -> None:
-        """Reads the last `tokens` of every row, and more where the one shape asks for it."""
-        rows = self._context.rows
-        rows.reach, count = rows.scratch, min(CATCH_UP, rows.scratch - 1)
-        for passes in range(-(-tokens // count), 0, -1):
-            start = (rows.lengths - 2 - passes * count).clamp_min(0)  # two are fed by `propose`
-            self._drafter.catch_up(rows, start, count)
-            self._context.counts.draft_forwards += self._drafter.forwards(1)
+    def _read_alone(self, tokens: int, rows: Sequence[int]) -> None:
+        """Reads the text of one row after the other, operator by operator."""
+        slots = self._context.slots
+        for row in rows:
+            read = partial(self._catch_up, tokens, row + 1, captured=False)
+            with slots.masked_to([row]):
+                error = self._context.faults.attempt(read, faults.CATCH_UP)
+            if error is not None:
+                slots.stop_drafting(row, error)
+
+    def _catch_up(self, tokens: int, rows: int, *, captured: bool = True) -> None:
+        pieces = self._texts.read(tokens, rows, captured=captured)
+        self._context.counts.draft_forwards += pieces * self._drafter.forwards(1)

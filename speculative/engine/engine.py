@@ -14,10 +14,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -27,14 +24,14 @@ from ..device import Device, choose
 from ..errors import BrokenError, DecodingError
 from ..graphs.capture import capture_for
 from ..graphs.graph_runner import GraphRunner
+from ..graphs.preparation import Preparation
 from ..graphs.shapes import Shape, ShapeSet
 from ..protocols import Drafter, Model, Processor, Rule, Schedule
 from ..requests import Mode, Partial, Request, Result
 from ..rounds.rule_choice import RuleChoice
-from ..rounds.threads import RoundThreads, measured_round
-from ..rows import Rows
-from . import faults
 from .context import EngineContext, Sizes
+from .draft_reader import DraftReader
+from .faults import FaultBoundary
 from .inbox import Inbox, Run
 from .schedule import Fixed
 from .scheduler import Scheduler
@@ -47,13 +44,12 @@ class Engine:
     """Decodes requests in `batch` rows; a row that ends makes room for the next request at once.
 
     `schedule` gives gamma; 0, or no drafter, is plain decoding. `rule=None` takes greedy match while all rows
-    are at temperature 0 and `sampled` otherwise, which is token rejection where it is None; together they
-    are exact. `ranks` is how many of the most likely tokens a request may ask for at each position; `modes`
-    are those that rounds are captured for, where the device captures: the first that covers the rows is
-    run, and all together are added as a last one where none covers requests of two of them.
-    `captured=False` runs rounds operator by operator there too. Raises `ValueError` for parts that do not
-    fit: another vocabulary, drafts that the rule cannot verify, a draft length without a drafter. Not
-    thread-safe.
+    are at temperature 0 and `sampled` otherwise, by default token rejection; together they are exact.
+    `ranks` is how many of the most likely tokens a request may ask for at each position. `modes` are those
+    that rounds are captured for, where the device captures: the first that covers the rows is run, and one
+    that covers them all is added where there is none. `captured=False` runs rounds operator by operator
+    there too. Raises `ValueError` for parts that do not fit: another vocabulary, drafts that the rule
+    cannot verify, a draft length without a drafter. Not thread-safe.
     """
 
     def __init__(
@@ -80,23 +76,26 @@ class Engine:
         self.max_gamma = max(self.schedule.buckets)
         sizes = Sizes(batch, self.max_gamma, ranks, max_tokens)
         self._context = context = EngineContext.allocate(self.device, target, drafter, sizes, eos)
-        rules, slots = RuleChoice(rule, sampled, drafter), context.rows.scratch
-        shapes = ShapeSet.of(self.device, batch, slots, self.schedule.buckets, modes)
-        self._scheduler = Scheduler(context, rules, shapes, self.schedule, clock)
+        self.rows, rules = context.rows, RuleChoice(rule, sampled, drafter)
+        gammas, slots = self.schedule.buckets, self.rows.scratch
+        shapes = ShapeSet.of(self.device, batch, slots, gammas, modes)
         capture = capture_for(self.device) if captured else None
+        reader = DraftReader.of(context, shapes, capture)
+        self._scheduler = Scheduler(context, rules, shapes, self.schedule, reader, clock)
         fail = self._scheduler.collector.fail
         self._runner = GraphRunner(context, rules, processors, fail, shapes, capture)
-        self.threads = RoundThreads()
-        self._last_stats = Stats()
-        self.broken: BrokenError | None = None
+        self._preparation = Preparation(context, self._runner, reader, self._scheduler)
+        self.threads = self._preparation.threads
+        self._guarded = FaultBoundary(self.device, self._scheduler.fail_all)
 
     @property
     def batch(self) -> int:
         return self.rows.batch
 
     @property
-    def rows(self) -> Rows:
-        return self._context.rows
+    def broken(self) -> BrokenError | None:
+        """Why the device has failed; None while it answers."""
+        return self._guarded.broken
 
     @property
     def faults(self) -> deque[DecodingError]:
@@ -118,24 +117,19 @@ class Engine:
     def idle(self) -> bool:
         """Whether no request waits, is decoded, or has a result that `step` did not return yet."""
         self._drop_abandoned()
-        queue = self._scheduler.queue
-        return not (queue.waiting or self._context.slots.occupied() or queue.own.results)
+        return self._scheduler.idle
 
     @property
     def stats(self) -> Stats:
         """Everything since the engine was made; waits for the device. A broken engine returns what was
         read last."""
-        if self.broken is None:
-            with self.device.guard():
-                self._last_stats = self._context.read_stats()
-        return replace(self._last_stats, faults=self._context.faults.count)
+        return self._context.stats(lost=self.broken is not None)
 
     def submit(self, request: Request) -> None:
         """Queues a request; `step` returns its result or, while a run is under way, the run. Raises
         `RequestError` if it cannot be decoded, `BrokenError` once the device has failed."""
         self._drop_abandoned()
-        if self.broken is not None:
-            raise BrokenError(str(self.broken)) from self.broken.__cause__
+        self._guarded.check()
         self._scheduler.submit(request)
 
     def cancel(self, tag: Hashable) -> int:
@@ -178,42 +172,18 @@ class Engine:
                     self._scheduler.finish()
         return (self._scheduler.queue.own if inbox is None else inbox).take()
 
-    @torch.inference_mode()
     def warm_up(self) -> None:
         """Runs every static shape once on free rows, so that graphs are captured before the first request."""
-        if not self.idle:
-            raise RuntimeError("warm_up() needs an idle engine: capturing runs rounds")
-        before = replace(self._context.counts)
-        with self.device.guard():
-            self._runner.warm_up()
-            self._scheduler.warm_up()
-            self.device.synchronize()
-        self._context.counts = before
+        self._drop_abandoned()
+        self._preparation.warm_up()
 
-    @torch.inference_mode()
     def choose_threads(self) -> None:
         """Measures on a CPU whether rounds are faster with one thread or with all that torch uses in the
         calling thread, within half a second, and keeps to the result in whichever thread calls `step`."""
-        if not self.idle:
-            raise RuntimeError("choose_threads() needs an idle engine: it runs rounds")
-        if self.device.kind != "cpu":
-            return
-        rows, gamma = self.rows, min(self.max_gamma, 5)
-        run = measured_round(
-            self._runner.parts(Mode()), gamma, batch=rows.batch, slots=rows.scratch
-        )
-        self._context.faults.attempt(partial(self.threads.choose, run), faults.ENGINE)
+        self._drop_abandoned()
+        self._preparation.choose_threads()
 
     def _drop_abandoned(self) -> None:
         if self._scheduler.queue.abandoned:
             with self._guarded():
                 self._scheduler.drop_abandoned()
-
-    @contextmanager
-    def _guarded(self) -> Iterator[None]:
-        """Runs its block on the engine's device; an exception in it fails all requests in the slots."""
-        try:
-            with self.device.guard():
-                yield
-        except Exception as error:
-            self.broken = self._scheduler.fail_all(error)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import traceback
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from ..device import Device
 from ..drafts import Prefix
-from ..errors import DecodingError
+from ..errors import BrokenError, DecodingError
 from ..protocols import Processor
 
 PREFILL: Final = "prefill"
@@ -116,3 +117,28 @@ class SingleRowProcessor:
         out = logits.clone()
         out[span] = self.processor(logits[span], own)
         return out
+
+
+class FaultBoundary:
+    """The last line of defence: what raises inside of it has failed for all requests in the slots.
+
+    `fail_all` ends them; where the device has failed too it returns the error that later requests get.
+    """
+
+    def __init__(self, device: Device, fail_all: Callable[[Exception], BrokenError | None]) -> None:
+        self._device, self._fail_all = device, fail_all
+        self.broken: BrokenError | None = None
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        """Runs its block on the device; does not raise."""
+        try:
+            with self._device.guard():
+                yield
+        except Exception as error:
+            self.broken = self._fail_all(error)
+
+    def check(self) -> None:
+        """Raises `BrokenError` once the device has failed."""
+        if self.broken is not None:
+            raise BrokenError(str(self.broken)) from self.broken.__cause__

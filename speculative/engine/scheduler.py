@@ -31,17 +31,24 @@ class Scheduler:
         rules: RuleChoice,
         shapes: ShapeSet,
         schedule: Schedule,
+        reader: DraftReader | None,
         clock: Callable[[], float],
     ) -> None:
-        if context.drafting:
+        if reader is not None:
             rules.check()
         self._context, self._shapes = context, shapes
         self._admission = Admission(context, rules, shapes)
-        self._reader = DraftReader(context)
+        self._reader = reader  # None: nothing is ever drafted
         self.collector = ResultCollector(context, rules)
         self.pacing = Pacing(schedule, context.faults, clock, context.device)
         self.queue = RequestQueue()
         self._late: deque[Period] = deque()  # whose snapshots are on their way
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request waits, is decoded, or has a result that was not returned yet."""
+        queue = self.queue
+        return not (queue.waiting or self._context.slots.occupied() or queue.own.results)
 
     def submit(self, request: Request) -> None:
         """Queues a request. Raises `RequestError` if it cannot be decoded with its options."""
@@ -78,7 +85,7 @@ class Scheduler:
             return None
         mode = self._mode([state.request for _, state in occupied])
         if pacing.rounds == 0:
-            if pacing.choose(sampling=mode.sampling):
+            if pacing.choose(sampling=mode.sampling) and self._reader is not None:
                 self._reader.read()
             pacing.start_clock()
         drafts = [gamma for _, gamma in slots.groups(pacing.gamma)]
@@ -109,11 +116,6 @@ class Scheduler:
             self.queue.fail_all(broken)
             return broken
         return None
-
-    def warm_up(self) -> None:
-        """Runs what the drafter reads with once, so that its shape is compiled."""
-        if self._context.drafting and 0 in self.pacing.schedule.buckets:
-            self._reader.warm_up()
 
     def _admit(self) -> None:
         free = self._context.slots.free()

@@ -96,10 +96,14 @@ class ShapeSet:
         """The mode of a round for requests that are covered one by one: the first that covers them all."""
         return next(mode for mode in self.modes if mode.covers(need))
 
+    def batch_for(self, rows: int) -> int:
+        """The smallest number of rows that holds the first `rows`."""
+        return next(b for b in self.batches if b >= rows)
+
     def pick(self, rows: int, gamma: int, mode: Mode, longest: int) -> Shape:
         """The smallest shape that holds the first `rows` rows of at most `longest` tokens."""
         return Shape(
-            rows=next(b for b in self.batches if b >= rows),
+            rows=self.batch_for(rows),
             gamma=gamma,
             mode=mode,
             reach=next(r for r in self.reaches if r >= longest),

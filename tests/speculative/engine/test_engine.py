@@ -21,7 +21,7 @@ from forescribe.speculative import (
     Source,
 )
 from forescribe.speculative.drafts import Distribution, Prefix
-from forescribe.speculative.engine import draft_reader
+from forescribe.speculative.graphs import catch_up
 from forescribe.speculative.protocols import Drafter, Poll
 from forescribe.speculative.reference import decode
 from forescribe.speculative.requests import Finish, Guarantee, Result
@@ -153,7 +153,7 @@ class Planned:
 def test_plain_rounds_leave_no_hole_in_what_a_drafter_has_read(
     temperature, plan, at_once, monkeypatch
 ):
-    monkeypatch.setattr(draft_reader, "CATCH_UP", at_once)
+    monkeypatch.setattr(catch_up, "PIECE", at_once)
     work = [
         Request(
             prompt=tuple(range(1, n)), encoder_states=n % 8, seed=n, temperature=temperature, tag=n

@@ -9,6 +9,7 @@ from forescribe.speculative import Fixed, ModelDrafter, Request
 from forescribe.speculative.device import Device
 from forescribe.speculative.drafts import Prefix
 from forescribe.speculative.engine.context import EngineContext, Sizes
+from forescribe.speculative.engine.draft_reader import DraftReader
 from forescribe.speculative.engine.faults import FaultLog, SingleRowProcessor
 from forescribe.speculative.engine.pacing import Pacing
 from forescribe.speculative.engine.scheduler import Scheduler
@@ -47,7 +48,14 @@ def scheduler(batch: int = 2, schedule=None, target=None) -> tuple[EngineContext
     )
     rules = RuleChoice(None, None, drafter)
     shapes = ShapeSet.of(CPU, batch, context.rows.scratch, (0, 2), (Mode(),))
-    return context, Scheduler(context, rules, shapes, schedule or Recording(), lambda: 0.0)
+    return context, Scheduler(
+        context,
+        rules,
+        shapes,
+        schedule or Recording(),
+        DraftReader.of(context, shapes),
+        lambda: 0.0,
+    )
 
 
 # Admission

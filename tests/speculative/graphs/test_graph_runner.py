@@ -11,6 +11,7 @@ import torch
 from forescribe.speculative import Fixed, ModelDrafter, Request
 from forescribe.speculative.device import Device
 from forescribe.speculative.engine.context import EngineContext, Sizes
+from forescribe.speculative.engine.draft_reader import DraftReader
 from forescribe.speculative.engine.inbox import Inbox
 from forescribe.speculative.engine.scheduler import Scheduler
 from forescribe.speculative.engine.slots import SlotState
@@ -48,7 +49,9 @@ def parts(
     context = EngineContext.allocate(device, target, drafter, sizes, (99,))
     rules = RuleChoice(None, None, drafter)
     shapes = ShapeSet.of(device, sizes.batch, context.rows.scratch, (0, GAMMA), modes)
-    scheduler = Scheduler(context, rules, shapes, Fixed(GAMMA), lambda: 0.0)
+    scheduler = Scheduler(
+        context, rules, shapes, Fixed(GAMMA), DraftReader.of(context, shapes), lambda: 0.0
+    )
     for n in (1, 2):
         scheduler.submit(Request((n, 3), max_new_tokens=12, tag=n))
     runner = GraphRunner(context, rules, processors, scheduler.collector.fail, shapes, capture)

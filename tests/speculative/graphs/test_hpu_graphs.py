@@ -88,9 +88,10 @@ def test_each_shape_is_one_recipe_that_hundreds_of_rounds_repeat(compiled: Compi
     engine.warm_up()
     modes = (Mode(), Mode(sampling=True))
     closed = set(ShapeSet.of(HPU, 5, engine.rows.scratch, (0, 3), modes).common(modes))
-    assert set(engine._runner.captured) == closed and len(compiled.recipes) == len(closed) == 12
+    assert set(engine._runner.captured) == closed and len(closed) == 12
+    assert len(compiled.recipes) == 12 + 3  # and what the draft reads with, for 1, 4 and 5 rows
     assert tokens(engine, GREEDY) == tokens(tiny_engine(None, 0, 3), GREEDY)
-    assert len(compiled.recipes) == 12 and compiled.calls > 150
+    assert len(compiled.recipes) == 12 + 3 and compiled.calls > 150
 
 
 @pytest.mark.parametrize("decoder", [WhisperDecoder, LeanWhisperDecoder])
@@ -127,7 +128,8 @@ def test_dynamo_makes_one_graph_for_each_shape_above_its_limit_of_recompilations
     assert len(graphs) == len(shapes)
     work = GREEDY[:4]
     assert tokens(engine, work) == tokens(tiny_engine(None, 0, 1, 2), work)
-    assert len(graphs) == len(shapes)
+    read = engine._scheduler._reader._texts.captured  # one more for each number of rows
+    assert len(graphs) == len(shapes) + len(read) > len(shapes)
 
 
 class Recipes(TorchDispatchMode):

@@ -1,0 +1,150 @@
+"""A drafter reads what was written without it in captured pieces: no sync, fixed addresses, equal tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from forescribe.speculative import Engine, ModelDrafter, Request
+from forescribe.speculative.graphs import catch_up
+from forescribe.speculative.graphs.catch_up import CatchUp
+from forescribe.speculative.graphs.shapes import ShapeSet
+from forescribe.speculative.models.lean.lean_whisper_decoder import LeanWhisperDecoder
+from forescribe.speculative.protocols import Poll
+from forescribe.speculative.requests import Mode
+from forescribe.speculative.rows import Rows
+from forescribe.speculative.testing import TinyModel
+from tests.speculative.graphs.fake_cuda import CudaOnCpu, FakeCuda, running
+from tests.speculative.graphs.test_hpu_graphs import HPU, Compiled
+from tests.speculative.graphs.workloads import (
+    tiny_engine,
+    tiny_requests,
+    whisper_engine,
+    whisper_requests,
+)
+
+CUDA = CudaOnCpu("cuda", torch.float32)
+
+
+class Plan:
+    """A schedule that repeats a plan."""
+
+    def __init__(self, *plan: int) -> None:
+        self.buckets, self._plan, self._next = tuple(sorted(set(plan))), plan, 0
+
+    def choose(self, *, sampling: bool) -> int:
+        self._next += 1
+        return self._plan[self._next % len(self._plan)]
+
+    def learn(self, poll: Poll) -> None: ...
+
+
+def texts_of(engine: Engine) -> Any:
+    assert engine._scheduler._reader is not None
+    return engine._scheduler._reader._texts
+
+
+def tokens(engine: Engine, work: list[Request]) -> dict[Any, tuple[int, ...]]:
+    found = {r.request.tag: r for r in engine.run(work)}
+    assert all(r.error is None and r.draft_error is None for r in found.values())
+    return {tag: r.tokens for tag, r in found.items()}
+
+
+@pytest.mark.parametrize("piece", [3, 32])
+def test_a_perfect_drafter_is_never_rejected_after_captured_reading(
+    cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch, piece: int
+) -> None:
+    """A hole in what the drafter has read would cost acceptance, and nothing else would show it."""
+    monkeypatch.setattr(catch_up, "PIECE", piece)
+    engine = Engine(
+        TinyModel(positions=90),
+        ModelDrafter(TinyModel(positions=90)),
+        batch=3,
+        eos=(99,),
+        schedule=Plan(0, 0, 3, 0, 2),
+        device=CUDA,
+    )
+    work = [Request((1 + n, 2), max_new_tokens=15 + 9 * n, tag=n) for n in range(6)]
+    with running(cuda, engine):
+        cuda.mark(texts_of(engine)._back)
+        results = list(engine.run(work))
+        with cuda.reads_allowed():
+            stats = engine.stats
+    assert len(results) == 6 and not engine.faults
+    assert stats.accepted == stats.drafted > 10
+    assert set(texts_of(engine).captured) <= {1, 2, 3} and texts_of(engine).captured
+
+
+def test_the_tokens_are_those_of_the_eager_engine(cuda: FakeCuda) -> None:
+    work = [r for r in tiny_requests(24, seed=4) if not r.ranks]
+    engine = tiny_engine(CUDA, 0, 3)
+    with running(cuda, engine):
+        cuda.mark(texts_of(engine)._back)
+        found = tokens(engine, work)
+    assert found == tokens(tiny_engine(None, 0, 3), work)
+    assert len(texts_of(engine).captured) > 1 and cuda.synchronized == 0
+
+
+def test_whisper_drafts_read_captured_pieces_too(cuda: FakeCuda) -> None:
+    work = whisper_requests(4)
+    engine = whisper_engine(CUDA, 0, 3, decoder=LeanWhisperDecoder)
+    with running(cuda, engine):
+        cuda.mark(texts_of(engine)._back)
+        found = tokens(engine, work)
+    assert found == tokens(whisper_engine(None, 0, 3), work)
+    assert texts_of(engine).captured
+
+
+def test_after_a_warm_up_no_reading_is_captured(cuda: FakeCuda) -> None:
+    engine = tiny_engine(CUDA, 0, 3)
+    with running(cuda, engine):
+        engine.warm_up()
+        assert texts_of(engine).captured == (5, 4, 2, 1)  # the largest first
+        graphs = len(cuda.graphs)
+        list(engine.run([r for r in tiny_requests(8) if not r.ranks]))
+        assert len(cuda.graphs) == graphs
+    assert tiny_engine(CUDA, 3)._scheduler._reader is not None  # and never reads
+
+
+def test_gaudi_compiles_one_recipe_for_each_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PT_HPU_LAZY_MODE", raising=False)
+    compiled = Compiled()
+    monkeypatch.setattr(torch, "compile", compiled)
+    engine, work = tiny_engine(HPU, 0, 3), [r for r in tiny_requests(16) if not r.ranks]
+    engine.warm_up()
+    recipes = len(compiled.recipes)
+    assert texts_of(engine).captured == (5, 4, 1)
+    assert tokens(engine, work) == tokens(tiny_engine(None, 0, 3), work)
+    assert len(compiled.recipes) == recipes
+
+
+def test_a_reading_that_fails_is_repeated_row_by_row(cuda: FakeCuda) -> None:
+    engine, work = tiny_engine(CUDA, 0, 3), [r for r in tiny_requests(8) if not r.ranks]
+
+    def fails(*_: Any) -> None:
+        raise RuntimeError("planted")
+
+    engine.drafter.catch_up = fails  # type: ignore[union-attr, method-assign]
+    with running(cuda, engine):
+        results = {r.request.tag: r for r in engine.run(work)}
+    assert {tag: r.tokens for tag, r in results.items()} == tokens(tiny_engine(None, 0, 3), work)
+    assert any(r.draft_error is not None for r in results.values())
+    assert not texts_of(engine).captured
+
+
+def test_pieces_cover_the_tokens_from_the_end(cuda: FakeCuda) -> None:
+    read: list[tuple[list[int], int]] = []
+
+    class Drafter(ModelDrafter):
+        def catch_up(self, rows: Rows, start: torch.Tensor, count: int) -> None:
+            read.append((start.tolist(), count))
+
+    rows = Rows.empty(3, 40, torch.device("cpu"), 0)
+    rows.lengths[:] = torch.tensor([30, 9, 3])
+    shapes = ShapeSet.of(CUDA, 3, 40, (0, 2), (Mode(),))
+    texts = CatchUp(rows, Drafter(TinyModel()), shapes)
+    texts.piece = 8
+    assert texts.read(11, 2) == 2
+    assert read == [([12, 0, 0], 8), ([20, 0, 0], 8)]
