@@ -60,19 +60,21 @@ struct Pack {
     }
 };
 
-// Encoder states [S, D] into float32 panels of 16 positions, zero-padded.
-inline void pack_states(const float *states, int64_t sources, int64_t width, int64_t panel, float *out) {
-    float *to = out + panel * width * PANEL;
+// Encoder states [S, D] into a panel of 16 positions, zero-padded.
+template <class S>
+void pack_states(const float *states, int64_t sources, int64_t width, int64_t panel, S *out) {
+    S *to = out + panel * width * PANEL;
     for (int64_t i = 0; i < PANEL; i++) {
         const int64_t s = panel * PANEL + i;
-        for (int64_t k = 0; k < width; k++) to[k * PANEL + i] = s < sources ? states[s * width + k] : 0;
+        for (int64_t k = 0; k < width; k++)
+            put(to + place<S>(k, i), s < sources ? states[s * width + k] : 0.0f);
     }
 }
 
 // Keys of one layer, row and head: weight rows [head, D] times packed states. Behind S they are the bias: the
 // scores there are not used.
-template <class C>
-void cross_keys(const float *weight, const float *bias, int64_t head, const float *packed,
+template <class C, class S>
+void cross_keys(const float *weight, const float *bias, int64_t head, const S *packed,
                 int64_t sources, int64_t width, C *keys) {
     product(weight, width, head, packed, width, 0, panels(sources),
             Pack<C>{keys, head, bias, nullptr});

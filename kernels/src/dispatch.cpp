@@ -21,17 +21,22 @@ struct Isa {
     bool usable;
 };
 
-// Best first. The compiler's run-time support asks the processor and the operating system.
+// Best first, of those that were compiled. The compiler's run-time support asks the processor and the
+// operating system.
 const Isa *isas(int &count) {
-#if defined(__x86_64__)
     static const Isa list[] = {
+#if defined(FS_HAS_AVX512BF16)
+        {"avx512bf16", &avx512bf16_kernels,
+         __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bf16")},
+#endif
+#if defined(FS_HAS_AVX512)
         {"avx512", &avx512_kernels, __builtin_cpu_supports("avx512f") != 0},
+#endif
+#if defined(FS_HAS_AVX2)
         {"avx2", &avx2_kernels, __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")},
+#endif
         {"generic", &generic_kernels, true},
     };
-#else
-    static const Isa list[] = {{"generic", &generic_kernels, true}};
-#endif
     count = (int)(sizeof list / sizeof list[0]);
     return list;
 }
@@ -49,6 +54,7 @@ int32_t check_whisper(const fs_whisper &m) {
         return FS_BAD_SHAPE;
     if (m.weight_storage == FS_FLOAT32 && m.cache_storage != FS_FLOAT32) return FS_BAD_SHAPE;
     if (m.outputs < 1 || m.outputs > m.vocab) return FS_BAD_SHAPE;
+    if (m.width > WIDEST || m.ffn > WIDEST || m.sources > WIDEST) return FS_BAD_SHAPE;
     return m.batch < 1 || m.slots < 1 ? FS_BAD_SHAPE : FS_OK;
 }
 
@@ -56,11 +62,14 @@ int32_t check_causal(const fs_causal &m) {
     if (m.width < 8 || m.width % 2 || m.layers < 1 || m.ffn < 2 || m.ffn % 2 || m.vocab < 1) return FS_BAD_SHAPE;
     if (m.heads < 1 || m.key_heads < 1 || m.heads % m.key_heads || m.head < 8 || m.head % 8)
         return FS_BAD_SHAPE;
+    if (m.width > WIDEST || m.ffn > WIDEST || m.heads * m.head > WIDEST) return FS_BAD_SHAPE;
     if (m.outputs < 1 || m.outputs > m.vocab || m.columns < m.outputs || m.positions < 1) return FS_BAD_SHAPE;
     return m.batch < 1 || m.slots < 1 ? FS_BAD_SHAPE : FS_OK;
 }
 
 int32_t check_encoder(const fs_encoder &m) {
+    if (m.weight_storage != FS_FLOAT32 && m.weight_storage != FS_BFLOAT16) return FS_BAD_SHAPE;
+    if (m.ffn > WIDEST) return FS_BAD_SHAPE;
     if (m.width < 8 || m.width % 8 || m.heads < 1 || m.layers < 1 || m.ffn < 8 || m.ffn % 8) return FS_BAD_SHAPE;
     if (m.width % m.heads || (m.width / m.heads) % 8 || m.mels < 2 || m.mels % 2) return FS_BAD_SHAPE;
     return m.sources < 1 ? FS_BAD_SHAPE : FS_OK;
@@ -86,11 +95,17 @@ FS_EXPORT int32_t fs_openmp(void) {
 }
 
 FS_EXPORT const char *fs_isas(void) {
-#if defined(__x86_64__)
-    return "avx512 avx2 generic";
-#else
-    return "generic";
+    return
+#if defined(FS_HAS_AVX512BF16)
+        "avx512bf16 "
 #endif
+#if defined(FS_HAS_AVX512)
+        "avx512 "
+#endif
+#if defined(FS_HAS_AVX2)
+        "avx2 "
+#endif
+        "generic";
 }
 
 FS_EXPORT int32_t fs_isa_usable(const char *name) {

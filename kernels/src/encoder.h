@@ -63,15 +63,17 @@ struct AddPosition {  // gelu and the position's embedding
     }
 };
 
-template <class E>
+// W is the storage of weights, and of keys and values.
+template <class W, class E>
 FS_INLINE void whole(const float *a, int64_t stride, int64_t rows, const fs_linear &w, int64_t inputs,
                      int64_t outputs, const E &epilogue) {
-    product(a, stride, rows, (const float *)w.weight, inputs, 0, panels(outputs), epilogue);
+    product(a, stride, rows, (const W *)w.weight, inputs, 0, panels(outputs), epilogue);
 }
 
 // Both convolutions for positions [begin, end). A frame's neighbours lie beside it, so three frames are one row
 // of a product, and rows overlap.
-inline void convolve(const fs_encoder &m, const float *features, int64_t begin, int64_t end,
+template <class W>
+void convolve(const fs_encoder &m, const float *features, int64_t begin, int64_t end,
                      EncoderBuffers &b) {
     const int64_t frames = 2 * m.sources, first = 2 * begin - 1, count = 2 * (end - begin) + 1;
     float *inner = b.wide, *mel = inner + (2 * POSITIONS + 1) * b.stride;
@@ -80,10 +82,10 @@ inline void convolve(const fs_encoder &m, const float *features, int64_t begin, 
         for (int64_t k = 0; k < m.mels; k++)
             mel[t * m.mels + k] = frame >= 0 && frame < frames ? features[k * frames + frame] : 0.0f;
     }
-    whole(mel, m.mels, count, m.conv1, 3 * m.mels, m.width, Activate{inner, b.stride, m.conv1.bias, FS_GELU});
+    whole<W>(mel, m.mels, count, m.conv1, 3 * m.mels, m.width, Activate{inner, b.stride, m.conv1.bias, FS_GELU});
     if (first < 0)
         for (int64_t i = 0; i < b.stride; i++) inner[i] = 0;
-    whole(inner, 2 * b.stride, end - begin, m.conv2, 3 * b.stride, m.width,
+    whole<W>(inner, 2 * b.stride, end - begin, m.conv2, 3 * b.stride, m.width,
           AddPosition{b.x + begin * b.stride, m.position + begin * m.width, b.stride, m.width, m.conv2.bias});
 }
 
@@ -94,33 +96,35 @@ inline void normalise(const fs_encoder &m, const fs_norm &norm, const float *x, 
 }
 
 // Queries, keys and values of positions [begin, end).
-inline void project(const fs_encoder &m, const fs_encoder_layer &layer, int64_t begin, int64_t end,
+template <class W>
+void project(const fs_encoder &m, const fs_encoder_layer &layer, int64_t begin, int64_t end,
                     EncoderBuffers &b) {
     const int64_t count = end - begin, head = m.width / m.heads;
     normalise(m, layer.attention_norm, b.x + begin * b.stride, count, b.stride, b.rows, b.stride);
-    whole(b.rows, b.stride, count, layer.query, m.width, m.width,
+    whole<W>(b.rows, b.stride, count, layer.query, m.width, m.width,
           Write{b.query + begin * b.stride, b.stride, layer.query.bias});
-    whole(b.rows, b.stride, count, layer.key, m.width, m.width, Write{b.wide, b.stride, layer.key.bias});
+    whole<W>(b.rows, b.stride, count, layer.key, m.width, m.width, Write{b.wide, b.stride, layer.key.bias});
     for (int64_t h = 0; h < m.heads; h++)
         store_keys(b.wide + h * head, b.stride, begin, end, m.sources, head,
-                   b.keys + h * all_keys(m.sources, head));
-    whole(b.rows, b.stride, count, layer.value, m.width, m.width, Write{b.wide, b.stride, layer.value.bias});
+                   (W *)b.keys + h * all_keys(m.sources, head));
+    whole<W>(b.rows, b.stride, count, layer.value, m.width, m.width, Write{b.wide, b.stride, layer.value.bias});
     for (int64_t h = 0; h < m.heads; h++)
         store_values(b.wide + h * head, b.stride, begin, end, m.sources, head,
-                     b.values + h * all_values(m.sources, head));
+                     (W *)b.values + h * all_values(m.sources, head));
 }
 
 // What follows attention, whose results are in `query`.
-inline void finish(const fs_encoder &m, const fs_encoder_layer &layer, int64_t begin, int64_t end,
+template <class W>
+void finish(const fs_encoder &m, const fs_encoder_layer &layer, int64_t begin, int64_t end,
                    EncoderBuffers &b) {
     const int64_t count = end - begin;
     float *x = b.x + begin * b.stride;
-    whole(b.query + begin * b.stride, b.stride, count, layer.out, m.width, m.width,
+    whole<W>(b.query + begin * b.stride, b.stride, count, layer.out, m.width, m.width,
           Add{x, b.stride, layer.out.bias});
     normalise(m, layer.ffn_norm, x, count, b.stride, b.rows, b.stride);
-    whole(b.rows, b.stride, count, layer.up, m.width, m.ffn,
+    whole<W>(b.rows, b.stride, count, layer.up, m.width, m.ffn,
           Activate{b.wide, padded(m.ffn), layer.up.bias, m.activation});
-    whole(b.wide, padded(m.ffn), count, layer.down, m.ffn, m.width, Add{x, b.stride, layer.down.bias});
+    whole<W>(b.wide, padded(m.ffn), count, layer.down, m.ffn, m.width, Add{x, b.stride, layer.down.bias});
 }
 
 // Whether there is another of `count` tasks, and which.
@@ -130,7 +134,8 @@ FS_INLINE bool take(int64_t *counter, int64_t count, int64_t &task) {
 }
 
 // states [S, D]
-inline void encode(const fs_encoder &m, const float *features, float *states, void *memory, int32_t threads) {
+template <class W>
+void encode_stored(const fs_encoder &m, const float *features, float *states, void *memory, int32_t threads) {
     Carver first(memory);
     int64_t *tasks = EncoderBuffers::carve(m, threads, first, 0).tasks;
     for (int64_t i = 0; i < 2 * m.layers + 1; i++) tasks[i] = 0;
@@ -143,11 +148,11 @@ inline void encode(const fs_encoder &m, const float *features, float *states, vo
             while (take(b.tasks + 2 * l, blocks, task)) {
                 const int64_t begin = task * POSITIONS, end = begin + POSITIONS < m.sources ? begin + POSITIONS : m.sources;
                 if (l == 0)
-                    convolve(m, features, begin, end, b);
+                    convolve<W>(m, features, begin, end, b);
                 else
-                    finish(m, m.layer[l - 1], begin, end, b);
+                    finish<W>(m, m.layer[l - 1], begin, end, b);
                 if (l < m.layers)
-                    project(m, m.layer[l], begin, end, b);
+                    project<W>(m, m.layer[l], begin, end, b);
                 else
                     normalise(m, m.norm, b.x + begin * b.stride, end - begin, b.stride,
                               states + begin * m.width, m.width);
@@ -158,12 +163,20 @@ inline void encode(const fs_encoder &m, const float *features, float *states, vo
                 const int64_t h = task / blocks, begin = task % blocks * POSITIONS;
                 const int64_t left = m.sources - begin;
                 attend_all(b.query + begin * b.stride + h * head, b.stride, left < POSITIONS ? left : POSITIONS,
-                           b.keys + h * all_keys(m.sources, head), b.values + h * all_values(m.sources, head),
+                           (const W *)b.keys + h * all_keys(m.sources, head),
+                           (const W *)b.values + h * all_values(m.sources, head),
                            head, m.sources, b.attention);
             }
             team.wait();
         }
     });
+}
+
+inline void encode(const fs_encoder &m, const float *features, float *states, void *memory, int32_t threads) {
+    if (m.weight_storage == FS_BFLOAT16)
+        encode_stored<uint16_t>(m, features, states, memory, threads);
+    else
+        encode_stored<float>(m, features, states, memory, threads);
 }
 
 }  // namespace FS_ISA

@@ -2,7 +2,7 @@
 //
 // Keys and values of one head are taken in blocks that stay in the caches, with running maxima and sums of the
 // softmax: the scores of all pairs are never stored. Blocks begin at the same keys for every query, so a
-// query's result does not depend on the queries beside it.
+// query's result does not depend on the queries beside it. C is the storage of keys and values.
 #pragma once
 
 #include "epilogues.h"
@@ -20,7 +20,7 @@ constexpr int64_t attend_floats(int64_t head) {
     return ATTEND_ROWS * (ATTEND_KEYS + padded(head) + 3) + 2 * SPARE;
 }
 
-// Floats of the keys of one head; values take padded(head) for each position.
+// Values of the keys of one head; its values take padded(head) for each position.
 constexpr int64_t all_keys(int64_t sources, int64_t head) { return padded(sources) * head; }
 constexpr int64_t all_values(int64_t sources, int64_t head) { return padded(sources) * padded(head); }
 
@@ -33,26 +33,30 @@ FS_INLINE int64_t value_block(int64_t sources, int64_t head, int64_t key, int64_
 
 // Rows [begin, end) of keys and values `[rows, stride]`, row 0 being position `begin`, into one head's panels.
 // Positions behind `sources` become zeros with the last rows.
-inline void store_keys(const float *rows, int64_t stride, int64_t begin, int64_t end, int64_t sources,
-                       int64_t head, float *keys) {
+template <class C>
+void store_keys(const float *rows, int64_t stride, int64_t begin, int64_t end, int64_t sources, int64_t head,
+                C *keys) {
     const int64_t stop = end == sources ? padded(sources) : end;
     for (int64_t s = begin; s < stop; s++) {
         const float *from = rows + (s - begin) * stride;
-        float *to = keys + s / PANEL * PANEL * head + s % PANEL;
-        for (int64_t k = 0; k < head; k++) to[k * PANEL] = s < sources ? from[k] : 0.0f;
+        C *to = keys + s / PANEL * PANEL * head;
+        for (int64_t k = 0; k < head; k++)
+            put(to + place<C>(k, s % PANEL), s < sources ? from[k] : 0.0f);
     }
 }
 
-inline void store_values(const float *rows, int64_t stride, int64_t begin, int64_t end, int64_t sources,
-                         int64_t head, float *values) {
+template <class C>
+void store_values(const float *rows, int64_t stride, int64_t begin, int64_t end, int64_t sources,
+                  int64_t head, C *values) {
     const int64_t stop = end == sources ? padded(sources) : end;
     for (int64_t s = begin; s < stop; s++) {
         const int64_t block = s / ATTEND_KEYS * ATTEND_KEYS;
         for (int64_t p = 0; p < panels(head); p++) {
             const float *from = rows + (s - begin) * stride + p * PANEL;
-            float *to = values + value_block(sources, head, block, p) + (s - block) * PANEL;
+            C *to = values + value_block(sources, head, block, p);
             const int64_t columns = s < sources ? (head - p * PANEL < PANEL ? head - p * PANEL : PANEL) : 0;
-            for (int64_t i = 0; i < PANEL; i++) to[i] = i < columns ? from[i] : 0.0f;
+            for (int64_t i = 0; i < PANEL; i++)
+                put(to + place<C>(s - block, i), i < columns ? from[i] : 0.0f);
         }
     }
 }
@@ -89,8 +93,9 @@ inline void renew(float *scores, int64_t count, int64_t width, float &top, float
 }
 
 // Rows [0, count) of `query`, at most ATTEND_ROWS, over all keys of one head; the result replaces the queries.
-inline void attend_all(float *query, int64_t stride, int64_t count, const float *keys, const float *values,
-                       int64_t head, int64_t sources, float *buffer) {
+template <class C>
+void attend_all(float *query, int64_t stride, int64_t count, const C *keys, const C *values, int64_t head,
+                int64_t sources, float *buffer) {
     const int64_t columns = padded(head);
     float *scores = buffer, *blend = scores + ATTEND_ROWS * ATTEND_KEYS + SPARE;
     float *top = blend + ATTEND_ROWS * columns, *sum = top + ATTEND_ROWS;

@@ -13,10 +13,12 @@
 extern "C" {
 #endif
 
-#define FS_ABI 1
+#define FS_ABI 2
 
 enum { FS_OK = 0, FS_BAD_SHAPE = 1, FS_BAD_SLOT = 2, FS_BAD_TOKEN = 3, FS_NO_MEMORY = 4, FS_BAD_ISA = 5 };
-enum { FS_FLOAT32 = 0, FS_BFLOAT16 = 1 };               /* storage; arithmetic is always float32 */
+/* Storage. Arithmetic is float32, but for products with matrices in bfloat16 on instruction sets that multiply
+ * bfloat16: there the other factors are rounded to bfloat16 and sums are float32. */
+enum { FS_FLOAT32 = 0, FS_BFLOAT16 = 1 };
 enum { FS_GELU = 0, FS_RELU = 1, FS_SILU = 2 };         /* activations */
 
 typedef struct {
@@ -101,10 +103,11 @@ typedef struct {
     fs_linear up, down; /* [F, D] and [D, F] */
 } fs_encoder_layer;
 
-/* Whisper's encoder; all weights float32. Rows of the convolutions' matrices are three frames of inputs. */
+/* Whisper's encoder. Rows of the convolutions' matrices are three frames of inputs. */
 typedef struct {
     int64_t width, heads, layers, ffn, mels, sources;
-    int32_t activation; /* of the layers; convolutions have gelu */
+    int32_t weight_storage; /* of matrices, and of keys and values */
+    int32_t activation;     /* of the layers; convolutions have gelu */
     float eps;
     fs_linear conv1;       /* [D, 3 mels] */
     fs_linear conv2;       /* [D, 3 D'], D' is D rounded up to a multiple of 16, with zeros */

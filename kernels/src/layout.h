@@ -12,6 +12,7 @@
 namespace forescribe {
 
 constexpr int64_t COLUMNS = 16;
+constexpr int64_t WIDEST = 1 << 17;  // inputs of a product: rows of them fit into a fixed buffer (narrowed.h)
 
 constexpr int64_t padded(int64_t count) { return (count + COLUMNS - 1) / COLUMNS * COLUMNS; }
 

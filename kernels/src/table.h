@@ -23,6 +23,7 @@ extern const Kernels generic_kernels;
 #if defined(__x86_64__)
 extern const Kernels avx2_kernels;
 extern const Kernels avx512_kernels;
+extern const Kernels avx512bf16_kernels;
 #endif
 
 }  // namespace forescribe

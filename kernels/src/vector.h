@@ -14,6 +14,13 @@
 
 #define FS_INLINE inline __attribute__((always_inline))
 
+// Products with matrices in bfloat16 multiply in bfloat16: two products and their sum per lane and instruction.
+#if defined(__AVX512BF16__) && !defined(FS_LANES)
+#define FS_BFLOAT16_PRODUCTS 1
+#else
+#define FS_BFLOAT16_PRODUCTS 0
+#endif
+
 namespace forescribe {
 namespace FS_ISA {
 
@@ -105,6 +112,21 @@ FS_INLINE float scalar(const float *at) { return *at; }
 FS_INLINE float scalar(const uint16_t *at) { return widen(*at); }
 FS_INLINE void put(float *at, float value) { *at = value; }
 FS_INLINE void put(uint16_t *at, float value) { *at = narrow(value); }
+
+template <bool FIRST, class A, class B>
+struct Chosen {
+    using type = A;
+};
+template <class A, class B>
+struct Chosen<false, A, B> {
+    using type = B;
+};
+
+// Where input `k` of column `i` lies in a panel (layout.h).
+template <class C>
+FS_INLINE int64_t place(int64_t k, int64_t i) {
+    return sizeof(C) == 4 ? k * PANEL + i : (k / 2 * PANEL + i) * 2 + (k & 1);
+}
 
 }  // namespace FS_ISA
 }  // namespace forescribe

@@ -178,9 +178,12 @@ void whisper_forward(const fs_whisper &model, const fs_step &step) {
              [&](const Team &team) { Whisper<W, C, X>(model, step, buffers, team).run(); });
 }
 
+// States are multiplied in bfloat16 where the weights are.
 template <class W, class X>
 void whisper_cross(const fs_whisper &m, const float *const *states, const int64_t *rows, int64_t count,
-                   float *packed, int32_t threads) {
+                   float *workspace, int32_t threads) {
+    using S = typename Chosen<FS_BFLOAT16_PRODUCTS && sizeof(W) == 2, uint16_t, float>::type;
+    S *packed = (S *)workspace;
     const int64_t head = m.width / m.heads, blocks = panels(m.sources), tasks = m.layers * m.heads;
     const int64_t weights = packed_values(head, m.width);
     parallel(threads, [&](const Team &team) {

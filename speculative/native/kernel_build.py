@@ -29,6 +29,7 @@ X86: dict[str, tuple[str, ...]] = {
     "generic": (),
     "avx2": ("-mavx2", "-mfma"),
     "avx512": ("-mavx512f", "-mavx2", "-mfma", "-mprefer-vector-width=512"),
+    "avx512bf16": ("-mavx512bf16", "-mavx512f", "-mavx2", "-mfma", "-mprefer-vector-width=512"),
 }
 OTHER: dict[str, tuple[str, ...]] = {"generic": ()}
 HOW = "python -m forescribe.speculative.native.kernel_build"
@@ -49,6 +50,12 @@ def instruction_sets() -> dict[str, tuple[str, ...]]:
     return X86 if platform.machine().lower() in ("x86_64", "amd64") else OTHER
 
 
+def refused(command: Sequence[str], flags: Sequence[str]) -> bool:
+    """Whether a compiler, of before 2020 for one, does not know an instruction set's flags."""
+    empty = [*command, *flags, "-x", "c++", "-fsyntax-only", os.devnull]
+    return subprocess.run(empty, capture_output=True, check=False).returncode != 0
+
+
 def threads_flags(command: Sequence[str]) -> tuple[str, ...]:
     """`-fopenmp` where the compiler's code calls the interface of torch's runtime, else nothing: clang's
     calls LLVM's runtime, and torch's wheels for Linux bring GNU's."""
@@ -63,14 +70,16 @@ def build(folder: Path | None = None, flags: Sequence[str] = ()) -> Path:
     command = compiler()
     target = (folder or writable_folder()) / kernel_files.library_name()
     target.parent.mkdir(parents=True, exist_ok=True)
+    sets = {name: isa for name, isa in instruction_sets().items() if not refused(command, isa)}
     common = [*COMMON, *threads_flags(command), *flags,
               f'-DFS_SOURCE_HASH="{kernel_files.source_hash()}"']  # fmt: skip
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         jobs = [
             ("numeric.cpp", [f"-DFS_ISA={name}", *isa], Path(scratch, f"{name}.o"))
-            for name, isa in instruction_sets().items()
+            for name, isa in sets.items()
         ]
-        jobs.append(("dispatch.cpp", [], Path(scratch, "dispatch.o")))
+        has = [f"-DFS_HAS_{name.upper()}" for name in sets]
+        jobs.append(("dispatch.cpp", has, Path(scratch, "dispatch.o")))
 
         def compile_one(job: tuple[str, list[str], Path]) -> None:
             source, extra, output = job

@@ -1,7 +1,8 @@
 """Whisper's encoder as one native call for each window.
 
-Reads the weights of an unmodified transformers encoder in float32. A window's states depend neither on the
-windows beside it nor on the number of threads, to the last bit, and NaN in one window stays there.
+Reads the weights of an unmodified transformers encoder, in float32 or bfloat16. A window's states depend
+neither on the windows beside it nor on the number of threads, to the last bit, and NaN in one window stays
+there.
 """
 
 from __future__ import annotations
@@ -20,13 +21,19 @@ from .packing.packer import Packer
 from .structures import ACTIVATIONS, Stored
 from .workspace import Workspace
 
+STORED = {torch.float32: Stored.FLOAT32, torch.bfloat16: Stored.BFLOAT16}
+"""How weights, keys and values are stored, by the dtype of the modules."""
+
 
 def unsupported(encoder: Any) -> str | None:
     """Why a `WhisperEncoder` cannot run natively here; None where it can."""
     config, weight = encoder.config, encoder.conv1.weight
     heads = config.encoder_attention_heads
-    if weight.device.type != "cpu" or weight.dtype != torch.float32:
-        return f"the native encoder is for float32 on CPUs, and this one is {weight.dtype} on {weight.device}"
+    if weight.device.type != "cpu" or weight.dtype not in STORED:
+        return (
+            "the native encoder is for float32 and bfloat16 on CPUs, and this one is "
+            f"{weight.dtype} on {weight.device}"
+        )
     if config.d_model % heads or config.d_model // heads % 8 or config.encoder_ffn_dim % 8:
         return f"heads of {config.d_model}/{heads} columns are not a multiple of 8"
     if config.num_mel_bins % 2:
@@ -45,14 +52,15 @@ class NativeEncoder:
         if reason is not None:
             raise LoadError(reason)
         self.library: Library = load()
-        self._packer = Packer(self.library, Stored.FLOAT32)
+        self.dtype: torch.dtype = encoder.conv1.weight.dtype
+        self._packer = Packer(self.library, STORED[self.dtype])
         self._record, self._layers = encoder_record(self._packer, EncoderWeights.of(encoder))
         self.positions = int(self._record.sources)
         self._workspace, self._lock = Workspace(), Lock()
 
     def __call__(self, features: Tensor) -> list[Tensor]:
-        """States `[S, D]` of each window of `features [B, M, 2 S]`, float32. Raises ValueError for features
-        of another length."""
+        """States `[S, D]` of each window of `features [B, M, 2 S]`, in the modules' dtype. Raises ValueError
+        for features of another length."""
         if features.shape[-1] != 2 * self.positions:
             raise ValueError(f"a window has {2 * self.positions} frames, not {features.shape[-1]}")
         return [self.states(window) for window in features]
@@ -76,4 +84,4 @@ class NativeEncoder:
                 size,
                 threads,
             )
-        return states
+        return states.to(self.dtype)

@@ -9,11 +9,12 @@ from __future__ import annotations
 from ctypes import Structure, c_float, c_int32, c_int64, c_void_p
 from enum import IntEnum
 
-ABI = 1
+ABI = 2
 
 
 class Stored(IntEnum):
-    """How a tensor is stored; arithmetic is float32 in any case."""
+    """How a tensor is stored. Arithmetic is float32, but for products with bfloat16 matrices where the
+    processor multiplies bfloat16: there the other factors are rounded too, and sums are float32."""
 
     FLOAT32 = 0
     BFLOAT16 = 1
@@ -136,6 +137,7 @@ class EncoderLayer(Structure):
 class Encoder(Structure):
     _fields_ = [
         *((name, c_int64) for name in ("width", "heads", "layers", "ffn", "mels", "sources")),
+        ("weight_storage", c_int32),
         ("activation", c_int32),
         ("eps", c_float),
         ("conv1", Linear),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,9 +13,23 @@ from torch import Tensor
 from transformers import WhisperConfig, WhisperForCausalLM
 
 from forescribe.speculative.models.whisper_decoder import WhisperDecoder
+from forescribe.speculative.native.library import load
 from forescribe.speculative.native.native_whisper import NativeWhisperDecoder
 
 VOCAB, POSITIONS, SLOTS = 53, 40, 64
+BFLOAT16_PRODUCTS = "avx512bf16"
+"""The instruction set that multiplies bfloat16 matrices in bfloat16."""
+
+
+@contextmanager
+def float32_arithmetic() -> Iterator[None]:
+    """Kernels that compute in float32 whatever the storage."""
+    library = load()
+    library.choose(next(n for n in library.instruction_sets() if n != BFLOAT16_PRODUCTS))
+    try:
+        yield
+    finally:
+        library.choose(None)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
-"""Text models whose weights and caches are stored in bfloat16, computed with in float32.
+"""Text models whose weights and caches are stored in bfloat16.
 
-The oracle is the lean decoder over the rounded weights in float32, whose keys and values are rounded where
-the kernels round them: when they are written to the cache.
+The oracle of float32 arithmetic is the lean decoder over the rounded weights in float32, whose keys and
+values are rounded where the kernels round them: when they are written to the cache.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ from forescribe.text.generator import Options
 from forescribe.text.language_model import load
 from tests.speculative.models.causal_lms import causal_lm
 from tests.speculative.models.lean.pairs import TREE, Pair
+
+from .cases import float32_arithmetic
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 
@@ -75,13 +77,14 @@ def shares(pair: tuple[Tensor, Tensor]) -> Tensor:
 @given(st.integers(1, 4), st.integers(1, 8), st.sampled_from([1, 2, 6]), st.integers(0, 3))
 def test_logits_are_those_of_rounded_weights_and_caches(family, batch, length, count, kept):
     model = rounded(family)
-    ours = NativeCausalDecoder(model, stored=HALF)
-    pair = Pair(RoundedCaches(model), ours, batch=batch, slots=SLOTS)
-    assert ours.stored is Stored.BFLOAT16 and ours.cache.kv.dtype is HALF
-    pair.prefill(list(range(batch)), length, [None] * batch)
-    found = [shares(pair.score(count))]
-    pair.starts += torch.arange(batch).clamp_max(min(kept, count))
-    found += [shares(pair.score(count)), shares(pair.score(len(TREE.depths), TREE))]
+    with float32_arithmetic():
+        ours = NativeCausalDecoder(model, stored=HALF)
+        pair = Pair(RoundedCaches(model), ours, batch=batch, slots=SLOTS)
+        assert ours.stored is Stored.BFLOAT16 and ours.cache.kv.dtype is HALF
+        pair.prefill(list(range(batch)), length, [None] * batch)
+        found = [shares(pair.score(count))]
+        pair.starts += torch.arange(batch).clamp_max(min(kept, count))
+        found += [shares(pair.score(count)), shares(pair.score(len(TREE.depths), TREE))]
     every = torch.cat([one.flatten() for one in found])
     assert float(every.median()) < 1e-4 and float(every.max()) < FLIP
 

@@ -20,6 +20,8 @@ from tests.speculative.models.causal_lms import VOCAB, WINDOW, causal_lm
 from tests.speculative.models.families import tiny
 from tests.speculative.models.lean.pairs import TREE, Pair, close
 
+from .cases import float32_arithmetic
+
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 
 NEAR = 2e-4
@@ -255,7 +257,7 @@ def test_models_that_the_kernels_do_not_have_are_refused_with_a_reason():
 
 
 def test_weights_in_bfloat16_give_the_logits_of_the_rounded_weights():
-    """Arithmetic is float32: nearer to the rounded weights in float32 than bfloat16 modules are."""
+    """In float32 arithmetic: nearer to the rounded weights in float32 than bfloat16 modules are."""
     half = causal_lm("qwen3", seed=5, dtype=torch.bfloat16)
     pair = Pair(CausalDecoder(half), NativeCausalDecoder(half), batch=2, slots=SLOTS)
     exact = CausalDecoder(causal_lm("qwen3", seed=6).float())
@@ -263,9 +265,10 @@ def test_weights_in_bfloat16_give_the_logits_of_the_rounded_weights():
     exact.allocate(2, SLOTS)
     prompt, new, start = tokens(2, 6), tokens(2, 4, 7), torch.tensor([5, 6])
     found = []
-    for decoder in (*pair.models, exact):
-        decoder.prefill(torch.arange(2), prompt, [None] * 2)
-        found.append(decoder.score(new, start, reach=SLOTS).logits)
+    with float32_arithmetic():
+        for decoder in (*pair.models, exact):
+            decoder.prefill(torch.arange(2), prompt, [None] * 2)
+            found.append(decoder.score(new, start, reach=SLOTS).logits)
     modules, ours, truth = found
     assert (ours - truth).abs().mean() < 0.5 * (modules - truth).abs().mean()
 

@@ -72,9 +72,10 @@ def test_states_are_those_of_the_modules(**shape):
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=5e-4)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @torch.inference_mode()
-def test_a_windows_bits_depend_neither_on_the_batch_nor_on_threads():
-    native = NativeEncoder(modules := encoder(3, 24, sources=530))
+def test_a_windows_bits_depend_neither_on_the_batch_nor_on_threads(dtype):
+    native = NativeEncoder(modules := encoder(3, 24, sources=530).to(dtype))
     windows, threads = features(4, modules), torch.get_num_threads()
     seen = []
     try:
@@ -113,7 +114,7 @@ def test_features_of_another_shape_are_refused():
 
 def test_what_it_cannot_run_is_named():
     assert "not a multiple of 8" in str(unsupported(encoder(size=12)))
-    assert "torch.bfloat16" in str(unsupported(encoder().bfloat16()))
+    assert "torch.float16" in str(unsupported(encoder().half()))
     assert "activation" in str(unsupported(encoder(activation="gelu_new")))
     with pytest.raises(LoadError, match="not a multiple of 8"):
         NativeEncoder(encoder(size=12))
@@ -136,7 +137,10 @@ def test_it_encodes_where_it_runs_the_decoder():
     assert chosen(encoder(), ModelEngine.AUTO) is not None
     for engine in (ModelEngine.LEAN, ModelEngine.MODULES):
         assert chosen(encoder(), ModelEngine.AUTO, engine) is None
-    assert chosen(encoder().bfloat16(), ModelEngine.NATIVE) is None
+    assert chosen(encoder().bfloat16(), ModelEngine.NATIVE) is not None
+    assert chosen(encoder().half(), ModelEngine.AUTO) is None
+    with pytest.raises(LoadError, match=r"torch\.float16"):
+        chosen(encoder().half(), ModelEngine.NATIVE)
 
 
 def test_another_encoder_is_refused_by_name_and_replaced_by_auto(caplog):

@@ -20,7 +20,7 @@ FLAGS = ("-std=c++17", "-O1", "-g", "-ffp-contract=off", "-fno-math-errno", "-Wn
 @pytest.mark.slow
 @pytest.mark.skipif(
     not os.environ.get("FORESCRIBE_SANITIZERS"),
-    reason="FORESCRIBE_SANITIZERS is not set: three instruction sets compile for many minutes",
+    reason="FORESCRIBE_SANITIZERS is not set: four instruction sets compile for many minutes",
 )
 def test_random_shapes_stay_in_their_buffers_and_close_to_float64(tmp_path: Path) -> None:
     try:
@@ -28,11 +28,12 @@ def test_random_shapes_stay_in_their_buffers_and_close_to_float64(tmp_path: Path
     except LoadError as error:
         pytest.skip(str(error))
     isas = kernel_build.instruction_sets()
+    has = [f"-DFS_HAS_{name.upper()}" for name in isas]
     jobs = [
         [*command, *flags, f"-DFS_ISA={name}", "-c", str(kernel_files.SOURCES / "numeric.cpp")]
         for name, flags in isas.items()
     ]
-    jobs.append([*command, "-c", str(kernel_files.SOURCES / "dispatch.cpp")])
+    jobs.append([*command, *has, "-c", str(kernel_files.SOURCES / "dispatch.cpp")])
     jobs.append([*command, "-c", str(kernel_files.FOLDER / "tests" / "fuzz.cpp")])
     objects = [tmp_path / f"{i}.o" for i in range(len(jobs))]
     with ThreadPoolExecutor(2) as pool:
