@@ -141,6 +141,7 @@ def generate(pair: Pair, work: Sequence[Known]) -> dict[int, tuple[int, ...]]:
             pair.target,
             encoder_outputs=BaseModelOutput(states),
             decoder_input_ids=prompts,
+            attention_mask=torch.ones(states.shape[:2], dtype=torch.int64, device=prompts.device),
             max_new_tokens=max(k.request.max_new_tokens or 0 for k in work),
             do_sample=False,
             num_beams=1,

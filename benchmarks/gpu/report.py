@@ -8,7 +8,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from benchmarks.gpu.sections import Bench, Record, release
+from forescribe.speculative.device import Device
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,7 @@ def run(bench: Bench, sections: Mapping[str, Section]) -> tuple[dict[str, Record
 def table(record: Mapping[str, Any]) -> str:
     """All figures for people, a line for each."""
     lines = [
-        f"{record['dimensions']['name']} on {record['device']}, {record['dtype']}",
+        f"{record['dimensions']['name']} on {record['card']['name']}, {record['dtype']}",
         f"weights: {record['weights']}",
     ]
     for name, section in record["sections"].items():
@@ -54,7 +57,10 @@ def table(record: Mapping[str, Any]) -> str:
 
 def _lines(section: Mapping[str, Any]) -> Iterator[str]:
     for name, value in section.items():
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and any(isinstance(v, Mapping) for v in value.values()):
+            yield name
+            yield from (f"    {each}" for each in _lines(value))
+        elif isinstance(value, Mapping):
             yield f"{name:55} " + "  ".join(f"{k} {_text(v)}" for k, v in value.items())
         elif isinstance(value, list):
             yield name
@@ -67,3 +73,17 @@ def _lines(section: Mapping[str, Any]) -> Iterator[str]:
 
 def _text(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def card(device: Device) -> Record:
+    """What figures were measured on: name, memory and software of the device."""
+    if device.kind != "cuda":
+        return {"name": device.name}
+    found = torch.cuda.get_device_properties(device.torch)
+    return {
+        "name": found.name,
+        "memory_bytes": found.total_memory,
+        "multiprocessors": found.multi_processor_count,
+        "capability": f"{found.major}.{found.minor}",
+        "cuda": torch.version.cuda,
+    }

@@ -6,7 +6,9 @@ Each is a function of a `Bench` that returns a record for JSON; figures stand be
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -35,6 +37,7 @@ class Bench:
     tokens: int  # per text, at most
     pair: Pair | None = None
     deadline: float = float("inf")
+    copy_gb_per_s: float | None = None  # what `bandwidth` measured
     unequal: list[str] = field(default_factory=list)  # checks that failed
 
     @property
@@ -48,6 +51,18 @@ class Bench:
     def left(self) -> float:
         """Seconds that the section still has."""
         return self.deadline - time.perf_counter()
+
+    def figure(self, record: Record, name: str, measure: Callable[[], Record]) -> None:
+        """Adds what `measure` finds to a record; says so where no time or memory is left for it, so that
+        a smaller card still shows what fits."""
+        if self.left < 0:
+            record[name] = "no time left"
+            return
+        try:
+            record[name] = measure()
+        except torch.OutOfMemoryError:
+            record[name] = "out of memory"
+        release(self.device)  # what it allocated is gone by now
 
     def check(self, name: str, found: dict[int, tuple[int, ...]], work: list[Known]) -> Record:
         """Counts texts that differ from those of the path."""
@@ -86,7 +101,7 @@ def equality(bench: Bench) -> Record:
     batch = bench.batches[min(2, len(bench.batches) - 1)]
     work = bench.work(3 * batch)
     first = work[: min(8, len(work))]
-    record["transformers generate"] = bench.check("generate", generate(pair, first), first)
+    record["transformers generate"] = transformers_generate(bench, first)
     ways: list[tuple[str, dict[str, Any]]] = [
         ("lean, captured", {"gamma": 5, "agreement": 0.8}),
         ("lean, captured, plain", {}),
@@ -97,13 +112,35 @@ def equality(bench: Bench) -> Record:
         ("lean, captured, gamma auto", {"agreement": 0.8, "schedule": automatic(pair, 0.8)}),
     ]
     for name, options in ways:
-        if bench.left < 0:
-            record[name] = "no time left"
-            continue
-        engine = pair.engine(batch, **options)
-        record[name] = bench.check(name, decode(engine, work), work) | accepted(engine)
-        release(bench.device)
+        bench.figure(record, name, partial(compared, bench, name, batch, work, options))
+    hot = [heated(known) for known in work]
+    for name, captured in (("sampled, captured", True), ("sampled, eager", False)):
+        options = {"gamma": 5, "agreement": 0.8, "captured": captured}
+        bench.figure(record, name, partial(compared, bench, name, batch, hot, options))
     return record
+
+
+def compared(
+    bench: Bench, name: str, batch: int, work: list[Known], options: dict[str, Any]
+) -> Record:
+    """The texts of one way against those of the path."""
+    engine = bench.models.engine(batch, **options)
+    return bench.check(name, decode(engine, work), work) | accepted(engine)
+
+
+def heated(known: Known) -> Known:
+    """The same request at a temperature so low that sampling can only choose the likeliest token."""
+    return Known(replace(known.request, temperature=0.01), known.text)
+
+
+def transformers_generate(bench: Bench, work: list[Known]) -> Record:
+    """The texts of transformers' `generate`, and its time: eager, prompts and all rows up to the longest."""
+    began = time.perf_counter()
+    found = generate(bench.models, work)
+    bench.device.synchronize()
+    seconds = time.perf_counter() - began
+    steps = max(k.request.max_new_tokens or 0 for k in work)
+    return bench.check("generate", found, work) | {"ms_per_step": round(1000 * seconds / steps, 3)}
 
 
 def automatic(pair: Pair, agreement: float) -> Any:
@@ -136,11 +173,7 @@ def end_to_end(bench: Bench) -> Record:
             name = (
                 f"batch {batch}, gamma {'auto' if gamma is None else gamma}, agreement {agreement}"
             )
-            if bench.left < 0:
-                record[name] = "no time left"
-                continue
-            record[name] = transcribed(bench, name, batch, gamma, agreement)
-            release(bench.device)
+            bench.figure(record, name, partial(transcribed, bench, name, batch, gamma, agreement))
     return record
 
 

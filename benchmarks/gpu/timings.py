@@ -7,19 +7,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
 from benchmarks.gpu import construction
 from benchmarks.gpu.dimensions import Dimensions
-from benchmarks.gpu.sections import Bench, Record, encode, release, weigh
+from benchmarks.gpu.sections import Bench, Record, encode, weigh
 from forescribe.speculative import Engine
 from forescribe.speculative.engine.schedule import BUCKETS, expected_tokens
 from forescribe.speculative.requests import Mode
 
 COPIED = 1 << 30
 """Bytes of the copy that bandwidth is measured with; a CPU copies an eighth of it."""
+
+LARGEST_PART = 16
+"""Windows that are encoded or admitted at once: products of more are no more efficient."""
 
 
 def best_ms(bench: Bench, run: Callable[[], object], *, each: int = 1, least: int = 3) -> float:
@@ -42,41 +46,49 @@ def bandwidth(bench: Bench) -> Record:
     source = torch.empty(size, dtype=torch.uint8, device=bench.device.torch)
     target = torch.empty_like(source)
     ms = best_ms(bench, lambda: target.copy_(source))
-    return {"copied_bytes": size, "ms": ms, "gb_per_s": 2 * size / ms / 1e6}
+    bench.copy_gb_per_s = 2 * size / ms / 1e6
+    return {"copied_bytes": size, "ms": ms, "gb_per_s": bench.copy_gb_per_s}
 
 
 def encoder(bench: Bench) -> Record:
     """Windows per second of the encoder, by batch."""
-    record, d = {}, bench.dimensions
+    record: Record = {}
     for batch in bench.batches:
-        if batch > 16 or bench.left < 0:
-            continue
-        kinds = [n % d.classes for n in range(batch)]
-        mel = construction.features(d, kinds, bench.device.torch, bench.device.dtype)
-        ms = best_ms(bench, lambda mel=mel: encode(bench.models, mel))  # type: ignore[misc]
-        record[f"batch {batch}"] = {
-            "ms": ms,
-            "ms_per_window": ms / batch,
-            "times_real_time": 1000 * d.window_s * batch / ms,
-        }
+        if batch <= LARGEST_PART:
+            bench.figure(record, f"batch {batch}", partial(encoded, bench, batch))
     return record
+
+
+def encoded(bench: Bench, batch: int) -> Record:
+    """Times the encoder over a batch of windows."""
+    d = bench.dimensions
+    kinds = [n % d.classes for n in range(batch)]
+    mel = construction.features(d, kinds, bench.device.torch, bench.device.dtype)
+    ms = best_ms(bench, lambda: encode(bench.models, mel))
+    return {
+        "ms": ms,
+        "ms_per_window": ms / batch,
+        "times_real_time": 1000 * d.window_s * batch / ms,
+    }
 
 
 def prefill(bench: Bench) -> Record:
     """Milliseconds of an admission's forward: prompts, and keys and values of the encoder states."""
-    record, pair = {}, bench.models
+    record: Record = {}
     for batch in bench.batches:
-        if batch > 16 or bench.left < 0:
-            continue
-        engine, work = pair.engine(batch), bench.work(batch)
-        place = bench.device.torch
-        rows = torch.arange(batch, device=place)
-        tokens = torch.tensor([k.request.prompt for k in work], device=place)
-        states = [k.request.encoder_states for k in work]
-        ms = best_ms(bench, lambda e=engine, a=(rows, tokens, states): e.target.prefill(*a))  # type: ignore[misc]
-        record[f"rows {batch}"] = {"ms": ms, "ms_per_row": ms / batch}
-        release(bench.device)
+        if batch <= LARGEST_PART:
+            bench.figure(record, f"rows {batch}", partial(prefilled, bench, batch))
     return record
+
+
+def prefilled(bench: Bench, batch: int) -> Record:
+    """Times the prefill of all rows."""
+    engine, work, place = bench.models.engine(batch), bench.work(batch), bench.device.torch
+    rows = torch.arange(batch, device=place)
+    tokens = torch.tensor([k.request.prompt for k in work], device=place)
+    states = [k.request.encoder_states for k in work]
+    ms = best_ms(bench, lambda: engine.target.prefill(rows, tokens, states))
+    return {"ms": ms, "ms_per_row": ms / batch}
 
 
 def rounds(bench: Bench) -> Record:
@@ -96,7 +108,7 @@ def rounds(bench: Bench) -> Record:
                     record.setdefault("no time left", []).append(f"{way}, {batch}, {gamma}")
                     continue
                 name = f"{way}, batch {batch}, gamma {gamma}"
-                record[name] = one_round(bench, batch, gamma, options)
+                bench.figure(record, name, partial(one_round, bench, batch, gamma, options))
     return record
 
 
@@ -108,13 +120,14 @@ def one_round(bench: Bench, batch: int, gamma: int, options: dict[str, Any]) -> 
     ms = best_ms(bench, lambda: [run() for _ in range(each)], each=each)
     moved = bytes_of_a_round(bench, batch, gamma)
     record = {"ms": ms, "bytes": moved, "gb_per_s": moved / ms / 1e6}
+    if bench.copy_gb_per_s is not None:
+        record["share_of_copy"] = record["gb_per_s"] / bench.copy_gb_per_s
     if gamma:
         for agreement in (0.7, 0.8, 0.9):
             written = batch * expected_tokens(agreement, gamma)
             record[f"ms_per_token_at_{agreement}"] = ms / written
     else:
         record["ms_per_token"] = ms / batch
-    release(bench.device)
     return record
 
 
@@ -160,24 +173,27 @@ def row_bytes(d: Dimensions, layers: int, size: int) -> int:
 
 def kernels(bench: Bench) -> Record:
     """The operators or kernels that take most of the time of captured rounds."""
+    record: Record = {}
+    for batch in (bench.batches[0], bench.batches[-1]):
+        bench.figure(record, f"batch {batch}", partial(profiled, bench, batch))
+    return record
+
+
+def profiled(bench: Bench, batch: int) -> Record:
+    """The milliseconds and calls per round of the fifteen that take longest."""
     from torch.profiler import ProfilerActivity, profile
 
     cuda = bench.device.kind == "cuda"
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
-    record: Record = {}
-    for batch in (bench.batches[0], bench.batches[-1]):
-        engine = bench.models.engine(batch, gamma=4, agreement=0.8)
-        run = active_rounds(engine, 4, bench)
-        run()
-        with profile(activities=activities) as found:
-            for _ in range(3):
-                run()
-            bench.device.synchronize()
-        field = "self_device_time_total" if cuda else "self_cpu_time_total"
-        events = sorted(found.key_averages(), key=lambda e: getattr(e, field), reverse=True)
-        record[f"batch {batch}"] = [
-            {"name": e.key[:90], "calls": e.count // 3, "ms": getattr(e, field) / 3000}
-            for e in events[:15]
-        ]
-        release(bench.device)
-    return record
+    engine = bench.models.engine(batch, gamma=4, agreement=0.8)
+    run = active_rounds(engine, 4, bench)
+    run()
+    with profile(activities=activities) as found:
+        for _ in range(3):
+            run()
+        bench.device.synchronize()
+    field = "self_device_time_total" if cuda else "self_cpu_time_total"
+    events = sorted(found.key_averages(), key=lambda e: getattr(e, field), reverse=True)
+    return {
+        e.key[:90]: {"calls": e.count // 3, "ms": getattr(e, field) / 3000} for e in events[:15]
+    }

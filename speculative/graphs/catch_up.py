@@ -65,9 +65,13 @@ class CatchUp:
 
     def _of(self, count: int) -> Function:
         view = first_rows(self._rows, count, Mode(), self._rows.scratch)
+        drafter, back, piece = (
+            self._drafter,
+            self._back,
+            self.piece,
+        )  # a capture must not hold `self`
 
         def read() -> None:
-            start = (view.lengths - self._back).clamp_min(0)
-            self._drafter.catch_up(view, start, self.piece)
+            drafter.catch_up(view, (view.lengths - back).clamp_min(0), piece)
 
         return read

@@ -37,7 +37,9 @@ def test_the_whole_program_runs_and_its_texts_are_equal(
     assert not found["failed"] and not found["unequal"]
     assert "constructed" in found["weights"] and "constructed" in capsys.readouterr().out
     checked = [v for v in found["sections"]["equality"].values() if isinstance(v, dict)]
-    assert len(checked) == 8 and all(v["texts"] and not v["differ"] for v in checked)
+    assert len(checked) == 10 and all(v["texts"] and not v["differ"] for v in checked)
+    rounds = found["sections"]["rounds"].values()
+    assert all(v["share_of_copy"] > 0 for v in rounds if isinstance(v, dict))
     ends = [v for v in found["sections"]["end to end"].values() if isinstance(v, dict)]
     assert all(v["times_real_time"] > 0 and not v["differ"] for v in ends) and len(ends) == 10
 
@@ -113,12 +115,36 @@ def test_the_path_of_large_v3_has_room_for_its_longest_text() -> None:
 def test_a_table_says_what_was_unequal() -> None:
     record = {
         "dimensions": {"name": "small"},
-        "device": "cpu",
+        "card": {"name": "a card"},
         "dtype": "float32",
         "weights": "constructed",
-        "sections": {"one": {"a": {"ms": 1.25}, "b": [1, 2], "error": "line\nline"}},
+        "sections": {
+            "one": {"a": {"ms": 1.25}, "b": [1, 2], "error": "line\nline"},
+            "two": {"c": {"kernel": {"calls": 3}}},
+        },
         "unequal": ["x"],
         "failed": ["y"],
     }
     text = table(record)
+    assert "small on a card" in text
     assert "ms 1.25" in text and "UNEQUAL: x" in text and "FAILED: y" in text
+    assert "calls 3" in text
+
+
+def test_a_figure_without_memory_or_time_leaves_the_others() -> None:
+    bench, record = Bench(SMALL, CPU, (1,), 8), {}
+
+    def full() -> dict[str, Any]:
+        raise torch.OutOfMemoryError("planted")
+
+    bench.figure(record, "large", full)
+    bench.figure(record, "small", lambda: {"ms": 1.0})
+    bench.deadline = 0.0
+    bench.figure(record, "late", lambda: {"ms": 1.0})
+    assert record == {"large": "out of memory", "small": {"ms": 1.0}, "late": "no time left"}
+
+
+def test_a_device_that_is_missing_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        command.main(["--device", "cuda:99"])
+    assert "device" in capsys.readouterr().err.splitlines()[-1]
