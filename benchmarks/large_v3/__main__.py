@@ -25,6 +25,7 @@ from benchmarks.gpu.dimensions import LARGE_V3, SMALL
 from benchmarks.gpu.pair import DECODERS, Pair
 from benchmarks.large_v3 import ctranslate2_rows, decoding_rows
 from forescribe.bench.columns import layout
+from forescribe.bench.provenance import instruction_set
 from forescribe.speculative.device import choose
 
 
@@ -66,6 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "stored": str(pair.device.stored).removeprefix("torch."),
         "threads": torch.get_num_threads(),
         "agreement": options.agreement,
+        "native_kernels": instruction_set(),
         "bfloat16_units": choose("cpu", "bfloat16").weights is None,
         "build_s": round(time.perf_counter() - began, 1),
         "rows": [],
@@ -128,7 +130,11 @@ def table(record: dict[str, Any]) -> str:
             f"{row['step_ms']:.1f}", "-",
             "1.00", "-", f"{row['tokens_per_s']:.2f}", "yes" if row["equal"] else "no",
         ])  # fmt: skip
-    said = [*layout(lines), f"{record['threads']} threads, {record['stored']} weights"]
+    kernels = record["native_kernels"] or "none"
+    said = [
+        *layout(lines),
+        f"{record['threads']} threads, {record['stored']} weights, kernels: {kernels}",
+    ]
     if "encoder_s" in record:
         said.append(f"encoder: {record['encoder_s']:.1f} s per window ({record['dtype']}, modules)")
     if record["peer"]:

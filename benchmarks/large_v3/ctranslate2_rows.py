@@ -88,12 +88,12 @@ def rows(
             d, [n % d.classes for n in range(batch)], pair.device.torch, torch.float32
         )
         features = library.StorageView.from_array(np.ascontiguousarray(mel[:1].numpy()))
-        encoder_s = _timed(lambda at=features: model.encode(at, to_cpu=True))[0]  # type: ignore[misc]
+        encoder_s = _timed(lambda at=features: model.encode(at, to_cpu=True))[0]
         states = torch.stack([k.request.encoder_states.float() for k in known[:batch]])
         given = library.StorageView.from_array(np.ascontiguousarray(states.numpy()))
         prompts = [list(k.request.prompt) for k in known[:batch]]
-        short_s, short = _timed(lambda at=given, p=prompts: _generate(model, at, p, SHORT))  # type: ignore[misc]
-        long_s, found = _timed(lambda at=given, p=prompts: _generate(model, at, p, tokens))  # type: ignore[misc]
+        short_s, short = _timed(lambda at=given, p=prompts: _generate(model, at, p, SHORT))
+        long_s, found = _timed(lambda at=given, p=prompts: _generate(model, at, p, tokens))
         steps = max(map(len, found)) - max(map(len, short))
         step_s = (long_s - short_s) / steps
         written = sum(map(len, found))

@@ -42,23 +42,23 @@ class DecodingRow:
 
 
 def work(pair: Pair, count: int, tokens: int) -> list[Known]:
-    """Windows of different audio whose texts have `tokens` tokens, or a few less where they end."""
+    """Windows of different audio, with the longest texts of up to `tokens` tokens."""
     d = pair.dimensions
-    starts = [(7 + 31 * n) % d.steps for n in range(d.steps)]
-    long = [s for s in starts if not _ends_within(pair, s, tokens)][:count]
+
+    def text(start: int, kind: int) -> tuple[int, ...]:
+        return pair.path.follow(start, pair.path.prompt(start, kind), kind, tokens)
+
+    starts = sorted(range(d.steps), key=lambda start: -len(text(start, 0)))[:count]
     kinds = [n % d.classes for n in range(count)]
-    made = []
-    for n, (start, kind, states) in enumerate(zip(long, kinds, pair.states(kinds), strict=True)):
-        prompt = pair.path.prompt(start, kind)
-        request = Request(prompt=prompt, encoder_states=states, max_new_tokens=tokens, tag=n)
-        made.append(Known(request, pair.path.follow(start, prompt, kind, tokens)))
-    return made
-
-
-def _ends_within(pair: Pair, start: int, tokens: int) -> bool:
-    steps = len(pair.path.ids)
-    least = min(tokens, steps // (2 * len(pair.path.ends)))
-    return any((start + n) % steps in pair.path.ends for n in range(least))
+    return [
+        Known(
+            Request(pair.path.prompt(start, kind), states, max_new_tokens=tokens, tag=n),
+            text(start, kind),
+        )
+        for n, (start, kind, states) in enumerate(
+            zip(starts, kinds, pair.states(kinds), strict=True)
+        )
+    ]
 
 
 def measure(
