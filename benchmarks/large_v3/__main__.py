@@ -73,10 +73,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "rows": [],
         "peer": [],
     }
+    _say("models", began)
     if not options.no_encoder:
         record["encoder_s"] = decoding_rows.encoder_s(pair)
+        _say("encoder", began)
     if options.peer != "none":
         record |= _peer(pair, options, tokens)
+        _say("CTranslate2", began)
     if needs_encoder:
         pair.target.model.encoder = None
         gc.collect()
@@ -90,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             tokens=tokens,
         ):
             record["rows"].append(asdict(row))
-            print(f"{engine} batch {row.batch} {row.head or 'plain'}", file=sys.stderr, flush=True)
+            _say(f"{engine} batch {row.batch} {row.head or 'plain'}", began)
         gc.collect()
     record["wall_s"] = round(time.perf_counter() - began, 1)
     print(decoding_rows.sizes(dimensions))
@@ -99,6 +102,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.json:
         options.json.write_text(line + "\n", encoding="utf-8")
     return 0 if all(row["equal"] for row in record["rows"]) else 1
+
+
+def _say(what: str, began: float) -> None:
+    print(f"{time.perf_counter() - began:6.1f} s: {what}", file=sys.stderr, flush=True)
 
 
 def _peer(pair: Pair, options: argparse.Namespace, tokens: int) -> dict[str, Any]:
