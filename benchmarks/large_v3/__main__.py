@@ -1,6 +1,6 @@
 """Decodes windows of large-v3's dimensions on a CPU: native and lean engine in bfloat16, CTranslate2 in int8.
 
-    python -m benchmarks.large_v3 --json large-v3.json     # about six minutes and 8 GiB on two cores
+    python -m benchmarks.large_v3 --json large-v3.json     # about three minutes and 8 GiB on two idle cores
     python -m benchmarks.large_v3 --small                  # the whole program in seconds
 
 Exit status: 0; 1 if a text of this package differs from plain decoding or from what the weights encode.
