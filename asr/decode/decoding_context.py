@@ -5,10 +5,11 @@ Knows how its parts fit together; nothing of recordings or requests.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from forescribe.speculative.device import Stopwatch
 from forescribe.speculative.engine.engine import Engine
+from forescribe.speculative.graphs.side_stream import SideStream
 
 from ..audio.features import LogMel
 from ..model.loading import Whisper
@@ -22,7 +23,8 @@ from .rules import NoSpeech
 class DecodingContext:
     """A Whisper model, its engine and what prepares audio for them, on one device.
 
-    `slots` is the engine with faults as values; `watch` counts the seconds before the engine.
+    `slots` is the engine with faults as values; `watch` counts the seconds before the engine, on cuda with
+    the rounds that run beside an encoder. `side` is where the encoder runs.
     `gamma` is what the transcriber was created with, None for an adaptive draft length. `detector` is
     loaded on first use where it is None.
     """
@@ -35,6 +37,10 @@ class DecodingContext:
     watch: Stopwatch
     gamma: int | None = None
     detector: Detector | None = None
+    side: SideStream = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.side = SideStream(self.whisper.device)
 
     @property
     def batch(self) -> int:

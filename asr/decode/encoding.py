@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from forescribe.speculative.graphs.side_stream import SideStream
+
 from ..model.loading import EncoderStates, Whisper
 from ..segment.windows import Samples
 from .decoding_context import DecodingContext
@@ -41,9 +43,15 @@ def encode_windows(
     """
 
     def encode(batch: Sequence[tuple[Samples, bool]]) -> list[EncodedWindow | Exception]:
-        features = context.mel([samples for samples, _ in batch])
-        return encode_features(context.whisper, features, [wanted for _, wanted in batch])
+        samples = [samples for samples, _ in batch]
+        detect = [wanted for _, wanted in batch]
+        side = context.side
+        # Rounds of the windows that are being decoded go on meanwhile, where the device has streams.
+        passed = side.run(lambda: _forward(context.whisper, context.mel(samples)), advance)
+        passed.hand_over(side)
+        return side.run(lambda: passed.windows(context.whisper, detect))
 
+    advance = context.slots.advance
     return apply_each(encode, list(zip(windows, detect, strict=True)))
 
 
@@ -51,28 +59,50 @@ def encode_features(
     whisper: Whisper, features: Tensor, detect: Sequence[bool]
 ) -> list[EncodedWindow | Exception]:
     """Encode features `[B, M, F]`; as `encode_windows`, but raises what the model raises."""
+    return _forward(whisper, features).windows(whisper, detect)
+
+
+@dataclass(frozen=True, eq=False)
+class _Forward:
+    """What the encoder made of a batch of features, which nothing has read yet."""
+
+    features: Tensor  # [B, M, F]
+    states: list[EncoderStates]
+    finite: Tensor  # [B] bool
+
+    def hand_over(self, side: SideStream) -> None:
+        """For the stream of the rounds, which reads the states."""
+        side.hand_over(self.features)
+        for part in (part for s in self.states for part in (s.target, s.draft)):
+            if part is not None:
+                side.hand_over(part)
+
+    def windows(self, whisper: Whisper, detect: Sequence[bool]) -> list[EncodedWindow | Exception]:
+        """The windows with their languages. Reads the device: once, and once more for languages."""
+        finite: list[bool] = self.finite.tolist()
+        rows = [row for row, wanted in enumerate(detect) if wanted and finite[row]]
+        detected = whisper.detect_language([self.states[row] for row in rows]) if rows else []
+        languages = dict(zip(rows, detected, strict=True))
+        return [
+            EncodedWindow(self.features[row], window_states, languages.get(row))
+            if finite[row]
+            else NotFinite("the encoder's numbers are not finite")
+            for row, window_states in enumerate(self.states)
+        ]
+
+
+def _forward(whisper: Whisper, features: Tensor) -> _Forward:
     states = whisper.encode(features)
-    finite = _finite(states)
-    rows = [row for row, wanted in enumerate(detect) if wanted and finite[row]]
-    detected = whisper.detect_language([states[row] for row in rows]) if rows else []
-    languages = dict(zip(rows, detected, strict=True))
-    return [
-        EncodedWindow(features[row], window_states, languages.get(row))
-        if finite[row]
-        else NotFinite("the encoder's numbers are not finite")
-        for row, window_states in enumerate(states)
-    ]
+    return _Forward(features, states, _finite(states))
 
 
-def _finite(states: Sequence[EncoderStates]) -> list[bool]:
-    """Whether each window's states are finite, in one read of the device. NaN would also spoil the
-    detected language."""
-    finite: list[bool] = torch.stack(
+def _finite(states: Sequence[EncoderStates]) -> Tensor:
+    """Whether each window's states are finite `[B]`. NaN would also spoil the detected language."""
+    return torch.stack(
         [
             torch.stack(
                 [part.isfinite().all() for part in (s.target, s.draft) if part is not None]
             ).all()
             for s in states
         ]
-    ).tolist()
-    return finite
+    )

@@ -81,6 +81,14 @@ class IsolatedEngine:
         self.engine.cancel(tag)
         self._ended = [ended for ended in self._ended if ended.request.tag != tag]
 
+    def advance(self) -> bool:
+        """Runs a step while something else is awaited; what ends is returned with the next step. False
+        where nothing is decoded."""
+        if self.engine.idle:
+            return False
+        self._ended = self.ended(self.engine.step())
+        return True
+
     def settle(self) -> None:
         """Free at once what was cancelled; what ends meanwhile is returned with the next step."""
         for _ in range(self.engine.device.rounds_per_poll + 1):

@@ -18,6 +18,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from benchmarks import provenance
+from benchmarks.gpu.compiled import compiled
 from benchmarks.gpu.decoding import decoding
 from benchmarks.gpu.dimensions import KNOWN, LARGE_V3, SMALL
 from benchmarks.gpu.report import Section, card, run, table
@@ -39,6 +40,9 @@ SECTIONS = {
 }
 """Sections in their order, with seconds; together less than ten minutes."""
 
+ON_REQUEST = {"decoding": Section(decoding, 500), "compiled": Section(compiled, 450)}
+"""Sections that run only when they are named; `compiled` needs `build`."""
+
 
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog="python -m benchmarks.gpu")
@@ -51,7 +55,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--sections",
         nargs="+",
-        choices=[*SECTIONS, "decoding"],
+        choices=[*SECTIONS, *ON_REQUEST],
         metavar="NAME",
         help="by default all",
     )
@@ -74,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         batches=tuple(batches),
         tokens=min(options.tokens, 40) if options.small else options.tokens,
     )
-    known = SECTIONS | {"decoding": Section(decoding, 500)}
+    known = SECTIONS | ON_REQUEST
     sections = {name: known[name] for name in options.sections or SECTIONS}
     # Tiny operators on two threads of a busy machine take a hundred times as long: helpers that sleep.
     alone = options.small and device.kind == "cpu" and can_set()

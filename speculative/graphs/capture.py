@@ -84,12 +84,12 @@ def compiled_for_hpu(fn: Function) -> Function:
     be a part of the recipe."""
     fn()
     compiled: Function = torch.compile(
-        _of_its_own(fn), backend="hpu_backend", fullgraph=True, dynamic=False
+        function_of_its_own(fn), backend="hpu_backend", fullgraph=True, dynamic=False
     )
     return compiled
 
 
-def _of_its_own(fn: Function) -> Function:
+def function_of_its_own(fn: Function) -> Function:
     """`fn` with a code object that no other function has: dynamo counts recompilations for each code
     object, and refuses the ninth."""
     assert isinstance(fn, FunctionType)

@@ -4,8 +4,10 @@ Knows slots; nothing of masks or models. One scatter writes the keys and the val
 gather and one scatter move those of all layers.
 
 No NaN of an earlier sequence reaches the next one in its row. A masked key still meets a weight of zero,
-and 0 * NaN is NaN, so a prompt clears the slots behind it: all those that a forward may have written, which
-the host knows without reading the device (`_written`). Slots beyond are zero since the allocation.
+and 0 * NaN is NaN, so a prompt clears the slots behind it. On a CPU these are those that a forward may have
+written, which the host knows without reading the device (`_written`); slots beyond are zero since the
+allocation. Elsewhere they are all: forwards are captured or compiled there, and numbers that one changes are
+conditions of the other compiled ones, which would be compiled again after every larger forward.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ class SelfCache:
     ) -> None:
         shape = (layers, 2, batch, heads, slots, size)
         self.kv = torch.zeros(shape, dtype=dtype, device=device)
-        self._reach = self._nodes = 0  # the largest of all forwards so far
+        self._tracked = device.type == "cpu"
+        self._reach = self._nodes = 0  # the largest of all forwards so far, where tracked
 
     @property
     def layers(self) -> list[tuple[Tensor, Tensor]]:
@@ -41,7 +44,8 @@ class SelfCache:
     def _written(self) -> int:
         # A row wrote below the reach of the time, and one that has ended goes on to write from the slot
         # where it ended: with more nodes than then, past that reach by at most their number.
-        return min(self._reach + self._nodes, self.kv.shape[4])
+        slots = self.kv.shape[4]
+        return min(self._reach + self._nodes, slots) if self._tracked else slots
 
     def clear(self, rows: Tensor, length: int) -> None:
         """Zeroes what earlier sequences of `rows [K]` left behind slot `length`."""
@@ -55,7 +59,8 @@ class SelfCache:
     def readable(self, rows: int, reach: int, nodes: int) -> list[Tensor]:
         """Keys and values `[2, B, K, reach, d]` of every layer, for a forward of the first `rows` rows that
         writes `nodes` tokens."""
-        self._reach, self._nodes = max(self._reach, reach), max(self._nodes, nodes)
+        if self._tracked:
+            self._reach, self._nodes = max(self._reach, reach), max(self._nodes, nodes)
         return list(self.kv[:, :, :rows, :, :reach].unbind(0))
 
     def index(self, slots: Tensor) -> Tensor:

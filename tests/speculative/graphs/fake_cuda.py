@@ -38,18 +38,29 @@ class CudaOnCpu(Device):
         return torch.device("cpu")
 
 
+class Knowledge(dict[Any, int]):
+    """How many operators of each stream are known to be done: a vector clock."""
+
+    def learn(self, other: dict[Any, int]) -> None:
+        for stream, count in other.items():
+            self[stream] = max(count, self.get(stream, 0))
+
+
 @dataclass(eq=False)
 class Stream:
-    """Copies that have been queued and not done yet."""
+    """Copies that have been queued and not done yet, and what is done before its next operator."""
 
     cuda: FakeCuda
     queue: list[Callable[[], None]] = field(default_factory=list)
+    done: Knowledge = field(default_factory=Knowledge)
 
     def wait_stream(self, other: Stream) -> None:
         self.cuda.outside_captures("wait_stream")
+        self.done.learn(other.done)
 
     def wait_event(self, event: Event) -> None:
         assert event.recorded, "a stream waits for an event that was never recorded"
+        self.done.learn(event.done)
 
 
 @dataclass(eq=False)
@@ -60,10 +71,18 @@ class Event:
     recorded: bool = False
     stream: Stream | None = None
     place: int = 0
+    done: Knowledge = field(default_factory=Knowledge)
+    queries: int = 0
 
     def record(self) -> None:
         self.recorded, self.stream = True, self.cuda.current
         self.place = len(self.stream.queue)
+        self.done = Knowledge(self.stream.done)
+
+    def query(self) -> bool:
+        """Whether the device has come so far: not before the fifth question."""
+        self.queries += 1
+        return self.queries > 4
 
     def synchronize(self) -> None:
         self.cuda.outside_captures("Event.synchronize")
@@ -72,6 +91,7 @@ class Event:
             self.stream.queue[n]()
             self.stream.queue[n] = _nothing
         self.cuda.waits += 1
+        self.cuda.host.learn(self.done)
 
     def elapsed_time(self, end: Event) -> float:
         assert self.recorded and end.recorded
@@ -117,9 +137,14 @@ class FakeCuda(TorchDispatchMode):
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__()
-        self.default, self.pool = Stream(self), object()
+        self.streams: list[Stream] = []
+        self.default, self.pool = self._stream(), object()
         self.current = self.default
         self.recording: Recorder | None = None
+        self.capturing = False
+        self.host = Knowledge()  # what has been waited for
+        self.written: dict[int, tuple[Stream, int]] = {}  # who wrote a memory last, by address
+        self.handed_over: list[tuple[Tensor, Stream]] = []
         self.graphs: list[Graph] = []
         self.waits = self.replays = self.synchronized = 0
         self._next: Callable[[], None] = _nothing
@@ -127,14 +152,21 @@ class FakeCuda(TorchDispatchMode):
         for name, value in self._names().items():
             monkeypatch.setattr(torch.cuda, name, value)
         monkeypatch.setattr(transfers, "pinned", self._pin)
-        monkeypatch.setattr(Tensor, "record_stream", lambda tensor, stream: None)
+        monkeypatch.setattr(Tensor, "record_stream", self._record_stream)
         monkeypatch.setattr(engine, "capture_for", self._capture_for)
         for name in READS:
             monkeypatch.setattr(Tensor, name, self._guarded(name, getattr(Tensor, name)))
 
+    @property
+    def _record_stream(self) -> Any:
+        def record(tensor: Tensor, stream: Stream) -> None:
+            self.handed_over.append((tensor, stream))
+
+        return record
+
     def _names(self) -> dict[str, Any]:
         return dict(
-            Stream=lambda: Stream(self),
+            Stream=self._stream,
             Event=lambda enable_timing=False: Event(self),
             CUDAGraph=self._graph,
             graph=self._capturing,
@@ -158,6 +190,12 @@ class FakeCuda(TorchDispatchMode):
     def _synchronize(self) -> None:
         self.outside_captures("synchronize")
         self.synchronized += 1
+        for stream in self.streams:
+            self.host.learn(stream.done)
+
+    def _stream(self) -> Stream:
+        self.streams.append(Stream(self))
+        return self.streams[-1]
 
     @contextmanager
     def _on(self, stream: Stream) -> Iterator[None]:
@@ -176,12 +214,12 @@ class FakeCuda(TorchDispatchMode):
         self.outside_captures("a capture")
         assert pool is self.pool, "every graph belongs to the one pool"
         graph.pool, graph.recorded = pool, Recorder(graph)
-        self.recording = graph.recorded
+        self.recording, self.capturing = graph.recorded, True
         try:
             with self._on(stream), graph.recorded:
                 yield
         finally:
-            self.recording = None
+            self.recording, self.capturing = None, False
 
     def _capture_for(self, device: Device) -> Callable[[Callable[[], None]], Callable[[], None]]:
         inner = CudaCapture(device)
@@ -227,6 +265,7 @@ class FakeCuda(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         given = list(tensors((args, kwargs)))
+        self._check_order(func, given)
         if func.overloadpacket is torch.ops.aten.copy_ and getattr(given[0], "is_pinned_host", 0):
             assert self.current is not self.default, "a copy to the host on the device's stream"
             target, source = given
@@ -238,7 +277,37 @@ class FakeCuda(TorchDispatchMode):
         if any(getattr(t, "on_device", False) for t in given):
             for made in tensors(result):
                 made.on_device = True  # type: ignore[attr-defined]
+        self._note_order(result)
         return result
+
+    # Order between streams
+
+    def _check_order(self, func: Any, given: list[Tensor]) -> None:
+        """Raises where an operator reads what another stream than that of the rounds may not have written
+        yet. A capture runs nothing, and starts by waiting for the device. Rows are read while rounds write
+        other slots of them, so what the rounds write is not checked."""
+        if self.capturing:
+            return
+        here = self.current
+        here.done.learn(self.host)  # it is launched after what the host has waited for
+        for tensor in given:
+            writer, count = self.written.get(_address(tensor), (here, 0))
+            if writer is self.default or not getattr(tensor, "on_device", False):
+                continue
+            if here.done.get(writer, 0) < count:
+                raise Forbidden(f"{func} reads what another stream may not have written yet")
+
+    def _note_order(self, result: Any) -> None:
+        if self.capturing:
+            return
+        here = self.current
+        here.done[here] = here.done.get(here, 0) + 1
+        for made in tensors(result):
+            self.written[_address(made)] = here, here.done[here]
+
+
+def _address(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 def found(owner: object, depth: int = 4) -> Iterator[Tensor]:

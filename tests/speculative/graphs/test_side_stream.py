@@ -1,0 +1,134 @@
+"""Work beside the rounds, on the double: what waits for what, and that rounds go on meanwhile."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from forescribe.asr.decode.encoding import NotFinite, encode_windows
+from forescribe.asr.decode.isolation import IsolatedEngine
+from forescribe.asr.model.loading import EncoderStates
+from forescribe.speculative.device import Device
+from forescribe.speculative.graphs.side_stream import SideStream
+from tests.speculative.graphs.fake_cuda import CudaOnCpu, FakeCuda, running
+from tests.speculative.graphs.recorder import Forbidden
+from tests.speculative.graphs.workloads import tiny_engine, tiny_requests
+
+CUDA = CudaOnCpu("cuda", torch.float32)
+
+
+@pytest.fixture
+def weight(cuda: FakeCuda) -> Tensor:
+    made = torch.eye(4)
+    cuda.mark(made)
+    return made
+
+
+def test_work_runs_on_a_stream_of_its_own_and_its_result_may_be_read(
+    cuda: FakeCuda, weight: Tensor
+) -> None:
+    side, streams, calls = SideStream(CUDA), [], []
+
+    def work() -> Tensor:
+        streams.append(cuda.current)
+        return weight * 2
+
+    def meanwhile() -> bool:
+        streams.append(cuda.current)
+        calls.append(weight + 1)  # of the current stream: needs nothing of the side stream
+        return len(calls) < 3
+
+    with cuda:
+        made = side.run(work, meanwhile)
+        side.hand_over(made)
+        made + 1
+    assert streams[0] is not cuda.default and set(streams[1:]) == {cuda.default}
+    assert len(calls) == 3  # then it waits
+    assert cuda.handed_over == [(made, cuda.default)] and cuda.synchronized == 0
+
+
+def test_a_result_that_is_read_too_early_is_seen(cuda: FakeCuda, weight: Tensor) -> None:
+    stream, event = torch.cuda.Stream(), torch.cuda.Event()
+    with cuda:
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            made = weight * 2
+            event.record()
+        with pytest.raises(Forbidden, match="another stream may not have written yet"):
+            made + 1
+        torch.cuda.current_stream().wait_event(event)
+        made + 1
+
+
+def test_elsewhere_work_runs_at_once() -> None:
+    def never() -> bool:
+        raise AssertionError
+
+    side = SideStream(Device("cpu", torch.float32))
+    made = side.run(lambda: torch.ones(2), never)
+    assert side.hand_over(made) is made
+
+
+class Encoder:
+    """A `Whisper` whose encoder doubles features; -1 in them gives NaN."""
+
+    device = CUDA
+
+    def __init__(self, cuda: FakeCuda, weight: Tensor) -> None:
+        self.cuda, self.weight, self.streams = cuda, weight, []
+
+    def encode(self, features: Tensor) -> list[EncoderStates]:
+        self.streams.append(self.cuda.current)
+        states = features @ self.weight
+        return [EncoderStates(s) for s in torch.where(states < 0, torch.nan, states)]
+
+    def detect_language(self, encoded: list[EncoderStates]) -> list[tuple[str, float]]:
+        self.streams.append(self.cuda.current)
+        return [("en", 0.5)] * len(encoded)
+
+
+def encode(
+    cuda: FakeCuda, weight: Tensor, slots: IsolatedEngine, windows: list[Tensor]
+) -> tuple[Encoder, list[Any]]:
+    whisper = Encoder(cuda, weight)
+    context: Any = SimpleNamespace(
+        whisper=whisper, mel=torch.stack, slots=slots, side=SideStream(CUDA)
+    )
+    with cuda.reads_allowed():  # of the side stream, which it stops alone
+        return whisper, encode_windows(context, windows, [True] * len(windows))  # type: ignore[arg-type]
+
+
+def test_rows_are_decoded_while_windows_are_encoded(cuda: FakeCuda, weight: Tensor) -> None:
+    work = [r for r in tiny_requests(12, seed=2) if not r.ranks]
+    expected = {r.request.tag: r.tokens for r in tiny_engine(None, 3).run(work)}
+    engine = tiny_engine(CUDA, 3)
+    slots, found = IsolatedEngine(engine), {}
+    with running(cuda, engine):
+        for request in work:
+            slots.submit(request)
+        slots.advance()
+        rounds = engine._context.counts.rounds
+        whisper, encoded = encode(cuda, weight, slots, [torch.ones(4), torch.full((4,), 2.0)])
+        assert engine._context.counts.rounds > rounds  # while the encoder ran
+        while not slots.idle:
+            found |= {e.request.tag: e.tokens for e in slots.ended(engine.step())}
+        (encoded[0].encoder_states.target + encoded[1].features).add(1)
+    assert found == expected and not engine.faults
+    assert cuda.default not in whisper.streams and len(set(whisper.streams)) == 1
+    assert [e.language for e in encoded] == [("en", 0.5)] * 2
+    assert len(cuda.handed_over) >= 3  # features, and the states of both windows
+
+
+def test_a_window_that_is_not_finite_fails_alone(cuda: FakeCuda, weight: Tensor) -> None:
+    slots = IsolatedEngine(tiny_engine(CUDA, 3))
+    with cuda:
+        _, encoded = encode(cuda, weight, slots, [torch.ones(4), torch.full((4,), -1.0)])
+    assert encoded[0].language == ("en", 0.5) and isinstance(encoded[1], NotFinite)
+
+
+def test_nothing_is_run_for_an_idle_engine() -> None:
+    assert IsolatedEngine(tiny_engine(None, 3)).advance() is False
