@@ -44,7 +44,8 @@ class SideStream:
         """A tensor that `run` has made, for the current stream: its memory is not used again for the side
         stream before the current one has done what it does with the tensor."""
         if self._device.kind == "cuda":
-            tensor.record_stream(torch.cuda.current_stream())
+            with self._device.guard():
+                tensor.record_stream(torch.cuda.current_stream())
         return tensor
 
     @contextmanager

@@ -40,6 +40,8 @@ def test_the_whole_program_runs_and_its_texts_are_equal(
     assert len(checked) == 10 and all(v["texts"] and not v["differ"] for v in checked)
     rounds = found["sections"]["rounds"].values()
     assert all(v["share_of_copy"] > 0 for v in rounds if isinstance(v, dict))
+    both = found["sections"]["overlap"]
+    assert all(both[f"batch {n}"]["gain"] > 0 and not both[f"batch {n}"]["differ"] for n in (1, 2))
     ends = [v for v in found["sections"]["end to end"].values() if isinstance(v, dict)]
     assert all(v["times_real_time"] > 0 and not v["differ"] for v in ends) and len(ends) == 10
 
