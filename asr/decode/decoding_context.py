@@ -48,6 +48,12 @@ class DecodingContext:
         return self.engine.batch
 
     @property
+    def encoded_together(self) -> int:
+        """Windows that are encoded at a time. Where the encoder takes them one by one anyway, features and
+        encoder states of the next windows would only wait in memory."""
+        return self.batch if self.whisper.device.rows_together else 1
+
+    @property
     def is_demo(self) -> bool:
         """Whether the target is the bundled demo model."""
         return self.whisper.pair.target == bundled_folder("demo")

@@ -28,8 +28,9 @@ from .library import Library, load, missing
 from .native_step import GreedyDraft, choose_natively, step_of
 from .packing.causal_packing import angle_tables, causal_layers, causal_record
 from .packing.packer import Packer
+from .packing.shared_weights import Packed, listed_key, packed_once
 from .slot_caches import SelfCaches
-from .structures import ACTIVATIONS, CausalLayer, Stored
+from .structures import ACTIVATIONS, Causal, CausalLayer, Stored
 from .workspace import Workspace
 
 STORAGE = {torch.float32: Stored.FLOAT32, torch.bfloat16: Stored.BFLOAT16}
@@ -57,6 +58,13 @@ def native_causal_gap(model: Any) -> str | None:
     if config.hidden_act not in ACTIVATIONS:
         return f"native kernels do not have the activation {config.hidden_act}"
     return missing()
+
+
+def _packed(
+    library: Library, stored: Stored, weights: CausalWeights, columns: int
+) -> Packed[Causal, CausalLayer]:
+    packer = Packer(library, stored)
+    return Packed(packer, causal_record(packer, weights, columns), causal_layers(packer, weights))
 
 
 class NativeCausalDecoder(CausalModel):
@@ -88,10 +96,15 @@ class NativeCausalDecoder(CausalModel):
         if self._asked is not None:
             self.rounded = self._asked
         self.stored = STORAGE[self.rounded]
-        self._packer = Packer(self.library, self.stored)
         columns = self.vocab_size if self.listed is None else len(self.listed)
-        self._record = causal_record(self._packer, weights, columns)
-        self._layers = (CausalLayer * len(weights.layers))(*causal_layers(self._packer, weights))
+        self._packed = packed_once(
+            self.model,
+            (self.library.instruction_set, self.stored, columns, listed_key(self.listed)),
+            self.model.parameters,
+            lambda: _packed(self.library, self.stored, weights, columns),
+        )
+        self._record = self._packed.copy()
+        self._layers = (CausalLayer * len(self._packed.layers))(*self._packed.layers)
         self._record.layer = addressof(self._layers)
         self._workspace = Workspace()
         self._angles: tuple[Tensor, Tensor] | None = None

@@ -23,9 +23,11 @@ from ..models.slot_model import SlotModel, path_slots
 from ..rounds.choice import Allowed, Choice
 from .library import Library, load, missing
 from .native_step import GreedyDraft, choose_natively, step_of
-from .packing.packer import Packer, whisper_layers, whisper_record
+from .packing.packer import Packer
+from .packing.shared_weights import Packed, listed_key, packed_once
+from .packing.whisper_packing import whisper_layers, whisper_record
 from .slot_caches import SelfCaches, cross_caches
-from .structures import ACTIVATIONS, Stored, WhisperLayer
+from .structures import ACTIVATIONS, Stored, Whisper, WhisperLayer
 from .workspace import Workspace
 
 STORAGE = {
@@ -50,6 +52,15 @@ def unsupported(model: Any) -> str | None:
     return missing()
 
 
+def _packed(
+    library: Library, stored: Stored, weights: WhisperWeights, listed: Tensor | None
+) -> Packed[Whisper, WhisperLayer]:
+    if listed is not None:
+        weights = replace(weights, head=weights.head[listed])
+    packer = Packer(library, stored)
+    return Packed(packer, whisper_record(packer, weights), whisper_layers(packer, weights))
+
+
 class NativeWhisperDecoder(SlotModel):
     """The decoder of a Whisper model. Arguments as `LeanWhisperDecoder`; `storage` is one of `STORAGE`, None
     takes bfloat16 for a model in bfloat16. Raises LoadError where `unsupported` has a reason."""
@@ -68,25 +79,29 @@ class NativeWhisperDecoder(SlotModel):
         reason = unsupported(model)
         if reason is not None:
             raise LoadError(reason)
-        config, weights = model.config, WhisperWeights.of(model)
-        half = weights.head.dtype == torch.bfloat16
-        self.storage = storage or ("bfloat16" if half else "float32")
+        config, head = model.config, model.proj_out.weight
+        self.storage = storage or ("bfloat16" if head.dtype == torch.bfloat16 else "float32")
         stored, own, cross = STORAGE[self.storage]
         self.pick = pick
         self.sources = config.max_source_positions if sources is None else sources
         super().__init__(
-            device=weights.head.device,
-            dtype=weights.head.dtype,
+            device=head.device,
+            dtype=head.dtype,
             vocab_size=config.vocab_size,
             positions=config.max_target_positions,
             listed=listed,
         )
-        if self.listed is not None:
-            weights = replace(weights, head=weights.head[self.listed])
         self.library: Library = load()
-        self._packer = Packer(self.library, stored)
-        self._record = whisper_record(self._packer, weights, self.sources, own, cross)
-        self._layers = (WhisperLayer * len(weights.layers))(*whisper_layers(self._packer, weights))
+        self._packed = packed_once(
+            model,
+            (self.library.instruction_set, stored, listed_key(self.listed)),
+            lambda: (*model.model.decoder.parameters(), head),
+            lambda: _packed(self.library, stored, WhisperWeights.of(model), self.listed),
+        )
+        self._record = self._packed.copy()
+        self._record.sources = self.sources
+        self._record.cache_storage, self._record.cross_storage = own, cross
+        self._layers = (WhisperLayer * len(self._packed.layers))(*self._packed.layers)
         self._record.layer = addressof(self._layers)
         self._own, self._cross = own, cross
         self._workspace = Workspace()

@@ -1,6 +1,7 @@
 """ParallelWindows: recordings cut in their pauses, whose windows are decoded in parallel.
 
-Windows of several recordings are encoded together, up to a batch at a time. Knows nothing of results.
+Windows of several recordings are encoded together, up to a batch at a time where that is faster. Knows
+nothing of results.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class ParallelWindows:
         ready: list[Ready] = []
         for window in self._spoken_windows(sources):
             ready.append(window)
-            if len(ready) == self.context.batch:
+            if len(ready) == self.context.encoded_together:
                 yield from self._encoded(ready)
                 ready = []
         yield from self._encoded(ready)

@@ -10,7 +10,9 @@ from typing import Any
 
 import torch
 
+from ...errors import LoadError
 from ...native.native_causal import NativeCausalDecoder, native_causal_gap
+from ...native.packing.shared_weights import forget
 from ..causal_lm import CausalDecoder
 from ..lean.coverage import causal_gap
 from ..lean.lean_causal_decoder import LeanCausalDecoder
@@ -39,7 +41,11 @@ def causal_decoder(
 
     def make(form: Form) -> SlotModel:
         if form.engine is ModelEngine.NATIVE:
-            return form.adapter(model, positions, vocab, stored=stored, listed=listed)
+            try:
+                return form.adapter(model, positions, vocab, stored=stored, listed=listed)
+            except LoadError:
+                forget(model)
+                raise
         return form.adapter(model, positions, vocab, listed=listed)
 
     return build(FORMS, model, engine, make)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ...errors import LoadError
 from ...native.native_whisper import NativeWhisperDecoder, unsupported
+from ...native.packing.shared_weights import forget
 from ..lean.coverage import whisper_gap
 from ..lean.lean_whisper_decoder import LeanWhisperDecoder
 from ..slot_model import SlotModel
@@ -63,6 +64,7 @@ def checked_engine(model: Any, asked: ModelEngine = ModelEngine.AUTO) -> ModelEn
     def compare(form: Form) -> ModelEngine:
         problem = adapter_difference(model, partial(form.adapter, model))
         if problem is not None:
+            forget(model)
             raise LoadError(problem)
         return form.engine
 

@@ -6,14 +6,17 @@ gather and one scatter move those of all layers.
 No NaN of an earlier sequence reaches the next one in its row. A masked key still meets a weight of zero,
 and 0 * NaN is NaN, so a prompt clears the slots behind it. On a CPU these are those that a forward may have
 written, which the host knows without reading the device (`_written`); slots beyond are zero since the
-allocation. Elsewhere they are all: forwards are captured or compiled there, and numbers that one changes are
-conditions of the other compiled ones, which would be compiled again after every larger forward.
+allocation, and take no memory: rows are allocated for the longest text, and most are far shorter. Elsewhere
+they are all: forwards are captured or compiled there, and numbers that one changes are conditions of the
+other compiled ones, which would be compiled again after every larger forward.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+from .zero_pages import zeros
 
 
 class SelfCache:
@@ -31,7 +34,7 @@ class SelfCache:
         device: torch.device,
     ) -> None:
         shape = (layers, 2, batch, heads, slots, size)
-        self.kv = torch.zeros(shape, dtype=dtype, device=device)
+        self.kv = zeros(shape, dtype, device)
         self._tracked = device.type == "cpu"
         self._reach = self._nodes = 0  # the largest of all forwards so far, where tracked
 

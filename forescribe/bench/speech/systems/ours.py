@@ -1,7 +1,7 @@
 """This engine: the parts of the transcriber, from windows to words.
 
 Voice activity detection is left out for all systems; features, encoder, admission and rounds are
-measured. The encoder takes a batch of windows at a time, as in the command. Knows the transcriber;
+measured. The encoder takes as many windows at a time as in the command. Knows the transcriber;
 nothing of measuring.
 """
 
@@ -62,9 +62,10 @@ class Ours:
         """Requests, pulled by the engine when slots become free."""
         t = self.transcriber.context
         prompt = t.whisper.tokens.prompt(LANGUAGE, TASK, timestamps=True)
-        for first in range(0, len(windows), t.batch):
+        count = t.encoded_together
+        for first in range(0, len(windows), count):
             started = time.perf_counter()
-            features = t.mel(windows[first : first + t.batch])
+            features = t.mel(windows[first : first + count])
             extracted = time.perf_counter()
             encoded = t.whisper.encode(features)
             self.stages["features"] += extracted - started
