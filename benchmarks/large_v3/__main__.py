@@ -27,6 +27,7 @@ from benchmarks.large_v3 import ctranslate2_rows, decoding_rows
 from forescribe.bench.columns import layout
 from forescribe.bench.provenance import instruction_set
 from forescribe.speculative.device import choose
+from forescribe.speculative.native.library import load
 
 
 def parser() -> argparse.ArgumentParser:
@@ -45,6 +46,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--peer", default="int8", metavar="TYPE", help="CTranslate2's compute type, or none"
     )
+    made.add_argument("--kernels", metavar="NAME", help="instruction set of the native kernels")
     made.add_argument("--no-encoder", action="store_true", help="leave out the encoder's time")
     made.add_argument("--json", type=Path, metavar="FILE", help="where the record goes")
     return made
@@ -52,6 +54,8 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
+    if options.kernels:
+        load().choose(options.kernels)
     dimensions = SMALL if options.small else LARGE_V3
     tokens = min(options.tokens, 24) if options.small else options.tokens
     began = time.perf_counter()
@@ -75,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     }
     _say("models", began)
     if not options.no_encoder:
-        record["encoder_s"] = decoding_rows.encoder_s(pair)
+        record["encoder"] = decoding_rows.encoders(pair)
         _say("encoder", began)
     if options.peer != "none":
         record |= _peer(pair, options, tokens)
@@ -142,10 +146,15 @@ def table(record: dict[str, Any]) -> str:
         *layout(lines),
         f"{record['threads']} threads, {record['stored']} weights, kernels: {kernels}",
     ]
-    if "encoder_s" in record:
-        said.append(f"encoder: {record['encoder_s']:.1f} s per window ({record['dtype']}, modules)")
+    if "encoder" in record:
+        found = record["encoder"]
+        native = found["problem"] or "states equal but for rounding"
+        said.append(
+            f"encoder, s per window: modules {found['modules_s']:.2f}, native {_number(found['native_s'])} "
+            f"({native}), {record['dtype']}"
+        )
     if record["peer"]:
-        said.append(f"encoder of CTranslate2: {record['peer'][0]['encoder_s']:.1f} s per window")
+        said.append(f"encoder of CTranslate2, s per window: {record['peer'][0]['encoder_s']:.2f}")
     if "peer_error" in record:
         said.append(f"no rows of CTranslate2: {record['peer_error']}")
     return "\n".join(said)

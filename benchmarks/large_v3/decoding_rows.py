@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from benchmarks.gpu import construction
 from benchmarks.gpu.dimensions import Dimensions
 from benchmarks.gpu.pair import DECODERS, Known, Pair
 from forescribe.speculative import Engine, Fixed, ModelDrafter, Request
+from forescribe.speculative.models.families.whisper_encoders import difference
+from forescribe.speculative.models.lean.coverage import encoder_gap
+from forescribe.speculative.native.native_encoder import NativeEncoder, unsupported
 
 HEADS = ("full", "frequent")
 """The draft's output head: all tokens, or those that the texts consist of."""
@@ -142,12 +144,21 @@ def _row(
 
 
 @torch.inference_mode()
-def encoder_s(pair: Pair, windows: int = 1) -> float:
-    """Seconds of the target's encoder for a window, the fastest of two after a short one."""
-    d = pair.dimensions
-    mel = construction.features(d, [0] * windows, pair.device.torch, pair.device.dtype)
-    encode: Callable[[Tensor], Any] = pair.target.model.encoder
-    return min(_timed(lambda row=row: encode(row)) for row in [*mel.split(1)] * 2)  # type: ignore[misc]
+def encoders(pair: Pair) -> dict[str, Any]:
+    """Seconds of the target's encoder for a window, the faster of two, with the modules and natively; and why
+    its native states are not those of the modules, or cannot be computed."""
+    d, encoder = pair.dimensions, pair.target.model.encoder
+    mel = construction.features(d, [0], pair.device.torch, pair.device.dtype)
+    found: dict[str, Any] = {
+        "modules_s": min(_timed(lambda: encoder(mel)) for _ in range(2)),
+        "native_s": None,
+        "problem": encoder_gap(encoder) or unsupported(encoder),
+    }
+    if found["problem"] is None:
+        native = NativeEncoder(encoder)
+        found["problem"] = difference(encoder, native)
+        found["native_s"] = min(_timed(lambda: native(mel)) for _ in range(2))
+    return found
 
 
 def _timed(run: Callable[[], object]) -> float:
