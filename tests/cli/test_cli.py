@@ -150,7 +150,7 @@ def test_without_a_command_transcribe_is_meant(typed, meant) -> None:
 
 def test_every_command_is_known_to_the_short_form() -> None:
     for command in command_line.app.registered_commands:
-        name = command.name or command.callback.__name__
+        name = command.name or command.callback.__name__.replace("_", "-")
         assert command_line.with_command([name]) == [name]
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 import forescribe.asr.decode.encoding
 from forescribe.asr.decode.guards import Guards, Judgement
@@ -218,7 +219,9 @@ def test_a_window_whose_numbers_break_fails_alone(whisper, recording, monkeypatc
     """The model itself yields NaN here, and the encoder's check is off: the next window in that row must
     not inherit it."""
     monkeypatch.setattr(
-        forescribe.asr.decode.encoding, "_finite", lambda encoded: [True] * len(encoded)
+        forescribe.asr.decode.encoding,
+        "_finite",
+        lambda encoded: torch.ones(len(encoded), dtype=torch.bool),
     )
     plain = decode(whisper, recording, None, batch=batch)
     encode, count = whisper.encode, 0
