@@ -108,7 +108,7 @@ struct Causal {
         for (int64_t i = 0; i < step.nodes; i++) {
             float *row = buffers.project + (b * step.nodes + i) * buffers.project_stride;
             const int64_t at = position_of(step, b, i, m.positions) * half;
-            const float *cosine = l.rotary ? m.cosine + at : nullptr, *sine = m.sine + at;
+            const float *cosine = l.rotary ? m.cosine + at : nullptr, *sine = l.rotary ? m.sine + at : nullptr;
             for (int64_t g = h * group; g <= (h + 1) * group; g++) {
                 const bool key = g == (h + 1) * group;
                 float *x = row + (key ? m.heads + h : g) * m.head;

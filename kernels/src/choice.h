@@ -107,7 +107,8 @@ FS_INLINE void choose_one(const fs_choice &c, int64_t n) {
     const float text = first.best - top - share;
     const float together = second.best - top - share + (float)__builtin_log(second.sum);
     const bool wins = split < c.vocab && c.joint[n] && together > text;
-    const bool after = wins || second.best > first.best;
+    // Without a first part even a NaN is the second's; where nothing is allowed, the token is 0.
+    const bool after = wins || second.best > first.best || (!split && second.best != second.best);
     c.tokens[n] = after ? second.at : first.at;
     const float chosen = after ? second.best - top - share : text;
     c.logprobs[n] = whole > 0 ? chosen - (wins ? together : 0.0f) : __builtin_nanf("");

@@ -46,7 +46,14 @@ const Kernels &kernels() {
     return *chosen;
 }
 
+bool known_storage(int32_t storage) { return storage == FS_FLOAT32 || storage == FS_BFLOAT16; }
+
+bool known_activation(int32_t activation) { return activation >= FS_GELU && activation <= FS_SILU; }
+
 int32_t check_whisper(const fs_whisper &m) {
+    if (!known_storage(m.weight_storage) || !known_storage(m.cache_storage) || !known_storage(m.cross_storage) ||
+        !known_activation(m.activation))
+        return FS_BAD_SHAPE;
     if (m.width < 8 || m.heads < 1 || m.layers < 1 || m.ffn < 8 || m.vocab < 1 || m.positions < 1)
         return FS_BAD_SHAPE;
     if (m.width % m.heads || (m.width / m.heads) % 8 || m.ffn % 8 || m.sources < 1) return FS_BAD_SHAPE;
@@ -59,17 +66,20 @@ int32_t check_whisper(const fs_whisper &m) {
 }
 
 int32_t check_causal(const fs_causal &m) {
+    if (!known_storage(m.weight_storage) || !known_activation(m.activation)) return FS_BAD_SHAPE;
     if (m.width < 8 || m.width % 2 || m.layers < 1 || m.ffn < 2 || m.ffn % 2 || m.vocab < 1) return FS_BAD_SHAPE;
     if (m.heads < 1 || m.key_heads < 1 || m.heads % m.key_heads || m.head < 8 || m.head % 8)
         return FS_BAD_SHAPE;
     if (m.width > WIDEST || m.ffn > WIDEST || m.heads * m.head > WIDEST) return FS_BAD_SHAPE;
     if (m.outputs < 1 || m.outputs > m.vocab || m.columns < m.outputs || m.positions < 1) return FS_BAD_SHAPE;
+    for (int64_t i = 0; i < m.layers; i++)
+        if (m.layer[i].window < 0) return FS_BAD_SHAPE;
     return m.batch < 1 || m.slots < 1 ? FS_BAD_SHAPE : FS_OK;
 }
 
 int32_t check_encoder(const fs_encoder &m) {
-    if (m.weight_storage != FS_FLOAT32 && m.weight_storage != FS_BFLOAT16) return FS_BAD_SHAPE;
-    if (m.ffn > WIDEST) return FS_BAD_SHAPE;
+    if (!known_storage(m.weight_storage) || !known_activation(m.activation)) return FS_BAD_SHAPE;
+    if (m.ffn > WIDEST || 3 * padded(m.width) > WIDEST || 3 * m.mels > WIDEST) return FS_BAD_SHAPE;
     if (m.width < 8 || m.width % 8 || m.heads < 1 || m.layers < 1 || m.ffn < 8 || m.ffn % 8) return FS_BAD_SHAPE;
     if (m.width % m.heads || (m.width / m.heads) % 8 || m.mels < 2 || m.mels % 2) return FS_BAD_SHAPE;
     return m.sources < 1 ? FS_BAD_SHAPE : FS_OK;
@@ -214,12 +224,22 @@ FS_EXPORT int32_t fs_choose(const fs_choice *choice) {
 
 FS_EXPORT int32_t fs_whisper_draft(const fs_whisper *model, const fs_step *first, fs_draft *draft) {
     if (draft->columns != model->outputs) return FS_BAD_SHAPE;
+    int32_t error = check_whisper(*model);
+    if (!error) error = check_draft(*first, *draft, model->batch, model->slots, model->vocab);
+    if (error) return error;
+    if (first->workspace_bytes < fs_whisper_workspace(model, first->batch * first->nodes, first->threads))
+        return FS_NO_MEMORY;
     return draft_loop(kernels(), *first, *draft,
                       [&](const fs_step &step) { return fs_whisper_forward(model, &step); });
 }
 
 FS_EXPORT int32_t fs_causal_draft(const fs_causal *model, const fs_step *first, fs_draft *draft) {
     if (draft->columns != model->columns) return FS_BAD_SHAPE;
+    int32_t error = check_causal(*model);
+    if (!error) error = check_draft(*first, *draft, model->batch, model->slots, model->vocab);
+    if (error) return error;
+    if (first->workspace_bytes < fs_causal_workspace(model, first->batch * first->nodes, first->threads))
+        return FS_NO_MEMORY;
     return draft_loop(kernels(), *first, *draft,
                       [&](const fs_step &step) { return fs_causal_forward(model, &step); });
 }

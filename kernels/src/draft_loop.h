@@ -1,9 +1,23 @@
 // Drafts of a greedy draft model: forward, choice, forward, choice, as one call.
 #pragma once
 
+#include "steps.h"
 #include "table.h"
 
 namespace forescribe {
+
+// All that the draft's steps will check, before anything is written: they follow from the first.
+inline int32_t check_draft(const fs_step &first, const fs_draft &draft, int64_t batch, int64_t slots,
+                           int64_t vocab) {
+    if (!first.node || !first.logits || first.depths || draft.depths < 1) return FS_BAD_SHAPE;
+    const int32_t error = check_step(first, batch, slots, vocab);
+    if (error) return error;
+    for (int64_t b = 0; b < first.batch; b++)  // the last draft is not fed
+        if (draft.depths > slots - first.start[b] - first.node[b]) return FS_BAD_SLOT;
+    for (int64_t c = 0; draft.ids && c < draft.columns; c++)
+        if (draft.ids[c] < 0 || draft.ids[c] >= vocab) return FS_BAD_TOKEN;
+    return FS_OK;
+}
 
 // `first` is the forward over the tokens that are new to the draft, with one node of each row;
 // `forward(step)` checks a step and runs it. A draft ends where no active row believes in it any more.
@@ -11,8 +25,6 @@ template <class Forward>
 int32_t draft_loop(const Kernels &kernels, const fs_step &first, fs_draft &draft, const Forward &forward) {
     const int64_t batch = first.batch;
     draft.drafted = 0;
-    if (!first.node || !first.logits || first.depths || draft.depths < 1 || draft.columns < 1)
-        return FS_BAD_SHAPE;
     fs_step step = first;
     for (int64_t b = 0; b < batch; b++) draft.belief[b] = 1;
     for (int64_t depth = 0; depth < draft.depths; depth++) {

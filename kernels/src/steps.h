@@ -10,13 +10,15 @@ namespace forescribe {
 inline int32_t check_step(const fs_step &step, int64_t batch, int64_t slots, int64_t vocab) {
     if (step.batch < 1 || step.nodes < 1 || step.reach < 1 || step.threads < 1) return FS_BAD_SHAPE;
     if ((step.depths == nullptr) != (step.ancestry == nullptr)) return FS_BAD_SHAPE;
-    if (step.reach > slots) return FS_BAD_SHAPE;
+    if (step.reach > slots || step.nodes > slots) return FS_BAD_SHAPE;
     for (int64_t b = 0; b < step.batch; b++) {
         const int64_t row = step.rows ? step.rows[b] : b;
         if (row < 0 || row >= batch) return FS_BAD_SLOT;
         if (step.node && (step.node[b] < 0 || step.node[b] >= step.nodes)) return FS_BAD_SLOT;
-        if (step.start[b] < 0 || step.start[b] + step.nodes > slots) return FS_BAD_SLOT;
+        if (step.start[b] < 0 || step.start[b] > slots - step.nodes) return FS_BAD_SLOT;
     }
+    for (int64_t i = 0; step.depths && i < step.nodes; i++)
+        if (step.depths[i] < 0 || step.depths[i] >= step.nodes) return FS_BAD_SLOT;
     for (int64_t i = 0; i < step.batch * step.nodes; i++)
         if (step.tokens[i] < 0 || step.tokens[i] >= vocab) return FS_BAD_TOKEN;
     return FS_OK;

@@ -59,7 +59,7 @@ def choose(logits: Tensor, allowed: Allowed | None = None) -> Choice:
         return Choice(tokens, _at(logits, tokens) - logits.logsumexp(-1))
     masked, split = _masked(logits, allowed), allowed.split
     logprobs = masked.log_softmax(-1)
-    if split == logits.shape[-1]:
+    if split in (0, logits.shape[-1]):  # one part: `joint` forbids nothing
         tokens = argmax(masked)
         return Choice(tokens, _at(logprobs, tokens))
     first, second = argmax(masked[..., :split]), argmax(masked[..., split:]) + split
@@ -94,7 +94,8 @@ def argmax(values: Tensor) -> Tensor:
     if size % CHUNK == 0:
         return index
     rest, after = values[..., size // CHUNK * CHUNK :].max(-1)
-    return torch.where(rest > best, size // CHUNK * CHUNK + after, index)
+    later = (rest > best) | (rest.isnan() & ~best.isnan())  # the first NaN, as torch's argmax
+    return torch.where(later, size // CHUNK * CHUNK + after, index)
 
 
 def _masked(logits: Tensor, allowed: Allowed) -> Tensor:

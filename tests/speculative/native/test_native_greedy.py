@@ -54,7 +54,7 @@ def test_the_choice_is_that_of_torch(
     logits = 3 * torch.randn(B, N, V, generator=generator)
     if ties:
         logits = logits.round()
-    allowed = rules(generator, B, N, V, max(1, round(share * V))) if ruled else None
+    allowed = rules(generator, B, N, V, round(share * V)) if ruled else None
     if strange is not None:
         logits[torch.rand(logits.shape, generator=generator) < 0.02] = strange
     before = logits.clone()

@@ -1,0 +1,130 @@
+// Random inputs in buffers of exactly the size that the interface asks for, so that a sanitizer sees every read
+// or write outside them, and the comparison of results.
+#pragma once
+
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <random>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "../src/forescribe.h"
+
+namespace fuzz {
+
+typedef std::vector<float> Floats;
+typedef std::vector<int64_t> Integers;
+
+inline std::mt19937 bits;
+inline std::vector<std::unique_ptr<char[]>> kept;  // of one case
+
+inline int64_t pick(int64_t low, int64_t high) { return low + (int64_t)(bits() % (uint64_t)(high - low + 1)); }
+
+template <class T>
+T *room(int64_t count) {
+    kept.emplace_back(new char[count * sizeof(T)]());
+    return (T *)kept.back().get();
+}
+
+inline int64_t padded(int64_t count) { return (count + 15) / 16 * 16; }
+
+inline float rounded(float value) {  // to bfloat16, half up: inputs, so that ties do not matter
+    uint32_t word;
+    memcpy(&word, &value, 4);
+    word = (word + 0x8000u) & 0xffff0000u;
+    memcpy(&value, &word, 4);
+    return value;
+}
+
+// `count` normal numbers, then zeros up to `size`; those of matrices in bfloat16 are rounded to it.
+inline float *normal(int64_t count, int64_t size, double deviation, int32_t storage = FS_FLOAT32) {
+    std::normal_distribution<float> numbers(0, (float)deviation);
+    float *at = room<float>(size);
+    for (int64_t i = 0; i < count; i++) at[i] = storage ? rounded(numbers(bits)) : numbers(bits);
+    return at;
+}
+
+inline void *stored(const float *from, int64_t count, int32_t storage) {
+    if (storage == FS_FLOAT32) {
+        float *to = room<float>(count);
+        memcpy(to, from, count * 4);
+        return to;
+    }
+    uint16_t *to = room<uint16_t>(count);
+    for (int64_t i = 0; i < count; i++) memcpy(to + i, (const char *)(from + i) + 2, 2);
+    return to;
+}
+
+inline void require(bool holds, const char *what) {
+    if (holds) return;
+    printf("FAILED: %s (%s)\n", what, fs_isa());
+    fflush(stdout);
+    _Exit(1);
+}
+
+inline fs_linear linear(const float *weight, int64_t out, int64_t in, int32_t storage, bool biased) {
+    void *packed = room<char>(fs_packed_bytes(out, in, storage));
+    require(fs_pack(weight, out, in, storage, packed) == FS_OK, "fs_pack");
+    return {packed, biased ? normal(out, padded(out), 0.1) : nullptr};
+}
+
+inline fs_linear linear(int64_t out, int64_t in, int32_t storage, bool biased) {
+    return linear(normal(out * in, out * in, 1 / std::sqrt((double)in), storage), out, in, storage, biased);
+}
+
+inline std::vector<std::string> usable_sets() {  // `generic` first
+    std::vector<std::string> found = {"generic"};
+    std::istringstream names(fs_isas());
+    for (std::string name; names >> name;)
+        if (name != "generic" && fs_isa_usable(name.c_str())) found.push_back(name);
+    return found;
+}
+
+// The largest difference, as a share of the largest number where that is above 1. Infinities must be equal.
+inline double difference(const Floats &found, const Floats &expected) {
+    require(found.size() == expected.size(), "sizes");
+    double most = 1, worst = 0;
+    for (float value : expected)
+        if (!std::isinf(value)) most = std::fmax(most, std::fabs(value));
+    for (size_t i = 0; i < found.size(); i++) {
+        if (std::isinf(expected[i]) && found[i] == expected[i]) continue;
+        const double error = std::fabs((double)found[i] - expected[i]) / most;
+        require(error == error, "a result is NaN");
+        worst = std::fmax(worst, error);
+    }
+    return worst;
+}
+
+// The same bits, -0 and NaN included.
+inline bool same(const Floats &a, const Floats &b) {
+    return a.size() == b.size() && (a.empty() || !memcmp(a.data(), b.data(), a.size() * 4));
+}
+
+// The largest differences from `generic`: in float32; with something stored in bfloat16; and that on the set that
+// also rounds the other factors of products to bfloat16 (2^-9 of each, so a shallow model differs by some hundredths).
+struct Differences {
+    double worst[3] = {0, 0, 0};
+    void add(double error, bool half) {
+        double &most = worst[!half ? 0 : strcmp(fs_isa(), "avx512bf16") ? 1 : 2];
+        most = std::fmax(most, error);
+    }
+    int report(const char *subject, int cases) const {
+        printf("%s: %d cases on", subject, cases);
+        for (const std::string &set : usable_sets()) printf(" %s", set.c_str());
+        printf("; largest difference from generic %.1e in float32, %.1e with storage in bfloat16, "
+               "%.1e with its products\n", worst[0], worst[1], worst[2]);
+        return worst[0] < 2e-5 && worst[1] < 3e-2 && worst[2] < 1e-1 ? 0 : 1;
+    }
+};
+
+int whisper(int cases);
+int decoders(int cases);
+int encoders(int cases);
+int choices(int cases);
+int arguments();
+
+}  // namespace fuzz
