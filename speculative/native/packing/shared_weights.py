@@ -72,16 +72,20 @@ def forget(model: Any) -> None:
 
 
 def _sums(parameters: Iterable[Tensor]) -> object:
-    """Shapes and sums of the bits of parameters. A change of one number changes its sum."""
+    """Shapes and sums of the bits of parameters. A change of one number changes its sum, and so do two
+    rows or columns that change places."""
     return [(tuple(p.shape), _sum(p.detach())) for p in parameters]
 
 
 def _sum(parameter: Tensor) -> int:
-    """The sum of the bits as integers of their own size, which wraps around: with a wider sum torch takes
-    sixteen times as long. Two numbers of 16 bits are read as one where they lie so."""
+    """A hash of the sums of all rows and of all columns. Bits are added as integers of their own size, which
+    wrap around: with wider sums torch takes sixteen times as long. Two numbers of 16 bits are read as one
+    where they lie so."""
     bits = parameter.view(_BITS[parameter.itemsize])
     even = parameter.ndim > 0 and parameter.shape[-1] % 2 == 0
     if bits.dtype == torch.int16 and even and bits.is_contiguous():
         if bits.storage_offset() % 2 == 0:
             bits = bits.view(torch.int32)
-    return int(bits.sum(dtype=bits.dtype))
+    matrix = bits.flatten(1) if bits.ndim > 1 else bits.reshape(-1, 1)
+    sums = [matrix.sum(axis, dtype=bits.dtype) for axis in (0, 1)]
+    return hash(tuple(each.cpu().numpy().tobytes() for each in sums))

@@ -127,3 +127,14 @@ def test_every_number_counts_in_the_sum_of_a_parameter(shape, dtype):
             block[first + at] += 1
             assert shared_weights._sums([whole]) != before
     assert shared_weights._sums([torch.zeros(2, 3)]) != shared_weights._sums([torch.zeros(3, 2)])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(6, 8), (6, 7), (4, 3, 5), (9,)])
+def test_rows_and_columns_that_change_places_are_seen(dtype, shape):
+    weight = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype)
+    for axis in range(weight.ndim):
+        order = torch.arange(shape[axis]).roll(1)
+        moved = weight.index_select(axis, order)
+        assert shared_weights._sums([moved]) != shared_weights._sums([weight])
+        assert shared_weights._sums([weight.clone()]) == shared_weights._sums([weight])
