@@ -18,6 +18,7 @@ from typing import Any
 
 from forescribe.asr.errors import ModelError, UsageError
 from forescribe.speculative.drafters.draft_tokens import FILE, DraftTokens
+from forescribe.speculative.models.checkpoint_files import damaged
 
 STDIN = "-"
 SUFFIXES = (".json", ".srt", ".tsv", ".txt", ".vtt")
@@ -114,8 +115,10 @@ class DraftVocabulary:
             self.tokenizer: Any = kind.from_pretrained(folder)
             self.size = int(config.get_text_config().vocab_size)
             self.always = frozenset(i for i in self._always(config) if 0 <= i < self.size)
+            if not self.tokenizer("a", add_special_tokens=False)["input_ids"]:
+                raise ValueError("it lacks tokenizer.json, or vocab.json with merges.txt")
         except Exception as error:  # a damaged tokenizer.json raises a bare Exception
-            line = " ".join(str(error).split())[:300]
+            line = damaged(folder) or " ".join(str(error).split())[:300]
             raise ModelError(
                 f"{folder} has no usable configuration and tokenizer: {line}"
             ) from error

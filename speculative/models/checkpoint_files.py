@@ -37,12 +37,16 @@ def _missing_shard(folder: Path, index: Path) -> str | None:
 
 def damaged(folder: Path) -> str | None:
     """The first file that cannot be read for what its name says, with the reason; None where all can."""
-    for path in sorted(folder.glob("*.json")):
+    paths = sorted([*folder.glob("*.json"), *folder.glob("*.safetensors")])
+    for path in paths:
+        if not path.exists():  # as `cp -r` leaves relative links of another place
+            return f"{path.name} is a link to {path.readlink()}, which is not there; `cp -rL` copies files"
+    for path in (path for path in paths if path.suffix == ".json"):
         try:
             json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
+        except (OSError, ValueError) as error:
             return f"{path.name} is damaged: {_line(error)}"
-    for path in sorted(folder.glob("*.safetensors")):
+    for path in (path for path in paths if path.suffix == ".safetensors"):
         from safetensors import safe_open
 
         try:

@@ -221,3 +221,17 @@ def test_a_damaged_list_of_a_speech_draft_is_an_error_of_the_model(draft: Path) 
 def test_a_byte_order_mark_is_no_token(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfPress")
     assert read(str(tmp_path / "a.txt")) == [Piece("Press")]
+
+
+def test_a_draft_without_a_usable_tokenizer_is_refused_by_name(draft: Path, texts: Path) -> None:
+    files = [draft / name for name in ("tokenizer.json", "vocab.json", "merges.txt")]
+    for path in files:  # as `cp -r` copies links
+        path.unlink()
+        path.symlink_to(f"../demo/{path.name}")
+    with pytest.raises(ModelError, match=r"tokenizer\.json is a link to \.\./demo/tokenizer\.json"):
+        DraftVocabulary(draft)
+    for path in files:
+        path.unlink()
+    with pytest.raises(ModelError, match=r"it lacks tokenizer\.json"):
+        draft_head(draft, texts)
+    assert not (draft / FILE).exists()

@@ -227,6 +227,9 @@ def spoil(folder: Path, how: str) -> None:
         (folder / "config.json").write_text(json.dumps(config | {"d_model": "wide"}))
     elif how == "no tokenizer":
         (folder / "tokenizer.json").unlink()
+    elif how == "a link to nothing":
+        (folder / "tokenizer.json").unlink()
+        (folder / "tokenizer.json").symlink_to("../elsewhere/tokenizer.json")
     elif how == "broken tokenizer":
         (folder / "tokenizer.json").write_text("{}")
     elif how == "no features":
@@ -287,6 +290,7 @@ SPOILT = {
     "broken config": "config.json",
     "wrong type in config": "d_model",
     "no tokenizer": "lacks tokenizer.json",
+    "a link to nothing": "tokenizer.json is a link to ../elsewhere/tokenizer.json, which is not there",
     "broken tokenizer": "no usable tokenizer",
     "cut tokenizer": "tokenizer.json is damaged",
     "no features": "lacks preprocessor_config.json",
