@@ -65,11 +65,8 @@ class CatchUp:
 
     def _of(self, count: int) -> Function:
         view = first_rows(self._rows, count, Mode(), self._rows.scratch)
-        drafter, back, piece = (
-            self._drafter,
-            self._back,
-            self.piece,
-        )  # a capture must not hold `self`
+        # A capture must not hold `self`.
+        drafter, back, piece = self._drafter, self._back, self.piece
 
         def read() -> None:
             drafter.catch_up(view, (view.lengths - back).clamp_min(0), piece)

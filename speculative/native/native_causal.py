@@ -69,7 +69,7 @@ def _packed(
 
 class NativeCausalDecoder(CausalModel):
     """A Llama-like causal LM on a CPU; arguments and errors as `CausalModel`. Weights and caches are stored
-    in `stored`, None: in the model's dtype; arithmetic is float32 in any case."""
+    in `stored`, None: in the model's dtype (arithmetic: `Stored`)."""
 
     engine = "native"
     cache: SelfCaches | None = None

@@ -36,7 +36,7 @@ def causal_decoder(
     listed: Sequence[int] | None = None,
 ) -> SlotModel:
     """A causal LM on an engine; arguments and errors as `causal_model.CausalModel`. Native kernels store
-    weights and caches in `stored`, by default the model's dtype, and compute in float32. The first decoder
+    weights and caches in `stored`, by default the model's dtype. The first decoder
     of a model compares itself with the model's plain forward."""
 
     def make(form: Form) -> SlotModel:

@@ -44,7 +44,7 @@ def whisper_decoder(
     listed: Sequence[int] | None = None,
 ) -> SlotModel:
     """The decoder of a Whisper model on an engine; arguments as `WhisperDecoder`. Native kernels store
-    weights and caches in `stored`, by default the model's dtype, and compute in float32. Raises LoadError
+    weights and caches in `stored`, by default the model's dtype. Raises LoadError
     for an engine that cannot run it."""
 
     def make(form: Form) -> SlotModel:

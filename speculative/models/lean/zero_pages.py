@@ -24,8 +24,5 @@ def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Ten
 
 
 def _mapping(size: int) -> mmap.mmap:
-    if hasattr(
-        mmap, "MAP_ANONYMOUS"
-    ):  # private: shared memory would be a file's, with a limit of its own
-        return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    return mmap.mmap(-1, size)
+    # Private: shared memory would be a file's, with a limit of its own.
+    return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

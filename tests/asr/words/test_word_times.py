@@ -38,7 +38,7 @@ def spoken() -> list[TimedWord]:
 
 def test_words_that_the_target_reads_are_timed_within_the_aims(whisper, spoken):
     """The right text is given, so that only the alignment is measured."""
-    samples, _ = soundfile.read(DATA / "words.flac", dtype="float32")
+    samples, _ = soundfile.read(DATA / "words.ogg", dtype="float32")
     features = LogMel(whisper.extractor)([samples])
     text = "".join(f" {word.text}" for word in spoken)
     tokens = tuple(whisper.tokenizer.encode(text, add_special_tokens=False))
@@ -56,7 +56,7 @@ def test_words_that_the_target_reads_are_timed_within_the_aims(whisper, spoken):
 def test_words_that_it_writes_itself_are_timed_within_the_aims(whisper, spoken, long_form):
     options = Options(language="en", words=True, long_form=long_form)
     transcriber = Transcriber(whisper, batch=1)
-    (outcome,) = transcriber.transcribe([str(DATA / "words.flac")], options)
+    (outcome,) = transcriber.transcribe([str(DATA / "words.ogg")], options)
     written = [word for segment in outcome.transcript.segments for word in segment.words]
     errors = compare(spoken, written)
     assert errors.matched >= 0.7 * len(spoken)
