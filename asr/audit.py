@@ -8,7 +8,9 @@ There are three modes, with the same weights, windows and rules:
                   precision, where a forward pass over six positions rounds differently from one
                   over a single position
 
-In float32 all three agree. A difference in lower precision is a near-tie, and its margin says how near.
+In float32 all three agree, and so they do in a quantised target by integer products. A difference in lower
+precision is a near-tie, and its margin says how near. A quantised target is another model than its float32
+original: a `Float32` counts the tokens at which the two differ.
 Knows nothing of command lines.
 """
 
@@ -18,7 +20,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -54,6 +56,16 @@ class Difference:
 
 
 @dataclass(frozen=True)
+class Float32:
+    """A target of reduced precision beside the same target in float32, both by plain decoding. A window
+    counts up to its first token that differs: after it the two write different texts."""
+
+    tokens: int  # that float32 writes
+    equal: int
+    windows_equal: int
+
+
+@dataclass(frozen=True)
 class Report:
     """The audit of one recording."""
 
@@ -64,6 +76,7 @@ class Report:
     mean_acceptance_length: float | None = None
     differences: tuple[Difference, ...] = ()
     error: str | None = None
+    float32: Float32 | None = None
 
     def to_json(self) -> str:
         record = asdict(self)
@@ -79,15 +92,22 @@ class Report:
         head = (
             f"{visible(self.source)}: {_count(self.windows, 'window')}, {self.tokens} tokens{rate}"
         )
+        exact = self.float32
+        last = []
+        if exact is not None:
+            last = [
+                f"  float32: {exact.tokens - exact.equal} of {exact.tokens} tokens differ, in "
+                f"{_count(self.windows - exact.windows_equal, 'window')} of {self.windows}"
+            ]
         if not self.differences:
-            return f"{head}: all equal to plain decoding"
+            return "\n".join([f"{head}: all equal to plain decoding", *last])
         lines = [f"{head}: {_count(len(self.differences), 'difference')}"]
         for d in self.differences:
             lines.append(
                 f"  window {d.window} at {d.start_s:.2f} s, token {d.position}: plain {d.plain!r}, "
                 f"{d.way} {d.other!r}, margin {d.margin:.2e}"
             )
-        return "\n".join(lines)
+        return "\n".join(lines + last)
 
 
 def _count(number: int, noun: str) -> str:
@@ -101,12 +121,16 @@ def audit(
     *,
     gamma: int,
     batch: int,
+    float32: Whisper | None = None,
 ) -> Iterator[Report]:
-    """Yield a report for each recording. Raises UsageError for options that the model cannot serve."""
+    """Yield a report for each recording; `float32` is the same target in float32, to count what differs.
+    Raises UsageError for options that the model cannot serve."""
     drafting = Transcriber(whisper, batch=batch, gamma=gamma)
     plain = Transcriber(whisper, batch=batch, gamma=0)
     keep = replace(options, keep_encoder_states=True)
-    modes = ((drafting, keep), (plain, keep), (drafting, replace(keep, gamma=0)))
+    modes = [(drafting, keep), (plain, keep), (drafting, replace(keep, gamma=0))]
+    if float32 is not None:
+        modes.append((Transcriber(float32, batch=batch, gamma=0), keep))
     for source in sources:
         name = Outcome(source).name
         repeatable = _repeatable(source)
@@ -133,7 +157,7 @@ def _report(whisper: Whisper, name: str, *outcomes: Outcome) -> Report:
     error = outcomes[-1].error
     if error is not None:
         return Report(name, error=str(error))
-    first, plain, shape = outcomes
+    first, plain, shape, *exact = outcomes
     assert first.transcript is not None
     differences = []
     for way, outcome in (("speculative", first), ("same shape", shape)):
@@ -148,14 +172,33 @@ def _report(whisper: Whisper, name: str, *outcomes: Outcome) -> Report:
         acceptance_rate=stats["acceptance_rate"],
         mean_acceptance_length=stats["mean_acceptance_length"],
         differences=tuple(differences),
+        float32=_float32(plain, exact[0]) if exact else None,
     )
+
+
+def _float32(plain: Outcome, exact: Outcome) -> Float32:
+    pairs = [
+        (a.result.tokens, b.result.tokens)
+        for a, b in zip(plain.decoded, exact.decoded, strict=True)
+    ]
+    return Float32(
+        tokens=sum(len(theirs) for _, theirs in pairs),
+        equal=sum(
+            len(theirs) if ours == theirs else _common(ours, theirs) for ours, theirs in pairs
+        ),
+        windows_equal=sum(ours == theirs for ours, theirs in pairs),
+    )
+
+
+def _common(a: Sequence[int], b: Sequence[int]) -> int:
+    """The number of tokens before the first that differs."""
+    same = (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y)
+    return next(same, min(len(a), len(b)))
 
 
 def _difference(whisper: Whisper, plain: Decoded, other: Decoded, way: str) -> Difference:
     a, b = plain.result.tokens, other.result.tokens
-    common = next(
-        (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
-    )
+    common = _common(a, b)
     pair = [list(t[common : common + 1]) for t in (a, b)]
     margin = float("nan")
     if all(pair) and plain.encoder_states is not None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from forescribe.asr.errors import ModelError, UsageError
-from forescribe.speculative.drafters.draft_tokens import FILE, DraftTokens
+from forescribe.speculative.drafters.draft_tokens import DraftTokens, is_list
 from forescribe.speculative.models.checkpoint_files import damaged
 
 STDIN = "-"
@@ -50,7 +50,7 @@ def files_of(names: Iterable[str]) -> list[str]:
             str(file)
             for file in sorted(path.rglob("*"))
             if file.suffix.lower() in SUFFIXES
-            and file.name != FILE
+            and not is_list(file.name)
             and not any(part.startswith(".") for part in file.relative_to(path).parts)
             and file.is_file()
             and (file.suffix.lower() != ".json" or _is_transcript(file))
@@ -70,8 +70,9 @@ def _is_transcript(file: Path) -> bool:
     return True
 
 
-def read(name: str) -> list[Piece]:
-    """The pieces of a transcript or a text. Raises UsageError for a file that is none."""
+def read(name: str, language: str | None = None) -> list[Piece]:
+    """The pieces of a transcript or a text; none of a transcript that says that it is in another language
+    than `language`. Raises UsageError for a file that is none."""
     try:
         data = sys.stdin.buffer.read() if name == STDIN else Path(name).read_bytes()
         text = data.decode("utf-8-sig")
@@ -79,7 +80,7 @@ def read(name: str) -> list[Piece]:
         raise UsageError(f"{name} cannot be read as text: {error}") from error
     suffix = Path(name).suffix.lower()
     if suffix == ".json":
-        return _of_json(name, text)
+        return _of_json(name, text, language)
     if suffix in (".srt", ".vtt"):
         return [Piece(line) for line in text.splitlines() if line and not _CUE.search(line)]
     if suffix == ".tsv":
@@ -88,9 +89,11 @@ def read(name: str) -> list[Piece]:
     return [Piece(text)]
 
 
-def _of_json(name: str, text: str) -> list[Piece]:
+def _of_json(name: str, text: str, language: str | None) -> list[Piece]:
     try:
         data: Any = json.loads(text)
+        if language is not None and data.get("language") not in (None, language):
+            return []
         segments = data.get("segments")
         if segments is None:
             return [Piece(str(data["text"]))]
@@ -169,16 +172,22 @@ def list_of(
     *,
     keep: int | None = None,
     coverage: float = 1.0,
+    language: str | None = None,
 ) -> DraftTokens:
-    """The tokens that files use, see `DraftTokens.most_frequent`, and all special ones. Raises UsageError for
-    files that cannot be read, or that have no text."""
+    """The tokens that files use, see `DraftTokens.most_frequent`, and all special ones; without transcripts
+    that say that they are in another language than `language`. Raises UsageError for files that cannot be
+    read, or that have no text."""
     counted: Counter[int] = Counter()
     for name in names:
-        counted += vocabulary.count(read(name))
+        counted += vocabulary.count(read(name, language))
     if not counted:
-        raise UsageError("there is no text in these files: give transcripts or texts of your own")
+        which = "" if language is None else f" in {language!r}"
+        raise UsageError(
+            f"there is no text{which} in these files: give transcripts or texts of your own"
+        )
     shown = ", ".join("stdin" if name == STDIN else Path(name).name for name in names[:3])
     more = f" and {len(names) - 3} more files" if len(names) > 3 else ""
+    source = shown + more if language is None else f"{language}: {shown}{more}"
     return DraftTokens.most_frequent(
-        counted, vocabulary.always, vocabulary.size, shown + more, keep=keep, coverage=coverage
+        counted, vocabulary.always, vocabulary.size, source, keep=keep, coverage=coverage
     )

@@ -31,6 +31,7 @@ def transcribe(
     language: str | None = None,
     task: Task = "transcribe",
     initial_prompt: str | None = None,
+    hint: str | None = None,
     word_timestamps: bool = False,
     diarize: bool = False,
     num_speakers: int | None = None,
@@ -48,6 +49,8 @@ def transcribe(
         language: code or English name of the spoken language; None detects it.
         task: "transcribe", or "translate" into English.
         initial_prompt: text with names and spellings to expect.
+        hint: text that is probably spoken, such as a script: drafts are copied from it, which saves time
+            and changes no word.
         word_timestamps: give every segment its words with their times.
         diarize: label segments and words with speakers; includes word times.
         num_speakers: exact number of speakers, if known; needs `diarize`.
@@ -68,11 +71,19 @@ def transcribe(
         language=language,
         task=task,
         initial_prompt=initial_prompt,
+        hint=hint,
         words=word_timestamps,
         guards=Guards(),
     )
     network = not local_files_only
-    transcriber = Transcriber.load(model, draft, language=language, device=device, network=network)
+    transcriber = Transcriber.load(
+        model,
+        draft,
+        language=language,
+        device=device,
+        network=network,
+        drafter="auto" if hint is None else "cascade",
+    )
     if diarize:
         from forescribe.diarize.diarizer import Bounds
         from forescribe.diarize.engines.registry import load

@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "docs" / "reference"
 sys.path.insert(0, str(ROOT))
 
-SECTIONS = "Service Input Output Model Decoding Speakers Performance Diagnostics".split()
+SECTIONS = "Service Input Output Model Decoding Training Speakers Performance Diagnostics".split()
 MADE = "<!-- Written by scripts/reference from the code; changes here are lost. -->"
 STATED = re.compile(r"\s*\[default: (?P<default>[^\]]*)\]")
 

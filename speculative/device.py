@@ -20,6 +20,7 @@ from .errors import DeviceError
 from .thread_count import can_set, set_thread_count
 
 KINDS = ("cuda", "hpu", "mps", "cpu")  # in order of preference
+QUANTIZATIONS = ("none", "int8")
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _HABANA = "habana_frameworks"
 
@@ -29,13 +30,15 @@ class Device:
     """A device and the dtype that models use on it.
 
     `weights` is the dtype that weights are rounded to where that is not the dtype of the arithmetic: on
-    a CPU without bfloat16 units they are rounded to bfloat16 and computed with in float32.
+    a CPU without bfloat16 units they are rounded to bfloat16 and computed with in float32. With `int8` the
+    matrices of decoders are 8-bit integers (`models.quantized`), and the rest is as without.
     """
 
     kind: str
     dtype: torch.dtype
     index: int | None = None
     weights: torch.dtype | None = None
+    int8: bool = False
 
     @property
     def stored(self) -> torch.dtype:
@@ -162,10 +165,14 @@ def _hpu_available() -> bool:
     return bool(hpu.is_available())
 
 
-def choose(name: str | None = None, dtype: str | None = None) -> Device:
+def choose(
+    name: str | None = None, dtype: str | None = None, quantize: str | None = None
+) -> Device:
     """The device of a name as `cuda`, `cuda:1` or `cpu`; None or `auto` takes the best available one.
+    `quantize` is one of `QUANTIZATIONS`, None the first.
 
-    Raises `DeviceError` for an unknown name, a device that is not available, and an unknown dtype.
+    Raises `DeviceError` for an unknown name, a device that is not available or cannot do that, and an unknown
+    dtype or quantization.
     """
     kind, colon, index = (name or "auto").strip().lower().partition(":")
     if kind == "auto":
@@ -176,10 +183,20 @@ def choose(name: str | None = None, dtype: str | None = None) -> Device:
         hint = " (needs Intel's habana_frameworks package)" if kind == "hpu" else ""
         raise DeviceError(f"this machine has no usable {kind} device{hint}; try --device cpu")
     number = _index(kind, index) if colon else None
-    asked = _dtype(kind, dtype)
+    asked, int8 = _dtype(kind, dtype), _int8(kind, quantize)
     if kind == "cpu" and asked is torch.bfloat16 and not bfloat16_units():
-        return Device(kind, torch.float32, number, weights=torch.bfloat16)
-    return Device(kind, asked, number)
+        return Device(kind, torch.float32, number, torch.bfloat16, int8)
+    return Device(kind, asked, number, int8=int8)
+
+
+def _int8(kind: str, quantize: str | None) -> bool:
+    if quantize not in (None, *QUANTIZATIONS):
+        raise DeviceError(f"unknown quantization {quantize!r}; known: {', '.join(QUANTIZATIONS)}")
+    if quantize == "int8" and kind != "cpu":
+        raise DeviceError(
+            f"int8 is computed on CPUs, not on {kind}; leave it out, or try --device cpu"
+        )
+    return quantize == "int8"
 
 
 def bfloat16_units() -> bool:

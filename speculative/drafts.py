@@ -6,6 +6,7 @@ Shapes, in all of `speculative/`:
     N  scored nodes per row, G + 1        T  token slots per row, the last one a scratch slot
     V  vocabulary                         D  model width
     K  rows admitted together             P  padded prompt length of an admission
+    H  tapped layers of the target
 
 Knows tensors; nothing of requests, slots or models.
 """
@@ -15,6 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+import torch
 from torch import Tensor
 
 
@@ -63,10 +65,19 @@ class Draft:
     """The tokens that a drafter proposes for every row."""
 
     tokens: Tensor  # [B, G] int64
-    valid: Tensor  # [B] int64: how many leading drafts of the row count, 0..G
+    valid: Tensor  # [B] int64: how many leading drafts (of a tree: nodes) of the row count, 0..G
     # [B, G, V] float32, the distribution that the tokens were drawn from; None: one-hot
     probs: Tensor | None = None
     topology: Topology | None = None  # None: a chain
+
+    def depth(self) -> Tensor:
+        """The depth `[B]` that the counting drafts reach, the most that can be kept: `valid` of a chain."""
+        if self.topology is None:
+            return self.valid
+        deepest = torch.zeros_like(self.valid)
+        for node, depth in enumerate(self.topology.depths):
+            deepest = torch.where(self.valid >= node, deepest.clamp_min(depth), deepest)
+        return deepest
 
 
 @dataclass(frozen=True)
@@ -74,7 +85,19 @@ class Scores:
     """One target forward over the pending token and the drafts."""
 
     logits: Tensor  # [B, N, V] float32, unprocessed
-    taps: Tensor | None = None  # [B, N, D] last hidden states, for drafters that read them
+    taps: Tensor | None = (
+        None  # [B, N, H, D] hidden states that enter the H tapped layers; see `Needs`
+    )
+
+
+@dataclass(frozen=True)
+class Prefilled:
+    """One target forward over prompts."""
+
+    logits: (
+        Tensor  # [K, P, V] float32, [K, M, V] of M chosen positions, or [K, 0, V] where left out
+    )
+    taps: Tensor | None = None  # [K, P, H, D], as in `Scores`
 
 
 @dataclass(frozen=True)

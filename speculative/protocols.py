@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from .drafts import Chain, Distribution, Draft, Prefix, Scores, Topology, Verdict
+from .drafts import Chain, Distribution, Draft, Prefilled, Prefix, Scores, Topology, Verdict
 from .requests import Guarantee, Request
 from .rounds.choice import Allowed, Choice
 from .rows import Rows
@@ -41,13 +41,24 @@ class Model(Protocol):
     @property
     def max_positions(self) -> int: ...
 
+    def tap(self, layers: tuple[int, ...]) -> None:
+        """Returns the hidden states that enter these layers with every forward from here on, as `taps`; none
+        for `()`. Layer 0 is entered by the embeddings, and -1 is the state after the final norm, which the
+        head reads. Raises `ValueError` for a layer that the model does not have. Comes before `allocate`."""
+
     def allocate(self, batch: int, slots: int) -> None:
         """Allocates the cache for `batch` rows of `slots` token slots, zeroed."""
 
-    def prefill(self, rows: Tensor, tokens: Tensor, encoder_states: Sequence[Any]) -> Tensor:
-        """Writes the prompts `tokens [K, P]` (right-padded) into `rows [K]`; returns logits `[K, P, V]`,
-        or `[K, 0, V]` for a family that is never probed: those of a long prompt take more memory than
-        the model."""
+    def prefill(
+        self,
+        rows: Tensor,
+        tokens: Tensor,
+        encoder_states: Sequence[Any],
+        nodes: Tensor | None = None,
+    ) -> Prefilled:
+        """Writes the prompts `tokens [K, P]` (right-padded) into `rows [K]`. With `nodes [K, M]` the logits
+        are those of these positions alone. Without, a family may leave them out: those of a long prompt take
+        more memory than the model."""
 
     def score(
         self, tokens: Tensor, start: Tensor, *, reach: int, topology: Topology | None = None
@@ -68,6 +79,16 @@ class NodeModel(Model, Protocol):
 
     def score_at(self, tokens: Tensor, start: Tensor, node: Tensor, *, reach: int) -> Tensor:
         """As `score`, but returns logits `[B, 1, V]` float32 of node `node [B]` of each row alone."""
+
+
+class SharedHeadModel(Model, Protocol):
+    """A model that lends its embeddings and its vocabulary head to drafters. Optional."""
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """The embeddings `[..., D]` of `tokens [...]`, without positions."""
+
+    def head(self, states: Tensor) -> Tensor:
+        """Logits `[..., V]` float32 of states `[..., D]` after the final norm."""
 
 
 class GreedyModel(NodeModel, Protocol):
@@ -93,17 +114,56 @@ class GreedyModel(NodeModel, Protocol):
         `confidence` in all rows that are `active [B]`; 0 drafts all."""
 
 
+@dataclass(frozen=True)
+class Needs:
+    """What a drafter needs of the engine and the target. Raises `ValueError` for needs that contradict each
+    other."""
+
+    taps: tuple[int, ...] = ()
+    """Target layers whose input states it reads, see `Model.tap`; in this order in `Scores.taps`."""
+
+    prompt: bool = False
+    """It reads the taps of whole prompts. It then takes requests as they are admitted; other drafters do
+    when they are about to draft, so that a schedule that does not draft costs nothing."""
+
+    always: bool = False
+    """`observe` is called in rounds without drafts too, in the place of `catch_up`: what it learns cannot be
+    had from the tokens later."""
+
+    vocab: int | None = None
+    """Size of the vocabulary that it proposes tokens of, which must be the target's; None where it proposes
+    tokens that it has seen."""
+
+    ends_early: bool = False
+    """A draft may be shorter than gamma, depending on the data. Such rounds have no static shape, so devices
+    that need one refuse it."""
+
+    def __post_init__(self) -> None:
+        if any(type(layer) is not int or layer < -1 for layer in self.taps):
+            raise ValueError(
+                f"taps are layers from 0 on, or -1 for the final state, not {self.taps}"
+            )
+        if len(set(self.taps)) != len(self.taps):
+            raise ValueError(f"taps name a layer twice: {self.taps}")
+        if self.prompt and not self.taps:
+            raise ValueError("a drafter that reads prompts' states taps at least one layer")
+
+    @property
+    def at_once(self) -> bool:
+        """Whether prompts are given to it as they are admitted."""
+        return self.prompt or self.always
+
+
 class Drafter(Protocol):
     """Proposes tokens, and may learn from the outcome."""
 
     @property
-    def vocab_size(self) -> int | None:
-        """Size of its vocabulary, which must be the target's; None where it has none."""
+    def needs(self) -> Needs:
+        """Asked once by an engine, before `bind`."""
 
-    @property
-    def ends_early(self) -> bool:
-        """Whether a draft may be shorter than gamma, depending on the data. Such rounds have no static
-        shape, so devices that need one refuse it."""
+    def bind(self, target: Model) -> None:
+        """Receives the target, once and before `allocate`: a head shares its embeddings and its output layer.
+        Raises `ValueError` for a target that does not fit."""
 
     def distribution(self, *, sampling: bool) -> Distribution:
         """The distribution of its drafts, in rounds with and without rows above temperature 0."""
@@ -113,8 +173,11 @@ class Drafter(Protocol):
     def forwards(self, gamma: int) -> int:
         """Model forwards that one proposal of `gamma` drafts costs; for the statistics."""
 
-    def admit(self, rows: Tensor, tokens: Tensor, requests: Sequence[Request]) -> None:
-        """Takes new requests into `rows [K]`; their prompts are `tokens [K, P]`, right-padded."""
+    def admit(
+        self, rows: Tensor, tokens: Tensor, requests: Sequence[Request], taps: Tensor | None
+    ) -> None:
+        """Takes new requests into `rows [K]`; their prompts are `tokens [K, P]`, right-padded. `taps
+        [K, P, H, D]` where it needs those of prompts."""
 
     def catch_up(self, rows: Rows, start: Tensor, count: int) -> None:
         """Reads `count` tokens from slot `start [B]` on, which rounds without drafts have written. A
@@ -125,7 +188,10 @@ class Drafter(Protocol):
         """Drafts for `rows`, the first ones of the batch or all of them."""
 
     def observe(self, rows: Rows, draft: Draft, scores: Scores, verdict: Verdict) -> None:
-        """Receives the verdict on its draft; `rows` is the state before the verdict is committed."""
+        """Receives the verdict on its draft; `rows` is the state before the verdict is committed. The draft
+        is empty in rounds without drafts, which only drafters that need them see. A round that fails in
+        another row is run, and observed, again: what is kept of a round belongs to the slots from
+        `rows.lengths` on."""
 
 
 class Rule(Protocol):

@@ -30,6 +30,7 @@ class Source(IntEnum):
     CORRECTION = 2  # the target's own token after a rejection
     BONUS = 3  # the target's own token after full acceptance
     PLAIN = 4  # the target's own token in a round without drafts
+    GUESSED = 5  # of the request's guess, and kept by the target
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,12 @@ class Probe:
 
 @dataclass(frozen=True)
 class Request:
-    """One sequence to decode. Raises `RequestError` for impossible numbers."""
+    """One sequence to decode. Raises `RequestError` for impossible numbers.
+
+    A `guess` is what the answer is expected to begin with, e.g. the answer to nearly the same request. The
+    target reads it together with the prompt, and the answer begins with the longest part that is what it
+    would have written, so a right guess costs no rounds and a wrong one changes nothing. It needs
+    temperature 0."""
 
     prompt: tuple[int, ...]
     encoder_states: Any = None  # what the decoder attends to besides tokens; passed on unchanged
@@ -126,6 +132,7 @@ class Request:
     seed: int = 0
     gamma: int | None = None  # the most drafts per round; None: as the schedule chooses
     hint: tuple[int, ...] = ()  # text that the answer may repeat: a lookup drafter searches it too
+    guess: tuple[int, ...] = ()  # how the answer may begin: verified with the prompt, see below
     probe: Probe | None = None
     tag: Any = None  # the caller's own key
 
@@ -134,6 +141,11 @@ class Request:
         if not self.prompt:
             raise RequestError("a request needs at least one prompt token")
         checks.tokens("the hint", self.hint)
+        checks.tokens("the guess", self.guess)
+        if self.guess and self.temperature:
+            raise RequestError(
+                f"a guess is verified at temperature 0 only, and the temperature is {self.temperature}"
+            )
         most = checks.HOTTEST
         checks.real("temperature", self.temperature, 0, most, must=f"from 0 to {most:g}")
         checks.whole("ranks", self.ranks, 0, checks.ANY)

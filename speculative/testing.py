@@ -7,12 +7,14 @@ and slots that were never written hold poison, so a cache or mask that is off by
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .drafts import Distribution, Draft, Scores, Topology, Verdict
+from .drafts import Distribution, Draft, Prefilled, Scores, Topology, Verdict
+from .protocols import Model, Needs
 from .requests import Request
 from .rows import Rows
 
@@ -48,9 +50,25 @@ class TinyModel:
         self.head = self.head + blur * normal(width, vocab)
         self.bias = normal(8, width)
         self.vocab_size, self.max_positions = vocab, positions
+        self.device = torch.device("cpu")
         self.listed = None if listed is None else torch.tensor(listed)
         self.values = torch.empty(0)
+        self.taps: tuple[int, ...] = ()
         self.encoder_states = torch.empty(0)
+
+    def tap(self, layers: tuple[int, ...]) -> None:
+        if layers not in ((), (-1,)):
+            raise ValueError(f"layers {layers} cannot be tapped: only the final state, -1, can")
+        self.taps = layers
+
+    def renumbered(self, ids: Sequence[int], listed: Sequence[int] | None = None) -> TinyModel:
+        """The same model with other ids: its token i is this one's token `ids[i]`; some may be left out, or
+        occur twice. `listed` are the only tokens that it has, in its own ids."""
+        made = copy(self)
+        made.vocab_size, chosen = len(ids), torch.tensor(ids)
+        made.embedding, made.head = self.embedding[chosen], self.head[:, chosen]
+        made.listed = None if listed is None else torch.tensor(listed)
+        return made
 
     def allocate(self, batch: int, slots: int) -> None:
         self.values = torch.full((batch, slots, self.head.shape[0]), POISON, dtype=torch.float64)
@@ -68,7 +86,8 @@ class TinyModel:
         if self.listed is not None:
             none = torch.full_like(logits, float("-inf"))
             logits = none.index_copy(-1, self.listed, logits[..., self.listed])
-        return Scores(logits, state.float())
+        taps = state.float()[:, :, None] if self.taps else None
+        return Scores(logits, taps)
 
     def forward(self, tokens: Tensor, encoder_states: int = 0) -> Tensor:
         """Logits `[L, V]` of a whole prefix, for the oracle."""
@@ -76,13 +95,23 @@ class TinyModel:
         sees = torch.ones(len(tokens), len(tokens), dtype=torch.bool).tril()[None]
         return self._read(values, sees, torch.tensor([encoder_states])).logits[0]
 
-    def prefill(self, rows: Tensor, tokens: Tensor, encoder_states: Sequence[Any]) -> Tensor:
+    def prefill(
+        self,
+        rows: Tensor,
+        tokens: Tensor,
+        encoder_states: Sequence[Any],
+        nodes: Tensor | None = None,
+    ) -> Prefilled:
         length = tokens.shape[1]
         values = self._embed(tokens, torch.arange(length).expand_as(tokens))
         self.values[rows, :length] = values
         self.encoder_states[rows] = torch.tensor([m or 0 for m in encoder_states])
         sees = torch.ones(length, length, dtype=torch.bool).tril().expand(len(rows), -1, -1)
-        return self._read(values, sees, self.encoder_states[rows]).logits
+        read = self._read(values, sees, self.encoder_states[rows])
+        if nodes is None:
+            return Prefilled(read.logits, read.taps)
+        index = nodes[..., None].expand(-1, -1, self.vocab_size)
+        return Prefilled(read.logits.gather(1, index), read.taps)
 
     def score(
         self, tokens: Tensor, start: Tensor, *, reach: int, topology: Topology | None = None
@@ -117,8 +146,7 @@ class ScriptedDrafter:
     pattern by changing tokens of it.
     """
 
-    vocab_size = None
-    ends_early = False
+    needs = Needs()
 
     def __init__(self, scripts: dict[Any, Sequence[int]], fill: int = 0) -> None:
         self.scripts, self.fill = scripts, fill
@@ -127,13 +155,18 @@ class ScriptedDrafter:
     def distribution(self, *, sampling: bool) -> Distribution:
         return Distribution.ONE_HOT
 
+    def bind(self, target: Model) -> None:
+        """Does nothing: a script needs no model."""
+
     def allocate(self, batch: int, slots: int, device: torch.device) -> None:
         self.script = torch.full((batch, 2 * slots), self.fill, dtype=torch.int64, device=device)
 
     def forwards(self, gamma: int) -> int:
         return 0
 
-    def admit(self, rows: Tensor, tokens: Tensor, requests: Sequence[Request]) -> None:
+    def admit(
+        self, rows: Tensor, tokens: Tensor, requests: Sequence[Request], taps: Tensor | None
+    ) -> None:
         for row, request in zip(rows.tolist(), requests, strict=True):
             text = [*request.prompt, *self.scripts[request.tag]]
             self.script[row] = self.fill

@@ -24,13 +24,16 @@ from forescribe.speculative.device import Device, choose
 from forescribe.speculative.engine.engine import Engine
 from forescribe.speculative.engine.schedule import schedule_for
 from forescribe.speculative.engine.stats import Stats
-from forescribe.speculative.errors import BrokenError, RequestError
+from forescribe.speculative.errors import BrokenError, LoadError, RequestError
 from forescribe.speculative.models.families.causal_engines import causal_decoder
+from forescribe.speculative.models.families.draft_precision import draft_device
 from forescribe.speculative.models.families.model_engine import ModelEngine
 from forescribe.speculative.models.load_lock import loading
 from forescribe.speculative.requests import Mode, Request, Result
 from forescribe.speculative.rounds.accept import BlockVerification
 
+from . import drafter_registry
+from .head_drafts import HeadDraft, load_draft
 from .language_model import LanguageModel, load
 from .prompt_encoding import Prompt, encode
 from .streaming import Candidate, Completion, Event, Options, TextStream, Token
@@ -48,8 +51,8 @@ MODES = (Mode(), Mode(sampling=True), Mode(True, True, True, True))
 
 
 class TextGenerator:
-    """One target with one draft: another model, `"ngram"`, or None for plain decoding. `universal` lets
-    a model with other tokens draft through text, on CPUs.
+    """One target with one draft: another model, a head, `"ngram"`, a name of `drafter_registry`, or None for
+    plain decoding. `universal` lets a model with other tokens draft through text, on CPUs.
 
     `gamma` is the number of drafted tokens per round; None chooses it by measured speed. `context` is
     the maximum number of tokens of prompt and text. Raises LoadError for a draft with other tokens,
@@ -59,7 +62,7 @@ class TextGenerator:
     def __init__(
         self,
         target: LanguageModel,
-        draft: LanguageModel | str | None = None,
+        draft: LanguageModel | HeadDraft | str | None = None,
         *,
         device: Device,
         batch: int = 8,
@@ -78,7 +81,7 @@ class TextGenerator:
             target, draft, device, gamma=gamma, context=self.context, universal=universal
         )
         self.engine = Engine(
-            causal_decoder(target.model, self.context, engine=target.engine, stored=device.stored),
+            causal_decoder(target.model, self.context, engine=target.engine, stored=target.stored),
             drafter,
             batch=batch,
             eos=target.ends,
@@ -112,21 +115,35 @@ class TextGenerator:
         universal: bool = False,
         network: bool = True,
         engine: str | None = None,
+        draft_dtype: str | None = None,
+        quantize: str | None = None,
     ) -> TextGenerator:
-        """Loads a pair from folders or hub ids; `draft` may also be `"ngram"`. `engine` runs the forwards:
-        "auto", "native", "lean" or "modules"; the texts are the same.
+        """Loads a pair from folders or hub ids. `draft` may also be the folder of an EAGLE-3 or DFlash head,
+        `"mtp"` for a layer in the target's own checkpoint, `"ngram"`, or a drafter of another package.
+        `engine` runs the forwards: "auto", "native", "lean" or "modules"; the texts are the same.
 
         `dtype` is float32 on CPUs and bfloat16 elsewhere by default: language models are trained in
-        bfloat16, and some overflow in float16. Raises LoadError and DeviceError.
+        bfloat16, and some overflow in float16. `draft_dtype` is the draft's number format, which changes no
+        text (None: the fastest here, see `draft_precision`). `quantize` "int8" rounds the target's matrices
+        to 8-bit integers, on CPUs: other texts, the same with and without drafts. Raises LoadError and
+        DeviceError.
         """
-        place = choose(device, dtype)
+        place = choose(device, dtype, quantize)
         if dtype in (None, "auto") and place.kind != "cpu":
             place = replace(place, dtype=torch.bfloat16)
         forward = ModelEngine.of(engine)
         target = load(model, place, network=network, engine=forward)
-        second: LanguageModel | str | None = NGRAM if draft == NGRAM else None
-        if draft is not None and draft != NGRAM:
-            second = load(draft, place, role="draft", network=network, engine=forward)
+        second: LanguageModel | HeadDraft | str | None = None
+        if draft == NGRAM or draft in drafter_registry.names():
+            second = str(draft)
+        elif draft is not None:
+            drafts = draft_device(place, draft_dtype, forward)
+            second = load_draft(draft, target, drafts, network=network, engine=forward)
+        if isinstance(second, HeadDraft) and draft_dtype not in (None, "auto"):
+            raise LoadError(
+                f"--draft-dtype {draft_dtype}: a head has its target's number format, whose states it reads; "
+                "leave the option out"
+            )
         return cls(
             target,
             second,

@@ -18,8 +18,11 @@ from forescribe.speculative.models.checkpoint_files import damaged, missing
 from forescribe.speculative.models.families.causal_config import positions_of
 from forescribe.speculative.models.families.causal_engines import causal_decoder
 from forescribe.speculative.models.families.model_engine import ModelEngine
+from forescribe.speculative.models.heads.head_loading import format_in
 from forescribe.speculative.models.hub import Family, Role, locate
 from forescribe.speculative.models.load_lock import loading
+from forescribe.speculative.models.quantized.int8_linear import quantize_causal
+from forescribe.speculative.models.quantized.published_formats import check_library, method_of
 from forescribe.speculative.models.quiet import quiet
 
 from .vocabulary import Vocabulary
@@ -55,6 +58,7 @@ class LanguageModel:
     ends: frozenset[int]  # tokens that end a text
     engine: ModelEngine = ModelEngine.AUTO  # what runs its forward
     draft_tokens: DraftTokens | None = None
+    stored: torch.dtype | None = None  # of its weights in native kernels; None: the model's
 
     @property
     def listed(self) -> tuple[int, ...] | None:
@@ -90,10 +94,12 @@ def load(
     from transformers import AutoConfig, AutoModelForCausalLM
 
     folder = locate(name, LANGUAGE_MODEL, role=role, network=network)
+    _refuse_head(folder, name, role)
     try:
         config = AutoConfig.from_pretrained(folder)
         if config.is_encoder_decoder:
             raise LoadError(f"{config.model_type} is no causal language model")
+        check_library(config)
         kind: Any = AutoModelForCausalLM
         with quiet():
             model, report = kind.from_pretrained(
@@ -104,6 +110,13 @@ def load(
         if wrong:
             raise ValueError(f"its weights lack {wrong[0]}, or have it in another shape")
         model = device.placed(model)
+        if device.int8:
+            method = method_of(config)
+            if method is not None:
+                raise LoadError(
+                    f"its weights are quantised by {method} already: leave out --quantize"
+                )
+            quantize_causal(model)
         engine = ModelEngine(causal_decoder(model, engine=engine, stored=device.stored).engine)
     except torch.OutOfMemoryError:
         raise
@@ -122,7 +135,21 @@ def load(
         _ends(model, tokenizer),
         engine,
         _draft_tokens(folder, model, name) if role == "draft" else None,
+        device.stored,
     )
+
+
+def _refuse_head(folder: Path, name: str | Path, role: Role) -> None:
+    """Raises LoadError for a head, most of whose tensors a model would lack."""
+    try:
+        found = format_in(folder)
+    except LoadError:  # a damaged configuration, which the loader names
+        return
+    if found is not None:
+        raise LoadError(
+            f"--{role} {name} is a head ({found}), which drafts for its own target in `forescribe generate` "
+            "and `forescribe serve`: it is no model of its own"
+        )
 
 
 def _draft_tokens(folder: Path, model: Any, name: str | Path) -> DraftTokens | None:

@@ -1,4 +1,5 @@
-"""The drafter of a text pair: another model, copying from the text, or drafting through text.
+"""The drafter of a text pair: another model, a head on the target's states, copying from the text, drafting
+through text, or one of another package.
 
 Knows which draft fits which target; nothing of requests.
 """
@@ -8,12 +9,15 @@ from __future__ import annotations
 from typing import Final
 
 from forescribe.speculative.device import Device
+from forescribe.speculative.drafters.heads.head_drafter import drafter_of
 from forescribe.speculative.drafters.model_drafter import ModelDrafter, confidence_for
 from forescribe.speculative.drafters.ngram import NgramDrafter
 from forescribe.speculative.errors import LoadError
 from forescribe.speculative.models.families.causal_engines import causal_decoder
 from forescribe.speculative.protocols import Drafter
 
+from . import drafter_registry
+from .head_drafts import HeadDraft
 from .language_model import LanguageModel, check_draft
 from .universal import UniversalDrafter
 
@@ -23,7 +27,7 @@ NGRAM: Final = "ngram"
 
 def drafter_for(
     target: LanguageModel,
-    draft: LanguageModel | str | None,
+    draft: LanguageModel | HeadDraft | str | None,
     device: Device,
     *,
     gamma: int | None,
@@ -34,10 +38,13 @@ def drafter_for(
     tokens. Raises LoadError for a draft that does not fit."""
     if draft is None:
         return None
-    if isinstance(draft, str):
-        if draft != NGRAM:
-            raise LoadError(f"{draft!r} is no draft: a language model, or {NGRAM!r}")
+    if draft == NGRAM:
         return NgramDrafter(hint_slots=1)  # the prompt is searched in any case
+    if isinstance(draft, str):
+        setting = drafter_registry.DrafterSetting(target, device, gamma, context)
+        return drafter_registry.create(draft, setting)
+    if isinstance(draft, HeadDraft):
+        return drafter_of(draft.head, confidence=confidence_for(gamma, device))
     if universal and target.vocabulary.difference(draft.vocabulary):
         return _universal(target, draft, device)
     check_draft(target, draft)
@@ -52,7 +59,7 @@ def drafter_for(
             context,
             target.vocab_size,
             engine=draft.engine,
-            stored=device.stored,
+            stored=draft.stored,
             listed=draft.listed,
         ),
         confidence=confidence_for(gamma, device),
@@ -69,7 +76,7 @@ def _universal(target: LanguageModel, draft: LanguageModel, device: Device) -> D
         causal_decoder(
             draft.model,
             engine=draft.engine,
-            stored=device.stored,
+            stored=draft.stored,
             listed=draft.listed,
         ),
         draft.vocabulary,

@@ -13,9 +13,12 @@ from pathlib import Path
 from forescribe.speculative.models import bundled
 from forescribe.speculative.models.hub import Role, folder_or_hub_id
 
+from . import drafter_registry
+
 DEFAULT = "demo-text"
 NO_DRAFT = "none"
 NGRAM = "ngram"
+MTP = "mtp"
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,7 @@ class Preset:
 
 @dataclass(frozen=True)
 class Pair:
-    """What to load, for `TextGenerator.load`. `draft` may also be "ngram"."""
+    """What to load, for `TextGenerator.load`. `draft` may also be "ngram", "mtp" or another package's."""
 
     target: str | Path
     draft: str | Path | None
@@ -58,6 +61,8 @@ def resolve(model: str | None, draft: str | None) -> Pair:
     target = _place(preset, preset.target) if preset else _name(model or DEFAULT, "model")
     if draft == NO_DRAFT:
         return Pair(target, None)
+    if draft == MTP or draft in drafter_registry.names():
+        return Pair(target, draft)
     if draft is not None and draft != NGRAM:
         other = PRESETS.get(draft)
         return Pair(target, _place(other, other.draft) if other else _name(draft, "draft"))

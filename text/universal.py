@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from forescribe.speculative.drafts import Distribution, Draft, Scores, Verdict
-from forescribe.speculative.protocols import Model
+from forescribe.speculative.protocols import Model, Needs
 from forescribe.speculative.requests import Request
 from forescribe.speculative.rows import Rows
 
@@ -35,8 +35,6 @@ class UniversalDrafter:
     A row whose text ends within a character, or is too long for the draft, is decoded plainly.
     """
 
-    ends_early = False
-
     def __init__(
         self,
         model: Model,
@@ -48,11 +46,15 @@ class UniversalDrafter:
     ) -> None:
         self.model, self.own, self.ends = model, own, frozenset(ends)
         self.target, self.target_end, self.vocab_size = target, target_end, vocab_size
+        self.needs = Needs(vocab=vocab_size)
         self.fed: list[list[int]] = []  # by row: the draft's tokens that its cache holds
         self.slots = 0
 
     def distribution(self, *, sampling: bool) -> Distribution:
         return Distribution.ONE_HOT
+
+    def bind(self, target: Model) -> None:
+        """Does nothing: the draft has its own vocabulary."""
 
     def allocate(self, batch: int, slots: int, device: torch.device) -> None:
         # The same text may be more tokens here than there.
@@ -63,7 +65,9 @@ class UniversalDrafter:
     def forwards(self, gamma: int) -> int:
         return gamma
 
-    def admit(self, rows: Tensor, tokens: Tensor, requests: Sequence[Request]) -> None:
+    def admit(
+        self, rows: Tensor, tokens: Tensor, requests: Sequence[Request], taps: Tensor | None
+    ) -> None:
         chosen = dict(zip(rows.tolist(), requests, strict=True))  # padding repeats the last row
         texts = [self._own_tokens(request.prompt) or [] for request in chosen.values()]
         texts = [ids if len(ids) < self.slots else [] for ids in texts]

@@ -92,6 +92,7 @@ def transcription(form: JobForm, serving: Serving, settings: Settings) -> Option
         language=options.language,
         task=form.task,
         initial_prompt=options.initial_prompt,
+        hint=options.hint,
         windows=options.windows,
         words=True,
         guards=options.guards,

@@ -75,6 +75,6 @@ async def predict(
                 spoken = await while_connected(
                     request, diarization.assign(transcript, huggingface_contract.speaker)
                 )
-    drafting = serving.transcriber.whisper.draft is not None
+    drafting = serving.transcriber.whisper.drafting
     warnings += parameters.warnings(drafting=drafting, diarizing=diarizing)
     return JSONResponse(huggingface_contract.answer(transcript, spoken, warnings))

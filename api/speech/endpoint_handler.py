@@ -67,7 +67,7 @@ class EndpointHandler:
             return {"detail": ApiError.of(error).message}
         except ApiError as error:
             return {"detail": error.message}
-        drafting = self.session.transcriber.whisper.draft is not None
+        drafting = self.session.transcriber.whisper.drafting
         warnings += parameters.warnings(drafting=drafting, diarizing=self.speakers is not None)
         return huggingface_contract.answer(transcript, diarized, warnings)
 

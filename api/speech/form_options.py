@@ -25,6 +25,7 @@ def transcription(form: TranscriptionForm, serving: Serving, settings: Settings)
     return Options(
         language=_language(form, serving, settings),
         initial_prompt=", ".join(part for part in (form.prompt, *form.keywords) if part) or None,
+        hint=form.hint,
         windows=_windows(form.chunking_strategy),
         words=form.diarized or "word" in (form.timestamp_granularities or ()),
         guards=guards(form.temperature),

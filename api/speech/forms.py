@@ -22,6 +22,9 @@ from ..http.validation import loads, text
 Value = str | list[str] | dict[str, Any]
 Format = Literal["json", "text", "srt", "verbose_json", "vtt", "diarized_json"]
 
+MAX_HINT = 1_000_000
+"""Characters of a hint: more than a day of speech."""
+
 _NAME = re.compile(r"([^\[\]]+)(?:\[([^\[\]]*)\])?")
 
 
@@ -48,7 +51,8 @@ class TranslationForm(BaseModel):
 
 
 class TranscriptionForm(BaseModel):
-    """`/v1/audio/transcriptions`, without the file."""
+    """`/v1/audio/transcriptions`, without the file. `hint` is not OpenAI's: text that is probably spoken,
+    which drafts are copied from and no word depends on."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -57,6 +61,7 @@ class TranscriptionForm(BaseModel):
     languages: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
     keywords: tuple[str, ...] = ()
     prompt: str | None = None
+    hint: str | None = Field(None, max_length=MAX_HINT)
     response_format: Format = "json"
     temperature: float = Field(0.0, ge=0, le=1)
     include: tuple[Literal["logprobs"], ...] = ()

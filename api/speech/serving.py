@@ -86,6 +86,8 @@ class Serving(Lifecycle):
                 language=settings.language,
                 device=settings.device,
                 dtype=settings.dtype,
+                draft_dtype=settings.draft_dtype,
+                quantize=settings.quantize,
                 engine=settings.engine,
                 batch=settings.batch_size,
                 gamma=settings.gamma,

@@ -77,6 +77,8 @@ class TextServing:
                 pair.draft,
                 device=settings.device,
                 dtype=settings.dtype,
+                draft_dtype=settings.draft_dtype,
+                quantize=settings.quantize,
                 engine=settings.engine,
                 batch=settings.batch_size,
                 gamma=settings.gamma,

@@ -23,11 +23,12 @@ class SeekableAudio:
     """The samples of a recording, [N] at 16 kHz, and its features.
 
     Frames are counted from 0, 0.01 s each. A recording shorter than a window is padded with zeros to
-    a full window, as Whisper's extractor does. Close it after use.
+    a full window, as Whisper's extractor does. `others` make further features of the same frames, for models
+    that read those. Close it after use.
     """
 
-    def __init__(self, blocks: Iterable[Samples], mel: LogMel) -> None:
-        self.mel = mel
+    def __init__(self, blocks: Iterable[Samples], mel: LogMel, *others: LogMel) -> None:
+        self.mel, self._mels = mel, (mel, *others)
         self._file = tempfile.TemporaryFile()
         try:
             self.sample_count = 0
@@ -35,7 +36,7 @@ class SeekableAudio:
                 self._file.write(np.ascontiguousarray(block, np.float32).tobytes())
                 self.sample_count += len(block)
             self._file.flush()
-            self._loudest = self._measure()
+            self._loudest = [self._measure(mel) for mel in self._mels]
         except BaseException:
             self._file.close()
             raise
@@ -47,8 +48,15 @@ class SeekableAudio:
 
     def features(self, frame: int) -> Tensor:
         """Features [M, F] of the window that starts at `frame`; zeros after the end of the recording."""
-        mel = self._log(frame, min(self.mel.frames, self._total - frame))
-        scaled = self.mel.scaled(mel, self._loudest)
+        return self._features(frame, 0)
+
+    def all_features(self, frame: int) -> tuple[Tensor, ...]:
+        """Those of `mel`, then of all others."""
+        return tuple(self._features(frame, index) for index in range(len(self._mels)))
+
+    def _features(self, frame: int, index: int) -> Tensor:
+        power = self._log(self._mels[index], frame, min(self.mel.frames, self._total - frame))
+        scaled = self.mel.scaled(power, self._loudest[index])
         return torch.nn.functional.pad(scaled, (0, self.mel.frames - scaled.shape[1]))
 
     def close(self) -> None:
@@ -63,19 +71,19 @@ class SeekableAudio:
     def _total(self) -> int:
         return self._length // self.mel.hop
 
-    def _measure(self) -> float:
+    def _measure(self, mel: LogMel) -> float:
         """The largest log mel power, computed window by window."""
         step = self.mel.frames
         return max(
-            float(self._log(frame, min(step, self._total - frame)).max())
+            float(self._log(mel, frame, min(step, self._total - frame)).max())
             for frame in range(0, self._total, step)
         )
 
-    def _log(self, frame: int, count: int) -> Tensor:
+    def _log(self, mel: LogMel, frame: int, count: int) -> Tensor:
         """[M, count] log10 mel power. Frame t starts at sample t * hop - n_fft / 2."""
-        hop, size = self.mel.hop, self.mel.n_fft
+        hop, size = mel.hop, mel.n_fft
         begin = frame * hop - size // 2
-        return self.mel.frames_of(self._read(begin, begin + (count - 1) * hop + size))
+        return mel.frames_of(self._read(begin, begin + (count - 1) * hop + size))
 
     def _read(self, begin: int, end: int) -> NDArray[np.float32]:
         """Samples begin..end; the recording is mirrored at both ends, as in a centred STFT."""

@@ -5,7 +5,10 @@ Knows how its parts fit together; nothing of recordings or requests.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+from torch import Tensor
 
 from forescribe.speculative.device import Stopwatch
 from forescribe.speculative.engine.engine import Engine
@@ -15,6 +18,7 @@ from ..audio.features import LogMel
 from ..model.loading import Whisper
 from ..model.presets import bundled_folder
 from ..segment.vad import Detector, SileroDetector
+from ..segment.windows import Samples
 from .isolation import IsolatedEngine
 from .rules import NoSpeech
 
@@ -23,6 +27,7 @@ from .rules import NoSpeech
 class DecodingContext:
     """A Whisper model, its engine and what prepares audio for them, on one device.
 
+    `mels` make the features that the models' encoders read, the target's first.
     `slots` is the engine with faults as values; `watch` counts the seconds before the engine, on cuda with
     the rounds that run beside an encoder. `side` is where the encoder runs.
     `gamma` is what the transcriber was created with, None for an adaptive draft length. `detector` is
@@ -32,7 +37,7 @@ class DecodingContext:
     whisper: Whisper
     engine: Engine
     slots: IsolatedEngine
-    mel: LogMel
+    mels: tuple[LogMel, ...]
     no_speech: NoSpeech
     watch: Stopwatch
     gamma: int | None = None
@@ -41,6 +46,15 @@ class DecodingContext:
 
     def __post_init__(self) -> None:
         self.side = SideStream(self.whisper.device)
+
+    @property
+    def mel(self) -> LogMel:
+        """What makes the features of the target."""
+        return self.mels[0]
+
+    def features(self, windows: Sequence[Samples]) -> tuple[Tensor, ...]:
+        """The features of windows, by model, for `Whisper.encode`."""
+        return tuple(mel(windows) for mel in self.mels)
 
     @property
     def batch(self) -> int:

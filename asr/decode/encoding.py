@@ -47,7 +47,7 @@ def encode_windows(
         detect = [wanted for _, wanted in batch]
         side = context.side
         # Rounds of the windows that are being decoded go on meanwhile, where the device has streams.
-        passed = side.run(lambda: _forward(context.whisper, context.mel(samples)), advance)
+        passed = side.run(lambda: _forward(context.whisper, context.features(samples)), advance)
         passed.hand_over(side)
         return side.run(lambda: passed.windows(context.whisper, detect))
 
@@ -56,9 +56,9 @@ def encode_windows(
 
 
 def encode_features(
-    whisper: Whisper, features: Tensor, detect: Sequence[bool]
+    whisper: Whisper, features: Sequence[Tensor], detect: Sequence[bool]
 ) -> list[EncodedWindow | Exception]:
-    """Encode features `[B, M, F]`; as `encode_windows`, but raises what the model raises."""
+    """Encode features `[B, M, F]`, by model; as `encode_windows`, but raises what the model raises."""
     return _forward(whisper, features).windows(whisper, detect)
 
 
@@ -66,16 +66,15 @@ def encode_features(
 class _Forward:
     """What the encoder made of a batch of features, which nothing has read yet."""
 
-    features: Tensor  # [B, M, F]
+    features: Tensor  # [B, M, F], the target's
     states: list[EncoderStates]
     finite: Tensor  # [B] bool
 
     def hand_over(self, side: SideStream) -> None:
         """For the stream of the rounds, which reads the states."""
         side.hand_over(self.features)
-        for part in (part for s in self.states for part in (s.target, s.draft)):
-            if part is not None:
-                side.hand_over(part)
+        for part in (part for s in self.states for part in (s.target, *s.drafts)):
+            side.hand_over(part)
 
     def windows(self, whisper: Whisper, detect: Sequence[bool]) -> list[EncodedWindow | Exception]:
         """The windows with their languages. Reads the device: once, and once more for languages."""
@@ -91,18 +90,16 @@ class _Forward:
         ]
 
 
-def _forward(whisper: Whisper, features: Tensor) -> _Forward:
-    states = whisper.encode(features)
-    return _Forward(features, states, _finite(states))
+def _forward(whisper: Whisper, features: Sequence[Tensor]) -> _Forward:
+    states = whisper.encode(*features)
+    return _Forward(features[0], states, _finite(states))
 
 
 def _finite(states: Sequence[EncoderStates]) -> Tensor:
     """Whether each window's states are finite `[B]`. NaN would also spoil the detected language."""
     return torch.stack(
         [
-            torch.stack(
-                [part.isfinite().all() for part in (s.target, s.draft) if part is not None]
-            ).all()
+            torch.stack([part.isfinite().all() for part in (s.target, *s.drafts)]).all()
             for s in states
         ]
     )

@@ -17,13 +17,16 @@ class Options:
 
     `language` None or "auto" detects the language. `gamma` is the number of drafted tokens per round;
     None takes the transcriber's own, which is also the maximum. `initial_prompt` is text before every
-    window: names and spellings to expect. Raises UsageError for invalid values.
+    window: names and spellings to expect. `hint` is text that is probably spoken, such as a script or an
+    earlier transcript of the whole recording: drafts are copied from it, and no word depends on it.
+    Raises UsageError for invalid values.
     """
 
     language: str | None = None
     task: Task = "transcribe"
     timestamps: bool = True
     initial_prompt: str | None = None
+    hint: str | None = None
     gamma: int | None = None
     vad: bool = True
     windows: WindowOptions = field(default_factory=WindowOptions)
@@ -40,7 +43,8 @@ class Options:
     def __post_init__(self) -> None:
         if self.task not in TASKS:
             raise UsageError(f"unknown task {self.task!r}; known: {', '.join(TASKS)}")
-        for name, value in (("language", self.language), ("initial_prompt", self.initial_prompt)):
+        for name in ("language", "initial_prompt", "hint"):
+            value = getattr(self, name)
             if value is not None:
                 _check_text(name, value)
         whole = isinstance(self.gamma, int) and not isinstance(self.gamma, bool)

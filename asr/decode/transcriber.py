@@ -14,15 +14,13 @@ import os
 from collections.abc import Iterable, Iterator
 
 from forescribe.speculative.device import choose
-from forescribe.speculative.drafters.model_drafter import ModelDrafter, confidence_for
-from forescribe.speculative.drafters.ngram import NgramDrafter
 from forescribe.speculative.engine.engine import Engine
 from forescribe.speculative.engine.schedule import schedule_for
 from forescribe.speculative.engine.stats import Stats
+from forescribe.speculative.models.families.draft_precision import draft_device
 from forescribe.speculative.models.families.model_engine import ModelEngine
 from forescribe.speculative.models.families.whisper_engines import whisper_decoder
 from forescribe.speculative.models.load_lock import loading
-from forescribe.speculative.protocols import Drafter
 
 from ..audio.features import LogMel
 from ..audio.reading import Input, Open, open_audio
@@ -33,6 +31,8 @@ from ..model.presets import resolve
 from ..model.special_tokens import AUTO, language_code
 from ..segment.vad import Detector
 from .decoding_context import DecodingContext
+from .drafting import AUTO as AUTO_DRAFTER
+from .drafting import drafter_for
 from .isolation import IsolatedEngine
 from .options import Options
 from .outcome import Decoded, Hook, Outcome, Progress
@@ -52,7 +52,8 @@ class Transcriber:
     Calls may follow each other, but only one runs at a time; what a call that is stopped early has in
     the engine is dropped. `batch` windows are decoded at once, with `gamma` drafted tokens per round:
     0 is plain decoding, None adapts the number to measured speed. The words do not depend on either.
-    Without a draft model, drafts are looked up in the prompt and in the text so far.
+    Without a draft model, drafts are looked up in the prompt and in the text so far. `drafter` is what
+    drafts, one of `asr.decode.drafting.SOURCES`.
     """
 
     def __init__(
@@ -62,13 +63,14 @@ class Transcriber:
         batch: int = 8,
         gamma: int | None = None,
         detector: Detector | None = None,
+        drafter: str = AUTO_DRAFTER,
     ) -> None:
-        engine = _engine(whisper, batch, gamma)
+        engine = _engine(whisper, batch, gamma, drafter)
         self.context = DecodingContext(
             whisper=whisper,
             engine=engine,
             slots=IsolatedEngine(engine),
-            mel=LogMel(whisper.extractor, whisper.device.torch),
+            mels=tuple(LogMel(each, whisper.device.torch) for each in whisper.extractors),
             no_speech=NoSpeech.of(whisper.target.generation_config),
             watch=whisper.device.stopwatch(),
             gamma=gamma,
@@ -91,17 +93,24 @@ class Transcriber:
         gamma: int | None = None,
         network: bool = True,
         engine: str | None = None,
+        draft_dtype: str | None = None,
+        quantize: str | None = None,
+        drafter: str = AUTO_DRAFTER,
     ) -> Transcriber:
         """Load models by name: presets, hub ids or local folders, see `asr.model.presets.resolve`.
 
-        `engine` runs the decoders: "auto", "native", "lean" or "modules"; the tokens are the same. Raises
-        ModelError for weights that are missing or that the engine cannot run, DeviceError for a missing
-        device.
+        `engine` runs the decoders: "auto", "native", "lean" or "modules"; the tokens are the same.
+        `draft_dtype` is the draft's number format, which changes no token either (None: the fastest here, see
+        `draft_precision`). `quantize` "int8" rounds the target's decoder to 8-bit integers, on CPUs: other
+        words than in float32, and the same with and without drafts. Raises ModelError for weights that are
+        missing or that the engine cannot run, DeviceError for a missing device.
         """
         code = None if language is None else language_code(language)
         pair = resolve(model, "none" if gamma == 0 else draft, None if code == AUTO else code)
-        place, forward = choose(device, dtype), ModelEngine.of(engine)
-        return cls(load(pair, place, network=network, engine=forward), batch=batch, gamma=gamma)
+        place, forward = choose(device, dtype, quantize), ModelEngine.of(engine)
+        drafts = draft_device(place, draft_dtype, forward)
+        whisper = load(pair, place, network=network, engine=forward, draft_device=drafts)
+        return cls(whisper, batch=batch, gamma=gamma, drafter=drafter)
 
     @property
     def whisper(self) -> Whisper:
@@ -166,10 +175,10 @@ class Transcriber:
         return call.run(ParallelWindows(call), sources)
 
 
-def _engine(whisper: Whisper, batch: int, gamma: int | None) -> Engine:
+def _engine(whisper: Whisper, batch: int, gamma: int | None, source: str) -> Engine:
     """The engine that decodes a pair."""
     generation, config = whisper.target.generation_config, whisper.target.config
-    drafter = None if gamma == 0 else _drafter(whisper, gamma)
+    drafter = None if gamma == 0 else drafter_for(whisper, gamma, source)
     engine = Engine(
         whisper_decoder(
             whisper.target,
@@ -186,20 +195,3 @@ def _engine(whisper: Whisper, batch: int, gamma: int | None) -> Engine:
     )
     engine.choose_threads()
     return engine
-
-
-def _drafter(whisper: Whisper, gamma: int | None) -> Drafter:
-    if whisper.draft is None:
-        return NgramDrafter()
-    # The token rules are not applied to drafts: they cost as much as a small draft model's forward
-    # pass, and a distilled draft model has learnt what the rules allow.
-    return ModelDrafter(
-        whisper_decoder(
-            whisper.draft,
-            lambda states: states.draft,
-            engine=whisper.draft_engine,
-            stored=whisper.device.stored,
-            listed=whisper.listed,
-        ),
-        confidence=confidence_for(gamma, whisper.device),
-    )

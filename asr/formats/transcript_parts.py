@@ -13,8 +13,8 @@ from .units import SAMPLES_PER_SEEK, seconds
 
 State = Literal["decoded", "silent", "failed"]
 STATES: tuple[State, ...] = ("decoded", "silent", "failed")
-TokenSource = Literal["accepted", "correction", "bonus", "plain"]
-TOKEN_SOURCES: tuple[TokenSource, ...] = ("accepted", "correction", "bonus", "plain")
+TokenSource = Literal["accepted", "correction", "bonus", "plain", "guessed"]
+TOKEN_SOURCES: tuple[TokenSource, ...] = ("accepted", "correction", "bonus", "plain", "guessed")
 """Where a token comes from: drafted and accepted; the target's own after a rejection, after full
 acceptance, or in a round without drafts."""
 

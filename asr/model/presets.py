@@ -1,8 +1,9 @@
-"""Presets: which target with which draft, by name and by language.
+"""Presets: which target with which drafts, by name and by language.
 
-A draft must have its target's tokens, and it only pays in the languages that it was trained for: an
-English draft on French audio changes no word of the result, but almost none of its tokens are
-accepted. So a preset names its drafts with their languages.
+A draft only pays in the languages that it was trained for: an English draft on French audio changes no word
+of the result, but almost none of its tokens are accepted. So a preset names its drafts with their
+languages. Where the language is yet to be detected, two are loaded: the preset's first one, and one for all
+other languages. Any Whisper can draft for any other: where their token ids differ, `id_map` translates.
 
 Speculation is lossless with any of them; the choice affects speed only. Knows names and folders;
 nothing is loaded here.
@@ -17,7 +18,7 @@ from pathlib import Path
 
 from forescribe.speculative.models.hub import Role, find, folder_or_hub_id, local
 
-from .published import ENGLISH, KNOWN, as_model_error, check_pair, locate
+from .published import ENGLISH, FRENCH, JAPANESE, MADE_FOR, as_model_error, locate
 
 __all__ = [
     "PRESETS",
@@ -26,7 +27,6 @@ __all__ = [
     "Preset",
     "bundled_folder",
     "cached",
-    "check_pair",
     "locate",
     "resolve",
 ]
@@ -57,12 +57,16 @@ class Preset:
     note: str = ""
     bundled: bool = False
 
-    def draft_for(self, language: str | None) -> Draft | None:
-        """The draft for a language; for one that is yet to be detected (None), the first."""
-        for draft in self.drafts:
-            if language is None or draft.languages is None or language in draft.languages:
-                return draft
-        return None
+    def drafts_for(self, language: str | None) -> tuple[Draft, ...]:
+        """The draft for a language, if there is one; for languages that are yet to be detected (None) the
+        first draft, and the one for all languages if that is another."""
+        if language is not None:
+            return tuple(d for d in self.drafts if d.languages is None or language in d.languages)[
+                :1
+            ]
+        others = [draft for draft in self.drafts[1:] if draft.languages is None]
+        alone = bool(self.drafts) and self.drafts[0].languages is None
+        return (*self.drafts[:1], *([] if alone else others[:1]))
 
 
 @dataclass(frozen=True)
@@ -70,28 +74,44 @@ class Pair:
     """What to load: hub ids (str) or folders (Path), for `locate`.
 
     `draft` is None for decoding without a draft model. `draft_languages` are those in which the
-    draft pays, None for all: elsewhere rows decode with gamma 0.
+    draft pays, None for all: in the others `rest` drafts, and without one rows decode with gamma 0.
     """
 
     target: str | Path
     draft: str | Path | None = None
     draft_languages: frozenset[str] | None = None
+    rest: str | Path | None = None
+    language: str | None = None  # that of the audio, where it is known beforehand
+
+    @property
+    def drafts(self) -> tuple[str | Path, ...]:
+        """What to load as drafts."""
+        return tuple(name for name in (self.draft, self.rest) if name is not None)
+
+    def route(self, language: str) -> int | None:
+        """Which of `drafts` drafts in this language; None: none."""
+        if self.draft_languages is None or language in self.draft_languages:
+            return 0
+        return None if self.rest is None else 1
 
 
 @dataclass(frozen=True)
 class Cached:
-    """Whether a preset's weights are on this machine; `draft` is None where it has none."""
+    """Whether a preset's weights are on this machine; `draft`: all that are loaded if no language is named,
+    None where it has none."""
 
     preset: Preset
     target: bool
     draft: bool | None
 
 
+_TINY = (Draft("openai/whisper-tiny"),)
 _LARGE_V3_DRAFTS = (
     Draft("distil-whisper/distil-large-v3.5", ENGLISH),
-    Draft("bofenghuang/whisper-large-v3-distil-fr-v0.2", frozenset({"fr"})),
+    Draft("bofenghuang/whisper-large-v3-distil-fr-v0.2", FRENCH),
+    Draft("kotoba-tech/kotoba-whisper-v2.0", JAPANESE),
+    *_TINY,  # by a map of its token ids, with its own 80 mel bins
 )
-_TINY = (Draft("openai/whisper-tiny"),)
 _TINY_EN = (Draft("openai/whisper-tiny.en", ENGLISH),)
 
 PRESETS: Mapping[str, Preset] = {
@@ -101,7 +121,7 @@ PRESETS: Mapping[str, Preset] = {
             "large",
             "openai/whisper-large-v3",
             _LARGE_V3_DRAFTS,
-            "the default: best words; drafts for English and French, plain decoding elsewhere",
+            "the default: best words; drafts for all languages",
         ),
         Preset("large-v3", "openai/whisper-large-v3", _LARGE_V3_DRAFTS, "the same as large"),
         Preset(
@@ -145,8 +165,9 @@ PRESETS: Mapping[str, Preset] = {
         Preset(
             "turbo",
             "openai/whisper-large-v3-turbo",
-            (),
-            "no draft is published: its 4 decoder layers leave little to save",
+            # 2 layers of its own width would cost more than half of its 4; tiny reads a sixth of the bytes.
+            _TINY,
+            "drafts for all languages; its 4 decoder layers leave little to save",
         ),
         Preset(
             "distil-large-v3.5",
@@ -201,11 +222,13 @@ def resolve(model: str | None, draft: str | None, language: str | None = None) -
     if draft == NO_DRAFT:
         return Pair(target)
     if draft is not None:
-        return Pair(target, *_named_draft(draft))
-    own = preset.draft_for(language) if preset else None
-    if preset is None or own is None:
+        return Pair(target, *_named_draft(draft), language=language)
+    own = preset.drafts_for(language) if preset else ()
+    if preset is None or not own:
         return Pair(target)
-    return Pair(target, _folder_or_id(preset, own.name), own.languages)
+    names = [_folder_or_id(preset, draft.name) for draft in own]
+    rest = names[1] if names[1:] else None
+    return Pair(target, names[0], own[0].languages, rest, language)
 
 
 def cached() -> list[Cached]:
@@ -214,11 +237,13 @@ def cached() -> list[Cached]:
 
 
 def _cached(preset: Preset) -> Cached:
-    draft = preset.draft_for(None)
+    drafts = preset.drafts_for(None)
     return Cached(
         preset,
         target=find(_target(preset)) is not None,
-        draft=None if draft is None else find(_folder_or_id(preset, draft.name)) is not None,
+        draft=all(find(_folder_or_id(preset, d.name)) is not None for d in drafts)
+        if drafts
+        else None,
     )
 
 
@@ -271,5 +296,4 @@ def _languages(name: str | Path) -> frozenset[str] | None:
         for draft in preset.drafts:
             if draft.name == name:
                 return draft.languages
-    known = KNOWN.get(name) if isinstance(name, str) else None
-    return known.languages if known else None
+    return MADE_FOR.get(name) if isinstance(name, str) else None

@@ -45,9 +45,11 @@ def stats(results: Iterable[Sequence[Source]]) -> dict[str, Json]:
 
 def _rounds(sources: Sequence[Source]) -> Iterator[tuple[int, bool]]:
     """The number of drafts accepted in each round, and whether the next one was rejected. The last
-    round may end with a draft: at the end of the text, or of the room for it."""
+    round may end with a draft: at the end of the text, or of the room for it. A guess was not drafted."""
     length = 0
     for source in sources:
+        if source is Source.GUESSED:
+            continue
         if source is Source.ACCEPTED:
             length += 1
         else:

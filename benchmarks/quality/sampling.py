@@ -2,10 +2,11 @@
 
     python -m benchmarks.quality.sampling --texts 30000 --json sampled.json
 
-Runs every acceptance rule with a draft model, one with a cut head, n-gram lookup and a draft with another
-vocabulary, at several draft lengths. In each run rows with six kinds of sampling share the batch. A text has
-four tokens of a tiny model, so it takes two to four rounds. The expected distribution is computed without
-the engine: by the forward pass of the model on whole prefixes with the logits processors of transformers.
+Runs every acceptance rule with a draft model, one with a cut head, one behind a map of token ids, two in one
+batch, n-gram lookup and one that drafts through text, at several draft lengths. In each run rows with six
+kinds of sampling share the batch. A text has four tokens of a tiny model, so it takes two to four rounds.
+The expected distribution is computed without the engine: by the forward pass of the model on whole prefixes
+with the logits processors of transformers.
 Exit status: 0; 1 if a distribution differs; 2 if nothing could be measured.
 """
 
@@ -33,6 +34,9 @@ from transformers.generation.logits_process import (
 from benchmarks import provenance
 from forescribe.bench.columns import layout
 from forescribe.speculative import Engine, Fixed, ModelDrafter, NgramDrafter, Request
+from forescribe.speculative.drafters.routing_drafter import RoutingDrafter
+from forescribe.speculative.models.vocabularies.mapped_vocabulary import MappedVocabulary, mapped
+from forescribe.speculative.models.vocabularies.token_map import NONE, TokenMap
 from forescribe.speculative.protocols import Drafter, Rule
 from forescribe.speculative.requests import Sampling
 from forescribe.speculative.rounds.accept import BlockVerification, TokenRejection
@@ -46,7 +50,7 @@ RULES: dict[str, type[TokenRejection] | type[BlockVerification]] = {
     "token rejection": TokenRejection,
     "block verification": BlockVerification,
 }
-DRAFTERS = ("model", "cut head", "n-gram", "universal")
+DRAFTERS = ("model", "cut head", "id map", "routed", "n-gram", "universal")
 GAMMAS = (1, 2, 4)
 SAMPLINGS = {
     "plain": Sampling(),
@@ -95,12 +99,25 @@ def drafter(name: str) -> Drafter:
         return ModelDrafter(
             TinyModel(vocab=VOCAB, width=8, positions=16, blur=0.5, listed=(0, 2, 3))
         )
+    if name == "id map":
+        return ModelDrafter(renumbered(0.5))
+    if name == "routed":
+        both = [drafter("model"), ModelDrafter(renumbered(0.2, seed=1))]
+        return RoutingDrafter(both, lambda request: request.seed % 2, skips=False)
     if name == "n-gram":
         return NgramDrafter(longest=3, hint_slots=len(HINT))
     own: Any = Letters("d", "ab", "c", "b", "a", "cd")
     theirs: Any = Letters("a", "b", "c", "d")
     model = TinyModel(vocab=len(own.tokens), width=8, positions=32, seed=3)
     return UniversalDrafter(model, own, (NEVER,), theirs, None)
+
+
+def renumbered(blur: float, seed: int = 0) -> MappedVocabulary:
+    """A draft of five tokens, of which the third has no partner; it lacks token 1, and reads it as its own
+    token for 3."""
+    model = TinyModel(vocab=VOCAB, width=8, positions=16, blur=blur, seed=seed)
+    ids = TokenMap(to_draft=(4, 1, 0, 1), to_target=(2, 3, NONE, NONE, 0))
+    return mapped(lambda head: model.renumbered((2, 3, 1, 1, 0), head), ids)
 
 
 def next_token(text: Text, sampling: Sampling) -> list[float]:

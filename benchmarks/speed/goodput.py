@@ -98,7 +98,7 @@ def useless(whisper: Whisper) -> Whisper:
     generator = torch.Generator().manual_seed(0)
     for weights in draft.model.decoder.parameters():
         weights.data = 0.02 * torch.randn(weights.shape, generator=generator).to(weights)
-    return replace(whisper, draft=draft)
+    return replace(whisper, drafts=(replace(whisper.drafts[0], model=draft),))
 
 
 def run(whisper: Whisper, batch: int, gamma: int | None, audio: Sequence[str]) -> Run:

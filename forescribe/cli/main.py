@@ -18,12 +18,15 @@ from forescribe.asr.errors import ForescribeError
 from forescribe.asr.printable import one_line
 
 from .commands.audit_command import audit
+from .commands.bench.bench_drafts_command import drafts
 from .commands.bench_command import bench
 from .commands.diarize_command import diarize
+from .commands.distill_command import distill
 from .commands.draft_head_command import draft_head
 from .commands.generate_command import generate
 from .commands.key_command import key
 from .commands.models_command import models
+from .commands.prune_command import prune
 from .commands.serve_command import serve
 from .commands.speakers_command import speakers
 from .commands.transcribe_command import transcribe
@@ -62,11 +65,14 @@ app.command(cls=ForeignFlagsCommand)(transcribe)
 app.command(cls=ForeignFlagsCommand)(audit)
 app.command(cls=SectionedCommand)(models)
 app.command(cls=SectionedCommand)(draft_head)
+app.command(cls=SectionedCommand)(distill)
+app.command(cls=SectionedCommand)(prune)
 app.command(cls=ForeignFlagsCommand)(diarize)
 app.add_typer(speakers)
 app.command(cls=SectionedCommand)(generate)
 app.command(cls=SectionedCommand)(serve)
 app.command(cls=SectionedCommand)(key)
+bench.command(cls=SectionedCommand)(drafts)
 app.add_typer(bench)
 
 

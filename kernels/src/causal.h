@@ -39,8 +39,8 @@ struct CausalBuffers {
     }
 };
 
-// Weights and caches have the same storage W.
-template <class W>
+// Storage of matrices, and of caches and the embedding.
+template <class W, class C>
 struct Causal {
     const fs_causal &m;
     const fs_step &step;
@@ -78,7 +78,7 @@ struct Causal {
 
     void embed() const {
         for (int64_t r = team.low(rows); r < team.high(rows); r++) {
-            const W *word = (const W *)m.embedding + step.tokens[r] * m.width;
+            const C *word = (const C *)m.embedding + step.tokens[r] * m.width;
             float *x = buffers.x + r * buffers.wide;
             for (int64_t c = 0; c < m.width; c++) x[c] = scalar(word + c);
             for (int64_t c = m.width; c < buffers.wide; c++) x[c] = 0;
@@ -123,7 +123,7 @@ struct Causal {
     void attention_block(const fs_causal_layer &l) const {
         norm(l.input_norm);
         project(l.qkv);
-        const SelfAttention<W> attention{(W *)l.keys, (W *)l.values, buffers.project, buffers.attended,
+        const SelfAttention<C> attention{(C *)l.keys, (C *)l.values, buffers.project, buffers.attended,
                                          buffers.project_stride, buffers.attended_stride, m.head, m.heads,
                                          m.key_heads, m.slots, l.window};
         float *scores = buffers.scores + team.rank * buffers.scores_size;
@@ -172,19 +172,32 @@ struct Causal {
     void run() const {
         embed();
         for (int64_t i = 0; i < m.layers; i++) {
+            // The norms share rows in the same way, and every later write waits for them.
+            tap(step, i, buffers.x, buffers.wide, m.width, team.low(rows), team.high(rows));
             attention_block(m.layer[i]);
             ffn_block(m.layer[i]);
         }
+        tap_final();
         if (step.logits) logits();
+    }
+
+    // Normalises for the tap alone: the head reads chosen nodes only, and nothing else reads this state.
+    void tap_final() const {
+        for (int64_t t = 0; t < step.tap_count; t++) {
+            if (step.tap_layers[t] != -1) continue;
+            for (int64_t r = team.low(rows); r < team.high(rows); r++)
+                rms_norm(buffers.x + r * buffers.wide, m.norm, m.eps, m.width,
+                         step.taps + (r * step.tap_count + t) * m.width);
+        }
     }
 };
 
-template <class W>
+template <class W, class C>
 void causal_forward(const fs_causal &model, const fs_step &step) {
     Carver carver(step.workspace);
     const CausalBuffers buffers =
         CausalBuffers::carve(model, step.batch * step.nodes, step.threads, carver);
-    parallel(step.threads, [&](const Team &team) { Causal<W>(model, step, buffers, team).run(); });
+    parallel(step.threads, [&](const Team &team) { Causal<W, C>(model, step, buffers, team).run(); });
 }
 
 }  // namespace FS_ISA

@@ -27,7 +27,12 @@ const Isa *isas(int &count) {
     static const Isa list[] = {
 #if defined(FS_HAS_AVX512BF16)
         {"avx512bf16", &avx512bf16_kernels,
-         __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bf16")},
+         __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bf16") &&
+             __builtin_cpu_supports("avx512vnni")},
+#endif
+#if defined(FS_HAS_AVX512VNNI)
+        {"avx512vnni", &avx512vnni_kernels,
+         __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vnni")},
 #endif
 #if defined(FS_HAS_AVX512)
         {"avx512", &avx512_kernels, __builtin_cpu_supports("avx512f") != 0},
@@ -48,25 +53,28 @@ const Kernels &kernels() {
 
 bool known_storage(int32_t storage) { return storage == FS_FLOAT32 || storage == FS_BFLOAT16; }
 
+// Caches are stored as the matrices are; beside matrices in int8 as either of the others.
+bool fits(int32_t weights, int32_t caches) { return weights == FS_INT8 || weights == caches; }
+
 bool known_activation(int32_t activation) { return activation >= FS_GELU && activation <= FS_SILU; }
 
 int32_t check_whisper(const fs_whisper &m) {
-    if (!known_storage(m.weight_storage) || !known_storage(m.cache_storage) || !known_storage(m.cross_storage) ||
-        !known_activation(m.activation))
+    if (!known_storage(m.cache_storage) || !known_storage(m.cross_storage) ||
+        !fits(m.weight_storage, m.cache_storage) || !known_activation(m.activation))
         return FS_BAD_SHAPE;
     if (m.width < 8 || m.heads < 1 || m.layers < 1 || m.ffn < 8 || m.vocab < 1 || m.positions < 1)
         return FS_BAD_SHAPE;
     if (m.width % m.heads || (m.width / m.heads) % 8 || m.ffn % 8 || m.sources < 1) return FS_BAD_SHAPE;
-    if (m.weight_storage == FS_BFLOAT16 && (m.cache_storage != FS_BFLOAT16 || m.cross_storage != FS_BFLOAT16))
-        return FS_BAD_SHAPE;
-    if (m.weight_storage == FS_FLOAT32 && m.cache_storage != FS_FLOAT32) return FS_BAD_SHAPE;
+    if ((m.weight_storage != FS_FLOAT32) && m.cache_storage != m.cross_storage) return FS_BAD_SHAPE;
     if (m.outputs < 1 || m.outputs > m.vocab) return FS_BAD_SHAPE;
     if (m.width > WIDEST || m.ffn > WIDEST || m.sources > WIDEST) return FS_BAD_SHAPE;
     return m.batch < 1 || m.slots < 1 ? FS_BAD_SHAPE : FS_OK;
 }
 
 int32_t check_causal(const fs_causal &m) {
-    if (!known_storage(m.weight_storage) || !known_activation(m.activation)) return FS_BAD_SHAPE;
+    if (!known_storage(m.cache_storage) || !fits(m.weight_storage, m.cache_storage) ||
+        !known_activation(m.activation))
+        return FS_BAD_SHAPE;
     if (m.width < 8 || m.width % 2 || m.layers < 1 || m.ffn < 2 || m.ffn % 2 || m.vocab < 1) return FS_BAD_SHAPE;
     if (m.heads < 1 || m.key_heads < 1 || m.heads % m.key_heads || m.head < 8 || m.head % 8)
         return FS_BAD_SHAPE;
@@ -109,6 +117,9 @@ FS_EXPORT const char *fs_isas(void) {
 #if defined(FS_HAS_AVX512BF16)
         "avx512bf16 "
 #endif
+#if defined(FS_HAS_AVX512VNNI)
+        "avx512vnni "
+#endif
 #if defined(FS_HAS_AVX512)
         "avx512 "
 #endif
@@ -140,6 +151,7 @@ FS_EXPORT int32_t fs_choose_isa(const char *name) {
 FS_EXPORT const char *fs_isa(void) { return kernels().name; }
 
 FS_EXPORT int64_t fs_packed_bytes(int64_t outputs, int64_t inputs, int32_t storage) {
+    if (storage == FS_INT8) return panels(outputs) * int8_panel(inputs);
     return packed_values(outputs, inputs) * storage_bytes(storage);
 }
 
@@ -147,6 +159,12 @@ FS_EXPORT int32_t fs_pack(const float *source, int64_t outputs, int64_t inputs, 
     if (outputs < 1 || inputs < 2 || inputs % 2 || (storage != FS_FLOAT32 && storage != FS_BFLOAT16))
         return FS_BAD_SHAPE;
     kernels().pack(source, outputs, inputs, storage, to);
+    return FS_OK;
+}
+
+FS_EXPORT int32_t fs_pack_int8(const int8_t *source, const float *scales, int64_t outputs, int64_t inputs, void *to) {
+    if (outputs < 1 || inputs < 2 || inputs % 2) return FS_BAD_SHAPE;
+    kernels().pack_int8(source, scales, outputs, inputs, to);
     return FS_OK;
 }
 
@@ -164,6 +182,7 @@ FS_EXPORT int64_t fs_whisper_workspace(const fs_whisper *model, int64_t rows, in
 FS_EXPORT int32_t fs_whisper_forward(const fs_whisper *model, const fs_step *step) {
     int32_t error = check_whisper(*model);
     if (!error) error = check_step(*step, model->batch, model->slots, model->vocab);
+    if (!error) error = check_taps(*step, model->layers);
     if (error) return error;
     const int64_t rows = step->batch * step->nodes;
     if (step->workspace_bytes < fs_whisper_workspace(model, rows, step->threads)) return FS_NO_MEMORY;
@@ -204,6 +223,7 @@ FS_EXPORT int64_t fs_causal_workspace(const fs_causal *model, int64_t rows, int3
 FS_EXPORT int32_t fs_causal_forward(const fs_causal *model, const fs_step *step) {
     int32_t error = check_causal(*model);
     if (!error) error = check_step(*step, model->batch, model->slots, model->vocab);
+    if (!error) error = check_taps(*step, model->layers);
     if (error) return error;
     const int64_t rows = step->batch * step->nodes;
     if (step->workspace_bytes < fs_causal_workspace(model, rows, step->threads)) return FS_NO_MEMORY;

@@ -13,16 +13,18 @@
 extern "C" {
 #endif
 
-#define FS_ABI 2
+#define FS_ABI 4
 
 enum { FS_OK = 0, FS_BAD_SHAPE = 1, FS_BAD_SLOT = 2, FS_BAD_TOKEN = 3, FS_NO_MEMORY = 4, FS_BAD_ISA = 5 };
 /* Storage. Arithmetic is float32, but for products with matrices in bfloat16 on instruction sets that multiply
- * bfloat16: there the other factors are rounded to bfloat16 and sums are float32. */
-enum { FS_FLOAT32 = 0, FS_BFLOAT16 = 1 };
+ * bfloat16: there the other factors are rounded to bfloat16 and sums are float32. Products with matrices in int8
+ * (of decoders, nothing else is) round the other factor to int8 too, with a scale for each row; sums are exact
+ * integers, and one multiplication by both scales gives float32. */
+enum { FS_FLOAT32 = 0, FS_BFLOAT16 = 1, FS_INT8 = 2 };
 enum { FS_GELU = 0, FS_RELU = 1, FS_SILU = 2 };         /* activations */
 
 typedef struct {
-    const void *weight; /* packed by fs_pack */
+    const void *weight; /* packed by fs_pack or fs_pack_int8 */
     const float *bias;  /* padded to a multiple of 16; NULL for none */
 } fs_linear;
 
@@ -43,7 +45,8 @@ typedef struct {
     fs_linear down; /* [D, F] */
     const float *cross_key; /* [D, D] row-major, not packed */
     const float *cross_key_bias; /* [D], or NULL */
-    fs_linear cross_value;  /* every head [D / H, D] packed on its own, and its bias padded */
+    fs_linear cross_value;  /* every head [D / H, D] packed on its own, and its bias padded; never in int8: as
+                               the caches where the other matrices are */
     void *keys;             /* self-attention caches [B, H, T, D / H] */
     void *values;
     void *cross_keys;   /* per row and head: panels of 16 positions, see layout.h */
@@ -73,7 +76,7 @@ typedef struct {
     fs_linear gate_up;       /* [2 F', D]: 16 outputs of the gate, 16 of the other half, and so on; F' is F
                                 rounded up to a multiple of 16 */
     fs_linear down;          /* [D, F] */
-    void *keys;              /* [B, K, T, d] in the weights' storage */
+    void *keys;              /* [B, K, T, d] in `cache_storage` */
     void *values;
     int64_t window;          /* positions that a query reads, itself included; 0: all */
     int32_t rotary;          /* 0: this layer knows no positions */
@@ -85,9 +88,9 @@ typedef struct {
     int64_t width, heads, key_heads, head, layers, ffn, vocab, outputs, columns;
     int64_t positions; /* rows of the tables; later positions are clamped */
     int64_t batch, slots;
-    int32_t weight_storage, activation;
+    int32_t weight_storage, cache_storage, activation; /* of caches: the weights' unless those are in int8 */
     float eps, scale;       /* scores are multiplied by `scale` */
-    const void *embedding;  /* [V, D] row-major in the weights' storage */
+    const void *embedding;  /* [V, D] row-major in `cache_storage` */
     const float *cosine;    /* [positions, d / 2] */
     const float *sine;
     const float *norm;
@@ -127,6 +130,9 @@ typedef struct {
     const int64_t *node;     /* [B] the only node of each row with logits; NULL: all */
     float *logits;           /* [B, N, V], or [B, 1, V] with `node`; NULL: without the head */
     float *hidden;           /* [B, N, D] after the last norm */
+    const int64_t *tap_layers; /* [tap_count] layers whose inputs are copied; -1: the state after the last norm */
+    int64_t tap_count;
+    float *taps;             /* [B, N, tap_count, D] */
     void *workspace;
     int64_t workspace_bytes;
     int32_t threads;
@@ -171,6 +177,8 @@ int32_t fs_openmp(void); /* 1 if compiled with OpenMP */
 /* Packs source [N, K] (row-major, K even) into panels of 16 outputs; bytes: fs_packed_bytes. */
 int64_t fs_packed_bytes(int64_t outputs, int64_t inputs, int32_t storage);
 int32_t fs_pack(const float *source, int64_t outputs, int64_t inputs, int32_t storage, void *packed);
+/* Packs source [N, K] of -127 to 127; output n is scales[n] times its integers. */
+int32_t fs_pack_int8(const int8_t *source, const float *scales, int64_t outputs, int64_t inputs, void *packed);
 
 /* Bytes of cross keys (or values: the larger of the two) of one row and head. */
 int64_t fs_cross_bytes(int64_t sources, int64_t head_size, int32_t storage);

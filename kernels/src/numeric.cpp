@@ -19,7 +19,9 @@ static int64_t whisper_bytes(const fs_whisper &model, int64_t rows, int32_t thre
 // Storage of weights, self-attention caches and cross-attention caches: the combinations in use.
 static void forward(const fs_whisper &m, const fs_step &step) {
     const bool half = m.weight_storage == FS_BFLOAT16, cross = m.cross_storage == FS_BFLOAT16;
-    if (half)
+    if (m.weight_storage == FS_INT8)
+        cross ? whisper_forward<int8_t, uint16_t, uint16_t>(m, step) : whisper_forward<int8_t, float, float>(m, step);
+    else if (half)
         whisper_forward<uint16_t, uint16_t, uint16_t>(m, step);
     else if (cross)
         whisper_forward<float, float, uint16_t>(m, step);
@@ -29,7 +31,7 @@ static void forward(const fs_whisper &m, const fs_step &step) {
 
 static void cross(const fs_whisper &m, const float *const *states, const int64_t *rows, int64_t count,
                   float *packed, int32_t threads) {
-    if (m.weight_storage == FS_BFLOAT16)
+    if (m.cache_storage == FS_BFLOAT16)  // the storage of these weights
         whisper_cross<uint16_t, uint16_t>(m, states, rows, count, packed, threads);
     else if (m.cross_storage == FS_BFLOAT16)
         whisper_cross<float, uint16_t>(m, states, rows, count, packed, threads);
@@ -44,10 +46,13 @@ static int64_t causal_bytes(const fs_causal &model, int64_t rows, int32_t thread
 }
 
 static void causal(const fs_causal &m, const fs_step &step) {
-    if (m.weight_storage == FS_BFLOAT16)
-        causal_forward<uint16_t>(m, step);
+    const bool half = m.cache_storage == FS_BFLOAT16;
+    if (m.weight_storage == FS_INT8)
+        half ? causal_forward<int8_t, uint16_t>(m, step) : causal_forward<int8_t, float>(m, step);
+    else if (half)
+        causal_forward<uint16_t, uint16_t>(m, step);
     else
-        causal_forward<float>(m, step);
+        causal_forward<float, float>(m, step);
 }
 
 static int64_t encoder_bytes(const fs_encoder &model, int32_t threads) {
@@ -62,7 +67,7 @@ static int64_t encoder_bytes(const fs_encoder &model, int32_t threads) {
 #define FS_TABLE(name) FS_JOIN(name)
 
 static const Kernels table = {FS_NAME(FS_ISA), whisper_bytes, forward, cross, causal_bytes,
-                              causal, choose, encoder_bytes, encode, pack};
+                              causal, choose, encoder_bytes, encode, pack, pack_int8};
 
 }  // namespace FS_ISA
 

@@ -19,6 +19,26 @@ void pack_as(const float *source, int64_t outputs, int64_t inputs, W *packed) {
         }
 }
 
+inline void pack_int8(const int8_t *source, const float *scales, int64_t outputs, int64_t inputs, void *packed) {
+    const int64_t length = quads(inputs) * 4;
+    for (int64_t p = 0; p < panels(outputs); p++) {
+        int8_t *panel = (int8_t *)packed + p * int8_panel(inputs);
+        float *tail = (float *)(panel + length * PANEL);
+        for (int64_t i = 0; i < PANEL; i++) {
+            const int64_t n = p * PANEL + i;
+            uint32_t sum = 0;
+            for (int64_t k = 0; k < length; k++) {
+                const int8_t value = n < outputs && k < inputs ? source[n * inputs + k] : (int8_t)0;
+                panel[(k / 4 * PANEL + i) * 4 + k % 4] = value;
+                sum += (uint32_t)(int32_t)value;
+            }
+            const uint32_t offset = 0u - 128u * sum;
+            tail[i] = n < outputs ? scales[n] : 0.0f;
+            __builtin_memcpy(tail + PANEL + i, &offset, sizeof offset);
+        }
+    }
+}
+
 inline void pack(const float *source, int64_t outputs, int64_t inputs, int32_t storage, void *packed) {
     if (storage == FS_BFLOAT16)
         pack_as(source, outputs, inputs, (uint16_t *)packed);

@@ -24,6 +24,25 @@ inline int32_t check_step(const fs_step &step, int64_t batch, int64_t slots, int
     return FS_OK;
 }
 
+// Layers of the taps, before anything is written.
+inline int32_t check_taps(const fs_step &step, int64_t layers) {
+    if (step.tap_count < 0 || (step.tap_count && (!step.tap_layers || !step.taps))) return FS_BAD_SHAPE;
+    for (int64_t t = 0; t < step.tap_count; t++)
+        if (step.tap_layers[t] < -1 || step.tap_layers[t] >= layers) return FS_BAD_SHAPE;
+    return FS_OK;
+}
+
+// Copies the states [B N, stride] that enter a layer to its taps, rows `low` to `high`.
+inline void tap(const fs_step &step, int64_t layer, const float *x, int64_t stride, int64_t width, int64_t low,
+                int64_t high) {
+    for (int64_t t = 0; t < step.tap_count; t++) {
+        if (step.tap_layers[t] != layer) continue;
+        for (int64_t r = low; r < high; r++)
+            __builtin_memcpy(step.taps + (r * step.tap_count + t) * width, x + r * stride,
+                             sizeof(float) * (size_t)width);
+    }
+}
+
 // The position of node i: clamped, as slots of a row that is about to end run past the last one.
 inline int64_t position_of(const fs_step &step, int64_t b, int64_t i, int64_t positions) {
     const int64_t at = step.start[b] + (step.depths ? step.depths[i] : i);

@@ -17,12 +17,14 @@ struct Kernels {
     int64_t (*encoder_workspace)(const fs_encoder &, int32_t threads);
     void (*encode)(const fs_encoder &, const float *, float *, void *, int32_t threads);
     void (*pack)(const float *, int64_t outputs, int64_t inputs, int32_t storage, void *);
+    void (*pack_int8)(const int8_t *, const float *scales, int64_t outputs, int64_t inputs, void *);
 };
 
 extern const Kernels generic_kernels;
 #if defined(__x86_64__)
 extern const Kernels avx2_kernels;
 extern const Kernels avx512_kernels;
+extern const Kernels avx512vnni_kernels;
 extern const Kernels avx512bf16_kernels;
 #endif
 

@@ -145,11 +145,14 @@ struct Whisper {
     void run() const {
         embed();
         for (int64_t i = 0; i < m.layers; i++) {
+            // The norms share rows in the same way, and every later write waits for them.
+            tap(step, i, buffers.x, buffers.wide, m.width, team.low(rows), team.high(rows));
             self_block(m.layer[i]);
             cross_block(m.layer[i]);
             ffn_block(m.layer[i]);
         }
         norm(m.norm, step.hidden, m.width);
+        tap(step, -1, step.hidden, m.width, m.width, team.low(rows), team.high(rows));
         if (step.logits) head_product();
     }
 

@@ -68,6 +68,17 @@ void steps(const Decoder &d, const Caches &caches) {
     whole(FS_BAD_SHAPE, "threads", [](fs_step &x) { x.threads = 0; });
     whole(FS_BAD_SHAPE, "depths without ancestry", [&](fs_step &x) { x.depths = depths.data(); });
     whole(FS_BAD_SHAPE, "ancestry without depths", [&](fs_step &x) { x.ancestry = ancestry.data(); });
+    const Integers tapped = {0, -1}, no_layer = {d.layers, 0}, below = {0, -2};
+    float *taps = room<float>(batch * nodes * 2 * d.width);
+    untouched.add(taps, batch * nodes * 2 * d.width * 4);
+    const auto tap = [&](const char *what, const int64_t *layers, int64_t count, float *to) {
+        whole(FS_BAD_SHAPE, what, [=](fs_step &x) { x.tap_layers = layers, x.tap_count = count, x.taps = to; });
+    };
+    tap("*taps of a layer that there is not", no_layer.data(), 2, taps);
+    tap("*taps of a layer below -1", below.data(), 2, taps);
+    tap("*taps below 0", tapped.data(), -1, taps);
+    tap("*taps without layers", nullptr, 2, taps);
+    tap("*taps without room", tapped.data(), 2, nullptr);
     whole(FS_BAD_SLOT, "row", [&](fs_step &x) { x.rows = rows.data(); });
     whole(FS_BAD_SLOT, "row below 0", [&](fs_step &x) { x.rows = low.data(); });
     whole(FS_BAD_SLOT, "start", [&](fs_step &x) { x.start = end.data(); });
@@ -150,7 +161,7 @@ void whisper_models() {
           {SET(W, width, 4), SET(W, width, x.heads * 8 + 1), SET(W, width, x.heads * 12), SET(W, heads, 0),
            SET(W, layers, 0), SET(W, ffn, 4), SET(W, ffn, 12), SET(W, ffn, 1 << 18), SET(W, vocab, 0),
            SET(W, positions, 0), SET(W, sources, 0), SET(W, sources, 1 << 18), SET(W, outputs, 0),
-           SET(W, outputs, x.vocab + 1), SET(W, batch, 0), SET(W, slots, 0), SET(W, weight_storage, 2),
+           SET(W, outputs, x.vocab + 1), SET(W, batch, 0), SET(W, slots, 0), SET(W, weight_storage, 3),
            SET(W, cache_storage, 2), SET(W, cross_storage, -1), SET(W, activation, 3),
            SET(W, cache_storage, 1 - x.weight_storage)});
 }
@@ -166,7 +177,7 @@ void causal_models() {
            SET(C, key_heads, 0), SET(C, head, 4), SET(C, head, 12), SET(C, head, 1 << 18), SET(C, layers, 0),
            SET(C, ffn, 0), SET(C, ffn, 3), SET(C, vocab, 0), SET(C, outputs, 0), SET(C, outputs, x.vocab + 1),
            SET(C, columns, x.outputs - 1), SET(C, positions, 0), SET(C, batch, 0), SET(C, slots, 0),
-           SET(C, weight_storage, 2), SET(C, activation, -1)});
+           SET(C, weight_storage, 3), SET(C, cache_storage, 2), SET(C, activation, -1)});
     std::vector<fs_causal_layer> layers = one.layers;
     layers[0].window = -1;
     model<C>(one.m, [&](C &m) { return fs_causal_forward(&m, &step); },

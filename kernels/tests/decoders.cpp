@@ -43,7 +43,9 @@ Integers some(const Integers &all, int64_t each, int64_t only) {
     return only < 0 ? all : Integers(all.begin() + only * each, all.begin() + (only + 1) * each);
 }
 
-// Logits and hidden states [rows, columns + width] of one forward.
+const int64_t TAPS = 3;
+
+// Logits, hidden states and taps of one forward, [rows, columns], [rows, width] and [rows, TAPS, width].
 Floats forward(const Decoder &d, const Plan &p, const Integers &tokens, const Integers &start, int64_t nodes,
                bool tree, bool chosen, int threads, int64_t only) {
     const Integers rows = some(p.rows, 1, only), node = some(p.node, 1, only);
@@ -55,13 +57,23 @@ Floats forward(const Decoder &d, const Plan &p, const Integers &tokens, const In
     if (chosen) s.node = node.data();
     std::unique_ptr<float[]> logits(new float[outs * d.columns]), hidden(new float[batch * nodes * d.width]());
     s.logits = logits.get(), s.hidden = d.whisper ? hidden.get() : nullptr;
+    const Integers layers = {-1, d.layers - 1, 0};
+    const int64_t tapped = batch * nodes * TAPS * d.width;
+    std::unique_ptr<float[]> taps(new float[tapped]);
+    s.tap_layers = layers.data(), s.tap_count = TAPS, s.taps = taps.get();
     s.workspace_bytes = d.workspace(batch * nodes, threads);
     std::unique_ptr<char[]> work(new char[s.workspace_bytes]);
     memset(work.get(), 0xff, s.workspace_bytes);  // NaN: nothing may be read before it is written
     s.workspace = work.get();
     require(d.forward(s) == FS_OK, "forward");
     Floats found(logits.get(), logits.get() + outs * d.columns);
-    if (d.whisper) found.insert(found.end(), hidden.get(), hidden.get() + batch * nodes * d.width);
+    if (d.whisper) {
+        found.insert(found.end(), hidden.get(), hidden.get() + batch * nodes * d.width);
+        for (int64_t r = 0; r < batch * nodes; r++)
+            require(!memcmp(hidden.get() + r * d.width, taps.get() + r * TAPS * d.width, d.width * 4),
+                    "the tap of the last state");
+    }
+    found.insert(found.end(), taps.get(), taps.get() + tapped);
     return found;
 }
 
@@ -132,12 +144,15 @@ void drafts(const Decoder &d, const Plan &p, int threads) {
     require(draft.drafted == p.depths || (p.confidence > 0 && expected[0] < p.confidence), "a draft ends early");
 }
 
-// Each row's part of results [batch, ...], which end with hidden states where there are some.
+// Each row's part of results [batch, ...], which end with hidden states where there are some, and taps.
 Floats part(const Decoder &d, const Floats &all, int64_t batch, int64_t outs, int64_t nodes, int64_t b) {
     const int64_t each = outs * d.columns, rest = d.whisper ? nodes * d.width : 0;
     Floats found(all.begin() + b * each, all.begin() + (b + 1) * each);
     const auto hidden = all.begin() + batch * each + b * rest;
     found.insert(found.end(), hidden, hidden + rest);
+    const int64_t tapped = nodes * TAPS * d.width;
+    const auto taps = all.begin() + batch * (each + rest) + b * tapped;
+    found.insert(found.end(), taps, taps + tapped);
     return found;
 }
 
@@ -163,8 +178,8 @@ void one_case(const Decoder &d, Differences &differences) {
         require(fs_choose_isa(set.c_str()) == FS_OK, "instruction set");
         const Results found = run(d, p, 1);
         if (set == "generic") expected = found;
-        differences.add(difference(found.first, expected.first), d.half);
-        differences.add(difference(found.second, expected.second), d.half);
+        differences.add(difference(found.first, expected.first), d.form);
+        differences.add(difference(found.second, expected.second), d.form);
         const int threads = (int)pick(2, 5);
         const Results shared = run(d, p, threads);
         require(same(found.first, shared.first) && same(found.second, shared.second), "threads");

@@ -44,7 +44,7 @@ inline float rounded(float value) {  // to bfloat16, half up: inputs, so that ti
 inline float *normal(int64_t count, int64_t size, double deviation, int32_t storage = FS_FLOAT32) {
     std::normal_distribution<float> numbers(0, (float)deviation);
     float *at = room<float>(size);
-    for (int64_t i = 0; i < count; i++) at[i] = storage ? rounded(numbers(bits)) : numbers(bits);
+    for (int64_t i = 0; i < count; i++) at[i] = storage == FS_BFLOAT16 ? rounded(numbers(bits)) : numbers(bits);
     return at;
 }
 
@@ -66,9 +66,25 @@ inline void require(bool holds, const char *what) {
     _Exit(1);
 }
 
+// Weights as integers of up to 127, each output with its scale.
+inline void pack_integers(const float *weight, int64_t out, int64_t in, void *packed) {
+    int8_t *integers = room<int8_t>(out * in);
+    float *scales = room<float>(out);
+    for (int64_t n = 0; n < out; n++) {
+        float top = 0;
+        for (int64_t k = 0; k < in; k++) top = std::fmax(top, std::fabs(weight[n * in + k]));
+        scales[n] = top / 127;
+        for (int64_t k = 0; k < in && top > 0; k++)
+            integers[n * in + k] = (int8_t)std::nearbyint(weight[n * in + k] * 127 / top);
+    }
+    require(fs_pack_int8(integers, scales, out, in, packed) == FS_OK, "fs_pack_int8");
+}
+
 inline fs_linear linear(const float *weight, int64_t out, int64_t in, int32_t storage, bool biased) {
     void *packed = room<char>(fs_packed_bytes(out, in, storage));
-    require(fs_pack(weight, out, in, storage, packed) == FS_OK, "fs_pack");
+    if (storage == FS_INT8)
+        pack_integers(weight, out, in, packed);
+    else require(fs_pack(weight, out, in, storage, packed) == FS_OK, "fs_pack");
     return {packed, biased ? normal(out, padded(out), 0.1) : nullptr};
 }
 
@@ -104,20 +120,24 @@ inline bool same(const Floats &a, const Floats &b) {
     return a.size() == b.size() && (a.empty() || !memcmp(a.data(), b.data(), a.size() * 4));
 }
 
-// The largest differences from `generic`: in float32; with something stored in bfloat16; and that on the set that
-// also rounds the other factors of products to bfloat16 (2^-9 of each, so a shallow model differs by some hundredths).
+enum Form { PLAIN, HALF, INTEGERS };  // everything in float32, something in bfloat16, matrices in int8
+
+// The largest differences from `generic`: in float32; with something stored in bfloat16; that on the set that
+// also rounds the other factors of products to bfloat16 (2^-9 of each, so a shallow model differs by some
+// hundredths); and with matrices in int8, where a number that differs in its last bit may be rounded to the next
+// integer.
 struct Differences {
-    double worst[3] = {0, 0, 0};
-    void add(double error, bool half) {
-        double &most = worst[!half ? 0 : strcmp(fs_isa(), "avx512bf16") ? 1 : 2];
+    double worst[4] = {0, 0, 0, 0};
+    void add(double error, Form form) {
+        double &most = worst[form == INTEGERS ? 3 : form == PLAIN ? 0 : strcmp(fs_isa(), "avx512bf16") ? 1 : 2];
         most = std::fmax(most, error);
     }
     int report(const char *subject, int cases) const {
         printf("%s: %d cases on", subject, cases);
         for (const std::string &set : usable_sets()) printf(" %s", set.c_str());
         printf("; largest difference from generic %.1e in float32, %.1e with storage in bfloat16, "
-               "%.1e with its products\n", worst[0], worst[1], worst[2]);
-        return worst[0] < 2e-5 && worst[1] < 3e-2 && worst[2] < 1e-1 ? 0 : 1;
+               "%.1e with its products, %.1e with matrices in int8\n", worst[0], worst[1], worst[2], worst[3]);
+        return worst[0] < 2e-5 && worst[1] < 3e-2 && worst[2] < 1e-1 && worst[3] < 1e-1 ? 0 : 1;
     }
 };
 

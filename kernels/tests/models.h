@@ -9,8 +9,9 @@
 namespace fuzz {
 
 struct Decoder {
-    bool whisper, half;  // half: something is stored in bfloat16
-    int64_t width, vocab, columns, batch, slots, first, nodes, depths;
+    bool whisper;
+    Form form;
+    int64_t layers, width, vocab, columns, batch, slots, first, nodes, depths;
     Integers ids;  // of a cut head; empty: column i is token i
     std::function<void()> reset;  // caches to NaN
     std::function<void(const Integers &rows, int threads)> admit;
@@ -50,8 +51,10 @@ struct WhisperModel {
 
     WhisperModel() {
         const int64_t head = head_size(), D = head * (m.heads = pick(1, 4));
-        const int kind = (int)pick(0, 2);  // float32, cross caches in bfloat16, all in bfloat16
-        m.weight_storage = m.cache_storage = kind == 2, m.cross_storage = kind > 0;
+        // float32, cross caches in bfloat16, all in bfloat16; matrices in int8 beside float32 and bfloat16
+        const int kind = (int)pick(0, 4);
+        m.cache_storage = kind == 2 || kind == 4, m.cross_storage = kind > 0 && kind != 3;
+        m.weight_storage = kind > 2 ? (int32_t)FS_INT8 : m.cache_storage;
         m.activation = (int32_t)pick(0, 2);
         m.width = D, m.layers = pick(1, 2), m.ffn = 8 * pick(1, 12), m.vocab = pick(1, 60);
         m.outputs = pick(0, 1) ? m.vocab : pick(1, m.vocab), m.positions = pick(1, 30);
@@ -59,19 +62,19 @@ struct WhisperModel {
         m.batch = sizes.batch, m.slots = sizes.slots, m.eps = 1e-5f;
         m.embedding = normal(m.vocab * D, m.vocab * D, 1), m.position = normal(m.positions * D, m.positions * D, 1);
         m.norm = norm(), m.head = matrix(m.outputs, D, false);
-        const int64_t bytes = m.weight_storage ? 2 : 4, own = m.batch * m.slots * D * bytes;
+        const int64_t bytes = m.cache_storage ? 2 : 4, own = m.batch * m.slots * D * bytes;
         const int64_t cross = m.batch * m.heads * fs_cross_bytes(m.sources, head, m.cross_storage);
         for (int64_t i = 0; i < m.layers; i++) {
             const fs_norm self = norm(), between = norm(), last = norm();
-            const int64_t each = fs_packed_bytes(head, D, m.weight_storage), wide = padded(head);
+            const int64_t each = fs_packed_bytes(head, D, m.cache_storage), wide = padded(head);
             char *value = room<char>(each * m.heads);
-            const float *plain = normal(D * D, D * D, 1 / std::sqrt((double)D), m.weight_storage);
+            const float *plain = normal(D * D, D * D, 1 / std::sqrt((double)D), m.cache_storage);
             float *bias = normal(0, wide * m.heads, 0), *some = normal(D, D, 0.1);
             for (int64_t h = 0; h < m.heads; h++) {
-                require(fs_pack(plain + h * head * D, head, D, m.weight_storage, value + h * each) == FS_OK, "pack");
+                require(fs_pack(plain + h * head * D, head, D, m.cache_storage, value + h * each) == FS_OK, "pack");
                 memcpy(bias + h * wide, some + h * head, head * 4);
             }
-            const float *key = normal(D * D, D * D, 1 / std::sqrt((double)D), m.weight_storage);
+            const float *key = normal(D * D, D * D, 1 / std::sqrt((double)D), m.cache_storage);
             layers.push_back({self, matrix(3 * D, D, true), matrix(D, D, true), between, matrix(D, D, true),
                               matrix(D, D, true), last, matrix(m.ffn, D, true), matrix(D, m.ffn, true), key,
                               pick(0, 1) ? normal(D, D, 0.1) : nullptr, {value, pick(0, 1) ? bias : nullptr},
@@ -90,8 +93,9 @@ struct WhisperModel {
 
     Decoder decoder() const {
         Decoder d = {};
-        d.whisper = true, d.half = m.cross_storage == FS_BFLOAT16;
-        d.width = m.width, d.vocab = m.vocab, d.columns = m.outputs, d.batch = m.batch, d.slots = m.slots;
+        d.whisper = true;
+        d.form = m.weight_storage == FS_INT8 ? INTEGERS : m.cross_storage == FS_BFLOAT16 ? HALF : PLAIN;
+        d.layers = m.layers, d.width = m.width, d.vocab = m.vocab, d.columns = m.outputs, d.batch = m.batch, d.slots = m.slots;
         d.first = sizes.first, d.nodes = sizes.nodes, d.depths = sizes.depths, d.ids = ids;
         d.reset = [this] { caches.fill(); };
         d.admit = [this](const Integers &rows, int threads) {
@@ -121,9 +125,10 @@ struct CausalModel {
         m.vocab = pick(1, 60), m.outputs = pick(0, 1) ? m.vocab : pick(1, m.vocab);
         m.columns = pick(0, 1) ? m.outputs : pick(m.outputs, m.vocab + 5), m.positions = pick(1, 30);
         m.batch = sizes.batch, m.slots = sizes.slots;
-        m.weight_storage = (int32_t)pick(0, 1), m.activation = (int32_t)pick(0, 2);
+        m.cache_storage = (int32_t)pick(0, 1), m.activation = (int32_t)pick(0, 2);
+        m.weight_storage = pick(0, 2) ? m.cache_storage : (int32_t)FS_INT8;
         m.eps = 1e-5f, m.scale = 1 / std::sqrt((float)m.head);
-        const int32_t storage = m.weight_storage;
+        const int32_t storage = m.cache_storage;
         m.embedding = stored(normal(m.vocab * m.width, m.vocab * m.width, 1, storage), m.vocab * m.width, storage);
         const int rotary = (int)pick(0, 2);  // none, all, some layers
         if (rotary) {
@@ -143,7 +148,7 @@ struct CausalModel {
             float *gate_up = normal(2 * F * m.width, 2 * F * m.width, 1 / std::sqrt((double)m.width), storage);
             for (int64_t r = 0; r < 2 * F; r++)  // rows behind F are zeros
                 if (r / 32 * 16 + r % 16 >= m.ffn) memset(gate_up + r * m.width, 0, m.width * 4);
-            l.gate_up = linear(gate_up, 2 * F, m.width, storage, false), l.down = matrix(m.width, m.ffn);
+            l.gate_up = linear(gate_up, 2 * F, m.width, m.weight_storage, false), l.down = matrix(m.width, m.ffn);
             l.keys = caches.add(own), l.values = caches.add(own);
             // Slots stand for positions, so a window is as wide as a tree at least.
             l.window = pick(0, 1) ? sizes.nodes + pick(0, 3) : 0;
@@ -157,8 +162,9 @@ struct CausalModel {
 
     Decoder decoder() const {
         Decoder d = {};
-        d.whisper = false, d.half = m.weight_storage == FS_BFLOAT16;
-        d.width = m.width, d.vocab = m.vocab, d.columns = m.columns, d.batch = m.batch, d.slots = m.slots;
+        d.whisper = false;
+        d.form = m.weight_storage == FS_INT8 ? INTEGERS : m.cache_storage == FS_BFLOAT16 ? HALF : PLAIN;
+        d.layers = m.layers, d.width = m.width, d.vocab = m.vocab, d.columns = m.columns, d.batch = m.batch, d.slots = m.slots;
         d.first = sizes.first, d.nodes = sizes.nodes, d.depths = sizes.depths;
         d.reset = [this] { caches.fill(); };
         d.admit = [](const Integers &, int) {};

@@ -1,14 +1,19 @@
-"""The list of tokens that a draft may propose, in a file beside its weights.
+"""The lists of tokens that a draft may propose, in files beside its weights.
 
 A draft whose folder has `draft_tokens.json` gets an output head of these tokens alone (`models.cut_head`),
 which makes each drafted token cheaper and changes no text: what the list lacks is decoded by the target.
-`forescribe draft-head` makes the file. Knows counts and files; no texts, no models and no torch.
+`draft_tokens.fr.json` is a list for French. Where the language is known when the draft is loaded, its head
+has that list; else it has the union of all: a head is one matrix that all rows of a batch share, and a list
+for each row would gather as many matrices in every forward.
+`forescribe draft-head` makes the files. Knows counts and files; no texts, no models and no torch.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+import re
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +21,18 @@ from typing import Any
 from ..errors import LoadError
 
 FILE = "draft_tokens.json"
+_OF_LANGUAGE = re.compile(r"draft_tokens\.([a-z]{2,3})\.json")
 REMEDY = "make it again with `forescribe draft-head`, or delete it"
+
+
+def file_for(language: str | None) -> str:
+    """The name of the file with the list for a language (a code of ISO 639); None: for all of them."""
+    return FILE if language is None else f"draft_tokens.{language}.json"
+
+
+def is_list(name: str) -> bool:
+    """Whether a file of this name is a list."""
+    return name == FILE or _OF_LANGUAGE.fullmatch(name) is not None
 
 
 @dataclass(frozen=True)
@@ -81,10 +97,22 @@ class DraftTokens:
         return cls(ids, tuple(counted.get(i, 0) for i in ids), vocab_size, occurrences, source)
 
     @classmethod
-    def beside(cls, folder: Path, vocab_size: int) -> DraftTokens | None:
-        """The list in a draft's folder; None where there is none. Raises LoadError for one that is damaged
-        or was made for another vocabulary."""
-        path = folder / FILE
+    def beside(
+        cls, folder: Path, vocab_size: int, language: str | None = None
+    ) -> DraftTokens | None:
+        """The list in a draft's folder for a language that is known: its own, else the one for all. For texts
+        of any language (None) the union of all lists. None where there is none. Raises LoadError for one that
+        is damaged or was made for another vocabulary."""
+        if language is not None:
+            found = cls.read(folder / file_for(language), vocab_size)
+            return found or cls.read(folder / FILE, vocab_size)
+        paths = sorted(path for path in folder.glob("draft_tokens*.json") if is_list(path.name))
+        lists = [cls.read(path, vocab_size) for path in paths]
+        return cls.union([each for each in lists if each is not None])
+
+    @classmethod
+    def read(cls, path: Path, vocab_size: int) -> DraftTokens | None:
+        """The list in a file; None where there is no such file. Raises LoadError as `beside`."""
         try:
             text = path.read_text(encoding="utf-8")
         except FileNotFoundError:
@@ -102,6 +130,23 @@ class DraftTokens:
                 f"{REMEDY}"
             )
         return found
+
+    @classmethod
+    def union(cls, lists: Sequence[DraftTokens]) -> DraftTokens | None:
+        """The tokens of all lists, of one vocabulary, with the sums of their counts; None of no lists."""
+        if len(lists) < 2:
+            return lists[0] if lists else None
+        counted: Counter[int] = Counter()
+        for each in lists:
+            counted.update(dict(zip(each.ids, each.counts, strict=True)))
+        ids = tuple(sorted(counted))
+        return cls(
+            ids,
+            tuple(counted[token] for token in ids),
+            lists[0].vocab_size,
+            sum(each.occurrences for each in lists),
+            "; ".join(each.source for each in lists),
+        )
 
     @classmethod
     def from_json(cls, text: str) -> DraftTokens:

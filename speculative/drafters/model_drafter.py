@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..device import Device
 from ..drafts import Distribution, Draft, Prefix, Scores, Verdict
-from ..protocols import GreedyModel, Model, NodeModel, Processor
+from ..protocols import GreedyModel, Model, Needs, NodeModel, Processor
 from ..requests import Request
 from ..rounds.accept import distribution, draw
 from ..rounds.choice import argmax, choose
@@ -67,12 +67,11 @@ class ModelDrafter:
         self.confidence = confidence
 
     @property
-    def vocab_size(self) -> int:
-        return self.model.vocab_size
+    def needs(self) -> Needs:
+        return Needs(vocab=self.model.vocab_size, ends_early=self.confidence > 0)
 
-    @property
-    def ends_early(self) -> bool:
-        return self.confidence > 0
+    def bind(self, target: Model) -> None:
+        """Does nothing: the draft has a head of its own."""
 
     def distribution(self, *, sampling: bool) -> Distribution:
         return Distribution.DENSE if sampling else Distribution.ONE_HOT
@@ -83,7 +82,9 @@ class ModelDrafter:
     def forwards(self, gamma: int) -> int:
         return gamma
 
-    def admit(self, rows: Tensor, tokens: Tensor, requests: Sequence[Request]) -> None:
+    def admit(
+        self, rows: Tensor, tokens: Tensor, requests: Sequence[Request], taps: Tensor | None
+    ) -> None:
         self.model.prefill(rows, tokens, [r.encoder_states for r in requests])
 
     def catch_up(self, rows: Rows, start: Tensor, count: int) -> None:
@@ -91,14 +92,16 @@ class ModelDrafter:
         last = torch.full_like(start, count - 1)  # its logits are not read
         self._score_at(rows.tokens.gather(1, slots), start, last, rows.reach)
 
-    def propose(self, rows: Rows, gamma: int) -> Draft:
+    def propose(self, rows: Rows, gamma: int, *, unread: int = 0) -> Draft:
+        """`unread` more tokens of each row are read first, in the same forward: those that other sources
+        have drafted."""
         known, lengths = rows.tokens, rows.lengths
         # After a fully accepted round the last draft was committed but never fed, so one or two tokens
         # are new to the draft. Feeding two is right in both cases (the first is idempotent then) and
         # keeps one shape. In a row of one token it is the first of the two, and the second is undefined.
-        start = (lengths - 2).clamp_min(0)
-        two = start[:, None] + torch.arange(2, device=start.device)
-        new, node = known.gather(1, two), lengths - 1 - start
+        start = (lengths - 2 - unread).clamp_min(0)
+        last = start[:, None] + torch.arange(2 + unread, device=start.device)
+        new, node = known.gather(1, last.clamp_max(rows.scratch)), lengths - 1 - start
         shaped = bool(self.processors) or rows.mode.penalised
         if _drafts(self.model) and not (shaped or rows.mode.sampling):
             drafts = self.model.draft_greedy(

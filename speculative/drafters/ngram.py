@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..drafts import Distribution, Draft, Scores, Verdict
+from ..protocols import Model, Needs
 from ..requests import Request
 from ..rows import Rows
 
@@ -25,8 +26,7 @@ class NgramDrafter:
     `hint_slots` bounds the hint; a longer one keeps its last tokens.
     """
 
-    vocab_size = None
-    ends_early = False
+    needs = Needs()
 
     def __init__(self, *, longest: int = 3, shortest: int = 1, hint_slots: int = 256) -> None:
         if not 1 <= shortest <= longest:
@@ -37,6 +37,9 @@ class NgramDrafter:
     def distribution(self, *, sampling: bool) -> Distribution:
         return Distribution.ONE_HOT
 
+    def bind(self, target: Model) -> None:
+        """Does nothing: lookup needs no model."""
+
     def allocate(self, batch: int, slots: int, device: torch.device) -> None:
         shape = (batch, self.hint_slots)
         self.hints = torch.full(shape, _EMPTY, dtype=torch.int64, device=device)
@@ -44,7 +47,9 @@ class NgramDrafter:
     def forwards(self, gamma: int) -> int:
         return 0
 
-    def admit(self, rows: Tensor, tokens: Tensor, requests: Sequence[Request]) -> None:
+    def admit(
+        self, rows: Tensor, tokens: Tensor, requests: Sequence[Request], taps: Tensor | None
+    ) -> None:
         assert self.hints is not None
         hints = torch.full((len(requests), self.hint_slots), _EMPTY, dtype=torch.int64)
         for i, request in enumerate(requests):

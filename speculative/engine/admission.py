@@ -5,7 +5,8 @@ Knows prompts, slots and the target's prefill; nothing of rounds or results.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -16,7 +17,10 @@ from ..device import Device
 from ..errors import RequestError
 from ..graphs.shapes import ShapeSet
 from ..graphs.transfers import upload
+from ..protocols import Processor
 from ..requests import Guarantee, Mode, Request
+from ..rounds.guesses import verify
+from ..rounds.processing import Parts
 from ..rounds.rule_choice import RuleChoice
 from ..rows import Rows
 from . import faults
@@ -35,6 +39,7 @@ def check(request: Request, *, vocab: int, max_tokens: int, max_gamma: int, rank
         )
     checks.in_vocabulary("the prompt", request.prompt, vocab)
     checks.in_vocabulary("the hint", request.hint, vocab)
+    checks.in_vocabulary("the guess", request.guess, vocab)
     if request.probe is not None:
         checks.in_vocabulary("the probe", request.probe.tokens, vocab)
     if request.ranks > ranks:
@@ -46,20 +51,64 @@ def check(request: Request, *, vocab: int, max_tokens: int, max_gamma: int, rank
 def prompts(
     rows: Sequence[int], requests: Sequence[Request], device: Device, max_tokens: int
 ) -> tuple[Tensor, Tensor, list[Request]]:
-    """Rows `[K]`, right-padded prompts `[K, P]` and their requests. K and P are one of a few sizes on a
-    device with static shapes."""
+    """Rows `[K]`, right-padded prompts with their guesses `[K, P]`, and their requests. K and P are one of a
+    few sizes on a device with static shapes."""
     rows, requests = list(rows), list(requests)
     if device.static_shapes:
         # Repeats the last row, which is then written twice with the same values.
         padding = (1 << (len(rows) - 1).bit_length()) - len(rows)
         rows, requests = rows + rows[-1:] * padding, requests + requests[-1:] * padding
-    length = max(len(r.prompt) for r in requests)
-    if device.static_shapes:
-        bucket = next((b for b in PROMPT_BUCKETS if b >= length), max_tokens)
-        length = min(bucket, max_tokens)
-    padded = [[*r.prompt, *[0] * (length - len(r.prompt))] for r in requests]
+    fed = [(*r.prompt, *guess_of(r, max_tokens)) for r in requests]
+    padded = padded_to_bucket(fed, device, max_tokens)
     place = device.torch
     return upload(rows, torch.int64, place), upload(padded, torch.int64, place), requests
+
+
+def padded_to_bucket(texts: Sequence[Sequence[int]], device: Device, most: int) -> list[list[int]]:
+    """Texts with zeros behind them, all as long as the longest, or as the next bucket where shapes are
+    static."""
+    length = max(map(len, texts))
+    if device.static_shapes:
+        length = min(next((b for b in PROMPT_BUCKETS if b >= length), most), most)
+    return [[*text, *[0] * (length - len(text))] for text in texts]
+
+
+def guess_of(request: Request, max_tokens: int) -> tuple[int, ...]:
+    """As much of a request's guess as a row of `max_tokens` can take, with the token that follows it."""
+    room = max_tokens - len(request.prompt) - 1
+    if request.max_new_tokens is not None:
+        room = min(room, request.max_new_tokens - 1)
+    return request.guess[: max(0, room)]
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Prompts that a drafter has to read, with their guesses."""
+
+    rows: tuple[int, ...]
+    index: Tensor  # [K], the same rows; K may be more, see `prompts`
+    tokens: Tensor  # [K, P]
+    requests: Sequence[Request]  # K
+    taps: Tensor | None = None  # [K, P, H, D]
+
+    @classmethod
+    def of(cls, pending: Mapping[int, Request], device: Device, max_tokens: int) -> Prompts:
+        """Of requests by row."""
+        index, tokens, padded = prompts(list(pending), list(pending.values()), device, max_tokens)
+        return cls(tuple(pending), index, tokens, padded)
+
+    def alone(self) -> list[Prompts]:
+        """The same, one by one."""
+        return [
+            Prompts(
+                (row,),
+                self.index[i : i + 1],
+                self.tokens[i : i + 1],
+                self.requests[i : i + 1],
+                None if self.taps is None else self.taps[i : i + 1],
+            )
+            for i, row in enumerate(self.rows)
+        ]
 
 
 COMPUTED = ("logprobs", "sources", "ranked", "ranked_logprobs")
@@ -86,22 +135,58 @@ def write(
             target[index] = upload(values[name], target.dtype, place)
 
 
+@dataclass(frozen=True)
+class LogitNodes:
+    """Which positions of an admission have logits: those that requests probe, and those of guesses."""
+
+    requests: Sequence[Request]
+    guesses: Sequence[Sequence[int]]  # padded to one length; empty where no request has one
+    count: Sequence[int]  # how many tokens of each guess are meant
+
+    @classmethod
+    def of(cls, requests: Sequence[Request], device: Device, max_tokens: int) -> LogitNodes:
+        texts = [guess_of(r, max_tokens) for r in requests]
+        guesses = padded_to_bucket(texts, device, max_tokens) if any(texts) else []
+        return cls(requests, guesses, [len(text) for text in texts])
+
+    def positions(self, length: int) -> list[list[int]] | None:
+        """`[K, M]`, of prompts padded to `length`: the probe's position, then those that guesses are verified
+        at. None where there is nothing to read."""
+        if not self.guesses and all(r.probe is None for r in self.requests):
+            return None
+        width = len(self.guesses[0]) + 1 if self.guesses else 0
+        return [
+            [
+                0 if r.probe is None else r.probe.slot,
+                *(min(len(r.prompt) - 1 + i, length - 1) for i in range(width)),
+            ]
+            for r in self.requests
+        ]
+
+
 def probabilities(logits: Tensor, request: Request) -> Tensor | None:
-    """The probabilities of a request's probe `[tokens]`, from its prompt's logits `[P, V]`."""
-    probe = request.probe
-    if probe is None:
+    """The probabilities of a request's probe `[tokens]`, from the logits `[V]` at its slot."""
+    if request.probe is None:
         return None
-    if probe.slot >= len(logits):
-        raise RequestError("this model returns no logits of its prompt, so it cannot be probed")
-    chances = logits[probe.slot].float().softmax(-1)
-    return chances[upload(probe.tokens, torch.int64, logits.device)]
+    chances = logits.float().softmax(-1)
+    return chances[upload(request.probe.tokens, torch.int64, logits.device)]
 
 
 class Admission:
     """Puts requests into free slots: their state on the device, and their prompt in the target."""
 
-    def __init__(self, context: EngineContext, rules: RuleChoice, shapes: ShapeSet) -> None:
+    def __init__(
+        self,
+        context: EngineContext,
+        rules: RuleChoice,
+        shapes: ShapeSet,
+        processors: tuple[Processor, ...] = (),
+        read: Callable[[Prompts], None] | None = None,
+    ) -> None:
         self._context, self._rules, self._shapes = context, rules, shapes
+        rule = rules.pick(sampling=False)
+        self._parts = Parts(context.target, None, rule, processors, context.eos)
+        self._read = read  # of a drafter that takes requests at once
 
     def check(self, request: Request) -> None:
         """Raises `RequestError` for a request that this engine cannot decode."""
@@ -113,6 +198,10 @@ class Admission:
             max_gamma=context.max_gamma,
             ranks=context.rows.ranks,
         )
+        if request.guess and context.needs.prompt and context.drafting:
+            raise RequestError(
+                "this engine's drafter reads the target's states of prompts; it does not take a guess"
+            )
         if context.device.static_shapes and not self._shapes.covers(need):
             raise RequestError(f"no mode of this engine covers {need}; give it one that does")
         if self._rules.guarantee(sampling=need.sampling) is Guarantee.GREEDY_ONLY:
@@ -140,15 +229,33 @@ class Admission:
         limits = [self._limit(request) for request in requests]
         write(state, rows, requests, limits, context.max_gamma)
         index, tokens, padded = prompts(rows, requests, context.device, context.max_tokens)
-        logits = context.target.prefill(index, tokens, [r.encoder_states for r in padded])
-        probes = [probabilities(logits[i], r) for i, r in enumerate(requests)]
+        nodes = LogitNodes.of(padded, context.device, context.max_tokens)
+        places, place = nodes.positions(tokens.shape[1]), context.device.torch
+        prefilled = context.target.prefill(
+            index,
+            tokens,
+            [r.encoder_states for r in padded],
+            None if places is None else upload(places, torch.int64, place),
+        )
+        probes: list[Tensor | None] = [None] * len(requests)
+        if places is not None:
+            first = prefilled.logits[:, 0]
+            probes = [probabilities(first[i], r) for i, r in enumerate(requests)]
         begun = [len(r.prompt) < limit for r, limit in zip(requests, limits, strict=True)]
-        state.active[index[: len(rows)]] = upload(begun, torch.bool, context.device.torch)
+        state.active[index[: len(rows)]] = upload(begun, torch.bool, place)
+        if nodes.guesses:
+            guess, count = (upload(n, torch.int64, place) for n in (nodes.guesses, nodes.count))
+            judged, mode = prefilled.logits[:, 1:], Mode.of(requests)
+            verify(state, index, self._parts, guess, count, judged, mode)
         context.device.mark_step()
+        at_once = self._read is not None
         for (row, slot), probe in zip(chosen, probes, strict=True):
             slot.probe = None if probe is None else context.reader.copy(probe)
-            context.slots.occupy(row, slot, prefill_pending=context.drafter is not None)
+            pending = context.drafter is not None and not at_once
+            context.slots.occupy(row, slot, prefill_pending=pending)
         context.counts.target_forwards += 1
+        if self._read is not None:
+            self._read(Prompts(tuple(rows), index, tokens, padded, prefilled.taps))
 
     def _limit(self, request: Request) -> int:
         """The most tokens of the row, prompt included."""

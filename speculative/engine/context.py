@@ -15,7 +15,7 @@ from .. import checks
 from ..device import Device, Stopwatch
 from ..graphs.shapes import aligned
 from ..graphs.snapshots import StateReader
-from ..protocols import Drafter, Model
+from ..protocols import Drafter, Model, Needs
 from ..rounds.counters import Counters
 from ..rows import Rows
 from .faults import FaultLog
@@ -47,6 +47,7 @@ class EngineContext:
     device: Device
     target: Model
     drafter: Drafter | None
+    needs: Needs  # the drafter's
     eos: Tensor  # [E] token ids that end a row
     ends: frozenset[int]  # the same for the host
     slots: Slots
@@ -70,7 +71,8 @@ class EngineContext:
     ) -> EngineContext:
         """Allocates all memory. Raises `ValueError` for a drafter that does not fit, and `RequestError`
         for impossible sizes."""
-        check_drafter(drafter, target, sizes.max_gamma, device)
+        needs = Needs() if drafter is None else drafter.needs
+        check_drafter(drafter, needs, target, sizes.max_gamma, device)
         sizes.check(target)
         limit = target.max_positions
         tokens = limit if sizes.max_tokens is None else min(sizes.max_tokens, limit)
@@ -84,7 +86,10 @@ class EngineContext:
                 drafter=drafter,
                 eos=torch.tensor(sorted(ends), dtype=torch.int64, device=device.torch),
                 ends=ends,
-                slots=Slots(Rows.empty(sizes.batch, slots, device.torch, sizes.ranks)),
+                needs=needs,
+                slots=Slots(
+                    Rows.empty(sizes.batch, slots, device.torch, sizes.ranks), needs.always
+                ),
                 counters=Counters.zeros(sizes.max_gamma, device.torch),
                 counts=HostCounts(),
                 faults=FaultLog(device),
@@ -93,14 +98,21 @@ class EngineContext:
                 max_tokens=tokens,
                 max_gamma=sizes.max_gamma,
             )
+            target.tap(needs.taps if sizes.max_gamma else ())
             target.allocate(sizes.batch, slots)
             if drafter is not None:
+                drafter.bind(target)
                 drafter.allocate(sizes.batch, slots, device.torch)
         return context
 
     @property
     def rows(self) -> Rows:
         return self.slots.rows
+
+    @property
+    def active_drafter(self) -> Drafter | None:
+        """The drafter where any round may draft."""
+        return self.drafter if self.drafting else None
 
     @property
     def drafting(self) -> bool:
@@ -127,18 +139,20 @@ class EngineContext:
         )
 
 
-def check_drafter(drafter: Drafter | None, target: Model, gamma: int, device: Device) -> None:
+def check_drafter(
+    drafter: Drafter | None, needs: Needs, target: Model, gamma: int, device: Device
+) -> None:
     """Raises `ValueError` for a drafter that does not fit the target, the schedule or the device."""
     if drafter is None:
         if gamma:
             raise ValueError(f"gamma is {gamma}, but there is no drafter; use gamma 0")
         return
-    if drafter.vocab_size not in (None, target.vocab_size):
+    if needs.vocab not in (None, target.vocab_size):
         raise ValueError(
-            f"the draft has {drafter.vocab_size} tokens, the target {target.vocab_size}: "
+            f"the draft has {needs.vocab} tokens, the target {target.vocab_size}: "
             "a draft must use the target's vocabulary"
         )
-    if drafter.ends_early and device.static_shapes:
+    if needs.ends_early and device.static_shapes:
         raise ValueError(
             "a drafter that ends its drafts early has no static shape, which "
             f"{device.kind} needs; use confidence 0"

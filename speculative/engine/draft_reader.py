@@ -5,16 +5,15 @@ Knows the drafter and the backlog of the slots; nothing of schedules or results.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 from ..graphs.capture import Capture
 from ..graphs.catch_up import CatchUp
 from ..graphs.shapes import ShapeSet
 from ..protocols import Drafter
-from ..requests import Request
 from . import faults
-from .admission import prompts
+from .admission import Prompts
 from .context import EngineContext
 
 
@@ -42,9 +41,12 @@ class DraftReader:
 
     def read(self) -> None:
         """Reads all prompts and all text that the drafter lacks."""
-        backlog = self._context.slots.backlog
+        backlog, device = self._context.slots.backlog, self._context.device
         if backlog.prompts:
-            self._read_prompts(backlog.take_prompts())
+            pending, max_tokens = backlog.take_prompts(), self._context.max_tokens
+            self._context.watch.start()
+            self.read_prompts(Prompts.of(pending, device, max_tokens))
+            self._context.watch.mark("prefill")
         if backlog.tokens:
             self._read_texts(backlog.take_tokens(self._context.slots.longest))
 
@@ -53,25 +55,21 @@ class DraftReader:
         if 0 in self._shapes.gammas:
             self._texts.warm_up()
 
-    def _read_prompts(self, pending: Mapping[int, Request]) -> None:
+    def read_prompts(self, prompts: Prompts) -> None:
         """Reads the prompts together; one by one if that fails."""
-        watch, log = self._context.watch, self._context.faults
-        watch.start()
-        error = log.attempt(partial(self._admit, pending), faults.PROMPT)
+        log = self._context.faults
+        error = log.attempt(partial(self._admit, prompts), faults.PROMPT)
         if error is not None:
-            for row, request in pending.items():
-                if len(pending) > 1:
-                    error = log.attempt(partial(self._admit, {row: request}), faults.PROMPT)
+            for one in prompts.alone():
+                if len(prompts.rows) > 1:
+                    error = log.attempt(partial(self._admit, one), faults.PROMPT)
                 if error is not None:
-                    self._context.slots.stop_drafting(row, error)
-        watch.mark("prefill")
+                    self._context.slots.stop_drafting(one.rows[0], error)
 
-    def _admit(self, pending: Mapping[int, Request]) -> None:
-        device, max_tokens = self._context.device, self._context.max_tokens
-        index, tokens, padded = prompts(list(pending), list(pending.values()), device, max_tokens)
-        self._drafter.admit(index, tokens, padded)
+    def _admit(self, prompts: Prompts) -> None:
+        self._drafter.admit(prompts.index, prompts.tokens, prompts.requests, prompts.taps)
         self._context.counts.draft_forwards += self._drafter.forwards(1)
-        device.mark_step()
+        self._context.device.mark_step()
 
     def _read_texts(self, tokens: int) -> None:
         """Reads the last `tokens` of the drafting rows together; row by row if that fails. Waits for a

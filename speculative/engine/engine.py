@@ -81,7 +81,10 @@ class Engine:
         shapes = ShapeSet.of(self.device, batch, slots, gammas, modes)
         capture = capture_for(self.device) if captured else None
         reader = DraftReader.of(context, shapes, capture)
-        self._scheduler = Scheduler(context, rules, shapes, self.schedule, reader, clock)
+        processors = tuple(processors)
+        self._scheduler = Scheduler(
+            context, rules, shapes, self.schedule, reader, clock, processors
+        )
         fail = self._scheduler.collector.fail
         self._runner = GraphRunner(context, rules, processors, fail, shapes, capture)
         self._preparation = Preparation(context, self._runner, reader, self._scheduler)

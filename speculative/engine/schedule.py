@@ -37,7 +37,7 @@ def schedule_for(gamma: int | None, drafter: Drafter | None) -> Schedule:
     """A fixed `gamma`, or the measured best where it is None; no drafts without a drafter."""
     if drafter is None or gamma is not None:
         return Fixed(gamma if drafter is not None and gamma else 0)
-    return Goodput(early=drafter.ends_early)
+    return Goodput(early=drafter.needs.ends_early)
 
 
 BUCKETS = (0, 2, 4, 6, 8, 12)

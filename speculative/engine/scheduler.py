@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable
 
 from ..errors import BrokenError
 from ..graphs.shapes import ShapeSet
-from ..protocols import Schedule
+from ..protocols import Processor, Schedule
 from ..requests import Mode, Request
 from ..rounds.rule_choice import RuleChoice
 from . import faults
@@ -33,11 +33,14 @@ class Scheduler:
         schedule: Schedule,
         reader: DraftReader | None,
         clock: Callable[[], float],
+        processors: tuple[Processor, ...] = (),
     ) -> None:
         if reader is not None:
             rules.check()
         self._context, self._shapes = context, shapes
-        self._admission = Admission(context, rules, shapes)
+        at_once = reader is not None and context.needs.at_once
+        read = reader.read_prompts if at_once and reader is not None else None
+        self._admission = Admission(context, rules, shapes, processors, read)
         self._reader = reader  # None: nothing is ever drafted
         self.collector = ResultCollector(context, rules)
         self.pacing = Pacing(schedule, context.faults, clock, context.device)
@@ -80,7 +83,7 @@ class Scheduler:
         if not occupied:
             self._forget()
             return None
-        if all(state.cancelled for _, state in occupied):
+        if all(state.cancelled for _, state in occupied) or self._all_guessed():
             self._drain()
             return None
         mode = self._mode([state.request for _, state in occupied])
@@ -88,8 +91,9 @@ class Scheduler:
             if pacing.choose(sampling=mode.sampling) and self._reader is not None:
                 self._reader.read()
             pacing.start_clock()
-        drafts = [gamma for _, gamma in slots.groups(pacing.gamma)]
-        pacing.count_round(uniform=drafts == [pacing.gamma])
+        groups = slots.groups(pacing.gamma)
+        drafter = bool(pacing.gamma) or slots.observed
+        pacing.count_round(uniform=len(groups) == 1 and groups[0].drafter == drafter)
         return mode
 
     def finish(self) -> None:
@@ -122,6 +126,13 @@ class Scheduler:
         chosen = list(zip(free, self.queue.take(len(free)), strict=False))
         if chosen:
             self._admission.admit(chosen)
+
+    def _all_guessed(self) -> bool:
+        """Whether all rows have ended with their guesses, so that no round is needed. Asked only where
+        reading the device costs nothing."""
+        context = self._context
+        guessing = any(state.request.guess for _, state in context.slots.occupied())
+        return guessing and context.device.synchronous and not bool(context.rows.active.any())
 
     def _mode(self, requests: list[Request]) -> Mode:
         need = Mode.of(requests)

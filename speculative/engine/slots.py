@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 
@@ -104,11 +105,21 @@ class DraftBacklog:
         return tokens
 
 
-class Slots:
-    """All slots of an engine. Invariant: no active row is longer than `longest`."""
+class Group(NamedTuple):
+    """Rows that run a round together."""
 
-    def __init__(self, rows: Rows) -> None:
-        self.rows = rows
+    rows: list[int]
+    gamma: int
+    drafter: bool  # whether the drafter takes part: it proposes, or observes a round without drafts
+
+
+class Slots:
+    """All slots of an engine. Invariant: no active row is longer than `longest`.
+
+    `observed` says that the drafter observes rounds without drafts, so that it never has to catch up."""
+
+    def __init__(self, rows: Rows, observed: bool = False) -> None:
+        self.rows, self.observed = rows, observed
         self.states: list[SlotState | None] = [None] * rows.batch
         self.backlog = DraftBacklog()
         self.longest = 1  # an upper bound between polls, exact after each that is not late
@@ -127,20 +138,24 @@ class Slots:
         """Occupied rows whose drafter has not failed."""
         return [row for row, state in self.occupied() if state.draft_error is None]
 
-    def groups(self, gamma: int) -> list[tuple[list[int], int]]:
-        """Rows that run a round together, with their gamma: all of them, or those whose drafter has
-        failed apart from the others, so that the others' drafts stay what they would have been."""
+    def groups(self, gamma: int) -> list[Group]:
+        """The groups of a round: all rows, or those whose drafter has failed apart from the others, so that
+        the others' drafts stay what they would have been."""
         rows, drafting = [row for row, _ in self.occupied()], self.drafting()
-        if gamma == 0 or len(drafting) == len(rows):
-            return [(rows, gamma)]
+        if gamma == 0 and not self.observed:
+            return [Group(rows, 0, drafter=False)]
         plain = [row for row in rows if row not in drafting]
-        return [(group, drafts) for group, drafts in ((drafting, gamma), (plain, 0)) if group]
+        groups = (Group(drafting, gamma, drafter=True), Group(plain, 0, drafter=False))
+        return [group for group in groups if group.rows]
 
     def occupy(self, row: int, state: SlotState, *, prefill_pending: bool) -> None:
         """Puts a request into a free slot; `prefill_pending` where a drafter has to read its prompt."""
         self.states[row] = state
         self.lengths[row] = len(state.request.prompt)
-        self.longest = max(self.longest, self.lengths[row])
+        # Of a guess it is not known yet how much was kept: at most all of it, and a token after it.
+        gained = len(state.request.guess) + 1 if state.request.guess else 0
+        self.grown += gained
+        self.longest = min(max(self.longest, self.lengths[row] + gained), self.rows.scratch)
         if prefill_pending:
             self.backlog.prompts[row] = state.request
 
@@ -181,7 +196,7 @@ class Slots:
 
     def count_round(self, gamma: int) -> None:
         """Accounts for a round that is about to run."""
-        self.backlog.tokens += gamma == 0
+        self.backlog.tokens += gamma == 0 and not self.observed
         self.grown += gamma + 1
         self.longest = min(self.longest + gamma + 1, self.rows.scratch)
 

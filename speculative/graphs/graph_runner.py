@@ -55,14 +55,15 @@ class GraphRunner:
         slots = self._context.slots
         slots.count_round(gamma)
         groups = slots.groups(gamma)
-        for rows, drafts in groups:
-            shape = self._shapes.pick(max(rows) + 1, drafts, mode, slots.longest)
+        for group in groups:
+            rows = group.rows
+            shape = self._shapes.pick(max(rows) + 1, group.gamma, mode, slots.longest)
             with slots.masked_to(rows) if len(groups) > 1 else nullcontext():
                 try:
-                    width = self._launch(shape)()
+                    width = self._launch(shape, drafter=group.drafter)()
                 except Exception as error:
                     self._context.faults.handle(self._stage, error)
-                    self._run_alone(rows, shape)
+                    self._run_alone(rows, shape, drafter=group.drafter)
                 else:
                     self._count(width)
 
@@ -79,17 +80,26 @@ class GraphRunner:
         """The shapes that have been captured so far."""
         return tuple(self._graphs)
 
-    def parts(self, mode: Mode, processors: tuple[Processor, ...] | None = None) -> Parts:
-        """The parts of a round in this mode."""
+    def parts(
+        self,
+        mode: Mode,
+        processors: tuple[Processor, ...] | None = None,
+        *,
+        drafter: bool = True,
+    ) -> Parts:
+        """The parts of a round in this mode, with the drafter or without."""
         context, rule = self._context, self._rules.pick(sampling=mode.sampling)
         chosen = self._processors if processors is None else processors
-        return Parts(context.target, context.drafter, rule, chosen, context.eos)
+        drafting = context.active_drafter if drafter else None
+        return Parts(context.target, drafting, rule, chosen, context.eos)
 
-    def _launch(self, shape: Shape) -> Launch:
-        """The callable of a shape, captured where the device captures."""
+    def _launch(self, shape: Shape, *, drafter: bool = True) -> Launch:
+        """The callable of a shape, captured where the device captures. A round that a drafter would observe
+        and must not, as it has failed in these rows, runs operator by operator: it is rare."""
         self._stage = faults.ENGINE  # a captured round has no stages
-        if self._capture is None:
-            return self._eager(shape, self.parts(shape.mode))
+        unobserved = self._context.needs.always and not drafter
+        if self._capture is None or unobserved:
+            return self._eager(shape, self.parts(shape.mode, drafter=drafter))
         if shape not in self._graphs:
             assert shape in self._shapes, f"{shape} is not in the closed set"
             self._graphs[shape] = self._captured(shape, self._capture)
@@ -126,25 +136,26 @@ class GraphRunner:
         if stage in TIMED:
             self._context.watch.mark(stage)
 
-    def _run_alone(self, rows: Iterable[int], shape: Shape) -> None:
+    def _run_alone(self, rows: Iterable[int], shape: Shape, *, drafter: bool) -> None:
         """Runs the round for each of `rows` alone, without drafts where drafting fails. Rows that fail
         alone are failed."""
         slots = self._context.slots
         for row in rows:
             with slots.masked_to([row]):
-                error = self._try_row(row, shape)
+                error = self._try_row(row, shape, drafter=drafter)
                 if error is not None and error.stage in faults.OF_THE_DRAFTER:
                     slots.stop_drafting(row, error)
-                    error = self._try_row(row, replace(shape, gamma=0))
+                    error = self._try_row(row, replace(shape, gamma=0), drafter=False)
             if error is not None:
                 self._fail(row, error)
 
-    def _try_row(self, row: int, shape: Shape) -> DecodingError | None:
+    def _try_row(self, row: int, shape: Shape, *, drafter: bool) -> DecodingError | None:
         """Runs an uncaptured round with only `row` active; returns the fault if it raises."""
         batch = self._context.rows.batch
         processors = tuple(SingleRowProcessor(p, row, batch) for p in self._processors)
         try:
-            self._count(self._eager(shape, self.parts(shape.mode, processors))())
+            parts = self.parts(shape.mode, processors, drafter=drafter)
+            self._count(self._eager(shape, parts)())
         except Exception as error:
             return self._context.faults.handle(self._stage, error)
         return None

@@ -28,6 +28,9 @@ LENGTH = 14
 STEP = 4
 """Tokens that a round scores."""
 
+INT8_UNIT = 2.0**-8
+"""A row's numbers are rounded to multiples of 1/127 of the largest one: by half of that at most. A number at
+the border of two is rounded the other way after a difference in the last bit."""
 EXACT = frozenset({torch.float32, torch.float64})
 BOUND = 0.01
 """Root mean square of the difference, as a share of the logits' spread. In float32 it must hold at every
@@ -84,7 +87,7 @@ def difference(
                 torch.tensor(rows, device=device),
                 padded[rows],
                 [encoder_states[row] for row in rows],
-            )
+            ).logits
             logits = _listed(decoder, logits)
             seen = own[rows]
             if logits.shape[1] and close.differ(logits[seen], plain[rows, :length][seen]):
@@ -116,20 +119,25 @@ def _listed(decoder: SlotModel, logits: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Closeness:
-    """How close two computations of the same logits must be in a dtype."""
+    """How close two computations of the same logits must be in a dtype; `noise` 0: as in float32."""
 
     dtype: torch.dtype
     noise: float = 0.0
 
     @classmethod
     def of(
-        cls, dtype: torch.dtype, embedding: torch.nn.Module, read: Callable[[], Tensor]
+        cls,
+        dtype: torch.dtype,
+        embedding: torch.nn.Module,
+        read: Callable[[], Tensor],
+        *,
+        int8: bool = False,
     ) -> Closeness:
-        """Measures rounding in half precision: `read` computes the same logits twice, with and without noise
-        in the embeddings."""
-        if dtype in EXACT:
+        """Measures rounding in half precision, and in a model of int8 matrices: `read` computes the same
+        logits twice, with and without noise in the embeddings."""
+        if dtype in EXACT and not int8:
             return cls(dtype)
-        unit = torch.finfo(dtype).eps
+        unit = max(torch.finfo(dtype).eps, INT8_UNIT if int8 else 0.0)
         generator = torch.Generator().manual_seed(0)
 
         def shaken(module: torch.nn.Module, args: Any, output: Tensor) -> Tensor:
@@ -148,7 +156,7 @@ class Closeness:
         """Whether logits `[..., V]` differ by more than rounding. One vocabulary may be larger than the
         other."""
         share = _share(ours, theirs)
-        if self.dtype in EXACT:
+        if not self.noise:
             return not bool((share <= BOUND).all())  # `not`, so that NaN counts as a difference
         return not bool(share.median() <= NOISE * self.noise)
 

@@ -14,14 +14,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import ModuleList
 from transformers.cache_utils import Cache, DynamicCache
 
-from ..drafts import Scores
+from ..drafts import Prefilled, Scores
 from ..errors import LoadError
 from .cache import LayerShape, SlotCache
 from .cut_head import with_cut_head
 from .families.causal_config import SLIDING
 from .families.causal_model import CausalModel
+from .families.module_taps import layers_of, reading
 from .slot_model import ModuleModel
 
 
@@ -36,7 +38,12 @@ class CausalDecoder(CausalModel, ModuleModel):
 
     def prepare(self) -> None:
         self.layers = _shapes(self.model, self.config.model_type)
+        self.layer_list = ModuleList()
         self.drafting = with_cut_head(self.model, self.listed)
+
+    def tap(self, layers: tuple[int, ...]) -> None:
+        super().tap(layers)
+        self.layer_list = layers_of(self.model.base_model, self.depth) if layers else ModuleList()
 
     def new_cache(self, batch: int, slots: int) -> SlotCache:
         return SlotCache(
@@ -44,11 +51,26 @@ class CausalDecoder(CausalModel, ModuleModel):
         )
 
     @torch.inference_mode()
-    def prefill(self, rows: Tensor, tokens: Tensor, encoder_states: Sequence[Any]) -> Tensor:
-        """Skips the head, as prompt logits are not used: returns `[K, 0, V]`."""
+    def prefill(
+        self,
+        rows: Tensor,
+        tokens: Tensor,
+        encoder_states: Sequence[Any],
+        nodes: Tensor | None = None,
+    ) -> Prefilled:
+        """Skips the head where no `nodes` are asked for: returns logits `[K, 0, V]`."""
         cache, at = self._allocated().prefill(rows), self.prompt_places(tokens)
-        self.model.base_model(**self._inputs(tokens, at.positions, at.mask, cache))
-        return torch.empty((len(tokens), 0, self.vocab_size), device=self.device)
+        if nodes is not None:
+            scores = self.forward(tokens, at.positions, at.mask, cache, None)
+            return Prefilled(self.chosen(scores.logits, nodes), scores.taps)
+        inputs = self._inputs(tokens, at.positions, at.mask, cache)
+        # Of some families the base model is the whole one, whose head is then read from instead.
+        with reading(self.layer_list, self.taps, self.model.get_output_embeddings()) as states:
+            read = self.model.base_model(**inputs)
+        if -1 in self.taps and -1 not in states:
+            states[-1] = read.last_hidden_state
+        none = torch.empty((len(tokens), 0, self.vocab_size), device=self.device)
+        return Prefilled(none, self.tapped(states))
 
     def forward(
         self,
@@ -58,8 +80,10 @@ class CausalDecoder(CausalModel, ModuleModel):
         cache: Cache,
         encoder_states: Tensor | None,
     ) -> Scores:
-        logits = self.drafting(**self._inputs(tokens, positions, mask, cache)).logits
-        return Scores(self.own_vocabulary(logits))
+        inputs = self._inputs(tokens, positions, mask, cache)
+        with reading(self.layer_list, self.taps, self.drafting.get_output_embeddings()) as states:
+            logits = self.drafting(**inputs).logits
+        return Scores(self.own_vocabulary(logits), self.tapped(states))
 
     def _inputs(
         self, tokens: Tensor, positions: Tensor, mask: Tensor, cache: Cache

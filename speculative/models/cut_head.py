@@ -15,20 +15,22 @@ from torch import Tensor
 
 from ..errors import LoadError
 from .lean.projections import Linear
+from .quantized.int8_linear import Int8Linear
 
 
 def rows_of(linear: Linear, tokens: Tensor | None) -> Linear:
     """The rows of these tokens `[C]`; None: all."""
     if tokens is None:
         return linear
-    bias = linear.bias
-    return Linear(linear.weight[tokens], None if bias is None else bias[tokens])
+    return linear.rows(tokens)
 
 
-def cut(head: torch.nn.Linear, tokens: Tensor | None) -> torch.nn.Module:
+def cut(head: torch.nn.Linear | Int8Linear, tokens: Tensor | None) -> torch.nn.Module:
     """A head with the rows of these tokens `[C]`; None: the head itself."""
     if tokens is None:
         return head
+    if isinstance(head, Int8Linear):
+        return head.rows(tokens)
     with torch.device("meta"):
         made = torch.nn.Linear(head.in_features, len(tokens), bias=head.bias is not None)
     made.weight = torch.nn.Parameter(head.weight.detach()[tokens], requires_grad=False)
@@ -44,7 +46,7 @@ def with_cut_head(model: Any, tokens: Tensor | None) -> Any:
         return model
     head = model.get_output_embeddings()
     names = [name for name, module in model.named_children() if module is head]
-    if type(head) is not torch.nn.Linear or len(names) != 1:
+    if type(head) not in (torch.nn.Linear, Int8Linear) or len(names) != 1:
         raise LoadError(
             f"{model.config.model_type}: its head is a {type(head).__name__}, which cannot be cut to a "
             "list of tokens; draft without the list"

@@ -7,14 +7,14 @@ Knows nothing of any family of models.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
-from ..drafts import Scores, Topology
+from ..drafts import Prefilled, Scores, Topology
 from .cache import SlotCache, chain_mask, tree_mask
 
 
@@ -42,8 +42,12 @@ class SlotModel(ABC):
         dtype: torch.dtype,
         vocab_size: int,
         positions: int,
+        layers: int,
         listed: Sequence[int] | None = None,
     ):
+        self.depth = layers
+        self.taps: tuple[int, ...] = ()
+        self._tap_layers = torch.tensor([], dtype=torch.int64)
         self.device, self.dtype = device, dtype
         self._vocab_size, self._positions = vocab_size, positions
         self.listed = None
@@ -59,6 +63,31 @@ class SlotModel(ABC):
     def max_positions(self) -> int:
         return self._positions
 
+    def tap(self, layers: tuple[int, ...]) -> None:
+        """See `Model.tap`."""
+        strange = [layer for layer in layers if not -1 <= layer < self.depth]
+        if strange:
+            raise ValueError(
+                f"layer {strange[0]} cannot be tapped: the model has {self.depth} layers"
+            )
+        self.taps = layers
+        self._tap_layers = torch.tensor(layers, dtype=torch.int64)
+
+    def tapped(self, states: Mapping[int, Tensor]) -> Tensor | None:
+        """The taps `[B, N, H, D]`, of the states `[B, N, D]` that enter the tapped layers; None without
+        taps."""
+        if not self.taps:
+            return None
+        return torch.stack([states[layer] for layer in self.taps], dim=2)
+
+    @abstractmethod
+    def embed(self, tokens: Tensor) -> Tensor:
+        """See `SharedHeadModel.embed`."""
+
+    @abstractmethod
+    def head(self, states: Tensor) -> Tensor:
+        """See `SharedHeadModel.head`."""
+
     @abstractmethod
     def allocate(self, batch: int, slots: int) -> None:
         """See `Model.allocate`."""
@@ -68,7 +97,13 @@ class SlotModel(ABC):
         """Frees the cache."""
 
     @abstractmethod
-    def prefill(self, rows: Tensor, tokens: Tensor, encoder_states: Sequence[Any]) -> Tensor:
+    def prefill(
+        self,
+        rows: Tensor,
+        tokens: Tensor,
+        encoder_states: Sequence[Any],
+        nodes: Tensor | None = None,
+    ) -> Prefilled:
         """See `Model.prefill`."""
 
     @abstractmethod
@@ -104,6 +139,13 @@ class SlotModel(ABC):
             return logits
         made = logits.new_full((*logits.shape[:-1], self.vocab_size), float("-inf"))
         return made.index_copy_(-1, self.listed, logits)
+
+    @staticmethod
+    def chosen(values: Tensor, nodes: Tensor | None) -> Tensor:
+        """Values `[K, P, ...]` of `nodes [K, M]`; all of them for None."""
+        if nodes is None:
+            return values
+        return values.gather(1, nodes[..., None].expand(-1, -1, values.shape[2]))
 
     def _positions_at(self, slots: Tensor) -> Tensor:
         # Slots run past the last learned position by the drafts of a row that is about to end. Those
@@ -164,10 +206,17 @@ class ModuleModel(SlotModel):
         return self.cache
 
     @torch.inference_mode()
-    def prefill(self, rows: Tensor, tokens: Tensor, encoder_states: Sequence[Any]) -> Tensor:
+    def prefill(
+        self,
+        rows: Tensor,
+        tokens: Tensor,
+        encoder_states: Sequence[Any],
+        nodes: Tensor | None = None,
+    ) -> Prefilled:
         cache, at = self._allocated().prefill(rows), self.prompt_places(tokens)
         states = self.stack_encoder_states(encoder_states)
-        return self.forward(tokens, at.positions, at.mask, cache, states).logits
+        scores = self.forward(tokens, at.positions, at.mask, cache, states)
+        return Prefilled(self.chosen(scores.logits, nodes), scores.taps)
 
     def score(
         self, tokens: Tensor, start: Tensor, *, reach: int, topology: Topology | None = None

@@ -18,6 +18,8 @@ from ..drafts import Scores
 from .agreement import LENGTH, ROWS, Closeness, Reading, difference
 from .cache import LayerShape, SlotCache
 from .cut_head import cut
+from .families.module_taps import reading
+from .quantized.int8_linear import is_int8
 from .slot_model import ModuleModel, SlotModel
 
 
@@ -42,16 +44,24 @@ class WhisperDecoder(ModuleModel):
         self.decoder, self.pick = inner.decoder, pick
         self.config = config
         super().__init__(
-            device=model.proj_out.weight.device,
-            dtype=model.proj_out.weight.dtype,
+            device=self.decoder.embed_tokens.weight.device,
+            dtype=self.decoder.embed_tokens.weight.dtype,
             vocab_size=config.vocab_size,
             positions=config.max_target_positions,
+            layers=config.decoder_layers,
             listed=listed,
         )
-        self.head = cut(model.proj_out, self.listed)
+        self.output = cut(model.proj_out, self.listed)
         # Cross-attention is entered only if encoder states are given; with the cache filled, their
         # content is never read.
         self._seen = torch.empty((1, 0, config.d_model), device=self.device, dtype=self.dtype)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        embedded: Tensor = self.decoder.embed_tokens(tokens)
+        return embedded
+
+    def head(self, states: Tensor) -> Tensor:
+        return self.whole(self.output(states).float())
 
     def new_cache(self, batch: int, slots: int) -> SlotCache:
         heads = self.config.decoder_attention_heads
@@ -76,15 +86,16 @@ class WhisperDecoder(ModuleModel):
         cache: Cache,
         encoder_states: Tensor | None,
     ) -> Scores:
-        hidden = self.decoder(
-            input_ids=tokens,
-            position_ids=positions,
-            attention_mask=mask,
-            encoder_hidden_states=self._seen if encoder_states is None else encoder_states,
-            past_key_values=cache,
-            use_cache=True,
-        ).last_hidden_state
-        return Scores(self.whole(self.head(hidden).float()), hidden)
+        with reading(self.decoder.layers, self.taps) as states:
+            states[-1] = self.decoder(
+                input_ids=tokens,
+                position_ids=positions,
+                attention_mask=mask,
+                encoder_hidden_states=self._seen if encoder_states is None else encoder_states,
+                past_key_values=cache,
+                use_cache=True,
+            ).last_hidden_state
+        return Scores(self.head(states[-1]), self.tapped(states))
 
 
 @torch.inference_mode()
@@ -111,7 +122,9 @@ def adapter_difference(model: Any, adapter: Callable[..., SlotModel]) -> str | N
     logits = plain()
     if not bool(logits.isfinite().any(-1).all()):
         return f"its logits are no numbers in {str(decoder.dtype).removeprefix('torch.')}"
-    close = Closeness.of(decoder.dtype, modules.get_input_embeddings(), plain)
+    close = Closeness.of(
+        decoder.dtype, modules.get_input_embeddings(), plain, int8=is_int8(modules)
+    )
     where = difference(decoder, logits, reading, close, list(states))
     return where and f"logits behind {where} are not those of its plain forward"
 
@@ -126,8 +139,9 @@ def encoder_of(model: Any) -> Any:
     return getattr(model.model, "encoder", None)
 
 
-def same_encoder(model: Any, other: Any) -> bool:
-    """True where both encoders hold equal weights, so that one's output serves both; else False.
+def same_encoder(model: Any, other: Any, *stored: torch.dtype) -> bool:
+    """True where both encoders hold equal weights, so that one's output serves both; else False. Weights that
+    were rounded to different dtypes, `stored`, are compared after rounding both to each of them.
 
     Compared tensor by tensor, never assumed from names: a fine-tuned encoder of the same shape would
     silently cost acceptance.
@@ -137,6 +151,16 @@ def same_encoder(model: Any, other: Any) -> bool:
         return second is None
     weights, others = encoder.state_dict(), second.state_dict()
     return weights.keys() == others.keys() and all(
-        weights[name].shape == others[name].shape and torch.equal(weights[name], others[name])
+        weights[name].shape == others[name].shape
+        and torch.equal(_rounded(weights[name], stored), _rounded(others[name], stored))
         for name in weights
     )
+
+
+def _rounded(weight: Tensor, stored: Sequence[torch.dtype]) -> Tensor:
+    """A weight rounded to every dtype in turn; itself where they are one."""
+    if len(set(stored)) < 2:
+        return weight
+    for dtype in stored:
+        weight = weight.to(dtype)
+    return weight

@@ -29,7 +29,15 @@ X86: dict[str, tuple[str, ...]] = {
     "generic": (),
     "avx2": ("-mavx2", "-mfma"),
     "avx512": ("-mavx512f", "-mavx2", "-mfma", "-mprefer-vector-width=512"),
-    "avx512bf16": ("-mavx512bf16", "-mavx512f", "-mavx2", "-mfma", "-mprefer-vector-width=512"),
+    "avx512vnni": ("-mavx512vnni", "-mavx512f", "-mavx2", "-mfma", "-mprefer-vector-width=512"),
+    "avx512bf16": (
+        "-mavx512bf16",
+        "-mavx512vnni",
+        "-mavx512f",
+        "-mavx2",
+        "-mfma",
+        "-mprefer-vector-width=512",
+    ),
 }
 OTHER: dict[str, tuple[str, ...]] = {"generic": ()}
 HOW = "python -m forescribe.speculative.native.kernel_build"

@@ -27,6 +27,7 @@ _SIGNATURES = {
     "fs_openmp": (c_int32, []),
     "fs_packed_bytes": (c_int64, [c_int64, c_int64, c_int32]),
     "fs_pack": (c_int32, [c_void_p, c_int64, c_int64, c_int32, c_void_p]),
+    "fs_pack_int8": (c_int32, [c_void_p, c_void_p, c_int64, c_int64, c_void_p]),
     "fs_cross_bytes": (c_int64, [c_int64, c_int64, c_int32]),
     "fs_whisper_workspace": (c_int64, [POINTER(Whisper), c_int64, c_int32]),
     "fs_whisper_forward": (c_int32, [POINTER(Whisper), POINTER(Step)]),
@@ -97,6 +98,10 @@ class Library:
 
     def pack(self, source: int, outputs: int, inputs: int, stored: Stored, packed: int) -> None:
         self._check(self._functions.fs_pack(source, outputs, inputs, stored, packed))
+
+    def pack_int8(self, source: int, scales: int, outputs: int, inputs: int, packed: int) -> None:
+        """As `pack`, of integers and the scale of each output."""
+        self._check(self._functions.fs_pack_int8(source, scales, outputs, inputs, packed))
 
     def cross_bytes(self, sources: int, head: int, stored: Stored) -> int:
         """Bytes of one row's and head's cross-attention keys, or values where those are larger."""

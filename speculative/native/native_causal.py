@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..drafts import Scores, Topology
+from ..drafts import Prefilled, Scores, Topology
 from ..errors import LoadError
 from ..models.cut_head import rows_of
 from ..models.families.causal_config import SLIDING
@@ -45,7 +45,7 @@ def native_causal_gap(model: Any) -> str | None:
     gap = causal_gap(model)
     if gap is not None:
         return gap
-    config, weight = model.config, model.lm_head.weight
+    config, weight = model.config, model.base_model.embed_tokens.weight
     size = model.base_model.layers[0].self_attn.head_dim
     if weight.device.type != "cpu":
         return f"native kernels are for CPUs, and the model is on {weight.device}"
@@ -137,25 +137,43 @@ class NativeCausalDecoder(CausalModel):
         return self.cache
 
     @torch.inference_mode()
-    def prefill(self, rows: Tensor, tokens: Tensor, encoder_states: Sequence[Any]) -> Tensor:
-        """Skips the head, as prompt logits are not used: returns `[K, 0, V]`."""
+    def prefill(
+        self,
+        rows: Tensor,
+        tokens: Tensor,
+        encoder_states: Sequence[Any],
+        nodes: Tensor | None = None,
+    ) -> Prefilled:
+        """Skips the head where no `nodes` are asked for: returns logits `[K, 0, V]`."""
         self._allocated()
         if len(rows) != len(tokens):
             raise ValueError(f"{len(rows)} rows, {len(tokens)} prompts")
         rows = rows.contiguous()
+        count = 0 if nodes is None else nodes.shape[1]
+        chosen = torch.empty((len(tokens), count, self.vocab_size))
+        taps = []
         for first in range(0, tokens.shape[1], PROMPT):
             part = tokens[:, first : first + PROMPT]
             start = torch.full((len(tokens),), first, dtype=torch.int64)
-            self._forward(part, start, first + part.shape[1], None, rows=rows)
-        return torch.empty((len(tokens), 0, self.vocab_size))
+            logits = None
+            if nodes is not None:
+                logits = torch.empty((*part.shape, self._record.columns))
+            taps.append(self._forward(part, start, first + part.shape[1], logits, rows=rows))
+            if nodes is not None and logits is not None:
+                here = (nodes >= first) & (nodes < first + part.shape[1])  # [K, M]
+                row = torch.arange(len(tokens))[:, None].expand_as(nodes)
+                chosen[here] = self.whole(logits[row[here], nodes[here] - first])
+        return Prefilled(
+            chosen, torch.cat([t for t in taps if t is not None], 1) if self.taps else None
+        )
 
     def score(
         self, tokens: Tensor, start: Tensor, *, reach: int, topology: Topology | None = None
     ) -> Scores:
         self._allocated()
         logits = torch.empty((*tokens.shape, self._record.columns))
-        self._forward(tokens, start, reach, logits, topology=topology)
-        return Scores(self.whole(logits))
+        taps = self._forward(tokens, start, reach, logits, topology=topology)
+        return Scores(self.whole(logits), taps)
 
     def score_at(self, tokens: Tensor, start: Tensor, node: Tensor, *, reach: int) -> Tensor:
         """See `NodeModel.score_at`."""
@@ -200,7 +218,11 @@ class NativeCausalDecoder(CausalModel):
         topology: Topology | None = None,
         node: Tensor | None = None,
         draft: GreedyDraft | None = None,
-    ) -> None:
+    ) -> Tensor | None:
+        """Returns the taps."""
+        taps = None
+        if self.taps and draft is None:
+            taps = torch.empty((*tokens.shape, len(self.taps), self._record.width))
         tokens, start = self.known_tokens(tokens).contiguous(), start.contiguous()
         threads = torch.get_num_threads()
         step = step_of(
@@ -213,8 +235,11 @@ class NativeCausalDecoder(CausalModel):
             rows=rows,
             node=node,
             tree=None if topology is None else self._tree(topology),
+            tap_layers=None if taps is None else self._tap_layers,
+            taps=taps,
         )
         if draft is None:
             self.library.causal_forward(self._record, step)
         else:
             self.library.causal_draft(self._record, step, draft.record)
+        return taps

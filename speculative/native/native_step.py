@@ -27,10 +27,12 @@ def step_of(
     rows: Tensor | None = None,
     node: Tensor | None = None,
     tree: tuple[Tensor, Tensor] | None = None,
+    tap_layers: Tensor | None = None,
+    taps: Tensor | None = None,
 ) -> Step:
     """The step over `tokens [B, N]` from slot `start [B]` on, with `size` bytes of the workspace and torch's
-    number of threads. `tree` is depths, int64, and ancestry, bool. All tensors are contiguous, and the caller
-    keeps them until the call ends."""
+    number of threads. `tree` is depths, int64, and ancestry, bool; `taps [B, N, H, D]` receive the states
+    that enter `tap_layers [H]`. All tensors are contiguous, and the caller keeps them until the call ends."""
     given = {
         "tokens": tokens,
         "start": start,
@@ -38,6 +40,8 @@ def step_of(
         "hidden": hidden,
         "rows": rows,
         "node": node,
+        "tap_layers": tap_layers,
+        "taps": taps,
         "depths": None if tree is None else tree[0],
         "ancestry": None if tree is None else tree[1],
     }
@@ -45,6 +49,7 @@ def step_of(
         batch=tokens.shape[0],
         nodes=tokens.shape[1],
         reach=reach,
+        tap_count=0 if tap_layers is None else len(tap_layers),
         workspace=workspace.at_least(size),
         workspace_bytes=size,
         threads=torch.get_num_threads(),

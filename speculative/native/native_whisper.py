@@ -15,9 +15,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import embedding
 
-from ..drafts import Scores, Topology
+from ..drafts import Prefilled, Scores, Topology
 from ..errors import LoadError
+from ..models.cut_head import rows_of
+from ..models.lean.projections import linear_of
 from ..models.lean.weights import WhisperWeights
 from ..models.slot_model import SlotModel, path_slots
 from ..rounds.choice import Allowed, Choice
@@ -42,7 +45,7 @@ def unsupported(model: Any) -> str | None:
     """Why a Whisper model cannot run natively here; None where it can."""
     config = model.config
     heads = config.decoder_attention_heads
-    device = model.proj_out.weight.device
+    device = model.model.decoder.embed_tokens.weight.device
     if device.type != "cpu":
         return f"native kernels are for CPUs, and the model is on {device}"
     if config.d_model % heads or config.d_model // heads % 8 or config.decoder_ffn_dim % 8:
@@ -56,7 +59,7 @@ def _packed(
     library: Library, stored: Stored, weights: WhisperWeights, listed: Tensor | None
 ) -> Packed[Whisper, WhisperLayer]:
     if listed is not None:
-        weights = replace(weights, head=weights.head[listed])
+        weights = replace(weights, head=rows_of(weights.head, listed))
     packer = Packer(library, stored)
     return Packed(packer, whisper_record(packer, weights), whisper_layers(packer, weights))
 
@@ -79,23 +82,26 @@ class NativeWhisperDecoder(SlotModel):
         reason = unsupported(model)
         if reason is not None:
             raise LoadError(reason)
-        config, head = model.config, model.proj_out.weight
-        self.storage = storage or ("bfloat16" if head.dtype == torch.bfloat16 else "float32")
+        config, embedding = model.config, model.model.decoder.embed_tokens.weight
+        self.storage = storage or ("bfloat16" if embedding.dtype == torch.bfloat16 else "float32")
         stored, own, cross = STORAGE[self.storage]
         self.pick = pick
         self.sources = config.max_source_positions if sources is None else sources
         super().__init__(
-            device=head.device,
-            dtype=head.dtype,
+            device=embedding.device,
+            dtype=embedding.dtype,
             vocab_size=config.vocab_size,
             positions=config.max_target_positions,
+            layers=config.decoder_layers,
             listed=listed,
         )
+        self._embedding = model.model.decoder.embed_tokens.weight.detach()
+        self._head = rows_of(linear_of(model.proj_out), self.listed)
         self.library: Library = load()
         self._packed = packed_once(
             model,
             (self.library.instruction_set, stored, listed_key(self.listed)),
-            lambda: (*model.model.decoder.parameters(), head),
+            lambda: (*model.model.decoder.parameters(), *model.proj_out.parameters()),
             lambda: _packed(self.library, stored, WhisperWeights.of(model), self.listed),
         )
         self._record = self._packed.copy()
@@ -107,6 +113,12 @@ class NativeWhisperDecoder(SlotModel):
         self._workspace = Workspace()
         self.cache: SelfCaches | None = None
         self._cross_cache: Tensor | None = None
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        return embedding(tokens, self._embedding)
+
+    def head(self, states: Tensor) -> Tensor:
+        return self.whole(self._head(states).float())
 
     def allocate(self, batch: int, slots: int) -> None:
         record, layers = self._record, len(self._layers)
@@ -131,7 +143,13 @@ class NativeWhisperDecoder(SlotModel):
         return self.cache
 
     @torch.inference_mode()
-    def prefill(self, rows: Tensor, tokens: Tensor, encoder_states: Sequence[Any]) -> Tensor:
+    def prefill(
+        self,
+        rows: Tensor,
+        tokens: Tensor,
+        encoder_states: Sequence[Any],
+        nodes: Tensor | None = None,
+    ) -> Prefilled:
         self._allocated()
         threads = torch.get_num_threads()
         states = [self._states(self.pick(s)) for s in encoder_states]
@@ -148,7 +166,8 @@ class NativeWhisperDecoder(SlotModel):
             threads,
         )
         start = torch.zeros(len(tokens), dtype=torch.int64)
-        return self._forward(tokens, start, tokens.shape[1], rows=rows).logits
+        scores = self._forward(tokens, start, tokens.shape[1], rows=rows)
+        return Prefilled(self.chosen(scores.logits, nodes), scores.taps)
 
     def score(
         self, tokens: Tensor, start: Tensor, *, reach: int, topology: Topology | None = None
@@ -206,6 +225,9 @@ class NativeWhisperDecoder(SlotModel):
         tokens, start = tokens.contiguous(), start.contiguous()
         logits = torch.empty((batch, nodes if node is None else 1, self._record.outputs))
         hidden = torch.empty((batch, nodes, self._record.width))
+        taps = None
+        if self.taps and draft is None:
+            taps = torch.empty((batch, nodes, len(self.taps), self._record.width))
         threads = torch.get_num_threads()
         step = step_of(
             tokens,
@@ -218,10 +240,12 @@ class NativeWhisperDecoder(SlotModel):
             rows=rows,
             node=node,
             tree=None if topology is None else self._tree(topology),
+            tap_layers=None if taps is None else self._tap_layers,
+            taps=taps,
         )
         if draft is None:
             self.library.whisper_forward(self._record, step)
             logits = self.whole(logits)
         else:
             self.library.whisper_draft(self._record, step, draft.record)
-        return Scores(logits, hidden)
+        return Scores(logits, taps)

@@ -9,15 +9,18 @@ from __future__ import annotations
 from ctypes import Structure, c_float, c_int32, c_int64, c_void_p
 from enum import IntEnum
 
-ABI = 2
+ABI = 4
 
 
 class Stored(IntEnum):
     """How a tensor is stored. Arithmetic is float32, but for products with bfloat16 matrices where the
-    processor multiplies bfloat16: there the other factors are rounded too, and sums are float32."""
+    processor multiplies bfloat16: there the other factors are rounded too, and sums are float32. Products
+    with int8 matrices, which only decoders have, round the other factor to int8, row by row
+    (`models.quantized`)."""
 
     FLOAT32 = 0
     BFLOAT16 = 1
+    INT8 = 2
 
 
 ACTIVATIONS = {"gelu": 0, "relu": 1, "silu": 2, "swish": 2}
@@ -97,7 +100,7 @@ class Causal(Structure):
     _fields_ = [
         *((name, c_int64) for name in ("width", "heads", "key_heads", "head", "layers", "ffn", "vocab",
                                        "outputs", "columns", "positions", "batch", "slots")),
-        *((name, c_int32) for name in ("weight_storage", "activation")),
+        *((name, c_int32) for name in ("weight_storage", "cache_storage", "activation")),
         *((name, c_float) for name in ("eps", "scale")),
         *((name, c_void_p) for name in ("embedding", "cosine", "sine", "norm")),
         ("projection", Linear),
@@ -152,7 +155,10 @@ class Step(Structure):
     _fields_ = [
         *((name, c_int64) for name in ("batch", "nodes", "reach")),
         *((name, c_void_p) for name in ("tokens", "start", "rows", "depths", "ancestry", "node", "logits",
-                                        "hidden", "workspace")),
+                                        "hidden", "tap_layers")),
+        ("tap_count", c_int64),
+        ("taps", c_void_p),
+        ("workspace", c_void_p),
         ("workspace_bytes", c_int64),
         ("threads", c_int32),
     ]  # fmt: skip

@@ -42,22 +42,33 @@ def run_round(
     tokens = torch.cat([rows.pending(), draft.tokens], dim=1)  # [B, N]
     start = rows.lengths - 1
     scores = parts.target.score(tokens, start, reach=rows.reach, topology=draft.topology)
-    judged: Choice | Tensor
-    if reads_choice(rows, parts):
-        judged = choice(rows, parts, draft, tokens, scores.logits)
-        stage_ended("score")
-        verdict = GreedyMatch().match(draft, judged.tokens)
-    else:
-        judged = process(rows, parts, draft, tokens, scores.logits)  # [B, N, V]
-        stage_ended("score")
-        verdict = parts.rule(rows, draft, judged)
+    judged, verdict = judge(rows, parts, draft, tokens, scores.logits, stage_ended)
     stage_ended("rule")
-    if parts.drafter is not None and gamma:
+    if parts.drafter is not None and (gamma or parts.drafter.needs.always):
         parts.drafter.observe(rows, draft, scores, verdict)
     stage_ended("observe")
     commit(rows, parts, draft, judged, verdict, counters)
     stage_ended("accept")
     return draft.tokens.shape[1]
+
+
+def judge(
+    rows: Rows,
+    parts: Parts,
+    draft: Draft,
+    tokens: Tensor,
+    logits: Tensor,
+    stage_ended: StageCallback = lambda stage: None,
+) -> tuple[Choice | Tensor, Verdict]:
+    """The verdict on a draft, from `logits [B, N, V]` of `tokens [B, N]`, and what it is about: processed
+    logits, or the choice of a greedy round."""
+    if reads_choice(rows, parts):
+        best = choice(rows, parts, draft, tokens, logits)
+        stage_ended("score")
+        return best, GreedyMatch().match(draft, best.tokens)
+    processed = process(rows, parts, draft, tokens, logits)  # [B, N, V]
+    stage_ended("score")
+    return processed, parts.rule(rows, draft, processed)
 
 
 def no_draft(rows: Rows) -> Draft:
@@ -74,10 +85,15 @@ def checked(rows: Rows, parts: Parts, draft: Draft, gamma: int) -> Draft:
         raise ValueError(
             f"drafts of shape {tuple(tokens.shape)}; need [{rows.batch}, up to {gamma}]"
         )
-    valid = torch.minimum(draft.valid, rows.gamma)
-    valid = torch.minimum(valid, rows.limits - rows.lengths - 1)  # the last token is the target's
-    last = parts.target.vocab_size - 1
-    if draft.topology is None:
+    valid, last = draft.valid, parts.target.vocab_size - 1
+    room = rows.limits - rows.lengths - 1  # the last token is the target's
+    most = torch.minimum(rows.gamma, room)
+    if draft.topology is not None:
+        # Nodes of one depth compete for one token, so limits are depths.
+        for node, depth in enumerate(draft.topology.depths):
+            valid = torch.where(most < depth, valid.clamp_max(node - 1), valid)
+    else:
+        valid = torch.minimum(valid, most)
         # Nothing after an end-of-text can be committed, nor from a token on that the target does not
         # have. In a tree an end-of-text ends only its own branch.
         column = torch.arange(width, device=valid.device)
@@ -114,16 +130,17 @@ def commit(
     used = column < count[:, None]
     slot = torch.where(used, rows.lengths[:, None] + column, rows.scratch)
     _write_logprobs(rows, judged, verdict, slot)
-    sources = _sources(draft, verdict, column).to(rows.sources.dtype)
+    drafted = draft.depth()
+    sources = _sources(drafted, verdict, column).to(rows.sources.dtype)
     ended = (ends & used).any(1)
     rows.tokens.scatter_(1, slot, verdict.tokens)
     rows.sources.scatter_(1, slot, sources)
 
     # Tokens after the lengths do not count: up to here a round that fails can be repeated.
     rows.rounds += rows.active
-    rows.drafted += draft.valid
+    rows.drafted += drafted
     rows.accepted += accepted
-    counters.add(rows.active, draft.valid, accepted, count)
+    counters.add(rows.active, drafted, accepted, count)
     rows.lengths += count
     rows.active &= ~ended & (rows.lengths < rows.limits)
 
@@ -146,9 +163,9 @@ def _write_logprobs(rows: Rows, judged: Choice | Tensor, verdict: Verdict, slot:
     rows.logprobs.scatter_(1, slot, logprobs)
 
 
-def _sources(draft: Draft, verdict: Verdict, column: Tensor) -> Tensor:
-    extra = torch.where(verdict.num_accepted < draft.valid, Source.CORRECTION, Source.BONUS)
-    extra = torch.where(draft.valid == 0, Source.PLAIN, extra)
+def _sources(drafted: Tensor, verdict: Verdict, column: Tensor) -> Tensor:
+    extra = torch.where(verdict.num_accepted < drafted, Source.CORRECTION, Source.BONUS)
+    extra = torch.where(drafted == 0, Source.PLAIN, extra)
     return torch.where(column < verdict.num_accepted[:, None], Source.ACCEPTED, extra[:, None])
 
 

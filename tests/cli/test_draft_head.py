@@ -235,3 +235,61 @@ def test_a_draft_without_a_usable_tokenizer_is_refused_by_name(draft: Path, text
     with pytest.raises(ModelError, match=r"it lacks tokenizer\.json"):
         draft_head(draft, texts)
     assert not (draft / FILE).exists()
+
+
+def test_lists_of_languages_lie_side_by_side(draft: Path, tmp_path: Path) -> None:
+    """Transcripts that name another language are left out of a language's list; without a known language the
+    union is used, so that a batch of several languages has one head."""
+    for name, language, text in (
+        ("a.json", "en", " The press prints."),
+        ("b.json", "fr", " Deux rouleaux."),
+        ("c.json", None, " Kevin agreed."),
+    ):
+        entry = {"text": text} if language is None else {"text": text, "language": language}
+        (tmp_path / "calls").mkdir(exist_ok=True)
+        (tmp_path / "calls" / name).write_text(json.dumps(entry))
+    draft_head(draft, tmp_path / "calls", "--language", "English")
+    made = draft_head(draft, tmp_path / "calls", "--language", "fr")
+    assert "draft_tokens.fr.json" in made.stdout
+    assert sorted(path.name for path in draft.glob("draft_tokens*")) == [
+        "draft_tokens.en.json",
+        "draft_tokens.fr.json",
+    ]
+    tokenizer = DraftVocabulary(draft).tokenizer
+    ids = {
+        word: frozenset(tokenizer(f" {word}", add_special_tokens=False)["input_ids"])
+        for word in ("The press prints.", "Deux rouleaux.", "Kevin agreed.")
+    }
+    english, french, both, other = (
+        DraftTokens.beside(draft, 2808, language) for language in ("en", "fr", None, "de")
+    )
+    assert english is not None and french is not None and both is not None and other is None
+    assert ids["The press prints."] | ids["Kevin agreed."] <= set(english.ids)
+    assert not ids["Deux rouleaux."] <= set(english.ids)
+    assert ids["Deux rouleaux."] <= set(french.ids)
+    assert set(both.ids) == set(english.ids) | set(french.ids)
+    assert both.occurrences == english.occurrences + french.occurrences
+    assert english.source.startswith("en: a.json")
+    # The one without a language stands in for languages without a list.
+    draft_head(draft, tmp_path / "calls" / "c.json")
+    assert DraftTokens.beside(draft, 2808, "de") == DraftTokens.read(draft / FILE, 2808)
+    with pytest.raises(UsageError, match="no text in 'de'"):
+        draft_head(draft, tmp_path / "calls" / "a.json", "--language", "de")
+    with pytest.raises(UsageError, match="--language '12'"):
+        draft_head(draft, tmp_path / "calls", "--language", "12")
+
+
+def test_the_language_of_a_run_chooses_the_list(draft: Path) -> None:
+    for language, text in (("en", "The press prints."), ("fr", "Deux rouleaux.")):
+        (draft / f"{language}.txt").write_text(text)
+        draft_head(draft, draft / f"{language}.txt", "--language", language)
+    known = {name: DraftTokens.beside(draft, 2808, name) for name in ("en", None)}
+    found = {}
+    for name, listing in known.items():
+        transcriber = Transcriber.load("demo", str(draft), gamma=4, language=name, device="cpu")
+        assert listing is not None and transcriber.whisper.listed == listing.ids
+        (outcome,) = transcriber.transcribe([SAMPLES / "memo.flac"], Options(language="en"))
+        found[name] = outcome.transcript.text
+    plain = Transcriber.load("demo", gamma=0, device="cpu")
+    (outcome,) = plain.transcribe([SAMPLES / "memo.flac"], Options(language="en"))
+    assert found == dict.fromkeys(known, outcome.transcript.text)

@@ -16,7 +16,10 @@ from forescribe.cli.options.foreign_flag_table import ANY, FOREIGN
 from forescribe.cli.options.foreign_flags import KnownOptions, translate
 from forescribe.cli.options.transcribe_options import NOT_IN_RESULTS
 
-VALUED = "--output-dir -o --output-format -f --initial-prompt --batch-size --dtype --task --model --language"
+VALUED = (
+    "--output-dir -o --output-format -f --initial-prompt --batch-size --dtype --quantize --task --model "
+    "--language"
+)
 SWITCHES = "word-timestamps vad timestamps local-files-only"
 KNOWN = KnownOptions(
     valued=frozenset({*VALUED.split(), "--logprob-threshold"}),
@@ -69,6 +72,7 @@ def parsed(*typed: str) -> dict[str, object]:
         (["--fp16", "False"], ["--dtype", "float32"]),
         (["--fp16", "True"], ["--dtype", "float16"]),
         (["--compute_type", "bfloat16"], ["--dtype", "bfloat16"]),
+        (["--compute_type", "int8"], ["--quantize", "int8"]),
         (["--prompt", "Ann, Bob"], ["--initial-prompt", "Ann, Bob"]),
         (["--beam_size", "1", "a.wav"], ["a.wav"]),
         (["--beam_size=None"], []),
@@ -98,7 +102,7 @@ REFUSED = {
     "--carry_initial_prompt True": "stands before every window",
     "--carry_initial_prompt False": "stands before every window",
     "--suppress_tokens 1,2": "the model's own list",
-    "--compute_type int8": "--dtype float16",
+    "--compute_type int8_float16": "--quantize int8",
     "--hotwords Ann": "--initial-prompt",
     "--vad_onset 0.3": "--vad or --no-vad",
     "--diarize_model x": "--diarizer NAME",
@@ -276,6 +280,7 @@ def test_all_that_can_change_a_word_is_in_the_fingerprint() -> None:
         "long_form",
         "condition_on_previous_text",
         "dtype",
+        "quantize",
     }
 
 

@@ -374,10 +374,10 @@ def test_admissions_are_padded_to_buckets_and_the_text_is_the_same(habana, monke
     shapes = []
     real = padded.target.prefill
 
-    def prefill(rows, tokens, encoder_states):
+    def prefill(rows, tokens, encoder_states, nodes):
         shapes.append(tuple(tokens.shape))
         assert len(rows) == len(encoder_states) == len(tokens)
-        return real(rows, tokens, encoder_states)
+        return real(rows, tokens, encoder_states, nodes)
 
     monkeypatch.setattr(padded.target, "prefill", prefill)
     found = {r.request.tag: r.tokens for r in padded.run(work)}

@@ -20,9 +20,10 @@ import torch
 from torch import Tensor
 from transformers import WhisperForCausalLM
 
+from forescribe.distill.losses import distillation
 from training.demo.batches import Batch, Batcher
 from training.demo.export import export, export_ctc
-from training.demo.model import DRAFT_LAYERS, Speech, configuration, distillation
+from training.demo.model import DRAFT_LAYERS, Speech, configuration
 from training.demo.team import Team
 from training.demo.train import WORK, clock
 from training.demo.windows import IGNORE, Pool

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, gelu, kl_div, linear
+from torch.nn.functional import gelu, linear
 from transformers import WhisperConfig, WhisperForConditionalGeneration
 from transformers.models.whisper.modeling_whisper import (
     WhisperDecoder,
@@ -25,7 +25,6 @@ from training.sentences import vocabulary
 WIDTH = 256
 LAYERS, DRAFT_LAYERS = 12, 2
 GUIDED_LAYERS = (2, 3, 4, 5)
-CE_WEIGHT, KL_WEIGHT = 0.5, 1.0
 
 
 def configuration(decoder_layers: int = LAYERS) -> WhisperConfig:
@@ -151,16 +150,6 @@ def silence(layer: WhisperDecoderLayer) -> None:
     for last in (layer.self_attn.out_proj, layer.encoder_attn.out_proj, layer.fc2):
         nn.init.zeros_(last.weight)
         nn.init.zeros_(last.bias)
-
-
-def distillation(wanted: Tensor, guess: Tensor) -> Tensor:
-    """Cross-entropy on the target's choice plus KL to its distribution, from logits [K, V] of both,
-    per token."""
-    choice = cross_entropy(guess, wanted.argmax(-1))
-    divergence = kl_div(
-        guess.log_softmax(-1), wanted.log_softmax(-1), log_target=True, reduction="batchmean"
-    )
-    return CE_WEIGHT * choice + KL_WEIGHT * divergence
 
 
 def stray(attentions: tuple[Tensor, ...], places: Tensor, layers: tuple[int, ...]) -> Tensor:

@@ -23,8 +23,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, ctc_loss
 
+from forescribe.distill.losses import distillation
 from training.demo.batches import Batch, Batcher
-from training.demo.model import Speech, distillation
+from training.demo.model import Speech
 from training.demo.monitor import Monitor
 from training.demo.team import Team
 from training.demo.windows import IGNORE, Pool

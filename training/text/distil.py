@@ -17,9 +17,10 @@ import torch
 from torch import nn
 from transformers import LlamaForCausalLM
 
+from forescribe.distill.losses import distillation
+from forescribe.distill.optimizers import Optimizers, rate
 from training.text import model as pair
 from training.text import packing
-from training.text.optimizers import Optimizers, rate
 
 WRITTEN_AT_ONCE = 64
 LONGEST = 160  # tokens of an answer
@@ -76,7 +77,7 @@ def distil(
             batch = next(source)
             with torch.no_grad():
                 wanted = pair.logits(target, batch)
-            loss = pair.distillation(wanted, pair.logits(draft, batch))
+            loss = distillation(wanted, pair.logits(draft, batch))
             loss.backward()
             nn.utils.clip_grad_norm_(draft.parameters(), 1.0)
             optimizers.step(rate(progress, step, fall_from=0.0))

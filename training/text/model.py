@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, kl_div
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from training.text.packing import Pack
@@ -75,13 +74,3 @@ def logits(model: LlamaForCausalLM, pack: Pack) -> Tensor:
             use_cache=False,
         ).last_hidden_state
         return model.lm_head(states[pack.known]).float()
-
-
-def distillation(wanted: Tensor, guess: Tensor) -> Tensor:
-    """KL from the target's distribution, and cross-entropy on the target's choice: per token.
-
-    The first matters at temperature 1, the second at 0.
-    """
-    log_q = guess.log_softmax(-1)
-    divergence = kl_div(log_q, wanted.log_softmax(-1), log_target=True, reduction="batchmean")
-    return divergence + 0.5 * cross_entropy(guess, wanted.argmax(-1))

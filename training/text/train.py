@@ -22,11 +22,12 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from transformers import LlamaForCausalLM
 
+from forescribe.distill.losses import distillation
+from forescribe.distill.optimizers import Optimizers, rate
 from training.text import model as pair
 from training.text import packing
 from training.text.corpus import REPEATS, documents
 from training.text.distil import distil
-from training.text.optimizers import Optimizers, rate
 from training.text.tokenizer import WORK, load, prompt_of, text_of
 
 ROWS = 6  # of packing.LENGTH tokens per step
@@ -108,7 +109,7 @@ def train(run: Path, seconds: float) -> tuple[LlamaForCausalLM, LlamaForCausalLM
             batch = next(source)
             wanted = pair.logits(target, batch)
             entropy = cross_entropy(wanted, batch.labels)
-            copied = pair.distillation(wanted.detach(), pair.logits(draft, batch))
+            copied = distillation(wanted.detach(), pair.logits(draft, batch))
             (entropy + copied).backward()
             nn.utils.clip_grad_norm_(target.parameters(), 1.0)
             nn.utils.clip_grad_norm_(draft.parameters(), 1.0)

@@ -37,6 +37,7 @@ class Position:
     audio: SeekableAudio
     previous: tuple[int, ...]
     frame: int = 0
+    hypothesis: tuple[int, ...] = ()  # what the previous window has written of the next one
 
     @property
     def at_end(self) -> bool:
@@ -94,7 +95,7 @@ class SequentialWindows:
             with self.call.open(source) as audio:
                 recording = self.call.begin(source, audio)
                 self.context.watch.start()
-                seekable = SeekableAudio(audio.blocks(), self.mel)
+                seekable = SeekableAudio(audio.blocks(), *self.context.mels)
                 recording.resources.callback(seekable.close)
                 self.context.watch.mark("audio")
             return self._next(recording, Position(seekable, self.call.bound.previous))
@@ -129,21 +130,28 @@ class SequentialWindows:
 
     def _request(self, tag: SequentialTag) -> Request:
         self.context.watch.start()
-        features = tag.position.audio.features(tag.position.frame)
+        features = tag.position.audio.all_features(tag.position.frame)
         known = self.call.bound.language or tag.recording.language
-        (encoded,) = encode_features(self.context.whisper, features[None], [known is None])
+        rows = [each[None] for each in features]
+        (encoded,) = encode_features(self.context.whisper, rows, [known is None])
         self.context.watch.mark("encode")
         if isinstance(encoded, Exception):
             raise encoded
-        pauses = pauses_for(self.call.bound.options, features, tag.end - tag.start)
+        pauses = pauses_for(self.call.bound.options, features[0], tag.end - tag.start)
         language = known or language_in(tag.recording, encoded)
         tag = replace(tag, language=language, pauses=pauses)
-        return self.call.decoder.request(tag, encoded.encoder_states, tag.position.previous)
+        position = tag.position
+        return self.call.decoder.request(
+            tag, encoded.encoder_states, position.previous, position.hypothesis
+        )
 
     def _move(self, position: Position, decoded: Decoded) -> None:
         """Go on behind a window that has ended."""
         at_end = decoded.end == position.audio.sample_count
         position.frame = position.audio.frames if at_end else decoded.end // self.mel.hop
+        end = self.context.whisper.tokens.end
+        discarded = decoded.result.tokens[len(decoded.tokens) :]
+        position.hypothesis = tuple(token for token in discarded if token < end)
         if decoded.state != "decoded" or not self.call.bound.options.condition_on_previous_text:
             return
         hot = decoded.result.request.temperature >= FORGET_FROM

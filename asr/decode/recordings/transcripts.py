@@ -83,11 +83,13 @@ def settings_of(context: DecodingContext, options: Options) -> dict[str, Json]:
     return {
         "model": str(getattr(pair.target, "name", pair.target)),
         "draft": None if pair.draft is None else str(getattr(pair.draft, "name", pair.draft)),
+        "draft_for_other_languages": str(pair.rest) if pair.rest is not None else None,
         "shared_encoder": context.whisper.shared_encoder,
         "gamma": "auto" if gamma is None else gamma,
         "batch_size": context.batch,
         "device": device.name,
         "dtype": str(device.stored).removeprefix("torch."),
+        "quantize": "int8" if device.int8 else "none",
         "task": options.task,
         "timestamps": options.timestamps,
         "initial_prompt": options.initial_prompt,

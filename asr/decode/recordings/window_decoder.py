@@ -48,10 +48,17 @@ class WindowDecoder:
         self.in_engine: set[WindowTag] = set()
 
     def request(
-        self, tag: WindowTag, encoder_states: EncoderStates, previous: tuple[int, ...]
+        self,
+        tag: WindowTag,
+        encoder_states: EncoderStates,
+        previous: tuple[int, ...],
+        hypothesis: tuple[int, ...] = (),
     ) -> Request:
-        """The request for a window, which the caller submits; `previous` are the tokens before it."""
-        request = window_request(self.context, self.bound, tag, encoder_states, previous)
+        """The request for a window, which the caller submits; `previous` are the tokens before it,
+        `hypothesis` what an earlier window has written of it."""
+        request = window_request(
+            self.context, self.bound, tag, encoder_states, previous, hypothesis
+        )
         self.in_engine.add(tag)
         return request
 

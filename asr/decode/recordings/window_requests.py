@@ -13,10 +13,12 @@ from torch import Tensor
 from forescribe.speculative.requests import Request
 
 from ...errors import UsageError
+from ...formats.transcript import seconds
 from ...model.loading import EncoderStates, Whisper
 from ...model.special_tokens import AUTO, language_code
 from ...segment.pauses import Pause, pauses
 from ..decoding_context import DecodingContext
+from ..drafting import SCRIPT_SLOTS
 from ..encoding import EncodedWindow
 from ..guards import Guards
 from ..options import Options
@@ -30,12 +32,14 @@ CONFIDENT = 0.9
 class BoundOptions:
     """Options that were checked against a model.
 
-    `language` is a code, None to detect it; `previous` holds the tokens of the initial prompt.
+    `language` is a code, None to detect it; `previous` holds the tokens of the initial prompt, and `hint`
+    those of the text that drafts are copied from.
     """
 
     options: Options
     language: str | None
     previous: tuple[int, ...]
+    hint: tuple[int, ...] = ()
 
 
 def bind(options: Options, context: DecodingContext) -> BoundOptions:
@@ -52,7 +56,7 @@ def bind(options: Options, context: DecodingContext) -> BoundOptions:
         raise UsageError(
             f"gamma {options.gamma} is more than the {limit} that the transcriber was created with"
         )
-    return BoundOptions(options, language, previous)
+    return BoundOptions(options, language, previous, hint_tokens(context.whisper, options.hint))
 
 
 def prompt_tokens(whisper: Whisper, text: str | None) -> tuple[int, ...]:
@@ -67,6 +71,25 @@ def prompt_tokens(whisper: Whisper, text: str | None) -> tuple[int, ...]:
     return tuple(ids[-prompt_room(whisper) :])
 
 
+def hint_tokens(whisper: Whisper, text: str | None) -> tuple[int, ...]:
+    """The text tokens of what is probably spoken; what looks like a special token in it is left out."""
+    if not text or not text.strip():
+        return ()
+    ids = whisper.tokenizer.encode(" " + text.strip(), add_special_tokens=False)
+    return tuple(token for token in ids if token < whisper.tokens.end)
+
+
+def hint_for(tag: WindowTag, hint: tuple[int, ...]) -> tuple[int, ...]:
+    """The part of a recording's text that a window is looked for in: all of it, unless it is longer than a
+    drafter holds; then the part around the window's share of the recording."""
+    declared = tag.recording.audio.declared_s if len(hint) > SCRIPT_SLOTS else None
+    if not declared:
+        return hint[:SCRIPT_SLOTS]
+    middle = round(len(hint) * min(1.0, seconds(tag.start) / declared))
+    first = min(max(0, middle - SCRIPT_SLOTS // 2), len(hint) - SCRIPT_SLOTS)
+    return hint[first : first + SCRIPT_SLOTS]
+
+
 def prompt_room(whisper: Whisper) -> int:
     """Tokens of previous text that fit into a prompt: half the positions less one (openai/whisper)."""
     return int(whisper.target.config.max_target_positions) // 2 - 1
@@ -78,28 +101,24 @@ def window_request(
     tag: WindowTag,
     encoder_states: EncoderStates,
     previous: tuple[int, ...],
+    hypothesis: tuple[int, ...] = (),
 ) -> Request:
-    """The request for a window at the first temperature; `previous` are the tokens before it."""
-    options = bound.options
+    """The request for a window at the first temperature; `previous` are the tokens before it, `hypothesis`
+    what an earlier window has written of it."""
+    options, route = bound.options, context.whisper.pair.route(tag.language)
     prompt = context.whisper.tokens.prompt(
         tag.language, options.task, timestamps=options.timestamps, previous=previous
     )
     request = Request(
         prompt=prompt,
-        encoder_states=encoder_states,
-        gamma=gamma_for(context.whisper, tag.language, options.gamma),
-        hint=previous,
+        encoder_states=replace(encoder_states, chosen=route or 0),
+        gamma=0 if route is None else options.gamma,
+        hint=hint_for(tag, bound.hint) or hypothesis,
         probe=context.no_speech.probe(prompt),
         tag=tag,
     )
     first = options.guards.temperatures[0] if options.guards is not None else 0.0
     return at_temperature(request, first) if first else request
-
-
-def gamma_for(whisper: Whisper, language: str, gamma: int | None) -> int | None:
-    """The draft length for a language: 0 where the draft model was not trained for it."""
-    languages = whisper.pair.draft_languages
-    return 0 if languages is not None and language not in languages else gamma
 
 
 def retry_of(request: Request, guards: Guards | None) -> Request | None:

@@ -46,15 +46,16 @@ def speech_pair() -> DecoderPair:
     whisper = load(resolve("demo", None), choose("cpu"))
     paths = [str(provenance.ROOT / "samples" / f"{name}.flac") for name in SAMPLES]
     windows = join(read_clips(paths, None), 0).windows
+    (draft,) = whisper.drafts
     encoded = whisper.encode(LogMel(whisper.extractor)(windows))
     prompt = whisper.tokens.prompt("en", "transcribe", timestamps=True)
     return DecoderPair(
         target=lambda e: whisper_decoder(whisper.target, lambda s: s.target, engine=e),
         draft=lambda e: whisper_decoder(
-            whisper.draft,
+            draft.model,
             lambda s: s.draft,
             engine=e,
-            listed=whisper.listed,
+            listed=draft.listed,
         ),
         engines=_able(FORMS, whisper.target),
         requests=[

@@ -75,6 +75,7 @@ class Options:
     only: tuple[str, ...] = NAMES
     engine: str = "auto"  # of `ModelEngine`, for this engine's rows
     dtype: tuple[str, ...] = ()
+    draft_dtype: tuple[str, ...] = ("auto",)  # of this engine's drafts, with rows for each
     modules: bool = False
 
     @property
@@ -239,20 +240,30 @@ def plan(
     """Return all jobs, the reference first: this engine with gamma 0, one window at a time."""
 
     def job(
-        system: str, batch: int, gamma: Gamma = None, dtype: str = FLOAT32, threads: int = 0
+        system: str,
+        batch: int,
+        gamma: Gamma = None,
+        dtype: str = FLOAT32,
+        threads: int = 0,
+        draft_dtype: str | None = None,
     ) -> Job:
         model, own = str(target), None if draft is None else str(draft)
         count = threads or options.cores
         folder = converted.get(dtype)
         engine = "modules" if system == MODULES else options.engine
-        return Job(system, batch, gamma, dtype, model, own, count, folder, engine)
+        return Job(system, batch, gamma, dtype, model, own, count, folder, engine, draft_dtype)
 
     jobs = []
     lengths: tuple[Gamma, ...] = (options.gamma, "auto") if options.gamma else ()
     for dtype in options.dtypes:
         jobs += [job(OURS, 1, 0, dtype)]
         jobs += [job(OURS, batch, 0, dtype) for batch in options.batch if batch != 1]
-        jobs += [job(OURS, batch, gamma, dtype) for gamma in lengths for batch in options.batch]
+        jobs += [
+            job(OURS, batch, gamma, dtype, draft_dtype=own)
+            for own in (options.draft_dtype if draft is not None else (None,))
+            for gamma in lengths
+            for batch in options.batch
+        ]
     if options.modules:
         jobs += [job(MODULES, 1, 0, dtype) for dtype in options.dtypes]
     for threads in options.peer_cores:

@@ -44,9 +44,10 @@ class Ratio:
 
 def gains(rows: Sequence[Row]) -> list[Ratio]:
     """Drafts against gamma 0 of the same dtype and batch size."""
-    ours = {(r.dtype, r.batch, r.gamma): r for r in rows if r.system == OURS and r.equality}
-    pairs = ((row, ours.get((row.dtype, row.batch, 0))) for row in ours.values() if row.gamma)
-    return [Ratio(row, plain) for row, plain in pairs if plain is not None]
+    ours = [row for row in rows if row.system == OURS and row.equality]
+    plain = {(row.dtype, row.batch): row for row in ours if not row.gamma}
+    pairs = ((row, plain.get((row.dtype, row.batch))) for row in ours if row.gamma)
+    return [Ratio(row, other) for row, other in pairs if other is not None]
 
 
 def reductions(rows: Sequence[Row]) -> list[Ratio]:
@@ -131,5 +132,6 @@ def _settings(row: Row) -> dict[str, object]:
         "batch": row.batch,
         "gamma": row.gamma,
         "dtype": row.dtype,
+        "draft_dtype": row.draft_dtype,
         "threads": row.threads,
     }

@@ -43,6 +43,7 @@ class Row:
     notes: list[str] = field(default_factory=list)
     error: str | None = None
     engine: str | None = None  # what computed the target's decoder, in this engine's rows
+    draft_dtype: str | None = None  # as it was asked for, in this engine's rows with drafts
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,15 @@ def make_row(series: Series, references: References, material: Material) -> Row:
     if error is None and own is None:
         error = f"plain decoding in {job.dtype} failed, so its tokens have no reference"
     if error is not None or own is None:
-        return Row(job.system, job.batch, job.gamma, job.dtype, threads=job.threads, error=error)
+        return Row(
+            job.system,
+            job.batch,
+            job.gamma,
+            job.dtype,
+            threads=job.threads,
+            error=error,
+            draft_dtype=job.draft_dtype,
+        )
     run = series.median
     assert run.written is not None
     drafting, tokens = run.written.drafting, run.written.tokens
@@ -104,4 +113,5 @@ def make_row(series: Series, references: References, material: Material) -> Row:
         stages_s=run.written.stages,
         notes=run.written.notes + unsteady,
         engine=run.written.engine,
+        draft_dtype=job.draft_dtype,
     )

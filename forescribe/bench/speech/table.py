@@ -13,6 +13,8 @@ from .comparisons import Ratio
 from .result_rows import Row
 from .systems.job import FLOAT32, OURS
 
+AUTO = "auto"
+
 HEAD = (
     "system",
     "batch",
@@ -51,7 +53,13 @@ def results(rows: Sequence[Row]) -> str:
 
 
 def _name(row: Row) -> str:
-    return f"{row.system}, batch {row.batch}, {row.dtype}, {_or(row.threads, '{}')} threads"
+    return f"{row.system}, batch {row.batch}, {_format(row)}, {_or(row.threads, '{}')} threads"
+
+
+def _format(row: Row) -> str:
+    """A row's number format, with that of its draft where one was asked for."""
+    asked = row.draft_dtype not in (None, AUTO)
+    return f"{row.dtype}, draft {row.draft_dtype}" if asked else row.dtype
 
 
 def _cells(row: Row) -> tuple[str, ...]:
@@ -59,7 +67,7 @@ def _cells(row: Row) -> tuple[str, ...]:
         row.system,
         str(row.batch),
         _or(row.gamma, "{}"),
-        row.dtype,
+        _format(row),
         _or(row.threads, "{}"),
     )
     if row.error is not None or row.equality is None:
@@ -99,7 +107,7 @@ def stages(rows: Sequence[Row]) -> str:
     names = [name for name in STAGES if name in measured] + sorted(measured.difference(STAGES))
     body = [
         (
-            row.dtype,
+            _format(row),
             str(row.batch),
             _or(row.gamma, "{}"),
             *(_or(row.stages_s.get(name), "{:.2f}") for name in names),
@@ -156,7 +164,7 @@ def against_reduced(ratios: Sequence[Ratio], left_out: Sequence[Row]) -> str:
 
 
 def _ours(row: Row) -> str:
-    return f"batch {row.batch}, gamma {row.gamma}, {row.dtype}"
+    return f"batch {row.batch}, gamma {row.gamma}, {_format(row)}"
 
 
 def _same(row: Row) -> str:

@@ -39,7 +39,10 @@ class Outcome:
         written = record.pop("written")
         if written is not None:
             drafting = written.pop("drafting")
-            written = Written(**written, drafting=Drafting(**drafting) if drafting else None)
+            if drafting:  # JSON has lists for tuples
+                at_depth = ("drafted_at_depth", "accepted_at_depth")
+                drafting = Drafting(**drafting | {name: tuple(drafting[name]) for name in at_depth})
+            written = Written(**written, drafting=drafting)
         return cls(written, **record)
 
     def to_json(self) -> str:

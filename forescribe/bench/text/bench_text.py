@@ -21,13 +21,17 @@ import torch
 
 from forescribe.asr.errors import UsageError
 from forescribe.speculative.device import Device, choose
+from forescribe.speculative.errors import LoadError
+from forescribe.speculative.models.families.draft_precision import draft_device
 from forescribe.speculative.models.families.model_engine import ModelEngine
+from forescribe.text import drafter_registry
 from forescribe.text.language_model import LanguageModel, check_draft, load
-from forescribe.text.text_presets import NGRAM, Pair, resolve
+from forescribe.text.text_presets import MTP, NGRAM, Pair, resolve
 
 from .. import provenance
 from ..columns import layout
 from ..equality import Equality, compare
+from ..formats import dtype_of, quantization_of
 from .text_systems import System, Texts, further_systems, room, systems
 
 HEAD = (
@@ -88,6 +92,7 @@ class Options:
     threads: int = 0
     engine: str = "auto"  # of `ModelEngine`, for this engine's rows
     further: tuple[str, ...] = ()
+    draft_dtype: str = "auto"  # of this engine's draft
 
     @property
     def batches(self) -> list[int]:
@@ -218,6 +223,7 @@ class Result:
             },
             "dtype": self.options.dtype,
             "further_dtypes": self.options.further,
+            "draft_dtype": self.options.draft_dtype,
             "native_kernels": provenance.instruction_set(),
             "engine": self.engine,
             "threads": torch.get_num_threads(),
@@ -253,18 +259,22 @@ def measured(options: Options, say: Callable[[str], None]) -> Result:
 
     logging.set_verbosity_error()  # it writes a warning per assisted round, which is no cost of decoding
     lines = None if options.prompts is None else read_prompts(options.prompts)
-    pair, device = resolve(options.model, options.draft), choose(options.device, options.dtype)
-    further = [(dtype, choose(options.device, dtype)) for dtype in options.further]
+    pair, device = (
+        resolve(options.model, options.draft),
+        choose_format(options.device, options.dtype),
+    )
+    further = [(dtype, choose_format(options.device, dtype)) for dtype in options.further]
     engine = ModelEngine.of(options.engine)
     if options.threads:
         torch.set_num_threads(options.threads)
-    target, draft = load_pair(pair, device, engine)
+    target, draft, own = load_pair(pair, device, engine, options.draft_dtype)
     prompts = encoded(target, lines, options.chat)
     check_room(prompts, options.max_tokens, room(target, draft), target.name)
     batches, gammas, most = options.batches, options.gamma, options.max_tokens
     chosen = systems(
         target,
         draft,
+        own,
         device,
         batches=batches,
         gammas=gammas,
@@ -273,7 +283,7 @@ def measured(options: Options, say: Callable[[str], None]) -> Result:
     )
     for dtype, place in further:
         chosen += further_systems(
-            *load_pair(pair, place, engine),
+            *load_pair(pair, place, engine, options.draft_dtype),
             place,
             batches=batches,
             gammas=gammas,
@@ -284,16 +294,30 @@ def measured(options: Options, say: Callable[[str], None]) -> Result:
     return Result(options, pair, device, prompts, rows, target.engine)
 
 
+def choose_format(device: str, name: str) -> Device:
+    """The device for a number format. Raises DeviceError."""
+    return choose(device, dtype_of(name), quantization_of(name))
+
+
 def load_pair(
-    pair: Pair, device: Device, engine: ModelEngine
-) -> tuple[LanguageModel, LanguageModel | None]:
-    """Load the target, and the draft if it is a model. Raises SpeculativeError."""
+    pair: Pair, device: Device, engine: ModelEngine, draft_dtype: str | None = None
+) -> tuple[LanguageModel, LanguageModel | None, LanguageModel | None]:
+    """Load the target, and the draft if it is a model: once as transformers' assistant, in the target's
+    number format, and once as this engine's draft, in `draft_dtype`. Raises SpeculativeError."""
     target = load(pair.target, device, network=False, engine=engine)
     if pair.draft is None or pair.draft == NGRAM:
-        return target, None
+        return target, None, None
+    if pair.draft in (MTP, *drafter_registry.names()):
+        raise LoadError(
+            f"--draft {pair.draft} is no model: this benchmark gives transformers the same draft; "
+            "`forescribe generate --compare` measures any"
+        )
     draft = load(pair.draft, device, role="draft", network=False, engine=engine)
     check_draft(target, draft)
-    return target, draft
+    place = draft_device(device, draft_dtype, engine)
+    if place == device:
+        return target, draft, draft
+    return target, draft, load(pair.draft, place, role="draft", network=False, engine=engine)
 
 
 def take_turns(

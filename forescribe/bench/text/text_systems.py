@@ -15,6 +15,7 @@ import torch
 from forescribe.speculative.device import Device
 from forescribe.speculative.engine.stats import Stats
 from forescribe.text.generator import CONTEXT, Options, TextGenerator
+from forescribe.text.head_drafts import HeadDraft
 from forescribe.text.language_model import LanguageModel
 from forescribe.text.text_presets import NGRAM
 
@@ -115,7 +116,7 @@ def cut(ids: Sequence[int], ends: frozenset[int]) -> tuple[int, ...]:
     return tuple(ids[:end])
 
 
-def room(target: LanguageModel, draft: LanguageModel | str | None) -> int:
+def room(target: LanguageModel, draft: LanguageModel | HeadDraft | str | None) -> int:
     """Return the maximum length of prompt and text together."""
     both = [target, draft] if isinstance(draft, LanguageModel) else [target]
     return min(CONTEXT, *(model.positions for model in both))
@@ -123,7 +124,7 @@ def room(target: LanguageModel, draft: LanguageModel | str | None) -> int:
 
 def ours(
     target: LanguageModel,
-    draft: LanguageModel | str | None,
+    draft: LanguageModel | HeadDraft | str | None,
     device: Device,
     *,
     batch: int,
@@ -147,6 +148,7 @@ def ours(
 def systems(
     target: LanguageModel,
     draft: LanguageModel | None,
+    own: LanguageModel | None,
     device: Device,
     *,
     batches: Sequence[int],
@@ -155,7 +157,8 @@ def systems(
     dtype: str,
 ) -> list[System]:
     """Return all systems, the reference first: transformers' greedy decoding of one prompt at a
-    time, so `batches` begin with 1. Raises LoadError if the draft does not fit."""
+    time, so `batches` begin with 1. `own` is this engine's copy of the draft. Raises LoadError if the
+    draft does not fit."""
     theirs = TransformersGenerate(target, draft, most)
     rows = [
         System(f"{THEIRS} greedy", batch, theirs.greedy(batch), dtype=dtype) for batch in batches
@@ -165,13 +168,14 @@ def systems(
         rows.append(System(f"{name}, its defaults", 1, theirs.assisted(None), dtype=dtype))
         rows += [System(f"{name} {g}", 1, theirs.assisted(g), dtype=dtype) for g in gammas]
     rows += [System(f"{THEIRS} lookup {g}", 1, theirs.lookup(g), dtype=dtype) for g in gammas]
-    drafts: list[LanguageModel | str] = [NGRAM] if draft is None else [draft, NGRAM]
+    drafts: list[LanguageModel | str] = [NGRAM] if own is None else [own, NGRAM]
     return rows + own_rows(target, drafts, device, batches, gammas, most, dtype)
 
 
 def further_systems(
     target: LanguageModel,
     draft: LanguageModel | None,
+    own: LanguageModel | None,
     device: Device,
     *,
     batches: Sequence[int],
@@ -183,7 +187,7 @@ def further_systems(
     a time, which computes with the same rounded weights."""
     theirs = TransformersGenerate(target, draft, most)
     rows = [System(f"{THEIRS} greedy", 1, theirs.greedy(1), dtype=dtype)]
-    drafts: list[LanguageModel | str] = [NGRAM] if draft is None else [draft]
+    drafts: list[LanguageModel | str] = [NGRAM] if own is None else [own]
     return rows + own_rows(target, drafts, device, batches, gammas, most, dtype)
 
 

@@ -5,7 +5,7 @@ Knows the options and the exit code; the comparison is in `asr.audit`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import typer
@@ -17,11 +17,13 @@ from ..options.declarations import (
     BatchSize,
     DeviceName,
     Draft,
+    DraftDtype,
     Dtype,
     Gamma,
     Language,
     LocalFilesOnly,
     Model,
+    Quantize,
     Task,
     Vad,
 )
@@ -43,6 +45,8 @@ class AuditOptions:
     batch_size: BatchSize = 8
     device: DeviceName = AUTO
     dtype: Dtype = AUTO
+    quantize: Quantize = None
+    draft_dtype: DraftDtype = AUTO
     local_files_only: LocalFilesOnly = False
     json: Annotated[
         bool,
@@ -71,7 +75,8 @@ def audit(**values: Any) -> None:
     """Report every token that speculative decoding has changed.
 
     Each recording is decoded with and without drafts. A token that differs is reported with its margin:
-    how much more the target prefers one of the two tokens, in logits."""
+    how much more the target prefers one of the two tokens, in logits. With --quantize int8 the tokens that
+    differ from the same model's in float32 are counted too; they do not change the exit code."""
     options = AuditOptions(**values)
     from forescribe.asr.audit import Report
     from forescribe.asr.audit import audit as compare
@@ -81,6 +86,8 @@ def audit(**values: Any) -> None:
     from forescribe.asr.model.loading import load
     from forescribe.asr.model.presets import resolve
     from forescribe.speculative.device import choose
+    from forescribe.speculative.models.families.draft_precision import draft_device
+    from forescribe.speculative.models.families.model_engine import ModelEngine
 
     decoding = Options(
         language=options.language,
@@ -90,10 +97,25 @@ def audit(**values: Any) -> None:
     pair = resolve(options.model, options.draft, options.language)
     sources = check_readable(map(Source, options.audio))
     if any_readable(sources):
-        device = choose(options.device, options.dtype)
-        whisper = load(pair, device, network=not options.local_files_only)
+        device = choose(options.device, options.dtype, options.quantize)
+        whisper = load(
+            pair,
+            device,
+            network=not options.local_files_only,
+            draft_device=draft_device(device, options.draft_dtype, ModelEngine.AUTO),
+        )
+        exact = None
+        if device.int8:  # a model of its own beside the float32 one
+            alone = replace(pair, draft=None)
+            place = choose(options.device, "float32")
+            exact = load(alone, place, network=not options.local_files_only)
         reports = compare(
-            whisper, options.audio, decoding, gamma=options.drafts, batch=options.batch_size
+            whisper,
+            options.audio,
+            decoding,
+            gamma=options.drafts,
+            batch=options.batch_size,
+            float32=exact,
         )
     else:
         reports = (Report(source.path, error=str(source.error)) for source in sources)

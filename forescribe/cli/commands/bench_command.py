@@ -16,6 +16,7 @@ import typer
 
 from forescribe.asr.errors import UsageError
 
+from ...bench.formats import REDUCED
 from ...bench.needs import INSTALL, missing
 from ...bench.sink import Sink
 from ..options.declarations import AUTO, EngineName
@@ -33,7 +34,8 @@ from ..options.option_records import (
 
 PROGRAM = "forescribe"
 
-DTYPES = ("float32", "bfloat16")
+DTYPES = ("float32", *REDUCED)
+DRAFT_DTYPES = (AUTO, "float32", "float16", "bfloat16", "int8")
 """Number formats in which a CPU decodes: the third one of a device, float16, has no arithmetic there."""
 
 bench = typer.Typer(
@@ -141,10 +143,19 @@ class BenchTextOptions:
             PERFORMANCE,
             "--dtype",
             metavar="TYPE,TYPE",
-            help="auto, float32, float16 or bfloat16; in the last two, near-ties may flip. "
-            "Further ones add rows of this engine.",
+            help="auto, float32, float16, bfloat16, int8 or int8-bfloat16 (as --quantize int8 with that "
+            "--dtype); near-ties may flip below float32. Further ones add rows of this engine.",
         ),
     ] = "float32"
+    draft_dtype: Annotated[
+        str,
+        option(
+            PERFORMANCE,
+            "--draft-dtype",
+            metavar="TYPE",
+            help="Number format of this engine's draft: auto, float32, float16, bfloat16 or int8.",
+        ),
+    ] = AUTO
     threads: Annotated[
         int,
         option(
@@ -164,7 +175,7 @@ class BenchTextOptions:
     @property
     def dtypes(self) -> tuple[str, ...]:
         """Number formats, the first of them for all systems."""
-        return parse_dtypes(self.dtype, ("auto", *DTYPES, "float16"))
+        return parse_dtypes("--dtype", self.dtype, ("auto", *DTYPES, "float16"))
 
     @property
     def batches(self) -> tuple[int, ...]:
@@ -204,14 +215,15 @@ def text(**values: Any) -> None:
             device=options.device,
             dtype=options.dtypes[0],
             further=options.dtypes[1:],
+            draft_dtype=options.draft_dtype,
             threads=options.threads,
             engine=options.engine,
         ),
-        _log,
+        log,
     )
     sink.write(result.text(), result.record(PROGRAM))
     for row in result.differing:
-        _log(f"{row.system.label}: differs from {result.reference(row).system.label}")
+        log(f"{row.system.label}: differs from {result.reference(row).system.label}")
     if result.differing:
         raise typer.Exit(1)
 
@@ -325,10 +337,20 @@ class BenchTranscribeOptions:
             PERFORMANCE,
             "--dtype",
             metavar="TYPE,TYPE",
-            help="Number formats of this engine's rows, float32 and bfloat16; float32 is always measured, "
-            "and what other systems are compared with.",
+            help="Number formats of this engine's rows: float32, bfloat16, int8, int8-bfloat16 (--quantize "
+            "int8 with that --dtype); float32 is always measured, and what other systems are compared with.",
         ),
     ] = "float32"
+    draft_dtype: Annotated[
+        str,
+        option(
+            PERFORMANCE,
+            "--draft-dtype",
+            metavar="TYPE,TYPE",
+            help="Number formats of this engine's draft, with rows for each: auto, float32, float16, "
+            "bfloat16 or int8. Same tokens.",
+        ),
+    ] = AUTO
     modules: Annotated[
         bool,
         option(
@@ -341,7 +363,8 @@ class BenchTranscribeOptions:
     repeats: Repeats = 3
 
     def __post_init__(self) -> None:
-        _ = self.batches, self.peer_batches, self.peer_thread_counts, self.dtypes
+        _ = self.batches, self.peer_batches, self.peer_thread_counts
+        _ = self.dtypes, self.draft_dtypes
         if not math.isfinite(self.minutes):
             raise UsageError(f"--minutes {self.minutes} is no length: give a number of minutes")
 
@@ -353,7 +376,12 @@ class BenchTranscribeOptions:
     @property
     def dtypes(self) -> tuple[str, ...]:
         """Number formats of this engine's rows."""
-        return parse_dtypes(self.dtype, DTYPES)
+        return parse_dtypes("--dtype", self.dtype, DTYPES)
+
+    @property
+    def draft_dtypes(self) -> tuple[str, ...]:
+        """Number formats of this engine's draft."""
+        return parse_dtypes("--draft-dtype", self.draft_dtype, DRAFT_DTYPES)
 
     @property
     def peer_batches(self) -> tuple[int, ...]:
@@ -399,14 +427,15 @@ def transcribe(**values: Any) -> None:
             only=_systems(options.only),
             engine=options.engine,
             dtype=options.dtypes,
+            draft_dtype=options.draft_dtypes,
             modules=options.modules,
         ),
-        _log,
+        log,
     )
     sink.write(result.text(), result.record(PROGRAM))
     for row in result.differing:
         label = f"{row.system}, batch {row.batch}, gamma {row.gamma}, {row.dtype}"
-        _log(f"{label}: differs from this engine's plain decoding")
+        log(f"{label}: differs from this engine's plain decoding")
     if result.differing:
         raise typer.Exit(1)
 
@@ -440,14 +469,14 @@ def parse_numbers(option: str, text: str, most: int) -> tuple[int, ...]:
     return tuple(dict.fromkeys(map(int, parts)))
 
 
-def parse_dtypes(text: str, known: Sequence[str]) -> tuple[str, ...]:
+def parse_dtypes(option: str, text: str, known: Sequence[str]) -> tuple[str, ...]:
     """Read a list of number formats; duplicates are dropped. Raises UsageError."""
     parts = [part.strip() for part in text.split(",")]
     wrong = [part for part in parts if part not in known]
     if wrong:
-        raise UsageError(f"--dtype {text}: '{wrong[0]}' is none of {', '.join(known)}")
+        raise UsageError(f"{option} {text}: '{wrong[0]}' is none of {', '.join(known)}")
     return tuple(dict.fromkeys(parts))
 
 
-def _log(line: str) -> None:
+def log(line: str) -> None:
     typer.echo(line, err=True)

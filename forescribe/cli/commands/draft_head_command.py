@@ -41,7 +41,19 @@ class DraftHeadOptions:
             "--output",
             "-o",
             metavar="FILE",
-            help="File for the list.  [default: draft_tokens.json in the draft's folder]",
+            help="File for the list.  [default: draft_tokens.json in the draft's folder, with --language "
+            "draft_tokens.LANGUAGE.json]",
+        ),
+    ] = None
+    language: Annotated[
+        str | None,
+        option(
+            OUTPUT,
+            "--language",
+            "-l",
+            metavar="LANGUAGE",
+            help="Make the list for this language, a code or an English name; transcripts (json) that say "
+            "that they are in another one are left out.",
         ),
     ] = None
     overwrite: Annotated[
@@ -81,22 +93,26 @@ def draft_head(**values: Any) -> None:
     """Cut a draft's output head to the tokens of your own texts.
 
     A draft only guesses, so a head without rare tokens makes it faster and changes no word of a result.
-    The list lies beside the draft's weights and is used from then on; deleting the file undoes it."""
+    The list lies beside the draft's weights and is used from then on; deleting the file undoes it. Lists of
+    several languages may lie there: that of `--language` is used, else all of them together."""
     options = DraftHeadOptions(**values)
     from forescribe.asr.formats.files import put
     from forescribe.draft_lists import DraftVocabulary, files_of, list_of
-    from forescribe.speculative.drafters.draft_tokens import FILE
+    from forescribe.speculative.drafters.draft_tokens import file_for
     from forescribe.speculative.models.quiet import quiet
 
     files = files_of(options.texts)
     folder = _folder(options.draft)
-    path = folder / FILE if options.output is None else Path(options.output).expanduser()
+    language = None if options.language is None else _code(options.language)
+    path = (
+        folder / file_for(language) if options.output is None else Path(options.output).expanduser()
+    )
     if path.exists() and not options.overwrite:
         raise UsageError(f"{path} exists: --overwrite replaces it, --output names another file")
     with quiet():
         vocabulary = DraftVocabulary(folder)
     coverage = 1.0 if options.coverage is None else options.coverage
-    made = list_of(vocabulary, files, keep=options.keep, coverage=coverage)
+    made = list_of(vocabulary, files, keep=options.keep, coverage=coverage, language=language)
     try:
         put(path, made.to_json())
     except OSError as error:
@@ -115,6 +131,18 @@ def draft_head(**values: Any) -> None:
             "drafted; a list from more text is accepted more often",
             err=True,
         )
+
+
+def _code(name: str) -> str:
+    """The code of a language. Raises UsageError for a name that is none."""
+    from forescribe.asr.model.special_tokens import language_code
+
+    code = language_code(name)
+    if not (code.isascii() and code.isalpha() and len(code) in (2, 3)):
+        raise UsageError(
+            f"--language {name!r}: give a code such as fr, or an English name such as French"
+        )
+    return code
 
 
 def _folder(name: str) -> Path:

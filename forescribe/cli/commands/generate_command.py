@@ -15,7 +15,16 @@ import typer
 
 from forescribe.asr.errors import UsageError
 
-from ..options.declarations import AUTO, DeviceName, Dtype, EngineName, Gamma, LocalFilesOnly
+from ..options.declarations import (
+    AUTO,
+    DeviceName,
+    DraftDtype,
+    Dtype,
+    EngineName,
+    Gamma,
+    LocalFilesOnly,
+    Quantize,
+)
 from ..options.gamma import parse_gamma
 from ..options.option_records import (
     DECODING,
@@ -87,8 +96,9 @@ class GenerateOptions:
             MODEL,
             "--draft",
             metavar="MODEL",
-            help="Draft model, named like --model; `ngram` copies from the text, `none` turns drafting "
-            "off.  [default: the preset's, else ngram]",
+            help="Draft model, named like --model, or an EAGLE-3 or DFlash head; `mtp` is a layer in the "
+            "model's own checkpoint, `ngram` copies from the text, `none` turns drafting off.  [default: "
+            "the preset's, else ngram]",
         ),
     ] = None
     universal: Annotated[
@@ -192,6 +202,8 @@ class GenerateOptions:
     ] = 8
     device: DeviceName = AUTO
     dtype: Dtype = AUTO
+    quantize: Quantize = None
+    draft_dtype: DraftDtype = AUTO
     engine: EngineName = AUTO
     # Diagnostics
     stats: Annotated[
@@ -275,10 +287,14 @@ def generate(**values: Any) -> None:
 
     The text of a single prompt is printed while it is generated; several texts are generated
     together and printed in order."""
+    from forescribe.text.head_drafts import HeadDraft
+
     options = GenerateOptions(**values)
     texts = [_read(prompt) for prompt in options.prompts]
     sampling = options.sampling()
     generator = _load(options, batch=min(options.batch_size, len(texts)))
+    if isinstance(generator.draft, HeadDraft):
+        typer.echo(f"draft {generator.draft}", err=True)
     # All prompts are encoded before the first text is printed, as encoding may fail.
     prompts = [
         generator.encode(_conversation(text, options.system) if options.chat else text)
@@ -307,6 +323,8 @@ def _load(options: GenerateOptions, batch: int) -> TextGenerator:
         pair.draft,
         device=options.device,
         dtype=options.dtype,
+        draft_dtype=options.draft_dtype,
+        quantize=options.quantize,
         engine=options.engine,
         batch=batch,
         gamma=options.drafts,

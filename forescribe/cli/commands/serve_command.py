@@ -83,6 +83,24 @@ class ServeOptions:
             help="auto, float32, float16 or bfloat16.  [default: auto]",
         ),
     ] = None
+    quantize: Annotated[
+        str | None,
+        option(
+            PERFORMANCE,
+            "--quantize",
+            metavar="TYPE",
+            help="none, or int8: models in 8-bit integers, on CPUs; words may differ.  [default: none]",
+        ),
+    ] = None
+    draft_dtype: Annotated[
+        str | None,
+        option(
+            PERFORMANCE,
+            "--draft-dtype",
+            metavar="TYPE",
+            help="Number format of drafts: auto, float32, float16, bfloat16 or int8.  [default: auto]",
+        ),
+    ] = None
     engine: Annotated[
         str | None,
         option(

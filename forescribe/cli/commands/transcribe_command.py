@@ -172,9 +172,12 @@ def _load(options: TranscribeOptions, batch: Batch, stop: Stop, console: Console
             language=options.language,
             device=options.device,
             dtype=options.dtype,
+            draft_dtype=options.draft_dtype,
+            quantize=options.quantize,
             engine=options.engine,
             batch=size,
             gamma=options.drafts,
+            drafter=options.draft_source,
             network=not options.local_files_only,
         )
 

@@ -76,6 +76,17 @@ Draft = Annotated[
         "[default: the model's own]",
     ),
 ]
+DrafterName = Annotated[
+    str,
+    option(
+        PERFORMANCE,
+        "--drafter",
+        metavar="NAME",
+        help="model: the draft model alone. cascade: joined with drafts copied from --reference-text. ctc: "
+        "and with those that the encoder's CTC head reads, where the model has one. auto: cascade "
+        "where it costs nothing.",
+    ),
+]
 LocalFilesOnly = Annotated[
     bool,
     option(
@@ -192,6 +203,25 @@ Dtype = Annotated[
         "--dtype",
         metavar="TYPE",
         help="Number format of the weights: auto, float32, float16 or bfloat16.",
+    ),
+]
+DraftDtype = Annotated[
+    str,
+    option(
+        PERFORMANCE,
+        "--draft-dtype",
+        metavar="TYPE",
+        help="Number format of the draft: auto, float32, float16, bfloat16 or int8. Same text.",
+    ),
+]
+Quantize = Annotated[
+    str | None,
+    option(
+        PERFORMANCE,
+        "--quantize",
+        metavar="TYPE",
+        help="none, or int8: the model's decoder in 8-bit integers, on CPUs. Faster; words may differ.  "
+        "[default: none]",
     ),
 ]
 

@@ -138,9 +138,10 @@ FOREIGN: Mapping[str, Foreign] = {
         switch=True,
     ),
     "--compute-type": Foreign(
-        "weights are not quantised",
-        "--dtype float16 or --dtype bfloat16 are the smallest",
+        "it names one of another program's formats",
+        "take --dtype, or --quantize int8",
         {
+            **{name: ("--quantize", "int8") for name in ("int8", "int8_float32")},
             **{name: ("--dtype", name) for name in ("float16", "bfloat16", "float32", "auto")},
             "default": ("--dtype", "auto"),
         },

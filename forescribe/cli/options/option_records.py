@@ -31,10 +31,21 @@ INPUT = "Input"
 OUTPUT = "Output"
 MODEL = "Model"
 DECODING = "Decoding"
+TRAINING = "Training"
 SPEAKERS = "Speakers"
 PERFORMANCE = "Performance"
 DIAGNOSTICS = "Diagnostics"
-SECTIONS = (SERVICE, INPUT, OUTPUT, MODEL, DECODING, SPEAKERS, PERFORMANCE, DIAGNOSTICS)
+SECTIONS = (
+    SERVICE,
+    INPUT,
+    OUTPUT,
+    MODEL,
+    DECODING,
+    TRAINING,
+    SPEAKERS,
+    PERFORMANCE,
+    DIAGNOSTICS,
+)
 """Headings of `--help`, in this order. Options without a section, such as `--help`, come last."""
 
 Command = TypeVar("Command", bound=Callable[..., None])

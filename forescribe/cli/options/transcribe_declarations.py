@@ -87,6 +87,16 @@ InitialPrompt = Annotated[
         help="Text with names and spellings to expect.",
     ),
 ]
+ReferenceText = Annotated[
+    str | None,
+    option(
+        DECODING,
+        "--reference-text",
+        metavar="FILE",
+        help="Script or earlier transcript (txt, srt, vtt, tsv, json) to copy drafts from, above all "
+        "without a draft model; the words stay the same.",
+    ),
+]
 LongFormMethod = Annotated[
     str,
     option(

@@ -18,6 +18,8 @@ from .declarations import (
     DeviceName,
     DiarizerName,
     Draft,
+    DraftDtype,
+    DrafterName,
     Dtype,
     EngineName,
     Gamma,
@@ -33,6 +35,7 @@ from .declarations import (
     NumSpeakers,
     OutputFolder,
     Overwrite,
+    Quantize,
     Quiet,
     Recursive,
     Task,
@@ -54,6 +57,7 @@ from .transcribe_declarations import (
     MaxWordsPerLine,
     NoSpeechThreshold,
     OutputFormats,
+    ReferenceText,
     ReportPath,
     TemperatureIncrementOnFallback,
     ThreadCount,
@@ -73,9 +77,13 @@ if TYPE_CHECKING:
 
 STDOUT = "-"
 
+DRAFTERS = (AUTO, "model", "cascade", "ctc")
+"""Those of `asr.decode.drafting`, which takes too long to import here."""
+
 NOT_IN_RESULTS = frozenset(
     "audio recursive output_dir output_format overwrite dry_run fail_fast model draft gamma batch_size "
-    "device threads engine report local_files_only verbose quiet json".split()
+    "drafter reference_text device threads engine draft_dtype report local_files_only verbose quiet "
+    "json".split()
 ) | {
     # The fingerprint holds these in the form of `SpeakerOptions.settings`.
     "diarize",
@@ -119,6 +127,7 @@ class TranscribeOptions:
     language: Language = None
     task: Task = "transcribe"
     initial_prompt: InitialPrompt = None
+    reference_text: ReferenceText = None
     vad: Vad = None
     long_form: LongFormMethod = "windows"
     condition_on_previous_text: ConditionOnPreviousText = None
@@ -138,9 +147,12 @@ class TranscribeOptions:
     channels: ChannelMethod = "mix"
     # Performance
     gamma: Gamma = AUTO
+    drafter: DrafterName = AUTO
     batch_size: BatchSize = 8
     device: DeviceName = AUTO
     dtype: Dtype = AUTO
+    quantize: Quantize = None
+    draft_dtype: DraftDtype = AUTO
     engine: EngineName = AUTO
     threads: ThreadCount = 0
     # Diagnostics
@@ -157,6 +169,16 @@ class TranscribeOptions:
         self._check_words()
         self._check_long_form()
         _ = self.active_guards
+        self._check_drafter()
+
+    def _check_drafter(self) -> None:
+        if self.drafter not in DRAFTERS:
+            raise UsageError(f"--drafter {self.drafter} is none of {', '.join(DRAFTERS)}")
+        if self.drafter == "model" and self.reference_text is not None:
+            raise UsageError(
+                "--drafter model does not read --reference-text: leave out one of them"
+            )
+        _ = self.hint
 
     def _check_output(self) -> None:
         from forescribe.asr.formats.files import OF_SPEAKERS
@@ -239,6 +261,20 @@ class TranscribeOptions:
             increment=self.temperature_increment_on_fallback,
         )
 
+    @cached_property
+    def hint(self) -> str | None:
+        """The reference text. Raises UsageError for a file that holds none."""
+        if self.reference_text is None:
+            return None
+        from forescribe.asr.formats.reference_text import read_reference_text
+
+        return read_reference_text(self.reference_text)
+
+    @property
+    def draft_source(self) -> str:
+        """What drafts: where a reference text is given, a drafter that reads it."""
+        return "cascade" if self.drafter == AUTO and self.hint is not None else self.drafter
+
     @property
     def wants_words(self) -> bool | None:
         """Whether word times are written; a report shows them unless they are switched off."""
@@ -255,6 +291,7 @@ class TranscribeOptions:
             task=self.task,  # type: ignore[arg-type]  # checked by Options
             timestamps=self.timestamps,
             initial_prompt=self.initial_prompt,
+            hint=self.hint,
             vad=self.vad is not False,
             words=bool(self.wants_words) or not self.line_rules.plain,
             guards=self.active_guards,

@@ -18,6 +18,7 @@ from torch.nn.functional import pad
 from ...errors import LoadError
 from ..agreement import LENGTH, Closeness, Reading, difference
 from ..cache import chunk_mask, window_mask
+from ..quantized.int8_linear import is_int8
 from ..slot_model import SlotModel
 from .causal_config import (
     CHUNKED,
@@ -82,6 +83,7 @@ class CausalModel(SlotModel):
             dtype=model.dtype,
             vocab_size=vocab or config.vocab_size,
             positions=limit,
+            layers=config.num_hidden_layers,
             listed=None if listed is None else [t for t in listed if t < both],
         )
         self.room = config.vocab_size - self.vocab_size  # for tokens that the target does not have
@@ -109,6 +111,13 @@ class CausalModel(SlotModel):
         if self.room < 0:
             return pad(logits, (0, -self.room), value=float("-inf"))
         return logits if self.room == 0 else logits[..., : self.vocab_size].contiguous()
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        embedded: Tensor = self.model.get_input_embeddings()(self.known_tokens(tokens))
+        return embedded
+
+    def head(self, states: Tensor) -> Tensor:
+        return self.own_vocabulary(self.model.get_output_embeddings()(states))
 
     def masks(self, mask: Tensor, positions: Tensor) -> dict[str, Tensor]:
         """The masks of each kind of layer; `mask [B, 1, N, length]` is that of full attention."""
@@ -164,7 +173,8 @@ class CausalModel(SlotModel):
 
     def _closeness(self, dtype: torch.dtype, reading: Reading) -> Closeness:
         embedding = self.model.get_input_embeddings()
-        return Closeness.of(dtype, embedding, lambda: self._plain(reading.tokens))
+        plain = lambda: self._plain(reading.tokens)  # noqa: E731
+        return Closeness.of(dtype, embedding, plain, int8=is_int8(self.model))
 
     def _reading(self, length: int) -> Reading:
         vocab = min(self.config.vocab_size, self.vocab_size)

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from ..quantized.int8_linear import Int8Linear
+
 CAUSAL = frozenset(
     {"cwm", "llama", "ministral", "mistral", "qwen2", "qwen3", "seed_oss", "smollm3"}
 )
@@ -82,6 +84,13 @@ def _named(module: Any, names: set[str]) -> bool:
     return {name for name, _ in module.named_children()} == names
 
 
+def _in_the_models_dtype(module: torch.nn.Module) -> Iterable[torch.nn.Parameter]:
+    """A module's own parameters, but for the integers and scales of int8."""
+    if isinstance(module, Int8Linear):
+        return () if module.bias is None else (module.bias,)
+    return module.parameters(recurse=False)
+
+
 def _foreign(roots: Iterable[torch.nn.Module]) -> str | None:
     """What a plain reading of the weights would miss: hooks, quantised or scattered weights."""
     modules = [module for root in roots for module in root.modules()]
@@ -89,9 +98,17 @@ def _foreign(roots: Iterable[torch.nn.Module]) -> str | None:
         name = type(module).__name__
         if module._forward_hooks or module._forward_pre_hooks or hasattr(module, "_hf_hook"):
             return f"hooks are registered on its {name}"
-        if name.endswith(("Linear", "Conv1D")) and type(module) is not torch.nn.Linear:
+        if name.endswith(("Linear", "Conv1D")) and type(module) not in (
+            torch.nn.Linear,
+            Int8Linear,
+        ):
             return f"its projections are {name}"
-    weights = [weight for module in modules for weight in module.parameters(recurse=False)]
+    wrapped = {
+        type(weight).__name__ for module in modules for weight in module.parameters(recurse=False)
+    }
+    if wrapped - {"Parameter"}:  # torchao replaces weights and keeps the modules
+        return f"its weights are {', '.join(sorted(wrapped - {'Parameter'}))}"
+    weights = [weight for module in modules for weight in _in_the_models_dtype(module)]
     if len({(weight.dtype, weight.device) for weight in weights}) != 1:
         return "its weights have several dtypes or devices"
     return None

@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding, linear, rms_norm, scaled_dot_product_attention
+from torch.nn.functional import embedding, rms_norm, scaled_dot_product_attention
 from transformers.activations import ACT2FN
 
-from ...drafts import Scores, Topology
+from ...drafts import Prefilled, Scores, Topology
 from ...errors import LoadError
 from ..cut_head import rows_of
 from ..families.causal_config import FULL, SLIDING
@@ -25,7 +25,7 @@ from ..families.causal_model import CausalModel
 from ..slot_model import Places, path_slots
 from .coverage import causal_gap
 from .self_cache import SelfCache
-from .weights import CausalLayer, CausalWeights, Linear, Norm
+from .weights import CausalLayer, CausalWeights, Norm
 
 Attention = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """Writes and reads a layer: layer, queries `[B, K, G N, d]`, keys and values `[2, B, K, N, d]`, mask
@@ -71,8 +71,14 @@ class LeanCausalDecoder(CausalModel):
         return self.cache
 
     @torch.inference_mode()
-    def prefill(self, rows: Tensor, tokens: Tensor, encoder_states: Sequence[Any]) -> Tensor:
-        """Skips the head, as prompt logits are not used: returns `[K, 0, V]`."""
+    def prefill(
+        self,
+        rows: Tensor,
+        tokens: Tensor,
+        encoder_states: Sequence[Any],
+        nodes: Tensor | None = None,
+    ) -> Prefilled:
+        """Skips the head where no `nodes` are asked for: returns logits `[K, 0, V]`."""
         cache, at = self._allocated(), self.prompt_places(tokens)
         cache.clear(rows, tokens.shape[1])
 
@@ -80,19 +86,22 @@ class LeanCausalDecoder(CausalModel):
             cache.write_prompt(layer, rows, kv)
             return self._attention(queries, kv, mask)
 
-        self._hidden(tokens, at, attend)
-        return torch.empty((len(tokens), 0, self.vocab_size), device=self.device)
+        hidden, taps = self._hidden(tokens, at, attend)
+        if nodes is not None:
+            return Prefilled(self._logits(self.chosen(hidden, nodes)), taps)
+        return Prefilled(torch.empty((len(tokens), 0, self.vocab_size), device=self.device), taps)
 
     def score(
         self, tokens: Tensor, start: Tensor, *, reach: int, topology: Topology | None = None
     ) -> Scores:
         at = self.places(tokens, start, reach, topology)
-        return Scores(self._logits(self._hidden(tokens, at, self._cached(at, reach))))
+        hidden, taps = self._hidden(tokens, at, self._cached(at, reach))
+        return Scores(self._logits(hidden), taps)
 
     def score_at(self, tokens: Tensor, start: Tensor, node: Tensor, *, reach: int) -> Tensor:
         """See `NodeModel.score_at`."""
         at = self.places(tokens, start, reach, None)
-        hidden = self._hidden(tokens, at, self._cached(at, reach))
+        hidden, _ = self._hidden(tokens, at, self._cached(at, reach))
         one = node[:, None, None].expand(-1, 1, hidden.shape[2])
         return self._logits(hidden.gather(1, one))
 
@@ -118,10 +127,12 @@ class LeanCausalDecoder(CausalModel):
         return scaled_dot_product_attention(queries, kv[0], kv[1], attn_mask=mask, scale=scale)
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        return self.own_vocabulary(_linear(hidden, self.weights.head))
+        return self.own_vocabulary(self.weights.head(hidden))
 
-    def _hidden(self, tokens: Tensor, at: Places, attend: Attention) -> Tensor:
-        """The last hidden states `[B, N, D]` of `tokens [B, N]`."""
+    def _hidden(
+        self, tokens: Tensor, at: Places, attend: Attention
+    ) -> tuple[Tensor, Tensor | None]:
+        """The last hidden states `[B, N, D]` of `tokens [B, N]`, and the taps."""
         assert self._angles is not None
         weights = self.weights
         x = embedding(self.known_tokens(tokens), weights.embedding).flatten(0, 1)
@@ -131,18 +142,22 @@ class LeanCausalDecoder(CausalModel):
             for kind, mask in self.masks(at.mask, at.positions).items()
         }
         cos, sin = (embedding(at.positions, table)[:, :, None] for table in self._angles)
+        states = {}
         for index, layer in enumerate(weights.layers):
+            if index in self.taps:
+                states[index] = x.view(*tokens.shape, -1)
             mask = masks[FULL if layer.window is None else SLIDING]
             heads = self._heads(x, layer, tokens.shape, (cos, sin))
             x = self._layer(index, layer, x, heads, mask, attend)
-        return self._norm(x, weights.norm).view(*tokens.shape, -1)
+        states[-1] = self._norm(x, weights.norm).view(*tokens.shape, -1)
+        return states[-1], self.tapped(states)
 
     def _heads(
         self, x: Tensor, layer: CausalLayer, shape: torch.Size, angles: tuple[Tensor, Tensor]
     ) -> Tensor:
         """Queries, keys and values `[B, N, H + 2 K, d]`, the first two normalised and rotated."""
         weights = self.weights
-        qkv = _linear(self._norm(x, layer.input_norm), layer.qkv)
+        qkv = layer.qkv(self._norm(x, layer.input_norm))
         heads = qkv.view(*shape, -1, weights.head_size)
         asked = heads[:, :, : weights.heads + weights.kv_heads]
         plain = asked
@@ -175,13 +190,9 @@ class LeanCausalDecoder(CausalModel):
         kv = heads[:, :, weights.heads :].unflatten(2, (2, weights.kv_heads))
         read = attend(index, queries, kv.permute(2, 0, 3, 1, 4), mask)
         read = read.view(batch, weights.kv_heads, self.groups, nodes, size).permute(0, 3, 1, 2, 4)
-        x = x + _linear(read.reshape(batch * nodes, -1), layer.out)
-        gate, up = _linear(self._norm(x, layer.post_norm), layer.gate_up).chunk(2, -1)
-        return x + _linear(self.activate(gate) * up, layer.down)
+        x = x + layer.out(read.reshape(batch * nodes, -1))
+        gate, up = layer.gate_up(self._norm(x, layer.post_norm)).chunk(2, -1)
+        return x + layer.down(self.activate(gate) * up)
 
     def _norm(self, x: Tensor, norm: Norm) -> Tensor:
         return rms_norm(x, x.shape[1:], norm.weight, self.weights.eps)
-
-
-def _linear(x: Tensor, weights: Linear) -> Tensor:
-    return linear(x, weights.weight, weights.bias)

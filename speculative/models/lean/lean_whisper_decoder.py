@@ -13,14 +13,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding, layer_norm, linear, scaled_dot_product_attention
+from torch.nn.functional import embedding, layer_norm, scaled_dot_product_attention
 from transformers.activations import ACT2FN
 
-from ...drafts import Scores, Topology
+from ...drafts import Prefilled, Scores, Topology
 from ..slot_model import Places, SlotModel, path_slots
 from .self_cache import SelfCache
 from .sources import Sources, sources_for
-from .weights import Linear, Norm, WhisperLayer, WhisperWeights
+from .weights import Norm, WhisperLayer, WhisperWeights
 
 SelfAttention = Callable[[int, Tensor], Tensor]
 """Writes keys and values of a layer and reads them: `[3, B, H, N, d]` -> `[B, H, N, d]`."""
@@ -47,14 +47,15 @@ class LeanWhisperDecoder(SlotModel):
         self.activate = ACT2FN[self.weights.activation]
         self.cache: WhisperCache | None = None
         super().__init__(
-            device=self.weights.head.device,
-            dtype=self.weights.head.dtype,
+            device=self.weights.embedding.device,
+            dtype=self.weights.embedding.dtype,
             vocab_size=config.vocab_size,
             positions=config.max_target_positions,
+            layers=config.decoder_layers,
             listed=listed,
         )
         if self.listed is not None:
-            self.weights = replace(self.weights, head=self.weights.head[self.listed])
+            self.weights = replace(self.weights, head=self.weights.head.rows(self.listed))
 
     def allocate(self, batch: int, slots: int) -> None:
         self.cache = WhisperCache(self.weights, batch, slots, self.length)
@@ -68,7 +69,13 @@ class LeanWhisperDecoder(SlotModel):
         return self.cache
 
     @torch.inference_mode()
-    def prefill(self, rows: Tensor, tokens: Tensor, encoder_states: Sequence[Any]) -> Tensor:
+    def prefill(
+        self,
+        rows: Tensor,
+        tokens: Tensor,
+        encoder_states: Sequence[Any],
+        nodes: Tensor | None = None,
+    ) -> Prefilled:
         cache, at = self._allocated(), self.prompt_places(tokens)
         states = torch.stack([self.pick(s) for s in encoder_states]).to(self.device, self.dtype)
         cache.own.clear(rows, tokens.shape[1])
@@ -82,42 +89,49 @@ class LeanWhisperDecoder(SlotModel):
         def cross(layer: int, queries: Tensor) -> Tensor:
             return cache.sources.admit(layer, rows, states, queries)
 
-        return self._logits(self._hidden(tokens, at.positions, attend, cross))
+        hidden, taps = self._hidden(tokens, at.positions, attend, cross)
+        return Prefilled(self.head(self.chosen(hidden, nodes)), taps)
 
     def score(
         self, tokens: Tensor, start: Tensor, *, reach: int, topology: Topology | None = None
     ) -> Scores:
-        hidden = self._round(tokens, self.places(tokens, start, reach, topology), reach)
-        return Scores(self._logits(hidden), hidden)
+        hidden, taps = self._round(tokens, self.places(tokens, start, reach, topology), reach)
+        return Scores(self.head(hidden), taps)
 
     def score_at(self, tokens: Tensor, start: Tensor, node: Tensor, *, reach: int) -> Tensor:
         """See `NodeModel.score_at`."""
-        hidden = self._round(tokens, self.places(tokens, start, reach, None), reach)
+        hidden, _ = self._round(tokens, self.places(tokens, start, reach, None), reach)
         one = node[:, None, None].expand(-1, 1, hidden.shape[2])
-        return self._logits(hidden.gather(1, one))
+        return self.head(hidden.gather(1, one))
 
     def commit(self, start: Tensor, path: Tensor) -> None:
         self._allocated().own.move(*path_slots(start, path))
 
-    def _round(self, tokens: Tensor, at: Places, reach: int) -> Tensor:
+    def embed(self, tokens: Tensor) -> Tensor:
+        return embedding(tokens, self.weights.embedding)
+
+    def head(self, states: Tensor) -> Tensor:
+        return self.whole(self.weights.head(states).float())
+
+    def _round(self, tokens: Tensor, at: Places, reach: int) -> tuple[Tensor, Tensor | None]:
         cache = self._allocated()
         own = cache.own_attention(at, reach)
         return self._hidden(tokens, at.positions, own, cache.sources.attend)
 
-    def _logits(self, hidden: Tensor) -> Tensor:
-        """Logits `[B, N, V]` of hidden states `[B, N, D]`."""
-        return self.whole(linear(hidden, self.weights.head).float())
-
     def _hidden(
         self, tokens: Tensor, positions: Tensor, attend: SelfAttention, cross: CrossAttention
-    ) -> Tensor:
-        """The last hidden states `[B, N, D]` of `tokens [B, N]`."""
+    ) -> tuple[Tensor, Tensor | None]:
+        """The last hidden states `[B, N, D]` of `tokens [B, N]`, and the taps."""
         weights, shape = self.weights, (*tokens.shape, -1, self.weights.head_size)
         x = embedding(tokens, weights.embedding) + embedding(positions, weights.positions)
         x = x.view(-1, weights.width)  # [B N, D]
+        states = {}
         for index, layer in enumerate(weights.layers):
+            if index in self.taps:
+                states[index] = x.view(*tokens.shape, -1)
             x = self._layer(index, layer, x, shape, attend, cross)
-        return self._norm(x, weights.norm).view(*tokens.shape, -1)
+        states[-1] = self._norm(x, weights.norm).view(*tokens.shape, -1)
+        return states[-1], self.tapped(states)
 
     def _layer(
         self,
@@ -129,13 +143,13 @@ class LeanWhisperDecoder(SlotModel):
         cross: CrossAttention,
     ) -> Tensor:
         """One layer over `x [B N, D]`; `shape` is (B, N, -1, d)."""
-        qkv = _linear(self._norm(x, layer.self_norm), layer.qkv).view(*shape[:2], 3, -1, shape[3])
+        qkv = layer.qkv(self._norm(x, layer.self_norm)).view(*shape[:2], 3, -1, shape[3])
         read = attend(index, qkv.permute(2, 0, 3, 1, 4)).transpose(1, 2).reshape(x.shape)
-        x = x + _linear(read, layer.out)
-        queries = _linear(self._norm(x, layer.cross_norm), layer.cross_q).view(shape)
-        x = x + _linear(cross(index, queries), layer.cross_out)
-        inner = self.activate(_linear(self._norm(x, layer.ffn_norm), layer.up))
-        return x + _linear(inner, layer.down)
+        x = x + layer.out(read)
+        queries = layer.cross_q(self._norm(x, layer.cross_norm)).view(shape)
+        x = x + layer.cross_out(cross(index, queries))
+        inner = self.activate(layer.up(self._norm(x, layer.ffn_norm)))
+        return x + layer.down(inner)
 
     def _norm(self, x: Tensor, norm: Norm) -> Tensor:
         return layer_norm(x, x.shape[1:], norm.weight, norm.bias, self.weights.eps)
@@ -185,7 +199,3 @@ class WhisperCache:
             return scaled_dot_product_attention(qkv[0], keys, values, attn_mask=at.mask, scale=1.0)
 
         return attend
-
-
-def _linear(x: Tensor, weights: Linear) -> Tensor:
-    return linear(x, weights.weight, weights.bias)

@@ -44,7 +44,7 @@ class WhisperWeights:
     positions: Tensor  # [P, D]
     layers: tuple[WhisperLayer, ...]
     norm: Norm
-    head: Tensor  # [V, D]; the embedding itself where they are tied
+    head: Linear  # [V, D]; the embedding itself where they are tied
     cross_kv: Linear  # [L 2 D, D]
     heads: int
     activation: str  # transformers' name of it
@@ -69,7 +69,7 @@ class WhisperWeights:
             positions=decoder.embed_positions.weight.detach(),
             layers=tuple(_whisper_layer(layer) for layer in decoder.layers),
             norm=norm_of(decoder.layer_norm),
-            head=model.proj_out.weight.detach(),
+            head=linear_of(model.proj_out),
             cross_kv=fused(cross),
             heads=model.config.decoder_attention_heads,
             activation=model.config.activation_function,

@@ -11,7 +11,7 @@ from torch.nn.functional import pad
 
 from ...models.lean.weights import CausalLayer, CausalWeights, Linear, Norm
 from .. import structures as c
-from .packer import PANEL, Packer
+from .packer import PANEL, Packer, weights_stored
 
 
 def causal_layers(packer: Packer, weights: CausalWeights) -> list[c.CausalLayer]:
@@ -23,8 +23,7 @@ def causal_record(packer: Packer, weights: CausalWeights, vocab: int) -> c.Causa
     """The model's record for logits of `vocab` tokens, without layers, caches and angles."""
     own = weights.head.weight.shape[0]
     outputs = min(vocab, own)
-    bias = weights.head.bias
-    head = Linear(weights.head.weight[:outputs], None if bias is None else bias[:outputs])
+    head = weights.head.rows(slice(outputs))
     return c.Causal(
         width=weights.embedding.shape[1],
         heads=weights.heads,
@@ -35,7 +34,8 @@ def causal_record(packer: Packer, weights: CausalWeights, vocab: int) -> c.Causa
         vocab=weights.embedding.shape[0],
         outputs=outputs,
         columns=vocab,
-        weight_storage=packer.stored,
+        weight_storage=weights_stored(packer, head),
+        cache_storage=packer.stored,
         activation=c.ACTIVATIONS[weights.activation],
         eps=weights.eps,
         scale=weights.scale,
@@ -55,7 +55,10 @@ def angle_tables(weights: CausalWeights, positions: int) -> tuple[Tensor, Tensor
 def alternating(linear: Linear) -> Linear:
     """`gate_up [2 F, D]` with 16 outputs of the gate, 16 of the other half, and so on, zero-padded."""
     weight = _alternate(linear.weight)
-    return Linear(weight, None if linear.bias is None else _alternate(linear.bias[:, None])[:, 0])
+    rest = (
+        None if x is None else _alternate(x[:, None])[:, 0] for x in (linear.bias, linear.scale)
+    )
+    return Linear(weight, *rest)
 
 
 def _alternate(rows: Tensor) -> Tensor:

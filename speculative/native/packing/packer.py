@@ -17,9 +17,15 @@ from ..structures import Stored
 PANEL = 16
 
 
+def weights_stored(packer: Packer, head: lean.Linear) -> Stored:
+    """How a model with this head stores its matrices: in int8 they all are, or none is."""
+    return packer.stored if head.scale is None else Stored.INT8
+
+
 class Packer:
-    """Packs matrices and keeps tensors alive. `stored` is the form of the matrices; vectors and embeddings
-    stay float32, rounded to bfloat16 where the matrices are, so that they are those of a rounded model."""
+    """Packs matrices and keeps tensors alive. `stored` is the form of the matrices, but for those that the
+    model has in int8; vectors and embeddings stay float32, rounded to bfloat16 where `stored` is that, so
+    that they are those of a rounded model."""
 
     def __init__(self, library: Library, stored: Stored) -> None:
         self.library, self.stored = library, stored
@@ -72,5 +78,19 @@ class Packer:
             )
         return self.keep(packed)
 
+    def integers(self, weight: Tensor, scale: Tensor) -> int:
+        """Packs `weight [out, in]` of int8 with `scale [out]`."""
+        source, scales = weight.contiguous(), scale.float().contiguous()
+        outputs, inputs = source.shape
+        packed = torch.empty(
+            self.library.packed_bytes(outputs, inputs, Stored.INT8), dtype=torch.uint8
+        )
+        self.library.pack_int8(
+            source.data_ptr(), scales.data_ptr(), outputs, inputs, packed.data_ptr()
+        )
+        return self.keep(packed)
+
     def linear(self, linear: lean.Linear) -> c.Linear:
+        if linear.scale is not None:
+            return c.Linear(self.integers(linear.weight, linear.scale), self.bias(linear.bias))
         return c.Linear(self.matrix(linear.weight), self.bias(linear.bias))

@@ -23,7 +23,7 @@ from .packer import Packer
 Record = TypeVar("Record", bound=Structure)
 Layer = TypeVar("Layer", bound=Structure)
 
-_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass(frozen=True, eq=False)

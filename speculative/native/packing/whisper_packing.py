@@ -10,7 +10,7 @@ from torch.nn.functional import pad
 
 from ...models.lean.weights import WhisperWeights
 from .. import structures as c
-from .packer import PANEL, Packer
+from .packer import PANEL, Packer, weights_stored
 
 
 def whisper_layers(packer: Packer, weights: WhisperWeights) -> list[c.WhisperLayer]:
@@ -54,13 +54,13 @@ def whisper_record(packer: Packer, weights: WhisperWeights) -> c.Whisper:
         layers=len(weights.layers),
         ffn=weights.layers[0].up.weight.shape[0],
         vocab=weights.embedding.shape[0],
-        outputs=weights.head.shape[0],
+        outputs=weights.head.weight.shape[0],
         positions=weights.positions.shape[0],
-        weight_storage=packer.stored,
+        weight_storage=weights_stored(packer, weights.head),
         activation=c.ACTIVATIONS[weights.activation],
         eps=weights.eps,
         embedding=packer.plain(weights.embedding),
         position=packer.plain(weights.positions),
         norm=packer.norm(weights.norm),
-        head=c.Linear(packer.matrix(weights.head), None),
+        head=packer.linear(weights.head),
     )

@@ -232,7 +232,7 @@ def test_a_window_whose_numbers_break_fails_alone(whisper, recording, monkeypatc
         for n, encoder_states in enumerate(encoded):
             if count + n == 1:
                 encoded[n] = EncoderStates(
-                    encoder_states.target * math.nan, encoder_states.draft * math.nan
+                    encoder_states.target * math.nan, (encoder_states.draft * math.nan,)
                 )
         count += len(encoded)
         return encoded

@@ -208,7 +208,7 @@ def in_voice_activity(one, patch):
 
 def in_features(one, patch):
     patch.setattr(
-        one.context, "mel", Mel(one.context.mel, lambda windows: any(map(marked, windows)))
+        one.context, "mels", (Mel(one.context.mel, lambda windows: any(map(marked, windows))),)
     )
 
 
@@ -236,7 +236,7 @@ class Mel:
 
 def in_the_encoder(one, patch, error=None):
     mel, real = Mel(one.context.mel), type(one.whisper).encode
-    patch.setattr(one.context, "mel", mel)
+    patch.setattr(one.context, "mels", (mel,))
     patch.setattr(
         type(one.whisper), "encode", raises(lambda self, features: mel.heard(features), real, error)
     )
@@ -253,7 +253,7 @@ def nan_from_the_encoder(one, patch):
             for row, encoder_states in zip(features, real(self, features), strict=True)
         ]
 
-    patch.setattr(one.context, "mel", mel)
+    patch.setattr(one.context, "mels", (mel,))
     patch.setattr(type(one.whisper), "encode", encode)
 
 
@@ -269,7 +269,7 @@ def memories_of(one, patch) -> Callable[[object], bool]:
                 ids.add(encoder_states.target)
         return found
 
-    patch.setattr(one.context, "mel", mel)
+    patch.setattr(one.context, "mels", (mel,))
     patch.setattr(type(one.whisper), "encode", encode)
     return lambda encoder_states: any(encoder_states.target is own for own in ids)
 
@@ -288,13 +288,13 @@ def in_prefill(one, patch):
     patch.setattr(
         one.engine.target,
         "prefill",
-        raises(lambda rows, tokens, encoder_states: any(map(is_victims, encoder_states)), real),
+        raises(lambda rows, tokens, states, nodes=None: any(map(is_victims, states)), real),
     )
 
 
 def in_pauses(one, patch):
     mel = Mel(one.context.mel)
-    patch.setattr(one.context, "mel", mel)
+    patch.setattr(one.context, "mels", (mel,))
     real = window_requests.pauses
     wrong = raises(lambda features, length: mel.heard(features[None]), real)
     patch.setattr(window_requests, "pauses", wrong)
@@ -471,9 +471,9 @@ def test_a_sequential_recording_goes_on_behind_a_lost_window(
     long, options = wav(tone(41.003, 7)), Options(language="de", long_form="sequential")
     expected = essence(called(shared, [BEFORE], options)[0])
     if plant == "features":
-        real = SeekableAudio.features
+        real = SeekableAudio.all_features
         wrong = raises(lambda self, frame: frame == 0 and self.frames > 3000, real)
-        monkeypatch.setattr(SeekableAudio, "features", wrong)
+        monkeypatch.setattr(SeekableAudio, "all_features", wrong)
     elif plant == "submit":
         is_first = lambda r: r.tag.recording.source is long and r.tag.index == 0  # noqa: E731
         monkeypatch.setattr(shared.engine, "submit", raises(is_first, shared.engine.submit))

@@ -132,13 +132,12 @@ def test_an_english_only_model_hears_english(target) -> None:
     whisper = load(Pair(target), CPU)
     english = Whisper(
         whisper.target,
-        None,
+        (),
         whisper.tokenizer,
-        whisper.extractor,
+        whisper.extractors,
         type(whisper.tokens)(256, 257, 266, 265, {}, {}, None),
         whisper.pair,
         CPU,
-        False,
     )
     assert english.detect_language([EncoderStates(torch.zeros(1500, 16))]) == [("en", 1.0)]
 
@@ -151,21 +150,41 @@ def refusal(pair: Pair) -> str:
     return str(caught.value)
 
 
-def test_a_draft_of_another_vocabulary_is_refused_by_name(target, tmp_path) -> None:
+def test_a_draft_with_more_tokens_never_proposes_those(target, tmp_path) -> None:
     draft = folders.write(tmp_path / "wide", layers=1, vocab_size=1800)
-    message = refusal(Pair(target, draft))
-    assert str(draft) in message and str(target) in message
-    assert "1768 and 1800 tokens" in message and "--draft none" in message
+    (loaded,) = load(Pair(target, draft), CPU).drafts
+    assert loaded.token_map is not None
+    assert loaded.token_map.to_draft == tuple(range(1768))
+    assert loaded.token_map.partners == tuple(range(1768))
 
 
-def test_a_draft_with_other_pieces_is_refused_by_the_token(target, tmp_path) -> None:
+def test_a_draft_with_two_pieces_exchanged_is_translated(target, tmp_path) -> None:
     draft = folders.write(tmp_path / "draft", layers=1)
     path = draft / "tokenizer.json"
     data = json.loads(path.read_text())
     pieces = data["model"]["vocab"]
-    pieces["a"], pieces["b"] = pieces["b"], pieces["a"]
+    a, b = pieces["a"], pieces["b"]
+    pieces["a"], pieces["b"] = b, a
     path.write_text(json.dumps(data))
-    assert "for the token 'a'" in refusal(Pair(target, draft))
+    (loaded,) = load(Pair(target, draft), CPU).drafts
+    assert loaded.token_map is not None
+    moved = [i for i, own in enumerate(loaded.token_map.to_draft) if own != i]
+    assert moved == sorted((a, b)) and loaded.token_map.to_draft[a] == b
+    (same,) = load(Pair(target, folders.write(tmp_path / "same", layers=1)), CPU).drafts
+    assert same.token_map is None
+
+
+def test_a_draft_with_other_texts_is_refused_by_the_count(target, tmp_path) -> None:
+    draft = folders.write(tmp_path / "draft", layers=1)
+    path = draft / "tokenizer.json"
+    data = json.loads(path.read_text())
+    pieces = data["model"]["vocab"]
+    data["model"]["vocab"] = {c if c < "a" else f"{c}-": i for c, i in pieces.items()}
+    path.write_text(json.dumps(data))
+    message = refusal(Pair(target, draft))
+    kept = sum(c < "a" for c in pieces)
+    assert f"they share {kept} of 256 text tokens" in message
+    assert str(draft) in message and str(target) in message and message.endswith("--draft none")
 
 
 INDEX = "model.safetensors.index.json"
@@ -358,11 +377,24 @@ def test_a_decoder_that_cannot_read_the_targets_states_is_refused(target, tmp_pa
     assert message.endswith("--draft none")
 
 
-def test_a_draft_that_hears_other_features_is_refused(target, tmp_path) -> None:
+def test_a_draft_that_hears_other_features_needs_their_extractor(target, tmp_path) -> None:
     bins = folders.write(tmp_path / "bins", layers=1, num_mel_bins=128)
-    assert "80 and 128 mel bins" in refusal(Pair(target, bins))
+    assert "makes 80 mel bins of 3000 frames, its encoder reads 128" in refusal(Pair(target, bins))
+    WhisperFeatureExtractor(feature_size=128).save_pretrained(bins)
+    whisper = load(Pair(target, bins), CPU)
+    assert [e.feature_size for e in whisper.extractors] == [80, 128]
+    assert whisper.drafts[0].features == 1
+    (states,) = whisper.encode(features(1), torch.randn(1, 128, 3000))
+    assert states.drafts[0].shape == states.target.shape
+    with pytest.raises(ValueError, match="1 features; these models read 2"):
+        whisper.encode(features(1))
+
+
+def test_a_draft_of_shorter_windows_or_texts_is_refused(target, tmp_path) -> None:
     short = folders.write(tmp_path / "short", layers=1, max_source_positions=750)
     assert "1500 and 750 encoder states" in refusal(Pair(target, short))
+    few = folders.write(tmp_path / "few", layers=1, max_target_positions=32)
+    assert "64 and 32 positions" in refusal(Pair(target, few))
 
 
 @pytest.mark.usefixtures("no_kernels")

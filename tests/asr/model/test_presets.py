@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import huggingface_hub
@@ -16,9 +15,10 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 
 from forescribe.asr.errors import ModelError
 from forescribe.asr.model.presets import PRESETS, Pair, cached, resolve
-from forescribe.asr.model.published import DRAFTS, KNOWN, check_pair, find, locate
+from forescribe.asr.model.published import MADE_FOR, find, locate
 
 LARGE_V3 = "openai/whisper-large-v3"
+TINY = "openai/whisper-tiny"
 DISTIL = "distil-whisper/distil-large-v3.5"
 
 
@@ -52,7 +52,7 @@ def _in_cache(name: str) -> Path:
 
 
 def test_the_default_is_large_v3_with_its_english_draft() -> None:
-    expected = Pair(LARGE_V3, DISTIL, frozenset({"en"}))
+    expected = Pair(LARGE_V3, DISTIL, frozenset({"en"}), TINY)
     assert resolve(None, None) == resolve("large", None) == resolve(LARGE_V3, None) == expected
 
 
@@ -71,10 +71,11 @@ def test_demo_is_taken_only_where_it_is_named(bundled: Path) -> None:
     [
         ("large", "en", DISTIL),
         ("large", "fr", "bofenghuang/whisper-large-v3-distil-fr-v0.2"),
-        ("large", "de", None),
+        ("large", "ja", "kotoba-tech/kotoba-whisper-v2.0"),
+        ("large", "de", TINY),
         ("large-v2", "en", "distil-whisper/distil-large-v2"),
-        ("large-v2", "de", "openai/whisper-tiny"),
-        ("turbo", "en", None),
+        ("large-v2", "de", TINY),
+        ("turbo", "en", TINY),
         ("tiny", "en", None),
     ],
 )
@@ -107,16 +108,32 @@ def test_a_misspelt_name_is_refused_with_the_presets(model: str, draft: str | No
         resolve(model, draft)
 
 
-def test_every_preset_names_drafts_of_its_own_vocabulary() -> None:
-    unknown = {"bofenghuang/whisper-large-v3-distil-fr-v0.2"}
+def test_every_preset_names_drafts_with_the_languages_that_they_were_made_for() -> None:
     for preset in PRESETS.values():
         for draft in preset.drafts:
-            if preset.bundled or draft.name in unknown:
-                continue
-            assert KNOWN[draft.name].vocab_size == KNOWN[preset.target].vocab_size
-            assert KNOWN[draft.name].mel_bins == KNOWN[preset.target].mel_bins
-            assert draft.languages == KNOWN[draft.name].languages
-    assert set(DRAFTS) <= KNOWN.keys()
+            assert preset.bundled or draft.languages == MADE_FOR.get(draft.name), draft
+
+
+@pytest.mark.parametrize("name", ["large", "large-v3", "large-v2", "large-v1", "turbo", "medium"])
+def test_multilingual_presets_have_a_draft_for_every_language(name: str) -> None:
+    for language in ("en", "fr", "ja", "yue", "cy"):
+        (draft,) = PRESETS[name].drafts_for(language)
+        assert draft.languages is None or language in draft.languages
+    unknown = PRESETS[name].drafts_for(None)
+    assert unknown[0] == PRESETS[name].drafts[0] and unknown[-1].languages is None
+    assert len(unknown) == (1 if unknown[0].languages is None else 2)
+
+
+def test_a_pair_routes_each_language_to_one_of_its_drafts() -> None:
+    both = resolve("large", None)
+    assert both == Pair(LARGE_V3, DISTIL, frozenset({"en"}), TINY)
+    assert both.drafts == (DISTIL, TINY)
+    assert [both.route(language) for language in ("en", "fr", "yue")] == [0, 1, 1]
+    english = resolve("large", DISTIL)
+    assert english.drafts == (DISTIL,)
+    assert [english.route(language) for language in ("en", "fr")] == [0, None]
+    assert [resolve("turbo", None).route(language) for language in ("en", "fr")] == [0, 0]
+    assert resolve("large", "none").drafts == ()
 
 
 # Where the weights are
@@ -222,73 +239,9 @@ def test_cached_tells_target_and_draft_apart_without_a_network() -> None:
     state = {entry.preset.name: entry for entry in cached()}
     assert (state["large"].target, state["large"].draft) == (True, False)
     assert (state["demo"].target, state["demo"].draft) == (True, True)
-    assert (state["turbo"].target, state["turbo"].draft) == (False, None)
+    assert (state["turbo"].target, state["turbo"].draft) == (False, False)
+    assert (state["tiny"].target, state["tiny"].draft) == (False, None)
     assert list(state) == list(PRESETS)
-
-
-# Whether a draft fits
-
-
-@dataclass
-class _Config:
-    vocab_size: int = 51866
-    num_mel_bins: int = 128
-    eos_token_id: int = 50257
-    decoder_start_token_id: int = 50258
-    max_target_positions: int = 448
-
-
-@dataclass(frozen=True)
-class _Tokenizer:
-    vocab: tuple[str, ...]
-
-    def get_vocab(self) -> dict[str, int]:
-        return {token: id for id, token in enumerate(self.vocab)}
-
-
-def test_a_pair_with_the_same_tokens_fits() -> None:
-    vocab = _Tokenizer(("a", "b", "<|endoftext|>"))
-    check_pair(_Config(), _Config())
-    check_pair(_Config(), _Config(), vocab, vocab)
-
-
-def test_large_v3_with_the_draft_of_large_v2_is_refused_and_told_what_fits() -> None:
-    older = _Config(vocab_size=51865, num_mel_bins=80)
-    with pytest.raises(ModelError) as caught:
-        check_pair(_Config(), older, target=LARGE_V3, draft="distil-whisper/distil-large-v2")
-    assert caught.value.code == "model_mismatch"
-    for part in ("distil-large-v2", LARGE_V3, "51866 and 51865 tokens", DISTIL, "--draft none"):
-        assert part in caught.value.message
-
-
-@pytest.mark.parametrize(
-    ("change", "problem"),
-    [
-        ({"num_mel_bins": 80}, "128 and 80 mel bins"),
-        ({"eos_token_id": 50256}, "50257 and 50256 as end of text"),
-        ({"decoder_start_token_id": 50257}, "50258 and 50257 as start of transcript"),
-        ({"max_target_positions": 224}, "448 and 224 positions"),
-    ],
-)
-def test_a_pair_that_differs_elsewhere_is_refused(change: dict[str, int], problem: str) -> None:
-    with pytest.raises(ModelError, match=problem):
-        check_pair(_Config(), replace(_Config(), **change))
-
-
-def test_a_pair_of_equal_size_with_other_tokens_is_refused_with_the_first_of_them() -> None:
-    target, draft = _Tokenizer(("a", "b", "c", "d")), _Tokenizer(("a", "c", "b", "d"))
-    with pytest.raises(ModelError, match="ids 1 and 2 for the token 'b'"):
-        check_pair(_Config(), _Config(), target, draft)
-
-
-def test_a_special_token_may_have_another_name_or_be_missing_but_a_text_token_may_not() -> None:
-    config = _Config(eos_token_id=2)
-    target = _Tokenizer(("a", "b", "<|endoftext|>", "<|nospeech|>", "<|0.00|>"))
-    check_pair(config, config, target, _Tokenizer(("a", "b", "<|endoftext|>", "<|nocaptions|>")))
-    with pytest.raises(ModelError, match="ids 1 and None for the token 'b'"):
-        check_pair(config, config, target, _Tokenizer(("a", "c", "<|endoftext|>")))
-    with pytest.raises(ModelError, match=r"ids 4 and 3 for the token '<\|0\.00\|>'"):
-        check_pair(config, config, target, _Tokenizer(("a", "b", "<|endoftext|>", "<|0.00|>")))
 
 
 def test_presets_load_nothing_heavy() -> None:

@@ -31,9 +31,21 @@ rounds = st.lists(st.tuples(st.integers(0, 6), st.sampled_from([C, B, P])), max_
 def test_rounds_are_told_from_sources_alone():
     # Three drafts accepted and a bonus; one and a refusal; none at all; a round without drafts; the end.
     told = stats([[A, A, A, B, A, C, C, P], [A, A]])
-    assert told["written"] == {"accepted": 6, "correction": 2, "bonus": 1, "plain": 1}
+    assert told["written"] == {
+        "accepted": 6,
+        "correction": 2,
+        "bonus": 1,
+        "plain": 1,
+        "guessed": 0,
+    }
     assert told["judged_at_depth"] == [4, 3, 1]
     assert told["accepted_at_depth"] == [3, 2, 1]
+
+
+def test_a_guess_was_not_drafted():
+    told = stats([[Source.GUESSED, Source.GUESSED, P, A, C]])
+    assert told["written"]["guessed"] == 2
+    assert told["judged_at_depth"] == [1, 1] and told["accepted_at_depth"] == [1, 0]
 
 
 def test_nothing_was_drafted_and_nothing_was_written():
@@ -88,4 +100,4 @@ def test_a_transcript_says_who_wrote_each_word(tmp_path):
 def test_nobody_else_writes_words():
     with pytest.raises(ValueError, match="unknown source 'prompt'; known: accepted"):
         Word(" a", 0, 1, sources=("prompt",))
-    assert [name_of(source) for source in (A, C, B, P)] == list(TOKEN_SOURCES)
+    assert [name_of(source) for source in (A, C, B, P, Source.GUESSED)] == list(TOKEN_SOURCES)

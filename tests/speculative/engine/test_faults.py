@@ -17,7 +17,7 @@ from torch import Tensor
 
 from forescribe.speculative import Engine, Fixed, ModelDrafter, Probe, Request, Sampling
 from forescribe.speculative.device import Device
-from forescribe.speculative.drafts import Distribution, Draft, Prefix, Scores, Verdict
+from forescribe.speculative.drafts import Distribution, Draft, Prefilled, Prefix, Scores, Verdict
 from forescribe.speculative.errors import BrokenError, DecodingError, RequestError
 from forescribe.speculative.protocols import Poll
 from forescribe.speculative.requests import Finish, Result, Source
@@ -80,9 +80,9 @@ class Target(TinyModel):
         super().__init__()
         self.plan = plan
 
-    def prefill(self, rows: Tensor, tokens: Tensor, encoder_states: Sequence[Any]) -> Tensor:
+    def prefill(self, rows: Tensor, tokens: Tensor, *others: Any) -> Prefilled:
         self.plan.reach("target prefill", lambda: bool((tokens[:, 0] == MARK).any()))
-        return super().prefill(rows, tokens, encoder_states)
+        return super().prefill(rows, tokens, *others)
 
     def score(self, *args: Any, **options: Any) -> Scores:
         self.plan.reach("score", self.plan.active)
@@ -94,9 +94,11 @@ class Drafts(ModelDrafter):
         super().__init__(TinyModel(blur=0.3))
         self.plan = plan
 
-    def admit(self, rows: Tensor, tokens: Tensor, requests: Sequence[Request]) -> None:
+    def admit(
+        self, rows: Tensor, tokens: Tensor, requests: Sequence[Request], taps: Tensor | None
+    ) -> None:
         self.plan.reach("admit", lambda: any(r.prompt[0] == MARK for r in requests))
-        super().admit(rows, tokens, requests)
+        super().admit(rows, tokens, requests, taps)
 
     def catch_up(self, rows: Rows, start: Tensor, count: int) -> None:
         self.plan.reach("catch up", self.plan.active)

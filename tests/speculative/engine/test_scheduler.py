@@ -73,10 +73,10 @@ def test_requests_are_admitted_in_order_while_there_are_slots():
 
 def test_a_request_that_fails_its_prefill_leaves_no_slot_occupied():
     class Refusing(TinyModel):
-        def prefill(self, rows, tokens, encoder_states):
+        def prefill(self, rows, tokens, encoder_states, nodes):
             if bool((tokens[:, 0] == 9).any()):
                 raise RuntimeError("planted")
-            return super().prefill(rows, tokens, encoder_states)
+            return super().prefill(rows, tokens, encoder_states, nodes)
 
     context, made = scheduler(target=Refusing())
     made.submit(Request((9,), tag="bad"))

@@ -20,8 +20,8 @@ def slots() -> Slots:
     return Slots(Rows.empty(BATCH, TOKENS, torch.device("cpu")))
 
 
-def state(length: int = 1, tag: object = None) -> SlotState:
-    return SlotState(Request((1,) * length, tag=tag), Inbox())
+def state(length: int = 1, tag: object = None, guess: tuple[int, ...] = ()) -> SlotState:
+    return SlotState(Request((1,) * length, guess=guess, tag=tag), Inbox())
 
 
 def error() -> DecodingError:
@@ -41,13 +41,35 @@ def test_rows_whose_drafter_failed_run_apart_from_the_others():
     held = slots()
     for row in range(BATCH):
         held.occupy(row, state(), prefill_pending=False)
-    assert held.groups(4) == [([0, 1, 2], 4)]
+    assert held.groups(4) == [([0, 1, 2], 4, True)]
     held.stop_drafting(1, error())
-    assert held.groups(4) == [([0, 2], 4), ([1], 0)]
-    assert held.groups(0) == [([0, 1, 2], 0)]
+    assert held.groups(4) == [([0, 2], 4, True), ([1], 0, False)]
+    assert held.groups(0) == [([0, 1, 2], 0, False)]
     for row in (0, 2):
         held.stop_drafting(row, error())
-    assert held.groups(4) == [([0, 1, 2], 0)]
+    assert held.groups(4) == [([0, 1, 2], 0, False)]
+
+
+def test_rows_whose_drafter_failed_are_not_observed_in_rounds_without_drafts():
+    held = Slots(Rows.empty(BATCH, TOKENS, torch.device("cpu")), observed=True)
+    for row in range(BATCH):
+        held.occupy(row, state(), prefill_pending=False)
+    assert held.groups(0) == [([0, 1, 2], 0, True)]
+    held.stop_drafting(1, error())
+    assert held.groups(0) == [([0, 2], 0, True), ([1], 0, False)]
+    held.count_round(0)
+    assert held.backlog.tokens == 0  # nothing to catch up with
+
+
+def test_a_guess_counts_as_growth_until_its_length_is_read():
+    held = slots()
+    held.occupy(0, state(4, guess=(1, 2, 3)), prefill_pending=False)
+    assert held.longest == 4 + 3 + 1 and held.lengths[0] == 4
+    held.measure(0)
+    assert held.longest == 4 + 3 + 1
+    held.note_lengths([6, 1, 1], list(held.states))
+    held.measure(held.grown)
+    assert held.longest == 6
 
 
 def test_masked_to_masks_the_other_rows_and_puts_them_back_after_an_exception():

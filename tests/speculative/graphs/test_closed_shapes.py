@@ -55,10 +55,10 @@ def test_a_row_whose_drafter_failed_runs_shapes_of_the_set(cuda: FakeCuda) -> No
     work = [Request((1 + n, 2), max_new_tokens=20, tag=n) for n in range(4)]
     expected = texts(tiny_engine(None, 3).run(work))
 
-    def fails(rows: Any, tokens: Any, requests: Any) -> None:
+    def fails(rows: Any, tokens: Any, requests: Any, taps: Any) -> None:
         if any(request.tag == 2 for request in requests):
             raise RuntimeError("planted")
-        real(rows, tokens, requests)
+        real(rows, tokens, requests, taps)
 
     real, engine.drafter.admit = engine.drafter.admit, fails  # type: ignore[union-attr, method-assign]
     with running(cuda, engine):

@@ -183,9 +183,9 @@ def test_requests_end_in_a_closed_set_of_prompt_shapes(cuda: FakeCuda) -> None:
     engine, shapes = tiny_engine(CUDA, 3), set()
     real = engine.target.prefill
 
-    def prefill(rows: Any, tokens: Any, states: Any) -> Any:
+    def prefill(rows: Any, tokens: Any, states: Any, nodes: Any) -> Any:
         shapes.add(tuple(tokens.shape))
-        return real(rows, tokens, states)
+        return real(rows, tokens, states, nodes)
 
     engine.target.prefill = prefill
     with running(cuda, engine):

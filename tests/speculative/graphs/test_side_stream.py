@@ -96,7 +96,10 @@ def encode(
 ) -> tuple[Encoder, list[Any]]:
     whisper = Encoder(cuda, weight)
     context: Any = SimpleNamespace(
-        whisper=whisper, mel=torch.stack, slots=slots, side=SideStream(CUDA)
+        whisper=whisper,
+        features=lambda samples: (torch.stack(samples),),
+        slots=slots,
+        side=SideStream(CUDA),
     )
     with cuda.reads_allowed():  # of the side stream, which it stops alone
         return whisper, encode_windows(context, windows, [True] * len(windows))  # type: ignore[arg-type]

@@ -89,7 +89,7 @@ def readings(each: Any, tokens: Tensor) -> list[Tensor]:
     """Logits of a prompt, of three tokens behind it, and of one of those alone."""
     each.allocate(2, SLOTS)
     start, rows = torch.tensor([3, 3]), torch.arange(2)
-    found = [each.prefill(rows, tokens[:, :3], states(Shape(), 2))]
+    found = [each.prefill(rows, tokens[:, :3], states(Shape(), 2)).logits]
     found += [each.score(tokens[:, 3:], start, reach=SLOTS).logits]
     if hasattr(each, "score_at"):
         found += [each.score_at(tokens[:, 3:], start, torch.tensor([2, 0]), reach=SLOTS)]

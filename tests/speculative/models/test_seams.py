@@ -13,8 +13,9 @@ from forescribe.speculative import Engine, Fixed, Request
 from forescribe.speculative.drafts import Distribution, Draft, Scores, Topology, Verdict
 from forescribe.speculative.models.lean.lean_whisper_decoder import LeanWhisperDecoder
 from forescribe.speculative.models.whisper_decoder import WhisperDecoder
+from forescribe.speculative.protocols import Model, Needs
 from forescribe.speculative.reference import decode
-from forescribe.speculative.requests import Guarantee
+from forescribe.speculative.requests import Guarantee, Source
 from forescribe.speculative.rows import Rows
 from forescribe.speculative.testing import TinyModel
 from tests.speculative.models.whispers import EOS, SOT, encoder_states, forward, whisper
@@ -25,8 +26,7 @@ TREE = Topology((0, 0, 1, 1, 2, 3))  # two first tokens, their children, and one
 class TreeDrafter:
     """Guesses with the target's own weights on the committed text, and puts decoys beside them."""
 
-    vocab_size = None
-    ends_early = False
+    needs = Needs()
 
     def distribution(self, *, sampling: bool) -> Distribution:
         return Distribution.ONE_HOT
@@ -35,12 +35,16 @@ class TreeDrafter:
         self.model, self.vocab = forwards, vocab
         self.requests: dict[int, Request] = {}
 
+    def bind(self, target: Model) -> None: ...
+
     def allocate(self, batch: int, slots: int, device: torch.device) -> None: ...
 
     def forwards(self, gamma: int) -> int:
         return 0
 
-    def admit(self, rows: Tensor, tokens: Tensor, requests: Sequence[Request]) -> None:
+    def admit(
+        self, rows: Tensor, tokens: Tensor, requests: Sequence[Request], taps: Tensor | None
+    ) -> None:
         self.requests |= dict(zip(rows.tolist(), requests, strict=True))
 
     def catch_up(self, rows: Rows, start: Tensor, count: int) -> None: ...
@@ -92,18 +96,81 @@ def test_a_tree_drafter_joins_the_loop_on_whisper(decoder):
     assert engine.stats.accepted > 20  # paths that are not the leftmost were kept, and moved
 
 
+class WideDrafter:
+    """A tree whose second nodes are right, for a tiny model."""
+
+    needs = Needs()
+    tree = Topology((0, 0, 2, 2, 4, 4))  # pairs of siblings, the second one goes on
+
+    def __init__(self) -> None:
+        self.model, self.states = TinyModel(), {}
+
+    def distribution(self, *, sampling: bool) -> Distribution:
+        return Distribution.ONE_HOT
+
+    def bind(self, target: Model) -> None: ...
+
+    def allocate(self, batch: int, slots: int, device: torch.device) -> None: ...
+
+    def forwards(self, gamma: int) -> int:
+        return 0
+
+    def admit(
+        self, rows: Tensor, tokens: Tensor, requests: Sequence[Request], taps: Tensor | None
+    ) -> None:
+        for row, request in zip(rows.tolist(), requests, strict=True):
+            self.states[row] = request.encoder_states or 0
+
+    def catch_up(self, rows: Rows, start: Tensor, count: int) -> None: ...
+
+    def propose(self, rows: Rows, gamma: int) -> Draft:
+        drafts = torch.zeros(rows.batch, gamma, dtype=torch.int64)
+        for row, states in self.states.items():
+            known = rows.tokens[row, : rows.lengths[row]]
+            for depth in range(3):
+                best = self.model.forward(known[:48], states)[-1].argmax()
+                drafts[row, 2 * depth] = (best + 1) % 11
+                drafts[row, 2 * depth + 1] = best
+                known = torch.cat([known, best[None]])
+        return Draft(drafts, torch.full_like(rows.lengths, gamma), topology=self.tree)
+
+    def observe(self, rows: Rows, draft: Draft, scores: Scores, verdict: Verdict) -> None: ...
+
+
+def test_trees_are_limited_and_counted_by_depth():
+    requests = [
+        Request((1, 2), encoder_states=n, max_new_tokens=9 + n, gamma=n % 3 or None, tag=n)
+        for n in range(6)
+    ]
+    engine = Engine(TinyModel(), WideDrafter(), batch=3, eos=(99,), schedule=Fixed(6))
+    for result in engine.run(requests):
+        request = result.request
+        assert result.tokens == decode(
+            lambda t, n=request.tag: TinyModel().forward(t, n), request, eos=(99,), max_tokens=48
+        )
+        deep, left, rounds = request.gamma or 3, len(result.tokens), 0
+        while left > 0:  # every draft is right: a round writes as deep as it may, and one more
+            left, rounds = left - min(deep + 1, left), rounds + 1
+        assert result.rounds == rounds
+        assert result.accepted == result.drafted == len(result.tokens) - rounds
+        assert Source.CORRECTION not in result.sources
+    rates = engine.stats.acceptance_at_depth
+    assert rates[:3] == (1.0, 1.0, 1.0) and engine.stats.drafted_at_depth[3:] == (0, 0, 0)
+
+
 class TapDrafter:
     """Reads the target's last hidden state: keeps what the model's head says at the accepted node."""
 
     def distribution(self, *, sampling: bool) -> Distribution:
         return Distribution.ONE_HOT
 
-    vocab_size = None
-    ends_early = False
+    needs = Needs(taps=(-1,))
 
     def __init__(self, model: TinyModel) -> None:
         self.head = model.head.float()
         self.guess = torch.empty(0)
+
+    def bind(self, target: Model) -> None: ...
 
     def allocate(self, batch: int, slots: int, device: torch.device) -> None:
         self.guess = torch.zeros(batch, dtype=torch.int64)
@@ -111,7 +178,9 @@ class TapDrafter:
     def forwards(self, gamma: int) -> int:
         return 0
 
-    def admit(self, rows: Tensor, tokens: Tensor, requests: Sequence[Request]) -> None: ...
+    def admit(
+        self, rows: Tensor, tokens: Tensor, requests: Sequence[Request], taps: Tensor | None
+    ) -> None: ...
 
     def catch_up(self, rows: Rows, start: Tensor, count: int) -> None: ...
 
@@ -119,8 +188,8 @@ class TapDrafter:
         return Draft(self.guess[:, None].expand(-1, gamma), torch.ones_like(rows.lengths))
 
     def observe(self, rows: Rows, draft: Draft, scores: Scores, verdict: Verdict) -> None:
-        at = verdict.num_accepted[:, None, None].expand(-1, 1, scores.taps.shape[2])
-        self.guess = (scores.taps.gather(1, at)[:, 0] @ self.head).argmax(-1)
+        at = verdict.num_accepted[:, None, None].expand(-1, 1, scores.taps.shape[3])
+        self.guess = (scores.taps[:, :, 0].gather(1, at)[:, 0] @ self.head).argmax(-1)
         # The head on this tap gives the token the verdict ends with: taps and verdict fit together.
         extra = verdict.tokens.gather(1, verdict.num_accepted[:, None])[:, 0]
         assert torch.equal(self.guess[rows.active], extra[rows.active])

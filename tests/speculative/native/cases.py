@@ -86,5 +86,5 @@ def tokens(batch: int, length: int, seed: int = 2) -> Tensor:
 def prefill(adapter: Any, shape: Shape, batch: int, length: int, seed: int = 2) -> Tensor:
     logits: Tensor = adapter.prefill(
         torch.arange(batch), tokens(batch, length, seed), states(shape, batch)
-    )
+    ).logits
     return logits

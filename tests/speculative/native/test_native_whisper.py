@@ -72,7 +72,7 @@ def test_a_rows_bits_depend_neither_on_the_batch_nor_on_nodes_nor_on_threads(
         torch.set_num_threads(before)
     for row in range(batch):
         encoder = states(shape, batch)[row : row + 1]
-        prompt = alone.prefill(torch.tensor([0]), known[row : row + 1], encoder)
+        prompt = alone.prefill(torch.tensor([0]), known[row : row + 1], encoder).logits
         assert torch.equal(prompt[0], first[row])
         for node in range(new.shape[1]):
             one = alone.score(new[row, node, None, None], start[row, None] + node, reach=SLOTS)
@@ -135,7 +135,7 @@ def test_nan_in_encoder_states_stays_in_its_row() -> None:
     clean = prefill(native, shape, 2, 3)
     encoder = states(shape, 2)
     encoder[0][16, 3] = float("nan")
-    found = native.prefill(torch.arange(2), tokens(2, 3), encoder)
+    found = native.prefill(torch.arange(2), tokens(2, 3), encoder).logits
     assert found[0].isnan().all() and torch.equal(found[1], clean[1])
     assert torch.equal(prefill(native, shape, 2, 3), clean)  # and leaves with its request
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from forescribe.asr.decode.rules import whisper_rules
 from forescribe.speculative import Engine, Fixed, ModelDrafter, NgramDrafter, Request
+from forescribe.speculative.drafters.routing_drafter import RoutingDrafter
+from forescribe.speculative.models.vocabularies.mapped_vocabulary import MappedVocabulary, mapped
+from forescribe.speculative.models.vocabularies.token_map import NONE, TokenMap
 from forescribe.speculative.models.whisper_decoder import WhisperDecoder
+from forescribe.speculative.protocols import Drafter
 from forescribe.speculative.requests import Mode, Sampling
 from forescribe.speculative.rounds.round import run_round
 from forescribe.speculative.rows import Rows
@@ -17,12 +23,26 @@ from tests.speculative.models.whispers import EOS, SOT, encoder_states, whisper
 GAMMA, BATCH = 4, 3
 
 
+def shifted(draft) -> MappedVocabulary:
+    """A draft with every id one higher than in its target, and one that the target lacks."""
+    V = draft.config.vocab_size
+    to_draft = (*range(1, V), V - 1)
+    ids = TokenMap(to_draft, (NONE, *range(V - 1)))
+    return mapped(lambda head: WhisperDecoder(draft, listed=head), ids)
+
+
 def ragged_engine(drafter: str, kind: str) -> Engine:
     target = whisper(layers=1)
-    made = {
-        "model": lambda: ModelDrafter(WhisperDecoder(whisper(layers=1, seed=1))),
+    draft = whisper(layers=1, seed=1)
+    makers: dict[str, Callable[[], Drafter]] = {
+        "model": lambda: ModelDrafter(WhisperDecoder(draft)),
+        "mapped": lambda: ModelDrafter(shifted(draft)),
+        "routed": lambda: RoutingDrafter(
+            [makers["model"](), makers["mapped"]()], lambda r: r.seed % 2, skips=False
+        ),
         "ngram": lambda: NgramDrafter(hint_slots=8),
-    }[drafter]()
+    }
+    made = makers[drafter]()
     engine = Engine(
         WhisperDecoder(target),
         made,
@@ -60,7 +80,7 @@ def rounds(engine: Engine):
 
 
 @pytest.mark.parametrize("kind", ["greedy", "sampled", "shaped"])
-@pytest.mark.parametrize("drafter", ["model", "ngram"])
+@pytest.mark.parametrize("drafter", ["model", "routed", "ngram"])
 def test_one_full_graph_serves_every_ragged_round(drafter, kind):
     graphs = []
 
@@ -123,7 +143,7 @@ class Watch(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("kind", ["greedy", "sampled", "shaped"])
-@pytest.mark.parametrize("drafter", ["model", "ngram"])
+@pytest.mark.parametrize("drafter", ["model", "routed", "ngram"])
 def test_no_operator_of_a_round_syncs_or_changes_shape(drafter, kind):
     engine = ragged_engine(drafter, kind)
     step, traces = rounds(engine), []

@@ -48,12 +48,15 @@ class Job:
     threads: int
     converted: str | None = None
     engine: str = "auto"  # what computes the decoders of this engine's rows
+    draft_dtype: str | None = None  # of this engine's draft; None where it has none
+    drafter: str = "auto"  # how this engine drafts, see `asr.decode.drafting`
 
     @property
     def label(self) -> str:
         gamma = "" if self.gamma is None else f" gamma {self.gamma}"
         threads = f"{self.threads} thread{'s' * (self.threads != 1)}"
-        return f"{self.system} batch {self.batch}{gamma} {self.dtype}, {threads}"
+        draft = "" if self.draft_dtype is None else f", draft {self.draft_dtype}"
+        return f"{self.system} batch {self.batch}{gamma} {self.dtype}{draft}, {threads}"
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,8 @@ class Drafting:
     rounds: int
     drafted: int
     accepted: int
+    drafted_at_depth: Sequence[int] = ()
+    accepted_at_depth: Sequence[int] = ()
 
     @property
     def acceptance_rate(self) -> float | None:
@@ -83,6 +88,9 @@ class Written:
     stages: dict[str, float] = field(default_factory=dict)  # seconds, if known
     notes: list[str] = field(default_factory=list)
     engine: str | None = None  # what computed the target's decoder, for this engine's rows
+    rounds: int = 0  # of the batch, of this engine
+    row_rounds: int = 0  # rounds that rows took part in
+    emitted: int = 0  # tokens that rounds wrote
 
 
 class System(Protocol):

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from forescribe.asr.decode.transcriber import Transcriber
 from forescribe.speculative.requests import Request
 
+from ...formats import dtype_of, quantization_of
 from ..clips import Samples
 from .job import LANGUAGE, TASK, Drafting, Job, Written, use_threads
 
@@ -27,11 +28,14 @@ class Ours:
             job.draft or "none",  # without a draft model, drafts come from lookup
             language=LANGUAGE,
             device="cpu",
-            dtype=job.dtype,
+            dtype=dtype_of(job.dtype),
+            quantize=quantization_of(job.dtype),
+            draft_dtype=job.draft_dtype,
             batch=job.batch,
             gamma=None if job.gamma == "auto" else job.gamma or 0,
             network=False,
             engine=job.engine,
+            drafter=job.drafter,
         )
         self.drafts = bool(job.gamma)
         self.lookup = job.draft is None
@@ -48,7 +52,13 @@ class Ours:
         stats = t.engine.stats - before
         decode, end = t.whisper.tokenizer.decode, t.whisper.tokens.end
         texts = [decode([i for i in ids if i < end], skip_special_tokens=True) for ids in tokens]
-        drafting = Drafting(stats.row_rounds, stats.drafted, stats.accepted)
+        drafting = Drafting(
+            stats.row_rounds,
+            stats.drafted,
+            stats.accepted,
+            stats.drafted_at_depth,
+            stats.accepted_at_depth,
+        )
         return Written(
             tokens,
             texts,
@@ -56,6 +66,9 @@ class Ours:
             self.stages | stats.seconds,
             ["drafts by lookup: the model has no draft"] if self.drafts and self.lookup else [],
             t.whisper.engine,
+            stats.rounds,
+            stats.row_rounds,
+            stats.emitted,
         )
 
     def _requests(self, windows: Sequence[Samples]) -> Iterator[Request]:
@@ -65,9 +78,9 @@ class Ours:
         count = t.encoded_together
         for first in range(0, len(windows), count):
             started = time.perf_counter()
-            features = t.mel(windows[first : first + count])
+            features = t.features(windows[first : first + count])
             extracted = time.perf_counter()
-            encoded = t.whisper.encode(features)
+            encoded = t.whisper.encode(*features)
             self.stages["features"] += extracted - started
             self.stages["encode"] += time.perf_counter() - extracted
             for tag, encoder_states in enumerate(encoded, start=first):

@@ -34,7 +34,7 @@ class Pair:
     ) -> tuple[Tensor, Tensor]:
         index, tokens = torch.tensor(rows), self.tokens(len(rows), length)
         self.starts[index] = length - 1
-        first, second = (model.prefill(index, tokens, states) for model in self.models)
+        first, second = (model.prefill(index, tokens, states).logits for model in self.models)
         return first, second
 
     @torch.inference_mode()

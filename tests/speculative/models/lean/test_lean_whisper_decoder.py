@@ -107,7 +107,7 @@ def test_only_queries_are_copied():
     LeanWhisperDecoder(model)
     weights = LeanWhisperDecoder(model).weights
     decoder, width = model.model.decoder, WIDTH
-    assert weights.head.data_ptr() == decoder.embed_tokens.weight.data_ptr()
+    assert weights.head.weight.data_ptr() == decoder.embed_tokens.weight.data_ptr()
     for i, (layer, module) in enumerate(zip(weights.layers, decoder.layers, strict=True)):
         cross = weights.cross_kv.weight[2 * width * i :]
         own = layer.qkv.weight

@@ -1,4 +1,7 @@
-"""Muon for the matrices in layers and AdamW for the rest, in about half the steps of AdamW alone."""
+"""Muon for the matrices in layers and AdamW for the rest, in about half the steps of AdamW alone.
+
+Knows parameters; nothing of losses.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,16 @@ from torch import nn
 
 
 class Optimizers:
-    """Both optimizers over the models' parameters, stepped as one."""
+    """Both optimizers over the parameters of models that are not frozen, stepped as one."""
 
     def __init__(self, *models: nn.Module, peak: float) -> None:
         matrices: list[nn.Parameter] = []
         others: list[nn.Parameter] = []
         for name, weight in (named for m in models for named in m.named_parameters()):
-            (matrices if weight.ndim == 2 and "embed" not in name else others).append(weight)
+            if weight.requires_grad:
+                (matrices if weight.ndim == 2 and "embed" not in name else others).append(weight)
         self.peak = peak
+        self.parameters = [*matrices, *others]
         self.both: tuple[torch.optim.Optimizer, ...] = (
             torch.optim.Muon(matrices, lr=peak, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"),
             torch.optim.AdamW(others, lr=peak, betas=(0.9, 0.95), weight_decay=0.0, fused=True),

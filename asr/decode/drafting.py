@@ -1,0 +1,113 @@
+"""The drafter of a Whisper pair: its draft model, joined with drafts that cost nothing.
+
+Knows which sources there are and what they read; nothing of requests or schedules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from torch import Tensor
+
+from forescribe.speculative.drafters.cascade import Cascade
+from forescribe.speculative.drafters.heads.whisper_block_drafter import WhisperBlockDrafter
+from forescribe.speculative.drafters.model_drafter import ModelDrafter, confidence_for
+from forescribe.speculative.drafters.ngram import NgramDrafter
+from forescribe.speculative.drafters.routing_drafter import RoutingDrafter
+from forescribe.speculative.drafters.script import ScriptDrafter, Scripts, padded
+from forescribe.speculative.models.heads.whisper_block import WhisperBlock
+from forescribe.speculative.protocols import Drafter
+from forescribe.speculative.requests import Request
+
+from ..errors import ModelError, UsageError
+from ..model.ctc_reader import FILE, CtcReader
+from ..model.loading import Whisper
+
+AUTO: Final = "auto"
+MODEL: Final = "model"
+CASCADE: Final = "cascade"
+CTC: Final = "ctc"
+
+SOURCES: Final = (AUTO, MODEL, CASCADE, CTC)
+"""What drafts: the best choice, the draft model alone, the model with the text that a request brings, or the
+model with that and with what the encoder's CTC head reads."""
+
+SCRIPT_SLOTS: Final = 16384
+"""Tokens of a text that drafts are copied from: about an hour and a half of speech."""
+
+SPOKEN_SLOTS: Final = 512
+"""Tokens of what the CTC head reads in a window; an answer has at most 448."""
+
+
+def drafter_for(whisper: Whisper, gamma: int | None, source: str = AUTO) -> Drafter:
+    """The drafter of a pair. `source` is one of `SOURCES`; `auto` is the cascade where an unused source
+    costs nothing (CPUs), and the model elsewhere; a block head drafts alone. Raises UsageError for an
+    unknown source, or one that a block head cannot be joined with, ModelError where the target has no CTC
+    head."""
+    if source not in SOURCES:
+        raise UsageError(f"unknown drafter {source!r}; known: {', '.join(SOURCES)}")
+    if whisper.block is not None:
+        if source not in (AUTO, MODEL):
+            raise UsageError(f"--drafter {source}: a block head drafts alone; leave it out")
+        return _block(whisper, whisper.block, gamma)
+    adaptive = whisper.device.synchronous
+    if source == AUTO:
+        source = CASCADE if adaptive else MODEL
+    model = _model(whisper, gamma)
+    if source == MODEL:
+        return NgramDrafter() if model is None else model
+    special = whisper.tokens.end
+    free: dict[str, Drafter] = {
+        "text": ScriptDrafter(slots=SCRIPT_SLOTS, special_from=special),
+    }
+    if source == CTC:
+        free["ctc"] = ScriptDrafter(_ctc(whisper), slots=SPOKEN_SLOTS, special_from=special)
+    if model is None:
+        free["answer"] = NgramDrafter(hint_slots=1)  # the hint has a source of its own
+    return Cascade(free, model, adaptive=adaptive)
+
+
+def _model(whisper: Whisper, gamma: int | None) -> Drafter | None:
+    if not whisper.drafts:
+        return None
+    # The token rules are not applied to drafts: they cost as much as a small draft model's forward
+    # pass, and a distilled draft model has learnt what the rules allow.
+    confidence = confidence_for(gamma, whisper.device)
+    drafters = [
+        ModelDrafter(draft.decoder(index), confidence=confidence)
+        for index, draft in enumerate(whisper.drafts)
+    ]
+    if len(drafters) == 1:
+        return drafters[0]
+    return RoutingDrafter(
+        drafters,
+        lambda request: request.encoder_states.chosen,
+        skips=whisper.device.synchronous,
+    )
+
+
+def _block(whisper: Whisper, head: WhisperBlock, gamma: int | None) -> WhisperBlockDrafter:
+    return WhisperBlockDrafter(
+        head,
+        lambda states: states.target,
+        sources=whisper.target.config.max_source_positions,
+        confidence=confidence_for(gamma, whisper.device),
+    )
+
+
+def _ctc(whisper: Whisper) -> Scripts:
+    """What the encoder's CTC head reads in the windows of requests."""
+    folder = Path(whisper.target.name_or_path)
+    width = whisper.target.config.d_model
+    reader = CtcReader.beside(folder, whisper.tokenizer, width, whisper.device.torch)
+    if reader is None:
+        raise ModelError(
+            f"--drafter ctc: {whisper.pair.target} has no {FILE} beside its weights; leave it out"
+        )
+
+    def scripts(requests: Sequence[Request]) -> Tensor:
+        return padded(reader.read([r.encoder_states.target for r in requests]))
+
+    return scripts

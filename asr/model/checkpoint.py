@@ -1,0 +1,142 @@
+"""Checkpoints: a folder of Whisper weights to a model that was checked, its tokenizer and its extractor.
+
+Uses unmodified transformers classes and loaders. Knows one model at a time; nothing of pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from forescribe.speculative.device import Device
+from forescribe.speculative.errors import LoadError
+from forescribe.speculative.models.attention import use_products
+from forescribe.speculative.models.checkpoint_files import damaged
+from forescribe.speculative.models.families.model_engine import ModelEngine
+from forescribe.speculative.models.families.whisper_encoders import native_encoder
+from forescribe.speculative.models.families.whisper_engines import checked_engine
+from forescribe.speculative.models.hub import Role
+from forescribe.speculative.models.quantized.int8_linear import quantize_whisper
+from forescribe.speculative.models.quiet import quiet
+from forescribe.speculative.models.whisper_decoder import decoder_only, encoder_of
+from forescribe.speculative.native.native_encoder import NativeEncoder
+
+from ..errors import CapacityError, ModelError, out_of_memory
+from .published import as_ids
+
+_FEATURES = ("preprocessor_config.json", "processor_config.json")  # one of them
+
+
+def read_model(
+    folder: Path, role: Role, device: Device, engine: ModelEngine
+) -> tuple[Any, ModelEngine]:
+    """A model and the engine that runs its decoder."""
+    from transformers import AutoConfig, WhisperForCausalLM, WhisperForConditionalGeneration
+
+    try:
+        with quiet():
+            config = AutoConfig.from_pretrained(folder)
+        if config.model_type != "whisper":
+            raise ValueError(f"its config.json says {config.model_type!r}")
+        bare = decoder_only(config)
+        if bare and role == "model":
+            raise ValueError("it has no encoder, so it can only be a --draft")
+        kind: Any = WhisperForCausalLM if bare else WhisperForConditionalGeneration
+        with quiet():
+            # Mismatches are allowed here, to be reported by name below.
+            model, report = kind.from_pretrained(
+                folder, dtype=device.stored, output_loading_info=True, ignore_mismatched_sizes=True
+            )
+        _check_complete(report)
+    except Exception as error:  # safetensors, pickle and configurations raise various errors
+        raise ModelError(
+            f"--{role} {folder} cannot be loaded as a Whisper model: "
+            f"{damaged(folder) or _line(error)}"
+        ) from error
+    model = _placed(model, folder, role, device)
+    if device.int8:
+        quantize_whisper(model)
+    try:
+        engine = checked_engine(model, engine)
+    except LoadError as error:
+        raise ModelError(f"--{role} {folder} is not supported: {error}") from error
+    if device.products:
+        use_products(model)
+    return model, engine
+
+
+def _placed(model: Any, folder: Path, role: Role, device: Device) -> Any:
+    """Move a model to its device. Raises CapacityError."""
+    try:
+        return device.placed(model)
+    except RuntimeError as error:
+        if not out_of_memory(error):
+            raise
+        raise CapacityError(
+            f"{device.name} has no room for the weights of --{role} {folder}: free some, or take a "
+            "smaller model or --dtype float16"
+        ) from error
+
+
+def _check_complete(report: Mapping[str, Any]) -> None:
+    """Raise ValueError that names a missing weight: transformers would fill it with random numbers."""
+    missing = sorted(report["missing_keys"])
+    mismatched = sorted(str(key[0]) for key in report["mismatched_keys"])
+    if missing:
+        raise ValueError(f"its weights lack {missing[0]} ({len(missing)} in all)")
+    if mismatched:
+        raise ValueError(f"{mismatched[0]} has another shape than its config.json says")
+
+
+def read_tokenizer(folder: Path, config: Any) -> Any:
+    from transformers import WhisperTokenizer
+
+    try:
+        tokenizer = WhisperTokenizer.from_pretrained(folder)
+        if len(tokenizer) < max(
+            as_ids(config.eos_token_id), default=1
+        ):  # created without a vocabulary
+            raise ValueError("it lacks tokenizer.json, or vocab.json with merges.txt")
+    except Exception as error:  # a damaged tokenizer.json raises a bare Exception
+        raise ModelError(
+            f"{folder} has no usable tokenizer: {damaged(folder) or _line(error)}"
+        ) from error
+    return tokenizer
+
+
+def read_extractor(folder: Path, config: Any) -> Any:
+    """The extractor of the features that the target's encoder reads."""
+    from transformers import WhisperFeatureExtractor
+
+    try:
+        if not any((folder / file).is_file() for file in _FEATURES):
+            raise ValueError("it lacks preprocessor_config.json")
+        extractor = WhisperFeatureExtractor.from_pretrained(folder)
+    except Exception as error:
+        raise ModelError(
+            f"{folder} has no usable features: {damaged(folder) or _line(error)}"
+        ) from error
+    made = (extractor.feature_size, extractor.nb_max_frames)
+    read = (config.num_mel_bins, 2 * config.max_source_positions)
+    if made != read:
+        raise ModelError(
+            f"{folder} has no usable features: its feature extractor makes {made[0]} mel bins of {made[1]} "
+            f"frames, its encoder reads {read[0]} of {read[1]}"
+        )
+    return extractor
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300] or type(error).__name__
+
+
+def native_encoders(
+    model: Any, name: str, engine: ModelEngine, asked: ModelEngine
+) -> dict[Any, NativeEncoder]:
+    """The native encoder of a model by the modules that it stands for; empty where the modules encode."""
+    try:
+        native = native_encoder(model, engine, asked)
+    except LoadError as error:
+        raise ModelError(f"{name} is not supported: {error}") from error
+    return {} if native is None else {encoder_of(model): native}

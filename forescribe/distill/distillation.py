@@ -1,0 +1,253 @@
+"""A distillation from data to a folder: labels, start, prices, training, report.
+
+Each stage keeps what it made, so that the same command goes on after Ctrl-C or a kill. Knows the order of
+the stages; what they do is in the other modules.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from forescribe.asr.batch.interrupts import Stop
+from forescribe.asr.errors import UsageError
+from forescribe.draft_lists import DraftVocabulary
+from forescribe.speculative.drafters.draft_tokens import FILE, DraftTokens
+
+from .draft_training import DraftTraining, Progress, TrainingPlan
+from .labels.held_out import split
+from .labels.label_rows import LabelRow
+from .labels.label_store import LabelStore
+from .pairs.draft_pair import DraftPair, Hook
+from .pairs.speech_labels import Skipped
+from .pruning.angular_distance import Choice, spaced
+from .pruning.layer_choice import measured_distances
+from .results.draft_report import figures_of, markdown, speedup, versions
+from .results.draft_selection import Prices
+from .results.engine_runs import measured_prices
+from .whole_files import put_bytes, writing
+from .work_folder import WorkFolder
+
+LABEL_SHARE = 0.4
+"""Share of the minutes in which labels are made, at most; what they leave is for the training."""
+
+Label = Callable[[LabelStore, Callable[[], bool]], list[Skipped]]
+"""Adds labels to a store until the function says that the time is over; returns what was skipped."""
+
+
+@dataclass(frozen=True)
+class DistillSettings:
+    """What is asked for. `layers` of the target make the draft where `start` is None. `record` are the
+    settings that a repeated command must have too."""
+
+    output: Path
+    start: Path | None
+    layers: int | None = None
+    choose: Choice = "angular"
+    minutes: float = 30.0
+    steps: int | None = None
+    seed: int = 0
+    on_policy: bool = False
+    cut_head: bool = False
+    batch: int = 1
+    overwrite: bool = False
+    keep_labels: bool = False
+    record: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if (self.start is None) == (self.layers is None):
+            raise UsageError("a draft begins either as another one or with layers of its target")
+
+
+class Distillation:
+    """One distillation; `run` returns its report, None where it ended before there was a draft."""
+
+    def __init__(
+        self,
+        pair: DraftPair,
+        label: Label,
+        settings: DistillSettings,
+        *,
+        stop: Stop,
+        hook: Hook,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.pair, self.label, self.settings = pair, label, settings
+        self.stop, self.hook, self.clock = stop, hook, clock
+
+    def run(self) -> dict[str, Any] | None:
+        """Raises UsageError for too little data, OutputError where the disk refuses."""
+        settings = self.settings
+        with WorkFolder(settings.output, settings.record, overwrite=settings.overwrite) as work:
+            skipped = self._label(work)
+            if self.stop.requested:
+                return None
+            rows, held_out = split(LabelStore(work.labels).rows())
+            start = self._start(work, rows)
+            if self.stop.requested:
+                return None
+            self.hook("prices", 0, None, "")
+            prices = self._prices(work, start, held_out)
+            training = self._training(work, start, rows, held_out, prices)
+            progress = training.run(self.stop, self.hook)
+            training.load_best()
+            with writing(settings.output):
+                _replace(self.pair, training.draft, work.path / "made", settings.output)
+            head = self._cut(rows, held_out) if settings.cut_head else None
+            report = self._report(work, start, rows, held_out, progress, prices, skipped, head)
+            work_is_over = progress.finished and not settings.keep_labels
+            if work_is_over:
+                work.remove()
+        return report
+
+    def _label(self, work: WorkFolder) -> list[Skipped]:
+        store, limit = LabelStore(work.labels), LABEL_SHARE * 60 * self.settings.minutes
+        before = float(work.read("label_seconds") or 0.0)
+        if work.read("labelled"):
+            return [Skipped(*pair) for pair in work.read("labelled")["skipped"]]
+        began = self.clock()
+
+        def over() -> bool:
+            spent = before + self.clock() - began
+            work.keep("label_seconds", spent)
+            return self.settings.steps is None and spent >= limit
+
+        skipped = self.label(store, over)
+        over()
+        if not self.stop.requested:
+            work.keep("labelled", {"skipped": [[s.name, s.reason] for s in skipped]})
+        return skipped
+
+    def _start(self, work: WorkFolder, rows: Sequence[LabelRow]) -> Path:
+        """The folder of the draft that training begins with."""
+        settings = self.settings
+        if settings.start is not None:
+            return settings.start
+        assert settings.layers is not None
+        if not (work.start / "config.json").exists():
+            kept = spaced(settings.layers, len(self.pair.layers(self.pair.target)))
+            if settings.choose != "spacing":
+                self.hook("distances", 0, None, "")
+                distances = measured_distances(self.pair, rows)
+                kept = distances.chosen(settings.layers, settings.choose)
+            work.keep("layers", kept)
+            _write(self.pair, self.pair.pruned(kept), work.start)
+        return work.start
+
+    def _prices(self, work: WorkFolder, start: Path, held_out: Sequence[LabelRow]) -> Prices:
+        known = work.read("prices")
+        if known is not None:
+            return Prices({int(gamma): seconds for gamma, seconds in known.items()})
+        prices = measured_prices(self.pair, start, held_out, self.settings.batch)
+        work.keep("prices", prices.round_s)
+        return prices
+
+    def _training(
+        self,
+        work: WorkFolder,
+        start: Path,
+        rows: Sequence[LabelRow],
+        held_out: Sequence[LabelRow],
+        prices: Prices,
+    ) -> DraftTraining:
+        settings = self.settings
+        seconds = 60 * settings.minutes - float(work.read("label_seconds") or 0.0)
+        plan = TrainingPlan(
+            seed=settings.seed,
+            seconds=None if settings.steps is not None else max(1.0, seconds),
+            steps=settings.steps,
+            on_policy=settings.on_policy,
+        )
+        torch.manual_seed(settings.seed)
+        draft = self.pair.open(start)
+        return DraftTraining(self.pair, draft, rows, held_out, prices, plan, work.checkpoint)
+
+    def _cut(self, rows: Sequence[LabelRow], held_out: Sequence[LabelRow]) -> dict[str, Any]:
+        """Cut the output head to the tokens of the labels; the share of held-out tokens that it loses."""
+        vocabulary = DraftVocabulary(self.settings.output)
+        counted = Counter(token for row in rows for token in row.tokens[row.begin :])
+        made = DraftTokens.most_frequent(
+            counted, vocabulary.always, vocabulary.size, "labels of forescribe distill"
+        )
+        put_bytes(self.settings.output / FILE, made.to_json().encode())
+        listed = set(made.ids)
+        tokens = [token for row in held_out for token in row.tokens[row.begin :]]
+        lost = sum(token not in listed for token in tokens) / len(tokens)
+        return {"tokens": len(made.ids), "of": made.vocab_size, "lost_share": round(lost, 5)}
+
+    def _report(
+        self,
+        work: WorkFolder,
+        start: Path,
+        rows: Sequence[LabelRow],
+        held_out: Sequence[LabelRow],
+        progress: Progress,
+        prices: Prices,
+        skipped: Sequence[Skipped],
+        head: dict[str, Any] | None,
+    ) -> dict[str, Any]:
+        settings, pair = self.settings, self.pair
+        self.hook("report", 0, None, "")
+        chosen = progress.chosen
+        report: dict[str, Any] = {
+            "settings": dict(settings.record),
+            "start": str(settings.start or f"layers {work.read('layers')} of the target"),
+            "finished": progress.finished,
+            "rows": {"trained": len(rows), "held_out": len(held_out)},
+            "tokens": {"trained": sum(r.answered for r in rows)},
+            "seconds": {
+                "labels": round(float(work.read("label_seconds") or 0.0), 1),
+                "training": round(progress.seconds, 1),
+            },
+            "steps": progress.step,
+            "batch": settings.batch,
+            "round_ms_by_gamma": prices.to_json(),
+            "chosen": chosen.to_json(),
+            "evaluations": [e.to_json() for e in progress.evaluations],
+        }
+        drafts = {"before": start, "after": settings.output}
+        figures = figures_of(pair, drafts, held_out, settings.batch)
+        for name, of_kind in figures.items():
+            report[name] = {kind: found.to_json() for kind, found in of_kind.items()}
+        report["speedup"] = {name: round(speedup(made), 3) for name, made in figures.items()}
+        report["head"] = head
+        report["skipped"] = [{"name": s.name, "reason": s.reason} for s in skipped]
+        report["versions"] = versions()
+        put_bytes(settings.output / "report.md", markdown(report).encode())
+        put_bytes(settings.output / "report.json", _json(report))
+        return report
+
+
+def _json(value: Any) -> bytes:
+    import json
+
+    return (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode("utf-8", "replace")
+
+
+def _write(pair: DraftPair, draft: Any, folder: Path) -> None:
+    """A draft's folder, whose config.json appears last. Raises OutputError."""
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        pair.save(draft, folder)
+
+
+def _replace(pair: DraftPair, draft: Any, made: Path, output: Path) -> None:
+    """Write a draft beside its place and move it there, config.json last: whoever is killed meanwhile leaves
+    a folder that says what it lacks. Raises OSError."""
+    shutil.rmtree(made, ignore_errors=True)
+    made.mkdir(parents=True)
+    pair.save(draft, made)
+    for name in ("config.json", FILE):
+        (output / name).unlink(missing_ok=True)
+    names = sorted((entry.name for entry in made.iterdir()), key=lambda n: n == "config.json")
+    for name in names:
+        os.replace(made / name, output / name)
+    made.rmdir()

@@ -1,0 +1,98 @@
+"""Held-out rows through the engine as it is served: acceptance by depth, times of rounds, equality.
+
+Knows pairs, rows and schedules; nothing of training.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from forescribe.speculative.engine.stats import Stats
+from forescribe.speculative.errors import SpeculativeError
+from forescribe.speculative.protocols import Poll
+
+from ..labels.label_rows import LabelRow
+from ..pairs.draft_pair import DraftPair
+from .draft_selection import GAMMAS, Prices
+
+TIMED_ROWS = 6
+"""Rows that prices are measured on: some hundreds of rounds."""
+
+
+@dataclass
+class Metered:
+    """A fixed draft length, like `Fixed`, that notes the seconds of each round."""
+
+    gamma: int
+    judged: int = 0
+    accepted: int = 0
+    seconds: list[float] = field(default_factory=list)
+
+    @property
+    def buckets(self) -> tuple[int, ...]:
+        return (self.gamma,)
+
+    def choose(self, *, sampling: bool) -> int:
+        return self.gamma
+
+    def learn(self, poll: Poll) -> None:
+        self.judged += poll.judged
+        self.accepted += poll.accepted
+        self.seconds.append(poll.seconds / poll.rounds)
+
+
+@dataclass(frozen=True)
+class EngineRun:
+    """What the engine wrote for some rows; `alpha` is the probability that a draft is accepted, given that
+    those before it were."""
+
+    tokens: tuple[tuple[int, ...], ...]
+    stats: Stats
+    alpha: float
+    round_s: (
+        float  # of the fastest tenth of the rounds: others wait for cores that the machine shares
+    )
+    wall_s: float
+
+
+def run_rows(
+    pair: DraftPair, draft: Path | None, rows: Sequence[LabelRow], gamma: int, batch: int
+) -> EngineRun:
+    """Decode rows again with a draft of a folder. Raises SpeculativeError where one fails."""
+    schedule = Metered(gamma)
+    engine = pair.engine(draft if gamma else None, schedule, batch)
+    requests = (pair.request(row, number) for number, row in enumerate(rows))
+    began = time.perf_counter()
+    results = sorted(engine.run(requests), key=lambda r: int(r.request.tag))
+    wall_s = time.perf_counter() - began
+    for result in results:
+        if result.error is not None or result.draft_error is not None:
+            raise result.error or result.draft_error or SpeculativeError("a row failed")
+    return EngineRun(
+        tuple(result.tokens for result in results),
+        engine.stats,
+        schedule.accepted / schedule.judged if schedule.judged else 0.0,
+        _low(schedule.seconds),
+        wall_s,
+    )
+
+
+def _low(seconds: Sequence[float]) -> float:
+    """The end of the fastest tenth; 0 without rounds."""
+    return sorted(seconds)[len(seconds) // 10] if seconds else 0.0
+
+
+def measured_prices(
+    pair: DraftPair,
+    draft: Path,
+    rows: Sequence[LabelRow],
+    batch: int,
+    gammas: Sequence[int] = GAMMAS,
+) -> Prices:
+    """Times of a round at each draft length, on a few greedy rows where there are any."""
+    chosen = ([row for row in rows if row.greedy] or list(rows))[:TIMED_ROWS]
+    run_rows(pair, draft, chosen[:1], gammas[0], batch)  # caches, packed weights, threads
+    return Prices({g: run_rows(pair, draft, chosen, g, batch).round_s for g in (0, *gammas)})

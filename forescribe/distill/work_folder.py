@@ -1,0 +1,114 @@
+"""The folder in which a distillation keeps what a repeated command goes on with.
+
+`OUTPUT/.distill` holds the settings, the labels, the prices and the checkpoint. One process at a time works
+in it. Knows files and settings; nothing of models.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Self
+
+from forescribe.asr.errors import UsageError
+
+from .whole_files import put_bytes, writing
+
+NAME = ".distill"
+
+
+class WorkFolder:
+    """The work folder of an output folder, which is created; a context manager that keeps others out.
+
+    Raises UsageError for an output folder that holds something else, a work folder of other settings, or one
+    in which another process is at work; OutputError where the disk refuses.
+    """
+
+    def __init__(self, output: Path, settings: Mapping[str, Any], *, overwrite: bool) -> None:
+        self.output, self.path = output, output / NAME
+        self.settings, self.overwrite = dict(settings), overwrite
+        self._lock: IO[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        if self.output.exists() and not self.output.is_dir():
+            raise UsageError(f"-o {self.output}: there is a file of that name")
+        begun = (self.path / "settings.json").exists()
+        if not self.overwrite and not begun and self._holds_something():
+            raise UsageError(
+                f"-o {self.output}: the folder is not empty; --overwrite replaces what is in it, or name "
+                "another one"
+            )
+        with writing(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = (self.path / "lock").open("wb")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._lock.close()
+            raise UsageError(f"-o {self.output}: another process distils into it") from None
+        try:
+            self._begin(begun)
+        except BaseException:
+            self._lock.close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._lock is not None:
+            self._lock.close()
+
+    @property
+    def labels(self) -> Path:
+        return self.path / "labels"
+
+    @property
+    def start(self) -> Path:
+        return self.path / "start"
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.path / "checkpoint.pt"
+
+    def read(self, name: str) -> Any:
+        """A JSON file of the folder; None where it is not there."""
+        path = self.path / f"{name}.json"
+        return json.loads(path.read_text("utf-8")) if path.exists() else None
+
+    def keep(self, name: str, value: Any) -> None:
+        """Write a JSON file. Raises OutputError."""
+        put_bytes(self.path / f"{name}.json", (json.dumps(value, indent=1) + "\n").encode())
+
+    def remove(self) -> None:
+        """Delete the folder, as its output is complete."""
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    def _holds_something(self) -> bool:
+        return self.output.exists() and any(e.name != NAME for e in self.output.iterdir())
+
+    def _begin(self, begun: bool) -> None:
+        if begun and self.overwrite:
+            for entry in self.path.iterdir():
+                if entry.is_dir():
+                    shutil.rmtree(entry, ignore_errors=True)
+                elif entry.name != "lock":
+                    entry.unlink()
+            begun = False
+        if begun:
+            before = self.read("settings")
+            different = [k for k in self.settings if before.get(k) != self.settings[k]]
+            if different:
+                raise UsageError(
+                    f"-o {self.output}: a run with another {different[0]} was begun there: repeat its "
+                    "command to go on, or give --overwrite to begin anew"
+                )
+            return
+        self.keep("settings", self.settings)

@@ -1,0 +1,209 @@
+"""Drafts copied from a script: a text that the answer probably follows, such as the user's own text, an
+earlier answer to the same question, or what another head has read.
+
+The answer is aligned with the script again in every round, by its last text tokens, so a word that differs
+costs the drafts of one round and not the rest of the script (SpecASR and `Request.hint` with exact n-grams
+lose it). Needs no model; its distribution is one-hot. Static shapes, no host sync: scripts are searched by
+comparing all of their places. Knows token ids; nothing of where a script comes from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from ..drafts import Distribution, Draft, Scores, Verdict
+from ..protocols import Model, Needs
+from ..requests import Request
+from ..rows import Rows
+
+Scripts = Callable[[Sequence[Request]], Tensor]
+"""The scripts `[K, M]` int64 of requests, left-aligned, -1 behind their ends; M may be 0."""
+
+LONGEST = 4
+"""Last text tokens of the answer that are looked up."""
+
+RECENT = 16
+"""Last tokens of the answer among which these are looked for; the others are special."""
+
+NEAR = 8
+"""Script tokens between the expected place and a match that one agreeing token suffices for."""
+
+NEAR_WORTH = 2
+"""Agreeing tokens that being near is worth: after a correction, the next common token decides, and not two
+that also follow each other somewhere else in a long script."""
+
+LOST_AFTER = 8
+"""Text tokens without a match after which nothing is drafted until there is one."""
+
+BELIEVED = (2, 4)
+"""Drafts behind a place where none, or one, of the last tokens agrees; behind more, all that there are."""
+
+_EMPTY = -1
+
+
+def hints(requests: Sequence[Request]) -> Tensor:
+    """The requests' own hints as scripts."""
+    return padded([request.hint for request in requests])
+
+
+def padded(scripts: Sequence[Sequence[int]]) -> Tensor:
+    """Scripts `[K, M]` of token lists, -1 behind their ends."""
+    longest = max(map(len, scripts), default=0)
+    rows = [[*script, *[_EMPTY] * (longest - len(script))] for script in scripts]
+    return torch.tensor(rows, dtype=torch.int64).reshape(len(scripts), longest)
+
+
+class ScriptDrafter:
+    """Proposes what follows in the script behind the place that the answer has reached.
+
+    Tokens of `special_from` and above (timestamps, marks) are no text: neither those of the answer nor those
+    of the script take part in the alignment. Those of the script are proposed in their places, as long as
+    the answer has not written as many by itself.
+
+    The place is the match of the last `LONGEST` text tokens that is longest and nearest to where the answer
+    should be; one agreeing token suffices near that place, two anywhere. Where nothing agrees, drafting goes
+    on at the expected place, which takes a correction for a replaced token (offset 1 in the script); a word
+    that was added or left out (offsets 0 and 2) is found by the next token that agrees.
+
+    `slots` bounds a script; a longer one keeps its first tokens.
+    """
+
+    needs = Needs()
+
+    def __init__(
+        self, scripts: Scripts = hints, *, slots: int = 1024, special_from: int | None = None
+    ) -> None:
+        if slots < 1:
+            raise ValueError(f"slots is {slots}; a script needs at least 1")
+        self.scripts, self.slots = scripts, slots
+        self.special_from = torch.iinfo(torch.int64).max if special_from is None else special_from
+        self._whole = self._text = self._origin = torch.empty(0, 0, dtype=torch.int64)
+        self._place = self._count = torch.empty(0, dtype=torch.int64)
+        self._crops = False
+        self._used: list[int] = []
+
+    def distribution(self, *, sampling: bool) -> Distribution:
+        return Distribution.ONE_HOT
+
+    def bind(self, target: Model) -> None:
+        """Does nothing: a script needs no model."""
+
+    def allocate(self, batch: int, slots: int, device: torch.device) -> None:
+        def filled(value: int, *shape: int) -> Tensor:
+            return torch.full((batch, *shape), value, dtype=torch.int64, device=device)
+
+        self._whole = filled(_EMPTY, self.slots + 1)  # the script, always with an end
+        self._text = filled(_EMPTY, self.slots)  # its text tokens
+        self._origin = filled(
+            0, self.slots + 1
+        )  # where they are in it; its end behind the last one
+        self._place = filled(0)  # text tokens of the script before the place of the last proposal
+        self._count = filled(0)  # text tokens of the answer then
+        # Where shapes may change, only as much of the tables is searched as the longest script fills.
+        self._crops, self._used = device.type == "cpu", [0] * batch
+
+    def forwards(self, gamma: int) -> int:
+        return 0
+
+    def admit(
+        self, rows: Tensor, tokens: Tensor, requests: Sequence[Request], taps: Tensor | None
+    ) -> None:
+        device = self._whole.device
+        given = self.scripts(requests).to(device)[:, : self.slots]
+        whole = torch.full((len(requests), self.slots + 1), _EMPTY, device=device)
+        whole[:, : given.shape[1]] = given
+        is_text = (whole != _EMPTY) & (whole < self.special_from)
+        rank = torch.where(is_text, is_text.long().cumsum(1) - 1, self.slots)
+        end = (whole != _EMPTY).sum(1, keepdim=True)
+        slot = torch.arange(self.slots + 1, device=device).expand_as(whole)
+        text = torch.full_like(whole, _EMPTY).scatter(1, rank, torch.where(is_text, whole, _EMPTY))
+        origin = end.expand_as(whole).clone().scatter(1, rank, torch.where(is_text, slot, end))
+        self._whole[rows], self._text[rows] = whole, text[:, : self.slots]
+        self._origin[rows] = origin
+        self._place[rows] = self._count[rows] = 0
+        if self._crops:
+            for row, used in zip(rows.tolist(), end[:, 0].tolist(), strict=True):
+                self._used[row] = used
+
+    def catch_up(self, rows: Rows, start: Tensor, count: int) -> None:
+        """Does nothing: proposals read the answer itself."""
+
+    def propose(self, rows: Rows, gamma: int) -> Draft:
+        batch, width = rows.batch, self._width(rows.batch)
+        place, agreeing, drift = self._align(rows, self._text[:batch, :width])
+        first = self._first(rows, place, agreeing)
+        take = first[:, None] + torch.arange(gamma, device=first.device)  # [B, G]
+        tokens = self._whole[:batch].gather(1, take.clamp_max(self.slots))
+        usable = (tokens != _EMPTY).long().cumprod(1).sum(1)
+        few, more = BELIEVED
+        limit = torch.where(agreeing > 1, gamma, torch.where(agreeing > 0, more, few))
+        lost = (agreeing == 0) & (drift > LOST_AFTER)
+        valid = torch.where(lost, 0, torch.minimum(usable, limit))
+        return Draft(tokens=tokens.clamp_min(0), valid=valid)
+
+    def empty(self, batch: int) -> bool:
+        """Whether the first `batch` rows have no scripts, where the host knows; False where it does not."""
+        return self._crops and not any(self._used[:batch])
+
+    def _width(self, batch: int) -> int:
+        return max(1, *self._used[:batch]) if self._crops else self.slots
+
+    def _align(self, rows: Rows, text: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Text tokens of the script before the place that the answer has reached `[B]`, how many of the last
+        ones agree there `[B]`, and how many were written since that place was last known `[B]`."""
+        last, count = self._answer(rows)
+        drift = count - self._count[: rows.batch]
+        size = (text != _EMPTY).sum(1)
+        expected = (self._place[: rows.batch] + drift).clamp_min(0).minimum(size)
+        # agree[b, j]: how many of the last tokens are those of the script up to and including j
+        run, agree = torch.ones_like(text, dtype=torch.bool), torch.zeros_like(text)
+        for n in range(LONGEST):
+            ends = torch.nn.functional.pad(text, (n, 0), value=_EMPTY)[:, : text.shape[1]]
+            run = run & (ends == last[:, n : n + 1]) & (last[:, n : n + 1] != _EMPTY)
+            agree = agree + run
+        behind = torch.arange(1, text.shape[1] + 1, device=text.device)
+        distance = (behind - expected[:, None]).abs()
+        near = distance <= NEAR
+        matches = (agree > 1) | ((agree > 0) & near)
+        worth = (agree + NEAR_WORTH * near) * (2 * self.slots) - distance
+        best = torch.where(matches, worth, -1).max(1)
+        found = best.values >= 0
+        place = torch.where(found, best.indices + 1, expected)
+        agreeing = torch.where(found, agree.gather(1, best.indices[:, None])[:, 0], 0)
+        self._place[: rows.batch] = torch.where(found, place, self._place[: rows.batch])
+        self._count[: rows.batch] = torch.where(found, count, self._count[: rows.batch])
+        return place, agreeing, drift
+
+    def _answer(self, rows: Rows) -> tuple[Tensor, Tensor]:
+        """The last text tokens of the answer, the latest one first `[B, LONGEST]`, -1 where there are fewer,
+        and how many it has `[B]`."""
+        slot = torch.arange(rows.scratch, device=rows.tokens.device)
+        tokens = rows.tokens[:, :-1]
+        written = (slot >= rows.begin[:, None]) & (slot < rows.lengths[:, None])
+        count = (written & (tokens < self.special_from)).sum(1)
+        back = rows.lengths[:, None] - 1 - torch.arange(RECENT, device=slot.device)  # [B, RECENT]
+        recent = rows.tokens.gather(1, back.clamp_min(0))
+        is_text = (back >= rows.begin[:, None]) & (recent < self.special_from)
+        rank = torch.where(is_text, is_text.long().cumsum(1) - 1, RECENT)
+        last = torch.full((rows.batch, RECENT + 1), _EMPTY, device=slot.device)
+        last = last.scatter(1, rank, torch.where(is_text, recent, _EMPTY))
+        return last[:, :LONGEST], count
+
+    def _first(self, rows: Rows, place: Tensor, agreeing: Tensor) -> Tensor:
+        """Where in the whole script the proposal begins `[B]`: behind the last text token, and behind as many
+        special ones as the answer has written since, up to the next text token."""
+        whole, origin = self._whole[: rows.batch], self._origin[: rows.batch]
+        at = rows.lengths[:, None] - 1 - torch.arange(RECENT, device=place.device)
+        recent = rows.tokens.gather(1, at.clamp_min(0))
+        special = (at >= rows.begin[:, None]) & (recent >= self.special_from)
+        written = special.long().cumprod(1).sum(1)
+        before = origin.gather(1, (place - 1).clamp_min(0)[:, None])[:, 0] + 1
+        before = torch.where(place > 0, before, 0)
+        following = origin.gather(1, place.clamp_max(whole.shape[1] - 1)[:, None])[:, 0]
+        return torch.minimum(before + written, torch.maximum(following, before))
+
+    def observe(self, rows: Rows, draft: Draft, scores: Scores, verdict: Verdict) -> None:
+        """Does nothing: the next proposal reads what was committed."""

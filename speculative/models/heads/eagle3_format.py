@@ -1,0 +1,168 @@
+"""EAGLE-3 heads as published: SafeAILab's and SpecForge's form, and vLLM's `speculators`.
+
+Li et al. 2025 (2503.01840). Both name the tensors alike; SafeAILab's only layer is `midlayer`, speculators'
+are `layers.{i}`. A tap names the layer that a state enters. Knows names and flags; nothing of drafting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from ...errors import LoadError
+from .bodies import LeanBody
+from .head_record import ChainHead, Taps, TargetShape
+from .published_tensors import (
+    PublishedTensors,
+    form_of,
+    layer_config,
+    take_layer,
+    take_output,
+    tapped_layers,
+    window_of,
+)
+
+FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+NEUTRAL = ("use_cache", "use_sliding_window")
+STANDARD = {
+    "use_aux_hidden_state": "EAGLE-1 and 2 are not supported",
+    "use_input_layernorm_in_first_layer": "every EAGLE-3 head has that norm",
+    "use_last_layernorm": "every EAGLE-3 head has that norm",
+}
+"""Settings of ModelOpt's `eagle_config` that are true of every EAGLE-3 head, with what is wrong otherwise."""
+STRANGE = ("norm", "fc_", "mask", "parallel", "markov", "confidence", "num_expert", "residual")
+"""Beginnings of the names of settings that change what a head computes."""
+
+
+def is_eagle3(raw: Mapping[str, Any]) -> bool:
+    """Whether a configuration says that it is one."""
+    names = raw.get("architectures")
+    names = names if isinstance(names, list) else []
+    return raw.get("speculators_model_type") == "eagle3" or any(
+        isinstance(n, str) and ("eagle3" in n.lower() or "eaglellama" in n.lower()) for n in names
+    )
+
+
+def eagle3_head(
+    raw: Mapping[str, Any], tensors: Mapping[str, Tensor], target: TargetShape, name: str
+) -> ChainHead:
+    """The record of a published head. Raises LoadError, with what does not fit, by name."""
+    settings, layers = _settings(raw, name)
+    flags, config = _flags(settings, name), layer_config(layers, name)
+    width, source = config.hidden_size, settings.get("target_hidden_size") or config.hidden_size
+    if source != target.width:
+        raise LoadError(
+            f"{name} reads states of {source} numbers, and those of {target.name} have {target.width}"
+        )
+    found = PublishedTensors(tensors, name)
+    first = "midlayer." if "midlayer.hidden_norm.weight" in found else "layers.0."
+    head = ChainHead(
+        family="EAGLE-3",
+        taps=_taps(settings, found, config, target, flags),
+        embed_norm=found.take(f"{first}input_layernorm.weight", width),
+        feature_norm=found.take(f"{first}hidden_norm.weight", width),
+        body=_body(found, first, config),
+        embedding=_embedding(found, config, target),
+        output=take_output(found, settings, config, target),
+        residual_normed=flags["norm_before_residual"],
+        feeds_normed=flags["norm_output"],
+    )
+    found.finish()
+    return head
+
+
+def _settings(raw: Mapping[str, Any], name: str) -> tuple[dict[str, Any], Mapping[str, Any]]:
+    """A head's settings, and the configuration of its layers: SafeAILab's is one object, `speculators` and
+    ModelOpt have objects within it."""
+    layers = raw.get("transformer_layer_config") if "speculators_model_type" in raw else raw
+    if not isinstance(layers, Mapping):
+        raise LoadError(f"{name}: it lacks transformer_layer_config")
+    extra = raw.get("eagle_config") or {}
+    if not isinstance(extra, Mapping):
+        raise LoadError(f"{name}: eagle_config is no object")
+    own = {key: value for key, value in raw.items() if key != "transformer_layer_config"}
+    return {**extra, **own}, layers
+
+
+def _embedding(found: PublishedTensors, config: Any, target: TargetShape) -> Tensor | None:
+    """The head's own embeddings; None for the target's."""
+    width = config.hidden_size
+    embedding = found.take_if("embed_tokens.weight", config.vocab_size, width)
+    if embedding is None and width != target.width:
+        raise LoadError(f"{found.name} lacks the tensor embed_tokens.weight, and is {width} wide")
+    if embedding is not None and config.vocab_size < target.vocab:
+        raise LoadError(
+            f"{found.name} has embeddings of {config.vocab_size} tokens, and {target.name} has "
+            f"{target.vocab}"
+        )
+    return embedding
+
+
+def _body(found: PublishedTensors, first: str, config: Any) -> LeanBody:
+    """The layers. The first reads embedding and feature side by side, and its norms are the head's."""
+    width, count, form = config.hidden_size, config.num_hidden_layers, form_of(config, found.name)
+    if first == "midlayer." and count != 1:
+        raise LoadError(f"{found.name} has one midlayer, and its configuration {count} layers")
+    made = []
+    for index in range(count):
+        prefix = f"layers.{index}." if index else first
+        norm = found.take(f"{prefix}input_layernorm.weight", width) if index else None
+        made.append(
+            take_layer(
+                found,
+                prefix,
+                config,
+                form,
+                inputs=width if index else 2 * width,
+                input_norm=norm,
+                window=window_of(config, index),
+            )
+        )
+    return LeanBody(tuple(made), form)
+
+
+def _flags(settings: Mapping[str, Any], name: str) -> dict[str, bool]:
+    flags = {}
+    for key in FLAGS:
+        value = settings.get(key, False)
+        if value not in (True, False, None):
+            raise LoadError(f"{name}: {key} is {value!r}, neither true nor false")
+        flags[key] = bool(value)
+    for key, wrong in STANDARD.items():
+        if settings.get(key, True) is not True:
+            raise LoadError(f"{name}: {key} is {settings[key]!r}: {wrong}")
+    for key, value in settings.items():
+        if key in (*FLAGS, *NEUTRAL, *STANDARD) or not value:
+            continue
+        if key == "parallel_draft_step" and value == 1:
+            continue
+        if value is True and key.startswith("use_") or key.startswith(STRANGE):
+            raise LoadError(
+                f"{name}: the setting {key} is not known, and may change what it computes"
+            )
+    return flags
+
+
+def _taps(
+    settings: Mapping[str, Any],
+    tensors: PublishedTensors,
+    config: Any,
+    target: TargetShape,
+    flags: Mapping[str, bool],
+) -> Taps:
+    layers = settings.get("eagle_aux_hidden_state_layer_ids")
+    if layers is None:
+        layers = [2, target.layers // 2, target.layers - 3]
+    layers = tapped_layers(layers, "eagle_aux_hidden_state_layer_ids", target, tensors.name)
+    count, source = len(layers), target.width
+    norms: tuple[Tensor, ...] = ()
+    if flags["norm_before_fc"] and flags["fc_norm"]:
+        raise LoadError(f"{tensors.name}: norm_before_fc and fc_norm exclude each other")
+    if flags["norm_before_fc"]:
+        norms = (tensors.take("input_norm.weight", count * source),)
+    if flags["fc_norm"]:
+        norms = tuple(tensors.take(f"fc_norm.{i}.weight", source) for i in range(count))
+    project = tensors.linear("fc", config.hidden_size, count * source)
+    return Taps(layers, float(config.rms_norm_eps), norms, project)

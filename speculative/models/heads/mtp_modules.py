@@ -1,0 +1,118 @@
+"""MTP layers of targets that are not Llama-like (DeepSeek-V3, GLM-4.5): a layer of the target's own class.
+
+transformers knows how such checkpoints name their layers and pack their experts, and builds and loads them.
+Knows transformers' MTP model; nothing of drafting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import DynamicCache
+
+from ...errors import LoadError
+from ..cache import LayerShape
+from ..lean.projections import Linear
+from .bodies import ModuleBody
+from .head_record import LAST, ChainHead, Output, Taps
+
+
+def mtp_module_head(target: Any, names: Collection[str], name: str) -> ChainHead:
+    """The record of the first MTP layer in the checkpoint that `target`, a causal LM of transformers, was
+    loaded from; `names` are its tensors. Raises LoadError where there is none, or where it is no
+    layer of plain keys and values."""
+    config = target.config.get_text_config()
+    kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
+    if kinds:
+        raise LoadError(
+            f"{name} has layers of {', '.join(sorted(kinds))}: an MTP layer beside them is not supported, as "
+            "recurrent state cannot be rolled back"
+        )
+    count = getattr(config, "num_mtp_layers", None) or getattr(
+        config, "num_nextn_predict_layers", None
+    )
+    if not count and any(n.startswith("mtp.") for n in names):
+        count = 1  # Qwen's configurations do not say
+    if not count:
+        raise LoadError(f"{name} has no MTP layer: no num_nextn_predict_layers in its config.json")
+    config.num_mtp_layers = count
+    if getattr(config, "layer_types", None):
+        config.mtp_layer_types = ["full_attention"] * count
+    try:
+        with torch.no_grad():
+            return _head(published_layers(target), target, name)
+    except (torch.OutOfMemoryError, MemoryError, LoadError):
+        raise
+    except Exception as error:  # a family that transformers has no MTP form of fails in many ways
+        line = " ".join(str(error).split())[:200]
+        raise LoadError(
+            f"{name}: its MTP layer cannot be loaded ({type(error).__name__}: {line})"
+        ) from error
+
+
+def published_layers(target: Any) -> Any:
+    """transformers' MTP model of a target, with the weights of its checkpoint.
+
+    It looks for the tensors that the target's class ignores, whose names contain the depth of the published
+    models: for the call, the target names those of its own depth.
+    """
+    from transformers.modeling_layers import MtpModel
+
+    config = target.config.get_text_config()
+    first = config.num_hidden_layers
+    layers = "|".join(str(first + k) for k in range(config.num_mtp_layers))
+    target._keys_to_ignore_on_load_unexpected = [rf"(?:^|\.)layers\.(?:{layers})\.", r"^mtp\."]
+    try:
+        return MtpModel.from_pretrained(target).to(target.device, target.dtype).eval()
+    finally:
+        del target._keys_to_ignore_on_load_unexpected
+
+
+def _head(made: Any, target: Any, name: str) -> ChainHead:
+    layer, config = made.layers[0], target.config.get_text_config()
+    if not made.use_post_norm or getattr(made.config, "mtp_hidden_states_first", False):
+        raise LoadError(f"{name}: MTP layers of {config.model_type} are not supported")
+    if made.rotary_emb is None or made.has_per_layer_rope:
+        raise LoadError(f"{name}: MTP layers of {config.model_type} have other positions")
+    eps = float(config.rms_norm_eps)
+    body = ModuleBody(layer.mtp_block, made.rotary_emb, _shape(layer.mtp_block, made, name))
+    return ChainHead(
+        family="MTP",
+        taps=Taps((LAST,), eps),
+        embed_norm=effective(layer.enorm, config.hidden_size, eps, target),
+        feature_norm=effective(layer.hnorm, config.hidden_size, eps, target),
+        body=body,
+        output=Output(effective(layer.post_norm, config.hidden_size, eps, target), eps),
+        join=Linear(layer.eh_proj.weight, layer.eh_proj.bias),
+        feeds_normed=True,
+    )
+
+
+def effective(norm: Any, width: int, eps: float, target: Any) -> Tensor:
+    """What an RMS norm multiplies by: the weight, or 1 + w in Qwen's and Gemma's. It is the norm of ones,
+    which are normal already."""
+    ones = torch.ones(width, device=target.device, dtype=torch.float32)
+    found: Tensor = norm.float()(ones) * (1 + eps) ** 0.5
+    norm.to(target.dtype)
+    return found.to(target.dtype)
+
+
+def _shape(block: Any, made: Any, name: str) -> LayerShape:
+    """The keys and values of a layer, from those of one token."""
+    cache = DynamicCache()
+    token = torch.zeros((1, 1, made.config.hidden_size), device=made.device, dtype=made.dtype)
+    place = torch.zeros((1, 1), dtype=torch.int64, device=made.device)
+    block(
+        token,
+        attention_mask=None,
+        position_ids=place,
+        position_embeddings=made.rotary_emb(token, position_ids=place),
+        past_key_values=cache,
+    )
+    keys, values = (getattr(cache.layers[0], part, None) for part in ("keys", "values"))
+    if not isinstance(keys, Tensor) or not isinstance(values, Tensor) or keys.dim() != 4:
+        raise LoadError(f"{name}: its MTP layer keeps no plain keys and values")
+    return LayerShape(keys.shape[1], keys.shape[3], values.shape[3])

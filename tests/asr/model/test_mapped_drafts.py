@@ -1,0 +1,277 @@
+"""An older Whisper drafts for large-v3: other token ids, other mel bins, an encoder of its own.
+
+With made-up text tokens, and with the published tokenizers where they are (marker `data`). Tokens are
+compared with transformers' `generate` of the target, and with decoding without drafts.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import WhisperForConditionalGeneration, WhisperTokenizer
+
+from forescribe.asr.audit import audit
+from forescribe.asr.decode.options import Options
+from forescribe.asr.decode.rules import whisper_rules
+from forescribe.asr.decode.transcriber import Transcriber
+from forescribe.asr.model.loading import Whisper, load
+from forescribe.asr.model.presets import Pair
+from forescribe.speculative import Engine, Fixed, ModelDrafter, Request
+from forescribe.speculative.device import choose
+from forescribe.speculative.models.families.model_engine import ModelEngine
+from forescribe.speculative.models.families.whisper_engines import whisper_decoder
+from forescribe.speculative.models.vocabularies.mapped_vocabulary import MappedVocabulary
+from forescribe.speculative.native.library import missing
+from tests.asr import recordings
+from tests.asr.decode.test_equality import first_pass
+
+from . import large_v3, mapped_pairs
+from .mapped_pairs import OLDER, V3, YUE
+
+TOKENS, WINDOWS = 12, 6
+PREVIOUS = (64, 65, 66, 67, 68)
+KINDS = ((True, ()), (False, ()), (True, PREVIOUS), (False, PREVIOUS))
+ENGINES = [
+    ModelEngine.MODULES,
+    ModelEngine.LEAN,
+    pytest.param(
+        ModelEngine.NATIVE,
+        marks=pytest.mark.skipif(missing() is not None, reason="the kernels are not compiled"),
+    ),
+]
+
+
+@pytest.fixture(
+    scope="module", params=["made up", pytest.param("published", marks=pytest.mark.data)]
+)
+def pair(request, tmp_path_factory) -> Pair:
+    root = tmp_path_factory.mktemp("pair")
+    if request.param == "published":
+        newer, older = map(mapped_pairs.published, (V3, OLDER))
+    else:
+        for name in ("newer", "older"):
+            (root / name).mkdir()
+        newer = mapped_pairs.newer_files(root / "newer")
+        older = mapped_pairs.older_files(root / "older")
+    target = mapped_pairs.write_target(root / "target", newer)
+    return Pair(target, mapped_pairs.write_draft(root / "draft", target, older))
+
+
+@pytest.fixture(scope="module")
+def whisper(pair) -> Whisper:
+    return load(pair, choose("cpu"))
+
+
+@functools.cache
+def windows() -> list[Any]:
+    generator = torch.Generator().manual_seed(3)
+    lengths = [16_000 * (5 + 4 * n) for n in range(WINDOWS)]
+    return [(0.1 * torch.randn(length, generator=generator)).numpy() for length in lengths]
+
+
+def test_the_draft_hears_80_bins_of_the_same_samples(whisper) -> None:
+    (draft,) = whisper.drafts
+    assert not whisper.shared_encoder and draft.features == 1 and draft.token_map is not None
+    context = Transcriber(whisper, gamma=4).context
+    assert [mel.bands for mel in context.mels] == [128, 80]
+    features = context.features(windows()[:2])
+    assert [tuple(f.shape) for f in features] == [(2, 128, 3000), (2, 80, 3000)]
+    for states in whisper.encode(*features):
+        (heard,) = states.drafts
+        difference = (heard - states.target).abs().mean() / states.target.std()
+        assert heard.shape == states.target.shape and 0 < float(difference) < 0.1
+
+
+def requests(whisper: Whisper, language: str, task: str) -> list[Request]:
+    context = Transcriber(whisper, gamma=0).context
+    encoded = whisper.encode(*context.features(windows()))
+    return [
+        Request(
+            whisper.tokens.prompt(language, task, timestamps=times, previous=previous),
+            encoder_states=encoded[i],
+            max_new_tokens=TOKENS,
+            tag=i,
+        )
+        for i in range(WINDOWS)
+        for times, previous in [KINDS[i % len(KINDS)]]
+    ]
+
+
+def generated(whisper: Whisper, folder: Path, language: str, task: str) -> dict[int, list[int]]:
+    """What transformers writes for each window."""
+    model = WhisperForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
+    before = WhisperTokenizer.from_pretrained(folder).convert_tokens_to_ids("<|startofprev|>")
+    mel = Transcriber(whisper, gamma=0).context.mel
+    found = {}
+    for i, samples in enumerate(windows()):
+        times, previous = KINDS[i % len(KINDS)]
+        head = (before, *previous) if previous else ()
+        found[i] = first_pass(
+            model,
+            mel([samples]),
+            len(head) + (3 if times else 4),
+            return_timestamps=times,
+            language=language,
+            task=task,
+            max_new_tokens=TOKENS,
+            **({"prompt_ids": torch.tensor(head)} if head else {}),
+        )
+    return found
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    ("language", "task"), [("en", "transcribe"), ("yue", "transcribe"), ("fr", "translate")]
+)
+def test_tokens_equal_generate_and_nine_of_ten_drafts_are_kept(
+    whisper, pair, engine, language, task
+) -> None:
+    """Over several rounds, three rows at a time, with timestamps and previous text in the same batch."""
+    (draft,) = whisper.drafts
+    rules = whisper_rules(whisper.target.generation_config, whisper.target.config)
+    decoder = replace(draft, engine=engine).decoder()
+    assert isinstance(decoder, MappedVocabulary)
+    made = Engine(
+        whisper_decoder(whisper.target, lambda states: states.target, engine=engine),
+        ModelDrafter(decoder, rules),
+        batch=3,
+        eos=whisper.tokens.ends,
+        schedule=Fixed(4),
+        processors=rules,
+    )
+    results = {r.request.tag: r for r in made.run(requests(whisper, language, task))}
+    assert not made.faults
+    expected = generated(whisper, Path(pair.target), language, task)
+    assert {tag: list(r.tokens) for tag, r in results.items()} == expected
+    assert all(r.rounds > 1 for r in results.values())
+    assert made.stats.accepted >= 0.9 * made.stats.drafted > 0
+
+
+@pytest.mark.parametrize("gamma", [5, None])
+def test_transcripts_are_those_without_drafts(whisper, tmp_path, gamma) -> None:
+    """In parallel and sequential windows, with word times, of recordings in one batch."""
+    files = recordings.write(tmp_path, (4, 9, 34), seed=1, noise=(0.01, 0.1))
+    drafting, plain = (Transcriber(whisper, batch=3, gamma=g) for g in (gamma, 0))
+    for how in ({}, {"long_form": "sequential"}):
+        options = Options(language="yue", vad=False, words=True, guards=None, **how)
+        found = []
+        for transcriber in (drafting, plain):
+            outcomes = {o.name: o for o in transcriber.transcribe(files, options)}
+            assert all(o.error is None for o in outcomes.values())
+            found.append({name: o.transcript.segments for name, o in outcomes.items()})
+        assert texts(found[0]) == texts(found[1]) and any(texts(found[1]).values())
+    stats = drafting.engine.stats
+    assert (
+        stats.accepted > 0.5 * stats.drafted > 0
+    )  # the token rules are not applied to drafts here
+
+
+def texts(found: dict[str, Any]) -> dict[str, list[Any]]:
+    return {
+        name: [
+            (s.tokens, s.start_sample, [(w.text, w.start_sample, w.end_sample) for w in s.words])
+            for s in segments
+        ]
+        for name, segments in found.items()
+    }
+
+
+def test_the_audit_finds_no_difference(whisper, tmp_path) -> None:
+    (file,) = recordings.write(tmp_path, (8,), seed=2, noise=(0.01, 0.1))
+    options = Options(language="en", vad=False, guards=None)
+    (report,) = audit(whisper, [file], options, gamma=4, batch=2)
+    assert report.error is None and report.tokens > TOKENS and not report.differences
+    assert report.acceptance_rate is not None and report.acceptance_rate > 0.5
+
+
+def test_what_the_draft_lacks_is_never_drafted(whisper) -> None:
+    (draft,) = whisper.drafts
+    decoder = draft.decoder()
+    decoder.allocate(1, 16)
+    (first, *_) = requests(whisper, "yue", "transcribe")
+    prompt = torch.tensor([first.prompt])
+    assert YUE in first.prompt
+    decoder.prefill(torch.tensor([0]), prompt, [first.encoder_states])
+    last = torch.tensor([len(first.prompt) - 1])
+    logits = decoder.score(prompt[:, -1:], last, reach=16).logits[0, 0]
+    assert (~logits.isfinite()).nonzero().flatten().tolist() == [YUE]
+
+
+def test_without_a_network_a_missing_draft_for_other_languages_is_named_and_left_out(
+    pair, monkeypatch, caplog
+) -> None:
+    monkeypatch.setattr("forescribe.asr.model.loading.find", lambda name: None)
+    english = replace(pair, draft_languages=frozenset({"en"}), rest="openai/whisper-tiny")
+    loaded = load(english, choose("cpu"), network=False)
+    assert len(loaded.drafts) == 1 and loaded.pair.rest is None
+    assert "other languages than en are decoded without drafts" in caplog.text
+    assert "hf download openai/whisper-tiny" in caplog.text
+
+
+@pytest.fixture(scope="module")
+def routed(pair, tmp_path_factory) -> Whisper:
+    """The older draft for English; for all other languages one with the target's encoder, ids and bins."""
+    folder = tmp_path_factory.mktemp("rest") / "rest"
+    near = large_v3.write_shared_encoder(folder, Path(pair.target), Path(pair.target))
+    given = replace(pair, draft_languages=frozenset({"en"}), rest=near)
+    return load(given, choose("cpu"))
+
+
+@pytest.mark.parametrize("gamma", [4, None])
+def test_windows_of_several_languages_share_a_batch_with_a_draft_for_each(routed, gamma) -> None:
+    first, second = routed.drafts
+    assert first.token_map is not None and second.token_map is None
+    assert second.shared_encoder and (first.features, second.features) == (1, 0)
+    context = Transcriber(routed, batch=4, gamma=gamma).context
+    encoded = routed.encode(*context.features(windows()))
+    assert all(len(states.drafts) == 2 for states in encoded)
+    plain = Transcriber(routed, batch=4, gamma=0).context.engine
+    found = []
+    for engine in (context.engine, plain):
+        work = [
+            Request(
+                routed.tokens.prompt(language, "transcribe", timestamps=i % 3 > 0),
+                encoder_states=replace(states, chosen=routed.pair.route(language)),
+                max_new_tokens=TOKENS + 3 * i,
+                tag=i,
+            )
+            for i, states in enumerate(encoded)
+            for language in [("en", "yue", "fr")[i % 3]]
+        ]
+        results = {r.request.tag: r for r in engine.run(work)}
+        assert not engine.faults
+        found.append({tag: r.tokens for tag, r in results.items()})
+        if engine is not plain and gamma:  # an adaptive length may be 0
+            assert all(result.drafted > 0 for result in results.values())
+            # The first draft agrees with the target; a few of its tokens are forbidden by the rules.
+            mine = [r for tag, r in results.items() if tag % 3 == 0]
+            assert sum(r.accepted for r in mine) > 0.5 * sum(r.drafted for r in mine)
+    assert found[0] == found[1]
+
+
+def test_a_run_of_several_languages_writes_what_plain_decoding_writes(
+    routed, tmp_path, monkeypatch
+) -> None:
+    """Languages are detected window by window; each has its own draft."""
+    files = recordings.write(tmp_path, (4, 9, 34), seed=1, noise=(0.01, 0.1))
+    heard = iter([("en", 0.99), ("yue", 0.99), ("en", 0.99), ("fr", 0.99)] * 2)
+    monkeypatch.setattr(
+        Whisper, "detect_language", lambda self, encoded: [next(heard) for _ in encoded]
+    )
+    found = []
+    for gamma in (4, 0):
+        transcriber = Transcriber(routed, batch=3, gamma=gamma)
+        options = Options(vad=False, guards=None, keep_encoder_states=True)
+        outcomes = list(transcriber.transcribe(files, options))
+        windows = [(d.language, d.result) for o in outcomes for d in o.decoded]
+        assert all(o.error is None for o in outcomes)
+        found.append(sorted((language, result.tokens) for language, result in windows))
+        if gamma:
+            assert {language for language, _ in windows} == {"en", "fr", "yue"}
+            assert all(result.drafted for _, result in windows)
+    assert found[0] == found[1]

@@ -1,0 +1,111 @@
+"""`forescribe bench drafts`: its figures, its tables, and a run over the bundled text pair."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from forescribe.asr.errors import ForescribeError, UsageError
+from forescribe.bench.drafts import bench_drafts, drafts_table
+from forescribe.bench.drafts.draft_options import Material, Options
+from forescribe.bench.drafts.draft_rows import PLAIN, DraftRun, rows_of, winners
+from forescribe.speculative.engine.stats import Stats
+
+from .command import bench
+
+TEXT = [(1, 2, 3, 4, 5, 6), (7, 8, 9)]
+PLAIN_RUN = DraftRun(
+    PLAIN,
+    1,
+    0,
+    walls_s=[4.0, 2.0, 3.0],
+    tokens=TEXT,
+    stats=Stats(rounds=9, row_rounds=9, emitted=9, seconds={"score": 1.5, "accept": 0.3}),
+)
+DRAFTED = DraftRun(
+    "model",
+    1,
+    None,
+    walls_s=[1.5],
+    tokens=TEXT,
+    stats=Stats(
+        rounds=3,
+        row_rounds=3,
+        emitted=9,
+        drafted_at_depth=(3, 3, 3),
+        accepted_at_depth=(3, 2, 1),
+        seconds={"draft": 0.12, "score": 0.6, "accept": 0.03},
+    ),
+)
+
+
+def test_figures_follow_from_counts_and_seconds():
+    plain, drafted = rows_of([PLAIN_RUN, DRAFTED])
+    assert plain.wall_s == 3.0 and plain.speed_up == 1.0 and plain.exact
+    assert plain.tokens_per_round == 1.0 and plain.price is None and plain.acceptance_rate is None
+    assert drafted.speed_up == pytest.approx(2.0)
+    assert drafted.decoding_speed_up == pytest.approx(1.8 / 0.75)
+    assert drafted.tokens_per_round == pytest.approx(3.0)
+    assert drafted.acceptance_at_depth == pytest.approx((1.0, 2 / 3, 1 / 3))
+    assert drafted.draft_ms == pytest.approx(40.0)
+    assert drafted.price == pytest.approx(40.0 / 200.0)  # a plain round takes 0.2 s
+
+
+def test_a_row_with_other_tokens_never_wins():
+    wrong = replace(DRAFTED, drafter="wrong", walls_s=[0.5], tokens=[TEXT[0], (7, 8, 1)])
+    restless = replace(DRAFTED, drafter="restless", walls_s=[0.4], steady=False)
+    failed = DraftRun("failed", 1, None, error="no such head")
+    rows = rows_of([PLAIN_RUN, DRAFTED, wrong, restless, failed])
+    assert [row.drafter for row in winners(rows)] == ["model"]
+    result = bench_drafts.Result(Options(), Material("x", {}), rows)
+    assert [row.drafter for row in result.differing] == ["wrong", "restless"]
+    table = drafts_table.results(rows)
+    assert "8 of 9" in table and "failed, batch 1: no such head" in table
+    assert "WER" not in table  # nothing has an error rate
+    assert drafts_table.fastest(rows) == "fastest at batch 1: model, gamma auto, 2.00x plain"
+
+
+def test_plain_decoding_wins_where_no_draft_pays():
+    slow = replace(DRAFTED, walls_s=[3.5])
+    assert drafts_table.fastest(rows_of([PLAIN_RUN, slow])) == "fastest at batch 1: plain"
+
+
+def test_nothing_is_compared_where_plain_decoding_failed():
+    with pytest.raises(ForescribeError, match="plain decoding failed, .*: out of memory"):
+        bench_drafts.check([DraftRun(PLAIN, 1, 0, error="out of memory"), DRAFTED])
+
+
+def test_the_bundled_text_pair(tmp_path: Path):
+    record, prompts = tmp_path / "drafts.json", tmp_path / "prompts.txt"
+    prompts.write_text('Define "lantern".\nUse "quiet" in a sentence.\n')
+    settings = ("--batch", "1,2", "--max-tokens", "12", "--gamma", "3")
+    done = bench("drafts", *settings, "--prompts", str(prompts), "--json", str(record))
+    assert done.exit_code == 0, done.output
+    made = json.loads(record.read_text())
+    rows = {(row["drafter"], row["batch"]): row for row in made["rows"]}
+    assert set(rows) == {(d, b) for d in ("plain", "ngram", "text-draft") for b in (1, 2)}
+    for row in rows.values():
+        assert row["equality"]["windows"] == row["equality"]["windows_of"] == 2
+    draft = rows["text-draft", 1]
+    assert draft["tokens_per_round"] > 1.5 and len(draft["acceptance_at_depth"]) == 3
+    assert draft["draft_ms"] > 0 and draft["price"] > 0
+    assert "demo-text, 2 prompts" in done.output and "fastest at batch 2" in done.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--gamma", "0"], "'0' is no number from 1 to 64"),
+        (["--drafter", "model"], "--drafter is for recordings, and none is given"),
+        (["a.flac", "--prompts", "x.txt"], "is for text: leave out the recordings"),
+        (["a.flac", "--drafter", "magic"], "--drafter 'magic' is none of auto, model"),
+        (["--draft-dtype", "int1"], "--draft-dtype int1 is none of"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(arguments, message):
+    with pytest.raises(UsageError, match=re.escape(message)):
+        bench("drafts", *arguments)

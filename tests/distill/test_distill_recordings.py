@@ -1,0 +1,161 @@
+"""`forescribe distill` on recordings: labels as served, a draft without an encoder, bad files named."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import soundfile
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    WhisperForConditionalGeneration,
+    WhisperProcessor,
+)
+from typer.testing import CliRunner
+
+from forescribe import Transcriber
+from forescribe.asr.batch.interrupts import Stop
+from forescribe.asr.decode.options import Options
+from forescribe.asr.errors import UsageError
+from forescribe.cli.main import app
+from forescribe.distill.labels.label_rows import OWN
+from forescribe.distill.labels.label_store import LabelStore
+from forescribe.distill.pairs.speech_labels import label_recordings
+from forescribe.speculative.models import bundled
+from tests.docs.pages import ROOT
+
+SAMPLES = ROOT / "samples"
+PIECE = 5 * 16_000
+
+
+def distill(*arguments: object) -> Any:
+    result = CliRunner().invoke(app, ["distill", *map(str, arguments)])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+@pytest.fixture(scope="module")
+def recordings(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Fourteen pieces of five seconds, and a file that is no recording."""
+    folder = tmp_path_factory.mktemp("recordings")
+    audio, rate = soundfile.read(SAMPLES / "memo.flac", dtype="int16")
+    assert rate == 16_000
+    for number in range(14):
+        start = (number * PIECE) % (len(audio) - PIECE)
+        soundfile.write(folder / f"{number:02d}.flac", audio[start : start + PIECE], rate)
+    (folder / "broken.flac").write_bytes(b"fLaC is all that it has")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def made(recordings: Path) -> Path:
+    """A draft of two of the target's layers, after two steps."""
+    out = recordings.parent / "speech-draft"
+    arguments = ("--model", "demo", "--language", "en", "--layers", 2, "--choose", "spacing")
+    result = distill(recordings, "-o", out, "--steps", 2, *arguments)
+    assert result.exit_code == 0, result.output
+    return out
+
+
+def test_labels_are_what_the_transcriber_writes_and_are_made_once(
+    recordings: Path, tmp_path: Path
+) -> None:
+    transcriber = Transcriber.load("demo", gamma=0, batch=2)
+    names = [str(path) for path in sorted(recordings.glob("0[0-2].flac"))]
+    store, options, seen = LabelStore(tmp_path / "labels"), Options(language="en"), list[float]()
+
+    def hook(stage: str, done: float, whole: float | None, note: str) -> None:
+        seen.append(done)
+
+    with Stop() as stop:
+        for _ in range(2):
+            skipped = label_recordings(
+                transcriber, store, names, OWN, options, until=lambda: False, stop=stop, hook=hook
+            )
+            assert skipped == []
+    rows = {row.source: row for row in store.rows()}
+    assert seen[-1] == len(names)  # the second time all of them are there from the start
+    for outcome in transcriber.transcribe(names, Options(language="en", keep_encoder_states=True)):
+        (window,) = outcome.decoded
+        row = rows[outcome.name]
+        assert row.tokens == (*window.result.request.prompt, *window.result.tokens)
+        # Processed as served: greedy text is the choice of the distributions at its places.
+        assert row.wanted.choice.tolist() == list(window.result.tokens)
+        assert row.states is not None
+        assert window.encoder_states is not None
+        target, draft = row.states()
+        assert torch.equal(target, draft)
+        assert torch.allclose(target, window.encoder_states.target, atol=0.01)
+
+
+def test_a_made_draft_has_no_encoder_and_the_report_names_what_was_skipped(made: Path) -> None:
+    report = json.loads((made / "report.json").read_text())
+    assert report["start"] == "layers [0, 11] of the target"
+    assert [Path(s["name"]).name for s in report["skipped"]] == ["broken.flac"]
+    assert "broken.flac" in (made / "report.md").read_text()
+    for figures in (report["before"]["own"], report["after"]["own"]):
+        assert figures["equal_to_gamma_0"]
+    config = json.loads((made / "config.json").read_text())
+    assert config["architectures"] == ["WhisperForCausalLM"]
+    assert config["decoder_layers"] == 2
+    size = (made / "model.safetensors").stat().st_size
+    assert size == pytest.approx(
+        (bundled.path("demo-draft") / "model.safetensors").stat().st_size, rel=0.01
+    )
+
+
+def test_transcripts_with_a_made_draft_are_those_of_gamma_0(made: Path) -> None:
+    options = Options(language="en")
+    memo = str(SAMPLES / "memo.flac")
+    drafted = Transcriber.load("demo", str(made), gamma=4, batch=2)
+    (one,) = drafted.transcribe([memo], options)
+    (other,) = Transcriber.load("demo", gamma=0, batch=2).transcribe([memo], options)
+    assert one.transcript is not None
+    assert other.transcript is not None
+    written = [
+        [(s.start, s.end, s.text, s.tokens) for s in transcript.segments]
+        for transcript in (one.transcript, other.transcript)
+    ]
+    assert written[0] == written[1]  # all but the probabilities, whose last digits may differ
+    assert drafted.whisper.shared_encoder
+    assert drafted.stats().drafted > 0
+
+
+def test_a_made_draft_assists_in_transformers(made: Path) -> None:
+    target = WhisperForConditionalGeneration.from_pretrained(bundled.path("demo")).eval()
+    draft = AutoModelForCausalLM.from_pretrained(made).eval()
+    processor = WhisperProcessor.from_pretrained(made)
+    audio, _ = soundfile.read(SAMPLES / "memo.flac", dtype="float32", frames=5 * 16_000)
+    features = processor(audio, sampling_rate=16_000, return_tensors="pt").input_features
+    settings = {"language": "en", "task": "transcribe", "max_new_tokens": 24}
+    plain = target.generate(features, **settings)
+    assisted = target.generate(features, assistant_model=draft, **settings)
+    assert plain.tolist() == assisted.tolist()
+
+
+def test_recordings_that_cannot_be_read_are_refused_before_a_model_is_loaded(
+    recordings: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match=r"none of these recordings can be read.*broken"):
+        distill(recordings / "broken.flac", "-o", tmp_path / "out", "--model", "nothing")
+
+
+def test_too_little_speech_is_refused_with_what_is_needed(recordings: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"too little to learn from: 1 answers"):
+        distill(recordings / "00.flac", "-o", tmp_path / "out", "--model", "demo", "--steps", 1)
+
+
+@pytest.mark.slow
+def test_a_minute_of_training_raises_acceptance(recordings: Path, tmp_path: Path) -> None:
+    """From two of the target's layers, which follow it hardly at all."""
+    out = tmp_path / "out"
+    arguments = ("--model", "demo", "--language", "en", "--layers", 2, "--minutes", 1.5)
+    assert distill(recordings, "-o", out, *arguments).exit_code == 0
+    report = json.loads((out / "report.json").read_text())
+    before, after = report["before"]["own"], report["after"]["own"]
+    assert after["equal_to_gamma_0"]
+    assert after["acceptance_rate"] > before["acceptance_rate"] + 0.1

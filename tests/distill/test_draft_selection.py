@@ -1,0 +1,74 @@
+"""Simulated rounds: they are those of greedy matching and of drawn acceptance, and prices decide."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forescribe.distill.results.draft_selection import (
+    Prices,
+    Trace,
+    agreement,
+    simulated,
+    tokens_per_round,
+)
+from forescribe.speculative.engine.schedule import expected_tokens
+
+
+def greedy(*accepted: int) -> Trace:
+    return Trace(tuple(float(a) for a in accepted), True, "own")
+
+
+@given(matches=st.lists(st.booleans(), min_size=1, max_size=40), gamma=st.integers(1, 8))
+def test_greedy_rounds_are_those_of_matching_drafts_one_by_one(
+    matches: list[bool], gamma: int
+) -> None:
+    rounds, place = 0, 0
+    while place < len(matches):
+        kept = 0
+        while kept < gamma and place + kept < len(matches) and matches[place + kept]:
+            kept += 1
+        place, rounds = place + kept + 1, rounds + 1
+    assert simulated(greedy(*map(int, matches)), gamma) == (len(matches), rounds)
+
+
+def test_drawn_rounds_have_the_mean_of_a_simulation() -> None:
+    rng = random.Random(3)
+    accepted = tuple(rng.uniform(0.3, 1) for _ in range(4000))
+    tokens, rounds = simulated(Trace(accepted, False, "own"), 4)
+    place = played = 0
+    while place < len(accepted):
+        for probability in accepted[place : place + 4]:
+            if rng.random() >= probability:
+                break
+            place += 1
+        place, played = place + 1, played + 1
+    assert tokens / rounds == pytest.approx(len(accepted) / played, rel=0.05)
+
+
+@given(alpha=st.floats(0, 1), gamma=st.integers(1, 8))
+def test_equal_probabilities_give_the_formula_of_the_paper(alpha: float, gamma: int) -> None:
+    trace = Trace((alpha,) * 400, False, "own")
+    assert tokens_per_round([trace], gamma) == pytest.approx(
+        expected_tokens(alpha, gamma), rel=0.02
+    )
+
+
+def test_agreement_is_the_mean_over_tokens_not_over_rows() -> None:
+    assert agreement([greedy(1, 1, 1), greedy(0)]) == 0.75
+    assert agreement([]) == 0
+
+
+def test_the_gamma_that_gains_most_per_second_is_chosen() -> None:
+    traces = [greedy(*(1, 1, 0) * 20)]
+    cheap = Prices({0: 1.0, 2: 1.2, 8: 3.0})
+    assert cheap.gain(traces) == (pytest.approx(3 / 1.2), 2)
+    dear = Prices({0: 1.0, 2: 4.0, 8: 9.0})
+    assert dear.gain(traces) == (1.0, 0)  # drafts do not pay
+
+
+def test_prices_are_written_in_milliseconds() -> None:
+    assert Prices({4: 0.002, 0: 0.001}).to_json() == {"0": 1.0, "4": 2.0}

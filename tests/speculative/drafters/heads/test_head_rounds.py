@@ -1,0 +1,278 @@
+"""Heads in the engine: nothing is lost, at temperature 0 and above; and an exact head is never rejected."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import chi2
+from torch import Tensor
+
+from forescribe.speculative import Engine, Request
+from forescribe.speculative.drafters.heads.chain_drafter import ChainDrafter
+from forescribe.speculative.drafters.heads.head_drafter import drafter_of
+from forescribe.speculative.drafters.heads.sharing import SharedLayers
+from forescribe.speculative.engine.schedule import Fixed
+from forescribe.speculative.errors import LoadError
+from forescribe.speculative.models.families.causal_engines import causal_decoder
+from forescribe.speculative.models.families.model_engine import ModelEngine
+from forescribe.speculative.models.heads.bodies import LeanBody, LeanForm, LeanLayer
+from forescribe.speculative.models.heads.head_record import LAST, ChainHead, Output, Taps
+from forescribe.speculative.models.lean.projections import Linear
+from forescribe.speculative.reference import decode
+from forescribe.speculative.requests import Sampling
+from forescribe.speculative.rounds.accept import BlockVerification, TokenRejection
+from forescribe.speculative.testing import TinyModel
+
+from ...models.causal_lms import EOS, POSITIONS, VOCAB
+from . import tiny_heads
+from .test_head_drafts import FAMILIES, GAMMA, Alternating, requests
+
+SMALL = 5  # tokens of the vocabulary whose texts are counted
+
+
+def engine(model: Any, drafter: Any, batch: int, schedule: Any = None, **more: Any) -> Engine:
+    return Engine(
+        causal_decoder(model, engine=ModelEngine.LEAN),
+        drafter,
+        batch=batch,
+        schedule=schedule or Fixed(GAMMA),
+        **{"eos": [EOS], **more},
+    )
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_texts_are_those_of_a_decoder_without_cache_and_drafts(family: str) -> None:
+    model = tiny_heads.target()
+    made = engine(model, drafter_of(tiny_heads.made(family, model).head), 3)
+    results = list(made.run(requests()))
+    assert made.stats.accepted > 0 and len(results) == len(requests())
+    for result in results:
+        expected = decode(
+            lambda tokens: model(tokens[None]).logits[0],
+            result.request,
+            eos=[EOS],
+            max_tokens=POSITIONS,
+        )
+        assert result.tokens == expected
+
+
+@settings(max_examples=10, deadline=None)
+@given(
+    st.sampled_from(FAMILIES),
+    st.lists(st.tuples(st.integers(1, 14), st.integers(1, 12)), min_size=1, max_size=6),
+    st.integers(1, 7),
+    st.integers(1, 4),
+)
+def test_prompts_of_all_lengths_and_drafts_of_all_lengths_change_nothing(
+    family: str, sizes: list[tuple[int, int]], gamma: int, batch: int
+) -> None:
+    model = tiny_heads.target()
+    asked = [
+        Request(tuple((7 * i + 3 * j) % VOCAB for j in range(length)), max_new_tokens=new, tag=i)
+        for i, (length, new) in enumerate(sizes)
+    ]
+    plain = {r.request.tag: r.tokens for r in engine(model, None, batch, Fixed(0)).run(asked)}
+    drafter = drafter_of(tiny_heads.made(family, model).head)
+    made = list(engine(model, drafter, batch, Fixed(gamma)).run(asked))
+    assert {r.request.tag: r.tokens for r in made} == plain
+    assert all(r.draft_error is None for r in made)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_row_equals_decoding_it_alone(family: str, temperature: float) -> None:
+    model = tiny_heads.target()
+    head = tiny_heads.made(family, model).head
+    shaped = Sampling(top_k=20, repetition=1.2)
+    asked = [
+        Request(
+            r.prompt, max_new_tokens=12, temperature=temperature, seed=i, tag=i, sampling=shaped
+        )
+        for i, r in enumerate(requests())
+    ]
+    together = engine(model, drafter_of(head), 3)
+    found = {r.request.tag: r for r in together.run(asked)}
+    for request in asked:
+        alone = engine(model, drafter_of(head), 1)
+        (result,) = alone.run([request])
+        assert result.draft_error is None
+        assert (result.tokens, result.accepted) == (
+            found[request.tag].tokens,
+            found[request.tag].accepted,
+        )
+
+
+@pytest.mark.parametrize("rule", [TokenRejection, BlockVerification])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_sampled_texts_of_several_rounds_have_the_targets_distribution(
+    family: str, rule: type
+) -> None:
+    model = _small()
+    head = {
+        "eagle3": lambda: tiny_heads.eagle3(model, kept=(0, 2, 3)),
+        "mtp": lambda: tiny_heads.mtp(model),
+        "dflash": lambda: tiny_heads.dflash(model),
+    }[family]().head
+    made = engine(model, drafter_of(head), 64, eos=[], sampled=rule())
+    prompt, count, length = (1, 4, 2, 0), 3000, 6
+    asked = [
+        Request(prompt, max_new_tokens=length, temperature=1.0, seed=i, tag=i) for i in range(count)
+    ]
+    texts = [result.tokens for result in made.run(asked)]
+    assert len(texts) == count and 0.1 < made.stats.acceptance_rate < 0.95
+    chances = _joint(model, prompt, length)  # [V] * 6
+    for first in (0, 3):  # the first three tokens, then the last three
+        kept = tuple(range(first, first + 3))
+        expected = chances.sum([d for d in range(length) if d not in kept]).flatten() * count
+        seen = Counter(text[first : first + 3] for text in texts)
+        counted = torch.tensor(
+            [seen[key] for key in itertools.product(range(SMALL), repeat=3)], dtype=torch.float64
+        )
+        many = expected >= 5
+        statistic = float(((counted - expected) ** 2 / expected)[many].sum())
+        rest = float(expected[~many].sum())
+        assert rest < 0.2 * count and abs(float(counted[~many].sum()) - rest) < 4 * rest**0.5 + 1
+        assert chi2.sf(statistic, int(many.sum()) - 1) > 1e-3
+
+
+@pytest.mark.parametrize("schedule", [Fixed(GAMMA), Alternating()], ids=["drafts", "stretches"])
+def test_a_head_of_the_targets_own_layers_is_accepted_throughout(schedule: Any) -> None:
+    model = _windowed()
+    made = engine(model, ChainDrafter(_own_layers(model)), 3, schedule, eos=[])
+    long = [r for r in requests(30) if len(r.prompt) >= 8]
+    asked = [Request(r.prompt, max_new_tokens=24, tag=i) for i, r in enumerate(long)]
+    assert len(asked) > 3
+    results = list(made.run(asked))
+    assert made.stats.drafted > 20
+    assert all(r.accepted == r.drafted for r in results)
+
+
+def test_a_target_that_shares_nothing_is_refused() -> None:
+    with pytest.raises(LoadError, match="TinyModel does not share its embeddings"):
+        SharedLayers.of(TinyModel(), None)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_confidence_outside_0_to_1_is_refused(family: str) -> None:
+    with pytest.raises(ValueError, match="confidence is 1.5"):
+        drafter_of(tiny_heads.made(family, tiny_heads.target()).head, confidence=1.5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_drafts_end_where_the_head_doubts(family: str) -> None:
+    model = tiny_heads.target()
+    head = tiny_heads.made(family, model).head
+    plain = {r.request.tag: r.tokens for r in engine(model, None, 3, Fixed(0)).run(requests())}
+    whole = engine(model, drafter_of(head), 3)
+    list(whole.run(requests()))
+    ended = engine(model, drafter_of(head, confidence=0.9), 3)
+    found = {r.request.tag: r.tokens for r in ended.run(requests())}
+    assert found == plain
+    assert ended.stats.drafted < whole.stats.drafted
+
+
+# -- models ---------------------------------------------------------------------------------------------
+
+
+def _small() -> Any:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(2)
+    config = LlamaConfig(
+        vocab_size=SMALL,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=tiny_heads.LAYERS,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=8,
+        max_position_embeddings=64,
+        initializer_range=0.4,
+        pad_token_id=None,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    model = LlamaForCausalLM(config).eval()
+    model.lm_head.weight.data *= 0.5  # a flatter distribution: every cell is counted
+    return model
+
+
+@torch.no_grad()
+def _joint(model: Any, prompt: Sequence[int], length: int) -> Tensor:
+    """The probability of every text `[V] * length` after a prompt, without a cache."""
+    chances = torch.ones((), dtype=torch.float64)
+    for depth in range(length):
+        texts = list(itertools.product(range(SMALL), repeat=depth))
+        rows = torch.tensor([[*prompt, *text] for text in texts])
+        following = model(rows).logits[:, -1].double().softmax(-1)
+        chances = chances[..., None] * following.view(*[SMALL] * (depth + 1))
+    return chances
+
+
+def _windowed() -> Any:
+    """A model whose embeddings are of length 1 per number, and whose layers read three positions: behind
+    five tokens nothing depends on the first one, which a chain head never reads."""
+    from transformers import MistralConfig, MistralForCausalLM
+
+    torch.manual_seed(4)
+    config = MistralConfig(
+        vocab_size=VOCAB,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        max_position_embeddings=64,
+        initializer_range=0.4,
+        sliding_window=3,
+        rms_norm_eps=1e-12,
+    )
+    model = MistralForCausalLM(config).eval()
+    rows = model.model.embed_tokens.weight.data
+    rows /= rows.square().mean(-1, keepdim=True).sqrt()
+    model.model.embed_tokens.padding_idx = None
+    return model
+
+
+def _own_layers(model: Any) -> ChainHead:
+    """A chain head that reads embeddings alone, with all of a model's layers."""
+    config, width = model.config, model.config.hidden_size
+    layers = []
+    for layer in model.model.layers:
+        attention, mlp = layer.self_attn, layer.mlp
+        layers.append(
+            LeanLayer(
+                input_norm=layer.input_layernorm.weight.detach(),
+                query=Linear(attention.q_proj.weight.detach()),
+                key_value=_joined(attention.k_proj, attention.v_proj),
+                query_norm=None,
+                key_norm=None,
+                out=Linear(attention.o_proj.weight.detach()),
+                post_norm=layer.post_attention_layernorm.weight.detach(),
+                gate_up=_joined(mlp.gate_proj, mlp.up_proj),
+                down=Linear(mlp.down_proj.weight.detach()),
+                window=config.sliding_window,
+            )
+        )
+    form = LeanForm(2, 1, 8, config.rms_norm_eps, "silu", model.model.rotary_emb.inv_freq)
+    return ChainHead(
+        family="its own",
+        taps=Taps((LAST,), config.rms_norm_eps),
+        embed_norm=torch.ones(width),
+        feature_norm=torch.ones(width),
+        body=LeanBody(tuple(layers), form),
+        output=Output(model.model.norm.weight.detach(), config.rms_norm_eps),
+        join=Linear(torch.cat([torch.eye(width), torch.zeros(width, width)], 1)),
+    )
+
+
+def _joined(*modules: Any) -> Linear:
+    return Linear(torch.cat([m.weight.detach() for m in modules]))

@@ -1,0 +1,155 @@
+"""Products of 8-bit integers with a scale for each row, and models made of them."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forescribe.speculative.errors import LoadError
+from forescribe.speculative.models.cut_head import cut, with_cut_head
+from forescribe.speculative.models.families.causal_engines import causal_decoder
+from forescribe.speculative.models.families.model_engine import ModelEngine
+from forescribe.speculative.models.families.whisper_engines import checked_engine
+from forescribe.speculative.models.lean.projections import fused, linear_of
+from forescribe.speculative.models.quantized.int8_linear import (
+    Int8Linear,
+    is_int8,
+    quantize_causal,
+    quantize_whisper,
+)
+from forescribe.speculative.models.quantized.int8_product import int8_product, quantized, rounded
+from tests.speculative.models.causal_lms import causal_lm
+from tests.speculative.native.cases import Shape, model
+
+
+def rows_of(count: int, columns: int, seed: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    loudness = torch.logspace(-3, 3, count)[:, None]
+    return torch.randn((count, columns), generator=generator) * loudness
+
+
+@settings(max_examples=50)
+@given(st.integers(1, 20), st.integers(2, 90), st.integers(1, 40), st.integers(0, 99))
+def test_a_product_is_that_of_the_rounded_numbers(count, columns, outputs, seed):
+    """The sums are those of 64-bit integers, and rounding is by half a step at most."""
+    x, weight = rows_of(count, columns, seed), rows_of(outputs, columns, seed + 1)
+    integers, scale = quantized(weight)
+    own, rows = rounded(x)
+    assert integers.abs().max() <= 127 and own.abs().max() <= 127
+    assert bool(((own * rows[:, None] - x).abs() <= rows[:, None] * 0.5001).all())
+    assert bool((own.abs().amax(1) == 127).all())
+    sums = own.long() @ integers.t().long()
+    found = int8_product(x, integers, scale, None)
+    assert torch.equal(found, sums.float() * (rows[:, None] * scale))
+    spread = x.norm(dim=1)[:, None] * weight.norm(dim=1)
+    assert bool(((found - x @ weight.t()).abs() <= 0.05 * spread).all())
+
+
+@settings(max_examples=30)
+@given(st.integers(2, 24), st.integers(2, 90), st.integers(1, 40), st.integers(0, 99))
+def test_a_row_has_the_same_bits_beside_any_other_rows(count, columns, outputs, seed):
+    x, linear = rows_of(count, columns, seed), torch.nn.Linear(columns, outputs)
+    made = Int8Linear.of(linear)
+    together = made(x)
+    for row in range(count):
+        assert torch.equal(made(x[row : row + 1])[0], together[row])
+        assert torch.equal(made(x[row:])[0], together[row])
+
+
+@pytest.mark.filterwarnings("ignore")  # it is deprecated, and torch has no other one for CPUs
+def test_torchs_dynamic_quantisation_lets_a_row_depend_on_the_others():
+    """The reason for a scale per row: its one scale for all rows is that of the loudest."""
+    if "onednn" in torch.backends.quantized.supported_engines:
+        torch.backends.quantized.engine = "onednn"
+    dynamic = torch.ao.quantization.quantize_dynamic(
+        torch.nn.Sequential(torch.nn.Linear(64, 48, bias=False)),
+        {torch.nn.Linear},
+        dtype=torch.qint8,
+    )
+    x = rows_of(6, 64, 3)
+    gap = (dynamic(x)[0] - dynamic(x[:1])[0]).abs().max() / dynamic(x[:1])[0].abs().max()
+    assert gap > 0.05
+    ours = Int8Linear.of(torch.nn.Linear(64, 48))
+    assert torch.equal(ours(x)[0], ours(x[:1])[0])
+
+
+def test_rows_of_zeros_and_of_no_numbers_stay_in_their_row():
+    x = rows_of(5, 32, 1)
+    made = Int8Linear.of(torch.nn.Linear(32, 16, bias=False))
+    whole = made(x)
+    x[1], x[2, 3], x[3, 4] = 0, float("nan"), float("inf")
+    found = made(x)
+    assert torch.equal(found[[0, 4]], whole[[0, 4]])
+    assert bool((found[1] == 0).all()) and bool(found[2].isnan().all())
+    assert not bool(found[3].isfinite().any())
+    assert bool((made(torch.full((1, 32), 1e-38)) == 0).all())
+
+
+def test_rounding_integers_again_changes_nothing():
+    integers, scale = quantized(rows_of(9, 40, 2))
+    again, same = quantized(integers * scale[:, None])
+    assert torch.equal(again, integers)
+    torch.testing.assert_close(same, scale, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("scales", [None, (0.3, 1.0)])
+def test_projections_of_one_input_are_one_matrix_of_integers(bias, scales):
+    parts = [Int8Linear.of(torch.nn.Linear(24, n, bias=bias)) for n in (16, 8)]
+    x = rows_of(3, 24, 5)
+    apart = [p(x) * s for p, s in zip(parts, scales or (1.0, 1.0), strict=True)]
+    joined = fused(parts, scales)
+    assert joined.weight.dtype is torch.int8
+    torch.testing.assert_close(joined(x), torch.cat(apart, 1), rtol=1e-5, atol=1e-6)
+    assert (
+        parts[1].weight.untyped_storage().data_ptr() == joined.weight.untyped_storage().data_ptr()
+    )
+    assert torch.equal(joined.rows(slice(5))(x), joined(x)[:, :5])
+
+
+def test_a_head_is_cut_to_a_list_of_tokens():
+    head, listed = Int8Linear.of(torch.nn.Linear(24, 50, bias=False)), torch.tensor([3, 1, 40])
+    x = rows_of(4, 24, 6)
+    assert torch.equal(cut(head, listed)(x), head(x)[:, listed])
+    assert torch.equal(linear_of(head).rows(listed)(x), head(x)[:, listed])
+    lm = copy.deepcopy(causal_lm("llama"))
+    quantize_causal(lm)
+    short = with_cut_head(lm, listed)
+    assert torch.equal(short.lm_head(torch.ones(1, 16)), lm.lm_head(torch.ones(1, 16))[:, listed])
+
+
+def test_whispers_decoder_is_quantised_but_for_the_projections_of_encoder_states():
+    whisper = copy.deepcopy(model(Shape()))
+    embedding = whisper.model.decoder.embed_tokens.weight.clone()
+    quantize_whisper(whisper)
+    kept = {name for name, m in whisper.named_modules() if type(m) is torch.nn.Linear}
+    assert kept == {
+        f"model.decoder.layers.{i}.encoder_attn.{part}_proj" for i in range(2) for part in "kv"
+    }
+    assert isinstance(whisper.proj_out, Int8Linear) and is_int8(whisper)
+    assert torch.equal(whisper.model.decoder.embed_tokens.weight, embedding)
+
+
+@pytest.mark.parametrize("engine", [ModelEngine.LEAN, ModelEngine.MODULES, ModelEngine.AUTO])
+def test_every_engine_runs_a_quantised_whisper_and_passes_its_comparison(engine):
+    whisper = copy.deepcopy(model(Shape(size=32, inner=64)))
+    quantize_whisper(whisper)
+    assert checked_engine(whisper, engine) in ("native", "lean", "modules")
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2", "mistral with a window"])
+def test_a_quantised_causal_lm_passes_the_comparison_of_its_engine(family):
+    lm = copy.deepcopy(causal_lm(family))
+    quantize_causal(lm)
+    assert not any(type(module) is torch.nn.Linear for module in lm.modules())
+    decoder = causal_decoder(lm)
+    assert decoder.engine in (("modules",) if family == "gemma2" else ("native", "lean"))
+
+
+def test_a_model_without_linear_projections_is_refused_by_name():
+    with pytest.raises(LoadError, match="needs projections of torch.nn.Linear, and gpt2 has none"):
+        quantize_causal(copy.deepcopy(causal_lm("gpt2")))

@@ -1,0 +1,150 @@
+"""Taps: the hidden states that adapters return are those of the model's own forward, in every engine."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from forescribe.speculative.models.causal_lm import CausalDecoder
+from forescribe.speculative.models.lean.lean_causal_decoder import LeanCausalDecoder
+from forescribe.speculative.models.lean.lean_whisper_decoder import LeanWhisperDecoder
+from forescribe.speculative.models.slot_model import SlotModel
+from forescribe.speculative.models.whisper_decoder import WhisperDecoder
+from forescribe.speculative.native.library import missing
+from forescribe.speculative.native.native_causal import PROMPT, NativeCausalDecoder
+from forescribe.speculative.native.native_whisper import NativeWhisperDecoder
+from tests.speculative.models.causal_lms import VOCAB, causal_lm
+from tests.speculative.models.whispers import encoder_states, whisper
+
+NATIVE = pytest.mark.skipif(missing() is not None, reason=str(missing()))
+TEXT = [CausalDecoder, LeanCausalDecoder, pytest.param(NativeCausalDecoder, marks=NATIVE)]
+SPEECH = [WhisperDecoder, LeanWhisperDecoder, pytest.param(NativeWhisperDecoder, marks=NATIVE)]
+CLOSE = {"rtol": 2e-4, "atol": 2e-4}
+LENGTH, SLOTS = 14, 40
+
+
+def llama_states(tokens: Tensor) -> tuple[Tensor, ...]:
+    model = copy.deepcopy(causal_lm("llama"))  # transformers leaves hooks in it
+    states: tuple[Tensor, ...] = model(input_ids=tokens, output_hidden_states=True).hidden_states
+    return states
+
+
+def whisper_states(tokens: Tensor) -> tuple[Tensor, ...]:
+    states: tuple[Tensor, ...] = (
+        copy.deepcopy(whisper())
+        .model.decoder(
+            input_ids=tokens,
+            encoder_hidden_states=torch.stack([encoder_states(n) for n in range(len(tokens))]),
+            output_hidden_states=True,
+        )
+        .hidden_states
+    )
+    return states
+
+
+def check(
+    decoder: SlotModel, states: Callable[[Tensor], tuple[Tensor, ...]], taps: tuple[int, ...]
+) -> None:
+    """Taps of a prompt, of a chain of several tokens and of one token, of ragged rows."""
+    tokens = torch.randint(1, VOCAB, (3, LENGTH), generator=torch.Generator().manual_seed(1))
+    expected = torch.stack([states(tokens)[layer] for layer in taps], dim=2)
+    decoder.tap(taps)
+    decoder.allocate(3, SLOTS)
+    encoder = [encoder_states(n) for n in range(3)]
+    rows = torch.tensor([2, 0, 1])
+    prompt = decoder.prefill(rows, tokens[rows, :6], [encoder[int(r)] for r in rows]).taps
+    assert prompt is not None
+    torch.testing.assert_close(prompt, expected[rows, :6], **CLOSE)
+    start = torch.tensor([5, 3, 4])
+    for nodes in (4, 1):
+        slots = start[:, None] + torch.arange(nodes)
+        found = decoder.score(tokens.gather(1, slots), start, reach=SLOTS).taps
+        assert found is not None
+        wanted = torch.stack([expected[b, slots[b]] for b in range(3)])
+        torch.testing.assert_close(found, wanted, **CLOSE)
+        start = start + nodes
+
+
+@pytest.mark.parametrize("adapter", TEXT)
+@settings(max_examples=6, deadline=None)
+@given(taps=st.lists(st.sampled_from([-1, 0, 1]), min_size=1, max_size=3, unique=True).map(tuple))
+@torch.no_grad()
+def test_taps_of_text_models_are_those_of_the_models_forward(adapter: Any, taps: Any) -> None:
+    check(adapter(causal_lm("llama")), llama_states, taps)
+
+
+@pytest.mark.parametrize("adapter", SPEECH)
+@settings(max_examples=6, deadline=None)
+@given(taps=st.lists(st.sampled_from([-1, 0, 1]), min_size=1, max_size=3, unique=True).map(tuple))
+@torch.no_grad()
+def test_taps_of_whisper_are_those_of_the_models_forward(adapter: Any, taps: Any) -> None:
+    check(adapter(whisper()), whisper_states, taps)
+
+
+@pytest.mark.parametrize("adapter", [*TEXT, *SPEECH])
+@torch.no_grad()
+def test_chosen_nodes_of_a_prompt_have_the_logits_of_a_round(adapter: Any) -> None:
+    model = (
+        causal_lm("llama")
+        if adapter.__name__.endswith("CausalDecoder") or (adapter is CausalDecoder)
+        else whisper()
+    )
+    decoder = adapter(model)
+    decoder.allocate(2, SLOTS)
+    tokens = torch.randint(1, VOCAB, (2, 9), generator=torch.Generator().manual_seed(3))
+    encoder, rows = [encoder_states(n) for n in range(2)], torch.arange(2)
+    nodes = torch.tensor([[3, 5, 8], [0, 4, 4]])
+    found = decoder.prefill(rows, tokens, encoder, nodes).logits
+    for column in range(3):
+        at = nodes[:, column]
+        fed = tokens.gather(1, at[:, None])
+        wanted = decoder.score(fed, at, reach=SLOTS).logits[:, 0]
+        torch.testing.assert_close(found[:, column], wanted, **CLOSE)
+
+
+@NATIVE
+@torch.no_grad()
+def test_long_prompts_of_native_models_have_taps_and_nodes_of_all_pieces() -> None:
+    model = causal_lm("llama")
+    native, modules = NativeCausalDecoder(model), CausalDecoder(model)
+    tokens = torch.randint(1, VOCAB, (2, PROMPT + 20), generator=torch.Generator().manual_seed(3))
+    nodes = torch.tensor([[0, PROMPT - 1, PROMPT], [PROMPT + 19, 5, 130]])
+    read = []
+    for decoder in (native, modules):
+        decoder.tap((1, -1))
+        decoder.allocate(2, PROMPT + 40)
+        read.append(decoder.prefill(torch.arange(2), tokens, [None] * 2, nodes))
+    torch.testing.assert_close(read[0].taps, read[1].taps, **CLOSE)
+    torch.testing.assert_close(read[0].logits, read[1].logits, **CLOSE)
+
+
+@pytest.mark.parametrize("adapter", [*TEXT, *SPEECH])
+def test_a_layer_that_there_is_not_is_refused(adapter: Any) -> None:
+    model = whisper() if "Whisper" in adapter.__name__ else causal_lm("llama")
+    decoder = adapter(model)
+    for layer in (-2, decoder.depth, 70):
+        with pytest.raises(ValueError, match=f"layer {layer} cannot be tapped: the model has "):
+            decoder.tap((0, layer))
+
+
+@pytest.mark.parametrize("adapter", [*TEXT, *SPEECH])
+@torch.no_grad()
+def test_embeddings_and_head_are_lent(adapter: Any) -> None:
+    model = whisper() if "Whisper" in adapter.__name__ else causal_lm("llama")
+    decoder = adapter(model)
+    decoder.tap((-1,))
+    decoder.allocate(1, SLOTS)
+    tokens = torch.tensor([[4, 9, 2]])
+    read = decoder.prefill(
+        torch.tensor([0]), tokens, [encoder_states(0)], torch.tensor([[0, 1, 2]])
+    )
+    torch.testing.assert_close(decoder.head(read.taps[:, :, 0]), read.logits, **CLOSE)
+    own = model.get_input_embeddings().weight.detach()[tokens]
+    torch.testing.assert_close(decoder.embed(tokens), own, **CLOSE)

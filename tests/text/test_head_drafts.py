@@ -1,0 +1,198 @@
+"""Heads and drafters of other packages as drafts of text models, by `TextGenerator` and by the command."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoConfig
+from typer.testing import CliRunner
+
+from forescribe.bench.text.bench_text import load_pair
+from forescribe.cli.main import app
+from forescribe.speculative.device import choose
+from forescribe.speculative.errors import LoadError
+from forescribe.speculative.models.families.model_engine import ModelEngine
+from forescribe.text import TextGenerator
+from forescribe.text import drafter_registry as registry
+from forescribe.text.generator import Options
+from forescribe.text.head_drafts import MTP, HeadDraft
+from forescribe.text.text_presets import Pair, resolve
+from tests.text.language_models import write
+from training.text.heads import published
+
+PROMPTS = ["the other", "a", "on and on and on and on again, on and on", "Zürich, 8 o'clock: tea"]
+LAYERS = 8
+DOCS = Path(__file__).parent.parent.parent / "docs" / "methods" / "heads.md"
+runner = CliRunner()
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("heads") / "target", layers=LAYERS)
+
+
+@pytest.fixture(scope="module")
+def heads(target: Path) -> dict[str, Path]:
+    """A head of each format for the target; of MTP a copy of the target with a layer more."""
+    torch.manual_seed(3)
+    config = AutoConfig.from_pretrained(target)
+    kept = range(0, config.vocab_size, 2)
+    folder = target.parent
+    found = {
+        "eagle3": published.save(folder / "eagle3", *published.eagle3(config, kept, inner=24)),
+        "speculators": published.save(
+            folder / "speculators",
+            *published.eagle3(
+                config, kept, inner=24, speculators=True, flags={"norm_before_residual": True}
+            ),
+        ),
+        "dflash": published.save(
+            folder / "dflash",
+            *published.dflash(config, inner=24, layers=2, leaves=(1, 4, 6), mask_token=2, block=5),
+        ),
+    }
+    more, tensors = published.mtp(config, inner=config.intermediate_size)
+    inside = write(folder / "mtp", layers=LAYERS)
+    settings = json.loads((inside / "config.json").read_text()) | more
+    whole = load_file(inside / "model.safetensors") | tensors
+    found["mtp"] = published.save(inside, settings, whole)
+    return found
+
+
+def pair(kind: str, target: Path, heads: dict[str, Path]) -> tuple[Path, str | Path]:
+    return (heads["mtp"], MTP) if kind == "mtp" else (target, heads[kind])
+
+
+@pytest.mark.parametrize("gamma", [3, None])
+@pytest.mark.parametrize("kind", ["eagle3", "speculators", "dflash", "mtp"])
+def test_texts_with_a_head_equal_generate(
+    kind: str, gamma: int | None, target: Path, heads: dict[str, Path]
+) -> None:
+    model, draft = pair(kind, target, heads)
+    made = TextGenerator.load(model, draft, batch=3, gamma=gamma, device="cpu")
+    assert isinstance(made.draft, HeadDraft)
+    reference, tokens = made.target.model, made.vocabulary.tokenizer
+    for done, prompt in zip(made.generate(PROMPTS, Options(max_tokens=30)), PROMPTS, strict=True):
+        row = tokens(prompt, return_tensors="pt")["input_ids"]
+        whole = reference.generate(
+            row, attention_mask=torch.ones_like(row), do_sample=False, max_new_tokens=30
+        )
+        assert done.ids == tuple(whole[0, row.shape[1] :].tolist())
+        assert done.draft_error is None
+    assert made.stats.drafted > (20 if gamma else 0)
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "dflash", "mtp"])
+def test_heads_have_their_targets_number_format(
+    kind: str, target: Path, heads: dict[str, Path]
+) -> None:
+    model, draft = pair(kind, target, heads)
+    made = TextGenerator.load(
+        model, draft, batch=3, gamma=3, device="cpu", dtype="bfloat16", engine="lean"
+    )
+    assert isinstance(made.draft, HeadDraft)
+    assert made.draft.head.output.norm.dtype == made.target.model.dtype
+    done = made.generate(PROMPTS, Options(max_tokens=20))
+    assert all(text.draft_error is None for text in done) and made.stats.drafted > 20
+    with pytest.raises(LoadError, match="--draft-dtype bfloat16: a head has its target's number"):
+        TextGenerator.load(model, draft, device="cpu", draft_dtype="bfloat16")
+
+
+def test_a_head_of_another_target_is_refused_by_name(
+    heads: dict[str, Path], tmp_path: Path
+) -> None:
+    small = write(tmp_path / "small", layers=2)
+    with pytest.raises(
+        LoadError, match=r"--draft .*eagle3: .*reads layer 2, and .*small has 2 layers"
+    ):
+        TextGenerator.load(small, heads["eagle3"], device="cpu")
+    with pytest.raises(LoadError, match=r"--draft .*dflash is for a target of 8 layers.* has 2"):
+        TextGenerator.load(small, heads["dflash"], device="cpu")
+    with pytest.raises(LoadError, match=r"--draft mtp: .*small has no MTP layer"):
+        TextGenerator.load(small, MTP, device="cpu")
+
+
+def test_a_head_is_no_model_of_its_own(target: Path, heads: dict[str, Path]) -> None:
+    with pytest.raises(LoadError, match=r"--model .*eagle3 is a head \(EAGLE-3\)"):
+        TextGenerator.load(heads["eagle3"], device="cpu")
+    device, engine = choose("cpu", None), ModelEngine.AUTO
+    with pytest.raises(LoadError, match=r"--draft .*dflash is a head \(DFlash\)"):
+        load_pair(Pair(target, heads["dflash"]), device, engine)
+    with pytest.raises(LoadError, match=r"--draft mtp is no model.*generate --compare"):
+        load_pair(Pair(heads["mtp"], MTP), device, engine)
+
+
+def test_the_command_says_what_a_folder_is(target: Path, heads: dict[str, Path]) -> None:
+    asked = ["generate", "on and", "--device", "cpu", "--max-tokens", "8", "--gamma", "2"]
+    told = runner.invoke(app, [*asked, "-m", str(target), "--draft", str(heads["eagle3"])])
+    assert told.exit_code == 0, told.output
+    assert re.search(
+        r"^draft .*eagle3: EAGLE-3 head of 1 layer, reading states 2, 4, 5", told.stderr
+    )
+    inside = runner.invoke(app, [*asked, "-m", str(heads["mtp"]), "--draft", MTP, "--compare"])
+    assert inside.exit_code == 0, inside.output
+    assert inside.stderr.startswith("draft mtp: MTP head of 1 layer, reading states the last")
+    assert "1 of 1 texts equal" in inside.stderr
+
+
+# -- drafters of other packages -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def another_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An installed distribution whose module is the example of the documentation."""
+    blocks = re.findall(r"```python\n(.*?)```", DOCS.read_text("utf-8"), re.S)
+    (code,) = [block for block in blocks if "class Repeat" in block]
+    (tmp_path / "repeating_drafts.py").write_text(code)
+    folder = tmp_path / "repeating_drafts-1.0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: repeating-drafts\nVersion: 1.0\n"
+    )
+    points = ["repeat = repeating_drafts:make", "broken = repeating_drafts:nothing"]
+    points.append("wrong = repeating_drafts:Draft.__name__.upper")
+    (folder / "entry_points.txt").write_text("[forescribe.drafters]\n" + "\n".join(points))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "repeating_drafts", raising=False)
+    return tmp_path
+
+
+def test_the_drafter_of_the_documentation_is_found_and_drafts(
+    another_package: Path, target: Path
+) -> None:
+    assert registry.names() == ["broken", "repeat", "wrong"]
+    assert resolve(str(target), "repeat").draft == "repeat"
+    made = TextGenerator.load(target, "repeat", gamma=2, batch=2, device="cpu")
+    plain = TextGenerator.load(target, device="cpu")
+    options = Options(max_tokens=20)
+    assert [d.ids for d in made.generate(PROMPTS, options)] == [
+        d.ids for d in plain.generate(PROMPTS, options)
+    ]
+    assert made.stats.drafted > 20
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("broken", r"--draft broken: repeating_drafts:nothing cannot be loaded: AttributeError"),
+        ("wrong", r"--draft wrong: .*(cannot be loaded|is no drafter)"),
+    ],
+)
+def test_what_is_no_drafter_is_named(
+    name: str, message: str, another_package: Path, target: Path
+) -> None:
+    with pytest.raises(LoadError, match=message):
+        TextGenerator.load(target, name, device="cpu")
+
+
+def test_a_name_that_nobody_has_is_refused(another_package: Path) -> None:
+    setting: Any = None
+    with pytest.raises(LoadError, match="--draft repeats is no drafter; of other packages: broken"):
+        registry.create("repeats", setting)

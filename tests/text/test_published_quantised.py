@@ -1,0 +1,61 @@
+"""Checkpoints that were published in a quantised form, without their library."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor
+
+from forescribe.speculative.device import choose
+from forescribe.speculative.errors import LoadError
+from forescribe.speculative.models.families.causal_engines import causal_decoder
+from forescribe.speculative.models.families.model_engine import ModelEngine
+from forescribe.speculative.models.quantized import published_formats
+from forescribe.text.language_model import load
+from tests.speculative.models.families import tiny
+
+from . import language_models
+
+
+@pytest.mark.parametrize(
+    ("method", "package"),
+    [("torchao", "torchao"), ("gptq", "gptqmodel"), ("awq", "gptqmodel"),
+     ("compressed-tensors", "compressed-tensors")],
+)  # fmt: skip
+def test_they_are_refused_with_the_library_to_install(tmp_path, monkeypatch, method, package):
+    monkeypatch.setattr(published_formats.importlib.util, "find_spec", lambda name: None)
+    folder = language_models.write(tmp_path / "model")
+    file = folder / "config.json"
+    config = json.loads(file.read_text(encoding="utf-8"))
+    config["quantization_config"] = {"quant_method": method}
+    file.write_text(json.dumps(config), encoding="utf-8")
+    with pytest.raises(
+        LoadError, match=f"quantised by {method}, .*pip install {package}, "
+    ) as caught:
+        load(folder, choose("cpu"))
+    assert "\n" not in str(caught.value)
+
+
+def test_plain_checkpoints_need_no_library():
+    assert published_formats.method_of(SimpleNamespace()) is None
+    published_formats.check_library(SimpleNamespace(quantization_config={"quant_method": "fp8"}))
+
+
+class Packed(Tensor):
+    """A weight of a class of its own, as torchao's are."""
+
+
+def test_weights_of_another_class_are_run_by_the_modules_alone(caplog):
+    model = tiny("llama")
+    projection = model.base_model.layers[0].self_attn.o_proj
+    weight = torch.nn.Parameter(projection.weight.detach().as_subclass(Packed), requires_grad=False)
+    assert type(weight).__name__ == "Packed"
+    projection.weight = weight
+    with caplog.at_level("DEBUG"):
+        assert causal_decoder(model).engine == "modules"
+    assert "its weights are Packed" in caplog.text
+    with pytest.raises(LoadError, match="native engine has no form of this llama: its weights are"):
+        causal_decoder(model, engine=ModelEngine.NATIVE)
