@@ -101,8 +101,9 @@ class Progress:
 
     @property
     def chosen(self) -> Evaluation:
-        """The evaluation that is best: the first of equals."""
-        return max(self.evaluations, key=lambda e: (e.gain, -e.step))
+        """The evaluation that is best. Where drafts do not pay yet, gains are equal, and the draft that agrees
+        most is the best; of equals in both the first."""
+        return max(self.evaluations, key=lambda e: (e.gain, e.agreement, -e.step))
 
 
 @torch.inference_mode()

@@ -150,12 +150,13 @@ def test_too_little_speech_is_refused_with_what_is_needed(recordings: Path, tmp_
 
 
 @pytest.mark.slow
-def test_a_minute_of_training_raises_acceptance(recordings: Path, tmp_path: Path) -> None:
-    """From two of the target's layers, which follow it hardly at all."""
+def test_training_raises_acceptance(recordings: Path, tmp_path: Path) -> None:
+    """From two of the target's layers, which follow it hardly at all. By steps, so that a slow machine
+    learns as much as a fast one; at the first depth, which does not depend on the accepted lengths."""
     out = tmp_path / "out"
-    arguments = ("--model", "demo", "--language", "en", "--layers", 2, "--minutes", 1.5)
+    arguments = ("--model", "demo", "--language", "en", "--layers", 2, "--steps", 300)
     assert distill(recordings, "-o", out, *arguments).exit_code == 0
     report = json.loads((out / "report.json").read_text())
     before, after = report["before"]["own"], report["after"]["own"]
-    assert after["equal_to_gamma_0"]
-    assert after["acceptance_rate"] > before["acceptance_rate"] + 0.1
+    assert before["equal_to_gamma_0"] and after["equal_to_gamma_0"]
+    assert after["acceptance_at_depth"][0] > before["acceptance_at_depth"][0] + 0.1

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from forescribe.distill.draft_training import Evaluation, Progress
 from forescribe.distill.results.draft_selection import (
     Prices,
     Trace,
@@ -72,3 +73,12 @@ def test_the_gamma_that_gains_most_per_second_is_chosen() -> None:
 
 def test_prices_are_written_in_milliseconds() -> None:
     assert Prices({4: 0.002, 0: 0.001}).to_json() == {"0": 1.0, "4": 2.0}
+
+
+def test_of_equal_gains_the_draft_that_agrees_most_is_chosen_and_of_equals_the_first() -> None:
+    """A draft that is too weak to pay at any gamma has a gain of 1 throughout its training."""
+    figures = [(0, 1.0, 0.1), (10, 1.0, 0.3), (20, 1.0, 0.3), (30, 1.0, 0.2)]
+    state = Progress(evaluations=[Evaluation(s, s, gain, 0, agree) for s, gain, agree in figures])
+    assert state.chosen.step == 10
+    state.evaluations.append(Evaluation(40, 40, 1.01, 2, 0.2))
+    assert state.chosen.step == 40
