@@ -101,8 +101,8 @@ class Progress:
 
     @property
     def chosen(self) -> Evaluation:
-        """The evaluation that is best. Where drafts do not pay yet, gains are equal, and the draft that agrees
-        most is the best; of equals in both the first."""
+        """The evaluation that is best. Where drafts do not pay yet, gains are equal, and the draft that
+        agrees most is the best; of equals in both the first."""
         return max(self.evaluations, key=lambda e: (e.gain, e.agreement, -e.step))
 
 
