@@ -31,7 +31,10 @@ STATUS: Mapping[str, int] = MappingProxyType(
         "invalid_value": 400,
         "unwritable_output": 500,
         "storage_full": 507,
+        "storage_denied": 500,  # the server's own credentials
+        "storage_unavailable": 503,
         "overloaded": 503,
+        "crashed_workers": 500,
         "internal_error": 500,
         # of the service
         "invalid_api_key": 401,
@@ -65,6 +68,7 @@ RETRY_S = 5
 _MESSAGES = MappingProxyType(
     {
         "storage_full": "the server has no room for the upload; try again later",
+        "storage_unavailable": "the server's storage does not answer; try again later",
         "overloaded": "the server cannot take this now; try again later",
     }
 )

@@ -5,6 +5,7 @@
         ModelError      the weights: not found, not cached, an incompatible pair
         UsageError      the request: an unknown format, an impossible option
         OutputError     the result: a folder that cannot be written, a full disk
+        StorageError    object storage: no access, no such object, no answer
         CapacityError   the machine: out of memory
 
 Every error has a `code` for programs and a message of one line that says what is wrong and what to do.
@@ -36,8 +37,12 @@ Code = Literal[
     # the result
     "unwritable_output",
     "storage_full",
+    # object storage
+    "storage_denied",  # no, expired or insufficient credentials
+    "storage_unavailable",  # no answer after several attempts
     # the machine
     "overloaded",
+    "crashed_workers",  # every process that tried this recording died
     # a fault of this package
     "internal_error",
 ]
@@ -86,6 +91,12 @@ class OutputError(ForescribeError, OSError):
     """The result cannot be written; also an OSError, for callers of the library."""
 
     default_code = "unwritable_output"
+
+
+class StorageError(ForescribeError, OSError):
+    """Object storage refuses a request or does not answer; also an OSError, for callers of the library."""
+
+    default_code = "storage_unavailable"
 
 
 class CapacityError(ForescribeError):

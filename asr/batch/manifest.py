@@ -132,9 +132,13 @@ class Manifest:
         return self._attempts[source]
 
     def append(self, records: Iterable[Record]) -> None:
-        """Append lines; the caller holds the lock. Raises OutputError."""
+        """Append records; the caller holds the lock. Raises OutputError."""
+        self.append_lines(record.to_dict() for record in records)
+
+    def append_lines(self, values: Iterable[Mapping[str, Json]]) -> None:
+        """Append records that may have further fields, as `append` does."""
         # In ASCII: a path may hold bytes that are no text in any encoding.
-        lines = "".join(json.dumps(record.to_dict()) + "\n" for record in records)
+        lines = "".join(json.dumps(entry) + "\n" for entry in values)
         with _output_errors(self.path), self.path.open("a+b") as file:
             if file.seek(0, os.SEEK_END):
                 file.seek(-1, os.SEEK_END)

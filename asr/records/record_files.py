@@ -1,0 +1,124 @@
+"""The files that records are kept in: what a store and a folder have in common, and the folder.
+
+    files = FolderFiles(Path("/mnt/shared/out"))
+    files.create("_forescribe/run.json", b"{}")      # False: another process was first
+
+A folder may be on a file system that several machines share: a file is created by a hard link, which
+fails if the name exists, on NFS too, and needs no locks.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Protocol
+
+from ..errors import OutputError
+from ..formats.files import TEMPORARY
+from ..storage.backends import Entry
+
+
+class RecordFiles(Protocol):
+    """Small files by name, such as `asr.storage.stores.Store` has them."""
+
+    def list(self, prefix: str = "") -> list[Entry]: ...
+
+    def read(self, key: str) -> bytes:
+        """Raises FileNotFoundError or MissingError."""
+        ...
+
+    def create(self, key: str, data: bytes) -> bool:
+        """Write a file if there is none; False if there is one. Never visible in part."""
+        ...
+
+    def put(self, key: str, data: bytes) -> object:
+        """Write a file, replacing another one at once."""
+        ...
+
+
+class FolderFiles:
+    """Files below a folder. Raises OutputError for what cannot be written."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def list(self, prefix: str = "") -> list[Entry]:
+        top = self.folder / prefix
+        found = []
+        for place, _, names in os.walk(top):
+            for name in names:
+                path = Path(place, name)
+                with suppress(FileNotFoundError):  # a temporary file that has gone
+                    found.append(
+                        Entry(path.relative_to(self.folder).as_posix(), path.stat().st_size)
+                    )
+        return sorted(found, key=lambda entry: entry.key)
+
+    def read(self, key: str) -> bytes:
+        return (self.folder / key).read_bytes()
+
+    def create(self, key: str, data: bytes) -> bool:
+        path = self.folder / key
+        with _output_errors(path), self._temporary(path, data) as made:
+            try:
+                os.link(made, path)
+            except FileExistsError:
+                return False
+            except OSError as error:
+                # Over NFS the reply to a link that was made may be lost.
+                if os.stat(made).st_nlink == 2:
+                    return True
+                if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK):
+                    raise
+                return _exclusive(path, data)  # a file system without links
+        return True
+
+    def put(self, key: str, data: bytes) -> None:
+        path = self.folder / key
+        with _output_errors(path), self._temporary(path, data) as made:
+            os.replace(made, path)
+
+    @contextmanager
+    def _temporary(self, path: Path, data: bytes) -> Iterator[Path]:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        made = path.parent / TEMPORARY.format(secrets.token_hex(8))
+        try:
+            with made.open("xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            yield made
+        finally:
+            with suppress(OSError):
+                made.unlink(missing_ok=True)
+
+
+def _exclusive(path: Path, data: bytes) -> bool:
+    """Create a file by its name alone: a reader may see a part of it, which counts as no record."""
+    try:
+        with path.open("xb") as file:
+            file.write(data)
+    except FileExistsError:
+        return False
+    return True
+
+
+@contextmanager
+def _output_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, OutputError):
+            raise
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        raise OutputError(
+            f"cannot write {str(path)!r}: {error.strerror or error}; name another folder with -o",
+            code="storage_full" if full else "unwritable_output",
+        ) from error
+
+
+__all__ = ["FolderFiles", "RecordFiles"]

@@ -1,0 +1,329 @@
+"""The records of an output: created once each, listed with few requests, merged at the end.
+
+    records = RecordStore.open("s3://out/2026")
+    run = records.begin(settings="5e77", formats=("json", "srt"), total=10_000)
+    for source, stored in records.load().items(): ...     # what is done
+    records.create(record, seen=records.generation(source))   # False: somebody else was first
+    records.merge()                                           # manifest.jsonl
+
+One process begins a run; any number may `join` it and create records, in threads or on other machines.
+Who works on what is not known here: a recording that two workers transcribe leaves one record.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from ..batch.manifest import NAME as MANIFEST
+from ..batch.manifest import Record
+from ..batch.schedule import MAX_CRASHES
+from ..errors import UsageError
+from ..storage.locations import Location, is_url
+from ..storage.opening_stores import Stores
+from .record_files import FolderFiles, RecordFiles
+from .run_settings import Run
+from .stored_records import (
+    CRASHES,
+    RECORDS,
+    StoredRecord,
+    parsed,
+    record_key,
+    source_hash,
+)
+
+RUN = "_forescribe/run"
+READERS = 16
+"""Records that are read at a time."""
+
+
+class RecordStore:
+    """The records in `files`. Methods may be called from several threads.
+
+    Attributes:
+        doubled: records that were refused because somebody else's was there.
+        worker: written into records, to tell machines and processes apart.
+    """
+
+    def __init__(
+        self,
+        files: RecordFiles,
+        where: str,
+        *,
+        worker: str | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.files, self.where, self.clock = files, where, clock
+        self.worker = worker or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
+        self.doubled = 0
+        self._run: Run | None = None
+        self._known: dict[str, StoredRecord] = {}  # the latest one by source
+        self._crashes: Counter[tuple[str, int]] = Counter()  # by hash and generation
+        self._changing = threading.Lock()
+
+    @classmethod
+    def open(
+        cls,
+        output: str | Path | Location,
+        *,
+        stores: Stores | None = None,
+        worker: str | None = None,
+    ) -> RecordStore:
+        """The records of an output: a URL or a folder. Nothing is requested yet. Raises UsageError."""
+        if isinstance(output, str) and is_url(output):
+            output = Location.parse(output)
+        if isinstance(output, Location):
+            if not output.writable:
+                raise UsageError(f"{output} can only be read: name s3://, gs://, az:// or a folder")
+            return cls((stores or Stores()).at(output), output.shown, worker=worker)
+        return cls(FolderFiles(Path(output)), str(output), worker=worker)
+
+    # Runs
+
+    @property
+    def run(self) -> Run:
+        """The run that was begun or joined."""
+        assert self._run is not None, "begin() or join() comes first"
+        return self._run
+
+    def begin(
+        self,
+        *,
+        settings: str,
+        formats: Iterable[str],
+        overwrite: bool = False,
+        total: int | None = None,
+        total_bytes: int | None = None,
+        total_s: float | None = None,
+        program: str = "",
+    ) -> Run:
+        """Begin a run, or continue the one in the output if it has the same settings.
+
+        Further formats and other inputs continue it too. Raises UsageError if the output holds results
+        of other settings, unless `overwrite`: then records made so far do not count any more.
+        """
+        wanted = Run(
+            settings,
+            tuple(formats),
+            total=total,
+            total_bytes=total_bytes,
+            total_s=total_s,
+            started=self.clock(),
+            program=program,
+        )
+        while True:
+            latest = self._latest_run()
+            new = wanted if latest is None else self._following(latest, wanted, overwrite)
+            if new is None:
+                self._run = latest
+            elif self.files.create(_run_key(new.number), new.to_json()):
+                self._run = new
+            else:
+                continue  # another process was first: follow its run
+            return self.run
+
+    def join(self) -> Run | None:
+        """Take part in the run of the output, without changing it; None if there is none."""
+        self._run = self._latest_run()
+        return self._run
+
+    def _following(self, latest: Run, wanted: Run, overwrite: bool) -> Run | None:
+        try:
+            return latest.followed_by(wanted, overwrite=overwrite)
+        except UsageError as error:
+            raise UsageError(f"{self.where}: {error}") from None
+
+    def _latest_run(self) -> Run | None:
+        found, number = None, 1
+        while True:
+            try:
+                data = self.files.read(_run_key(number))
+            except FileNotFoundError:
+                return found
+            found = Run.from_json(data, f"{self.where}: {_run_key(number)}")
+            number += 1
+
+    # Records
+
+    def load(self) -> Mapping[str, StoredRecord]:
+        """Read all records: the latest one by source, whatever run it is of.
+
+        One listing, one request for `manifest.jsonl`, and one for every record that was made since that
+        was merged or loaded.
+        """
+        latest: dict[str, int] = {}
+        crashes: Counter[tuple[str, int]] = Counter()
+        for entry in self.files.list("_forescribe"):
+            folder, _, name = entry.key.rpartition("/")
+            if f"{folder}/" == CRASHES:
+                digest, generation, _ = (*name.split("."), "", "")[:3]
+                crashes[digest, int(generation) if generation.isdigit() else 0] += 1
+            elif f"{folder}/" == RECORDS and (found := parsed(name)):
+                latest[found[0]] = max(found[1], latest.get(found[0], 0))
+        known = {source_hash(s.source): s for s in (*self._merged(), *self._known.values())}
+        missing = [
+            (digest, generation)
+            for digest, generation in latest.items()
+            if digest not in known or known[digest].generation < generation
+        ]
+        with ThreadPoolExecutor(READERS, "records") as pool:
+            fresh = [stored for stored in pool.map(self._read_hash, missing) if stored is not None]
+        with self._changing:
+            self._crashes = crashes
+            for stored in (*known.values(), *fresh):
+                self._remember(stored)
+            return dict(self._known)
+
+    def read(self, source: str) -> StoredRecord | None:
+        """The latest record of a recording, by requests for this one only; None if there is none."""
+        generation, found = self.generation(source), self._known.get(source)
+        while True:
+            stored = self._read_hash((source_hash(source), generation + 1))
+            if stored is None:
+                return found
+            generation, found = stored.generation, stored
+            with self._changing:
+                self._remember(stored)
+
+    def generation(self, source: str) -> int:
+        """The generation of the latest record known here; 0 without one. A worker that was told to
+        transcribe passes it on to `create`."""
+        known = self._known.get(source)
+        return known.generation if known else 0
+
+    def create(self, record: Record, *, seen: int = 0, version: str | None = None) -> bool:
+        """Store the record of a recording, after its results. One request, if nobody else is there.
+
+        Args:
+            record: its `source` names the recording.
+            seen: the generation of the record that was known when the work began: this one takes its place.
+            version: of the recording, see `StoredRecord`.
+
+        Returns:
+            False if somebody has recorded the recording since. A success takes the place of a failure;
+            else ours is dropped and counted in `doubled`.
+        """
+        stored = StoredRecord(
+            replace(record, attempt=max(record.attempt, seen + 1)),
+            self.run.settings,
+            self.run.number,
+            seen + 1,
+            version,
+            self.worker,
+            round(self.clock(), 3),
+            secrets.token_hex(8),
+        )
+        while not self.files.create(stored.key, stored.to_json()):
+            other = self._read_hash((source_hash(record.source), stored.generation))
+            if other is not None and not self._gives_way(other, stored):
+                with self._changing:
+                    self.doubled += 1
+                    self._remember(other)
+                return False
+            stored = replace(stored, generation=stored.generation + 1)
+        with self._changing:
+            self._remember(stored)
+        return True
+
+    def _gives_way(self, old: StoredRecord, new: StoredRecord) -> bool:
+        """Whether a record that was made meanwhile is replaced by ours."""
+        if not old.counts_in(self.run):
+            return True
+        return new.record.status == "succeeded" and old.record.status != "succeeded"
+
+    # Crashes
+
+    def crashes(self, source: str) -> int:
+        """How many workers have died over a recording since its latest record, as of `load`."""
+        return self._crashes[source_hash(source), self.generation(source)]
+
+    def count_crash(self, source: str) -> int:
+        """Count that a worker died while it had this recording, and return how many have. Called by who
+        sees it, such as the driver of a cluster; from `MAX_CRASHES` on, `crashed_record` is due."""
+        mark = source_hash(source), self.generation(source)
+        name = f"{CRASHES}{mark[0]}.{mark[1]}.{secrets.token_hex(4)}"
+        self.files.create(name, (json.dumps({"worker": self.worker, "at": self.clock()})).encode())
+        with self._changing:
+            self._crashes[mark] += 1
+            return self._crashes[mark]
+
+    # The merged manifest
+
+    def merge(self) -> int:
+        """Write `manifest.jsonl`: the latest record of every recording, one per line, in one piece. Returns
+        their number. Records are not touched."""
+        records = self.load()
+        if isinstance(self.files, FolderFiles):
+            self._append(records.values(), self.files.folder)
+        else:
+            lines = b"".join(records[source].to_json() for source in sorted(records))
+            self.files.put(MANIFEST, lines)
+        return len(records)
+
+    def _append(self, records: Iterable[StoredRecord], folder: Path) -> None:
+        """Add what is new to the manifest of a folder, where other runs append their own lines."""
+        from ..batch.manifest import Manifest
+
+        manifest = Manifest(folder)
+        with manifest.locked():
+            there = {stored.token for stored in self._merged()}
+            fresh = [stored for stored in records if stored.token not in there]
+            manifest.append_lines(stored.to_dict() for stored in fresh)
+
+    def _merged(self) -> list[StoredRecord]:
+        try:
+            data = self.files.read(MANIFEST)
+        except FileNotFoundError:
+            return []
+        found = []
+        for line in data.split(b"\n"):
+            with suppress(ValueError, KeyError, TypeError, AttributeError):
+                values = json.loads(line)
+                if "token" in values:  # not a line of a run without records
+                    found.append(StoredRecord.from_dict(values))
+        return found
+
+    def _read_hash(self, name: tuple[str, int]) -> StoredRecord | None:
+        digest, generation = name
+        suffix = "" if generation == 1 else f".{generation}"
+        try:
+            return StoredRecord.from_dict(
+                json.loads(self.files.read(f"{RECORDS}{digest}{suffix}.json"))
+            )
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return None  # damaged: as if there were none; the next record takes its place
+
+    def _remember(self, stored: StoredRecord) -> None:
+        known = self._known.get(stored.source)
+        if known is None or known.generation <= stored.generation:
+            self._known[stored.source] = stored
+
+
+def crashed_record(record: Record) -> Record:
+    """The record of a recording that is given up because worker after worker died over it."""
+    return replace(
+        record,
+        status="failed",
+        code="crashed_workers",
+        message=f"{record.path}: {MAX_CRASHES} workers died while they had this recording; transcribe it "
+        "alone to see why",
+    )
+
+
+def _run_key(number: int) -> str:
+    return f"{RUN}{'' if number == 1 else f'.{number}'}.json"
+
+
+__all__ = ["MAX_CRASHES", "RecordStore", "crashed_record", "record_key"]

@@ -1,0 +1,113 @@
+"""Records as they are stored: what became of a recording, with what, by whom and when.
+
+    stored = StoredRecord(record, settings="5e77", run=1, generation=1)
+    StoredRecord.from_dict(json.loads(stored.to_json()))
+
+The first record of a recording is `<hash>.json`. A later one that takes its place, after a failure, a
+change or with another format, is `<hash>.2.json`, and so on: nothing is ever replaced, so creating a file
+is all that two writers need to be told apart.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import PurePosixPath
+from typing import Any
+
+from ..batch.manifest import Record
+from ..formats.transcript import Json
+from .run_settings import Run
+
+RECORDS = "_forescribe/records/"
+CRASHES = "_forescribe/crashes/"
+
+_NAME = re.compile(r"([0-9a-f]{32})(?:\.(\d+))?\.json")
+
+
+@dataclass(frozen=True)
+class StoredRecord:
+    """A record with its circumstances. `version` tells contents of the source apart without reading it
+    (`asr.storage.backends.Entry.version`), `at` is in seconds since 1970 by the writer's clock, and `token`
+    is random, so that a writer recognises its own record after a lost reply."""
+
+    record: Record
+    settings: str
+    run: int
+    generation: int = 1
+    version: str | None = None
+    worker: str = ""
+    at: float = 0.0
+    token: str = field(default="")
+
+    @property
+    def source(self) -> str:
+        return self.record.source
+
+    @property
+    def key(self) -> str:
+        return record_key(self.source, self.generation)
+
+    @property
+    def formats(self) -> frozenset[str]:
+        """The formats of the results."""
+        return frozenset(PurePosixPath(name).suffix[1:] for name in self.record.outputs)
+
+    @property
+    def content(self) -> str | None:
+        """The hash of the recording's bytes, if its result can be resumed."""
+        mark = self.record.fingerprint
+        return mark.removeprefix("sha256:").partition("+")[0] if mark else None
+
+    def counts_in(self, run: Run) -> bool:
+        """Whether it belongs to `run` or to one that `run` continues."""
+        return self.run >= run.since and self.settings == run.settings
+
+    def serves(self, run: Run, formats: frozenset[str]) -> bool:
+        """Whether nothing is left to do for these formats, if the recording has not changed."""
+        done = self.record.status == "succeeded" and formats <= self.formats
+        return done and self.counts_in(run)
+
+    def to_dict(self) -> dict[str, Json]:
+        values = {name: getattr(self, name) for name in _CIRCUMSTANCES}
+        return self.record.to_dict() | values
+
+    def to_json(self) -> bytes:
+        # In ASCII: a path may hold bytes that are no text in any encoding.
+        return (json.dumps(self.to_dict()) + "\n").encode()
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> StoredRecord:
+        """Raises KeyError, TypeError or ValueError for what is no record."""
+        fields = {name: values[name] for name in _FIELDS if name in values}
+        fields |= {name: tuple(fields.get(name) or ()) for name in ("warnings", "outputs")}
+        record = Record(**fields)
+        if not isinstance(record.source, str) or not record.source:
+            raise ValueError("a record without a source")
+        return cls(record, **{name: values[name] for name in _CIRCUMSTANCES if name in values})
+
+
+_FIELDS = tuple(asdict(Record("", "failed")))
+_CIRCUMSTANCES = ("settings", "run", "generation", "version", "worker", "at", "token")
+
+
+def record_key(source: str, generation: int = 1) -> str:
+    """The name of a record's file."""
+    return f"{RECORDS}{source_hash(source)}{'' if generation == 1 else f'.{generation}'}.json"
+
+
+def source_hash(source: str) -> str:
+    return hashlib.sha256(os.fsencode(source)).hexdigest()[:32]
+
+
+def parsed(name: str) -> tuple[str, int] | None:
+    """The hash and the generation in the name of a record's file; None for other files."""
+    match = _NAME.fullmatch(name)
+    return (match[1], int(match[2] or 1)) if match else None
+
+
+__all__ = ["CRASHES", "RECORDS", "StoredRecord", "parsed", "record_key", "source_hash"]

@@ -1,0 +1,166 @@
+"""Locations: `s3://bucket/calls/a.mp3` and the like, as values that can be shown safely.
+
+    location = Location.parse("https://example.com/a.mp3?X-Amz-Signature=9c41")
+    location.name                    # a.mp3
+    str(location)                    # https://example.com/a.mp3: no password, no signature
+    Location.parse("s3://out/2026") / "a/b.srt"
+
+Knows the forms of URLs; opens nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import posixpath
+import re
+from dataclasses import dataclass, replace
+from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
+
+from ..errors import UsageError
+from ..printable import visible
+
+SCHEMES = ("s3", "gs", "az", "hf", "https", "http", "memory", "file")
+
+WRITABLE = frozenset({"s3", "gs", "az", "memory", "file"})
+"""Schemes that results can be written to."""
+
+WEB = frozenset({"http", "https"})
+
+_URL = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.\-]+)://(?P<rest>.*)", re.DOTALL)
+
+_SIGNATURE = re.compile(
+    r"x-amz-.*|x-goog-.*|x-oss-.*|awsaccesskeyid|googleaccessid|key-pair-id|policy|signature|expires|"
+    r"sig|se|sp|sv|sr|st|spr|sip|sk[a-z]+|token|access_token|auth|hmac|download",
+    re.IGNORECASE,
+)
+"""Parameters that sign a URL (S3, Google, CloudFront, Azure and others) and change with every signing."""
+
+
+def is_url(text: str) -> bool:
+    """Whether a text is meant as a URL rather than as a path, whatever its scheme is."""
+    return _URL.fullmatch(text) is not None
+
+
+@dataclass(frozen=True, repr=False)
+class Location:
+    """An object or a folder ("prefix") of objects.
+
+    `host` is the bucket, the container, the server or the repository (`datasets/org/name@revision`);
+    `key` is the name within it, without a leading slash; `query` is that of a web address, with its
+    secrets. `str` and `repr` show neither passwords nor queries.
+    """
+
+    scheme: str
+    host: str
+    key: str = ""
+    query: str = ""
+    user: str = ""  # user:password of a web address
+
+    @classmethod
+    def parse(cls, text: str) -> Location:
+        """Read a URL. Keys are taken as they are; only web addresses are percent-encoded. Raises
+        UsageError."""
+        match = _URL.fullmatch(text)
+        if match is None:
+            raise UsageError(f"{visible(text)!r} is no URL")
+        scheme, rest = match["scheme"].lower(), match["rest"]
+        if scheme not in SCHEMES:
+            raise UsageError(
+                f"{scheme}:// is not supported: use s3://, gs://, az://, hf://, https:// or a path"
+            )
+        if scheme in WEB:
+            return _web(scheme, text)
+        if scheme == "file":
+            return cls("file", "", "/" + unquote(rest).lstrip("/"))
+        parts = rest.split("/")
+        size = _repository_parts(parts) if scheme == "hf" else 1
+        host = "/".join(parts[:size])
+        if len(parts) < size or "" in parts[:size]:
+            what = "a repository, as in hf://datasets/org/name" if scheme == "hf" else "a bucket"
+            raise UsageError(f"{visible(text)!r} does not name {what}")
+        return cls(scheme, host, "/".join(parts[size:]))
+
+    @property
+    def shown(self) -> str:
+        """The location for messages and records: no password, no query."""
+        if self.scheme == "file":
+            return f"file://{self.key}"
+        return visible(f"{self.scheme}://{self.host}" + (f"/{self.key}" if self.key else ""))
+
+    def __str__(self) -> str:
+        return self.shown
+
+    def __repr__(self) -> str:
+        return f"Location({self.shown!r})"
+
+    @property
+    def identity(self) -> str:
+        """What tells this location from others: `shown`, and for a web address a hash of the parameters
+        that do not belong to a signature. Signing a URL again does not change it."""
+        names = [
+            (name, value)
+            for name, value in parse_qsl(self.query, keep_blank_values=True)
+            if not _SIGNATURE.fullmatch(name)
+        ]
+        if not names:
+            return self.shown
+        return f"{self.shown}#{hashlib.sha256(urlencode(names).encode()).hexdigest()[:8]}"
+
+    @property
+    def url(self) -> str:
+        """The complete URL with its secrets, for requests only."""
+        if self.scheme not in WEB:
+            return self.shown
+        user = f"{self.user}@" if self.user else ""
+        query = f"?{self.query}" if self.query else ""
+        return f"{self.scheme}://{user}{self.host}/{quote(self.key, safe=_SAFE)}{query}"
+
+    @property
+    def name(self) -> str:
+        """The last part of the key, without slashes; empty for a whole bucket."""
+        return posixpath.basename(self.key.rstrip("/"))
+
+    @property
+    def root(self) -> Location:
+        """The bucket, container, server or repository of this location."""
+        return replace(self, key="/" if self.scheme == "file" else "", query="")
+
+    @property
+    def parent(self) -> Location:
+        """The folder that this location is in."""
+        return replace(self, key=posixpath.dirname(self.key.rstrip("/")), query="")
+
+    @property
+    def writable(self) -> bool:
+        """Whether its scheme can be written to."""
+        return self.scheme in WRITABLE
+
+    def __truediv__(self, name: str) -> Location:
+        """The location `name` below this one."""
+        key = f"{self.key.rstrip('/')}/{name.lstrip('/')}" if self.key else name.lstrip("/")
+        return replace(self, key=key, query="")
+
+
+_SAFE = "/:@!$&'()*+,;=-._~"
+
+
+def _web(scheme: str, text: str) -> Location:
+    try:
+        parts = urlsplit(text)
+        host = parts.hostname or ""
+        port = f":{parts.port}" if parts.port else ""
+    except ValueError as error:
+        raise UsageError("a web address cannot be read: its host or port is malformed") from error
+    if not host:
+        raise UsageError(f"{scheme}:// without a server")
+    user = parts.netloc.rpartition("@")[0]
+    shown = f"[{host}]" if ":" in host else host
+    return Location(scheme, shown + port, unquote(parts.path).lstrip("/"), parts.query, user)
+
+
+def _repository_parts(parts: list[str]) -> int:
+    """How many leading parts of an hf:// address name the repository: org/name, or datasets/org/name."""
+    return 3 if parts[0] in ("datasets", "spaces") else 2
+
+
+__all__ = ["SCHEMES", "WEB", "WRITABLE", "Location", "is_url"]

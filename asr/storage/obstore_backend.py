@@ -1,0 +1,195 @@
+"""S3, Google Cloud Storage, Azure, memory and folders through obstore (extra `s3`).
+
+Credentials, endpoints and regions come from the environment: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY,
+AWS_SESSION_TOKEN, AWS_ENDPOINT_URL, AWS_REGION, GOOGLE_*, AZURE_*, or the identity of the machine.
+obstore's own repetitions are off: ours count requests and know whether a write may have happened.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import UsageError
+from .backends import Entry, Reading
+from .locations import Location
+from .server_errors import located
+from .storage_errors import LocatedError, MissingError
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
+PAGE = 1000
+"""Objects per request of a listing: the most that S3 gives."""
+
+PIECE = 1 << 20
+"""Bytes that are read at a time."""
+
+PART = 16 << 20
+"""Bytes of a part of a large upload."""
+
+_MEMORY: dict[str, Any] = {}
+"""Stores of `memory://`, by host: they live as long as the process."""
+
+
+class ObstoreBackend:
+    """Single requests to the bucket of `location`, or below its folder. Raises UsageError without obstore."""
+
+    def __init__(self, location: Location) -> None:
+        self.root = location if location.scheme == "file" else location.root
+        self.requests: Counter[str] = Counter()
+        self._counting = threading.Lock()
+        self._store = _open(location)
+
+    def list(self, prefix: str, after: str | None = None) -> Iterator[Entry]:
+        import obstore
+
+        with self._errors(self.root / prefix):
+            pages = obstore.list(self._store, prefix or None, offset=after or None, chunk_size=PAGE)
+            self._count("list")
+            for number, page in enumerate(pages):
+                if number:
+                    self._count("list")
+                yield from sorted((_entry(meta) for meta in page), key=lambda entry: entry.key)
+
+    def head(self, key: str) -> Entry:
+        import obstore
+
+        self._count("head")
+        with self._errors(self.root / key):
+            return _entry(obstore.head(self._store, key))
+
+    @contextmanager
+    def read(self, key: str, start: int = 0, etag: str | None = None) -> Iterator[Reading]:
+        import obstore
+
+        self._count("get")
+        location = self.root / key
+        options: dict[str, Any] = {}
+        if etag:
+            options["if_match"] = etag
+        if start:
+            options["range"] = {"offset": start}
+        with self._errors(location):
+            result = obstore.get(self._store, key, options=options or None)  # type: ignore[arg-type]
+            entry = _entry(result.meta)
+        yield Reading(entry, self._pieces(location, result), start)
+
+    def put(self, key: str, data: bytes | Path) -> Entry:
+        import obstore
+
+        size = data.stat().st_size if isinstance(data, Path) else len(data)
+        self._count("put", 1 if size <= PART else 2 + -(-size // PART))
+        with self._errors(self.root / key):
+            return _written(key, size, obstore.put(self._store, key, data, chunk_size=PART))
+
+    def create(self, key: str, data: bytes) -> Entry:
+        import obstore
+
+        self._count("create")
+        with self._errors(self.root / key):
+            return _written(key, len(data), obstore.put(self._store, key, data, mode="create"))
+
+    def replace(self, key: str, data: bytes, etag: str) -> Entry:
+        import obstore
+
+        self._count("replace")
+        with self._errors(self.root / key):
+            mode: Any = {"e_tag": etag}
+            return _written(key, len(data), obstore.put(self._store, key, data, mode=mode))
+
+    def delete(self, key: str) -> None:
+        import obstore
+
+        self._count("delete")
+        try:
+            with self._errors(self.root / key):
+                obstore.delete(self._store, key)
+        except MissingError:
+            return
+
+    def _pieces(self, location: Location, result: Any) -> Iterator[bytes]:
+        with self._errors(location):
+            for piece in result.stream(min_chunk_size=PIECE):
+                yield bytes(piece)
+
+    def _count(self, kind: str, number: int = 1) -> None:
+        with self._counting:
+            self.requests[kind] += number
+
+    @contextmanager
+    def _errors(self, location: Location) -> Iterator[None]:
+        try:
+            yield
+        except LocatedError:
+            raise
+        except (OSError, ValueError, NotImplementedError) as error:
+            raise located(location, error) from None  # its text may hold signatures
+        except BaseException as error:
+            if type(error).__module__.startswith(("obstore", "pyo3")):
+                raise located(location, error) from None
+            raise
+
+
+def _open(location: Location) -> ObjectStore:
+    try:
+        from obstore.store import AzureStore, GCSStore, LocalStore, MemoryStore, S3Store
+    except ImportError as error:
+        raise UsageError(
+            f"{location.scheme}:// needs the extra s3: pip install 'forescribe[s3]'"
+        ) from error
+    if location.scheme == "memory":
+        store: MemoryStore = _MEMORY.setdefault(location.host, MemoryStore())
+        return store
+    if location.scheme == "file":
+        return LocalStore(location.key, mkdir=True)
+    endpoint = _endpoint() if location.scheme == "s3" else ""
+    options: Any = {
+        "connect_timeout": "10s",
+        "read_timeout": "60s",
+        # Of the whole body: a long recording over a slow line. `read_timeout` finds dead connections.
+        "timeout": "6h",
+        "allow_http": endpoint.startswith("http://"),
+        "user_agent": "forescribe",
+    }
+    common: Any = {"client_options": options, "retry_config": {"max_retries": 0}}
+    try:
+        if location.scheme == "s3":
+            return S3Store(location.host, **({"endpoint": endpoint} if endpoint else {}), **common)
+        if location.scheme == "gs":
+            return GCSStore(location.host, **common)
+        return AzureStore(location.host, **common)
+    except Exception as error:
+        if type(error).__module__.startswith("obstore") or isinstance(error, ValueError):
+            raise located(location, error, opening=True) from None
+        raise
+
+
+def _endpoint() -> str:
+    """The address of a store with S3's interface, as the AWS tools read it."""
+    for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"):
+        if address := os.environ.get(name):
+            if not re.match(r"https?://[^/\s]", address):
+                raise UsageError(f"{name} is no address: it begins with http:// or https://")
+            return address
+    return ""
+
+
+def _entry(meta: Any) -> Entry:
+    written = meta.get("last_modified")
+    return Entry(
+        meta["path"], meta["size"], meta.get("e_tag"), written.timestamp() if written else None
+    )
+
+
+def _written(key: str, size: int, result: Any) -> Entry:
+    return Entry(key, size, result.get("e_tag"))
+
+
+__all__ = ["PAGE", "PART", "ObstoreBackend"]

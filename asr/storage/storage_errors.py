@@ -1,0 +1,64 @@
+"""Errors of object storage by what can be done about them: each says the location and what to do.
+
+    StorageError
+        MissingError        no such object or bucket
+        DeniedError         credentials missing, expired or without permission
+        UnavailableError    no answer, throttled, cut off: worth another attempt
+        ExistsError         `create`: somebody else's object is there
+        ChangedError        `replace`, `fetch`: it is not the version that was named any more
+        UnsupportedError    the store cannot do this
+
+Messages hold no credentials, no query strings and no text of the server's beyond its error code.
+"""
+
+from __future__ import annotations
+
+from ..errors import Code, StorageError
+from .locations import Location
+
+
+class LocatedError(StorageError):
+    """A StorageError with its location. `temporary`: a later attempt may succeed."""
+
+    temporary = False
+
+    def __init__(self, location: Location, reason: str, *, code: Code | None = None) -> None:
+        super().__init__(f"{location.shown}: {reason}", code=code)
+        self.location, self.reason = location, reason
+
+
+class MissingError(LocatedError, FileNotFoundError):
+    """Also a FileNotFoundError, so that folders and stores can be read alike."""
+
+    default_code = "missing_file"
+
+
+class DeniedError(LocatedError):
+    default_code = "storage_denied"
+
+
+class UnavailableError(LocatedError):
+    temporary = True
+
+
+class ExistsError(LocatedError):
+    default_code = "internal_error"  # callers of `create` never let it out
+
+
+class ChangedError(LocatedError):
+    """Worth another attempt with the new version."""
+
+
+class UnsupportedError(LocatedError):
+    default_code = "invalid_value"
+
+
+__all__ = [
+    "ChangedError",
+    "DeniedError",
+    "ExistsError",
+    "LocatedError",
+    "MissingError",
+    "UnavailableError",
+    "UnsupportedError",
+]

@@ -1,0 +1,135 @@
+"""Web addresses, signed ones included: read only, one object per address.
+
+    backend = WebBackend(Location.parse("https://example.com/a.mp3?Signature=..."))
+
+The query of the location goes with every request and into no message. Knows HTTP; a web server has no
+listings and no conditions.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .backends import Entry, Reading
+from .locations import Location
+from .server_errors import by_status
+from .storage_errors import ChangedError, LocatedError, UnavailableError, UnsupportedError
+
+if TYPE_CHECKING:
+    import httpx
+
+PIECE = 1 << 20
+"""Bytes that are read at a time."""
+
+
+class WebBackend:
+    """Requests to the server of `location`, with its query and its user."""
+
+    def __init__(self, location: Location) -> None:
+        import httpx
+
+        self.location, self.root = location, location.root
+        self.requests: Counter[str] = Counter()
+        self._counting = threading.Lock()
+        self._client = httpx.Client(
+            follow_redirects=True,
+            timeout=httpx.Timeout(60.0, connect=10.0),
+            headers={"User-Agent": "forescribe", "Accept-Encoding": "identity"},
+        )
+
+    def list(self, prefix: str, after: str | None = None) -> Iterator[Entry]:
+        raise self._read_only("web servers have no listings: name the files, as in a list (.jsonl)")
+
+    def head(self, key: str) -> Entry:
+        """By a GET whose body is not read: signed addresses are often signed for GET only."""
+        with self.read(key) as reading:
+            return reading.entry
+
+    @contextmanager
+    def read(self, key: str, start: int = 0, etag: str | None = None) -> Iterator[Reading]:
+        location = self._at(key)
+        headers = {"Range": f"bytes={start}-"} if start else {}
+        self._count("get")
+        with (
+            self._errors(location),
+            self._client.stream("GET", location.url, headers=headers) as answer,
+        ):
+            if answer.status_code not in (200, 206):
+                answer.read()
+                raise by_status(location, answer.status_code, _code(answer))
+            entry = _entry(key, answer)
+            if etag and entry.etag != etag:
+                raise ChangedError(location, "changed while it was used; run the command again")
+            yield Reading(
+                entry, answer.iter_bytes(PIECE), start if answer.status_code == 206 else 0
+            )
+
+    def put(self, key: str, data: bytes | Path) -> Entry:
+        raise self._read_only()
+
+    def create(self, key: str, data: bytes) -> Entry:
+        raise self._read_only()
+
+    def replace(self, key: str, data: bytes, etag: str) -> Entry:
+        raise self._read_only()
+
+    def delete(self, key: str) -> None:
+        raise self._read_only()
+
+    def _at(self, key: str) -> Location:
+        return replace(self.location, key=key)
+
+    def _read_only(self, why: str = "web addresses can only be read") -> UnsupportedError:
+        return UnsupportedError(self.root, why)
+
+    def _count(self, kind: str) -> None:
+        with self._counting:
+            self.requests[kind] += 1
+
+    @contextmanager
+    def _errors(self, location: Location) -> Iterator[None]:
+        import httpx
+
+        try:
+            yield
+        except LocatedError:
+            raise
+        except (httpx.InvalidURL, httpx.UnsupportedProtocol, httpx.TooManyRedirects):
+            raise UnsupportedError(location, "the address cannot be used; check it") from None
+        except httpx.HTTPError as error:  # its text holds the address
+            raise UnavailableError(
+                location, f"the server does not answer ({type(error).__name__}); check the network"
+            ) from None
+
+
+def _entry(key: str, answer: httpx.Response) -> Entry:
+    size = answer.headers.get("content-length", "")
+    length = int(size) if size.isdigit() else -1
+    ranged = answer.headers.get("content-range", "").rpartition("/")[2]
+    if answer.status_code == 206:
+        length = int(ranged) if ranged.isdigit() else -1
+    return Entry(key, length, answer.headers.get("etag"), _seconds(answer))
+
+
+def _seconds(answer: httpx.Response) -> float | None:
+    try:
+        return parsedate_to_datetime(answer.headers["last-modified"]).timestamp()
+    except (KeyError, ValueError):
+        return None
+
+
+def _code(answer: httpx.Response) -> str:
+    """S3's error code in the answer to a signed address."""
+    head, _, rest = answer.text[:4000].partition("<Code>")
+    code = rest.partition("</Code>")[0] if rest else ""
+    return code if code.isalpha() and len(code) < 60 else ""
+
+
+__all__ = ["WebBackend"]

@@ -1,0 +1,84 @@
+"""Locations: what URLs mean, and that nothing secret is ever shown."""
+
+from __future__ import annotations
+
+import pytest
+
+from forescribe.asr.errors import UsageError
+from forescribe.asr.storage.locations import Location, is_url
+
+SIGNED = "https://me:secret@example.com:8443/calls/a%20b.mp3?X-Amz-Signature=9c41&X-Amz-Expires=60&part=2"
+
+
+@pytest.mark.parametrize(
+    ("text", "scheme", "host", "key"),
+    [
+        ("s3://calls", "s3", "calls", ""),
+        ("s3://calls/2026/", "s3", "calls", "2026/"),
+        ("S3://calls/a b?#%20é.mp3", "s3", "calls", "a b?#%20é.mp3"),
+        ("gs://b/x/y.wav", "gs", "b", "x/y.wav"),
+        ("az://container/y.wav", "az", "container", "y.wav"),
+        ("hf://datasets/org/name@v1/x/y.wav", "hf", "datasets/org/name@v1", "x/y.wav"),
+        ("hf://org/name/y.wav", "hf", "org/name", "y.wav"),
+        ("https://example.com/x/a%20b.mp3", "https", "example.com", "x/a b.mp3"),
+        ("http://[::1]:80/x", "http", "[::1]:80", "x"),
+        ("file:///mnt/out", "file", "", "/mnt/out"),
+        ("memory://m/out", "memory", "m", "out"),
+    ],
+)
+def test_urls_are_read(text: str, scheme: str, host: str, key: str) -> None:
+    location = Location.parse(text)
+    assert (location.scheme, location.host, location.key) == (scheme, host, key)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("ftp://host/a.mp3", "ftp:// is not supported"),
+        ("s3://", "a bucket"),
+        ("s3:///key", "a bucket"),
+        ("hf://org", "a repository"),
+        ("hf://datasets/org", "a repository"),
+        ("https://", "without a server"),
+        ("https://host:port/a", "malformed"),
+        ("calls/a.mp3", "no URL"),
+    ],
+)
+def test_other_urls_are_refused_by_name(text: str, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        Location.parse(text)
+
+
+def test_what_is_a_url() -> None:
+    assert is_url("s3://calls") and is_url("S3://x") and is_url("ftp://x") and is_url("s3://a\nb")
+    assert not any(map(is_url, ("calls/a.mp3", "C:\\a.mp3", "a:b", "-", "://x", "/s3://x")))
+
+
+def test_nothing_secret_is_shown() -> None:
+    location = Location.parse(SIGNED)
+    assert str(location) == "https://example.com:8443/calls/a b.mp3"
+    for text in (str(location), repr(location), location.shown, location.identity):
+        assert not {"secret", "9c41", "Signature"} & set(text.replace("=", "&").split("&"))
+        assert "secret" not in text and "9c41" not in text
+    assert location.url == SIGNED
+
+
+def test_signing_again_does_not_make_another_recording() -> None:
+    location = Location.parse(SIGNED)
+    again = Location.parse(SIGNED.replace("9c41", "77aa").replace("=60", "=90"))
+    other = Location.parse(SIGNED.replace("part=2", "part=3"))
+    assert location.identity == again.identity != other.identity
+
+
+def test_names_and_folders() -> None:
+    location = Location.parse("s3://out/2026/")
+    assert str(location / "a/b.srt") == "s3://out/2026/a/b.srt"
+    assert (location / "a/b.srt").name == "b.srt" and location.name == "2026"
+    assert str((location / "a/b.srt").parent) == "s3://out/2026/a"
+    assert (
+        str(location.root) == "s3://out" and str(Location.parse("s3://out") / "x") == "s3://out/x"
+    )
+
+
+def test_control_characters_are_escaped() -> None:
+    assert "\x1b" not in str(Location.parse("s3://b/\x1b[31m.mp3"))
