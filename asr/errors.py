@@ -96,7 +96,7 @@ class OutputError(ForescribeError, OSError):
 class StorageError(ForescribeError, OSError):
     """Object storage refuses a request or does not answer; also an OSError, for callers of the library."""
 
-    default_code = "storage_unavailable"
+    default_code: ClassVar[Code] = "storage_unavailable"
 
 
 class CapacityError(ForescribeError):

@@ -27,7 +27,7 @@ from pathlib import Path
 
 from ..batch.manifest import NAME as MANIFEST
 from ..batch.manifest import Record
-from ..batch.schedule import MAX_CRASHES
+from ..batch.work_schedule import MAX_CRASHES
 from ..errors import UsageError
 from ..storage.locations import Location, is_url
 from ..storage.opening_stores import Stores

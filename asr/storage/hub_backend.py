@@ -40,7 +40,7 @@ class HubBackend:
         self._count("list")
         with self._errors(self.root / prefix):
             try:
-                found: dict[str, Any] = self._files.find(self._path(prefix), detail=True)
+                found: Any = self._files.find(self._path(prefix), detail=True)
             except FileNotFoundError:
                 if prefix:
                     return  # an empty folder, as in a bucket

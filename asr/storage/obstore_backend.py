@@ -142,7 +142,7 @@ def _open(location: Location) -> ObjectStore:
         from obstore.store import AzureStore, GCSStore, LocalStore, MemoryStore, S3Store
     except ImportError as error:
         raise UsageError(
-            f"{location.scheme}:// needs the extra s3: pip install 'forescribe[s3]'"
+            f"{location.scheme}:// needs obstore (extra s3): run `scripts/setup s3` in forescribe's folder"
         ) from error
     if location.scheme == "memory":
         store: MemoryStore = _MEMORY.setdefault(location.host, MemoryStore())
@@ -158,10 +158,10 @@ def _open(location: Location) -> ObjectStore:
         "allow_http": endpoint.startswith("http://"),
         "user_agent": "forescribe",
     }
-    common: Any = {"client_options": options, "retry_config": {"max_retries": 0}}
+    common: dict[str, Any] = {"client_options": options, "retry_config": {"max_retries": 0}}
     try:
         if location.scheme == "s3":
-            return S3Store(location.host, **({"endpoint": endpoint} if endpoint else {}), **common)
+            return S3Store(location.host, **common | ({"endpoint": endpoint} if endpoint else {}))
         if location.scheme == "gs":
             return GCSStore(location.host, **common)
         return AzureStore(location.host, **common)

@@ -13,6 +13,8 @@ Messages hold no credentials, no query strings and no text of the server's beyon
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from ..errors import Code, StorageError
 from .locations import Location
 
@@ -30,11 +32,11 @@ class LocatedError(StorageError):
 class MissingError(LocatedError, FileNotFoundError):
     """Also a FileNotFoundError, so that folders and stores can be read alike."""
 
-    default_code = "missing_file"
+    default_code: ClassVar[Code] = "missing_file"
 
 
 class DeniedError(LocatedError):
-    default_code = "storage_denied"
+    default_code: ClassVar[Code] = "storage_denied"
 
 
 class UnavailableError(LocatedError):
@@ -42,7 +44,7 @@ class UnavailableError(LocatedError):
 
 
 class ExistsError(LocatedError):
-    default_code = "internal_error"  # callers of `create` never let it out
+    default_code: ClassVar[Code] = "internal_error"  # callers of `create` never let it out
 
 
 class ChangedError(LocatedError):
@@ -50,7 +52,7 @@ class ChangedError(LocatedError):
 
 
 class UnsupportedError(LocatedError):
-    default_code = "invalid_value"
+    default_code: ClassVar[Code] = "invalid_value"
 
 
 __all__ = [

@@ -8,7 +8,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forescribe.asr.batch.schedule import MAX_CRASHES, Schedule, Work
+from forescribe.asr.batch.work_schedule import MAX_CRASHES, Schedule, Work
 
 
 def works(*weights: float) -> list[Work]:
