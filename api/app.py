@@ -53,9 +53,14 @@ def create_app(
     text_serving.joined = lambda: engine.joined()
     engine.thread.wait_for(text_serving.thread)
     text_serving.thread.wait_for(engine.thread)
+    batches = None
     if jobs is not None:
+        from .batches.batch_service import Batches
+        from .files.file_store import Files
+
+        batches = Batches(jobs, Files(settings, jobs.store))
         engine.ending.append(jobs.ending)
-        engine.closing.append(jobs.hand_over)
+        engine.closing += [batches.stop, jobs.hand_over]
     watchdog = Watchdog((engine, text_serving), settings.stall_s, hung)
 
     @asynccontextmanager
@@ -64,15 +69,17 @@ def create_app(
         text_serving.start()
         watchdog.start()
         try:
-            if jobs is not None:
+            if jobs is not None and batches is not None:
                 try:
                     await asyncio.to_thread(jobs.start)
+                    batches.start()
                 except Exception as error:  # the database or the disk: no job is lost
                     log_unexpected(error)
                     failed(Failure.of("the jobs' store", error))
             yield
         finally:
-            if jobs is not None:
+            if jobs is not None and batches is not None:
+                await asyncio.to_thread(batches.stop)
                 await asyncio.to_thread(jobs.stop)
             await engine.stop()  # waits for all requests, texts included
             await text_serving.stop()
@@ -94,13 +101,16 @@ def create_app(
     private = APIRouter(dependencies=[Depends(caller)])  # so no route here can omit the key
     for module in (audio, models, text, endpoints, metrics):
         private.include_router(module.router)
-    if jobs is not None:
+    if jobs is not None and batches is not None:
+        from .routers import batches as batch_routes
+        from .routers import files as file_routes
         from .routers import jobs as job_routes
         from .routers import uploads as upload_routes
 
+        app.state.files, app.state.batches = batches.files, batches
         exception_handlers.install_database(app)
-        private.include_router(job_routes.router)
-        private.include_router(upload_routes.router)
+        for module in (job_routes, upload_routes, file_routes, batch_routes):
+            private.include_router(module.router)
     app.include_router(private)
     describe(app)
     return app

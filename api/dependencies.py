@@ -24,6 +24,8 @@ NEEDS: Mapping[str, Scope | None] = MappingProxyType(
         "endpoints": "audio",
         "text": "text",
         "jobs": "jobs",
+        "files": "jobs",
+        "batches": "jobs",
         "operations": "metrics",
         "models": None,  # any key
         "docs": None,

@@ -41,6 +41,10 @@ STATUS: Mapping[str, int] = MappingProxyType(
         "forbidden": 403,
         "not_found": 404,
         "job_not_found": 404,
+        "file_not_found": 404,
+        "batch_not_found": 404,
+        "too_many_files": 400,  # passes only when the client deletes some
+        "audio_unreachable": 400,  # of a line of a batch: its URL
         "in_progress": 409,  # a result before the end, a key whose first request is in progress
         "conflict": 409,
         "idempotency_key_reused": 422,

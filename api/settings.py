@@ -123,7 +123,18 @@ class Settings(BaseSettings):
     webhook_secret: str | None = Field(None, repr=False)  # whsec_..., for jobs without their own
     webhook_networks: tuple[str, ...] = ()  # private networks that webhooks may call
 
-    @field_validator("webhook_networks")
+    # Files and batches, which need jobs
+    max_files_per_key: Count = 10_000  # files of one key, the output of its batches included
+    file_retention_s: Seconds = 30 * 24 * 3600.0  # how long a file is kept that names no time
+    max_batch_bytes: Count = 200 << 20  # of the input file of a batch
+    max_batch_lines: Count = 50_000  # of the input file of a batch
+    max_batches_per_key: Count = 100  # unfinished batches of one key
+    batch_open_jobs: Count = 16  # jobs of one batch that are queued at a time
+    audio_urls: bool = False  # let the lines of batches name audio by URL
+    audio_url_networks: tuple[str, ...] = ()  # private networks that audio may come from
+    audio_url_timeout_s: Seconds = 600.0  # for fetching one recording
+
+    @field_validator("webhook_networks", "audio_url_networks")
     @classmethod
     def _networks(cls, texts: tuple[str, ...]) -> tuple[str, ...]:
         for text in texts:

@@ -66,9 +66,9 @@ def check_url(url: str, allowed: Sequence[Network] = ()) -> str:
     except ValueError as error:
         raise Refused(f"not a URL ({error})") from error
     if parts.scheme not in ("http", "https"):
-        raise Refused("a callback's URL begins with http:// or https://")
+        raise Refused("the URL must begin with http:// or https://")
     if not parts.hostname or parts.username is not None or parts.password is not None:
-        raise Refused("a callback's URL has a host, and no user name or password")
+        raise Refused("the URL needs a host, and must have no user name or password")
     if port == 0:
         raise Refused("port 0 cannot be called")
     _check_host(parts.hostname, port or PORTS[parts.scheme == "https"], allowed)
@@ -79,12 +79,12 @@ def _check_host(host: str, port: int, allowed: Sequence[Network]) -> None:
     """Raises Refused."""
     name = unicodedata.normalize("NFKC", host).replace("\u3002", ".").removesuffix(".").lower()
     if "%" in name:
-        raise Refused("a callback's host has no zone and no escapes")
+        raise Refused("the host must have no zone and no escapes")
     if name == "localhost" or name.endswith(".localhost"):
         raise Refused("localhost may not be called")
     address = literal(name)
     if address is None and not _resolvable(name):
-        raise Refused("a callback's host must be a name or an address")
+        raise Refused("the host must be a name or an address")
     if address is not None and not may_call(address, port, allowed):
         raise Refused(
             f"{name} may not be called: the address is private, reserved or this machine's, "

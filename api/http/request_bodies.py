@@ -25,11 +25,16 @@ async def small_field(request: Request, name: str) -> Any:
     value: Any = request.query_params.get(name)
     kind = media_type(request)
     if kind == "application/json":
-        value = _object(await _body(request)).get(name, value)
+        value = (await json_object(request)).get(name, value)
     elif kind in ("multipart/form-data", "application/x-www-form-urlencoded"):
         async with request.form(max_files=0, max_fields=4, max_part_size=MAX_BYTES) as form:
             value = form.get(name, value)
     return value
+
+
+async def json_object(request: Request) -> dict[str, Any]:
+    """The body as a JSON object. Raises ApiError."""
+    return _object(await _body(request))
 
 
 async def _body(request: Request) -> bytes:

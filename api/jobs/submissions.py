@@ -14,7 +14,7 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol
 from uuid import uuid4
 
 from sqlalchemy.exc import IntegrityError
@@ -38,6 +38,14 @@ class Recording:
 
     file: BinaryIO
     label: str | None
+
+
+class Audio(Protocol):
+    """Audio on disk that becomes a blob: a draft, or a blob that exists already."""
+
+    def flush(self) -> None: ...
+
+    def commit(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -130,7 +138,7 @@ class Submissions:
         finally:
             await asyncio.to_thread(draft.discard)
 
-    def submit(self, new: NewJob, audio: Draft, key: IdempotencyKey | None = None) -> Job:
+    def submit(self, new: NewJob, audio: Audio, key: IdempotencyKey | None = None) -> Job:
         """Insert and queue a job, once everything is on disk; or return the earlier job of the same key.
 
         Raises ApiError `idempotency_key_reused`, OutputError if the disk is full.

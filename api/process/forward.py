@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..errors import ApiError
 
-JOBS = re.compile(r"/v1/(jobs|uploads)(/|$)")
+JOBS = re.compile(r"/v1/(jobs|uploads|files|batches)(/|$)")
 METRICS = "/metrics"
 
 HOP_BY_HOP = frozenset(

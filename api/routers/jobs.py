@@ -74,7 +74,7 @@ async def submit(
 ) -> Response:
     """Accept a job; or return the one that the same Idempotency-Key has created before."""
     serving.check()
-    key, submissions = _idempotency_key(request), jobs.submissions
+    key, submissions = idempotency_key(request), jobs.submissions
     keyed = caller != ANONYMOUS
     await asyncio.to_thread(submissions.check_capacity, caller, keyed=keyed)
     reservation = serving.admission.reserve(caller, keyed=keyed)
@@ -220,7 +220,7 @@ async def _recording(
         yield Recording(file, upload.label)
 
 
-def _idempotency_key(request: Request) -> str | None:
+def idempotency_key(request: Request) -> str | None:
     key = request.headers.get("idempotency-key")
     if key is not None and not (
         0 < len(key) <= MAX_KEY_LENGTH and key.isascii() and key.isprintable()

@@ -162,7 +162,8 @@ class RecordingDiarization:
     ) -> Transcript:
         from forescribe.diarize.transcripts.diarizing_transcriber import add_speakers
 
-        return _relabelled(add_speakers(transcript, diarization, self._known), self._known, label)
+        taken = [person.name for person in self._known]
+        return relabelled(add_speakers(transcript, diarization, self._known), taken, label)
 
     def close(self) -> None:
         """Drop what has not begun, without waiting for the block in progress."""
@@ -177,9 +178,9 @@ def _in_own_thread(work: Callable[[], T]) -> T:
         return thread.submit(work).result()
 
 
-def _relabelled(transcript: Transcript, known: Sequence[KnownSpeaker], label: Label) -> Transcript:
-    """Replace the diarizer's labels of unknown speakers, in order of appearance."""
-    taken = {person.name for person in known}
+def relabelled(transcript: Transcript, taken: Sequence[str], label: Label) -> Transcript:
+    """Replace the diarizer's labels of unknown speakers, in order of appearance; `taken` are the names of
+    known ones."""
     unknown = [s.speaker for s in transcript.segments if s.speaker and s.speaker not in taken]
     free = (name for name in map(label, count()) if name not in taken)
     names = {speaker: next(free) for speaker in dict.fromkeys(unknown)}

@@ -86,7 +86,7 @@ ARRAYS = frozenset(
         "known_speaker_references",
     }
 )
-OBJECTS = frozenset({"chunking_strategy"})
+OBJECTS = frozenset({"chunking_strategy", "expires_after"})
 
 FormT = TypeVar("FormT", bound=BaseModel)
 

@@ -65,11 +65,23 @@ class Database:
             kind = CapacityError if passes else UsageError
             raise kind(f"the jobs' database cannot be opened: {cause}") from error
 
+    def create(self, *tables: sa.Table) -> None:
+        """Create those of the tables that are missing; several processes may do so at a time."""
+        for table in tables:
+            try:
+                META.create_all(self.engine, tables=[table])
+            except sa.exc.DBAPIError:
+                if not sa.inspect(self.engine).has_table(table.name):
+                    raise
+
     @contextmanager
     def transaction(self) -> Iterator[Tx]:
         """A transaction; callbacks of `after_commit` run once it is committed. Raises OutputError if the
         database's disk is full or read-only."""
         with database_disk_errors(), self.engine.begin() as tx:
+            if self.engine.dialect.name == "sqlite":
+                # Python's driver begins with the first write, so what was read before it could change.
+                tx.exec_driver_sql("BEGIN IMMEDIATE")
             tx.info["after_commit"] = callbacks = list[Callable[[], None]]()
             yield tx
         for act in callbacks:

@@ -1,0 +1,122 @@
+"""`/v1/batches`: OpenAI's contract, for transcriptions and translations.
+
+A batch belongs to its API key: for other keys it does not exist. See docs/openai-batches.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Depends, Query, Request
+from pydantic import BaseModel
+
+from ..batches import batch_form
+from ..batches.batch_dependencies import BatchesDep
+from ..batches.batch_form import BatchForm
+from ..batches.batch_records import ID, Batch, BatchObject
+from ..batches.batch_service import Batches
+from ..dependencies import Caller
+from ..errors import ApiError
+from ..http.request_bodies import json_object
+from ..jobs.job_dependencies import JobsDep
+from ..jobs.submissions import IdempotencyKey, fingerprint
+from .jobs import idempotency_key
+
+router = APIRouter(prefix="/v1/batches", tags=["batches"])
+
+
+class BatchList(BaseModel):
+    """A page of batches; `last_id` is `after` of the next one."""
+
+    object: Literal["list"] = "list"
+    data: list[BatchObject]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+def batch_id(id: str) -> str:
+    """The id in a path, if it has the form of one: databases refuse some characters. Raises ApiError
+    `batch_not_found`."""
+    if not ID.fullmatch(id):
+        raise ApiError("batch_not_found", "there is no such batch")
+    return id
+
+
+BatchId = Annotated[str, Depends(batch_id)]
+
+
+def _openapi() -> dict[str, Any]:
+    """The body for the OpenAPI description, which FastAPI cannot derive."""
+    content = {"application/json": {"schema": BatchForm.model_json_schema()}}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+@router.post("", openapi_extra=_openapi())
+async def create(
+    request: Request, batches: BatchesDep, jobs: JobsDep, caller: Caller
+) -> BatchObject:
+    """Create a batch from an uploaded file; or return the one that the same Idempotency-Key has created.
+
+    The file is checked later: the batch is `validating` until then.
+    """
+    key = idempotency_key(request)
+    form = batch_form.parse(await json_object(request))
+    await asyncio.to_thread(jobs.submissions.check_room)
+    expiry, mark = form.output_expires_after, None
+    if key is not None:
+        mark = IdempotencyKey(key, fingerprint("batch", form.model_dump(mode="json")))
+    batch = await asyncio.to_thread(
+        batches.create,
+        caller,
+        form.endpoint,
+        form.input_file_id,
+        form.metadata,
+        None if expiry is None else float(expiry.seconds),
+        mark,
+    )
+    return await _view(batches, batch)
+
+
+@router.get("")
+async def listed(
+    batches: BatchesDep,
+    caller: Caller,
+    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+    after: str | None = None,
+) -> BatchList:
+    """List batches, the latest first; `after` is the id of the last batch of the previous page."""
+    if after is not None:
+        try:
+            await asyncio.to_thread(batches.get, batch_id(after), caller)
+        except ApiError as error:
+            text = (
+                "after: not the id of a batch; give the id of the last batch of the previous page"
+            )
+            raise ApiError("invalid_value", text, param="after") from error
+    page, more = await asyncio.to_thread(batches.page, caller, limit, after)
+    ids = [batch.id for batch in page]
+    data = await asyncio.to_thread(batches.views, page)
+    return BatchList(
+        data=data,
+        first_id=ids[0] if ids else None,
+        last_id=ids[-1] if ids else None,
+        has_more=more,
+    )
+
+
+@router.get("/{id}")
+async def one(id: BatchId, batches: BatchesDep, caller: Caller) -> BatchObject:
+    return await _view(batches, await asyncio.to_thread(batches.get, id, caller))
+
+
+@router.post("/{id}/cancel")
+async def cancel(id: BatchId, batches: BatchesDep, caller: Caller) -> BatchObject:
+    """Cancel a batch: what is finished is in its output, once the batch is `cancelled`."""
+    return await _view(batches, await asyncio.to_thread(batches.cancel, id, caller))
+
+
+async def _view(batches: Batches, batch: Batch) -> BatchObject:
+    (view,) = await asyncio.to_thread(batches.views, [batch])
+    return view

@@ -1,0 +1,152 @@
+"""`/v1/files`: OpenAI's contract, for the input and output of batches and for audio.
+
+A file belongs to its API key: for other keys it does not exist. See docs/openai-batches.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Depends, Query, Request
+from pydantic import BaseModel
+from starlette.responses import FileResponse, Response
+
+from ..dependencies import ANONYMOUS, Caller, ServingDep, SettingsDep
+from ..errors import ApiError
+from ..files.file_dependencies import FilesDep
+from ..files.file_form import FileForm
+from ..files.file_store import Files
+from ..files.stored_file import ID, DeletedFile, FileObject, Purpose, StoredFile
+from ..jobs.job_dependencies import JobsDep
+from ..settings import Settings
+from ..speech.forms import parse
+from ..uploads.multipart import Received, receive_form
+
+MAX_LABEL_LENGTH = 255
+UNNAMED = "file"
+
+router = APIRouter(prefix="/v1/files", tags=["files"])
+
+
+class FileList(BaseModel):
+    """A page of files; `last_id` is `after` of the next one."""
+
+    object: Literal["list"] = "list"
+    data: list[FileObject]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+def file_id(id: str) -> str:
+    """The id in a path, if it has the form of one: databases refuse some characters. Raises ApiError
+    `file_not_found`."""
+    if not ID.fullmatch(id):
+        raise ApiError("file_not_found", "there is no such file")
+    return id
+
+
+FileId = Annotated[str, Depends(file_id)]
+
+
+def _openapi() -> dict[str, Any]:
+    """The form for the OpenAPI description, which FastAPI cannot derive."""
+    schema = FileForm.model_json_schema()
+    schema["properties"]["file"] = {"type": "string", "format": "binary"}
+    schema["required"] = ["file", *schema["required"]]
+    body = {"required": True, "content": {"multipart/form-data": {"schema": schema}}}
+    return {"requestBody": body}
+
+
+@router.post("", openapi_extra=_openapi())
+async def upload(
+    request: Request,
+    settings: SettingsDep,
+    serving: ServingDep,
+    jobs: JobsDep,
+    files: FilesDep,
+    caller: Caller,
+) -> FileObject:
+    """Keep a file: the requests of a batch (`purpose=batch`) or audio (`purpose=user_data`)."""
+    await asyncio.to_thread(jobs.submissions.check_room)
+    await asyncio.to_thread(files.check_count, caller)
+    reservation = serving.admission.reserve(caller, keyed=caller != ANONYMOUS, resumable=True)
+    try:
+        async with receive_form(request, settings) as received:
+            form = parse(FileForm, received.fields)
+            file = await asyncio.to_thread(_kept, files, settings, caller, form, received)
+    finally:
+        reservation.release()
+    return file.view()
+
+
+def _kept(
+    files: Files, settings: Settings, owner: str, form: FileForm, received: Received
+) -> StoredFile:
+    if received.file is None:
+        raise ApiError("missing_file", "the form has no file", param="file")
+    draft = files.store.blobs.copy(received.file)
+    try:
+        if not draft.size:
+            raise ApiError("empty_file", "the file is empty", param="file")
+        if form.purpose == "batch" and draft.size > settings.max_batch_bytes:
+            text = f"a file of requests has at most {settings.max_batch_bytes} bytes"
+            raise ApiError("file_too_large", text, param="file")
+        name = (received.name or "")[:MAX_LABEL_LENGTH] or UNNAMED
+        expiry = float(form.expires_after.seconds) if form.expires_after else None
+        return files.add(owner, form.purpose, name, draft, expiry)
+    finally:
+        draft.discard()
+
+
+@router.get("")
+async def listed(
+    files: FilesDep,
+    caller: Caller,
+    limit: Annotated[int, Query(ge=1, le=10_000)] = 10_000,
+    after: str | None = None,
+    order: Literal["asc", "desc"] = "desc",
+    purpose: Purpose | None = None,
+) -> FileList:
+    """List files by time of creation; `after` is the id of the last file of the previous page."""
+    if after is not None:
+        try:
+            await asyncio.to_thread(files.get, file_id(after), caller)
+        except ApiError as error:
+            text = "after: not the id of a file; give the id of the last file of the previous page"
+            raise ApiError("invalid_value", text, param="after") from error
+    page, more = await asyncio.to_thread(files.page, caller, limit, after, order, purpose)
+    ids = [file.id for file in page]
+    return FileList(
+        data=[file.view() for file in page],
+        first_id=ids[0] if ids else None,
+        last_id=ids[-1] if ids else None,
+        has_more=more,
+    )
+
+
+@router.get("/{id}")
+async def one(id: FileId, files: FilesDep, caller: Caller) -> FileObject:
+    return (await asyncio.to_thread(files.get, id, caller)).view()
+
+
+@router.get("/{id}/content")
+async def content(id: FileId, request: Request, files: FilesDep, caller: Caller) -> Response:
+    """The file, byte for byte."""
+    file = await asyncio.to_thread(files.get, id, caller)
+    path = await asyncio.to_thread(files.path, id, caller)
+    request.scope["headers"] = [(k, v) for k, v in request.scope["headers"] if k != b"range"]
+    return FileResponse(
+        path,
+        media_type="application/octet-stream",
+        headers={"Cache-Control": "private, no-store"},
+        filename=file.filename,
+    )
+
+
+@router.delete("/{id}")
+async def delete(id: FileId, files: FilesDep, caller: Caller) -> DeletedFile:
+    """Delete a file. Batches and jobs that use it keep its content until they end."""
+    await asyncio.to_thread(files.delete, id, caller)
+    return DeletedFile(id=id)

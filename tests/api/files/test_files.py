@@ -1,0 +1,145 @@
+"""Files: upload, pages, contents, deletion and expiry; and what may not be uploaded."""
+
+from __future__ import annotations
+
+import pytest
+
+from forescribe.api.access.keys import digest, new_key
+from tests.api.batches.calls import FILES, upload
+from tests.api.conftest import sound
+from tests.api.jobs.application import application, files, ready, submit
+
+KEY = new_key()
+DAY_S = 24 * 3600
+
+
+@pytest.fixture
+def client(tmp_path, transcriber, decoders):
+    with application(tmp_path, transcriber, decoders) as client:
+        yield client
+
+
+def test_a_file_is_kept_as_it_is(client) -> None:
+    made = upload(client, b"one\r\ntwo\0", "user_data", "talk %22a%22.wav")
+    assert made.status_code == 200
+    file = made.json()
+    assert file["object"] == "file" and file["status"] == "processed"
+    assert file["bytes"] == 9 and file["purpose"] == "user_data"
+    assert file["filename"] == 'talk "a".wav'
+    assert file["expires_at"] == file["created_at"] + 30 * DAY_S
+    assert client.get(f"{FILES}/{file['id']}").json() == file
+    content = client.get(f"{FILES}/{file['id']}/content", headers={"Range": "bytes=1-2"})
+    assert content.content == b"one\r\ntwo\0" and content.status_code == 200
+    assert content.headers["content-type"] == "application/octet-stream"
+    assert content.headers["x-content-type-options"] == "nosniff"
+
+
+def test_files_are_listed_in_pages_in_both_orders(client) -> None:
+    store = client.app.state.jobs.store
+    made = []
+    for k in range(7):
+        store.clock = lambda at=k: 1_000_000.0 + at
+        made.append(upload(client, b"x" * (k + 1), "batch" if k % 2 else "user_data").json()["id"])
+
+    def listed(**params) -> list[str]:
+        seen, after = [], {}
+        while True:
+            page = client.get(FILES, params={"limit": 3, **params, **after}).json()
+            seen += [file["id"] for file in page["data"]]
+            assert page["object"] == "list" and page["last_id"] == seen[-1]
+            if not page["has_more"]:
+                return seen
+            after = {"after": page["last_id"]}
+
+    assert listed() == made[::-1] and listed(order="asc") == made
+    assert listed(purpose="batch") == made[1::2][::-1]
+    assert len(client.get(FILES).json()["data"]) == 7
+
+
+def test_a_deleted_file_is_gone_from_the_disk(client, tmp_path) -> None:
+    marker = b"MARKER" * 10
+    first, second = (upload(client, marker, name=name).json()["id"] for name in ("a", "b"))
+    assert client.delete(f"{FILES}/{first}").json() == {
+        "id": first,
+        "object": "file",
+        "deleted": True,
+    }
+    assert client.get(f"{FILES}/{first}").status_code == 404
+    assert client.delete(f"{FILES}/{first}").status_code == 404
+    assert client.get(f"{FILES}/{second}/content").content == marker  # equal, and another file
+    client.delete(f"{FILES}/{second}")
+    assert marker not in files(tmp_path)
+
+
+def test_a_file_ends_with_its_time(client, tmp_path) -> None:
+    fields = {"expires_after[anchor]": "created_at", "expires_after[seconds]": "3600"}
+    file = upload(client, b"MARKER", **fields).json()
+    assert file["expires_at"] == file["created_at"] + 3600
+    lasting = upload(client, b"lasting").json()["id"]
+    store = client.app.state.jobs.store
+    store.clock = lambda now=store.clock: now() + 3601
+    assert client.get(f"{FILES}/{file['id']}").status_code == 404
+    assert [f["id"] for f in client.get(FILES).json()["data"]] == [lasting]
+    assert client.app.state.files.erase_expired() == 1
+    assert b"MARKER" not in files(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("data", "fields", "status", "code"),
+    [
+        (b"x", {"purpose": "fine-tune"}, 400, "invalid_value"),
+        (b"x", {"purpose": ""}, 400, "invalid_value"),
+        (b"x", {"purpose": "batch_output"}, 400, "invalid_value"),
+        (b"", {}, 400, "empty_file"),
+        (b"x", {"more": "1"}, 400, "invalid_value"),
+        (b"x", {"expires_after[seconds]": "3600"}, 400, "invalid_value"),
+        (b"x", {"expires_after": '{"anchor": "created_at", "seconds": 1}'}, 400, "invalid_value"),
+        (b"x" * 2001, {}, 413, "file_too_large"),
+        (b"x" * 600, {"purpose": "batch"}, 413, "file_too_large"),
+    ],
+)
+def test_what_is_not_taken(tmp_path, transcriber, decoders, data, fields, status, code) -> None:
+    given = {"max_upload_bytes": 2000, "max_batch_bytes": 500}
+    with application(tmp_path, transcriber, decoders, **given) as client:
+        answer = upload(client, data, **{"purpose": "user_data", **fields})
+        assert answer.status_code == status and answer.json()["error"]["code"] == code
+        assert client.get(FILES).json()["data"] == []
+        assert list(client.app.state.jobs.store.blobs.names()) == []
+
+
+def test_a_form_without_a_file_names_it(client) -> None:
+    answer = client.post(FILES, files={"purpose": (None, "batch")})
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "file"
+
+
+def test_so_many_files_and_no_more(tmp_path, transcriber, decoders) -> None:
+    keys = {"team": digest(KEY)}
+    headers = {"Authorization": f"Bearer {KEY}"}
+    with application(tmp_path, transcriber, decoders, api_keys=keys, max_files_per_key=2) as client:
+        first = upload(client, b"a", headers=headers).json()["id"]
+        upload(client, b"b", headers=headers)
+        refused = upload(client, b"c", headers=headers)
+        assert refused.status_code == 400
+        assert refused.json()["error"]["code"] == "too_many_files"
+        client.delete(f"{FILES}/{first}", headers=headers)
+        assert upload(client, b"c", headers=headers).status_code == 200
+
+
+def test_a_full_disk_takes_no_file(tmp_path, transcriber, decoders) -> None:
+    with application(tmp_path, transcriber, decoders, min_free_bytes=1 << 60) as client:
+        assert upload(client, b"a").status_code == 507
+
+
+@pytest.mark.parametrize("id", ["x", "file-", "file-" + "G" * 32, "file-" + "0" * 31 + "%00"])
+def test_ids_that_are_none(client, id) -> None:
+    for path in (id, f"{id}/content"):
+        assert client.get(f"{FILES}/{path}").status_code == 404
+    assert client.get(FILES, params={"after": "no"}).status_code == 400
+
+
+def test_equal_audio_of_a_job_and_a_file_is_stored_once(client) -> None:
+    data = sound(1)
+    assert submit(ready(client), data).status_code == 202
+    upload(client, data)
+    blobs = client.app.state.jobs.store.blobs
+    assert sum(blobs.read(name) == data for name in blobs.names()) == 1
