@@ -22,7 +22,7 @@ from . import language_models
 
 @pytest.mark.parametrize(
     ("method", "package"),
-    [("torchao", "torchao"), ("gptq", "gptqmodel"), ("awq", "gptqmodel"),
+    [("torchao", "torchao"), ("gptq", "optimum gptqmodel"), ("awq", "gptqmodel"),
      ("compressed-tensors", "compressed-tensors")],
 )  # fmt: skip
 def test_they_are_refused_with_the_library_to_install(tmp_path, monkeypatch, method, package):

@@ -19,6 +19,7 @@ from ...errors import LoadError
 from ..agreement import LENGTH, Closeness, Reading, difference
 from ..cache import chunk_mask, window_mask
 from ..quantized.int8_linear import is_int8
+from ..quantized.published_formats import inexact, method_of
 from ..slot_model import SlotModel
 from .causal_config import (
     CHUNKED,
@@ -146,6 +147,9 @@ class CausalModel(SlotModel):
                 f"needs ({type(error).__name__}: {line}); {OTHERS}"
             ) from error
         if problem is not None:
+            method = method_of(self.config)
+            if method is not None:
+                raise inexact(method, problem)
             raise LoadError(f"{name} is not supported: {problem}; {OTHERS}")
 
     @torch.inference_mode()

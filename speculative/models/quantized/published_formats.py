@@ -11,13 +11,13 @@ from typing import Any
 from ...errors import LoadError
 
 PACKAGES = {
-    "torchao": ("torchao", "torchao"),
-    "compressed-tensors": ("compressed_tensors", "compressed-tensors"),
-    "gptq": ("gptqmodel", "gptqmodel"),
-    "awq": ("gptqmodel", "gptqmodel"),
-    "bitsandbytes": ("bitsandbytes", "bitsandbytes"),
+    "torchao": {"torchao": "torchao"},
+    "compressed-tensors": {"compressed_tensors": "compressed-tensors"},
+    "gptq": {"optimum": "optimum", "gptqmodel": "gptqmodel"},
+    "awq": {"gptqmodel": "gptqmodel"},
+    "bitsandbytes": {"bitsandbytes": "bitsandbytes"},
 }
-"""By method of a `quantization_config`: the module and the name to install."""
+"""By method of a `quantization_config`: the modules that read it, with the names to install."""
 
 
 def method_of(config: Any) -> str | None:
@@ -30,14 +30,29 @@ def method_of(config: Any) -> str | None:
 
 
 def check_library(config: Any) -> None:
-    """Raises LoadError, with the package to install, where a checkpoint is quantised by a method whose
-    library is not here."""
+    """Raises LoadError, with the packages to install, where a checkpoint is quantised by a method whose
+    libraries are not here."""
     method = method_of(config)
     if method is None or method not in PACKAGES:  # transformers itself answers for the others
         return
-    module, package = PACKAGES[method]
-    if importlib.util.find_spec(module) is None:
+    missing = [
+        name
+        for module, name in PACKAGES[method].items()
+        if importlib.util.find_spec(module) is None
+    ]
+    if missing:
         raise LoadError(
-            f"its weights are quantised by {method}, which {package} reads: pip install {package}, or take "
-            "the plain weights"
+            f"its weights are quantised by {method}, which {' and '.join(missing)} "
+            f"read{'s' if len(missing) == 1 else ''}: pip install {' '.join(missing)}, or take the plain "
+            "weights"
         )
+
+
+def inexact(method: str, problem: str) -> LoadError:
+    """The refusal of a quantised model whose adapter has a `problem`: formats that round activations too turn
+    a difference in the last bit into one of a whole step."""
+    return LoadError(
+        f"its weights are quantised by {method}, and {problem}: drafts could change its text, as where "
+        "activations are rounded too; take a form that rounds weights alone, or the plain weights with "
+        "--quantize int8"
+    )
