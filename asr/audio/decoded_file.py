@@ -18,6 +18,9 @@ import numpy as np
 from ..formats.transcript import SAMPLE_RATE, Notice, seconds
 from .containers import Pcm
 
+Spans = tuple[tuple[int, int, bool], ...]
+"""Windows in order: samples [start, end), and whether there is speech."""
+
 WIDTH = np.dtype(np.float32).itemsize
 
 READ_SAMPLES = 1 << 16
@@ -28,13 +31,14 @@ READ_SAMPLES = 1 << 16
 class DecodedFile:
     """A decoded recording; a source like the recording's own file. The caller of the decoder closes it.
 
-    `notices` say what was wrong with the recording.
+    `notices` say what was wrong with the recording. `spans` are its windows, where the child cut it as well.
     """
 
     name: str
     file: BinaryIO
     sample_count: int
     notices: tuple[Notice, ...] = ()
+    spans: Spans | None = None
 
     @property
     def duration_s(self) -> float:
@@ -54,6 +58,7 @@ class DecodedFileReader:
 
     def __init__(self, decoded: DecodedFile) -> None:
         self.decoded, self.notices = decoded, list(decoded.notices)
+        self.spans = decoded.spans
 
     def read(self) -> Iterator[Pcm]:
         for start in range(0, self.decoded.sample_count, READ_SAMPLES):

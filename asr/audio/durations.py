@@ -18,15 +18,18 @@ BYTES_PER_S = 16_000
 
 
 def length_s(source: Source) -> float:
-    """The duration in seconds: from the list of inputs, from the header, or estimated from the size; 0
-    where nothing is known, as for a pipe. Does not raise for a bad file."""
-    if source.length_s is not None:
-        return source.length_s
+    """The duration in seconds: from the list of inputs, or `length_of` its file."""
+    return length_of(source.path) if source.length_s is None else source.length_s
+
+
+def length_of(path: str) -> float:
+    """The duration of a file in seconds: from its header, or estimated from its size; 0 where nothing is
+    known, as for a pipe. Does not raise for a bad file."""
     try:
-        entry = os.stat(source.path)
+        entry = os.stat(path)
         if not stat.S_ISREG(entry.st_mode) or not entry.st_size:
             return 0.0
-        return _declared_s(source.path) or entry.st_size / BYTES_PER_S
+        return _declared_s(path) or entry.st_size / BYTES_PER_S
     except (OSError, ValueError):
         return 0.0
 

@@ -11,8 +11,9 @@ takes seconds, a fork milliseconds; this process has one thread, so that forking
 its client ends, and the kernel kills its children when it ends, so no decoder outlives its client.
 
 A request is one message with three files attached: recording, samples, reply. The reply consists of
-lines of JSON: the child's (`samples` and `notices`, or `error`), then the server's (`exit`). When a
-client closes a reply, that child is killed; when it closes the socket, all of them are.
+lines of JSON: the child's (`samples`, `notices` and, where the recording was to be cut into windows,
+`spans`, or `error`), then the server's (`exit`). When a client closes a reply, that child is killed;
+when it closes the socket, all of them are.
 """
 
 from __future__ import annotations
@@ -27,13 +28,15 @@ import signal
 import socket
 import time
 from contextlib import suppress
-from dataclasses import asdict, dataclass
-from typing import BinaryIO
+from dataclasses import asdict, dataclass, field
+from typing import Any, BinaryIO
 
 from ..errors import AudioError, ForescribeError, OutputError
 from ..formats.transcript import SAMPLE_RATE
+from ..segment.vad import Detector, SileroDetector
+from ..segment.windows import WindowOptions, cut
 from .decoded_file import WIDTH
-from .reading import open_audio
+from .reading import Samples, open_audio
 
 MESSAGE = 1 << 16
 """The maximum size of a request in bytes."""
@@ -67,8 +70,21 @@ class Bounds:
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be above 0")
 
-    def request(self, name: str) -> bytes:
-        return json.dumps({"name": name, **asdict(self)}).encode()
+    def request(self, name: str, cutting: Cutting | None = None) -> bytes:
+        cut_by = None if cutting is None else asdict(cutting)
+        return json.dumps({"name": name, "cutting": cut_by, **asdict(self)}).encode()
+
+
+@dataclass(frozen=True)
+class Cutting:
+    """How to cut a recording into windows while it is decoded: as `asr.segment.windows.cut` does."""
+
+    vad: bool = True
+    options: WindowOptions = field(default_factory=WindowOptions)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Cutting:
+        return cls(data["vad"], WindowOptions(**data["options"]))
 
 
 @dataclass(frozen=True)
@@ -81,6 +97,7 @@ class _ForkServer:
     def __init__(self, control: socket.socket) -> None:
         self.control = control
         self.children: dict[int, _Child] = {}  # by the reply's descriptor
+        self.detector: SileroDetector | None = None  # loaded with the first recording to be cut
         self.poll = select.poll()
         self.woken, waker = os.pipe()
         for end in (self.woken, waker):
@@ -118,12 +135,15 @@ class _ForkServer:
                 self._kill(descriptor)
             return False
         request = json.loads(message)
-        name, bounds = request.pop("name"), Bounds(**request)
+        name, cut_by = request.pop("name"), request.pop("cutting")
+        bounds, cutting = Bounds(**request), cut_by and Cutting.from_dict(cut_by)
+        if cutting is not None and cutting.vad and self.detector is None:
+            self.detector = SileroDetector()  # once, for all children
         source, samples, reply = files
         parent, pid = os.getpid(), os.fork()
         if pid == 0:
             _die_with(parent)
-            self._become_child(name, bounds, source, samples, reply)
+            self._become_child(name, bounds, cutting, source, samples, reply)
         os.close(source)
         os.close(samples)
         self.children[reply] = _Child(pid, time.monotonic() + bounds.wall_s)
@@ -131,7 +151,13 @@ class _ForkServer:
         return True
 
     def _become_child(
-        self, name: str, bounds: Bounds, source: int, samples: int, reply: int
+        self,
+        name: str,
+        bounds: Bounds,
+        cutting: Cutting | None,
+        source: int,
+        samples: int,
+        reply: int,
     ) -> None:
         """Decode the recording and exit."""
         try:
@@ -147,8 +173,11 @@ class _ForkServer:
                         os.close(descriptor)
             _bound(bounds)
             with open(source, "rb") as file, open(samples, "wb") as output:
-                answer = _decode(name, bounds, file, output)
-            os.write(reply, json.dumps(answer).encode() + b"\n")
+                answer = _decode(name, bounds, cutting, self.detector, file, output)
+            with open(
+                reply, "wb", closefd=False
+            ) as pipe:  # the spans of ten hours fill it several times
+                pipe.write(json.dumps(answer).encode() + b"\n")
         finally:
             os._exit(0)
 
@@ -199,20 +228,38 @@ def _bound(bounds: Bounds) -> None:
         file.write("1000")  # when memory runs out, this process is killed first
 
 
-def _decode(name: str, bounds: Bounds, file: BinaryIO, output: BinaryIO) -> dict[str, object]:
+def _decode(
+    name: str,
+    bounds: Bounds,
+    cutting: Cutting | None,
+    detector: Detector | None,
+    file: BinaryIO,
+    output: BinaryIO,
+) -> dict[str, object]:
     """Write the samples and return the child's reply. Whatever a decoder raises is an error of the
     recording; lack of room for its samples is not."""
+
+    def write(block: Samples) -> None:
+        try:
+            output.write(block.data)
+        except OSError as error:
+            text = f"no room for the samples ({error.strerror})"
+            raise OutputError(text, code="storage_full") from error
+
     try:
         with open_audio(file, max_s=bounds.max_s, name=name, demuxers=bounds.demuxers) as recording:
-            for block in recording.blocks():
-                try:
-                    output.write(block.data)
-                except OSError as error:
-                    text = f"no room for the samples ({error.strerror})"
-                    raise OutputError(text, code="storage_full") from error
+            recording.tap = write
+            reply: dict[str, object] = {}
+            if cutting is None:
+                for _ in recording.blocks():
+                    pass
+            else:
+                chosen = detector if cutting.vad else None
+                windows = cut(recording.blocks(), chosen, cutting.options)
+                reply["spans"] = [(w.start, w.end, w.speech) for w in windows]
             output.flush()
             notices = [[notice.code, notice.message] for notice in recording.warnings]
-            return {"samples": recording.sample_count, "notices": notices}
+            return {"samples": recording.sample_count, "notices": notices, **reply}
     except ForescribeError as error:
         return {"error": [error.code, error.message]}
     except MemoryError:

@@ -31,7 +31,7 @@ from ..errors import AudioError
 from ..formats.transcript import SAMPLE_RATE, Notice, seconds
 from ..printable import visible
 from .containers import DEMUXERS, MAX_RATE, Pcm, Reader, open_container
-from .decoded_file import DecodedFile
+from .decoded_file import DecodedFile, Spans
 from .opening import empty, open_path
 from .resampling import Resampler, resampler
 
@@ -61,6 +61,7 @@ class Recording:
     """An opened recording, to be read once.
 
     `declared_s` is the length that the container declares, in seconds, None where it declares none.
+    `spans` are its windows where it was cut before.
     `sample_count` and `warnings` are complete when `blocks()` is exhausted.
     """
 
@@ -73,6 +74,7 @@ class Recording:
             raise ValueError(f"max_s is {max_s}; it must be above 0, or None")
         self.name = name
         self.declared_s = reader.declared_s
+        self.spans: Spans | None = getattr(reader, "spans", None)
         self.sample_count = 0
         self.tap: Callable[[Samples], None] | None = (
             None  # receives each block before it is yielded

@@ -20,13 +20,15 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from ..errors import AudioError, CapacityError, Code, ForescribeError, OutputError
 from ..formats.transcript import Notice
-from .decoded_file import WIDTH, DecodedFile
-from .fork_server import Bounds
+from .decoded_file import WIDTH, DecodedFile, Spans
+from .fork_server import Bounds, Cutting
 
 TRIES = 2
 """A decoder that dies is started once more: the machine may have been short of memory."""
@@ -47,10 +49,12 @@ REPEATED = "short_audio"
 class Decoders:
     """Client of the fork server, which starts with the first recording or with `start`.
 
-    `at_once` recordings given to `submit` are decoded at a time. Thread-safe.
+    `at_once` recordings given to `submit` are decoded at a time. Samples are kept in unnamed files in
+    `folder`; None: where temporary files go. Thread-safe.
     """
 
-    def __init__(self, at_once: int = 2) -> None:
+    def __init__(self, at_once: int = 2, folder: Path | None = None) -> None:
+        self.folder = folder
         self._pool = ThreadPoolExecutor(at_once, thread_name_prefix="decoder")
         self._lock = threading.Lock()
         self._closed = False
@@ -66,8 +70,16 @@ class Decoders:
         """Queue `decode`. The caller has to close the decoded file."""
         return self._pool.submit(self.decode, source, bounds, name=name)
 
-    def decode(self, source: BinaryIO | bytes, bounds: Bounds, *, name: str) -> DecodedFile:
-        """Decode a recording and wait for its samples. The source stays open.
+    def decode(
+        self,
+        source: BinaryIO | bytes,
+        bounds: Bounds,
+        *,
+        name: str,
+        cutting: Cutting | None = None,
+    ) -> DecodedFile:
+        """Decode a recording and wait for its samples and, with `cutting`, for its windows. The source stays
+        open.
 
         Raises AudioError: what `open_audio` and reading raise; `invalid_audio` also where the decoder
         crashes, hangs or exceeds its bounds; `internal_error` where it cannot be started. Raises
@@ -78,19 +90,20 @@ class Decoders:
             with tempfile.TemporaryFile() as file:
                 file.write(source)
                 file.flush()
-                return self.decode(cast(BinaryIO, file), bounds, name=name)
+                return self.decode(cast(BinaryIO, file), bounds, name=name, cutting=cutting)
         source.flush()
         ends: list[int | None] = []
         for _ in range(TRIES):
-            samples = cast(BinaryIO, tempfile.TemporaryFile())
+            samples = cast(BinaryIO, tempfile.TemporaryFile(dir=self.folder))
             try:
-                reply = self._request(source, samples, bounds, name)
+                reply = self._request(source, samples, bounds.request(name, cutting), bounds.wall_s)
                 if "error" in reply:
                     raise _error(*reply["error"])
                 if "samples" in reply:
                     notices = tuple(Notice(*n) for n in reply["notices"] if n[0] != REPEATED)
                     count = _checked_count(samples, reply["samples"])
-                    return DecodedFile(name, samples, count, notices)
+                    spans = None if cutting is None else _checked_spans(reply["spans"], count)
+                    return DecodedFile(name, samples, count, notices, spans)
             except BaseException:
                 samples.close()
                 raise
@@ -118,7 +131,7 @@ class Decoders:
         self._pool.shutdown()
 
     def _request(
-        self, source: BinaryIO, samples: BinaryIO, bounds: Bounds, name: str
+        self, source: BinaryIO, samples: BinaryIO, message: bytes, wall_s: float
     ) -> dict[str, Any]:
         """Have a recording decoded; returns the child's reply and how it ended."""
         ours, theirs = os.pipe()
@@ -127,12 +140,12 @@ class Decoders:
                 # Reopened, so that the child can neither write to it nor move our position in it.
                 readable = os.open(f"/dev/fd/{source.fileno()}", os.O_RDONLY)
                 try:
-                    self._send(bounds.request(name), [readable, samples.fileno(), theirs])
+                    self._send(message, [readable, samples.fileno(), theirs])
                 finally:
                     os.close(readable)
             finally:
                 os.close(theirs)
-            return _read_reply(reply, bounds.wall_s + GRACE_S)
+            return _read_reply(reply, wall_s + GRACE_S)
 
     def _send(self, message: bytes, files: list[int]) -> None:
         with self._lock:
@@ -199,6 +212,18 @@ def _checked_count(file: BinaryIO, samples: int) -> int:
     if os.fstat(file.fileno()).st_size != samples * WIDTH:
         raise AudioError("the decoder wrote a different number of samples than it reported")
     return samples
+
+
+def _checked_spans(spans: Sequence[tuple[int, int, bool]], samples: int) -> Spans:
+    """The windows of a reply, which must partition the samples."""
+    at = 0
+    for start, end, _ in spans:
+        if start != at or end <= start:
+            break
+        at = end
+    if at != samples:
+        raise AudioError("the decoder reported windows that do not cover its samples")
+    return tuple((start, end, speech) for start, end, speech in spans)
 
 
 def _error(code: Code, message: str) -> ForescribeError:

@@ -19,8 +19,8 @@ from ..decode.outcome import Decoded
 from ..decode.recordings.recording_state import RecordingState
 from ..decode.recordings.window_decoder import WindowDecoder
 from ..decode.recordings.window_results import by_index, timed_segments
+from ..segment.cut_plan import Plan, planned_windows
 from ..segment.windows import Window
-from .cut_plan import Plan, planned_windows
 from .submission import Listener, Submission
 from .window_groups import Group
 

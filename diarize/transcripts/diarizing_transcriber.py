@@ -78,9 +78,14 @@ class DiarizingTranscriber:
         self.bounds, self.known, self.linked = bounds or Bounds(), tuple(known), linked
 
     def transcribe(
-        self, sources: Iterable[Input], options: Options | None = None, hook: Hook | None = None
+        self,
+        sources: Iterable[Input],
+        options: Options | None = None,
+        hook: Hook | None = None,
+        *,
+        open: Open = open_audio,
     ) -> Iterator[Outcome]:
-        """Yield outcomes as they are finished.
+        """Yield outcomes as they are finished. `open` opens the recordings.
 
         A recording that cannot be diarized fails: without speakers its transcript would look as if
         no speaker had been recognised.
@@ -91,7 +96,7 @@ class DiarizingTranscriber:
         with BackgroundDiarizer(self.diarizer, self.bounds) as background:
 
             def open_and_start(source: Input) -> Recording:
-                recording = open_audio(source)
+                recording = open(source)
                 task = background.start()
                 started[id(source)] = _Started(task, time.perf_counter())
                 recording.tap = task.feed

@@ -22,7 +22,7 @@ from ..storage.store import Store
 from .step_control import RunReplaced
 
 if TYPE_CHECKING:
-    from forescribe.asr.sessions.cut_plan import Plan
+    from forescribe.asr.segment.cut_plan import Plan
     from forescribe.asr.sessions.window_groups import Group
 
 TRANSCRIPTS = frozenset({"spoken", "result"})
@@ -62,7 +62,7 @@ class JobFiles:
         return self.store.blobs.path(name)
 
     def plan(self, job: str) -> Plan:
-        from forescribe.asr.sessions.cut_plan import Plan
+        from forescribe.asr.segment.cut_plan import Plan
 
         return Plan.from_dict(self._json(self.name(job, "plan")))
 

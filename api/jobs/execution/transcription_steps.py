@@ -20,7 +20,7 @@ from .step_control import RunReplaced
 
 if TYPE_CHECKING:
     from forescribe.asr.decode.options import Options
-    from forescribe.asr.sessions.cut_plan import Plan
+    from forescribe.asr.segment.cut_plan import Plan
     from forescribe.asr.sessions.window_groups import Group
 
 
@@ -80,7 +80,7 @@ class TranscriptionSteps:
 
     def _new_plan(self, job: str) -> Plan:
         from forescribe.asr.audio.reading import open_audio
-        from forescribe.asr.sessions.cut_plan import plan_of
+        from forescribe.asr.segment.cut_plan import plan_of
 
         session, options = self.active.session(), self._options(job)
         samples = self.active.samples(job, self.files.audio)

@@ -11,6 +11,7 @@ from collections.abc import Generator, Iterable, Iterator
 from forescribe.speculative.requests import Request
 
 from ...audio.reading import Input, Recording
+from ...segment.cut_plan import Plan, planned_windows
 from ...segment.windows import Window, cut
 from ..accounting import internal
 from ..decoding_context import DecodingContext
@@ -96,7 +97,10 @@ class ParallelWindows:
 
 
 def cut_windows(context: DecodingContext, options: Options, audio: Recording) -> Iterator[Window]:
-    """The windows of a recording, cut in its pauses or, without voice activity, every 30 s."""
+    """The windows of a recording: those it was cut into before; else cut in its pauses or, without voice
+    activity, every 30 s."""
+    if audio.spans is not None:
+        return planned_windows(audio.blocks(), Plan(audio.spans))
     detector = context.voice_detector() if options.vad else None
     return cut(audio.blocks(), detector, options.windows)
 

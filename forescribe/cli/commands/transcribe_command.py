@@ -18,7 +18,7 @@ from ..options.option_records import takes
 from ..options.transcribe_options import TranscribeOptions
 
 if TYPE_CHECKING:
-    from forescribe.asr.batch.batch import Batch, MakeTranscriber
+    from forescribe.asr.batch.batch import Batch, BatchTranscriber, MakeTranscriber
     from forescribe.asr.batch.inputs import Source
     from forescribe.asr.batch.outputs import Outputs
     from forescribe.asr.decode.options import Options
@@ -151,6 +151,7 @@ def _fingerprint(options: TranscribeOptions, target: str | Path, *, network: boo
 def _load(options: TranscribeOptions, batch: Batch, stop: Stop, console: Console) -> _Decoder:
     """The model, or a placeholder that is never called if no recording can be read."""
     from forescribe.asr.batch.readable import any_readable
+    from forescribe.asr.batch.reading_transcriber import reading_ahead
     from forescribe.asr.batch.transcribers import TranscriberFactory
 
     if not any_readable(batch.todo):
@@ -186,7 +187,17 @@ def _load(options: TranscribeOptions, batch: Batch, stop: Stop, console: Console
             device=options.device, network=not options.local_files_only, folder=batch.outputs.folder
         )
     factory = TranscriberFactory(load)
-    return _Decoder(lambda size: with_speakers(factory(size)), decoding, factory.stats)
+
+    def make(size: int) -> BatchTranscriber:
+        decoding_only = factory(size)
+        return reading_ahead(
+            with_speakers(decoding_only),
+            options.readers,
+            recordings=len(batch.todo),
+            on_cpu=decoding_only.whisper.device.kind == "cpu",
+        )
+
+    return _Decoder(make, decoding, factory.stats)
 
 
 def _no_model(size: int) -> Transcriber:

@@ -185,6 +185,17 @@ ThreadCount = Annotated[
         help="CPU threads; 0 leaves the number to PyTorch.",
     ),
 ]
+ReaderCount = Annotated[
+    int | None,
+    option(
+        PERFORMANCE,
+        "--readers",
+        metavar="N",
+        min=0,
+        help="Processes that decode recordings ahead of the model; 0 decodes in this one. Same text.",
+        show_default="auto: 0 on CPUs, else up to 8",
+    ),
+]
 DryRun = Annotated[
     bool,
     option(

@@ -57,6 +57,7 @@ from .transcribe_declarations import (
     MaxWordsPerLine,
     NoSpeechThreshold,
     OutputFormats,
+    ReaderCount,
     ReferenceText,
     ReportPath,
     TemperatureIncrementOnFallback,
@@ -82,7 +83,7 @@ DRAFTERS = (AUTO, "model", "cascade", "ctc")
 
 NOT_IN_RESULTS = frozenset(
     "audio recursive output_dir output_format overwrite dry_run fail_fast model draft gamma batch_size "
-    "drafter reference_text device threads engine draft_dtype report local_files_only verbose quiet "
+    "drafter reference_text device threads readers engine draft_dtype report local_files_only verbose quiet "
     "json".split()
 ) | {
     # The fingerprint holds these in the form of `SpeakerOptions.settings`.
@@ -155,6 +156,7 @@ class TranscribeOptions:
     draft_dtype: DraftDtype = AUTO
     engine: EngineName = AUTO
     threads: ThreadCount = 0
+    readers: ReaderCount = None
     # Diagnostics
     dry_run: DryRun = False
     fail_fast: FailFast = False
@@ -170,6 +172,8 @@ class TranscribeOptions:
         self._check_long_form()
         _ = self.active_guards
         self._check_drafter()
+        if self.readers and self.channels == "split":
+            raise UsageError("--readers: channels are decoded one by one; leave it out")
 
     def _check_drafter(self) -> None:
         if self.drafter not in DRAFTERS:

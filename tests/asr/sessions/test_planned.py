@@ -17,10 +17,10 @@ from forescribe.asr.decode.transcriber import Transcriber
 from forescribe.asr.formats.transcript import Notice
 from forescribe.asr.model.loading import load
 from forescribe.asr.model.presets import Pair
+from forescribe.asr.segment import cut_plan
+from forescribe.asr.segment.cut_plan import Plan, plan_of, planned_windows
 from forescribe.asr.segment.vad import EnergyDetector
 from forescribe.asr.segment.windows import WindowOptions
-from forescribe.asr.sessions import cut_plan
-from forescribe.asr.sessions.cut_plan import Plan, plan_of, planned_windows
 from forescribe.asr.sessions.planned import planned
 from forescribe.asr.sessions.session import Session
 from forescribe.asr.sessions.window_groups import Group

@@ -11,14 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..audio.reading import Recording, Samples
 from ..formats.transcript import Notice, seconds
-from ..segment.vad import Detector
-from ..segment.windows import Window, WindowOptions, cut
+from .vad import Detector
+from .windows import Samples, Window, WindowOptions, cut
+
+if TYPE_CHECKING:
+    from ..audio.reading import Recording
 
 GROUP_SIZE = 8
 """Windows with speech that are kept together: after a crash at most four minutes are decoded again."""
@@ -82,7 +84,7 @@ def plan_of(recording: Recording, detector: Detector | None, options: WindowOpti
 
 
 def planned_windows(
-    blocks: Iterable[Samples], plan: Plan, skip: frozenset[int]
+    blocks: Iterable[Samples], plan: Plan, skip: frozenset[int] = frozenset()
 ) -> Iterator[Window]:
     """The plan's windows except those of `skip`, from the recording's blocks [any length].
 

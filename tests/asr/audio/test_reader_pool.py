@@ -1,0 +1,232 @@
+"""Recordings read ahead in children: the same samples, windows and errors, within a bounded spool."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+
+from forescribe.asr.audio import reader_pool
+from forescribe.asr.audio.fork_server import Cutting
+from forescribe.asr.audio.reader_pool import ReaderPool
+from forescribe.asr.audio.reading import Input, open_audio
+from forescribe.asr.audio.sandbox import Decoders
+from forescribe.asr.errors import AudioError, CapacityError, ForescribeError, OutputError
+from forescribe.asr.segment.vad import SileroDetector
+from forescribe.asr.segment.windows import WindowOptions, cut
+from tests.docs.pages import ROOT
+
+SAMPLES = sorted((ROOT / "samples").glob("*.flac"))
+SECOND = 16_000
+SIZE = 4 * SECOND
+"""Bytes of a second in the spool."""
+
+
+def noise(path: Path, seconds: float, seed: int = 0) -> str:
+    samples = np.random.default_rng(seed).uniform(-0.1, 0.1, round(seconds * SECOND))
+    soundfile.write(path, samples, SECOND, subtype="PCM_16")
+    return str(path)
+
+
+def contents(pool: ReaderPool, sources: list[Input]) -> Iterator[object]:
+    """What `pool` makes of each source: samples, spans and warnings, or its error."""
+    for source in pool.ahead(sources):
+        try:
+            with pool.open(source) as recording:
+                samples = np.concatenate([np.zeros(0, np.float32), *recording.blocks()])
+                yield samples, recording.spans, recording.warnings
+        except ForescribeError as error:
+            yield type(error), error.code, error.message
+
+
+@pytest.mark.parametrize("vad", [True, False])
+def test_windows_and_samples_are_those_of_reading_here(vad: bool) -> None:
+    detector = SileroDetector() if vad else None
+    options = WindowOptions(max_silence_s=1.0)
+    paths: list[Input] = [*map(str, SAMPLES)]
+    with ReaderPool(2, Cutting(vad, options)) as pool:
+        for number, (path, found) in enumerate(zip(paths, contents(pool, [*paths]), strict=True)):
+            samples, spans, warnings = found  # type: ignore[misc]
+            with open_audio(path) as recording:
+                expected = np.concatenate([*recording.blocks()])
+                assert np.array_equal(samples, expected)
+                assert warnings == recording.warnings
+            windows = cut(iter([expected]), detector, options)
+            wanted = tuple((w.start, w.end, w.speech) for w in windows)
+            # The first is read here, so that nobody waits for it.
+            assert spans == (None if number == 0 else wanted)
+        assert pool.used_bytes == 0
+
+
+def test_without_windows_only_samples_are_read() -> None:
+    with ReaderPool(1, None) as pool:
+        assert [found[1] for found in contents(pool, [*SAMPLES[:2]])] == [None, None]  # type: ignore[index]
+
+
+def test_errors_are_those_of_reading_here_and_leave_the_others(tmp_path: Path) -> None:
+    good = noise(tmp_path / "good.wav", 1.0)
+    empty, text = tmp_path / "empty.wav", tmp_path / "text.mp3"
+    empty.touch()
+    text.write_text("no audio at all, but long enough to be tried\n" * 50)
+    cut_off = tmp_path / "cut.flac"
+    cut_off.write_bytes(SAMPLES[0].read_bytes()[:200_000])
+    sources: list[Input] = [
+        good,
+        str(empty),
+        str(text),
+        "/nonexistent.wav",
+        str(cut_off),
+        good,
+        str(tmp_path),
+    ]
+    with ReaderPool(2, None) as pool:
+        ahead = list(contents(pool, sources))
+        assert pool.used_bytes == 0
+    for source, found in zip(sources, ahead, strict=True):
+        try:
+            with open_audio(source) as recording:
+                samples = np.concatenate([*recording.blocks()])
+                assert np.array_equal(found[0], samples)  # type: ignore[index]
+                assert found[2] == recording.warnings  # type: ignore[index]
+        except AudioError as error:
+            assert found == (AudioError, error.code, error.message)
+
+
+def test_the_spool_holds_no_more_than_it_may(tmp_path: Path) -> None:
+    """Room for three recordings of a second: of twelve, as many are begun at a time."""
+    paths: list[Input] = [noise(tmp_path / f"{i}.wav", 1.0, i) for i in range(12)]
+    most = 0
+    with ReaderPool(4, None, spool_bytes=3 * SIZE) as pool:
+        for source in pool.ahead(paths):
+            most = max(most, pool.used_bytes)
+            with pool.open(source) as recording:
+                assert sum(map(len, recording.blocks())) == SECOND
+        assert most == 3 * SIZE
+        assert pool.used_bytes == 0
+
+
+def test_a_recording_longer_than_the_spool_is_read_here(tmp_path: Path) -> None:
+    short, long = noise(tmp_path / "short.wav", 1.0), noise(tmp_path / "long.wav", 3.0)
+    with ReaderPool(2, Cutting(vad=False), spool_bytes=2 * SIZE) as pool:
+        found = list(contents(pool, [short, long, short]))
+    assert [len(samples) for samples, _, _ in found] == [SECOND, 3 * SECOND, SECOND]  # type: ignore[misc]
+    assert [spans is None for _, spans, _ in found] == [True, True, False]  # type: ignore[misc]
+
+
+def test_one_longer_than_its_header_says_is_read_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths: list[Input] = [noise(tmp_path / f"{i}.wav", 3.0, i) for i in range(2)]
+    monkeypatch.setattr(reader_pool, "length_of", lambda path: 0.5)
+    with ReaderPool(1, None, spool_bytes=SIZE) as pool:
+        found = list(contents(pool, paths))
+    assert [len(samples) for samples, _, _ in found] == 2 * [3 * SECOND]  # type: ignore[misc]
+    assert pool.used_bytes == 0
+
+
+def test_a_full_disk_of_the_spool_costs_no_recording(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: Decoders, *arguments: object, **more: object) -> None:
+        raise OutputError("no room for the samples", code="storage_full")
+
+    paths: list[Input] = [noise(tmp_path / f"{i}.wav", 1.0, i) for i in range(3)]
+    monkeypatch.setattr(Decoders, "decode", full)
+    with ReaderPool(1, None) as pool:
+        found = list(contents(pool, paths))
+    assert [len(samples) for samples, _, _ in found] == 3 * [SECOND]  # type: ignore[misc]
+
+
+def test_what_no_child_has_begun_is_read_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The only child is busy with the second recording while the third one's turn comes."""
+    begun, go_on = threading.Event(), threading.Event()
+    decode = Decoders.decode
+
+    def slow(self: Decoders, *arguments: object, **more: object) -> object:
+        begun.set()
+        assert go_on.wait(60)
+        return decode(self, *arguments, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Decoders, "decode", slow)
+    paths: list[Input] = [noise(tmp_path / f"{i}.wav", 1.0, i) for i in range(3)]
+    with ReaderPool(1, Cutting(vad=False)) as pool:
+        ahead = pool.ahead(paths)
+        next(ahead)
+        assert begun.wait(60)
+        next(ahead)
+        threading.Timer(0.2, go_on.set).start()
+        with pool.open(paths[1]) as second:
+            assert second.spans is not None  # it had been begun: worth the wait
+        begun.clear()
+        assert pool.used_bytes <= SIZE
+        next(ahead)
+        with pool.open(paths[2]) as third:
+            assert sum(map(len, third.blocks())) == SECOND
+
+
+def test_a_killed_child_is_tried_again_and_then_fails_its_recording_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever kills it: the kernel for lack of memory, mostly."""
+    reply = Decoders._request
+    tries = 0
+
+    def killed(
+        self: Decoders, source: object, samples: object, message: bytes, wall_s: float
+    ) -> object:
+        nonlocal tries
+        if b"poison" not in message:
+            return reply(self, source, samples, message, wall_s)  # type: ignore[arg-type]
+        tries += 1
+        return {"exit": -signal.SIGKILL, "late": False}
+
+    monkeypatch.setattr(Decoders, "_request", killed)
+    names = ("a", "poison", "b")
+    paths: list[Input] = [noise(tmp_path / f"{name}.wav", 1.0) for name in names]
+    with ReaderPool(1, None) as pool:
+        found = list(contents(pool, paths))
+    assert tries == 2
+    assert found[1][:2] == (CapacityError, "overloaded")  # type: ignore[index]
+    assert [len(found[i][0]) for i in (0, 2)] == [SECOND, SECOND]  # type: ignore[index]
+
+
+def test_ending_early_leaves_neither_children_nor_files(tmp_path: Path) -> None:
+    paths: list[Input] = [noise(tmp_path / f"{i}.wav", 5.0, i) for i in range(6)]
+    open_before = set(os.listdir("/proc/self/fd"))
+    pool = ReaderPool(2, None)
+    ahead = pool.ahead(paths)
+    next(ahead)
+    with pool.open(paths[0]) as recording:
+        next(recording.blocks())
+    next(ahead)  # and never opened
+    process = pool._decoders._process
+    pool.close()
+    assert pool.used_bytes == 0
+    assert process is None or process.poll() is not None
+    assert len(os.listdir("/proc/self/fd")) <= len(open_before) + 1  # the one that lists them
+
+
+def test_pipes_and_open_files_are_read_here(tmp_path: Path) -> None:
+    path = noise(tmp_path / "a.wav", 1.0)
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=lambda: pipe.write_bytes(Path(path).read_bytes()))
+    writer.start()
+    with open(path, "rb") as file, ReaderPool(1, Cutting(vad=False)) as pool:
+        found = list(contents(pool, [path, file, str(pipe), Path(path).read_bytes(), path]))
+    writer.join()
+    assert [len(samples) for samples, _, _ in found] == 5 * [SECOND]  # type: ignore[misc]
+    assert [spans is None for _, spans, _ in found] == [True, True, True, True, False]  # type: ignore[misc]
+
+
+def test_no_readers_are_a_mistake() -> None:
+    with pytest.raises(ValueError, match="readers is 0"):
+        ReaderPool(0, None)

@@ -1,0 +1,96 @@
+"""Transcribers whose recordings are read ahead: when they are, and that the transcripts are the same."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from forescribe.asr.audio.reading import Open, open_audio
+from forescribe.asr.batch.reading_transcriber import ReadingTranscriber, reading_ahead
+from forescribe.asr.decode.options import Options
+from forescribe.asr.decode.outcome import Outcome
+from forescribe.asr.errors import UsageError
+from forescribe.cli.main import app
+from tests.docs.pages import ROOT
+
+SAMPLES = sorted((ROOT / "samples").glob("*.flac"))
+
+
+class Lengths:
+    """A transcriber that opens every recording and remembers what it was."""
+
+    def __init__(self) -> None:
+        self.spans: list[bool] = []
+
+    def transcribe(
+        self,
+        sources: Iterable[Any],
+        options: Options | None = None,
+        hook: object = None,
+        *,
+        open: Open = open_audio,
+    ) -> Iterator[Outcome]:
+        for source in sources:
+            with open(source) as recording:
+                assert sum(map(len, recording.blocks())) > 0
+                self.spans.append(recording.spans is not None)
+            yield Outcome(source)
+
+
+@pytest.mark.parametrize(
+    ("long_form", "cut_before"), [("windows", [False, True]), ("sequential", [False, False])]
+)
+def test_windows_are_cut_by_readers_where_there_are_windows(
+    long_form: Any, cut_before: list[bool]
+) -> None:
+    inner = Lengths()
+    options = Options(long_form=long_form)
+    outcomes = ReadingTranscriber(inner, 1).transcribe([*SAMPLES[:2]], options)
+    assert [outcome.source for outcome in outcomes] == SAMPLES[:2]
+    assert inner.spans == cut_before
+
+
+def test_readers_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)))
+    inner = Lengths()
+
+    def readers(given: int | None, recordings: int, on_cpu: bool) -> int:
+        made = reading_ahead(inner, given, recordings=recordings, on_cpu=on_cpu)
+        return made.readers if isinstance(made, ReadingTranscriber) else 0
+
+    assert readers(None, recordings=100, on_cpu=False) == 8
+    assert readers(None, recordings=100, on_cpu=True) == 0
+    assert readers(None, recordings=1, on_cpu=False) == 0
+    assert readers(3, recordings=1, on_cpu=True) == 3
+    assert readers(0, recordings=100, on_cpu=False) == 0
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
+    assert readers(None, recordings=100, on_cpu=False) == 1
+
+
+def test_results_are_the_same_with_and_without_readers(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.flac"
+    broken.write_bytes(b"fLaC is all that it has")
+    for readers in ("0", "2"):
+        arguments = ["--model", "demo", "--readers", readers, "-f", "txt,srt", "--gamma", "5"]
+        paths = [str(path) for path in (*SAMPLES, broken)]
+        result = CliRunner().invoke(
+            app, ["transcribe", *paths, *arguments, "-o", str(tmp_path / readers)]
+        )
+        assert result.exit_code == 1  # the broken one
+    files = sorted(path.name for path in (tmp_path / "0").glob("*.*t"))
+    assert len(files) == 2 * len(SAMPLES)
+    for name in files:
+        assert (tmp_path / "0" / name).read_bytes() == (tmp_path / "2" / name).read_bytes()
+
+
+def test_split_channels_have_no_readers() -> None:
+    result = CliRunner().invoke(
+        app, ["transcribe", "a.wav", "--channels", "split", "--readers", "2"]
+    )
+    assert isinstance(result.exception, UsageError)
+    assert "--readers" in str(result.exception)
