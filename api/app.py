@@ -15,6 +15,7 @@ from fastapi import APIRouter, Depends, FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 from .access.keys import Keyring
+from .access.limit_headers import LimitHeaders
 from .dependencies import browser_caller, caller
 from .http import exception_handlers
 from .http.openapi import describe
@@ -30,6 +31,7 @@ from .speech.serving import Serving
 from .text.text_serving import TextServing
 
 if TYPE_CHECKING:
+    from .access.usage import Usage
     from .jobs.service import Jobs
 
 
@@ -38,14 +40,15 @@ def create_app(
     serving: Serving | None = None,
     jobs: Jobs | None = None,
     *,
+    usage: Usage | None = None,
     hung: Callable[[], None] = exit_hung,
     failed: Callable[[Failure], None] = exit_failed,
 ) -> FastAPI:
     """Create the service.
 
     Models are loaded in their own threads once the application has started. Without `jobs` there are no
-    job routes. `hung` is called if a model's round does not end, `failed` if a model cannot be loaded;
-    both end the process, which its supervisor restarts.
+    job routes; `usage` may count the use of keys then. `hung` is called if a model's round does not end,
+    `failed` if a model cannot be loaded; both end the process, which its supervisor restarts.
     """
     engine = serving or Serving.of(settings)
     text_serving = TextServing.of(settings)
@@ -55,12 +58,16 @@ def create_app(
     text_serving.thread.wait_for(engine.thread)
     batches = None
     if jobs is not None:
+        from .access.usage import Usage
         from .batches.batch_service import Batches
         from .files.file_store import Files
 
+        usage = Usage(jobs.store.database, settings.api_keys.get, jobs.store.now)
         batches = Batches(jobs, Files(settings, jobs.store))
         engine.ending.append(jobs.ending)
         engine.closing += [batches.stop, jobs.hand_over]
+    if usage is not None:
+        engine.usage = usage
     watchdog = Watchdog((engine, text_serving), settings.stall_s, hung)
 
     @asynccontextmanager
@@ -69,13 +76,15 @@ def create_app(
         text_serving.start()
         watchdog.start()
         try:
-            if jobs is not None and batches is not None:
-                try:
+            try:
+                if usage is not None:
+                    await asyncio.to_thread(usage.create)
+                if jobs is not None and batches is not None:
                     await asyncio.to_thread(jobs.start)
-                    batches.start()
-                except Exception as error:  # the database or the disk: no job is lost
-                    log_unexpected(error)
-                    failed(Failure.of("the jobs' store", error))
+                    await asyncio.to_thread(batches.start)
+            except Exception as error:  # the database or the disk: no job is lost
+                log_unexpected(error)
+                failed(Failure.of("the jobs' store", error))
             yield
         finally:
             if jobs is not None and batches is not None:
@@ -83,6 +92,7 @@ def create_app(
                 await asyncio.to_thread(jobs.stop)
             await engine.stop()  # waits for all requests, texts included
             await text_serving.stop()
+            await asyncio.to_thread(engine.usage.close)
             watchdog.stop()
 
     app = FastAPI(
@@ -111,6 +121,10 @@ def create_app(
         exception_handlers.install_database(app)
         for module in (job_routes, upload_routes, file_routes, batch_routes):
             private.include_router(module.router)
+    if usage is not None:
+        from .routers import usage as usage_routes
+
+        private.include_router(usage_routes.router)
     app.include_router(private)
     describe(app)
     return app
@@ -128,5 +142,6 @@ def _add_middleware(app: FastAPI, settings: Settings, serving: Serving) -> None:
             expose_headers=EXPOSED,
             allow_private_network=True,
         )
+    app.add_middleware(LimitHeaders, admission=serving.admission)
     app.add_middleware(OriginGuard, settings=settings, metrics=serving.metrics)
     app.add_middleware(RequestId, metrics=serving.metrics)

@@ -28,6 +28,7 @@ NEEDS: Mapping[str, Scope | None] = MappingProxyType(
         "batches": "jobs",
         "operations": "metrics",
         "models": None,  # any key
+        "usage": None,
         "docs": None,
     }
 )
@@ -63,6 +64,7 @@ def caller(request: Request) -> str:
         raise ApiError("invalid_api_key", "give an API key: `Authorization: Bearer <key>`")
     if needed is not None and needed not in keyring.rights[owner].scopes:
         raise ApiError("forbidden", f"this key is not for {needed}")
+    request.state.owner = owner
     return owner
 
 

@@ -161,6 +161,15 @@ class Settings(BaseSettings):
         return self
 
     @model_validator(mode="after")
+    def _check_quotas(self) -> Self:
+        for name, rights in self.api_keys.items():
+            if rights.has_quota and not self.jobs:
+                raise ValueError(
+                    f"key {name!r} has a quota, which is counted in the database of jobs: set jobs = true"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _check_open(self) -> Self:
         if not (self.api_keys or self.open_to_all or loopback(self.host)):
             raise ValueError(

@@ -16,7 +16,7 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..errors import ApiError
@@ -33,15 +33,18 @@ class _KeyLimits:
 
     requests: tuple[RateLimit, ...]
     audio: tuple[RateLimit, ...]
+    tokens: tuple[RateLimit, ...]
 
     @classmethod
     def of(cls, rights: Rights) -> _KeyLimits:
         requests = ((rights.requests_per_minute, 60.0), (rights.requests_per_hour, 3600.0))
         audio = ((rights.audio_s_per_minute, 60.0), (rights.audio_s_per_hour, 3600.0))
-        return cls(
-            tuple(RateLimit(limit, window_s) for limit, window_s in requests if limit is not None),
-            tuple(RateLimit(limit, window_s) for limit, window_s in audio if limit is not None),
-        )
+        tokens = ((rights.tokens_per_minute, 60.0), (rights.tokens_per_hour, 3600.0))
+        return cls(_rate_limits(requests), _rate_limits(audio), _rate_limits(tokens))
+
+
+def _rate_limits(given: Sequence[tuple[float | None, float]]) -> tuple[RateLimit, ...]:
+    return tuple(RateLimit(limit, window_s) for limit, window_s in given if limit is not None)
 
 
 class Admission:
@@ -104,6 +107,25 @@ class Admission:
         with self._lock:
             self._charge(caller, seconds)
 
+    def charge_tokens(self, caller: str, tokens: int) -> None:
+        """Count the tokens of a prompt against a key's limits. Raises ApiError `rate_limited`, or
+        `invalid_value` if the prompt alone exceeds a limit."""
+        with self._lock:
+            if caller in self._limits:
+                self._use(self._limits[caller].tokens, tokens, "tokens")
+
+    def add_tokens(self, caller: str, tokens: int) -> None:
+        """Count tokens that were written: later requests wait for them."""
+        with self._lock:
+            if caller in self._limits:
+                for limit in self._limits[caller].tokens:
+                    limit.add(tokens, self.clock())
+
+    def limits(self, caller: str) -> tuple[tuple[RateLimit, ...], ...]:
+        """A key's limits of requests, audio and tokens, which may be read only."""
+        limits = self._limits.get(caller)
+        return ((), (), ()) if limits is None else (limits.requests, limits.audio, limits.tokens)
+
     def record_speed(self, audio_s: float, wall_s: float) -> None:
         """A recording of `audio_s` seconds was processed in `wall_s` seconds, together with others."""
         if audio_s > 0 and wall_s > 0:
@@ -132,6 +154,8 @@ class Admission:
         for limit in limits:
             wait_s = limit.wait_s(amount, now)
             text = f"{limit.maximum:g} {unit} in {limit.window_s:g} s, the maximum of this key"
+            if math.isinf(wait_s) and unit == "tokens":
+                raise ApiError("invalid_value", f"{amount:g} tokens exceed {text}", param="prompt")
             if math.isinf(wait_s):
                 raise ApiError("audio_too_long", f"{amount:g} exceed {text}", param="file")
             if wait_s:

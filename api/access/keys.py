@@ -41,6 +41,13 @@ SCOPES: tuple[Scope, ...] = ("audio", "text", "jobs", "metrics")
 Count = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0)]
 
+QUOTAS = tuple(
+    f"{unit}_per_{period}"
+    for unit in ("requests", "audio_s", "tokens")
+    for period in ("day", "month")
+)
+"""The rights that are quotas."""
+
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
@@ -61,6 +68,16 @@ class Rights(BaseModel):
     requests_per_hour: Count | None = None
     audio_s_per_minute: Seconds | None = None
     audio_s_per_hour: Seconds | None = None
+    tokens_per_minute: Count | None = None  # of texts
+    tokens_per_hour: Count | None = None
+    requests_per_day: Count | None = (
+        None  # quotas: counted in the database, by days and months of UTC
+    )
+    requests_per_month: Count | None = None
+    audio_s_per_day: Seconds | None = None
+    audio_s_per_month: Seconds | None = None
+    tokens_per_day: Count | None = None
+    tokens_per_month: Count | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -86,6 +103,11 @@ class Rights(BaseModel):
             if not _DIGEST.fullmatch(value.lower()):
                 raise ValueError("not a SHA-256 in hex; create it with `forescribe key`")
         return tuple(value.lower() for value in hashes)
+
+    @property
+    def has_quota(self) -> bool:
+        """Whether anything is limited per day or month."""
+        return any(getattr(self, name) is not None for name in QUOTAS)
 
     def expired(self, now: datetime) -> bool:
         """Whether the key has expired at `now`, which must be timezone-aware."""

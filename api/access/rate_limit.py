@@ -37,6 +37,18 @@ class RateLimit:
             wait_s = (step + STEPS + 1) * self.window_s / STEPS - now
         return wait_s
 
+    def remaining(self, now: float) -> float:
+        """How much may be used now."""
+        self._expire(now)
+        return max(0.0, self.maximum - self._used)
+
+    def reset_s(self, now: float) -> float:
+        """Seconds until all of it may be used."""
+        self._expire(now)
+        if not self._steps:
+            return 0.0
+        return max(0.0, (self._steps[-1][0] + STEPS + 1) * self.window_s / STEPS - now)
+
     def add(self, amount: float, now: float) -> None:
         step = self._step(now)
         if self._steps and self._steps[-1][0] == step:

@@ -24,7 +24,12 @@ ERROR: dict[str, Any] = {
                 "message": {"type": "string"},
                 "type": {
                     "type": "string",
-                    "enum": ["invalid_request_error", "rate_limit_error", "server_error"],
+                    "enum": [
+                        "invalid_request_error",
+                        "rate_limit_error",
+                        "insufficient_quota",
+                        "server_error",
+                    ],
                 },
                 "param": {"type": ["string", "null"]},
                 "code": {"type": ["string", "null"], "enum": [*sorted(STATUS), None]},

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ..access.limit_headers import HEADERS as LIMIT_HEADERS
 from ..errors import ApiError, refusal
 from ..metrics import Metrics
 from ..settings import Settings
@@ -40,6 +41,7 @@ EXPOSED = (
     "Upload-Length",
     "Upload-Offset",
     "x-request-id",
+    *LIMIT_HEADERS,
 )
 """Headers that pages of allowed origins may read in addition to the CORS-safelisted ones."""
 

@@ -141,8 +141,9 @@ class Submissions:
     def submit(self, new: NewJob, audio: Audio, key: IdempotencyKey | None = None) -> Job:
         """Insert and queue a job, once everything is on disk; or return the earlier job of the same key.
 
-        Raises ApiError `idempotency_key_reused`, OutputError if the disk is full.
+        Raises ApiError: `idempotency_key_reused`, `insufficient_quota`; OutputError if the disk is full.
         """
+        usage = self.serving.usage
         store, text = self.store, json.dumps(dict(new.form)).encode()
         audio.flush()
         try:
@@ -152,10 +153,14 @@ class Submissions:
                     if key is not None:
                         store.keys.insert(tx, new.owner, key.text, key.fingerprint, new.id)
                     job = store.jobs.insert(tx, new)
+                    usage.spend_in(tx, new.owner, requests=1, audio_s=new.total_s)
                     store.references.put(tx, job.id, "audio", audio_blob)
                     store.references.put(tx, job.id, "form", form_blob)
                     self.engine.enqueue(tx, run_item(job.id, job.run, job.kind))
             return job
+        except ApiError:
+            store.references.delete_unreferenced([audio_blob, form_blob])
+            raise
         except IntegrityError:
             store.references.delete_unreferenced([audio_blob, form_blob])
             before = None if key is None else self.created_by(new.owner, key)

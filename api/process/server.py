@@ -27,6 +27,7 @@ from ..speech.serving import Serving
 from .model_loads import Failure
 
 if TYPE_CHECKING:
+    from ..access.usage import Usage
     from ..jobs.service import Jobs
     from .forward import WorkerAddress
 
@@ -106,7 +107,8 @@ def serve(
         jobs = _jobs(settings, serving) if first else None
     except CapacityError as error:  # the database may come back, the disk may be cleared
         _end(Failure.of("the jobs' store", error))
-    app = create_app(settings, serving, jobs, failed=fail)
+    usage = None if first else _usage(settings)
+    app = create_app(settings, serving, jobs, usage=usage, failed=fail)
     if worker is not None:
         from .forward import Forward
 
@@ -130,6 +132,17 @@ def serve(
 def _end(failure: Failure) -> NoReturn:
     sys.stderr.write(f"forescribe: {failure.line}\n")
     sys.exit(failure.status)
+
+
+def _usage(settings: Settings) -> Usage | None:
+    """The usage of keys, for a worker without jobs: counted in the same database."""
+    if not settings.jobs:
+        return None
+    from ..access.usage import Usage
+    from ..jobs.storage.database import Database
+
+    url = settings.database_url or f"sqlite:///{settings.data_folder / 'jobs.db'}"
+    return Usage(Database.open(url), settings.api_keys.get)
 
 
 def _jobs(settings: Settings, serving: Serving) -> Jobs | None:

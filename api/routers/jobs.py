@@ -77,6 +77,7 @@ async def submit(
     key, submissions = idempotency_key(request), jobs.submissions
     keyed = caller != ANONYMOUS
     await asyncio.to_thread(submissions.check_capacity, caller, keyed=keyed)
+    await asyncio.to_thread(serving.usage.check, caller)
     reservation = serving.admission.reserve(caller, keyed=keyed)
     try:
         with submissions.reserved(caller, key):

@@ -51,7 +51,7 @@ async def completions(
 ) -> Response:
     form, texts = await _begin(request, text_serving, serving, caller, CompletionForm)
     shape = TextShape(form.model, _now(), logprobs=form.ranks, usage=form.usage_streamed)
-    return await _answer(request, form, texts, shape)
+    return await _answer(request, serving, caller, form, texts, shape)
 
 
 @router.post("/chat/completions", openapi_extra=_openapi(ChatForm))
@@ -60,7 +60,7 @@ async def chat(
 ) -> Response:
     form, texts = await _begin(request, text_serving, serving, caller, ChatForm)
     shape = ChatShape(form.model, _now(), logprobs=form.ranks, usage=form.usage_streamed)
-    return await _answer(request, form, texts, shape)
+    return await _answer(request, serving, caller, form, texts, shape)
 
 
 def _now() -> int:
@@ -78,6 +78,7 @@ async def _begin(
     generator = text_serving.check()
     if serving.leaving:
         raise ApiError("not_ready", f"the server is {serving.state}")
+    await asyncio.to_thread(serving.usage.check_tokens, caller)
     reservation = serving.admission.reserve(caller, keyed=caller != ANONYMOUS)
     try:
         form = await parse(request, kind)
@@ -92,6 +93,8 @@ async def _begin(
         except RequestError as error:
             param = "messages" if kind is ChatForm else "prompt"
             raise ApiError("invalid_value", str(error), param=param) from error
+        serving.admission.charge_tokens(caller, sum(map(len, prompts)))
+        await asyncio.to_thread(serving.usage.spend, caller, requests=1)
         choices = form.choices()
         pairs = [(prompt, options) for prompt in prompts for options in choices]
         texts = text_serving.write([p for p, _ in pairs], [o for _, o in pairs], reservation)
@@ -101,16 +104,30 @@ async def _begin(
         raise
 
 
-async def _answer(request: Request, form: TextForm, texts: TextRequest, shape: Shape) -> Response:
+async def _answer(
+    request: Request,
+    serving: ServingDep,
+    caller: str,
+    form: TextForm,
+    texts: TextRequest,
+    shape: Shape,
+) -> Response:
     # Each prompt counts once, however many texts are generated for it.
     prompt_tokens = sum(map(len, texts.prompts)) // form.n
+
+    def end() -> None:
+        """Cancel what is left, and count what was written, also if the client has left."""
+        texts.cancel()
+        serving.admission.add_tokens(caller, texts.written)
+        serving.usage.later(caller, tokens=prompt_tokens + texts.written)
+
     if form.stream:
         body = _chunks(texts, shape, prompt_tokens, usage=form.usage_streamed)
-        return EventStream(body, texts.cancel)
+        return EventStream(body, end)
     try:
         completions = await while_connected(request, _all(texts))
     finally:
-        texts.cancel()
+        end()
     return JSONResponse(shape.whole(completions, prompt_tokens))
 
 

@@ -22,6 +22,7 @@ from starlette.requests import ClientDisconnect
 
 from ..access.capacity import Reservation
 from ..dependencies import ANONYMOUS
+from ..errors import ApiError
 from ..settings import Settings
 from ..uploads.multipart import Upload, receive
 from .serving import Serving
@@ -44,6 +45,7 @@ class AdmittedUpload:
     reservation: Reservation
     settings: Settings
     serving: Serving
+    caller: str
 
     async def follow(self, options: Options, tap: Tap | None = None) -> TranscriptionStream:
         """Decode and queue it; with a `tap`, the caller releases the reservation. Raises ApiError if the
@@ -57,7 +59,18 @@ class AdmittedUpload:
         except BaseException:
             decoded_file.close()
             raise
-        return self.serving.follow(TranscriptionTask(decoded_file, options, self.reservation, tap))
+        seconds, usage = decoded_file.duration_s, self.serving.usage
+        try:
+            await asyncio.to_thread(usage.spend, self.caller, requests=1, audio_s=seconds)
+        except BaseException:
+            decoded_file.close()
+            raise
+        try:
+            task = TranscriptionTask(decoded_file, options, self.reservation, tap)
+            return self.serving.follow(task)
+        except ApiError:
+            await asyncio.to_thread(usage.refund, self.caller, requests=1, audio_s=seconds)
+            raise
 
 
 @asynccontextmanager
@@ -68,13 +81,14 @@ async def admitted(
     upload is left. Raises ApiError before the body is read if no work is admitted.
     """
     serving.check()
+    await asyncio.to_thread(serving.usage.check, caller)
     reservation = serving.admission.reserve(caller, keyed=caller != ANONYMOUS)
     try:
         began = time.perf_counter()
         async with receive(request, settings) as upload:
             reservation.start()
             serving.metrics.took("upload", time.perf_counter() - began)
-            yield AdmittedUpload(upload, reservation, settings, serving)
+            yield AdmittedUpload(upload, reservation, settings, serving, caller)
     except BaseException:
         reservation.release()
         raise

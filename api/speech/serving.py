@@ -25,6 +25,7 @@ from forescribe.asr.errors import ForescribeError, UsageError
 from forescribe.speculative.models.load_lock import loading
 
 from ..access.capacity import Admission
+from ..access.meter import Meter
 from ..errors import ApiError
 from ..metrics import Metrics
 from ..process.lifecycle import Lifecycle
@@ -60,6 +61,7 @@ class Serving(Lifecycle):
         super().__init__(settings)
         self._load = load
         self.admission = Admission(settings)
+        self.usage = Meter()
         self.decoders = decoders or Decoders(settings.readers)
         self.speakers = Speakers(load_diarizer, self.decoders)
         self.metrics = Metrics()

@@ -38,6 +38,7 @@ class TextRequest:
         self._loop = asyncio.get_running_loop()
         self._end_s = self._loop.time() + timeout_s
         self._unfinished = len(prompts)
+        self._written = [0] * len(prompts)  # tokens of each text so far
         self._events: asyncio.Queue[tuple[int, Event] | ApiError] = asyncio.Queue()
         """At most as many as the request's tokens."""
 
@@ -45,7 +46,9 @@ class TextRequest:
 
     def put(self, index: int, event: Event) -> None:
         """Pass on an event of text `index`."""
+        self._written[index] += len(event.tokens)
         if event.completion is not None:
+            self._written[index] = len(event.completion.ids)
             self._unfinished -= 1
             if not self._unfinished:
                 self.reservation.release()
@@ -60,6 +63,11 @@ class TextRequest:
             self._loop.call_soon_threadsafe(self._events.put_nowait, item)
 
     # -- on the event loop ------------------------------------------------------------------------
+
+    @property
+    def written(self) -> int:
+        """Tokens of all texts so far, end-of-text and stop strings included."""
+        return sum(self._written)
 
     async def next(self) -> tuple[int, Event]:
         """The next event, with the number of its text. Each text ends with one completion.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from forescribe.api.access.capacity import Admission
 from forescribe.api.access.keys import SCOPES, Rights, digest, new_key
+from forescribe.api.access.limit_headers import duration
 from forescribe.api.access.rate_limit import STEPS, RateLimit
 from forescribe.api.app import create_app
 from forescribe.api.dependencies import NEEDS
@@ -162,6 +164,58 @@ def test_audio_is_charged_as_it_is_decoded(service) -> None:
     assert refused.status_code == 429 and int(refused.headers["retry-after"]) >= 1
     assert post(6).status_code == 413
     assert client.app.state.serving.admission.requests == 0
+
+
+def test_what_is_left_of_a_limit_is_in_the_headers(service) -> None:
+    limits = {
+        "requests_per_minute": 3,
+        "requests_per_hour": 100,
+        "audio_s_per_hour": 10.5,
+        "tokens_per_minute": 50,
+    }
+    client = service(api_keys={"team": {"hash": digest(KEY), **limits}, "free": digest(OTHER)})
+
+    def post(seconds: float, key: str = KEY):
+        files = {"file": sound(seconds)}
+        return client.post(TRANSCRIBE, files=files, data=FORM, headers=keyed(key))
+
+    def told(answer) -> dict[str, str]:
+        prefix = "x-ratelimit-"
+        return {k.removeprefix(prefix): v for k, v in answer.headers.items() if prefix in k}
+
+    first = told(post(4))
+    assert (first["limit-requests"], first["remaining-requests"]) == ("3", "2")
+    assert (first["limit-audio-seconds"], first["remaining-audio-seconds"]) == ("10.5", "6.5")
+    assert (first["limit-tokens"], first["remaining-tokens"], first["reset-tokens"]) == (
+        "50",
+        "50",
+        "0s",
+    )
+    for name, most in (("requests", 62), ("audio-seconds", 3662)):
+        assert 0 < seconds(first[f"reset-{name}"]) <= most
+    assert told(post(4))["remaining-requests"] == "1"
+    refused = post(4)  # by the audio
+    assert refused.status_code == 429 and told(refused)["remaining-audio-seconds"] == "2.5"
+    refused = post(1)  # by the requests, before the body is read
+    assert refused.status_code == 429 and told(refused)["remaining-requests"] == "0"
+    assert told(post(1, OTHER)) == {}
+    assert told(client.get("/v1/models", headers=keyed(KEY))) == {}
+
+
+def seconds(text: str) -> float:
+    """A duration of the headers."""
+    total = 0.0
+    for part, unit in re.findall(r"([0-9.]+)([hms])", text):
+        total += float(part) * {"h": 3600, "m": 60, "s": 1}[unit]
+    return total
+
+
+@given(st.floats(0, 1e6))
+def test_durations_are_written_as_openai_writes_them(value) -> None:
+    text = duration(value)
+    assert re.fullmatch(r"((\d+h)?\d+m)?\d+(\.\d)?s", text)
+    assert value - 1e-6 <= seconds(text) <= value + 0.11
+    assert [duration(s) for s in (0, 1, 59.5, 360, 3723)] == ["0s", "1s", "59.5s", "6m0s", "1h2m3s"]
 
 
 def test_metrics_are_for_nobody_outside(service) -> None:

@@ -1,0 +1,113 @@
+"""The rows of batches on both databases: who works on a batch, and which transitions there are."""
+
+from __future__ import annotations
+
+import os
+from uuid import uuid4
+
+import pytest
+from sqlalchemy.exc import IntegrityError
+
+from forescribe.api.batches.batch_records import Batch, BatchError, LineError, LineRow
+from forescribe.api.batches.batch_table import BATCHES, LINES, BatchTable
+from forescribe.api.jobs.storage.store import Store
+
+URL = os.environ.get("FORESCRIBE_TEST_PG")
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def store(request, tmp_path):
+    url = None
+    if request.param == "postgresql":
+        if not URL:
+            pytest.skip("FORESCRIBE_TEST_PG names no database")
+        import psycopg
+
+        url = f"{URL.rsplit('/', 1)[0]}/forescribe_{uuid4().hex[:12]}"
+        with psycopg.connect(URL, autocommit=True) as connection:
+            connection.execute(f'create database "{url.rsplit("/", 1)[1]}"')
+    made = Store.open(tmp_path, url)
+    made.database.create(BATCHES, LINES)
+    made.database.create(BATCHES, LINES)  # twice does nothing
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def table(store):
+    table = BatchTable(store.database, lambda: 1000.0)
+    with store.transaction() as tx:
+        table.insert(
+            tx,
+            Batch(
+                id="b",
+                owner="team",
+                endpoint="/v1/audio/transcriptions",
+                input_file="file-1",
+                state="validating",
+                created_at=900.0,
+                expires_at=2000.0,
+                model="large",
+                metadata={"ä": "ö"},
+            ),
+        )
+    return table
+
+
+def test_a_row_comes_back_as_it_was(store, table) -> None:
+    batch = table.get("b", "team")
+    assert batch.metadata == {"ä": "ö"} and batch.times["failed_at"] is None
+    assert table.get("b", "other") is None
+    with pytest.raises(IntegrityError), store.transaction() as tx:
+        table.insert(tx, batch)
+    with store.transaction() as tx:
+        assert table.fail(tx, "b", [BatchError(code="empty_file", message="m", line=3)])
+    batch = table.get("b")
+    assert batch.errors == (BatchError(code="empty_file", message="m", line=3),)
+    assert batch.times["failed_at"] == 1000.0 and batch.ended and table.unfinished() == []
+    assert table.ended_before(1001.0) == ["b"] and table.ended_before(1000.0) == []
+
+
+def test_a_transition_names_what_it_leaves(store, table) -> None:
+    with store.transaction() as tx:
+        assert not table.enter(tx, "b", "finalizing", ("in_progress",))
+        assert table.enter(tx, "b", "in_progress", ("validating",))
+        assert not table.enter(tx, "b", "in_progress", ("validating",))
+        assert table.enter(tx, "b", "cancelling", ("validating", "in_progress"))
+        assert not table.enter(tx, "b", "completed", ("finalizing",))
+    assert table.get("b").state == "cancelling"
+
+
+def test_one_process_works_on_a_batch_until_it_dies(store, table) -> None:
+    for executor in ("one", "two"):
+        store.heartbeats.beat(executor, ())
+    assert table.claim("b", "one", exclusive=False) and table.claim("b", "one", exclusive=False)
+    assert not table.claim("b", "two", exclusive=False)
+    store.heartbeats.delete("one")  # as recovery does with the dead
+    assert table.claim("b", "two", exclusive=False) and table.get("b").executor == "two"
+    assert table.claim("b", "three", exclusive=True)
+
+
+def test_a_line_ends_once(store, table) -> None:
+    lines = [LineRow("b", k, 10 * k, 10) for k in range(1200)]
+    with store.transaction() as tx:
+        table.insert_lines(tx, lines)
+    assert table.lines("b") == lines and table.lines("b", limit=2, after=4) == lines[5:7]
+    assert len({line.job for line in lines}) == 1200 == len({line.request for line in lines})
+    error = LineError("invalid_value", "m", "model")
+    with store.transaction() as tx:
+        assert table.set_line(tx, lines[0], "submitted")
+        assert table.set_line(tx, lines[0], "failed", error)
+        assert not table.set_line(tx, lines[0], "succeeded")
+        assert table.set_line(tx, lines[1], "succeeded")
+        table.end_lines(tx, "b", "expired")
+    assert table.counts(["b", "c"]) == {
+        "b": {"failed": 1, "succeeded": 1, "expired": 1198},
+        "c": {},
+    }
+    (failed,) = table.lines("b", "failed")
+    assert failed.error == error
+    with store.transaction() as tx:
+        for deletion in table.deletions("b"):
+            tx.execute(deletion)
+    assert table.get("b") is None and table.lines("b") == []
