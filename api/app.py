@@ -121,10 +121,7 @@ def create_app(
         exception_handlers.install_database(app)
         for module in (job_routes, upload_routes, file_routes, batch_routes):
             private.include_router(module.router)
-    if usage is not None:
-        from .routers import usage as usage_routes
-
-        private.include_router(usage_routes.router)
+    private.include_router(metrics.usage_router)
     app.include_router(private)
     describe(app)
     return app

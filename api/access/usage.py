@@ -12,15 +12,13 @@ those of UTC. Does not know HTTP.
 
 from __future__ import annotations
 
-import calendar
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
@@ -32,7 +30,7 @@ from ..errors import ApiError
 from ..jobs.storage.database import Database, Tx
 from ..jobs.storage.tables import META
 from .keys import Rights
-from .meter import Meter
+from .meter import UNITS, Amount, Meter, until
 
 USAGE = sa.Table(
     "forescribe_usage",
@@ -44,38 +42,14 @@ USAGE = sa.Table(
     sa.Column("tokens", sa.BigInteger, nullable=False),
 )
 
-UNITS: Mapping[str, str] = {
-    "requests": "requests",
-    "audio_s": "seconds of audio",
-    "tokens": "tokens",
-}
-"""What is counted, and its name in messages."""
-
 ROUNDING = 1e-6
-
-
-@dataclass(frozen=True)
-class Amount:
-    """An amount of use."""
-
-    requests: int = 0
-    audio_s: float = 0.0
-    tokens: int = 0
-
-    def __add__(self, other: Amount) -> Amount:
-        return Amount(
-            self.requests + other.requests,
-            self.audio_s + other.audio_s,
-            self.tokens + other.tokens,
-        )
-
-    def of(self, unit: str) -> float:
-        return float(getattr(self, unit))
 
 
 class Usage(Meter):
     """The usage of all keys. `rights` finds those of a key, None for a caller without a key, who is not
     counted; `now` gives the time in Unix seconds."""
+
+    counts = True
 
     def __init__(
         self,
@@ -220,13 +194,6 @@ class Usage(Meter):
             retry_after=int(ends - self._now()) + 1,
             more={"x-should-retry": "false"},
         )
-
-
-def until(day: date, period: str) -> datetime:
-    """The end of a day, or of its month."""
-    length = calendar.monthrange(day.year, day.month)[1]
-    last = day if period == "day" else day.replace(day=length)
-    return datetime.combine(last + timedelta(days=1), datetime.min.time(), UTC)
 
 
 def _quotas(rights: Rights, unit: str) -> list[tuple[str, float]]:
