@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import stat
 
-from ..batch.inputs import Source
+from ..batch.recording_sources import Source
 from ..errors import ForescribeError
 from .containers import open_container
 
@@ -18,8 +18,13 @@ BYTES_PER_S = 16_000
 
 
 def length_s(source: Source) -> float:
-    """The duration in seconds: from the list of inputs, or `length_of` its file."""
-    return length_of(source.path) if source.length_s is None else source.length_s
+    """The duration in seconds: from the list of inputs, or `length_of` its file; estimated from the size of a
+    recording that is to be fetched."""
+    if source.length_s is not None:
+        return source.length_s
+    if source.location is not None:
+        return source.entry.size / BYTES_PER_S if source.entry is not None else 0.0
+    return length_of(source.path)
 
 
 def length_of(path: str) -> float:

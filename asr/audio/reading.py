@@ -310,7 +310,7 @@ def _reblock(pieces: Iterator[Samples], size: int) -> Iterator[Samples]:
 
 def _name(source: Input) -> str:
     if isinstance(source, str | os.PathLike):
-        return "<stdin>" if source == "-" else visible(os.fspath(source))
+        return "<stdin>" if source == "-" else visible(str(source))
     return "<bytes>" if isinstance(source, bytes) else str(getattr(source, "name", "<file>"))
 
 

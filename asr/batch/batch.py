@@ -9,7 +9,8 @@ the order given. The files of a recording are put in place as soon as it ends, i
 them, so a run that was killed continues where it stopped. A failure affects one recording only. Out
 of memory, the run continues with half the batch, once.
 
-Knows nothing of models: a transcriber is anything with `transcribe(sources, options, hook)`.
+Recordings at locations are fetched ahead by a `Spool`; one that cannot be fetched fails alone. Knows
+nothing of models: a transcriber is anything with `transcribe(sources, options, hook)`.
 """
 
 from __future__ import annotations
@@ -19,17 +20,24 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..audio.durations import length_s
-from ..errors import CapacityError, out_of_memory
+from ..errors import CapacityError, ForescribeError, out_of_memory
+from ..storage.locations import Location
 from . import fingerprint
-from .fingerprint import Fingerprint
-from .inputs import Source
 from .interrupts import Stop
 from .outputs import Outputs
-from .recording_results import RecordingResult, ResultWriter
+from .recording_results import RecordingResult, ResultWriter, Writer
+from .recording_sources import Source
+from .remote.fetching import Fetching
+from .remote.local_copies import LocalCopy
+from .remote.recorded_outputs import RecordedOutputs
+from .remote.recorded_results import RecordedWriter
+from .remote.spool import Spool
+from .remote.write_queue import WriteQueue
 
 if TYPE_CHECKING:
     from ..decode.options import Options
@@ -55,30 +63,41 @@ class Batch:
 
     `todo` are to be transcribed, in this order; `done` are not, because their files hold what the same
     settings gave before, unless `overwrite`. `settings` is the hash of everything that can change a
-    file's text. `fail_fast` ends the run at the first failure.
+    file's text. `fail_fast` ends the run at the first failure. `fetching` fetches recordings; it is
+    needed if any of them is at a location.
     """
 
     def __init__(
         self,
         sources: Sequence[Source],
-        outputs: Outputs,
+        outputs: Outputs | RecordedOutputs,
         *,
         settings: str,
         overwrite: bool = False,
         fail_fast: bool = False,
+        fetching: Fetching | None = None,
         stop: Stop | None = None,
         notice: Callable[[str], None] = lambda text: None,
     ) -> None:
-        self.outputs, self.settings = outputs, settings
+        self.outputs, self.settings, self.fetching = outputs, settings, fetching
         self.fail_fast, self.stop, self.notice = fail_fast, stop or Stop(), notice
-        self.done = [] if overwrite else [s for s in sources if self._is_done(s)]
+        self._overwrite = overwrite
+        self._writer: Writer
+        if isinstance(outputs, RecordedOutputs):
+            self._writer = RecordedWriter(outputs, settings)
+        else:
+            self._writer = ResultWriter(outputs, settings)
+        if fetching is not None and not overwrite:
+            sources = fetching.with_versions(sources, self._writer.is_known)
+        self.done = [] if overwrite else [s for s in sources if self._writer.is_done(s)]
         done = {source.path for source in self.done}
-        # On stdout only the order tells texts apart.
         rest = [source for source in sources if source.path not in done]
-        self.todo = _longest_first(rest, sort=outputs.folder is not None)
-        self._writer = ResultWriter(outputs)
+        self.todo = _longest_first(rest, sort=not outputs.keeps_order)
         self._open = {source.path: source for source in self.todo}  # without a result yet
         self._pulled: dict[str, str | None] = {}  # content hashes of what the transcriber has taken
+        self._settled: deque[Callable[[], RecordingResult]] = deque()  # without a transcriber
+        self._writes = WriteQueue() if self._writer.in_background else None
+        self._spool: Spool | None = None
 
     def run(
         self,
@@ -96,6 +115,7 @@ class Batch:
         """
         self.outputs.sweep()
         try:
+            self._fetch_ahead()
             for result in (results := self._results(make, options, size, hook)):
                 yield result
                 if self.fail_fast and result.error is not None:
@@ -105,90 +125,113 @@ class Batch:
         except KeyboardInterrupt:
             yield from self._cancel()
             raise
+        finally:
+            self._end()
 
     def skipped(self) -> Iterator[RecordingResult]:
         """Results of the recordings that are done; the manifest has them already."""
         for source in self.done:
             yield self._writer.skipped(source)
 
-    def files(self, source: Source) -> list[Path]:
+    def files(self, source: Source) -> list[Path | Location]:
         """The files of a recording's results; none for one that cannot be read."""
-        return [] if source.error is not None else self.outputs.files(source.path)
-
-    def _is_done(self, source: Source) -> bool:
-        """Whether its files exist and hold what would be written again."""
-        manifest, files = self.outputs.manifest, self.files(source)
-        if manifest is None or not files or not all(file.is_file() for file in files):
-            return False
-        # By file: the last record alone may be of a run with other formats.
-        prints = {manifest.fingerprint(manifest.relative(file)) for file in files}
-        if not all(mark is not None and mark.endswith(f"+{self.settings}") for mark in prints):
-            return False  # without reading the recording
-        content = fingerprint.content(source.path)
-        return content is not None and prints == {str(Fingerprint(content, self.settings))}
+        return self._writer.files(source)
 
     def _results(
         self, make: MakeTranscriber, options: Options | None, size: int, hook: Hook | None
     ) -> Generator[RecordingResult]:
-        """Results of all recordings, with one more attempt if memory runs out."""
+        """Results of all recordings, with one more attempt if memory runs out, and in several calls of the
+        transcriber if the next recording can be fetched only after those in work have ended."""
         for source in self.todo:
             if source.error is not None:
-                yield self._close(self._writer.failed(source, source.error))
-        may_halve = True
+                yield self._failed(source, source.error)
+        may_halve, transcriber = True, None
         while self._open:
             before = len(self._open)
             try:
-                with self._transcribing(make, options, size, hook) as outcomes:
-                    order = _Order(self._open, keep=self.outputs.folder is None)
+                with self.stop.interruptible():
+                    transcriber = transcriber or make(size)
+                with self._transcribing(transcriber, options, hook) as outcomes:
+                    order = _Order(self._open, keep=self.outputs.keeps_order)
                     while True:
                         with self.stop.interruptible():
                             outcome = next(outcomes, None)
+                        yield from self._settled_results(order)
                         if outcome is None:
                             break
                         for ready in order.ready(outcome):
-                            yield self._finish(ready)
-                assert not self._open, "the transcriber left recordings without an outcome"
+                            yield from self._finish(ready)
+                yield from self._settled_results()
+                assert len(self._open) < before, (
+                    "the transcriber left recordings without an outcome"
+                )
+                continue  # with those that there was no room for
             except Exception as error:
                 if not out_of_memory(error):
                     raise
             if not self._open:
-                return
+                break
+            transcriber = None
             gc.collect()  # the frames of the failed call hold its tensors
             full = f"out of memory with {size} windows at a time"
             halve, may_halve = may_halve and size > 1, False
             if halve:
                 size //= 2
                 self.notice(f"{full}: going on with {size}")
+            advice = "try a smaller --batch-size or --dtype float16"
             for path in self._lost(halved=halve, stuck=len(self._open) == before):
-                yield self._close(
-                    self._writer.failed(
-                        self._open[path],
-                        CapacityError(
-                            f"{path}: {full}; try a smaller --batch-size or --dtype float16"
-                        ),
-                    )
-                )
+                yield self._failed(self._open[path], CapacityError(f"{path}: {full}; {advice}"))
+        if self._writes is not None:
+            yield from self._writes.rest()
 
     @contextmanager
     def _transcribing(
-        self, make: MakeTranscriber, options: Options | None, size: int, hook: Hook | None
+        self, transcriber: BatchTranscriber, options: Options | None, hook: Hook | None
     ) -> Iterator[Iterator[Outcome]]:
         """The outcomes of everything that is open; closed at the end."""
         self._pulled = {}
         with self.stop.interruptible():
-            outcomes = make(size).transcribe(self._sources(), options, hook)
+            outcomes = transcriber.transcribe(self._sources(), options, hook)
         try:
             yield outcomes
         finally:
             if isinstance(outcomes, Generator):
                 outcomes.close()
 
-    def _sources(self) -> Iterator[str]:
-        """The paths, pulled by the transcriber. Hashed before they are read: a recording that grows in
-        the meantime does not count as done."""
-        for path in list(self._open):
-            self._pulled[path] = fingerprint.content(path)
-            yield path
+    def _sources(self) -> Iterator[str | LocalCopy]:
+        """The paths and local copies, pulled by the transcriber. Hashed before they are read: a recording
+        that grows in the meantime does not count as done. Ends early if there is no room for the next
+        one."""
+        for path, source in list(self._open.items()):
+            if source.location is None:
+                self._pulled[path] = fingerprint.content(path)
+                yield path
+                continue
+            try:
+                copy = self._copy(source)
+            except ForescribeError as error:
+                self._settled.append(partial(self._writer.failed, source, error))
+                continue
+            if copy is None:
+                return
+            if source.entry is None:
+                self._open[path] = source = replace(source, entry=copy.entry)
+            if not self._overwrite and self._writer.is_unchanged(source, copy.content):
+                self._settled.append(partial(self._writer.confirmed, source))
+                continue
+            self._pulled[path] = copy.content
+            yield copy
+
+    def _copy(self, source: Source) -> LocalCopy | None:
+        assert self._spool is not None
+        return self._spool.take(source)
+
+    def _fetch_ahead(self) -> None:
+        remote = [s for s in self.todo if s.location is not None and s.error is None]
+        if remote:
+            assert self.fetching is not None, "recordings at locations are fetched"
+            self._spool = self.fetching.spool()
+            self._spool.order(remote)
 
     def _lost(self, *, halved: bool, stuck: bool) -> list[str]:
         """The recordings that fail for lack of memory. With half the batch, pipes: they cannot be read
@@ -197,25 +240,56 @@ class Batch:
             return [path for path, content in self._pulled.items() if content is None]
         return list(self._open if stuck else self._pulled)
 
-    def _finish(self, outcome: Outcome) -> RecordingResult:
-        """Write the result of an outcome. Raises what ran out of memory."""
+    def _finish(self, outcome: Outcome) -> Iterator[RecordingResult]:
+        """Write the result of an outcome; yields the results that are written by now. Raises what ran out
+        of memory."""
         cause = outcome.error and outcome.error.__cause__
         if cause is not None and out_of_memory(cause):
             raise cause  # the batch is too large, not this recording
-        content = self._pulled[outcome.name]
-        mark = str(Fingerprint(content, self.settings)) if content else None
-        return self._close(self._writer.finished(self._open[outcome.name], outcome, mark))
+        content = self._pulled.pop(outcome.name)
+        write = partial(self._writer.finished, self._close(outcome.name), outcome, content)
+        if self._writes is None:
+            yield write()
+        else:
+            yield from self._writes.add(write)
 
-    def _close(self, result: RecordingResult) -> RecordingResult:
-        self._pulled.pop(result.record.path, None)
-        del self._open[result.record.path]
-        return result
+    def _failed(self, source: Source, error: ForescribeError) -> RecordingResult:
+        """Write the record of a recording that has no outcome."""
+        self._close(source.path)
+        return self._writer.failed(source, error)
+
+    def _settled_results(self, order: _Order | None = None) -> Iterator[RecordingResult]:
+        """Results of what `_sources` has left out; written here, where nothing interrupts it."""
+        while self._settled:
+            result = self._settled.popleft()()
+            self._close(result.record.path)
+            yield result
+            if order is not None:
+                for ready in order.without(result.record.path):
+                    yield from self._finish(ready)
+
+    def _close(self, path: str) -> Source:
+        """A recording has its outcome, and its copy is not needed any more."""
+        self._pulled.pop(path, None)
+        if self._spool is not None:
+            self._spool.release(path)
+        return self._open.pop(path)
 
     def _cancel(self) -> Iterator[RecordingResult]:
-        """Results of what is not transcribed in this run."""
+        """Results of what is being written, and of what is not transcribed in this run."""
+        yield from self._settled_results()
+        if self._writes is not None:
+            yield from self._writes.rest()
         results = self._writer.cancelled(list(self._open.values()))
         self._open.clear()
         yield from results
+
+    def _end(self) -> None:
+        if self._spool is not None:
+            self._spool.close()
+        if self._writes is not None:
+            self._writes.close()
+        self._writer.close()
 
 
 class _Order:
@@ -230,6 +304,15 @@ class _Order:
         self.early[outcome.name] = outcome
         if not self.waiting:
             yield self.early.pop(outcome.name)
+        yield from self._next()
+
+    def without(self, name: str) -> Iterator[Outcome]:
+        """The outcomes whose turn it is now that this name will have none."""
+        if name in self.waiting:
+            self.waiting.remove(name)
+        yield from self._next()
+
+    def _next(self) -> Iterator[Outcome]:
         while self.waiting and self.waiting[0] in self.early:
             yield self.early.pop(self.waiting.popleft())
 

@@ -14,52 +14,38 @@ import json
 import os
 import stat
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from ..audio.opening import unreadable
 from ..errors import AudioError, UsageError
 from ..printable import visible
-
-STDIN = "-"
-LIST = ".jsonl"
-RESULTS = frozenset({".txt", ".srt", ".vtt", ".tsv", ".json", ".rttm", LIST})
-
-NAMES = frozenset(
-    "wav wave w64 rf64 aif aiff aifc au snd caf flac mp3 mp2 m4a m4b m4v aac ogg oga opus spx "
-    "wma asf webm mkv mka mp4 mov 3gp 3g2 avi flv mpg mpeg m2ts mts amr ac3 eac3 dts ape wv tta "
-    "tak mpc dsf gsm voc nut mxf".split()
-)
-"""Extensions of recordings. `ts` is not included: most such files are TypeScript."""
+from ..storage.locations import Location, is_url
+from ..storage.opening_stores import Stores
+from .recording_sources import LIST, NAMES, RESULTS, STDIN, Source, identity, remote_source
 
 HEAD = 4096
 """Bytes read to recognise a recording: two frames of any mp3 or aac."""
 
 
-@dataclass(frozen=True)
-class Source:
-    """A recording to be transcribed.
-
-    `place` is its path below the folder that was named; its results go to the same place below the
-    output folder. `length_s` is its length by a list. `error` is the reason why it cannot be read.
-    """
-
-    path: str
-    place: str = ""
-    length_s: float | None = None
-    error: AudioError | None = None
-
-
-def discover(names: Iterable[str], *, recursive: bool = False) -> list[Source]:
+def discover(
+    names: Iterable[str], *, recursive: bool = False, stores: Stores | None = None
+) -> list[Source]:
     """Return all recordings that `names` stand for, in order, each once.
 
     A name is a file, a folder (with `recursive` all folders below it), a pattern with `*`, `?`,
     `[]` or `**`, a list (`.jsonl`, a JSON object per line with `audio_filepath`), or "-". A folder
     without recordings becomes a source with an error; the same file named twice, a pattern that
-    matches nothing and a list that cannot be read raise UsageError."""
+    matches nothing and a list that cannot be read raise UsageError.
+
+    With `stores`, names may be URLs, in lists too: objects, folders of objects and patterns. Without,
+    they are names of files that do not exist."""
     named: set[str] = set()
     sources: dict[str, Source] = {}
     for name in names:
+        if stores is not None and is_url(name):
+            for source in _remote(name, stores, recursive, named):
+                sources.setdefault(identity(source.path), source)
+            continue
         plain = _is_plain(name)
         if plain:
             if identity(name) in named:
@@ -67,12 +53,27 @@ def discover(names: Iterable[str], *, recursive: bool = False) -> list[Source]:
             named.add(identity(name))
         for source in [Source(name)] if plain else _expanded(name, recursive):
             sources.setdefault(identity(source.path), source)
-    return list(sources.values())
+    if stores is None:
+        return list(sources.values())
+    from .remote.remote_inputs import described
+
+    return described(sources.values(), stores)
 
 
-def identity(path: str) -> str:
-    """The key of a recording: its absolute path, links kept."""
-    return STDIN if path == STDIN else os.path.abspath(path)
+def _remote(name: str, stores: Stores, recursive: bool, named: set[str]) -> list[Source]:
+    """The recordings that a URL stands for. Raises UsageError."""
+    from .remote.remote_inputs import expanded, is_object, listed
+
+    location = Location.parse(name)
+    if location.scheme == "file":
+        raise UsageError(f"{location}: name the path itself, {location.key}")
+    if location.key.endswith(LIST):
+        return [_entry(line, None, where, location) for line, where in listed(location, stores)]
+    if is_object(location):
+        if location.identity in named:
+            raise UsageError(f"{location} was given twice")
+        named.add(location.identity)
+    return expanded(location, stores, recursive=recursive)
 
 
 def _is_plain(name: str) -> bool:
@@ -257,7 +258,7 @@ def _listed(path: Path) -> Iterator[Source]:
         yield _entry(line, path, f"{path} line {number}")
 
 
-def _entry(line: str, path: Path, where: str) -> Source:
+def _entry(line: str, path: Path | None, where: str, remote: Location | None = None) -> Source:
     try:
         entry = json.loads(line)
     except ValueError as error:
@@ -269,9 +270,16 @@ def _entry(line: str, path: Path, where: str) -> Source:
         raise UsageError(f"{where} has an offset: recordings are transcribed whole; cut it first")
     length = entry.get("duration")
     number = isinstance(length, int | float) and not isinstance(length, bool) and length > 0
-    relative = path.parent / os.path.expanduser(name)
-    chosen = str(relative) if relative.exists() else name
-    return Source(chosen, length_s=float(length) if number else None)
+    seconds = float(length) if number else None
+    if is_url(name):
+        try:
+            return remote_source(Location.parse(name), length_s=seconds)
+        except UsageError as error:
+            raise UsageError(f"{where}: {error}") from error
+    if remote is not None and not name.startswith("/"):
+        return remote_source(remote.parent / name, length_s=seconds)
+    relative = (path.parent if path else Path()) / os.path.expanduser(name)
+    return Source(str(relative) if relative.exists() else name, length_s=seconds)
 
 
-__all__ = ["STDIN", "Source", "discover", "identity", "is_recording", "holds_audio"]
+__all__ = ["NAMES", "STDIN", "Source", "discover", "holds_audio", "identity", "is_recording"]

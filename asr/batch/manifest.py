@@ -20,7 +20,8 @@ from typing import Any, Literal
 
 from ..errors import Code, ForescribeError, OutputError
 from ..formats.transcript import Json, Transcript, seconds
-from .inputs import STDIN, identity
+from ..storage.locations import is_url
+from .recording_sources import STDIN, identity
 
 NAME = "manifest.jsonl"
 
@@ -34,7 +35,8 @@ class Record:
     `path` is as given; `source` and `outputs` are relative to the folder of the results, so that
     all can be moved together. `attempt` counts the attempts. `wall_s` is the time from its first to
     its last window, shared with other recordings in the batch, so `rtfx`, audio seconds per second,
-    is lower the more there are. `coverage` holds seconds."""
+    is lower the more there are. `coverage` holds seconds. `version` tells contents of a recording that was
+    fetched apart without reading it (`asr.storage.backends.Entry.version`)."""
 
     path: str
     status: Status
@@ -52,10 +54,15 @@ class Record:
     outputs: tuple[str, ...] = ()
     fingerprint: str | None = None
     attempt: int = 0
+    version: str | None = None
 
     def to_dict(self) -> dict[str, Json]:
-        """As a JSON object; without a transcript, unknown values are null."""
-        return asdict(self) | {"warnings": list(self.warnings), "outputs": list(self.outputs)}
+        """As a JSON object; without a transcript, unknown values are null. `version` is there for recordings
+        that were fetched."""
+        values = asdict(self) | {"warnings": list(self.warnings), "outputs": list(self.outputs)}
+        if self.version is None:
+            del values["version"]
+        return values
 
 
 def result_fields(
@@ -97,6 +104,7 @@ class Manifest:
         self.path = self.folder / NAME
         self._read = 0  # bytes
         self._wrote: dict[str, tuple[str, str | None]] = {}  # output -> source, fingerprint
+        self._versions: dict[str, str | None] = {}  # by output
         # By stem its outputs, those of its last record first; by source its stems, the latest last.
         self._stems: dict[str, list[str]] = {}
         self._names: dict[str, dict[str, None]] = {}
@@ -109,11 +117,15 @@ class Manifest:
 
     def key(self, path: str) -> str:
         """Return a recording in the form of records."""
-        return STDIN if path == STDIN else self.relative(identity(path))
+        return path if path == STDIN or is_url(path) else self.relative(identity(path))
 
     def fingerprint(self, output: str) -> str | None:
         """Return the fingerprint of the result in an output file; None without a record."""
         return self._wrote.get(output, ("", None))[1]
+
+    def version(self, output: str) -> str | None:
+        """Return the version of the recording whose result is in an output file, if it was fetched."""
+        return self._versions.get(output)
 
     def owner(self, stem: str) -> str | None:
         """Return the source whose results have this name, if any of them exists."""
@@ -183,6 +195,7 @@ class Manifest:
         self._attempts[source] += record["status"] in ("succeeded", "failed")
         for output in outputs:
             self._wrote[output] = source, record["fingerprint"]
+            self._versions[output] = record.get("version")
         if outputs:
             stem = os.path.splitext(outputs[0])[0]
             kept = [o for o in self._stems.get(stem, ()) if o not in outputs]

@@ -12,14 +12,29 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Protocol
 
 from . import fingerprint
-from .inputs import STDIN, Source, identity
-from .manifest import Manifest
+from .recording_sources import STDIN, Source, identity
+
+
+class KnownNames(Protocol):
+    """What earlier runs have written, as `asr.batch.manifest.Manifest` knows it."""
+
+    @property
+    def folder(self) -> str | Path: ...
+
+    def key(self, path: str) -> str: ...
+
+    def owner(self, stem: str) -> str | None: ...
+
+    def stems_of(self, source: str) -> list[str]: ...
+
+    def fingerprint(self, output: str) -> str | None: ...
 
 
 def choose_stems(
-    sources: Sequence[Source], formats: Sequence[str], manifest: Manifest | None = None
+    sources: Sequence[Source], formats: Sequence[str], manifest: KnownNames | None = None
 ) -> dict[str, str]:
     """File stems by source: the one its results have by the manifest, else the shortest one that no
     other recording could have.
@@ -54,7 +69,7 @@ def _choices(source: Source) -> tuple[str, ...]:
     return tuple(os.path.join(source.place, name) for name in names)
 
 
-def _kept(choices: dict[str, tuple[str, ...]], manifest: Manifest) -> dict[str, str]:
+def _kept(choices: dict[str, tuple[str, ...]], manifest: KnownNames) -> dict[str, str]:
     """The names of earlier runs: a second `a` in the folder must not rename the first one."""
     kept = {}
     for path, names in choices.items():
@@ -69,7 +84,10 @@ class _Taken:
     """Whether the files of a name are another recording's results, or a recording itself."""
 
     def __init__(
-        self, choices: dict[str, tuple[str, ...]], formats: Sequence[str], manifest: Manifest | None
+        self,
+        choices: dict[str, tuple[str, ...]],
+        formats: Sequence[str],
+        manifest: KnownNames | None,
     ) -> None:
         self.formats, self.manifest = formats, manifest
         self.inputs = {identity(path) for path in choices}

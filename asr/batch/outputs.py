@@ -21,9 +21,9 @@ from ..errors import OutputError, UsageError
 from ..formats.files import TEMPORARY, formats, write
 from ..formats.subtitles import PLAIN, LineRules
 from ..formats.transcript import Transcript
-from .inputs import Source
 from .manifest import Manifest
 from .output_names import choose_stems, hashed_names
+from .recording_sources import Source
 
 STDOUT = "-"
 
@@ -74,6 +74,11 @@ class Outputs:
         stems = choose_stems(sources, chosen, manifest)
         owners = {stem: manifest.owner(stem) for stem in stems.values()}
         return cls(path, chosen, stems, rules, manifest, owners)
+
+    @property
+    def keeps_order(self) -> bool:
+        """Whether results come in the order of the sources: on stdout only the order tells texts apart."""
+        return self.folder is None
 
     @property
     def leaves_terminal_free(self) -> bool:

@@ -19,7 +19,7 @@ from pathlib import Path
 from ..audio.opening import empty, open_path, unreadable
 from ..errors import AudioError
 from ..printable import visible
-from .inputs import STDIN, Source
+from .recording_sources import STDIN, Source
 
 
 def check_readable(sources: Iterable[Source], *, decode: bool = True) -> list[Source]:
@@ -44,7 +44,8 @@ def any_readable(sources: Iterable[Source]) -> bool:
 
 
 def _opened(source: Source) -> Source:
-    if source.error is not None or source.path == STDIN or _is_pipe(source.path):
+    known = source.error is not None or source.location is not None
+    if known or source.path == STDIN or _is_pipe(source.path):
         return source
     name = visible(source.path)
     try:

@@ -1,7 +1,7 @@
 """Results of a run: a recording's files, then its record in the manifest.
 
-    writer = ResultWriter(outputs)
-    result = writer.finished(source, outcome, mark)
+    writer = ResultWriter(outputs, settings)
+    result = writer.finished(source, outcome, content)
 
 A record is written after its files, in one hold of the manifest's lock, so it says that they are
 whole. Knows outputs and manifest; nothing of how recordings are transcribed.
@@ -13,13 +13,16 @@ from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..errors import ForescribeError, OutputError
 from ..formats.transcript import Transcript
-from .inputs import Source
+from ..storage.locations import Location
+from . import fingerprint
+from .fingerprint import Fingerprint
 from .manifest import Record, result_fields
 from .outputs import Outputs
+from .recording_sources import Source
 
 if TYPE_CHECKING:
     from ..decode.outcome import Outcome
@@ -27,36 +30,141 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RecordingResult:
-    """What became of a recording: its record, and its transcript or the error."""
+    """What became of a recording: its record, and its transcript or the error. `files` are paths, or
+    locations in object storage."""
 
     record: Record
     transcript: Transcript | None = None
     error: ForescribeError | None = None
-    files: tuple[Path, ...] = ()
+    files: tuple[Path | Location, ...] = ()
 
 
-class ResultWriter:
-    """Writes the results of one run to its outputs."""
+class Writer(Protocol):
+    """Results and records of one output, as a `Batch` needs them. Its methods raise nothing: an error in
+    writing becomes the result's error.
 
-    def __init__(self, outputs: Outputs) -> None:
-        self.outputs = outputs
+    Attributes:
+        in_background: whether `finished` takes long enough, and is safe, to be called from other threads.
+    """
 
-    def finished(self, source: Source, outcome: Outcome, mark: str | None) -> RecordingResult:
-        """Write the files and the record of an outcome; `mark` is its fingerprint, None if it has none.
-        An error in writing becomes the result's error."""
-        return self._write(source, outcome.transcript, outcome.error, outcome.wall_s, mark)
+    in_background: bool
+
+    def is_known(self, source: Source) -> bool:
+        """Whether there is a result of the recording, whatever it was made from."""
+        ...
+
+    def is_done(self, source: Source) -> bool:
+        """Whether its results hold what would be written again, as far as is known without fetching it."""
+        ...
+
+    def is_unchanged(self, source: Source, content: str) -> bool:
+        """Whether its results were made from bytes with this hash, with the same settings."""
+        ...
+
+    def files(self, source: Source) -> list[Path | Location]:
+        """The files of its results; none on stdout."""
+        ...
+
+    def finished(self, source: Source, outcome: Outcome, content: str | None) -> RecordingResult:
+        """Write the files and the record of an outcome. `content` is the hash of the recording's bytes, None
+        if it cannot be resumed."""
+        ...
 
     def failed(self, source: Source, error: ForescribeError) -> RecordingResult:
         """Write the record of a recording that was not transcribed."""
-        return self._write(source, None, error, 0.0, None)
+        ...
 
     def skipped(self, source: Source) -> RecordingResult:
         """The result of a recording that is up to date; nothing is written."""
-        files = () if source.error is not None else tuple(self.outputs.files(source.path))
-        return RecordingResult(self._record(source, status="skipped"), files=files)
+        ...
+
+    def confirmed(self, source: Source) -> RecordingResult:
+        """The result of a recording that was found unchanged after it was fetched: its record gets the new
+        version."""
+        ...
 
     def cancelled(self, sources: Iterable[Source]) -> list[RecordingResult]:
-        """Write the records of recordings that will not be transcribed in this run."""
+        """Results of recordings that will not be transcribed in this run."""
+        ...
+
+    def close(self) -> None:
+        """After the last result."""
+        ...
+
+
+class ResultWriter:
+    """Writes the results of one run to a folder or stdout."""
+
+    in_background = False
+
+    def __init__(self, outputs: Outputs, settings: str) -> None:
+        self.outputs, self.settings = outputs, settings
+
+    def files(self, source: Source) -> list[Path | Location]:
+        return [*self._paths(source)]
+
+    def is_known(self, source: Source) -> bool:
+        manifest = self.outputs.manifest
+        files = self._paths(source)
+        return manifest is not None and any(
+            manifest.fingerprint(manifest.relative(f)) for f in files
+        )
+
+    def is_done(self, source: Source) -> bool:
+        manifest, prints = self.outputs.manifest, self._prints(source)
+        if manifest is None or not all(
+            mark is not None and mark.endswith(f"+{self.settings}") for mark in prints
+        ):
+            return False  # without reading the recording
+        if source.location is not None:
+            versions = {manifest.version(manifest.relative(file)) for file in self._paths(source)}
+            return len(prints) == 1 and source.version is not None and versions == {source.version}
+        content = fingerprint.content(source.path)
+        return content is not None and self.is_unchanged(source, content)
+
+    def is_unchanged(self, source: Source, content: str) -> bool:
+        return self._prints(source) == {self._mark(content)}
+
+    def finished(self, source: Source, outcome: Outcome, content: str | None) -> RecordingResult:
+        mark = self._mark(content) if content else None
+        return self._write(source, outcome.transcript, outcome.error, outcome.wall_s, mark)
+
+    def failed(self, source: Source, error: ForescribeError) -> RecordingResult:
+        return self._write(source, None, error, 0.0, None)
+
+    def confirmed(self, source: Source) -> RecordingResult:
+        manifest = self.outputs.manifest
+        assert manifest is not None  # only a folder has results that can be unchanged
+        names = tuple(manifest.relative(file) for file in self._paths(source))
+        (mark,) = self._prints(source)
+        record = self._record(source, status="succeeded", outputs=names, fingerprint=mark)
+        with suppress(OutputError), self._locked():  # without the line it is fetched again, no more
+            self._append([record])
+        return self.skipped(source)
+
+    def close(self) -> None:
+        """Every record has been appended."""
+
+    def _paths(self, source: Source) -> list[Path]:
+        return [] if source.error is not None else self.outputs.files(source.path)
+
+    def _mark(self, content: str) -> str:
+        return str(Fingerprint(content, self.settings))
+
+    def _prints(self, source: Source) -> set[str | None]:
+        """The fingerprints of the files, by file: the last record alone may be of a run with other formats.
+        {None} if a file is missing."""
+        manifest, files = self.outputs.manifest, self._paths(source)
+        if manifest is None or not files or not all(file.is_file() for file in files):
+            return {None}
+        return {manifest.fingerprint(manifest.relative(file)) for file in files}
+
+    def skipped(self, source: Source) -> RecordingResult:
+        return RecordingResult(
+            self._record(source, status="skipped"), files=tuple(self._paths(source))
+        )
+
+    def cancelled(self, sources: Iterable[Source]) -> list[RecordingResult]:
         records = [self._record(source, status="cancelled") for source in sources]
         if records:
             with suppress(OutputError), self._locked():
@@ -118,6 +226,8 @@ class ResultWriter:
 
     def _record(self, source: Source, **fields: Any) -> Record:
         manifest = self.outputs.manifest
+        if source.version is not None and fields.get("fingerprint"):
+            fields["version"] = source.version
         if manifest is None:
             return Record(path=source.path, **fields)
         key = manifest.key(source.path)

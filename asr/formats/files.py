@@ -92,11 +92,11 @@ def write(
     """
     if stem in ("", ".", "..") or Path(stem).name != stem:
         raise UsageError(f"{stem!r} is not a file name")
-    rendered = [(f.name, _rendered(f, transcript, stem)) for f in formats(names, rules)]
+    texts = [(f.name, rendered(f, transcript, stem)) for f in formats(names, rules)]
     folder = Path(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        return [put(folder / f"{stem}.{extension}", text) for extension, text in rendered]
+        return [put(folder / f"{stem}.{extension}", text) for extension, text in texts]
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         raise OutputError(
@@ -106,7 +106,7 @@ def write(
         ) from error
 
 
-def _rendered(format_: Format, transcript: Transcript, stem: str) -> str:
+def rendered(format_: Format, transcript: Transcript, stem: str) -> str:
     """Render a format; a bug in it fails this recording, not the run."""
     try:
         return format_.render(transcript)
@@ -141,6 +141,7 @@ __all__ = [
     "formats",
     "json_",
     "put",
+    "rendered",
     "srt",
     "tsv",
     "txt",

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from ..batch.inputs import STDIN
+from ..batch.recording_sources import STDIN
 from ..errors import OutputError, UsageError
 from .files import put
 from .report_page import IndexRow, page_sound, render_index, render_page

@@ -24,7 +24,7 @@ from importlib.resources import files
 from pathlib import Path
 from urllib.parse import quote
 
-from ..batch.inputs import STDIN
+from ..batch.recording_sources import STDIN
 from .text_formats import txt
 from .transcript import Json, Transcript
 

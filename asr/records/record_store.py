@@ -29,6 +29,7 @@ from ..batch.manifest import NAME as MANIFEST
 from ..batch.manifest import Record
 from ..batch.work_schedule import MAX_CRASHES
 from ..errors import UsageError
+from ..storage.backends import Entry
 from ..storage.locations import Location, is_url
 from ..storage.opening_stores import Stores
 from .record_files import FolderFiles, RecordFiles
@@ -51,6 +52,7 @@ class RecordStore:
     """The records in `files`. Methods may be called from several threads.
 
     Attributes:
+        created: records that were made here.
         doubled: records that were refused because somebody else's was there.
         worker: written into records, to tell machines and processes apart.
     """
@@ -65,7 +67,7 @@ class RecordStore:
     ) -> None:
         self.files, self.where, self.clock = files, where, clock
         self.worker = worker or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
-        self.doubled = 0
+        self.created = self.doubled = 0
         self._run: Run | None = None
         self._known: dict[str, StoredRecord] = {}  # the latest one by source
         self._crashes: Counter[tuple[str, int]] = Counter()  # by hash and generation
@@ -96,6 +98,11 @@ class RecordStore:
         assert self._run is not None, "begin() or join() comes first"
         return self._run
 
+    @property
+    def joined(self) -> Run | None:
+        """The run that was begun or joined, if any."""
+        return self._run
+
     def begin(
         self,
         *,
@@ -106,11 +113,13 @@ class RecordStore:
         total_bytes: int | None = None,
         total_s: float | None = None,
         program: str = "",
+        dry_run: bool = False,
     ) -> Run:
         """Begin a run, or continue the one in the output if it has the same settings.
 
         Further formats and other inputs continue it too. Raises UsageError if the output holds results
-        of other settings, unless `overwrite`: then records made so far do not count any more.
+        of other settings, unless `overwrite`: then records made so far do not count any more. With
+        `dry_run` nothing is written.
         """
         wanted = Run(
             settings,
@@ -124,8 +133,8 @@ class RecordStore:
         while True:
             latest = self._latest_run()
             new = wanted if latest is None else self._following(latest, wanted, overwrite)
-            if new is None:
-                self._run = latest
+            if new is None or dry_run:
+                self._run = new or latest
             elif self.files.create(_run_key(new.number), new.to_json()):
                 self._run = new
             else:
@@ -155,15 +164,16 @@ class RecordStore:
 
     # Records
 
-    def load(self) -> Mapping[str, StoredRecord]:
-        """Read all records: the latest one by source, whatever run it is of.
+    def load(self, entries: Iterable[Entry] | None = None) -> Mapping[str, StoredRecord]:
+        """Read all records: the latest one by source, whatever run it is of. `entries` is a listing of the
+        output, if there is one already.
 
         One listing, one request for `manifest.jsonl`, and one for every record that was made since that
         was merged or loaded.
         """
         latest: dict[str, int] = {}
         crashes: Counter[tuple[str, int]] = Counter()
-        for entry in self.files.list("_forescribe"):
+        for entry in self.files.list("_forescribe") if entries is None else entries:
             folder, _, name = entry.key.rpartition("/")
             if f"{folder}/" == CRASHES:
                 digest, generation, _ = (*name.split("."), "", "")[:3]
@@ -207,18 +217,17 @@ class RecordStore:
         Args:
             record: its `source` names the recording.
             seen: the generation of the record that was known when the work began: this one takes its place.
-            version: of the recording, see `StoredRecord`.
+            version: of the recording, see `Record`.
 
         Returns:
             False if somebody has recorded the recording since. A success takes the place of a failure;
             else ours is dropped and counted in `doubled`.
         """
         stored = StoredRecord(
-            replace(record, attempt=max(record.attempt, seen + 1)),
+            replace(record, attempt=max(record.attempt, seen + 1), version=version),
             self.run.settings,
             self.run.number,
             seen + 1,
-            version,
             self.worker,
             round(self.clock(), 3),
             secrets.token_hex(8),
@@ -232,6 +241,7 @@ class RecordStore:
                 return False
             stored = replace(stored, generation=stored.generation + 1)
         with self._changing:
+            self.created += 1
             self._remember(stored)
         return True
 

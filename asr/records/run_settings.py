@@ -61,7 +61,9 @@ class Run:
         Raises UsageError if the settings differ and `overwrite` is not set.
         """
         number = self.number + 1
-        if overwrite:
+        if not other.settings:  # nothing can be read, so nothing will be made
+            return None
+        if overwrite or not self.settings:
             return replace(other, number=number, since=number)
         if other.settings != self.settings:
             raise UsageError(

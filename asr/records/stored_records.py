@@ -31,15 +31,13 @@ _NAME = re.compile(r"([0-9a-f]{32})(?:\.(\d+))?\.json")
 
 @dataclass(frozen=True)
 class StoredRecord:
-    """A record with its circumstances. `version` tells contents of the source apart without reading it
-    (`asr.storage.backends.Entry.version`), `at` is in seconds since 1970 by the writer's clock, and `token`
-    is random, so that a writer recognises its own record after a lost reply."""
+    """A record with its circumstances. `at` is in seconds since 1970 by the writer's clock, and `token` is
+    random, so that a writer recognises its own record after a lost reply."""
 
     record: Record
     settings: str
     run: int
     generation: int = 1
-    version: str | None = None
     worker: str = ""
     at: float = 0.0
     token: str = field(default="")
@@ -47,6 +45,11 @@ class StoredRecord:
     @property
     def source(self) -> str:
         return self.record.source
+
+    @property
+    def version(self) -> str | None:
+        """Tells contents of the source apart, see `Record`."""
+        return self.record.version
 
     @property
     def key(self) -> str:
@@ -92,7 +95,7 @@ class StoredRecord:
 
 
 _FIELDS = tuple(asdict(Record("", "failed")))
-_CIRCUMSTANCES = ("settings", "run", "generation", "version", "worker", "at", "token")
+_CIRCUMSTANCES = ("settings", "run", "generation", "worker", "at", "token")
 
 
 def record_key(source: str, generation: int = 1) -> str:

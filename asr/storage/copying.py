@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,10 +21,19 @@ from .storage_errors import UnavailableError
 
 
 class Copy:
-    """One copy. With `etag`, only of the version with this tag."""
+    """One copy. With `etag`, only of the version with this tag. `progress` receives the number of bytes so
+    far and may raise, which ends the copy."""
 
-    def __init__(self, backend: Backend, key: str, path: Path, etag: str | None = None) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        key: str,
+        path: Path,
+        etag: str | None = None,
+        progress: Callable[[int], object] = lambda done: None,
+    ) -> None:
         self.backend, self.key, self.path, self.etag = backend, key, path, etag
+        self.progress = progress
         self.done = 0  # bytes
         self._entry: Entry | None = None
         self._digest = hashlib.md5(usedforsecurity=False)
@@ -67,6 +76,7 @@ class Copy:
                             rest = rest[file.write(rest) :]
                     self._digest.update(piece)
                     self.done += len(piece)
+                    self.progress(self.done)
             if self.done < reading.entry.size:
                 raise UnavailableError(self.backend.root / self.key, "broke off")
             return reading.entry

@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -89,17 +90,25 @@ class Store:
 
         return self.retries.call(attempt)
 
-    def fetch(self, key: str, path: Path, *, etag: str | None = None) -> Entry:
+    def fetch(
+        self,
+        key: str,
+        path: Path,
+        *,
+        etag: str | None = None,
+        progress: Callable[[int], object] = lambda done: None,
+    ) -> Entry:
         """Copy an object to a new file, in pieces; after a break it continues where it was.
 
-        Where the tag is an MD5, the copy is compared with it; a damaged copy is fetched again. Raises
-        MissingError, ChangedError if the object is not (or no longer) the version `etag`, and OutputError
-        (`storage_full`, `unwritable_output`) for the file; what is incomplete is removed.
+        Where the tag is an MD5, the copy is compared with it; a damaged copy is fetched again. `progress`
+        receives the number of bytes so far, and may raise. Raises MissingError, ChangedError if the object
+        is not (or no longer) the version `etag`, and OutputError (`storage_full`, `unwritable_output`) for
+        the file; what is incomplete is removed.
         """
         seen: set[str] = set()
         try:
             for _ in range(3):
-                copy = Copy(self.backend, self._key(key), path, etag)
+                copy = Copy(self.backend, self._key(key), path, etag, progress)
                 entry = copy.run(self.retries)
                 if self._is_intact(entry, copy.md5) or copy.md5 in seen:
                     # Read twice alike: the tag is no MD5, as where a key service encrypts.

@@ -23,7 +23,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from forescribe.asr.batch.inputs import STDIN, identity
+from forescribe.asr.batch.recording_sources import STDIN, identity
 from forescribe.asr.errors import OutputError
 
 from ..blocks import mean_voice

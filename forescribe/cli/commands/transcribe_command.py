@@ -21,9 +21,11 @@ if TYPE_CHECKING:
     from forescribe.asr.batch.batch import Batch, BatchTranscriber, MakeTranscriber
     from forescribe.asr.batch.inputs import Source
     from forescribe.asr.batch.outputs import Outputs
+    from forescribe.asr.batch.remote.recorded_outputs import RecordedOutputs
     from forescribe.asr.decode.options import Options
     from forescribe.asr.decode.transcriber import Transcriber
     from forescribe.asr.formats.report import Reports
+    from forescribe.asr.storage.opening_stores import Stores
     from forescribe.speculative.engine.stats import Stats
 
     from ..terminal.console import Console
@@ -38,20 +40,22 @@ def transcribe(**values: Any) -> None:
     options = TranscribeOptions(**values)
     from forescribe.asr.batch.inputs import discover
     from forescribe.asr.batch.readable import check_readable
+    from forescribe.asr.storage.opening_stores import Stores
 
     from ..terminal.console import Console
     from ..terminal.dry_run import list_batch
 
-    recordings = discover(options.audio, recursive=options.recursive)
+    stores = Stores()
+    recordings = discover(options.audio, recursive=options.recursive, stores=stores)
     sources = check_readable(recordings, decode=not options.dry_run)
-    outputs = _outputs(options, sources)
+    outputs = _outputs(options, sources, stores)
     console = Console(
         quiet=options.quiet or options.json, verbose=options.verbose, json=options.json
     )
     reports = _reports(options, outputs, console)
     interrupted = False
     with Stop() as stop:
-        batch = _batch(options, sources, outputs, stop, console)
+        batch = _batch(options, sources, outputs, stores, stop, console)
         if options.dry_run:
             raise typer.Exit(list_batch(batch, as_json=options.json))
         console.skipped(list(batch.skipped()), len(sources), reports)
@@ -79,9 +83,22 @@ class _Decoder:
     stats: Callable[[], Stats | None]
 
 
-def _outputs(options: TranscribeOptions, sources: list[Source]) -> Outputs:
+def _outputs(
+    options: TranscribeOptions, sources: list[Source], stores: Stores
+) -> Outputs | RecordedOutputs:
     from forescribe.asr.batch.outputs import Outputs
+    from forescribe.asr.batch.remote.recorded_outputs import RecordedOutputs
+    from forescribe.asr.storage.locations import Location, is_url
 
+    if is_url(options.output_dir):
+        return RecordedOutputs.plan(
+            sources,
+            Location.parse(options.output_dir),
+            options.formats,
+            rules=options.line_rules,
+            stores=stores,
+            check=not options.dry_run,
+        )
     return Outputs.plan(
         sources,
         options.output_dir,
@@ -91,7 +108,9 @@ def _outputs(options: TranscribeOptions, sources: list[Source]) -> Outputs:
     )
 
 
-def _reports(options: TranscribeOptions, outputs: Outputs, console: Console) -> Reports | None:
+def _reports(
+    options: TranscribeOptions, outputs: Outputs | RecordedOutputs, console: Console
+) -> Reports | None:
     """The HTML reports, if requested. Raises UsageError."""
     from forescribe.asr.formats.report import Reports
 
@@ -105,27 +124,33 @@ def _reports(options: TranscribeOptions, outputs: Outputs, console: Console) -> 
 def _batch(
     options: TranscribeOptions,
     sources: list[Source],
-    outputs: Outputs,
+    outputs: Outputs | RecordedOutputs,
+    stores: Stores,
     stop: Stop,
     console: Console,
 ) -> Batch:
     """The recordings that are to be transcribed, and those that are up to date."""
     from forescribe.asr.batch.batch import Batch
     from forescribe.asr.batch.readable import any_readable
+    from forescribe.asr.batch.remote.fetching import Fetching
+    from forescribe.asr.batch.remote.recorded_outputs import RecordedOutputs
     from forescribe.asr.model.presets import resolve
 
     pair = resolve(options.model, options.draft)
     with stop.interruptible():
         network = not (options.local_files_only or options.dry_run)
+        # Without a readable recording, neither weights nor a model are looked for.
+        readable = any_readable(sources)
+        settings = _fingerprint(options, pair.target, network=network) if readable else ""
+        if isinstance(outputs, RecordedOutputs):
+            outputs.begin(sources, settings, overwrite=options.overwrite, dry_run=options.dry_run)
         return Batch(
             sources,
             outputs,
-            # Without a readable recording, neither weights nor a model are looked for.
-            settings=_fingerprint(options, pair.target, network=network)
-            if any_readable(sources)
-            else "",
+            settings=settings,
             overwrite=options.overwrite,
             fail_fast=options.fail_fast,
+            fetching=Fetching(stores, options.spool, options.spool_limit),
             stop=stop,
             notice=console.notice,
         )

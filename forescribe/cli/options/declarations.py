@@ -28,7 +28,8 @@ Inputs = Annotated[
     argument(
         "AUDIO...",
         help="Recordings or videos, folders, patterns ('calls/**/*.mp3') or lists (a .jsonl file with "
-        "`audio_filepath` in each line); - reads stdin.",
+        "`audio_filepath` in each line), as paths or URLs (s3://, gs://, az://, hf://, https://); - reads "
+        "stdin.",
     ),
 ]
 Recursive = Annotated[
@@ -36,12 +37,36 @@ Recursive = Annotated[
     option(INPUT, "--recursive/--no-recursive", "-r", help="Search folders recursively."),
 ]
 
+SpoolFolder = Annotated[
+    str | None,
+    option(
+        INPUT,
+        "--spool",
+        metavar="DIR",
+        help="Folder for local copies of recordings that are fetched.  [default: TMPDIR or /var/tmp]",
+    ),
+]
+SpoolBytes = Annotated[
+    str | None,
+    option(
+        INPUT,
+        "--spool-bytes",
+        metavar="SIZE",
+        help="Maximum size of these copies together, such as 500MB or 20GB.  "
+        "[default: half of the free space, at most 34 GB]",
+    ),
+]
+
 # Output
 
 OutputFolder = Annotated[
     str,
     option(
-        OUTPUT, "--output-dir", "-o", metavar="DIR", help="Folder for results, or - for stdout."
+        OUTPUT,
+        "--output-dir",
+        "-o",
+        metavar="DIR",
+        help="Folder for results, here or in object storage (s3://, gs://, az://), or - for stdout.",
     ),
 ]
 Overwrite = Annotated[

@@ -38,10 +38,13 @@ from .declarations import (
     Quantize,
     Quiet,
     Recursive,
+    SpoolBytes,
+    SpoolFolder,
     Task,
     Vad,
 )
 from .gamma import parse_gamma
+from .remote_options import parse_bytes, shown_url
 from .transcribe_declarations import (
     ChannelMethod,
     CompressionRatioThreshold,
@@ -82,9 +85,9 @@ DRAFTERS = (AUTO, "model", "cascade", "ctc")
 """Those of `asr.decode.drafting`, which takes too long to import here."""
 
 NOT_IN_RESULTS = frozenset(
-    "audio recursive output_dir output_format overwrite dry_run fail_fast model draft gamma batch_size "
-    "drafter reference_text device threads readers engine draft_dtype report local_files_only verbose quiet "
-    "json".split()
+    "audio recursive spool spool_bytes output_dir output_format overwrite dry_run fail_fast model draft "
+    "gamma batch_size drafter reference_text device threads readers engine draft_dtype report "
+    "local_files_only verbose quiet json".split()
 ) | {
     # The fingerprint holds these in the form of `SpeakerOptions.settings`.
     "diarize",
@@ -109,6 +112,8 @@ class TranscribeOptions:
     # Input
     audio: Inputs
     recursive: Recursive = False
+    spool: SpoolFolder = None
+    spool_bytes: SpoolBytes = None
     # Output
     output_dir: OutputFolder = "."
     output_format: OutputFormats = "all"
@@ -167,6 +172,8 @@ class TranscribeOptions:
     def __post_init__(self) -> None:
         _ = self.drafts
         _ = self.speakers
+        _ = self.spool_limit
+        self._check_locations()
         self._check_output()
         self._check_words()
         self._check_long_form()
@@ -194,6 +201,24 @@ class TranscribeOptions:
             raise UsageError("--json and `-o -` both write to stdout; choose one of them")
         if self.verbose and (self.quiet or self.json):
             raise UsageError("--verbose and --quiet (or --json) exclude each other")
+
+    def _check_locations(self) -> None:
+        from forescribe.asr.storage.locations import is_url
+
+        remote = next(filter(is_url, (self.output_dir, *self.audio)), None)
+        if remote is not None and self.report is not None:
+            raise UsageError(
+                f"--report plays files of this machine, {shown_url(remote)} is none: leave it out"
+            )
+        if self.link_speakers and is_url(self.output_dir):
+            raise UsageError(
+                "--link-speakers keeps voices in the output folder: name a folder of this machine with -o"
+            )
+
+    @property
+    def spool_limit(self) -> int | None:
+        """The size of the spool in bytes; None for the default. Raises UsageError."""
+        return parse_bytes("--spool-bytes", self.spool_bytes)
 
     def _check_words(self) -> None:
         if self.word_timestamps is False and (self.diarize or not self.line_rules.plain):

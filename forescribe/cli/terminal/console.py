@@ -7,11 +7,11 @@ is shown; nothing of how it was made.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console as Rich
@@ -22,11 +22,14 @@ from forescribe.asr.formats.transcript import ONCE
 from forescribe.asr.printable import visible
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from forescribe.asr.batch.inputs import Source
     from forescribe.asr.batch.recording_results import RecordingResult
     from forescribe.asr.decode.outcome import Hook
     from forescribe.asr.formats.report import Reports
     from forescribe.asr.formats.transcript import Transcript
+    from forescribe.asr.storage.locations import Location
     from forescribe.speculative.engine.stats import Stats
 
 
@@ -157,9 +160,10 @@ def escape(text: str) -> str:
     return without_markup(visible(text))
 
 
-def file_names(files: Sequence[Path]) -> str:
+def file_names(files: Sequence[Path | Location]) -> str:
     """The files of one recording, which differ in their extensions only: `out/a .txt .srt`."""
-    return " ".join([str(files[0].with_suffix("")), *(path.suffix for path in files)])
+    parts = [os.path.splitext(str(file)) for file in files]
+    return " ".join([parts[0][0], *(extension for _, extension in parts)])
 
 
 def _speed(transcript: Transcript) -> str:

@@ -1,0 +1,109 @@
+"""Recordings in a store in memory, and batches over them; typed by `tests.asr.typists`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from forescribe.asr.batch.batch import Batch
+from forescribe.asr.batch.inputs import discover
+from forescribe.asr.batch.outputs import Outputs
+from forescribe.asr.batch.recording_results import RecordingResult
+from forescribe.asr.batch.remote.fetching import Fetching
+from forescribe.asr.batch.remote.recorded_outputs import RecordedOutputs
+from forescribe.asr.storage.locations import Location
+from forescribe.asr.storage.obstore_backend import ObstoreBackend
+from forescribe.asr.storage.opening_stores import Stores, open_store
+from tests.asr.storage.faults import OK, FaultyBackend, quick
+from tests.asr.typists import SETTINGS, Outcome, Typist, text_of, transcript, write_wav
+
+
+class FaultyStores(Stores):
+    """Stores whose requests meet `fate(location, kind)`."""
+
+    def __init__(self, fate: Callable[[Location, str], str] = lambda where, kind: OK) -> None:
+        super().__init__(quick(4))
+        self.fate = fate
+
+    def _backend(self, location: Location) -> FaultyBackend:
+        key = f"{location.scheme}://{location.host}"
+        if key not in self._backends:
+            root = location.root
+            inner = ObstoreBackend(location)
+            self._backends[key] = FaultyBackend(inner, lambda kind: self.fate(root, kind))
+        return self._backends[key]
+
+
+class CopyTypist(Typist):
+    """A typist who is given paths and local copies, and remembers both names."""
+
+    def _typed(self, source: Any) -> Outcome:
+        self.trouble(str(source))
+        self.typed.append(str(source))
+        return Outcome(source, transcript(text_of(source)))
+
+
+def put_wav(where: Location, seconds: float = 0.1, value: int = 0) -> bytes:
+    """A recording in a store; `value` makes its bytes its own."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        data = write_wav(Path(folder, "a.wav"), seconds, value).read_bytes()
+    open_store(where.parent).put(where.name, data)
+    return data
+
+
+def put_calls(folder: Location, count: int) -> None:
+    """Recordings, each longer than the one before."""
+    for number in range(count):
+        put_wav(folder / f"{number:02}.wav", 0.05 * (number + 1), number)
+
+
+def batch(
+    names: list[str],
+    out: str,
+    *,
+    stores: Stores | None = None,
+    formats: str = "txt,srt",
+    settings: str = SETTINGS,
+    overwrite: bool = False,
+    recursive: bool = True,
+    limit: int | None = 1 << 30,
+    **options: Any,
+) -> Batch:
+    stores = stores or Stores(quick())
+    sources = discover(names, recursive=recursive, stores=stores)
+    outputs: Outputs | RecordedOutputs
+    if "://" in out:
+        outputs = RecordedOutputs.plan(sources, Location.parse(out), formats, stores=stores)
+        outputs.begin(sources, settings, overwrite=overwrite)
+    else:
+        outputs = Outputs.plan(sources, out, formats)
+    return Batch(
+        sources,
+        outputs,
+        settings=settings,
+        overwrite=overwrite,
+        fetching=Fetching(stores, "spool", limit),
+        **options,
+    )
+
+
+def run(
+    names: list[str], out: str, typist: Typist | None = None, **options: Any
+) -> list[RecordingResult]:
+    return list(batch(names, out, **options).run(lambda size: typist or CopyTypist(), size=4))
+
+
+def files(out: str) -> dict[str, str]:
+    """The results in an output, without records."""
+    store = open_store(Location.parse(out))
+    names = [e.key for e in store.list() if not e.key.startswith("_forescribe/")]
+    return {name: store.read(name).decode() for name in names if name != "manifest.jsonl"}
+
+
+def merged(out: str) -> list[dict[str, Any]]:
+    data = open_store(Location.parse(out)).read("manifest.jsonl").decode()
+    return [json.loads(line) for line in data.splitlines()]

@@ -1,0 +1,330 @@
+"""Batches from and to object storage: the rules of folders hold, and each recording has one record."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from forescribe.asr.batch.interrupts import Stop
+from forescribe.asr.errors import UsageError
+from forescribe.asr.records.record_store import RecordStore
+from forescribe.asr.storage.locations import Location
+from forescribe.asr.storage.opening_stores import Stores, open_store
+from forescribe.asr.storage.storage_errors import DeniedError
+from tests.asr.batch.remote.objects import (
+    CopyTypist,
+    FaultyStores,
+    batch,
+    files,
+    merged,
+    put_calls,
+    put_wav,
+    run,
+)
+from tests.asr.storage.faults import LOST, OK, REPLY_LOST, memory, quick
+from tests.asr.typists import write_wav
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def calls() -> Location:
+    folder = memory() / "calls"
+    put_calls(folder, 3)
+    return folder
+
+
+@pytest.fixture
+def out() -> str:
+    return str(memory() / "out")
+
+
+def statuses(results) -> Counter[str]:
+    return Counter(result.record.status for result in results)
+
+
+def left_over() -> list[Path]:
+    return list(Path().glob("spool/*"))
+
+
+# Results and records
+
+
+def test_a_folder_in_a_store_gives_what_the_same_folder_here_gives(calls, out) -> None:
+    Path("calls").mkdir()
+    for entry in open_store(calls).list():
+        Path("calls", entry.key).write_bytes(open_store(calls).read(entry.key))
+    assert statuses(run(["calls"], "local")) == {"succeeded": 3}
+    assert statuses(run([str(calls)], out)) == {"succeeded": 3}
+    assert statuses(run([str(calls)], "fetched")) == {"succeeded": 3}
+    assert statuses(run(["calls"], out2 := str(memory() / "x"))) == {"succeeded": 3}
+    local = {p.name: p.read_text() for p in Path("local").glob("0*")}
+    assert len(local) == 6
+    assert files(out) == local == files(out2)
+    assert {p.name: p.read_text() for p in Path("fetched").glob("0*")} == local
+    assert left_over() == []
+
+
+def test_a_record_comes_after_its_files_and_once(calls, out) -> None:
+    made = batch([str(calls)], out)
+    for result in made.run(lambda size: CopyTypist(), size=4):
+        stored = RecordStore.open(out).read(result.record.source)
+        assert stored.generation == 1 and stored.record.outputs
+        assert set(stored.record.outputs) <= set(files(out))
+        assert list(map(str, result.files)) == [f"{out}/{name}" for name in stored.record.outputs]
+    assert sorted(line["path"] for line in merged(out)) == [f"{calls}/{n:02}.wav" for n in range(3)]
+
+
+def test_the_largest_goes_first(calls, out) -> None:
+    typist = CopyTypist()
+    run([str(calls)], out, typist)
+    assert [Path(name).name for name in typist.typed] == ["02.wav", "01.wav", "00.wav"]
+
+
+def test_a_tree_is_mirrored_and_names_that_meet_are_told_apart(out) -> None:
+    top = memory() / "calls"
+    for name in ("a.wav", "x/a.wav", "x/a.flac", "x/y/b.wav"):
+        put_wav(top / name, value=len(name))
+    run([str(top)], out, formats="txt")
+    assert set(files(out)) == {"a.txt", "x/a.wav.txt", "x/a.flac.txt", "x/y/b.txt"}
+    run([str(top / "a.wav"), str(top / "x/a.wav")], other := str(memory()), formats="txt")
+    assert len(files(other)) == 2
+
+
+def test_here_and_there_mix(calls, out) -> None:
+    write_wav(Path("here.wav"))
+    Path("list.jsonl").write_text(
+        json.dumps({"audio_filepath": str(calls / "01.wav"), "duration": 99})
+        + "\n"
+        + json.dumps({"audio_filepath": "here.wav"})
+    )
+    typist = CopyTypist()
+    results = run(["list.jsonl", str(calls / "00.wav")], out, typist)
+    assert statuses(results) == {"succeeded": 3}
+    assert [Path(name).name for name in typist.typed][0] == "01.wav"  # a list is believed
+    assert set(files(out)) == {f"{n}.{f}" for n in ("here", "01", "00") for f in ("txt", "srt")}
+
+
+def test_stdout_keeps_the_order_given(calls, capsysbinary) -> None:
+    names = [str(calls / f"{n:02}.wav") for n in (1, 0, 2)]
+    names.insert(1, str(calls / "nope.wav"))
+    results = run(names, "-", formats="txt")
+    assert [r.record.path for r in results if r.record.status == "succeeded"] == [
+        names[0],
+        names[2],
+        names[3],
+    ]
+
+
+# Again
+
+
+def test_what_is_done_is_not_fetched_again(calls, out) -> None:
+    run([str(calls)], out)
+    stores = Stores(quick())
+    made = batch([str(calls)], out, stores=stores)
+    assert made.todo == [] and statuses(made.skipped()) == {"skipped": 3}
+    assert stores.at(calls).requests["get"] == 0 and stores.at(calls).requests["list"] == 1
+
+
+def test_what_is_done_here_is_not_fetched_again(calls) -> None:
+    run([str(calls)], "out")
+    stores = Stores(quick())
+    made = batch([str(calls)], "out", stores=stores)
+    assert made.todo == [] and stores.at(calls).requests["get"] == 0
+
+
+@pytest.mark.parametrize("where", ["store", "folder"])
+def test_the_same_content_is_fetched_but_not_transcribed_again(calls, out, where) -> None:
+    out = out if where == "store" else "out"
+    run([str(calls)], out)
+    data = open_store(calls).read("01.wav")
+    open_store(calls).put("01.wav", data)  # another tag, the same bytes
+    typist = CopyTypist()
+    results = run([str(calls)], out, typist)
+    assert typist.typed == [] and statuses(results) == {"skipped": 1}
+    assert batch([str(calls)], out).todo == []  # the new version is known now
+
+
+@pytest.mark.parametrize("where", ["store", "folder"])
+def test_only_what_changed_is_done_again(calls, out, where) -> None:
+    out = out if where == "store" else "out"
+    run([str(calls)], out)
+    put_wav(calls / "01.wav", 0.3, 77)
+    if where == "store":
+        open_store(Location.parse(out)).delete("02.srt")
+    else:
+        Path("out/02.srt").unlink()
+    typist = CopyTypist()
+    assert statuses(run([str(calls)], out, typist)) == {"succeeded": 2}
+    assert sorted(Path(name).name for name in typist.typed) == ["01.wav", "02.wav"]
+    assert batch([str(calls)], out).todo == []
+
+
+def test_other_settings_are_refused_and_overwriting_begins_again(calls, out) -> None:
+    run([str(calls)], out)
+    with pytest.raises(UsageError, match="other settings"):
+        batch([str(calls)], out, settings="0123")
+    assert statuses(run([str(calls)], out, settings="0123", overwrite=True)) == {"succeeded": 3}
+    assert batch([str(calls)], out, settings="0123").todo == []
+    assert {line["run"] for line in merged(out)} == {2} and len(merged(out)) == 3
+
+
+def test_another_format_adds_its_files_and_keeps_the_others(calls, out) -> None:
+    run([str(calls)], out, formats="txt")
+    assert statuses(run([str(calls)], out, formats="srt")) == {"succeeded": 3}
+    assert set(files(out)) == {f"{n:02}.{f}" for n in range(3) for f in ("txt", "srt")}
+    for formats in ("txt", "srt", "txt,srt"):
+        assert batch([str(calls)], out, formats=formats).todo == []
+
+
+def test_a_failure_is_tried_again(calls, out) -> None:
+    results = run([str(calls / "00.wav"), str(calls / "nope.wav")], out)
+    codes = {r.record.path.rpartition("/")[2]: r.record.code for r in results}
+    assert codes == {"nope.wav": "missing_file", "00.wav": None}
+    put_wav(calls / "nope.wav", value=9)
+    typist = CopyTypist()
+    assert statuses(run([str(calls)], out, typist)) == {"succeeded": 3}
+    stored = RecordStore.open(out).read(str(calls / "nope.wav"))
+    assert stored.generation == 2 and stored.record.status == "succeeded"
+
+
+def test_records_that_a_killed_run_left_are_found_without_a_manifest(calls, out) -> None:
+    made = batch([str(calls)], out)
+    run_ = made.run(lambda size: CopyTypist(), size=4)
+    next(run_)
+    made._writer.close = lambda: None  # killed before the end
+    run_.close()
+    done = len(RecordStore.open(out).load())
+    assert 1 <= done <= 3
+    assert len(batch([str(calls)], out).todo) == 3 - done
+
+
+# Failures
+
+
+def test_a_recording_that_cannot_be_fetched_fails_alone(calls, out) -> None:
+    stores = FaultyStores()
+    made = batch([str(calls)], out, stores=stores)
+    stores.fate = lambda where, kind: LOST if where.host == calls.host else OK
+    results = list(made.run(lambda size: CopyTypist(), size=4))
+    assert statuses(results) == {"failed": 3}
+    assert {r.record.code for r in results} == {"storage_unavailable"}
+    assert left_over() == []
+    assert statuses(run([str(calls)], out)) == {"succeeded": 3}
+
+
+def test_lost_requests_and_replies_lose_nothing(calls, out) -> None:
+    count = iter(range(10_000))
+    fates = [OK, OK, LOST, OK, REPLY_LOST]
+    stores = FaultyStores(lambda where, kind: fates[next(count) % len(fates)])
+    assert statuses(run([str(calls)], out, stores=stores)) == {"succeeded": 3}
+    assert len(files(out)) == 6 and len(merged(out)) == 3
+    assert {line["generation"] for line in merged(out)} == {1}
+
+
+def test_results_that_cannot_be_written_fail_alone_and_are_done_again(calls, out) -> None:
+    stores = FaultyStores()
+    made = batch([str(calls)], out, stores=stores)
+    host = Location.parse(out).host
+    stores.fate = lambda where, kind: LOST if where.host == host and kind == "put" else OK
+    results = list(made.run(lambda size: CopyTypist(), size=4))
+    assert statuses(results) == {"failed": 3}
+    assert {r.record.code for r in results} == {"storage_unavailable"}
+    assert statuses(run([str(calls)], out)) == {"succeeded": 3}
+
+
+def test_a_recording_that_is_larger_than_the_spool_fails_alone(calls, out) -> None:
+    sizes = {entry.key: entry.size for entry in open_store(calls).list()}
+    results = run([str(calls)], out, limit=sizes["02.wav"] - 1)
+    failed = [r for r in results if r.record.status == "failed"]
+    assert [r.record.code for r in failed] == ["storage_full"]
+    assert "--spool-bytes" in failed[0].record.message and failed[0].record.path.endswith("02.wav")
+    assert statuses(results) == {"succeeded": 2, "failed": 1}
+
+
+def test_a_spool_with_room_for_one_recording_is_enough(calls, out) -> None:
+    put_calls(calls, 8)
+    largest = max(entry.size for entry in open_store(calls).list())
+    typist = CopyTypist(ahead=3)  # pulls more than fits before it gives anything back
+    assert statuses(run([str(calls)], out, typist, limit=largest)) == {"succeeded": 8}
+    assert len(typist.typed) == 8
+
+
+def test_credentials_that_expire_fail_the_rest_and_say_so(calls, out) -> None:
+    class Expiring(FaultyStores):
+        def _backend(self, location):
+            backend = super()._backend(location)
+            read = type(backend).read
+
+            def expired(key, start=0, etag=None):
+                if location.host == calls.host and not key.endswith("02.wav"):
+                    raise DeniedError(
+                        location, "the credentials have expired (ExpiredToken): renew them"
+                    )
+                return read(backend, key, start, etag)
+
+            backend.read = expired
+            return backend
+
+    results = run([str(calls)], out, stores=Expiring())
+    assert statuses(results) == {"succeeded": 1, "failed": 2}
+    assert {r.record.code for r in results} == {None, "storage_denied"}
+
+
+def test_fail_fast_stops_at_the_first(calls, out) -> None:
+    typist = CopyTypist()
+    names = [str(calls / "nope.wav"), str(calls)]
+    results = run(names, out, typist, fail_fast=True)
+    assert statuses(results) == {"failed": 1, "cancelled": 3} and typist.typed == []
+    assert len(RecordStore.open(out).load()) == 1  # what was cancelled has no record
+
+
+def test_an_interruption_keeps_what_is_written_and_leaves_the_rest(calls, out) -> None:
+    stop = Stop()
+
+    def interrupt(path: str) -> None:
+        stop.requested = True
+
+    made = batch([str(calls)], out, stop=stop)
+    results = []
+    with pytest.raises(KeyboardInterrupt):
+        for result in made.run(lambda size: CopyTypist(ahead=1, trouble=interrupt), size=4):
+            results.append(result)
+    assert statuses(results) == {"succeeded": 1, "cancelled": 2}
+    assert len(files(out)) == 2 and left_over() == []
+    assert statuses(run([str(calls)], out)) == {"succeeded": 2}
+
+
+def test_memory_that_runs_out_halves_the_batch_and_fetches_nothing_twice(calls, out) -> None:
+    sizes: list[int] = []
+
+    def make(size: int) -> CopyTypist:
+        sizes.append(size)
+
+        def trouble(path: str) -> None:
+            if size == 4:
+                raise MemoryError("out of memory")
+
+        return CopyTypist(trouble=trouble)
+
+    stores = Stores(quick())
+    made = batch([str(calls)], out, stores=stores)
+    assert statuses(made.run(make, size=4)) == {"succeeded": 3}
+    assert sizes == [4, 2] and stores.at(calls).requests["get"] == 3
+
+
+def test_a_second_worker_adds_no_record(calls, out) -> None:
+    """Two runs at once: the work is doubled, the records are not."""
+    first, second = batch([str(calls)], out), batch([str(calls)], out)
+    assert statuses(first.run(lambda size: CopyTypist(), size=4)) == {"succeeded": 3}
+    assert statuses(second.run(lambda size: CopyTypist(), size=4)) == {"succeeded": 3}
+    assert second.outputs.records.doubled == 3 and len(merged(out)) == 3
+    assert {s.generation for s in RecordStore.open(out).load().values()} == {1}
