@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import stat
 
-from ..batch.recording_sources import Source
 from ..errors import ForescribeError
+from ..records.recording_sources import Source
 from .containers import open_container
 
 BYTES_PER_S = 16_000

@@ -170,7 +170,7 @@ class ReaderPool:
 
     def _decode(self, source: Input) -> DecodedFile:
         assert isinstance(source, str | os.PathLike)
-        path, name = Path(source), visible(os.fspath(source))
+        path, name = Path(source), visible(str(source))
         with open_path(path, name) as file:
             return self._decoders.decode(file, self._bounds, name=name, cutting=self.cutting)
 

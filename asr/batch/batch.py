@@ -26,12 +26,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ..audio.durations import length_s
 from ..errors import CapacityError, ForescribeError, out_of_memory
+from ..records.recording_sources import Source
 from ..storage.locations import Location
 from . import fingerprint
 from .interrupts import Stop
 from .outputs import Outputs
 from .recording_results import RecordingResult, ResultWriter, Writer
-from .recording_sources import Source
 from .remote.fetching import Fetching
 from .remote.local_copies import LocalCopy
 from .remote.recorded_outputs import RecordedOutputs

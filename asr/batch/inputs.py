@@ -19,9 +19,9 @@ from pathlib import Path
 from ..audio.opening import unreadable
 from ..errors import AudioError, UsageError
 from ..printable import visible
+from ..records.recording_sources import LIST, NAMES, RESULTS, STDIN, Source, identity, remote_source
 from ..storage.locations import Location, is_url
 from ..storage.opening_stores import Stores
-from .recording_sources import LIST, NAMES, RESULTS, STDIN, Source, identity, remote_source
 
 HEAD = 4096
 """Bytes read to recognise a recording: two frames of any mp3 or aac."""

@@ -20,8 +20,8 @@ from typing import Any, Literal
 
 from ..errors import Code, ForescribeError, OutputError
 from ..formats.transcript import Json, Transcript, seconds
+from ..records.recording_sources import STDIN, identity
 from ..storage.locations import is_url
-from .recording_sources import STDIN, identity
 
 NAME = "manifest.jsonl"
 

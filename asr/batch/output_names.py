@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
+from ..records.recording_sources import STDIN, Source, identity
 from . import fingerprint
-from .recording_sources import STDIN, Source, identity
 
 
 class KnownNames(Protocol):

@@ -21,9 +21,9 @@ from ..errors import OutputError, UsageError
 from ..formats.files import TEMPORARY, formats, write
 from ..formats.subtitles import PLAIN, LineRules
 from ..formats.transcript import Transcript
+from ..records.recording_sources import Source
 from .manifest import Manifest
 from .output_names import choose_stems, hashed_names
-from .recording_sources import Source
 
 STDOUT = "-"
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from ..audio.opening import empty, open_path, unreadable
 from ..errors import AudioError
 from ..printable import visible
-from .recording_sources import STDIN, Source
+from ..records.recording_sources import STDIN, Source
 
 
 def check_readable(sources: Iterable[Source], *, decode: bool = True) -> list[Source]:

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ..errors import ForescribeError, OutputError
 from ..formats.transcript import Transcript
+from ..records.recording_sources import Source
 from ..storage.locations import Location
 from . import fingerprint
 from .fingerprint import Fingerprint
 from .manifest import Record, result_fields
 from .outputs import Outputs
-from .recording_sources import Source
 
 if TYPE_CHECKING:
     from ..decode.outcome import Outcome

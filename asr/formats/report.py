@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from ..batch.recording_sources import STDIN
 from ..errors import OutputError, UsageError
+from ..records.recording_sources import STDIN
 from .files import put
 from .report_page import IndexRow, page_sound, render_index, render_page
 from .transcript import Transcript

@@ -24,7 +24,7 @@ from importlib.resources import files
 from pathlib import Path
 from urllib.parse import quote
 
-from ..batch.recording_sources import STDIN
+from ..records.recording_sources import STDIN
 from .text_formats import txt
 from .transcript import Json, Transcript
 

@@ -23,8 +23,8 @@ from typing import BinaryIO
 
 import numpy as np
 
-from forescribe.asr.batch.recording_sources import STDIN, identity
 from forescribe.asr.errors import OutputError
+from forescribe.asr.records.recording_sources import STDIN, identity
 
 from ..blocks import mean_voice
 from ..diarizer import Diarization, Voice

@@ -14,9 +14,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from ...errors import ForescribeError
+from ...records.recording_sources import Source
 from ...storage.locations import WEB
 from ...storage.opening_stores import Stores
-from ..recording_sources import Source
 from .remote_inputs import HEADS
 from .spool import Spool
 

@@ -20,12 +20,12 @@ from ...formats.subtitles import PLAIN, LineRules
 from ...formats.transcript import Transcript
 from ...records.record_files import RecordFiles
 from ...records.record_store import RecordStore
+from ...records.recording_sources import Source, identity
 from ...records.run_settings import Run
 from ...records.stored_records import StoredRecord
 from ...storage.locations import Location
 from ...storage.opening_stores import Stores
 from ..output_names import choose_stems
-from ..recording_sources import Source, identity
 
 
 class RecordedNames:

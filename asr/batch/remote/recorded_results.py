@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...errors import ForescribeError
+from ...records.recording_sources import Source, identity
 from ...storage.locations import Location
 from .. import fingerprint
 from ..fingerprint import Fingerprint
 from ..manifest import Record, result_fields
 from ..recording_results import RecordingResult
-from ..recording_sources import Source, identity
 from .recorded_outputs import RecordedOutputs
 
 if TYPE_CHECKING:

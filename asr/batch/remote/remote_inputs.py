@@ -17,11 +17,11 @@ from dataclasses import replace
 from ...audio.opening import empty
 from ...errors import AudioError, ForescribeError, UsageError
 from ...printable import visible
+from ...records.recording_sources import NAMES, Source, remote_source
 from ...storage.backends import Entry
 from ...storage.locations import WEB, Location
 from ...storage.opening_stores import Stores
 from ...storage.storage_errors import MissingError
-from ..recording_sources import NAMES, Source, remote_source
 
 HEADS = 16
 """Objects that are asked for at a time."""

@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ...errors import ForescribeError, OutputError
+from ...records.recording_sources import Source
 from ...storage.backends import Entry
 from ...storage.opening_stores import Stores
 from .. import fingerprint
-from ..recording_sources import Source
 from .local_copies import LocalCopy, SpoolFolder
 
 MOST = 32 << 30
