@@ -10,10 +10,11 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
+from types import MappingProxyType
 from typing import TYPE_CHECKING, cast
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 if TYPE_CHECKING:
@@ -22,6 +23,17 @@ if TYPE_CHECKING:
 SECONDS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1200.0, 3600.0)
 SPEEDS = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0)
 
+
+ENGINE_COUNTS: Mapping[str, str] = MappingProxyType(
+    {
+        "rounds": "Rounds of the engine, each of a whole batch.",
+        "row_rounds": "Rounds that windows took part in.",
+        "target_forwards": "Forward passes of the target.",
+        "draft_forwards": "Forward passes of drafts.",
+        "engine_faults": "Exceptions in models, drafters, rules and schedules, repeated ones included.",
+    }
+)
+"""Counters of the engine, and their help."""
 
 WAIT_S = 2.0
 """How long to wait for one value."""
@@ -75,6 +87,14 @@ class Metrics:
     def engine(self, seconds: Callable[[], Mapping[str, float]]) -> None:
         """Add the engine's times by stage, read when metrics are requested."""
         self.registry.register(_Stages(seconds))
+
+    def build(self, facts: Callable[[], Mapping[str, str]]) -> None:
+        """Add what runs here as labels of a series that is always 1."""
+        self.registry.register(_Build(facts))
+
+    def counts(self, counts: Callable[[], Mapping[str, float]]) -> None:
+        """Add counters that the engine keeps itself, by name; the names are those of `ENGINE_COUNTS`."""
+        self.registry.register(_Counts(counts))
 
     def watch(self, name: str, text: str, value: Callable[[], float]) -> None:
         """Add a gauge that is evaluated when metrics are requested."""
@@ -143,6 +163,32 @@ class TimedValue:
             pending.set_result(float(self._value()))
         except Exception as error:
             pending.set_exception(error)
+
+
+class _Build(Collector):
+    """Version, engine, model and device: known once the model is loaded."""
+
+    def __init__(self, facts: Callable[[], Mapping[str, str]]) -> None:
+        self.facts = facts
+
+    def collect(self) -> Iterator[Metric]:
+        facts = self.facts()
+        text = "What runs here; always 1."
+        family = GaugeMetricFamily("forescribe_build_info", text, labels=list(facts))
+        family.add_metric(list(facts.values()), 1)
+        yield family
+
+
+class _Counts(Collector):
+    """Counters of the engine; up to five seconds old."""
+
+    def __init__(self, counts: Callable[[], Mapping[str, float]]) -> None:
+        self.counts = counts
+
+    def collect(self) -> Iterator[Metric]:
+        values = self.counts()
+        for name, text in ENGINE_COUNTS.items():
+            yield CounterMetricFamily(f"forescribe_{name}", text, value=values.get(name, 0))
 
 
 class _Stages(Collector):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from ..metrics import TimedValue
+from ..metrics import SECONDS, TimedValue
+from .storage.records import Job
 
 
 class JobMetrics:
@@ -20,6 +21,18 @@ class JobMetrics:
         self._ended = counter("jobs_ended", "Runs of jobs by final state.", "state")
         self._resumed = counter("jobs_resumed", "Work taken over from a process that has died.")
         self._stuck = counter("jobs_stuck", "Work that its process had lost, queued again.")
+        self._queue_s = Histogram(
+            "forescribe_job_queue_seconds",
+            "From the creation of a job to the beginning of its work.",
+            buckets=SECONDS,
+            registry=registry,
+        )
+        self._job_s = Histogram(
+            "forescribe_job_seconds",
+            "From the beginning of a job's work to its end, downtime included.",
+            buckets=SECONDS,
+            registry=registry,
+        )
         self._tries = counter(
             "webhook_tries", "Delivery attempts of callbacks by result.", "answer"
         )
@@ -29,8 +42,12 @@ class JobMetrics:
         gauge = Gauge(f"forescribe_{name}", text, registry=self._registry)
         gauge.set_function(TimedValue(value))
 
-    def ended(self, state: str) -> None:
-        self._ended.labels(state).inc()
+    def ended(self, job: Job) -> None:
+        """Count a run that has ended."""
+        self._ended.labels(job.state).inc()
+        if job.started_at is not None and job.finished_at is not None and job.run == 1:
+            self._queue_s.observe(max(0.0, job.started_at - job.created_at))
+            self._job_s.observe(max(0.0, job.finished_at - job.started_at))
 
     def resumed(self) -> None:
         self._resumed.inc()

@@ -50,9 +50,7 @@ class AdmittedUpload:
     async def follow(self, options: Options, tap: Tap | None = None) -> TranscriptionStream:
         """Decode and queue it; with a `tap`, the caller releases the reservation. Raises ApiError if the
         file is not audio, is too long, or does not fit into the queue."""
-        began = time.perf_counter()
         decoded_file = await self.serving.decoded(self.upload.file)
-        self.serving.metrics.took("decode", time.perf_counter() - began)
         self.upload.file.close()  # only the samples are needed from here on
         try:
             self.reservation.add_audio(decoded_file.duration_s)

@@ -73,7 +73,13 @@ class Serving(Lifecycle):
         self.thread = ModelThread(
             "the speech model", settings.model_name, self._loaded_session, self._run, self._fail
         )
-        watch(self.metrics, self.admission, lambda: self.state == "ready", lambda: self.session)
+        watch(
+            self.metrics,
+            self.admission,
+            settings.model_name,
+            lambda: self.state == "ready",
+            lambda: self.session,
+        )
 
     @classmethod
     def of(cls, settings: Settings) -> Serving:
@@ -163,9 +169,12 @@ class Serving(Lifecycle):
             cpu_s=math.ceil(settings.decode_timeout_s),
             memory_bytes=settings.decode_memory_bytes,
         )
+        began = time.perf_counter()
         samples = self.decoders.submit(file, bounds, name=NAME)
         try:
-            return await asyncio.wrap_future(samples)
+            decoded = await asyncio.wrap_future(samples)
+            self.metrics.took("decode", time.perf_counter() - began)
+            return decoded
         except asyncio.CancelledError:
             samples.add_done_callback(_discard)
             raise

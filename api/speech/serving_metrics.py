@@ -8,6 +8,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Callable
+from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from ..access.capacity import Admission
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 def watch(
     metrics: Metrics,
     admission: Admission,
+    model: str,
     ready: Callable[[], bool],
     session: Callable[[], Session | None],
 ) -> None:
@@ -29,6 +31,21 @@ def watch(
         current = session()
         return dict(current.stats.seconds) if current is not None else {}
 
+    def engine_counts() -> dict[str, float]:
+        current = session()
+        if current is None:
+            return {}
+        stats = current.stats
+        return {
+            "rounds": stats.rounds,
+            "row_rounds": stats.row_rounds,
+            "target_forwards": stats.target_forwards,
+            "draft_forwards": stats.draft_forwards,
+            "engine_faults": stats.faults,
+        }
+
+    metrics.build(lambda: _build(model, session()))
+    metrics.counts(engine_counts)
     metrics.watch("ready", "Whether requests are admitted.", ready)
     metrics.watch("requests_inside", "Requests in progress.", lambda: admission.requests)
     metrics.watch("slots_busy", "Share of the engine's slots in use.", lambda: _busy(session()))
@@ -39,6 +56,17 @@ def watch(
     )
     metrics.engine(engine_seconds)
     metrics.watch("queued_audio_seconds", "Audio not yet decoded.", lambda: admission.seconds)
+
+
+def _build(model: str, session: Session | None) -> dict[str, str]:
+    """Version, model, engine and device; the last two are empty until the model is loaded."""
+    whisper = None if session is None else session.transcriber.whisper
+    return {
+        "version": version("forescribe"),
+        "model": model,
+        "engine": "" if whisper is None else str(whisper.engine),
+        "device": "" if whisper is None else whisper.device.name,
+    }
 
 
 def _busy(session: Session | None) -> float:

@@ -83,7 +83,7 @@ class Script:
 
 @dataclass(frozen=True)
 class Plan:
-    """Replaces `asr.sessions.cut_plan.Plan`."""
+    """Replaces `asr.segment.cut_plan.Plan`."""
 
     count: int
 

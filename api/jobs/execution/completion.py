@@ -51,7 +51,7 @@ class Completion:
     def end(self, tx: Tx, job: Job, state: State, error: tuple[str, str] | None = None) -> None:
         """End a job, and queue the first attempt of its callback in the same transaction."""
         ended = self.store.jobs.end(tx, job.id, state, error)
-        self.metrics.ended(state)
+        self.metrics.ended(ended)
         if ended.callback is not None:
             self.engine.enqueue(tx, callback_item(job.id, job.run, 0))
 

@@ -32,7 +32,7 @@ def long() -> bytes:
 
 @pytest.fixture(autouse=True)
 def small_groups(monkeypatch) -> None:
-    monkeypatch.setattr("forescribe.asr.sessions.cut_plan.GROUP_SIZE", 2)
+    monkeypatch.setattr("forescribe.asr.segment.cut_plan.GROUP_SIZE", 2)
 
 
 def plain(client, audio: bytes) -> str:
