@@ -98,6 +98,7 @@ class Batch:
         self._settled: deque[Callable[[], RecordingResult]] = deque()  # without a transcriber
         self._writes = WriteQueue() if self._writer.in_background else None
         self._spool: Spool | None = None
+        self._elsewhere = False
 
     def run(
         self,
@@ -106,8 +107,12 @@ class Batch:
         *,
         size: int,
         hook: Hook | None = None,
+        elsewhere: bool = False,
     ) -> Iterator[RecordingResult]:
         """Transcribe `todo` with `size` windows at a time; yields results as recordings end.
+
+        `elsewhere`: other machines read the recordings. They are neither fetched nor hashed here; the
+        transcriber gets their paths, and outcomes hold `content` and `entry`.
 
         Every recording of `todo` gets a result: succeeded, failed, or cancelled with `fail_fast` and
         after an interruption. Raises KeyboardInterrupt after the last result if it was interrupted, and
@@ -115,7 +120,9 @@ class Batch:
         """
         self.outputs.sweep()
         try:
-            self._fetch_ahead()
+            self._elsewhere = elsewhere
+            if not elsewhere:
+                self._fetch_ahead()
             for result in (results := self._results(make, options, size, hook)):
                 yield result
                 if self.fail_fast and result.error is not None:
@@ -203,6 +210,10 @@ class Batch:
         that grows in the meantime does not count as done. Ends early if there is no room for the next
         one."""
         for path, source in list(self._open.items()):
+            if self._elsewhere:
+                self._pulled[path] = None
+                yield path
+                continue
             if source.location is None:
                 self._pulled[path] = fingerprint.content(path)
                 yield path
@@ -246,8 +257,11 @@ class Batch:
         cause = outcome.error and outcome.error.__cause__
         if cause is not None and out_of_memory(cause):
             raise cause  # the batch is too large, not this recording
-        content = self._pulled.pop(outcome.name)
-        write = partial(self._writer.finished, self._close(outcome.name), outcome, content)
+        content = self._pulled.pop(outcome.name) or outcome.content
+        source = self._close(outcome.name)
+        if source.location is not None and source.entry is None and outcome.entry is not None:
+            source = replace(source, entry=outcome.entry)
+        write = partial(self._writer.finished, source, outcome, content)
         if self._writes is None:
             yield write()
         else:

@@ -96,6 +96,15 @@ class Schedule:
         self._release(worker, source)
         return self.open.pop(source, None) is not None
 
+    def returned(self, worker: str, source: str) -> None:
+        """A worker gives a recording back: it goes on the list again, and nothing is held against it."""
+        state = self._workers.get(worker)
+        if state is None or source not in state.has:
+            return
+        self._release(worker, source)
+        if source in self.open and not self._held_elsewhere(source):
+            self._put_back(source)
+
     def lost(self, worker: str, *, crashed: bool) -> list[Work]:
         """A worker is gone; what it had goes back on the list. `crashed`: by itself, so that one of its
         recordings may be the cause; not by a notice, a preemption or a lost machine.
@@ -112,9 +121,12 @@ class Schedule:
             if self.crashes[source] >= MAX_CRASHES:
                 given_up.append(self.open.pop(source))
                 continue
-            entry = (-self.open[source].weight, self._order[source], source)
-            heapq.heappush(self._suspects if self.crashes[source] else self._waiting, entry)
+            self._put_back(source)
         return given_up
+
+    def _put_back(self, source: str) -> None:
+        entry = (-self.open[source].weight, self._order[source], source)
+        heapq.heappush(self._suspects if self.crashes[source] else self._waiting, entry)
 
     def _given(self, state: _Worker, source: str, now: float) -> Work:
         state.has[source] = now

@@ -18,6 +18,7 @@ from ..formats.transcript import Segment, State, Transcript
 
 if TYPE_CHECKING:
     from ..model.loading import EncoderStates
+    from ..storage.backends import Entry
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,9 @@ class Outcome:
     error: ForescribeError | None = None
     wall_s: float = 0.0  # from its first block to its last word, other recordings included
     decoded: tuple[Decoded, ...] = ()  # with `Options.keep_encoder_states`
+    # What another machine has read: the SHA-256 of the bytes, and what the store says about them.
+    content: str | None = None
+    entry: Entry | None = None
 
     @property
     def name(self) -> str:

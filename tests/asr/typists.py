@@ -38,6 +38,8 @@ class Outcome:
     transcript: Transcript | None = None
     error: ForescribeError | None = None
     wall_s: float = 0.5
+    content: str | None = None
+    entry: None = None
 
     @property
     def name(self) -> str:

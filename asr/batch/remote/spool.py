@@ -85,7 +85,8 @@ class Spool:
         """Fetch these in this order, as there is room; may be called again with more."""
         with self._changed:
             for source in sources:
-                if source.path not in self._items:
+                known = self._items.get(source.path)
+                if known is None or known.state in ("released", "failed"):
                     self._items[source.path] = _Item(source)
                     self._pending.append(self._items[source.path])
             self._changed.notify_all()

@@ -60,11 +60,15 @@ def transcribe(**values: Any) -> None:
             raise typer.Exit(list_batch(batch, as_json=options.json))
         console.skipped(list(batch.skipped()), len(sources), reports)
         if batch.todo:
-            decoder = _load(options, batch, stop, console)
+            decoder = (_on_cluster if options.cluster else _load)(options, batch, stop, console)
             try:
                 with console.progress(batch.todo, text=outputs.leaves_terminal_free) as hook:
                     for result in batch.run(
-                        decoder.make, decoder.options, size=options.batch_size, hook=hook
+                        decoder.make,
+                        decoder.options,
+                        size=options.batch_size,
+                        hook=hook,
+                        elsewhere=decoder.elsewhere,
                     ):
                         console.result(result, reports)
             except KeyboardInterrupt:
@@ -81,6 +85,7 @@ class _Decoder:
     make: MakeTranscriber
     options: Options | None
     stats: Callable[[], Stats | None]
+    elsewhere: bool = False
 
 
 def _outputs(
@@ -223,6 +228,13 @@ def _load(options: TranscribeOptions, batch: Batch, stop: Stop, console: Console
         )
 
     return _Decoder(make, decoding, factory.stats)
+
+
+def _on_cluster(options: TranscribeOptions, batch: Batch, stop: Stop, console: Console) -> _Decoder:
+    """The workers of a cluster in place of a model."""
+    from forescribe.cluster.cluster_command import cluster_decoder
+
+    return _Decoder(*cluster_decoder(options, batch, console), elsewhere=True)
 
 
 def _no_model(size: int) -> Transcriber:

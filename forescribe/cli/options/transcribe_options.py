@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from forescribe.asr.errors import UsageError
 
-from . import guard_options
+from . import cluster_options, guard_options
+from .cluster_options import ClusterAddress, WorkerCount
 from .declarations import (
     AUTO,
     BatchSize,
@@ -86,8 +87,8 @@ DRAFTERS = (AUTO, "model", "cascade", "ctc")
 
 NOT_IN_RESULTS = frozenset(
     "audio recursive spool spool_bytes output_dir output_format overwrite dry_run fail_fast model draft "
-    "gamma batch_size drafter reference_text device threads readers engine draft_dtype report "
-    "local_files_only verbose quiet json".split()
+    "gamma batch_size drafter reference_text device threads readers engine draft_dtype cluster workers "
+    "report local_files_only verbose quiet json".split()
 ) | {
     # The fingerprint holds these in the form of `SpeakerOptions.settings`.
     "diarize",
@@ -162,6 +163,8 @@ class TranscribeOptions:
     engine: EngineName = AUTO
     threads: ThreadCount = 0
     readers: ReaderCount = None
+    cluster: ClusterAddress = None
+    workers: WorkerCount = None
     # Diagnostics
     dry_run: DryRun = False
     fail_fast: FailFast = False
@@ -181,6 +184,7 @@ class TranscribeOptions:
         self._check_drafter()
         if self.readers and self.channels == "split":
             raise UsageError("--readers: channels are decoded one by one; leave it out")
+        cluster_options.check(self)
 
     def _check_drafter(self) -> None:
         if self.drafter not in DRAFTERS:

@@ -1,0 +1,243 @@
+"""ClusterTranscriber: a `BatchTranscriber` whose recordings are transcribed by workers of a fleet.
+
+    transcriber = ClusterTranscriber(fleet, order, [Source("a.mp3"), Source("b.mp3")])
+    for outcome in transcriber.transcribe(["a.mp3", "b.mp3"], options, hook): ...
+
+It replaces the local transcriber in `asr.batch.batch.Batch`, which writes results and records. So a run on a
+cluster names, resumes, reports and ends as a local run does, and a driver that is killed continues from the
+records. Knows nothing of Ray.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from forescribe.asr.batch.work_schedule import MAX_CRASHES
+from forescribe.asr.decode.outcome import Outcome
+from forescribe.asr.errors import AudioError, CapacityError
+from forescribe.asr.records.recording_sources import Source
+from forescribe.speculative.engine.stats import Stats
+
+from .dispatch import Dispatch
+from .fleet import Event, Fleet, Lost, Refused, Reported, Started
+from .work_records import Finished, Report, WorkOrder
+
+if TYPE_CHECKING:
+    from forescribe.asr.decode.options import Options
+    from forescribe.asr.decode.outcome import Hook
+
+POLL_S = 0.5
+
+FAILED_STARTS = 3
+"""Workers that may die while they start, with no other worker in between that came up."""
+
+BYTES_A_SECOND = 16_000
+"""Of a recording of unknown format: 128 kbit/s."""
+
+NOTICE_S, GIVE_UP_S = 60.0, 1800.0
+"""Seconds without any worker until that is said, and until the run ends."""
+
+
+class ClusterTranscriber:
+    """Transcribes on the workers of a fleet, each with the models and the batch of `order`.
+
+    `recordings` are those that it may be asked for, by path. `notice` is told what the user should know,
+    `status` what a user who waits wants to know.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        order: WorkOrder,
+        recordings: Iterable[Source],
+        *,
+        notice: Callable[[str], None] = lambda text: None,
+        status: Callable[[str], None] = lambda text: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.fleet, self.order = fleet, order
+        self.recordings = {source.path: source for source in recordings}
+        self.notice, self.status, self.clock = notice, status, clock
+        self.stats_by_worker: dict[int, Stats] = {}
+
+    def stats(self) -> Stats | None:
+        """The sum over all workers; None before the first report."""
+        totals = list(self.stats_by_worker.values())
+        return sum(totals[1:], start=totals[0]) if totals else None
+
+    def transcribe(
+        self, sources: Iterable[str], options: Options | None = None, hook: Hook | None = None
+    ) -> Iterator[Outcome]:
+        """Yield outcomes as recordings end.
+
+        A recording that has cost three workers fails with `crashed_workers`. Raises what workers refuse the
+        run for, and CapacityError where none can be started.
+        """
+        order = replace(self.order, progress=hook is not None)
+        if options is not None:
+            order = replace(order, options=options)
+        run = _Run(self, order, list(sources), hook)
+        try:
+            yield from run.outcomes()
+        finally:
+            self.fleet.close()
+
+
+class _Run:
+    """One call: the state of its workers."""
+
+    def __init__(
+        self,
+        owner: ClusterTranscriber,
+        order: WorkOrder,
+        paths: Sequence[str],
+        hook: Hook | None,
+    ) -> None:
+        self.owner, self.fleet, self.hook, self.order = owner, owner.fleet, hook, order
+        self.dispatch = Dispatch(
+            {path: _length_s(owner.recordings[path]) for path in paths},
+            workers=1,
+            batch=order.batch,
+            sequential=order.options.long_form == "sequential",
+        )
+        self.running: set[int] = set()  # workers that have been started and not been lost
+        self.ready: set[int] = set()  # those of them that have loaded their models
+        self.leaving: set[int] = set()
+        self.failed_starts = 0
+        self.waiting_since_s: float | None = None
+        self.said = False
+
+    def outcomes(self) -> Iterator[Outcome]:
+        if not self.dispatch.open:
+            return
+        there = self.fleet.begin(self.order)
+        self.dispatch.workers = max(1, min(there, self.dispatch.total))
+        self._fill()
+        while self.dispatch.open:
+            for event in self.fleet.wait(POLL_S):
+                yield from self._handle(event)
+            self._check_start()
+
+    def _handle(self, event: Event) -> Iterator[Outcome]:
+        if isinstance(event, Refused):
+            raise event.error
+        if event.worker not in self.running:
+            return
+        if isinstance(event, Started):
+            self.ready.add(event.worker)
+            self.failed_starts = 0
+            self.owner.status(f"{len(self.ready)} of {self.dispatch.workers} workers are ready")
+            self._feed(event.worker)
+        elif isinstance(event, Reported):
+            yield from self._read(event.worker, event.report)
+        else:
+            yield from self._lost(event)
+
+    def _read(self, worker: int, report: Report) -> Iterator[Outcome]:
+        """Pass on what a report tells, and answer it with more work."""
+        self.owner.stats_by_worker[worker] = report.stats
+        for text in report.notices:
+            self.owner.notice(text)
+        if self.hook is not None:
+            stats = self.owner.stats() or Stats()
+            for progress in report.progress:
+                self.hook(replace(progress, stats=stats))
+        for finished in report.finished:
+            if self.dispatch.finished(worker, finished.path):
+                yield _outcome(finished)
+        for path in report.returned:
+            self.dispatch.returned(worker, path)
+        if report.error is not None:
+            raise report.error
+        if report.broken is not None:
+            self.fleet.stop(worker)
+            yield from self._lost(Lost(worker, report.broken))
+        elif report.leaving:
+            yield from self._leave(worker)
+        else:
+            self._feed(worker)
+
+    def _feed(self, worker: int) -> None:
+        known = self.owner.recordings
+        self.fleet.exchange(worker, [known[path] for path in self.dispatch.assign(worker)])
+
+    def _leave(self, worker: int) -> Iterator[Outcome]:
+        """A worker's machine is taken away: it gets no more, and is replaced once it is empty."""
+        if worker not in self.leaving:
+            self.leaving.add(worker)
+            self.owner.notice(
+                "the machine of a worker is being taken away: its work goes to others"
+            )
+        if self.dispatch.holds(worker):
+            self.fleet.exchange(worker, ())
+            return
+        self.fleet.stop(worker)
+        yield from self._lost(Lost(worker, "its machine was taken away", taken=True))
+
+    def _lost(self, event: Lost) -> Iterator[Outcome]:
+        worker = event.worker
+        taken = event.taken or worker in self.leaving
+        if worker not in self.ready and not taken:
+            self.failed_starts += 1
+            if self.failed_starts >= FAILED_STARTS:
+                raise CapacityError(
+                    f"{self.failed_starts} workers in a row died while they loaded the model: {event.reason}"
+                )
+        for group in (self.running, self.ready, self.leaving):
+            group.discard(worker)
+        if not taken:
+            self.owner.notice(f"a worker has died: {event.reason}")
+        for path in self.dispatch.lost(worker, crashed=not taken):
+            yield Outcome(path, error=_crashed(path))
+        self._fill()
+
+    def _fill(self) -> None:
+        """Start workers up to the number that was asked for, but none without work."""
+        while len(self.running) < self.dispatch.workers and self.dispatch.waiting:
+            self.running.add(self.fleet.start())
+
+    def _check_start(self) -> None:
+        """Say that no worker starts, and give up in the end."""
+        now = self.owner.clock()
+        if self.ready:
+            self.waiting_since_s, self.said = None, False
+            return
+        if self.waiting_since_s is None:
+            self.waiting_since_s = now
+        waited_s = now - self.waiting_since_s
+        if waited_s >= GIVE_UP_S:
+            raise CapacityError(
+                f"no worker has started in {waited_s / 60:.0f} minutes: {self.fleet.shortage()}"
+            )
+        if waited_s >= NOTICE_S and not self.said:
+            self.said = True
+            self.owner.notice(f"no worker has started yet: {self.fleet.shortage()}")
+
+
+def _outcome(finished: Finished) -> Outcome:
+    return Outcome(
+        finished.path,
+        finished.transcript,
+        finished.error,
+        finished.wall_s,
+        content=finished.content,
+        entry=finished.entry,
+    )
+
+
+def _length_s(source: Source) -> float | None:
+    """The length of a recording, by its bytes where only they are known."""
+    if source.length_s is None and source.entry is not None:
+        return source.entry.size / BYTES_A_SECOND
+    return source.length_s
+
+
+def _crashed(path: str) -> AudioError:
+    return AudioError(
+        f"{path}: {MAX_CRASHES} workers died while they had it, the last ones nothing else; "
+        "it may be damaged or hostile, or too large for their memory",
+        code="crashed_workers",
+    )

@@ -1,0 +1,307 @@
+"""A worker: one engine on one accelerator or a share of the cores, kept filled with windows of many
+recordings.
+
+    worker = ClusterWorker(order, make)
+    report = worker.exchange([Source("a.mp3"), Source("b.mp3")], wait_s=1.0)
+
+A thread runs the transcriber of `forescribe transcribe` over the queue: recordings are pulled as rows become
+free, those at locations from a spool that fetches them ahead. `exchange` adds recordings and returns what has
+ended; it waits for something to tell, at most `wait_s`. Knows nothing of Ray.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from forescribe.asr.batch import fingerprint
+from forescribe.asr.batch.remote.local_copies import LocalCopy
+from forescribe.asr.batch.remote.spool import Spool
+from forescribe.asr.errors import AudioError, CapacityError, ForescribeError, out_of_memory
+from forescribe.asr.records.recording_sources import Source
+from forescribe.asr.storage.backends import Entry
+from forescribe.asr.storage.opening_stores import Stores
+from forescribe.speculative.engine.stats import Stats
+from forescribe.speculative.errors import BrokenError
+
+from .work_records import Finished, Report, WorkOrder
+
+if TYPE_CHECKING:
+    from forescribe.asr.batch.batch import MakeTranscriber
+    from forescribe.asr.decode.outcome import Outcome, Progress
+
+STATS_S = 1.0
+"""How old the statistics of a report may be: reading them waits for the device."""
+
+
+class _Path(str):
+    """The path of a recording. Outcomes are matched by identity: a path may be asked for twice."""
+
+
+@dataclass
+class _Begun:
+    """A recording that the transcriber has, with what was read of it."""
+
+    source: Source
+    content: str | None = None
+    entry: Entry | None = None
+
+
+class ClusterWorker:
+    """Transcribes the recordings of one process. `make` makes a transcriber for a batch size, as for
+    `Batch.run`.
+
+    `exchange` and `drain` are for any thread.
+    """
+
+    def __init__(
+        self,
+        order: WorkOrder,
+        make: MakeTranscriber,
+        *,
+        stats: Callable[[], Stats | None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.order, self.make, self.clock = order, make, clock
+        self.size, self._may_halve = order.batch, order.batch > 1
+        self._read_stats = stats
+        self._changed = threading.Condition()  # guards everything below
+        self._queue: deque[Source] = deque()
+        # By the identity of what the transcriber was given; the dictionary keeps it alive.
+        self._begun: dict[int, tuple[_Path | LocalCopy, _Begun]] = {}
+        self._spool: Spool | None = None
+        self._has_room = True  # in the spool, for the recording that was asked for last
+        self._report = Report()
+        self._stats_s = -STATS_S
+        self._leave_by_s: float | None = None  # when what has begun is given back too
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="cluster worker", daemon=True)
+        self._thread.start()
+
+    # -- any thread -------------------------------------------------------------------------------
+
+    def exchange(self, sources: Sequence[Source] = (), wait_s: float = 0.0) -> Report:
+        """Add recordings; return what has happened since the last call, after at most `wait_s` seconds.
+
+        While draining, new recordings are given back at once.
+        """
+        self._fetch_ahead(sources)
+        with self._changed:
+            self._queue.extend(sources)
+            if self._leave_by_s is not None:
+                self._give_back()
+            self._changed.notify_all()
+            self._changed.wait_for(self._has_news, wait_s)
+            if self._leave_by_s is not None:
+                self._give_back()
+            report, self._report = self._report, Report(stats=self._report.stats)
+            return replace(report, leaving=self._leave_by_s is not None)
+
+    def drain(self, within_s: float) -> None:
+        """Begin nothing more: the machine is taken away. What has begun has `within_s` seconds to end
+        before it is given back. May be called from a signal handler."""
+        # Without the lock, which the interrupted code may hold: a number is set in one step.
+        if self._leave_by_s is None:
+            self._leave_by_s = self.clock() + within_s
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing waits and nothing has begun."""
+        with self._changed:
+            return not self._queue and not self._begun
+
+    def close(self) -> None:
+        """End the thread after the call under way; what it holds is dropped."""
+        with self._changed:
+            self._queue.clear()
+            self._closed = True
+            self._changed.notify_all()
+        if self._spool is not None:
+            self._spool.close()
+
+    def _has_news(self) -> bool:
+        report = self._report
+        late = self._leave_by_s is not None and (
+            bool(self._queue) or not self._begun or self.clock() >= self._leave_by_s
+        )
+        return bool(report.finished or report.returned or report.error or report.broken or late)
+
+    def _give_back(self) -> None:
+        """Give back what has not begun and, when time is up, the rest; the lock is held."""
+        assert self._leave_by_s is not None
+        returned = [source.path for source in self._queue]
+        self._queue.clear()
+        if self.clock() >= self._leave_by_s:
+            returned += [begun.source.path for _, begun in self._begun.values()]
+            self._begun.clear()  # outcomes that come later find nothing, and are dropped
+        self._report = replace(self._report, returned=(*self._report.returned, *returned))
+
+    # -- the engine's thread ----------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while self._wait_for_tasks():
+            try:
+                outcomes = self.make(self.size).transcribe(
+                    self._pull(),
+                    self.order.options,
+                    self._progressed if self.order.progress else None,
+                )
+                for outcome in outcomes:
+                    if cause := _memory(outcome):
+                        raise cause  # the batch is too large, not this recording
+                    self._ended(outcome)
+                self._fail_begun("the transcriber left it without an outcome")
+            except Exception as error:
+                if not self._recover(error):
+                    return
+
+    def _wait_for_tasks(self) -> bool:
+        with self._changed:
+            self._changed.wait_for(lambda: self._queue or self._closed)
+            return not self._closed
+
+    def _pull(self) -> Iterator[_Path | LocalCopy]:
+        """Recordings as the transcriber has room for them. Ends where none waits: rows in work must not wait
+        for one; the next call takes what comes later."""
+        while True:
+            with self._changed:
+                if not self._queue or self._leave_by_s is not None:
+                    return
+                begun = _Begun(self._queue.popleft())
+                path = _Path(begun.source.path)
+                given: _Path | LocalCopy = path
+                self._begun[id(path)] = path, begun
+            if begun.source.location is not None:
+                if (copy := self._copy(path, begun)) is None:
+                    if not self._has_room:
+                        return
+                    continue
+                given = copy
+            else:
+                # Hashed before it is read: a recording that grows in the meantime does not count as done.
+                begun.content = fingerprint.content(path)
+            yield given
+
+    def _copy(self, path: _Path, begun: _Begun) -> LocalCopy | None:
+        """The local copy of a recording at a location; None where it cannot be fetched, or not yet."""
+        assert self._spool is not None
+        copy, error = None, None
+        try:
+            copy = self._spool.take(begun.source)
+        except ForescribeError as refused:
+            error = refused
+        with self._changed:
+            if self._begun.pop(id(path), None) is None:  # given back in the meantime
+                return None
+            if copy is not None:
+                begun.content, begun.entry = copy.content, copy.entry
+                self._begun[id(copy)] = copy, begun
+            elif error is not None:
+                self._add(Finished(str(path), None, error, 0.0, None))
+            else:  # no room until the recordings of this call are released
+                self._queue.appendleft(begun.source)
+            self._has_room = copy is not None or error is not None
+        return copy
+
+    def _fetch_ahead(self, sources: Sequence[Source]) -> None:
+        remote = [source for source in sources if source.location is not None]
+        if not remote or self._leave_by_s is not None:
+            return
+        if self._spool is None:
+            self._spool = Spool(Stores(), place=self.order.spool, limit=self.order.spool_bytes)
+        self._spool.order(remote)
+
+    def _ended(self, outcome: Outcome) -> None:
+        with self._changed:
+            _, begun = self._begun.pop(id(outcome.source), (None, None))
+            if begun is None:
+                return
+            self._add(
+                Finished(
+                    begun.source.path,
+                    outcome.transcript,
+                    outcome.error,
+                    outcome.wall_s,
+                    begun.content,
+                    begun.entry,
+                )
+            )
+        self._update_stats()
+
+    def _add(self, finished: Finished) -> None:
+        self._report = replace(self._report, finished=(*self._report.finished, finished))
+        if self._spool is not None:
+            self._spool.release(finished.path)
+        self._changed.notify_all()
+
+    def _progressed(self, progress: Progress) -> None:
+        source = str(progress.source)
+        own = replace(progress, source=source, stats=Stats())
+        with self._changed:
+            merged = {str(each.source): each for each in self._report.progress}
+            if source in merged:
+                before = merged[source]
+                own = replace(
+                    own,
+                    segments=(*before.segments, *own.segments),
+                    spoken=(*before.spoken, *own.spoken),
+                )
+            self._report = replace(self._report, progress=tuple((merged | {source: own}).values()))
+        self._update_stats()
+
+    def _update_stats(self) -> None:
+        if self.clock() - self._stats_s < STATS_S and not self.idle:
+            return
+        self._stats_s = self.clock()
+        stats = self._read_stats()
+        if stats is not None:
+            with self._changed:
+                self._report = replace(self._report, stats=stats)
+
+    def _recover(self, error: Exception) -> bool:
+        """After an exception of the transcriber: whether the worker goes on."""
+        if isinstance(error, BrokenError):
+            return self._end(broken=str(error))
+        if not out_of_memory(error):
+            return self._end(error=error)
+        full = f"out of memory with {self.size} windows at a time"
+        if self._may_halve:
+            self.size, self._may_halve = self.size // 2, False
+            with self._changed:
+                note = f"{full} on a worker: going on with {self.size}"
+                self._report = replace(self._report, notices=(*self._report.notices, note))
+                self._queue.extendleft(reversed([b.source for _, b in self._begun.values()]))
+                self._begun.clear()
+        else:
+            self._fail_begun(
+                f"{full}; try a smaller --batch-size or --dtype float16", kind=CapacityError
+            )
+        del error
+        gc.collect()  # the frames of the failed call hold its tensors
+        return True
+
+    def _end(self, *, error: Exception | None = None, broken: str | None = None) -> bool:
+        with self._changed:
+            self._report = replace(self._report, error=error, broken=broken)
+            self._closed = True
+            self._changed.notify_all()
+        return False
+
+    def _fail_begun(self, reason: str, kind: type[ForescribeError] = AudioError) -> None:
+        code = "overloaded" if kind is CapacityError else "internal_error"
+        with self._changed:
+            for _, begun in self._begun.values():
+                error = kind(f"{begun.source.path}: {reason}", code=code)  # type: ignore[arg-type]
+                self._add(Finished(begun.source.path, None, error, 0.0, None))
+            self._begun.clear()
+
+
+def _memory(outcome: Outcome) -> BaseException | None:
+    """What ran out of memory, if that ended a recording."""
+    cause = outcome.error and outcome.error.__cause__
+    return cause if cause is not None and out_of_memory(cause) else None

@@ -1,0 +1,205 @@
+"""The connection to a Ray cluster, with its traps: what fails becomes one line that says what to do.
+
+    with connected("auto", status=print) as ray:
+        ray.cluster_resources()
+
+`auto` is a cluster on this machine that runs already, else a new one. Knows nothing of workers or recordings.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+from unittest.mock import patch
+
+from forescribe.asr.errors import CapacityError, UsageError
+from forescribe.asr.printable import visible
+
+AUTO = "auto"
+INSTALL = "run `scripts/setup cluster` in forescribe's folder, or install forescribe[cluster]"
+
+STARTS = 3
+"""Attempts to start a cluster on this machine."""
+
+START_S = 180.0
+"""Seconds for one of them. Ray's own 30 s are too short on a busy machine, or where its modules have to be
+compiled first."""
+
+OBJECT_STORE_BYTES = 256 << 20
+"""Of a cluster of our own: what passes through it are transcripts."""
+
+
+def require_ray() -> Any:
+    """The module `ray`. Raises UsageError where it is missing."""
+    try:
+        import ray
+    except ModuleNotFoundError as error:
+        raise UsageError(f"--cluster needs Ray: {INSTALL}") from error
+    return ray
+
+
+@contextmanager
+def connected(address: str, *, status: Callable[[str], None] = lambda text: None) -> Iterator[Any]:
+    """Connect to a cluster; yields the module `ray`. Ends a cluster that it has started.
+
+    Raises UsageError for an address that cannot be used or a cluster of other versions, CapacityError where a
+    cluster cannot be reached or started.
+    """
+    check_address(address)
+    ray = require_ray()
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    with _signals_kept():
+        _connect(ray, address, status)
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+def check_address(address: str) -> None:
+    """Raises UsageError for what is no address of a cluster, and for a head that lets everybody in."""
+    shown = visible(address)
+    given = os.environ.get("RAY_ADDRESS", "") if address == AUTO else address
+    if address != AUTO and not _host(address):
+        raise UsageError(
+            f"--cluster {shown} is no cluster: use auto, ray://HOST:10001, or HOST:6379 on a machine of it"
+        )
+    if _disabled() and given and not _loopback(_host(given)):
+        raise UsageError(
+            f"--cluster {shown}: RAY_AUTH_MODE=disabled lets everybody who reaches {_host(given)} run code "
+            "there; unset it, and give all machines the cluster's token (`ray get-auth-token`)"
+        )
+
+
+def _connect(ray: Any, address: str, status: Callable[[str], None]) -> None:
+    if address != AUTO:
+        return _join(ray, address)
+    try:
+        ray.init(address=AUTO, **_quiet())
+    except ConnectionError:
+        _start(ray, status)
+    except Exception as error:
+        raise explained(error, AUTO) from error
+
+
+def _join(ray: Any, address: str) -> None:
+    try:
+        # A client knows fewer options than a member of the cluster.
+        options = {"namespace": "forescribe"} if address.startswith("ray://") else _quiet()
+        ray.init(address=address, **options)
+    except Exception as error:
+        raise explained(error, address) from error
+
+
+def _start(ray: Any, status: Callable[[str], None]) -> None:
+    """Start a cluster on this machine. On a busy one this fails now and then: the second attempt finds
+    what the first one has compiled."""
+    status("starting Ray on this machine")
+    for attempt in range(1, STARTS + 1):
+        try:
+            with _patience():
+                ray.init(
+                    include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES, **_quiet()
+                )
+            return
+        except Exception as error:
+            with suppress(Exception):
+                ray.shutdown()
+            if attempt == STARTS:
+                raise CapacityError(
+                    f"Ray did not start on this machine in {STARTS} attempts ({_first_line(error)}); its "
+                    "logs are in /tmp/ray/session_latest/logs. Try again when the machine is less busy, or "
+                    "compile its modules first: python -m compileall -q "
+                    f"{os.path.dirname(ray.__file__)}"
+                ) from error
+            status(f"Ray did not start ({_first_line(error)}): attempt {attempt + 1} of {STARTS}")
+
+
+@contextmanager
+def _patience() -> Iterator[None]:
+    """Wait longer for the new node than Ray does, which gives up after a fixed 30 s: its look-up of the
+    node, in a loop with that limit, waits by itself."""
+    from ray._private import services
+
+    look_up: Callable[[str, str], Any] = services.get_node
+    until_s = time.monotonic() + START_S
+
+    def patient(gcs_address: str, node_id: str) -> Any:
+        while True:
+            try:
+                return look_up(gcs_address, node_id)
+            except RuntimeError:
+                if time.monotonic() > until_s:
+                    raise
+                time.sleep(0.5)
+
+    with patch.object(services, "get_node", patient):
+        yield
+
+
+def explained(error: Exception, address: str) -> UsageError | CapacityError:
+    """An exception of a connection as one line with the remedy."""
+    text, shown = str(error), visible(address)
+    if "ersion mismatch" in text or "client and server" in text.lower():
+        return UsageError(
+            f"--cluster {shown}: the cluster has other versions of Ray or Python than this environment; "
+            f"install the same ones ({' '.join(text.split())})"
+        )
+    if any(word in text.lower() for word in ("unauthenticated", "token", "authenticat")):
+        return UsageError(
+            f"--cluster {shown}: the cluster refuses this machine's token; set RAY_AUTH_TOKEN or "
+            "~/.ray/auth_token to the cluster's (`ray get-auth-token` on its head)"
+        )
+    return CapacityError(
+        f"--cluster {shown}: no cluster answers there ({_first_line(error)}); check the address, the "
+        "port (10001 for ray://, 6379 on a machine of the cluster) and the network"
+    )
+
+
+def _quiet() -> dict[str, Any]:
+    return {"log_to_driver": False, "configure_logging": False, "namespace": "forescribe"}
+
+
+@contextmanager
+def _signals_kept() -> Iterator[None]:
+    """Keep the handlers of signals: Ray replaces that of SIGTERM, and the command's ends a run cleanly."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _disabled() -> bool:
+    return os.environ.get("RAY_AUTH_MODE", "").lower() == "disabled"
+
+
+def _host(address: str) -> str:
+    """The host of `ray://host:port` or `host:port`; empty for anything else."""
+    rest = address.removeprefix("ray://")
+    host, _, port = rest.rpartition(":")
+    whole = bool(host) and port.isdecimal() and "/" not in rest
+    return host.strip("[]") if whole else ""
+
+
+def _loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,195 @@
+"""`transcribe --cluster` on real Ray: workers and drivers die, results stay those of one process."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import soundfile
+
+from .local_cluster import LocalCluster
+
+ray = pytest.importorskip("ray", reason="needs `scripts/setup cluster`")
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+
+SAMPLES = Path(__file__).parents[2] / "samples"
+COUNT, KILLS = 60, 10
+RUN_S = 1200.0
+
+POISON = """
+import os, sys
+def poison(event, arguments):
+    if event == "open" and str(arguments[0]).endswith("poison.wav"):
+        os._exit(137)
+if any("default_worker" in part for part in getattr(sys, "orig_argv", [])):
+    sys.addaudithook(poison)
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    """Two cores; a worker that opens `poison.wav` dies."""
+    hooks = tmp_path_factory.mktemp("hooks")
+    (hooks / "sitecustomize.py").write_text(POISON)
+    with LocalCluster(cpus=2, more={"PYTHONPATH": str(hooks), "HF_HUB_OFFLINE": "1"}) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def calls(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Short recordings of 3 to 8 seconds, cut from the samples."""
+    folder, rng = tmp_path_factory.mktemp("calls"), random.Random(18)
+    audio = {
+        name: soundfile.read(SAMPLES / f"{name}.flac") for name in ("memo", "conversation", "noisy")
+    }
+    for number in range(COUNT):
+        samples, rate = audio[rng.choice(sorted(audio))]
+        length = int(rng.uniform(3, 8) * rate)
+        start = rng.randrange(len(samples) - length)
+        soundfile.write(folder / f"{number:02}.wav", samples[start : start + length], rate)
+    return folder
+
+
+def command(folder: Path, out: Path, *more: str) -> list[str]:
+    return [sys.executable, "-m", "forescribe", "transcribe", str(folder), "-o", str(out)] + [
+        "--model", "demo", "--json", *more
+    ]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def expected(calls: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The results of one process."""
+    out = tmp_path_factory.mktemp("expected")
+    subprocess.run(command(calls, out), check=True, capture_output=True, timeout=RUN_S)
+    return out
+
+
+def records(out: Path) -> list[dict]:
+    manifest = out / "manifest.jsonl"
+    lines = manifest.read_text().splitlines() if manifest.exists() else []
+    return [json.loads(line) for line in lines]
+
+
+def content(path: Path) -> object:
+    """A result without its times: text as bytes, JSON without what the run cost."""
+    if path.suffix != ".json":
+        return path.read_bytes()
+    data = json.loads(path.read_text())
+    return {name: value for name, value in data.items() if name != "stats"}
+
+
+def assert_same(out: Path, expected: Path) -> None:
+    names = {path.name for path in expected.iterdir()} - {"manifest.jsonl"}
+    assert {path.name for path in out.iterdir()} - {"manifest.jsonl"} == names
+    different = [name for name in sorted(names) if content(out / name) != content(expected / name)]
+    assert not different
+
+
+def wait_for(condition, process: subprocess.Popen, limit_s: float = RUN_S) -> bool:
+    """Whether the condition came true while the process ran."""
+    until_s = time.monotonic() + limit_s
+    while time.monotonic() < until_s:
+        if condition():
+            return True
+        if process.poll() is not None:
+            return False
+        time.sleep(0.05)
+    raise AssertionError("the run does not go on")
+
+
+def test_workers_and_drivers_are_killed_and_every_recording_is_recorded_once(
+    cluster: LocalCluster, calls: Path, expected: Path, tmp_path: Path
+) -> None:
+    out, rng = tmp_path / "out", random.Random(1)
+    victims = ["worker"] * (KILLS - 3) + ["driver"] * 3
+    rng.shuffle(victims)
+    driver = [*command(calls, out), "--cluster", cluster.address, "--workers", "2"]
+
+    def start() -> subprocess.Popen:
+        return subprocess.Popen(
+            driver, env=cluster.environment, stdout=subprocess.DEVNULL, stderr=log, cwd=tmp_path
+        )
+
+    with (tmp_path / "log").open("w+") as log:
+        process = start()
+        for number, victim in enumerate(victims, 1):
+            due = number * (COUNT - 10) // KILLS
+
+            def ready(due: int = due) -> bool:
+                return len(records(out)) >= due and len(cluster.workers()) > 0
+
+            assert wait_for(ready, process), log.seek(0) or log.read()
+            assert len(records(out)) < COUNT, "the work ended before the kills"
+            if victim == "driver":
+                process.kill()
+                process.wait()
+                process = start()
+            else:
+                os.kill(rng.choice(cluster.workers()), signal.SIGKILL)
+        assert process.wait(RUN_S) == 0, log.seek(0) or log.read()
+    done = Counter(record["source"] for record in records(out))
+    assert len(done) == COUNT
+    assert set(done.values()) == {1}
+    assert {record["status"] for record in records(out)} == {"succeeded"}
+    assert_same(out, expected)
+
+
+def test_a_file_that_kills_its_worker_is_tried_three_times(
+    cluster: LocalCluster, calls: Path, expected: Path, tmp_path: Path
+) -> None:
+    folder, out = tmp_path / "calls", tmp_path / "out"
+    folder.mkdir()
+    some = sorted(calls.iterdir())[:8]
+    for path in some:
+        (folder / path.name).symlink_to(path)
+    (folder / "poison.wav").write_bytes(some[0].read_bytes())
+    run = subprocess.run(
+        [*command(folder, out), "--cluster", cluster.address, "--workers", "2"],
+        env=cluster.environment,
+        capture_output=True,
+        text=True,
+        timeout=RUN_S,
+    )
+    assert run.returncode == 1, run.stderr
+    assert run.stderr.count("a worker has died") == 0  # --json is quiet
+    by_name = {Path(record["path"]).name: record for record in records(out)}
+    assert len(by_name) == len(records(out)) == 9
+    poison = by_name.pop("poison.wav")
+    assert (poison["status"], poison["code"]) == ("failed", "crashed_workers")
+    assert {record["status"] for record in by_name.values()} == {"succeeded"}
+    for path in some:
+        assert content(out / f"{path.stem}.srt") == content(expected / f"{path.stem}.srt")
+
+
+def test_sigterm_at_a_worker_costs_no_recording(
+    cluster: LocalCluster, calls: Path, expected: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    process = subprocess.Popen(
+        [*command(calls, out, "-f", "srt"), "--cluster", cluster.address, "--workers", "2"],
+        env=cluster.environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert wait_for(lambda: len(records(out)) >= 5, process)
+    leaving = cluster.workers()[0]
+    os.kill(leaving, signal.SIGTERM)
+    told_s = time.monotonic()
+    assert wait_for(lambda: leaving not in cluster.workers(), process)
+    left_s = time.monotonic() - told_s
+    assert process.wait(RUN_S) == 0, process.stderr and process.stderr.read()
+    assert left_s < 27, "25 s, and the time to look"
+    assert Counter(record["status"] for record in records(out)) == {"succeeded": COUNT}
+    for path in sorted(out.glob("*.srt")):
+        assert content(path) == content(expected / path.name)

@@ -1,0 +1,173 @@
+"""Connections to a cluster: what fails is said in one line, before anything is loaded."""
+
+from __future__ import annotations
+
+import builtins
+import signal
+import sys
+import types
+
+import pytest
+
+from forescribe.asr.errors import CapacityError, UsageError
+from forescribe.cluster import ray_connection
+from forescribe.cluster.ray_connection import STARTS, check_address, connected, explained
+
+
+class FakeRay(types.ModuleType):
+    """`init` raises what it is given, in order; None succeeds."""
+
+    def __init__(self, *outcomes) -> None:
+        super().__init__("ray")
+        self.__file__ = "/site/ray/__init__.py"
+        self.outcomes, self.inits, self.ended = list(outcomes), [], 0
+
+    def init(self, **options) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as Ray does
+        self.inits.append(options)
+        outcome = self.outcomes.pop(0)
+        if outcome is not None:
+            raise outcome
+
+    def shutdown(self) -> None:
+        self.ended += 1
+
+
+@pytest.fixture
+def ray(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+
+    def install(*outcomes) -> FakeRay:
+        module = FakeRay(*outcomes)
+        private, services = types.ModuleType("ray._private"), types.ModuleType("services")
+        services.get_node = lambda address, node: {}
+        private.services = services
+        monkeypatch.setitem(sys.modules, "ray", module)
+        monkeypatch.setitem(sys.modules, "ray._private", private)
+        monkeypatch.setitem(sys.modules, "ray._private.services", services)
+        return module
+
+    return install
+
+
+def test_auto_joins_a_cluster_of_this_machine(ray) -> None:
+    module = ray(None)
+    before = signal.getsignal(signal.SIGTERM)
+    with connected("auto"):
+        assert [options["address"] for options in module.inits] == ["auto"]
+        assert signal.getsignal(signal.SIGTERM) is before  # the command's own
+    assert module.ended == 1
+
+
+def test_auto_starts_one_where_there_is_none(ray) -> None:
+    module, said = ray(ConnectionError("none"), None), []
+    with connected("auto", status=said.append):
+        assert "address" not in module.inits[1]
+        assert module.inits[1]["include_dashboard"] is False
+    assert said == ["starting Ray on this machine"]
+
+
+def test_a_start_is_tried_again(ray) -> None:
+    module, said = ray(ConnectionError("none"), Exception("timed out during startup"), None), []
+    with connected("auto", status=said.append):
+        assert len(module.inits) == 3
+    assert "attempt 2 of 3" in said[-1]
+
+
+def test_a_start_that_fails_says_what_helps(ray) -> None:
+    ray(ConnectionError("none"), *[Exception("timed out during startup")] * STARTS)
+    with (
+        pytest.raises(CapacityError, match=r"did not start .* compileall -q /site/ray"),
+        connected("auto"),
+    ):
+        pass
+
+
+def test_a_cluster_that_does_not_answer(ray) -> None:
+    ray(ConnectionError("ray client connection timeout"))
+    with (
+        pytest.raises(CapacityError, match="ray://head:10001: no cluster answers there"),
+        connected("ray://head:10001"),
+    ):
+        pass
+
+
+def test_without_ray_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def missing(name, *arguments, **more):
+        if name == "ray":
+            raise ModuleNotFoundError("No module named 'ray'", name="ray")
+        return real(name, *arguments, **more)
+
+    monkeypatch.setattr(builtins, "__import__", missing)
+    with pytest.raises(UsageError, match=r"install forescribe\[cluster\]"), connected("auto"):
+        pass
+
+
+@pytest.mark.parametrize("address", ["auto", "ray://head:10001", "10.0.0.1:6379", "ray://[::1]:1"])
+def test_addresses(address: str) -> None:
+    check_address(address)
+
+
+@pytest.mark.parametrize(
+    "address", ["head", "ray://head", "http://head:8265", "ray://", "s3://a:1/b", "\x1b[31m:x", ""]
+)
+def test_what_is_no_address(address: str) -> None:
+    with pytest.raises(UsageError, match="is no cluster: use auto"):
+        check_address(address)
+
+
+@pytest.mark.parametrize("address", ["ray://head:10001", "192.0.2.7:6379"])
+def test_a_head_without_authentication_is_refused(address, monkeypatch) -> None:
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    with pytest.raises(UsageError, match="RAY_AUTH_MODE=disabled"):
+        check_address(address)
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    with pytest.raises(UsageError, match="RAY_AUTH_MODE=disabled"):
+        check_address("auto")
+
+
+@pytest.mark.parametrize("address", ["auto", "127.0.0.1:6379", "ray://localhost:10001"])
+def test_on_loopback_it_is_allowed(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    check_address(address)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "said"),
+    [
+        (
+            "Version mismatch: The cluster was started with:\n    Ray: 2.50.0\n    Python: 3.12.1",
+            UsageError,
+            r"other versions of Ray or Python .* Ray: 2.50.0 Python: 3.12.1",
+        ),
+        ("Unauthenticated: wrong token", UsageError, "ray get-auth-token"),
+        ("ray client connection timeout", CapacityError, "no cluster answers"),
+    ],
+)
+def test_explanations(text: str, kind: type[Exception], said: str) -> None:
+    error = explained(RuntimeError(text), "ray://head:10001")
+    assert type(error) is kind
+    with pytest.raises(kind, match=said):
+        raise error
+
+
+def test_the_look_up_of_a_new_node_is_patient(ray, monkeypatch: pytest.MonkeyPatch) -> None:
+    ray()
+    services = sys.modules["ray._private.services"]
+    answers = [RuntimeError("not yet"), RuntimeError("not yet"), {"node": 1}]
+
+    def look_up(address, node):
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(services, "get_node", look_up)
+    monkeypatch.setattr(ray_connection.time, "sleep", lambda seconds: None)
+    with ray_connection._patience():
+        assert services.get_node("address", "node") == {"node": 1}
+    assert services.get_node is look_up

@@ -1,0 +1,162 @@
+"""`--cluster` and `--workers`: what is refused, and what every worker is told."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from forescribe.asr.batch.batch import Batch
+from forescribe.asr.batch.inputs import Source
+from forescribe.asr.batch.outputs import Outputs
+from forescribe.asr.errors import UsageError
+from forescribe.cli.main import main
+from forescribe.cli.options.transcribe_options import TranscribeOptions
+from forescribe.cluster.cluster_command import cluster_decoder, order_of
+from forescribe.cluster.worker_models import check_machine
+
+MEMO = str(Path(__file__).parents[2] / "samples" / "memo.flac")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"workers": 2}, "--workers needs --cluster"),
+        ({"cluster": ""}, "--cluster needs an address"),
+        ({"cluster": "auto", "audio": ["-"]}, "cannot read stdin"),
+        ({"cluster": "auto", "diarize": True, "link_speakers": True}, "--link-speakers"),
+        ({"cluster": "auto", "device": "cuda:1"}, "Ray chooses the devices"),
+        ({"cluster": "auto", "device": "mps"}, "Ray chooses the devices"),
+    ],
+)
+def test_what_a_cluster_cannot_serve_is_refused_by_name(given: dict, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        TranscribeOptions(**({"audio": [MEMO]} | given))
+
+
+def test_known_voices_are_those_of_one_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "forescribe.cli.options.speaker_options.KnownSpeakers.list", lambda self: ["somebody"]
+    )
+    with pytest.raises(UsageError, match="enrolled on this machine"):
+        TranscribeOptions(audio=[MEMO], cluster="auto", diarize=True, known=True)
+
+
+def test_the_cluster_is_no_part_of_a_result() -> None:
+    """So a run that began on one machine continues on a cluster."""
+    alone = TranscribeOptions(audio=[MEMO])
+    many = TranscribeOptions(audio=[MEMO], cluster="auto", workers=8)
+    assert alone.result_settings() == many.result_settings()
+
+
+def batch_of(paths: list[str], out: Path) -> Batch:
+    sources = [Source(path) for path in paths]
+    return Batch(sources, Outputs.plan(sources, str(out), "txt"), settings="5e77")
+
+
+def test_every_option_reaches_the_workers(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "script.txt").write_text("words")
+    options = TranscribeOptions(
+        audio=[MEMO],
+        cluster="auto",
+        model="demo",
+        draft="none",
+        language="en",
+        initial_prompt="Helen Porter",
+        reference_text="script.txt",
+        word_timestamps=True,
+        long_form="sequential",
+        guards=False,
+        gamma="3",
+        batch_size=4,
+        dtype="float32",
+        threads=3,
+        readers=2,
+        diarize=True,
+        num_speakers=2,
+        local_files_only=True,
+    )
+    order = order_of(options, batch_of([MEMO], tmp_path / "out"))
+    assert order.options == options.decoding()
+    assert order.options.hint == "words"
+    assert (order.batch, order.readers, order.network, order.probe) == (4, 2, False, MEMO)
+    assert order.folder == str(tmp_path)
+    assert order.speakers == options.speakers
+    expected = {"model": "demo", "draft": "none", "gamma": 3, "drafter": "cascade"}
+    assert {name: order.models[name] for name in expected} == expected
+    assert order.weights
+
+
+def test_a_model_folder_is_named_from_the_root(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model").mkdir()
+    options = TranscribeOptions(audio=[MEMO], cluster="auto", model="model")
+    assert order_of(options, batch_of([], tmp_path)).models["model"] == str(tmp_path / "model")
+
+
+def test_a_pipe_is_refused(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe.wav"
+    os.mkfifo(pipe)
+    options = TranscribeOptions(audio=[str(pipe)], cluster="auto", model="demo")
+    with pytest.raises(UsageError, match="cannot read the pipe"):
+        order_of(options, batch_of([str(pipe)], tmp_path / "out"))
+
+
+def test_without_ray_the_command_says_what_to_install(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    argv = ["forescribe", "transcribe", MEMO, "-o", str(tmp_path), "--model", "demo"]
+    monkeypatch.setattr(sys, "argv", [*argv, "--cluster", "auto"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert "install forescribe[cluster]" in capsys.readouterr().err
+
+
+def test_a_dry_run_needs_no_cluster(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    argv = ["forescribe", "transcribe", MEMO, "-o", str(tmp_path / "out"), "--model", "demo"]
+    monkeypatch.setattr(sys, "argv", [*argv, "--cluster", "ray://head:10001", "--dry-run"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 0
+    assert "memo" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"version": "0.0.1"}, "this command is 0.0.1"),
+        ({"folder": "/nowhere", "probe": "calls/a.mp3"}, "does not see calls/a.mp3"),
+        ({"folder": None, "probe": "/nowhere/a.mp3"}, "does not see /nowhere/a.mp3"),
+        ({"weights": "0" * 16}, "has other weights of"),
+    ],
+)
+def test_a_worker_that_could_give_other_results_refuses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict, said: str
+) -> None:
+    from dataclasses import replace
+
+    from forescribe.asr.errors import ForescribeError
+
+    monkeypatch.chdir(tmp_path)  # restored, whatever the worker does
+    options = TranscribeOptions(audio=[MEMO], cluster="auto", model="demo")
+    order = order_of(options, batch_of([MEMO], tmp_path / "out"))
+    check_machine(order)
+    with pytest.raises(ForescribeError, match=said):
+        check_machine(replace(order, **change))
+
+
+def test_the_decoder_connects_to_nothing_before_the_first_recording(tmp_path, monkeypatch) -> None:
+    class Console:
+        notice = status = staticmethod(lambda text: None)
+
+    monkeypatch.setattr("forescribe.cluster.ray_connection.require_ray", lambda: None)
+    options = TranscribeOptions(audio=[MEMO], cluster="ray://192.0.2.1:10001", model="demo")
+    batch = batch_of([MEMO], tmp_path / "out")
+    make, decoding, stats = cluster_decoder(options, batch, Console())  # type: ignore[arg-type]
+    assert decoding == options.decoding()
+    assert stats() is None
+    assert make(8).recordings == {MEMO: batch.todo[0]}
