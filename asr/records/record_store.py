@@ -28,7 +28,7 @@ from pathlib import Path
 from ..batch.manifest import NAME as MANIFEST
 from ..batch.manifest import Record
 from ..batch.work_schedule import MAX_CRASHES
-from ..errors import UsageError
+from ..errors import ForescribeError, UsageError
 from ..storage.backends import Entry
 from ..storage.locations import Location, is_url
 from ..storage.opening_stores import Stores
@@ -36,6 +36,7 @@ from .record_files import FolderFiles, RecordFiles
 from .run_settings import Run
 from .stored_records import (
     CRASHES,
+    DOUBLED,
     RECORDS,
     StoredRecord,
     parsed,
@@ -53,7 +54,8 @@ class RecordStore:
 
     Attributes:
         created: records that were made here.
-        doubled: records that were refused because somebody else's was there.
+        doubled: records that were refused here because somebody else's was there; `all_doubled` those of
+            all workers, as of `load`.
         worker: written into records, to tell machines and processes apart.
     """
 
@@ -67,7 +69,7 @@ class RecordStore:
     ) -> None:
         self.files, self.where, self.clock = files, where, clock
         self.worker = worker or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
-        self.created = self.doubled = 0
+        self.created = self.doubled = self.all_doubled = 0
         self._run: Run | None = None
         self._known: dict[str, StoredRecord] = {}  # the latest one by source
         self._crashes: Counter[tuple[str, int]] = Counter()  # by hash and generation
@@ -173,8 +175,10 @@ class RecordStore:
         """
         latest: dict[str, int] = {}
         crashes: Counter[tuple[str, int]] = Counter()
+        doubled = 0
         for entry in self.files.list("_forescribe") if entries is None else entries:
             folder, _, name = entry.key.rpartition("/")
+            doubled += f"{folder}/" == DOUBLED
             if f"{folder}/" == CRASHES:
                 digest, generation, _ = (*name.split("."), "", "")[:3]
                 crashes[digest, int(generation) if generation.isdigit() else 0] += 1
@@ -189,7 +193,7 @@ class RecordStore:
         with ThreadPoolExecutor(READERS, "records") as pool:
             fresh = [stored for stored in pool.map(self._read_hash, missing) if stored is not None]
         with self._changing:
-            self._crashes = crashes
+            self._crashes, self.all_doubled = crashes, doubled
             for stored in (*known.values(), *fresh):
                 self._remember(stored)
             return dict(self._known)
@@ -235,8 +239,8 @@ class RecordStore:
         while not self.files.create(stored.key, stored.to_json()):
             other = self._read_hash((source_hash(record.source), stored.generation))
             if other is not None and not self._gives_way(other, stored):
+                self._count_doubled(stored)
                 with self._changing:
-                    self.doubled += 1
                     self._remember(other)
                 return False
             stored = replace(stored, generation=stored.generation + 1)
@@ -245,6 +249,13 @@ class RecordStore:
             self._remember(stored)
         return True
 
+    def _count_doubled(self, stored: StoredRecord) -> None:
+        """Leave a mark, so that `RunStatus` can tell how much work was done twice."""
+        with self._changing:
+            self.doubled += 1
+        with suppress(ForescribeError):
+            self.files.create(f"{DOUBLED}{source_hash(stored.source)}.{stored.token}", b"")
+
     def _gives_way(self, old: StoredRecord, new: StoredRecord) -> bool:
         """Whether a record that was made meanwhile is replaced by ours."""
         if not old.counts_in(self.run):
@@ -252,6 +263,11 @@ class RecordStore:
         return new.record.status == "succeeded" and old.record.status != "succeeded"
 
     # Crashes
+
+    @property
+    def all_crashes(self) -> int:
+        """Workers that died over recordings, as of `load`; one that had several counts for each."""
+        return self._crashes.total()
 
     def crashes(self, source: str) -> int:
         """How many workers have died over a recording since its latest record, as of `load`."""

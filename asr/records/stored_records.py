@@ -25,6 +25,7 @@ from .run_settings import Run
 
 RECORDS = "_forescribe/records/"
 CRASHES = "_forescribe/crashes/"
+DOUBLED = "_forescribe/doubled/"
 
 _NAME = re.compile(r"([0-9a-f]{32})(?:\.(\d+))?\.json")
 
@@ -113,4 +114,4 @@ def parsed(name: str) -> tuple[str, int] | None:
     return (match[1], int(match[2] or 1)) if match else None
 
 
-__all__ = ["CRASHES", "RECORDS", "StoredRecord", "parsed", "record_key", "source_hash"]
+__all__ = ["CRASHES", "DOUBLED", "RECORDS", "StoredRecord", "parsed", "record_key", "source_hash"]

@@ -29,6 +29,7 @@ from .commands.models_command import models
 from .commands.prune_command import prune
 from .commands.serve_command import serve
 from .commands.speakers_command import speakers
+from .commands.status_command import status
 from .commands.transcribe_command import transcribe
 from .options.option_records import ForeignFlagsCommand, SectionedCommand
 
@@ -62,6 +63,7 @@ def root(
 
 
 app.command(cls=ForeignFlagsCommand)(transcribe)
+app.command(cls=SectionedCommand)(status)
 app.command(cls=ForeignFlagsCommand)(audit)
 app.command(cls=SectionedCommand)(models)
 app.command(cls=SectionedCommand)(draft_head)

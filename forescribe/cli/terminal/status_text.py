@@ -1,0 +1,73 @@
+"""The text of `forescribe status`: a few lines for people.
+
+Knows words and units; the figures are those of `RunStatus`.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from forescribe.asr.printable import visible
+
+if TYPE_CHECKING:
+    from forescribe.asr.records.run_status import RunStatus
+
+BLOCKS = "▁▂▃▄▅▆▇█"
+
+
+def status_lines(where: str, status: RunStatus, *, now: float) -> list[str]:
+    """The lines about one output; `now` is in seconds since 1970."""
+    lines = [_counts(where, status), _audio(status)]
+    if status.left_s is not None and status.left:
+        end = datetime.fromtimestamp(now + status.left_s, UTC)
+        lines.append(f"  about {_span(status.left_s)} left, until {end:%Y-%m-%d %H:%M} UTC")
+    if status.throughput:
+        highest = max(status.throughput) or 1.0
+        bars = "".join(
+            BLOCKS[min(len(BLOCKS) - 1, int(value / highest * len(BLOCKS)))]
+            for value in status.throughput
+        )
+        length = _span((status.until or 0.0) - (status.since or 0.0))
+        lines.append(f"  speed over {length}: {bars} (at most {highest:.1f}x real time)")
+    extras = [f"{status.workers} worker{'s' * (status.workers != 1)}"] * bool(status.workers)
+    extras += [f"{status.doubled} done twice"] * bool(status.doubled)
+    extras += [f"{status.crashes} lost to crashes"] * bool(status.crashes)
+    if extras:
+        lines.append(f"  {', '.join(extras)}")
+    for code, failures in status.failures.items():
+        names = ", ".join(map(visible, failures.names))
+        more = ", ..." if failures.count > len(failures.names) else ""
+        lines.append(f"  {failures.count} {code}: {names}{more}")
+    return lines
+
+
+def _counts(where: str, status: RunStatus) -> str:
+    ended = status.succeeded + status.failed
+    if status.total is None:
+        text = f"{ended:,} recordings have ended"
+    else:
+        share = f" ({ended / status.total:.1%})" if status.total else ""
+        text = f"{ended:,} of {status.total:,} recordings have ended{share}"
+    return f"{where}: {text}: {status.succeeded:,} succeeded, {status.failed:,} failed"
+
+
+def _audio(status: RunStatus) -> str:
+    text = f"  {status.audio_s / 3600:,.1f} h of audio"
+    speeds = []
+    if status.recent_speed is not None:
+        speeds.append(f"{status.recent_speed:,.1f}x real time in the last 10 minutes")
+    if status.speed is not None:
+        speeds.append(f"{status.speed:,.1f}x overall")
+    return f"{text}, {', '.join(speeds)}" if speeds else text
+
+
+def _span(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"
+
+
+__all__ = ["status_lines"]
