@@ -27,9 +27,9 @@ from .commands.generate_command import generate
 from .commands.key_command import key
 from .commands.models_command import models
 from .commands.prune_command import prune
+from .commands.runs.status_command import status
 from .commands.serve_command import serve
 from .commands.speakers_command import speakers
-from .commands.status_command import status
 from .commands.transcribe_command import transcribe
 from .options.option_records import ForeignFlagsCommand, SectionedCommand
 

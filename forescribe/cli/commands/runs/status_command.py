@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ..options.option_records import DIAGNOSTICS, argument, option, takes
+from ...options.option_records import DIAGNOSTICS, argument, option, takes
 
 CLEAR = "\x1b[H\x1b[2J"
 """Moves to the top of the terminal and clears it."""
@@ -52,7 +52,7 @@ def status(**values: Any) -> None:
     options = StatusOptions(**values)
     from forescribe.asr.records.status_reader import StatusReader
 
-    from ..terminal.status_text import status_lines
+    from ...terminal.status_text import status_lines
 
     reader = StatusReader(options.output)
     while True:
