@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from fastapi import APIRouter, Depends, FastAPI
+from fastapi.telemetry import TelemetryConfig
 from starlette.middleware.cors import CORSMiddleware
 
 from .access.keys import Keyring
@@ -28,11 +29,23 @@ from .process.watchdog import Watchdog, exit_failed, exit_hung
 from .routers import audio, docs, endpoints, health, metrics, models, page, text
 from .settings import Settings
 from .speech.serving import Serving
+from .telemetry.request_spans import RequestSpans
 from .text.text_serving import TextServing
 
 if TYPE_CHECKING:
     from .access.usage import Usage
     from .jobs.service import Jobs
+
+
+NO_TELEMETRY: TelemetryConfig = {
+    "tracing": False,
+    "metrics": False,
+    "logs": False,
+    "operation_spans": False,
+    "auto_configure": False,
+}
+"""FastAPI's own telemetry is off: it records the messages of exceptions, which may contain anything.
+`api.telemetry` records what is safe."""
 
 
 def create_app(
@@ -93,10 +106,16 @@ def create_app(
             await engine.stop()  # waits for all requests, texts included
             await text_serving.stop()
             await asyncio.to_thread(engine.usage.close)
+            await asyncio.to_thread(engine.tracing.close)
             watchdog.stop()
 
     app = FastAPI(
-        title="forescribe", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None
+        title="forescribe",
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        telemetry=NO_TELEMETRY,
     )
     app.state.settings, app.state.serving, app.state.jobs = settings, engine, jobs
     app.state.keyring = Keyring(settings.api_keys)
@@ -142,3 +161,5 @@ def _add_middleware(app: FastAPI, settings: Settings, serving: Serving) -> None:
     app.add_middleware(LimitHeaders, admission=serving.admission)
     app.add_middleware(OriginGuard, settings=settings, metrics=serving.metrics)
     app.add_middleware(RequestId, metrics=serving.metrics)
+    if serving.tracing.active:
+        app.add_middleware(RequestSpans, tracing=serving.tracing)

@@ -108,6 +108,9 @@ class Settings(BaseSettings):
     stall_s: Seconds = 1800.0  # longest round of a model; then the process counts as hung and ends
     readers: Count = 2  # uploads decoded at a time, and threads that cut them into windows
 
+    # Traces
+    traces: bool = False  # send traces by OpenTelemetry; its own variables (OTEL_*) do so too
+
     # Jobs
     jobs: bool = True  # enable the job routes
     data_dir: Path | None = None  # unset: forescribe in XDG_DATA_HOME, or ~/.local/share

@@ -131,7 +131,9 @@ class BatchRunner:
         """Submit a line; False if it has to wait."""
         self.leave()
         try:
-            steps.submit(batch, line)
+            place = self.jobs.traces.place(batch.id)
+            with self.jobs.serving.tracing.span("batch line", parent=place, batch=batch.id):
+                steps.submit(batch, line)
             return True
         except ApiError:  # the server or the key is at a limit
             return False

@@ -103,6 +103,7 @@ class Batches:
                     if key is not None:
                         self.store.keys.insert(tx, owner, key.text, key.fingerprint, batch.id)
                     self.table.insert(tx, batch)
+                    self.jobs.traces.keep(tx, batch.id, now)
                     self.store.references.put(tx, batch.id, INPUT, blob)
         except IntegrityError:
             before = None if key is None else self._created_by(owner, key)
@@ -162,6 +163,8 @@ class Batches:
         if time.monotonic() - self._erased_at < RETENTION_TICK_S:
             return
         self.files.erase_expired()
-        for id in self.table.ended_before(self.store.now() - self.settings.result_retention_s):
+        oldest = self.store.now() - self.settings.result_retention_s
+        self.jobs.traces.delete_before(oldest)
+        for id in self.table.ended_before(oldest):
             self.store.references.drop_all(id, *self.table.deletions(id))
         self._erased_at = time.monotonic()

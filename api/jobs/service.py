@@ -22,6 +22,7 @@ from forescribe.asr.errors import UsageError
 from ..access.addresses import networks
 from ..settings import Settings
 from ..speech.serving import Serving
+from ..telemetry.job_traces import JobTraces
 from ..uploads.tus import Uploads
 from .engines.workflow_engine import WORKFLOWS, JobEngine
 from .execution.active_jobs import ActiveJobs
@@ -91,6 +92,8 @@ class Jobs:
         )
         self.retention = Retention(settings, store, engine, self.active, self.uploads)
         self.submissions = Submissions(settings, serving, store, engine)
+        self.traces = JobTraces(store.database, serving.tracing)
+        self.submissions.traces = self.steps.traces = self.traces
         self.operations = Operations(
             store, engine, self.active, files, self.completion, self.retention
         )
@@ -125,6 +128,7 @@ class Jobs:
         """Resume unfinished work, and begin to work on new jobs."""
         self.store.references.sweep()
         self.uploads.recover()
+        self.traces.create()
         self.engine.start(self.steps, WORKFLOWS)
         self._thread.start()
 

@@ -22,6 +22,7 @@ from sqlalchemy.exc import IntegrityError
 from ..errors import ApiError
 from ..settings import Settings
 from ..speech.serving import Serving
+from ..telemetry.job_traces import JobTraces
 from .engines.workflow_engine import JobEngine
 from .job_form import JobForm, shown
 from .storage.blobs import Draft
@@ -63,6 +64,7 @@ class Submissions:
         self, settings: Settings, serving: Serving, store: Store, engine: JobEngine
     ) -> None:
         self.settings, self.serving, self.store, self.engine = settings, serving, store, engine
+        self.traces: JobTraces | None = None
         self.receiving: set[tuple[str, str]] = set()  # keys whose request is still being received
 
     # -- before the audio is received -------------------------------------------------------------
@@ -153,6 +155,8 @@ class Submissions:
                     if key is not None:
                         store.keys.insert(tx, new.owner, key.text, key.fingerprint, new.id)
                     job = store.jobs.insert(tx, new)
+                    if self.traces is not None:
+                        self.traces.keep(tx, new.id, store.now())
                     usage.spend_in(tx, new.owner, requests=1, audio_s=new.total_s)
                     store.references.put(tx, job.id, "audio", audio_blob)
                     store.references.put(tx, job.id, "form", form_blob)

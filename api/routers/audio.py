@@ -80,7 +80,9 @@ async def _diarized(
             body = events(stream, logprobs=False, assign=diarization.assign)
             return EventStream(body, cleanup.pop_all().close)
         await all_parts(request, stream)
-        transcript = await while_connected(request, diarization.assign(_transcript(stream)))
+        with admission.serving.tracing.span("diarize"):
+            assigning = diarization.assign(_transcript(stream))
+            transcript = await while_connected(request, assigning)
     return answer(form.response_format, transcript)
 
 

@@ -114,11 +114,13 @@ async def _answer(
 ) -> Response:
     # Each prompt counts once, however many texts are generated for it.
     prompt_tokens = sum(map(len, texts.prompts)) // form.n
+    began_ns = time.time_ns()
 
     def end() -> None:
         """Cancel what is left, and count what was written, also if the client has left."""
         texts.cancel()
         serving.admission.add_tokens(caller, texts.written)
+        serving.tracing.record("generate", began_ns, time.time_ns(), tokens=texts.written)
         serving.usage.later(caller, tokens=prompt_tokens + texts.written)
 
     if form.stream:

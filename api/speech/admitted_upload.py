@@ -82,8 +82,9 @@ async def admitted(
     await asyncio.to_thread(serving.usage.check, caller)
     reservation = serving.admission.reserve(caller, keyed=caller != ANONYMOUS)
     try:
-        began = time.perf_counter()
+        began, began_ns = time.perf_counter(), time.time_ns()
         async with receive(request, settings) as upload:
+            serving.tracing.record("receive", began_ns, time.time_ns())
             reservation.start()
             serving.metrics.took("upload", time.perf_counter() - began)
             yield AdmittedUpload(upload, reservation, settings, serving, caller)

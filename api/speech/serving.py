@@ -32,6 +32,8 @@ from ..process.lifecycle import Lifecycle
 from ..process.model_loads import Failure
 from ..process.model_thread import ModelThread
 from ..settings import Settings
+from ..telemetry import trace_settings
+from ..telemetry.tracing import Tracing
 from .diarization import Speakers
 from .serving_metrics import watch
 from .transcription_stream import TranscriptionStream, TranscriptionTask
@@ -62,6 +64,7 @@ class Serving(Lifecycle):
         self._load = load
         self.admission = Admission(settings)
         self.usage = Meter()
+        self.tracing = Tracing()
         self.decoders = decoders or Decoders(settings.readers)
         self.speakers = Speakers(load_diarizer, self.decoders)
         self.metrics = Metrics()
@@ -108,7 +111,9 @@ class Serving(Lifecycle):
             network = not settings.local_files_only
             return registry.load(settings.diarizer, device=settings.device, network=network)
 
-        return cls(settings, load, load_diarizer)
+        serving = cls(settings, load, load_diarizer)
+        serving.tracing = trace_settings.of(settings)
+        return serving
 
     def start(self) -> None:
         self.decoders.start()
@@ -169,11 +174,13 @@ class Serving(Lifecycle):
             cpu_s=math.ceil(settings.decode_timeout_s),
             memory_bytes=settings.decode_memory_bytes,
         )
-        began = time.perf_counter()
+        began, began_ns = time.perf_counter(), time.time_ns()
         samples = self.decoders.submit(file, bounds, name=NAME)
         try:
             decoded = await asyncio.wrap_future(samples)
             self.metrics.took("decode", time.perf_counter() - began)
+            audio_s = round(decoded.duration_s, 3)
+            self.tracing.record("decode", began_ns, time.time_ns(), audio_s=audio_s)
             return decoded
         except asyncio.CancelledError:
             samples.add_done_callback(_discard)
@@ -184,12 +191,17 @@ class Serving(Lifecycle):
     def follow(self, task: TranscriptionTask) -> TranscriptionStream:
         """Queue an upload. Raises ApiError if its options cannot be served or no work is admitted; the
         task is released then."""
-        stream = TranscriptionStream(task, self.settings.timeout_s, self.metrics)
+        stream = TranscriptionStream(task, self.settings.timeout_s, self.metrics, self.tracing)
         try:
             session = self._ready()
             self.joined()
             submission = session.submit(
-                task.decoded_file, task.options, stream, name=NAME, tap=task.tap
+                task.decoded_file,
+                task.options,
+                stream,
+                name=NAME,
+                tap=task.tap,
+                phases=stream.phases,
             )
         except ForescribeError as error:
             task.release()

@@ -17,12 +17,13 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from ..access.capacity import Reservation
 from ..errors import ApiError
 from ..http.request_id import CURRENT, report
 from ..metrics import Metrics
+from ..telemetry.tracing import PLACE, Tracing, Value
 
 if TYPE_CHECKING:
     from forescribe.asr.audio.decoded_file import DecodedFile
@@ -30,6 +31,10 @@ if TYPE_CHECKING:
     from forescribe.asr.decode.outcome import Outcome
     from forescribe.asr.sessions.parts import Part
     from forescribe.asr.sessions.submission import Tap
+
+
+TRACED = ("windows", "tokens", "drafted", "accepted", "rounds")
+"""Figures of a transcript that its span has as attributes."""
 
 
 @dataclass(frozen=True)
@@ -57,13 +62,21 @@ class TranscriptionStream:
     `timeout_s` counts from its creation. The submitting code sets `cancelled_by`.
     """
 
-    def __init__(self, task: TranscriptionTask, timeout_s: float, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        task: TranscriptionTask,
+        timeout_s: float,
+        metrics: Metrics,
+        tracing: Tracing,
+    ) -> None:
         self.task, self.timeout_s, self.metrics = task, timeout_s, metrics
         self.outcome: Outcome | None = None
         self._loop = asyncio.get_running_loop()
         self._end_s = self._loop.time() + timeout_s
         self._parts: asyncio.Queue[Part | None] = asyncio.Queue()  # at most a recording's windows
         self._cancel: Callable[[], None] | None = None
+        self.tracing, self.phases = tracing, tracing.phases()
+        self._place, self._queued_ns = PLACE.get(), time.time_ns()
         self._request_id, self._queued_s = CURRENT.get(), time.perf_counter()
 
     # -- on the engine's thread -------------------------------------------------------------------
@@ -90,6 +103,7 @@ class TranscriptionStream:
         wait_s = max(0.0, time.perf_counter() - self._queued_s - outcome.wall_s)
         self.metrics.took("wait", wait_s)
         self.metrics.took("transcribe", outcome.wall_s)
+        self._trace(outcome, wait_s)
         facts: dict[str, object] = {"request_id": self._request_id, "wait_s": round(wait_s, 3)}
         if outcome.error is not None:
             report("recording", **facts, error=outcome.error.code)
@@ -107,6 +121,23 @@ class TranscriptionStream:
             acceptance_rate=stats["acceptance_rate"],
             fallbacks=sum(d.result.request.temperature > 0 for d in outcome.decoded),
         )
+
+    def _trace(self, outcome: Outcome, wait_s: float) -> None:
+        """Record the spans of the recording."""
+        if not self.tracing.active:
+            return
+        began_ns = self._queued_ns + round(1e9 * wait_s)
+        self.tracing.record("queue", self._queued_ns, began_ns, parent=self._place)
+        facts: dict[str, Value] = {}
+        if outcome.error is not None:
+            facts["error_type"] = outcome.error.code
+        elif outcome.transcript is not None:
+            stats = outcome.transcript.stats
+            facts = {name: cast(Value, stats[name]) for name in TRACED}
+        place = self.tracing.record(
+            "transcribe", began_ns, time.time_ns(), parent=self._place, **facts
+        )
+        self.tracing.record_phases(self.phases, place)
 
     def _put(self, part: Part | None) -> None:
         with suppress(RuntimeError):  # the loop is closed: there is no reader

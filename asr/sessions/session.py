@@ -29,6 +29,7 @@ from ..decode.encoding import EncodedWindow, encode_windows
 from ..decode.isolation import Ended
 from ..decode.options import Options
 from ..decode.outcome import Outcome
+from ..decode.recordings.phase_times import PhaseTimes
 from ..decode.recordings.recording_state import RecordingState
 from ..decode.transcriber import Transcriber
 from ..errors import CapacityError
@@ -88,8 +89,10 @@ class Session:
         *,
         name: str | None = None,
         tap: Tap | None = None,
+        phases: PhaseTimes | None = None,
     ) -> Submission:
-        """Queue a recording; `tap` receives its samples too, on a reader's thread.
+        """Queue a recording; `tap` receives its samples too, on a reader's thread, and `phases` the times
+        of its phases.
 
         Raises UsageError for options that the model cannot serve, CapacityError once the session is
         closed; errors of the recording are in its outcome.
@@ -97,6 +100,7 @@ class Session:
         submission = Submission(
             self.context, source, options, listener, arrived_s=self.clock(), name=name, tap=tap
         )
+        submission.time_phases(phases)
         return self.enter(submission)
 
     def enter(self, submission: Submission) -> Submission:
@@ -172,6 +176,7 @@ class Session:
     def _finish(self, ended: Ended) -> None:
         submission = self._owners.get(ended.request.tag.recording)
         if submission is not None:
+            _mark(submission, "rounds", time.time_ns())
             self._contained(submission, lambda: submission.finish(ended))
             self._release(submission)
 
@@ -222,6 +227,7 @@ class Session:
                 return
             chosen = heapq.heappop(self._encoded)
             if not chosen.submission.settled:
+                _mark(chosen.submission, "rounds", time.time_ns())
                 self.context.slots.submit(chosen.request)
 
     def _must_encode(self) -> bool:
@@ -236,9 +242,12 @@ class Session:
         if not batch:
             return
         self.context.watch.start()
+        began_ns = time.time_ns()
         detect = [window.submission.detects_language for window in batch]
         encoded = encode_windows(self.context, [read.window.samples for read in batch], detect)
         self.context.watch.mark("encode")
+        for submission in {window.submission for window in batch}:
+            _mark(submission, "encode", began_ns)
         for read, result in zip(batch, encoded, strict=True):
             self._queue(read, result)
 
@@ -254,3 +263,9 @@ class Session:
                 self._encoded, _EncodedRequest(read.due_s, read.number, submission, request)
             )
         self._release(submission)
+
+
+def _mark(submission: Submission, phase: str, began_ns: int) -> None:
+    """A part of a phase ends now; nothing happens if nobody reads the times."""
+    if submission.phases is not None:
+        submission.phases.add(phase, began_ns, time.time_ns())

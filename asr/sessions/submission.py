@@ -22,6 +22,7 @@ from ..decode.isolation import Ended
 from ..decode.options import Options
 from ..decode.outcome import Decoded, Outcome
 from ..decode.recordings.parallel import cut_windows, request_for, tag_of
+from ..decode.recordings.phase_times import PhaseTimes
 from ..decode.recordings.recording_state import RecordingState
 from ..decode.recordings.transcripts import outcome_of
 from ..decode.recordings.window_decoder import WindowDecoder
@@ -107,11 +108,16 @@ class Submission:
         self._windows = windows or CutWindows(context, options)
         self._timer = WordTimer(context.whisper, options.task, self._windows.timing_batch)
         self.decoder = WindowDecoder(context, self.bound, self._timer, self._give_up)
+        self.phases: PhaseTimes | None = None  # set before it is queued, if somebody reads them
         self._parts = PartQueue(context.whisper)
         self.recording: RecordingState | None = None  # None until it has been opened
         self.outcome: Outcome | None = None
         self.settled = False  # there is an outcome, or it was cancelled
         self.source_released = False  # no reader will use the source again
+
+    def time_phases(self, phases: PhaseTimes | None) -> None:
+        """Have the times of its phases written; call it before the submission is queued."""
+        self.phases = self._timer.phases = phases
 
     # -- on a reader's thread ---------------------------------------------------------------------
 

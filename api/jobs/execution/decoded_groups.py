@@ -18,6 +18,7 @@ from forescribe.asr.errors import ForescribeError
 
 if TYPE_CHECKING:
     from forescribe.asr.decode.outcome import Outcome
+    from forescribe.asr.decode.recordings.phase_times import PhaseTimes
     from forescribe.asr.sessions.parts import Part
     from forescribe.asr.sessions.session import Session
     from forescribe.asr.sessions.submission import Submission
@@ -35,10 +36,12 @@ class DecodedGroups:
         self._reason: BaseException | None = None  # of a cancellation
         self._session: Session | None = None
         self._submission: Submission | None = None
+        self.phases: PhaseTimes | None = None
 
     def submit(self, session: Session, submission: Submission) -> None:
         """Queue the recording. Raises CapacityError if the session is closed."""
         self._session, self._submission = session, submission
+        submission.time_phases(self.phases)
         session.enter(submission)
 
     # -- on the engine's thread -------------------------------------------------------------------

@@ -15,6 +15,7 @@ from typing import Any
 from forescribe.asr.errors import ForescribeError
 
 from ...errors import ApiError
+from ...telemetry.job_traces import JobTraces
 from ..engines.workflow_engine import Stopping
 from .active_jobs import POLL_S, ActiveJobs
 from .completion import Completion
@@ -53,6 +54,7 @@ class Steps:
             "finish": self._finish,
         }
         self._retrying = threading.Lock()
+        self.traces: JobTraces | None = None
 
     def __call__(self, step: str, job: str, run: int, *args: int) -> Any:
         """The step's answer; None if the run has been replaced or has failed. Raises Stopping."""
@@ -90,6 +92,12 @@ class Steps:
             retrying = True
 
     def _attempt(self, step: str, job: str, run: int, *args: int, retrying: bool) -> Any:
+        tracing = self.active.serving.tracing
+        place = None if self.traces is None else self.traces.place(job)
+        with tracing.span(f"job {step}", parent=place, job=job, run=run):
+            return self._execute(step, job, run, *args, retrying=retrying)
+
+    def _execute(self, step: str, job: str, run: int, *args: int, retrying: bool) -> Any:
         with self._one_at_a_time(job) if retrying and step in USES_ENGINE else nullcontext():
             return self.outages.wait_for_database(job, lambda: self._steps[step](job, run, *args))
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ...settings import Settings
 from ...speech.serving import NAME
+from ...telemetry.tracing import PLACE
 from ..job_form import transcription
 from ..storage.database import Tx
 from .active_jobs import ActiveJobs
@@ -71,7 +72,9 @@ class TranscriptionSteps:
         name = self.store.references.get(job, "spoken")
         if name is not None:
             return name
-        outcome = self._groups(job).outcome()
+        groups = self._groups(job)
+        outcome = groups.outcome()
+        self.serving.tracing.record_phases(groups.phases, PLACE.get())
         self.active.crashes.withdraw(job)
         assert outcome.transcript is not None
         name = self.files.save(job, run, "spoken", outcome.transcript.to_dict())
@@ -119,6 +122,7 @@ class TranscriptionSteps:
             arrived_s=session.clock(),
             name=NAME,
         )
+        groups.phases = self.serving.tracing.phases()
         self.active.set_groups(job, groups)
         groups.submit(session, submission)
         return groups

@@ -6,6 +6,7 @@ word times. Knows nothing of requests.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
@@ -21,6 +22,7 @@ from ...words.segments import Stretch
 from ...words.timing import TokenTimes, Utterance, token_times
 from ..isolation import apply_each
 from ..outcome import Decoded
+from .phase_times import PhaseTimes
 from .recording_state import RecordingState, WindowTag
 from .window_results import texts_of
 
@@ -34,6 +36,7 @@ class WordTimer:
     def __init__(self, whisper: Whisper, task: Task, batch: int | None) -> None:
         self.whisper, self.task, self.batch = whisper, task, batch
         self.waiting: list[Waiting] = []
+        self.phases: PhaseTimes | None = None
 
     def add(self, tag: WindowTag, decoded: Decoded, encoder_states: EncoderStates) -> None:
         """Queue a window, and time all that wait if the batch is full."""
@@ -57,6 +60,12 @@ class WordTimer:
         self.waiting = [item for item in self.waiting if item[0].recording is not recording]
 
     def _time(self, waiting: Sequence[Waiting]) -> None:
+        began_ns = time.time_ns()
+        self._time_words(waiting)
+        if self.phases is not None and waiting:
+            self.phases.add("words", began_ns, time.time_ns())
+
+    def _time_words(self, waiting: Sequence[Waiting]) -> None:
         work = [
             (tag, decoded)
             for tag, decoded in waiting
