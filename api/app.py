@@ -28,6 +28,7 @@ from .process.readiness import Readiness
 from .process.watchdog import Watchdog, exit_failed, exit_hung
 from .routers import audio, docs, endpoints, health, metrics, models, page, text
 from .settings import Settings
+from .speech.front_end import FrontEnd, refuse_without_model
 from .speech.serving import Serving
 from .telemetry.request_spans import RequestSpans
 from .text.text_serving import TextServing
@@ -63,7 +64,7 @@ def create_app(
     job routes; `usage` may count the use of keys then. `hung` is called if a model's round does not end,
     `failed` if a model cannot be loaded; both end the process, which its supervisor restarts.
     """
-    engine = serving or Serving.of(settings)
+    engine = serving or (FrontEnd if settings.front_end else Serving).of(settings)
     text_serving = TextServing.of(settings)
     engine.failed = text_serving.failed = failed
     text_serving.joined = lambda: engine.joined()
@@ -128,7 +129,10 @@ def create_app(
     app.include_router(page.router)
     app.include_router(docs.router, dependencies=[Depends(browser_caller)])
     private = APIRouter(dependencies=[Depends(caller)])  # so no route here can omit the key
-    for module in (audio, models, text, endpoints, metrics):
+    with_model = [Depends(refuse_without_model)] if settings.front_end else []
+    for module in (audio, endpoints):
+        private.include_router(module.router, dependencies=with_model)
+    for module in (models, text, metrics):
         private.include_router(module.router)
     if jobs is not None and batches is not None:
         from .routers import batches as batch_routes

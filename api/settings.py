@@ -28,6 +28,7 @@ from forescribe.asr.errors import UsageError
 
 from .access.keys import Rights
 from .http.hosts import checked_hosts, checked_origins
+from .machines import check_machines
 
 PREFIX = "FORESCRIBE_"
 OTHER_PREFIXES = (
@@ -137,6 +138,11 @@ class Settings(BaseSettings):
     audio_url_networks: tuple[str, ...] = ()  # private networks that audio may come from
     audio_url_timeout_s: Seconds = 600.0  # for fetching one recording
 
+    # Several machines
+    blobs_url: str | None = None  # audio and results in object storage: s3://bucket/prefix, gs, az
+    blob_cache_bytes: Count = 4 << 30  # of local copies of recordings in object storage
+    front_end: bool = False  # load no model: `forescribe worker` does the jobs
+
     @field_validator("webhook_networks", "audio_url_networks")
     @classmethod
     def _networks(cls, texts: tuple[str, ...]) -> tuple[str, ...]:
@@ -179,6 +185,12 @@ class Settings(BaseSettings):
                 f"host {self.host} lets other machines in, and there are no api_keys: make one "
                 "with `forescribe key NAME`, or set open_to_all"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _check_machines(self) -> Self:
+        if self.blobs_url is not None or self.front_end:
+            check_machines(self)
         return self
 
     @property

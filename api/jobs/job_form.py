@@ -67,7 +67,7 @@ def check(form: JobForm, serving: Serving, settings: Settings) -> JobForm:
     elif form.webhook_secret is not None:
         raise _invalid("webhook_secret", "needs webhook_url")
     options = transcription(form, serving, settings)
-    if form.task == "translate" and not serving.transcriber.whisper.tokens.multilingual:
+    if form.task == "translate" and not serving.multilingual:
         raise _invalid("task", "an English-only model cannot translate")
     resolved = {
         "model": form.model or settings.model_name,

@@ -61,12 +61,16 @@ class Operations:
         raise ApiError("in_progress", f"the job is {job.state}", retry_after=5)
 
     def audio(self, id: str, owner: str) -> Path:
-        """The file that was uploaded. Raises ApiError `not_found` if it is not kept any more."""
+        """The file that was uploaded, to be opened at once. Raises ApiError `not_found` if it is not kept
+        any more."""
         self.get(id, owner)
         name = self.store.references.get(id, "audio")
-        if name is None:
-            raise _no_audio()
-        return self.store.blobs.path(name)
+        try:
+            if name is not None:
+                return self.store.blobs.local(name)
+        except FileNotFoundError:
+            pass  # deleted meanwhile
+        raise _no_audio()
 
     def cancel(self, id: str, owner: str) -> Job:
         """End a job, whatever its work still does; a job that has ended stays as it is."""

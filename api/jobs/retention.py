@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 
 from ..settings import Settings
-from ..uploads.tus import Uploads
+from ..uploads.upload_store import UploadStore
 from .engines.workflow_engine import JobEngine
 from .execution.active_jobs import ActiveJobs
 from .storage.records import item_prefix
@@ -17,6 +17,12 @@ from .storage.store import Store
 
 DRAFT_S = 3600.0
 """A draft of a blob that was not written to for so long has lost its writer."""
+
+PERIOD_S = 30.0
+"""Between two turns of retention, by whichever process takes them."""
+
+SWEEP_S = 3600.0
+"""Between two listings of object storage."""
 
 RELEASE_S = 10.0
 """How long running work may take to let go of a job."""
@@ -31,21 +37,29 @@ class Retention:
         store: Store,
         engine: JobEngine,
         active: ActiveJobs,
-        uploads: Uploads,
+        uploads: UploadStore,
+        *,
+        exclusive: bool = True,
     ) -> None:
         self.settings, self.store, self.engine = settings, store, engine
-        self.active, self.uploads = active, uploads
+        self.active, self.uploads, self.exclusive = active, uploads, exclusive
 
     def erase_expired(self) -> None:
-        """Erase everything that is older than the settings keep it."""
+        """Erase everything that is older than the settings keep it. One process of a database does it for
+        all; each removes its own local files."""
         now, settings, store = self.store.now(), self.settings, self.store
+        store.blobs.sweep(DRAFT_S)
+        self.uploads.expire(settings.upload_retention_s)
+        if not self.exclusive and not store.turns.take("retention", PERIOD_S):
+            return
+        store.references.delete_condemned()
         for id in store.jobs.with_audio_succeeded_before(now - settings.audio_retention_s):
             store.references.drop(id, "audio")
         for id in store.jobs.ended_before(now - settings.result_retention_s):
             self.erase(id)
         store.keys.delete_before(now - settings.idempotency_retention_s)
-        store.blobs.sweep(DRAFT_S)
-        self.uploads.expire(settings.upload_retention_s)
+        if store.blobs.marked and store.turns.take("objects", SWEEP_S):
+            store.references.sweep_objects()
 
     def erase(self, id: str) -> None:
         """Erase a job that has ended."""

@@ -10,6 +10,7 @@ Does not know HTTP: routes use `submissions`, `operations` and `uploads`.
 from __future__ import annotations
 
 import fcntl
+import math
 import threading
 import time
 from contextlib import suppress
@@ -23,7 +24,9 @@ from ..access.addresses import networks
 from ..settings import Settings
 from ..speech.serving import Serving
 from ..telemetry.job_traces import JobTraces
+from ..uploads.shared_uploads import SharedUploads
 from ..uploads.tus import Uploads
+from ..uploads.upload_store import UploadStore
 from .engines.workflow_engine import WORKFLOWS, JobEngine
 from .execution.active_jobs import ActiveJobs
 from .execution.completion import Completion
@@ -34,6 +37,7 @@ from .execution.recovery import Recovery
 from .execution.steps import Steps
 from .execution.transcription_steps import TranscriptionSteps
 from .job_metrics import JobMetrics
+from .joining import check, open_store
 from .operations import Operations
 from .retention import RELEASE_S, Retention, wait_until
 from .storage.store import Store
@@ -74,9 +78,7 @@ class Jobs:
         self.store, self.engine = store, engine
         self.metrics = JobMetrics(serving.metrics.registry)
         self.webhooks = webhooks or Webhooks(allowed=networks(settings.webhook_networks))
-        self.uploads = Uploads(
-            settings.data_folder / "uploads", settings.max_upload_bytes, store.now
-        )
+        self.uploads = _uploads(settings, store, engine)
         files = components.files(store)
         self.active = components.active(serving, store, engine.executor)
         self.completion = Completion(store, engine, self.webhooks, self.metrics)
@@ -90,7 +92,9 @@ class Jobs:
         self.recovery = Recovery(
             store, engine, self.active, self.completion, self.metrics, exclusive=exclusive
         )
-        self.retention = Retention(settings, store, engine, self.active, self.uploads)
+        self.retention = Retention(
+            settings, store, engine, self.active, self.uploads, exclusive=exclusive
+        )
         self.submissions = Submissions(settings, serving, store, engine)
         self.traces = JobTraces(store.database, serving.tracing)
         self.submissions.traces = self.steps.traces = self.traces
@@ -106,7 +110,7 @@ class Jobs:
     def open(cls, settings: Settings, serving: Serving) -> Jobs:
         """The jobs in the database and the folder of the settings. Raises UsageError, CapacityError."""
         try:
-            from .engines.dbos_engine import DbosEngine
+            from .engines.dbos_engine import ALL_QUEUES, WEBHOOKS, DbosEngine
         except ModuleNotFoundError as error:
             raise UsageError(
                 f"jobs need {error.name}: run `scripts/setup serve` in forescribe's folder, "
@@ -119,14 +123,23 @@ class Jobs:
         except OSError as error:
             raise UsageError(f"data_dir {folder}: {error.strerror}; set another") from error
         exclusive = settings.database_url is None
-        lock = _locked(folder) if exclusive else None
-        store = Store.open(folder, settings.database_url)
-        engine = DbosEngine(store.database.engine, concurrency=settings.job_concurrency)
+        # Drafts and copies of objects belong to one process, as an SQLite file does.
+        lock = _locked(folder) if exclusive or settings.blobs_url is not None else None
+        store = open_store(settings, folder)
+        engine = DbosEngine(
+            store.database.engine,
+            concurrency=settings.job_concurrency,
+            queues=WEBHOOKS if settings.front_end else ALL_QUEUES,
+        )
+        if not exclusive:
+            check(store, engine.executor)
         return cls(settings, serving, store, engine, exclusive=exclusive, lock=lock)
 
     def start(self) -> None:
         """Resume unfinished work, and begin to work on new jobs."""
-        self.store.references.sweep()
+        self.store.heartbeats.beat(self.engine.executor, ())  # locks of uploads need it
+        if not self.store.blobs.marked:
+            self.store.references.sweep()
         self.uploads.recover()
         self.traces.create()
         self.engine.start(self.steps, WORKFLOWS)
@@ -168,7 +181,7 @@ class Jobs:
             self._lock.close()
 
     def _tick(self) -> None:
-        expired_at, fault = -RETENTION_TICK_S, ""
+        expired_at, fault = -math.inf, ""
         while not self._stopping.is_set():
             try:
                 self.recovery.tick()
@@ -196,6 +209,13 @@ class Jobs:
     def _oldest_s(self) -> float:
         now = self.store.now()
         return max((now - job.created_at for job in self.store.jobs.unfinished()), default=0.0)
+
+
+def _uploads(settings: Settings, store: Store, engine: JobEngine) -> UploadStore:
+    """Uploads in a folder, or in the database where blobs are objects: then any replica continues one."""
+    if store.blobs.marked:
+        return SharedUploads(store, engine.executor, settings.max_upload_bytes)
+    return Uploads(settings.data_folder / "uploads", settings.max_upload_bytes, store.now)
 
 
 def _locked(folder: Path) -> BinaryIO:

@@ -23,9 +23,9 @@ from ..errors import ApiError
 from ..settings import Settings
 from ..speech.serving import Serving
 from ..telemetry.job_traces import JobTraces
+from .blob_storage.blob_store import BlobDraft
 from .engines.workflow_engine import JobEngine
 from .job_form import JobForm, shown
-from .storage.blobs import Draft
 from .storage.records import Callback, Job, NewJob, run_item
 from .storage.store import Store
 
@@ -183,7 +183,7 @@ class Submissions:
             raise ApiError("idempotency_key_reused", text)
         return self.store.jobs.get(id, owner)
 
-    async def _length_s(self, draft: Draft) -> float:
+    async def _length_s(self, draft: BlobDraft) -> float:
         """Raises ApiError for audio that cannot be decoded or is too long."""
         await asyncio.to_thread(draft.flush)
         with draft.path.open("rb") as file:

@@ -23,10 +23,13 @@ from forescribe.asr.errors import CapacityError, UsageError
 from ..app import create_app
 from ..http.protocol import Protocol
 from ..settings import Settings
+from ..speech.front_end import FrontEnd
 from ..speech.serving import Serving
 from .model_loads import Failure
 
 if TYPE_CHECKING:
+    from fastapi import FastAPI
+
     from ..access.usage import Usage
     from ..jobs.service import Jobs
     from .forward import WorkerAddress
@@ -94,39 +97,63 @@ def serve(
     worker: WorkerAddress | None = None,
 ) -> None:
     """Run one process with one engine, on bound sockets or the address of the settings."""
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(message)s")
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs addresses
-    serving = Serving.of(settings)
+    configure_logs()
+    serving = FrontEnd.of(settings) if settings.front_end else Serving.of(settings)
     first = worker is None or worker.index == 0
-    server: Server
-
-    def fail(failure: Failure) -> None:
-        server.fail(failure)
-
-    try:
-        jobs = _jobs(settings, serving) if first else None
-    except CapacityError as error:  # the database may come back, the disk may be cleared
-        _end(Failure.of("the jobs' store", error))
+    process = OneProcess(settings, serving)
+    jobs = process.jobs() if first else None
     usage = None if first else _usage(settings)
-    app = create_app(settings, serving, jobs, usage=usage, failed=fail)
+    app = create_app(settings, serving, jobs, usage=usage, failed=process.fail)
     if worker is not None:
         from .forward import Forward
 
         app.add_middleware(Forward, worker=worker, jobs=settings.jobs)
-    config = uvicorn.Config(
-        app,
-        host=settings.host,
-        port=settings.port,
-        access_log=False,  # it logs paths and addresses
-        log_config=None,
-        http=Protocol,
-        server_header=False,
-        timeout_graceful_shutdown=math.ceil(settings.drain_s) + GRACE_S,
-    )
-    server = Server(config, serving)
-    server.run(sockets)
-    if server.failure is not None:
-        _end(server.failure)
+    process.run(app, sockets)
+
+
+def configure_logs() -> None:
+    """JSON lines on stderr."""
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs addresses
+
+
+class OneProcess:
+    """This process: an application under uvicorn, until a signal or a failure ends it."""
+
+    def __init__(self, settings: Settings, serving: Serving) -> None:
+        self.settings, self.serving = settings, serving
+        self._server: Server | None = None
+
+    def jobs(self) -> Jobs | None:
+        """The durable jobs, unless they are disabled. Ends the process if their store is away; raises
+        UsageError if it cannot be used."""
+        try:
+            return _jobs(self.settings, self.serving)
+        except CapacityError as error:  # the database may come back, the disk may be cleared
+            _end(Failure.of("the jobs' store", error))
+
+    def fail(self, failure: Failure) -> None:
+        """Shut down, and exit with the failure's status. May be called from any thread."""
+        assert self._server is not None
+        self._server.fail(failure)
+
+    def run(self, app: FastAPI, sockets: list[socket.socket] | None) -> None:
+        """Serve on bound sockets or the address of the settings; on nothing, if there are no sockets."""
+        settings = self.settings
+        config = uvicorn.Config(
+            app,
+            host=settings.host,
+            port=settings.port,
+            access_log=False,  # it logs paths and addresses
+            log_config=None,
+            http=Protocol,
+            server_header=False,
+            timeout_graceful_shutdown=math.ceil(settings.drain_s) + GRACE_S,
+        )
+        self._server = Server(config, self.serving)
+        self._server.run(sockets)
+        if self._server.failure is not None:
+            _end(self._server.failure)
 
 
 def _end(failure: Failure) -> NoReturn:

@@ -22,6 +22,7 @@ from forescribe.asr.formats.rttm import rttm
 from ..dependencies import ANONYMOUS, Caller, ServingDep, SettingsDep
 from ..errors import ApiError
 from ..http import byte_ranges
+from ..http.blocking import in_thread
 from ..http.request_bodies import small_field
 from ..http.validation import whole
 from ..jobs.job_dependencies import JobsDep
@@ -217,7 +218,7 @@ async def _recording(
         return
     assert form.upload_id is not None
     upload = await asyncio.to_thread(jobs.uploads.get, form.upload_id, caller)
-    with jobs.uploads.whole(form.upload_id, caller) as file:
+    async with in_thread(jobs.uploads.whole(form.upload_id, caller)) as file:
         yield Recording(file, upload.label)
 
 

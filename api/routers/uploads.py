@@ -20,9 +20,11 @@ from starlette.responses import Response
 
 from ..dependencies import ANONYMOUS, Caller, ServingDep
 from ..errors import ApiError
+from ..http.blocking import in_thread
 from ..http.validation import label, whole
 from ..jobs.job_dependencies import JobsDep
-from ..uploads.tus import Upload, Uploads
+from ..uploads.tus import Upload
+from ..uploads.upload_store import UploadStore
 
 VERSION = "1.0.0"
 TUS = {"Tus-Resumable": VERSION, "Cache-Control": "no-store"}
@@ -90,8 +92,8 @@ async def append(
     return Response(status_code=204, headers=_headers(upload))
 
 
-async def _append(uploads: Uploads, id: str, caller: str, start: int, request: Request) -> None:
-    with uploads.appending(id, caller, start) as part:
+async def _append(uploads: UploadStore, id: str, caller: str, start: int, request: Request) -> None:
+    async with in_thread(uploads.appending(id, caller, start)) as part:
         if whole(request.headers.get("content-length", "0"), part.length - start) is None:
             raise ApiError(
                 "file_too_large", f"the body goes beyond the {part.length} bytes declared"

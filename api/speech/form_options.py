@@ -34,7 +34,7 @@ def transcription(form: TranscriptionForm, serving: Serving, settings: Settings)
 
 def translation(form: TranslationForm, serving: Serving) -> Options:
     """The options of a translation. Raises ApiError `invalid_value` if the model cannot translate."""
-    if not serving.transcriber.whisper.tokens.multilingual:
+    if not serving.multilingual:
         raise _invalid("model", "an English-only model cannot translate")
     return Options(task="translate", initial_prompt=form.prompt, guards=guards(form.temperature))
 

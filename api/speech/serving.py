@@ -17,7 +17,7 @@ import math
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, Self
 
 from forescribe.asr.audio.fork_server import Bounds
 from forescribe.asr.audio.sandbox import Decoders
@@ -85,7 +85,7 @@ class Serving(Lifecycle):
         )
 
     @classmethod
-    def of(cls, settings: Settings) -> Serving:
+    def of(cls, settings: Settings) -> Self:
         """With the models of the settings."""
 
         def load() -> Transcriber:
@@ -156,6 +156,11 @@ class Serving(Lifecycle):
     def check(self) -> None:
         """Raises ApiError `not_ready` if no work is admitted."""
         self._ready()
+
+    @property
+    def multilingual(self) -> bool:
+        """Whether the model translates. Raises ApiError `not_ready` before it is loaded."""
+        return self.transcriber.whisper.tokens.multilingual
 
     def language(self, name: str) -> str:
         """The code of a language. Raises ApiError `invalid_value` for one that the model does not know."""

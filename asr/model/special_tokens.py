@@ -34,6 +34,13 @@ def language_code(name: str) -> str:
     return str(TO_LANGUAGE_CODE.get(lower, lower))
 
 
+def known_languages() -> frozenset[str]:
+    """The codes of all languages that Whisper has tokens for."""
+    from transformers.models.whisper.tokenization_whisper import LANGUAGES
+
+    return frozenset(LANGUAGES)
+
+
 @dataclass(frozen=True)
 class SpecialTokens:
     """Token ids. `languages` maps ISO 639-1 codes; empty, like `tasks`, in English-only models."""

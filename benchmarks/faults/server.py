@@ -204,7 +204,7 @@ class FakeSteps(Steps):
 class FakeActive(ActiveJobs):
     """Active jobs whose samples need no decoder."""
 
-    def samples(self, job: str, audio: Callable[[str], Path]) -> Any:
+    def samples(self, job: str, audio: Callable[..., Any]) -> Any:
         while self.serving.state == "loading":
             self.pause(0.05)
         Seams.trap("decoding")
@@ -218,7 +218,8 @@ class FakeFiles(JobFiles):
         return Plan(**json.loads(self.store.blobs.read(self.name(job, "plan"))))
 
     def script(self, job: str) -> Script:
-        return Script.of(self.audio(job).read_bytes())
+        with self.audio(job) as path:
+            return Script.of(path.read_bytes())
 
     def refer(self, job: str, run: int, role: str, name: str, data: Any = None) -> str:
         if role in ("spoken", "result"):

@@ -24,11 +24,12 @@ from .commands.diarize_command import diarize
 from .commands.distill_command import distill
 from .commands.draft_head_command import draft_head
 from .commands.generate_command import generate
-from .commands.key_command import key
 from .commands.models_command import models
 from .commands.prune_command import prune
 from .commands.runs.status_command import status
-from .commands.serve_command import serve
+from .commands.service.key_command import key
+from .commands.service.serve_command import serve
+from .commands.service.worker_command import worker
 from .commands.speakers_command import speakers
 from .commands.transcribe_command import transcribe
 from .options.option_records import ForeignFlagsCommand, SectionedCommand
@@ -73,6 +74,7 @@ app.command(cls=ForeignFlagsCommand)(diarize)
 app.add_typer(speakers)
 app.command(cls=SectionedCommand)(generate)
 app.command(cls=SectionedCommand)(serve)
+app.command(cls=SectionedCommand)(worker)
 app.command(cls=SectionedCommand)(key)
 bench.command(cls=SectionedCommand)(drafts)
 app.add_typer(bench)

@@ -27,6 +27,8 @@ default every edit of the source makes a new version. Change it with the order o
 meaning of their answers; `adopt` then takes over what is queued."""
 
 QUEUES: Mapping[str, str] = {"transcribe": "jobs", "diarize": "jobs", "webhook": "webhooks"}
+ALL_QUEUES = ("jobs", "webhooks")
+WEBHOOKS = ("webhooks",)
 CALLBACKS = 16
 """Concurrent callbacks: a receiver that hangs occupies one of them for 20 s."""
 
@@ -79,10 +81,13 @@ def _webhook(job: str, run: int, number: int) -> None:
 
 
 class DbosEngine:
-    """DBOS over a SQLAlchemy engine. One at a time in a process: DBOS itself is global."""
+    """DBOS over a SQLAlchemy engine, working on the `queues`. One at a time in a process: DBOS itself is
+    global."""
 
-    def __init__(self, engine: sa.Engine, *, concurrency: int) -> None:
-        self.engine, self.concurrency = engine, concurrency
+    def __init__(
+        self, engine: sa.Engine, *, concurrency: int, queues: Sequence[str] = ALL_QUEUES
+    ) -> None:
+        self.engine, self.concurrency, self.queues = engine, concurrency, queues
         self.executor = f"{socket.gethostname()}-{os.getpid()}-{uuid4().hex[:8]}"
         self._client: DBOSClient | None = None
 
@@ -100,7 +105,7 @@ class DbosEngine:
                 "log_level": "CRITICAL",  # cancelling is not an error, and the steps log theirs
             }
         )
-        DBOS.listen_queues(sorted(set(QUEUES.values())))
+        DBOS.listen_queues(list(self.queues))
         DBOS.launch()
         self._client = DBOSClient(
             system_database_engine=self.engine,
@@ -108,7 +113,8 @@ class DbosEngine:
             application_name=NAME,
         )
         for queue, limit in (("jobs", self.concurrency), ("webhooks", CALLBACKS)):
-            DBOS.register_queue(queue, worker_concurrency=limit, polling_interval_sec=POLL_S)
+            if queue in self.queues:
+                DBOS.register_queue(queue, worker_concurrency=limit, polling_interval_sec=POLL_S)
 
     def enqueue(self, tx: sa.Connection, item: WorkItem) -> None:
         options: EnqueueOptions = {
@@ -147,10 +153,11 @@ class DbosEngine:
         alive = ("PENDING", "ENQUEUED", "DELAYED")
         return frozenset(id for id in ids if rows.get(id) not in alive)
 
-    def resume(self, id: str) -> None:
-        rows = self._list(workflow_ids=[id])
+    def resume(self, id: str, executor: str | None) -> None:
+        rows = self._list(workflow_ids=[id], status="PENDING")
         for row in rows:  # without the queue's name it would bypass the queue's limit
-            self._open().resume_workflow(id, queue_name=QUEUES[row.name])
+            if row.executor_id == executor:
+                self._open().resume_workflow(id, queue_name=QUEUES[row.name])
 
     def adopt(self) -> int:
         """DBOS has no function for this, so it works on DBOS's tables (tests/api/jobs/test_engines.py)."""

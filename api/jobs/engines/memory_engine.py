@@ -68,7 +68,7 @@ class MemoryEngine:
         with self._lock:
             return frozenset(id for id in ids if id not in self._work)
 
-    def resume(self, id: str) -> None:
+    def resume(self, id: str, executor: str | None) -> None:
         with self._lock:
             item = self._work.get(id)
         if item is not None:

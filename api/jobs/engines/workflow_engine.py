@@ -68,8 +68,9 @@ class JobEngine(Protocol):
     def broken(self, ids: Sequence[str]) -> frozenset[str]:
         """Those of the ids that are unknown, or ended other than by the workflow's return."""
 
-    def resume(self, id: str) -> None:
-        """Queue work again that has lost its executor; recorded answers stay."""
+    def resume(self, id: str, executor: str | None) -> None:
+        """Queue work again that its executor has lost; recorded answers stay. Does nothing if another
+        executor has it by now."""
 
     def adopt(self) -> int:
         """Take over work that was queued for another version of the workflows, and return its number.

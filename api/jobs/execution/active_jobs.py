@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -74,15 +75,17 @@ class ActiveJobs:
             raise Stopping
         return self.serving.session
 
-    def samples(self, job: str, audio: Callable[[str], Path]) -> DecodedFile:
-        """The decoded samples of a job, kept until `release`; `audio` finds its file. Raises Stopping
+    def samples(
+        self, job: str, audio: Callable[[str], AbstractContextManager[Path]]
+    ) -> DecodedFile:
+        """The decoded samples of a job, kept until `release`; `audio` provides its file. Raises Stopping
         if there is no session, and after `close`."""
         with self._lock:
             known = self._samples.get(job)
         if known is not None:
             return known
         self.session()  # decoding while a model is still loading would slow both
-        with audio(job).open("rb") as file:
+        with audio(job) as path, path.open("rb") as file:
             decoded = asyncio.run(self.serving.decoded(file))
         with self._lock:
             known = self._samples.get(job)  # another step of the job may have been faster

@@ -54,12 +54,15 @@ class JobFiles:
     def form(self, job: str) -> JobForm:
         return JobForm.model_validate_json(self.store.blobs.read(self.name(job, "form")))
 
-    def audio(self, job: str) -> Path:
-        """Raises AudioError `missing_file` if the audio is not kept any more."""
+    @contextmanager
+    def audio(self, job: str) -> Iterator[Path]:
+        """A local file with the audio, which exists for the block. Raises AudioError `missing_file` if it is
+        not kept any more."""
         name = self.store.references.get(job, "audio")
         if name is None:
             raise AudioError("the job's audio is not kept any more", code="missing_file")
-        return self.store.blobs.path(name)
+        with self.store.blobs.held(name) as path:
+            yield path
 
     def plan(self, job: str) -> Plan:
         from forescribe.asr.segment.cut_plan import Plan

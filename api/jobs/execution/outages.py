@@ -1,4 +1,4 @@
-"""Outages that are not a job's fault: a database that is away, a disk that is full.
+"""Outages that are not a job's fault: a database or object storage that is away, a disk that is full.
 
 They are waited out, and do not count as attempts. Does not know what the steps do.
 """
@@ -25,6 +25,9 @@ from .active_jobs import ActiveJobs
 log = logging.getLogger("forescribe.api")
 
 STORAGE = frozenset({"storage_full", "unwritable_output"})
+AWAY = frozenset({"storage_unavailable", "storage_denied"})
+"""Codes of object storage that does not answer, throttles, or does not accept the credentials (any more)."""
+
 MIN_FREE_BYTES = 4 << 20
 """With less a disk counts as full, whatever the settings say."""
 
@@ -79,8 +82,9 @@ class Outages:
                 return
 
     def caused(self, error: ForescribeError) -> bool:
-        """Whether an error comes from a disk that is still full or read-only."""
-        return error.code in STORAGE and not self._room()
+        """Whether an error comes from object storage that is away, or from a disk that is still full or
+        read-only."""
+        return error.code in AWAY or (error.code in STORAGE and not self._room())
 
     def _room(self) -> bool:
         minimum = max(self.settings.min_free_bytes, MIN_FREE_BYTES)

@@ -71,7 +71,7 @@ class Recovery:
                 self._watch(work, lost=known is not None and work.id not in known)
             else:
                 self.metrics.resumed()
-                self.engine.resume(work.id)
+                self.engine.resume(work.id, work.executor)
         self.engine.adopt()
         self._abandon_replaced(running)
         self._restart_broken()
@@ -107,7 +107,7 @@ class Recovery:
         if self.clock() - since >= STUCK_AFTER_S:
             del self._lost[work.id]
             self.metrics.stuck()
-            self.engine.resume(work.id)
+            self.engine.resume(work.id, work.executor)
 
     def _count_deaths(self, living: frozenset[str | None]) -> None:
         """Count the deaths of processes, and fail jobs that were exposed in too many of them."""

@@ -38,11 +38,26 @@ PIECE = 1 << 20
 class Blobs:
     """Blobs at `<root>/<aa>/<sha256>`, and drafts on the same file system, so that a rename is atomic."""
 
+    marked = False
+
     def __init__(self, root: Path) -> None:
         self.root = root
         self._drafts = root / "drafts"
         with disk_errors():
             self._drafts.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def place(self) -> str:
+        """The name of this folder, for all processes that share it. Raises OutputError."""
+        path = self.root / "identity"
+        with disk_errors():
+            if not path.exists():
+                new = self._drafts / secrets.token_hex(16)
+                new.write_text(secrets.token_hex(16))
+                with suppress(FileExistsError):
+                    os.link(new, path)  # complete, or not there; the first one stays
+                new.unlink()
+            return f"folder:{path.read_text()}"
 
     def draft(self) -> Draft:
         """Begin a new blob. Raises OutputError."""
@@ -79,13 +94,26 @@ class Blobs:
             raise ValueError(f"{name!r} is not a blob's name")
         return self.root / name[:2] / name
 
+    @contextmanager
+    def held(self, name: str) -> Iterator[Path]:
+        """The blob's file."""
+        yield self.local(name)
+
+    def local(self, name: str) -> Path:
+        """The blob's file. Raises FileNotFoundError."""
+        path = self.path(name)
+        path.stat()
+        return path
+
     def delete(self, name: str) -> None:
         """Delete the blob, if it exists."""
         self.path(name).unlink(missing_ok=True)
 
-    def names(self) -> Iterator[str]:
+    def names(self, older_s: float = 0.0) -> Iterator[str]:
+        """All blobs; with `older_s`, those written longer ago."""
+        newest = time.time() - older_s
         for path in self.root.glob("??/*"):
-            if NAME.fullmatch(path.name):
+            if NAME.fullmatch(path.name) and (not older_s or path.stat().st_mtime <= newest):
                 yield path.name
 
     def probe(self) -> None:
@@ -134,11 +162,11 @@ class Blobs:
             os.close(descriptor)
 
 
-class Draft:
-    """A blob while it is written."""
+class DraftFile:
+    """A blob while it is written to a local file."""
 
-    def __init__(self, blobs: Blobs, path: Path) -> None:
-        self.blobs, self.path = blobs, path
+    def __init__(self, path: Path) -> None:
+        self.path = path
         self.size = 0
         self._hash = hashlib.sha256()
         with disk_errors():
@@ -146,7 +174,7 @@ class Draft:
 
     @property
     def name(self) -> str:
-        """The name for the bytes written so far."""
+        """The SHA-256 of the bytes written so far."""
         return self._hash.hexdigest()
 
     def write(self, data: bytes) -> None:
@@ -156,16 +184,8 @@ class Draft:
         self._hash.update(data)
         self.size += len(data)
 
-    def commit(self) -> str:
-        """Make the blob durable, directory entry included, and return its name. Raises OutputError."""
-        with disk_errors():
-            self.flush()
-            self._file.close()
-            move_durably(self.path, self.blobs.path(self.name))
-        return self.name
-
     def flush(self) -> None:
-        """Do the slow part of `commit` in advance. Raises OutputError."""
+        """Write everything to disk. Raises OutputError."""
         with disk_errors():
             self._file.flush()
             os.fsync(self._file.fileno())
@@ -176,6 +196,22 @@ class Draft:
             self._file.close()
         with suppress(OSError):  # a read-only disk: `sweep` removes it later
             self.path.unlink(missing_ok=True)
+
+
+class Draft(DraftFile):
+    """A draft of a blob on this disk. `flush` does the slow part of `commit` in advance."""
+
+    def __init__(self, blobs: Blobs, path: Path) -> None:
+        super().__init__(path)
+        self.blobs = blobs
+
+    def commit(self) -> str:
+        """Make the blob durable, directory entry included, and return its name. Raises OutputError."""
+        with disk_errors():
+            self.flush()
+            self._file.close()
+            move_durably(self.path, self.blobs.path(self.name))
+        return self.name
 
 
 def move_durably(source: Path, target: Path) -> None:

@@ -20,7 +20,7 @@ from sqlalchemy import event
 
 from forescribe.asr.errors import CapacityError, Code, OutputError, UsageError
 
-from .tables import KEYS, META, add_missing_columns
+from .tables import KEYS, create
 
 Tx = sa.Connection
 
@@ -56,8 +56,7 @@ class Database:
             engine = sa.create_engine(_with_driver(url), pool_pre_ping=True)
             if engine.dialect.name == "sqlite":
                 event.listen(engine, "connect", _configure_sqlite)
-            META.create_all(engine)
-            add_missing_columns(engine)
+            create(engine)
             return cls(engine)
         except (sa.exc.SQLAlchemyError, ImportError, OSError) as error:
             cause = getattr(error, "orig", None) or error

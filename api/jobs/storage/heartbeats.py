@@ -16,10 +16,10 @@ from .tables import WORKERS
 
 
 class Heartbeats:
-    """One row for each live process (executor)."""
+    """One row for each live process (executor). `place` tells where this process has its blobs."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
+    def __init__(self, database: Database, place: str | None = None) -> None:
+        self._database, self.place = database, place
 
     def beat(self, executor: str, work: Iterable[str]) -> None:
         """Increment the counter and record the ids of the work in progress."""
@@ -28,16 +28,23 @@ class Heartbeats:
             updated = tx.execute(
                 sa.update(WORKERS)
                 .where(WORKERS.c.executor == executor)
-                .values(beat=WORKERS.c.beat + 1, work=text)
+                .values(beat=WORKERS.c.beat + 1, work=text, place=self.place)
             )
             if not updated.rowcount:
-                tx.execute(sa.insert(WORKERS).values(executor=executor, beat=1, work=text))
+                row = {"executor": executor, "beat": 1, "work": text, "place": self.place}
+                tx.execute(sa.insert(WORKERS).values(**row))
 
     def all(self) -> dict[str, tuple[int, frozenset[str]]]:
         """Each executor's counter and work ids."""
         with self._database.engine.connect() as tx:
             rows = tx.execute(sa.select(WORKERS))
             return {row.executor: (row.beat, frozenset(json.loads(row.work))) for row in rows}
+
+    def elsewhere(self) -> dict[str, int]:
+        """The counters of executors whose blobs are at another place than this process's."""
+        query = sa.select(WORKERS.c.executor, WORKERS.c.beat).where(WORKERS.c.place != self.place)
+        with self._database.engine.connect() as tx:
+            return {row.executor: row.beat for row in tx.execute(query)}
 
     def delete(self, executor: str) -> None:
         with self._database.transaction() as tx:

@@ -12,16 +12,22 @@ from collections.abc import Iterable
 
 import sqlalchemy as sa
 
-from .blobs import Blobs
+from ..blob_storage.blob_marks import BATCH, BlobMarks
+from ..blob_storage.blob_store import BlobStore
 from .database import Database, Tx
-from .tables import REFERENCES
+from .tables import JOBS, REFERENCES
+
+ORPHAN_S = 3600.0
+"""Age of an object without a reference at which `sweep_objects` takes it for one that a dead process left. A
+younger one may be on its way into the database; if it takes longer, it is stored again."""
 
 
 class References:
     """The references of all jobs of one database; `k` numbers blobs of the same role."""
 
-    def __init__(self, database: Database, blobs: Blobs) -> None:
+    def __init__(self, database: Database, blobs: BlobStore) -> None:
         self._database, self._blobs = database, blobs
+        self._marks = BlobMarks(database) if blobs.marked else None
 
     def get(self, job: str, role: str, k: int = 0) -> str | None:
         with self._database.engine.connect() as tx:
@@ -41,7 +47,10 @@ class References:
             return list(tx.execute(query.order_by(REFERENCES.c.k)).scalars())
 
     def put(self, tx: Tx, job: str, role: str, blob: str, k: int = 0) -> str | None:
-        """Refer to a blob. Returns the blob that this reference named before, if it was another."""
+        """Refer to a blob. Returns the blob that this reference named before, if it was another. Raises
+        OutputError if the blob is being deleted; the caller stores it again."""
+        if self._marks is not None:
+            self._marks.keep(tx, blob)
         old = self.get_in(tx, job, role, k)
         if old is None:
             tx.execute(sa.insert(REFERENCES).values(job=job, role=role, k=k, blob=blob))
@@ -52,22 +61,23 @@ class References:
 
     def drop(self, job: str, role: str) -> None:
         """Remove the references of a role, and blobs that no row refers to any more."""
-        self._remove((REFERENCES.c.job == job) & (REFERENCES.c.role == role))
+        self._remove(job, (REFERENCES.c.job == job) & (REFERENCES.c.role == role))
 
     def drop_all(self, job: str, *also: sa.Delete) -> None:
         """Remove all references of a job, and execute further statements in the same transaction."""
-        self._remove(REFERENCES.c.job == job, *also)
+        self._remove(job, REFERENCES.c.job == job, *also)
 
     def delete_unreferenced(self, names: Iterable[str]) -> None:
         """Delete those of the blobs that no row refers to."""
+        names = set(names)
         with self._blobs.exclusive_lock():
-            with self._database.engine.connect() as tx:
-                unreferenced = self._unreferenced(tx, names)
+            with self._database.transaction() as tx:
+                unreferenced = self._condemned(tx, names)
             self._delete(unreferenced)
 
     def sweep(self) -> int:
-        """Delete all blobs that no row refers to, and return their number. A process that dies between
-        writing a blob and its row leaves one."""
+        """Delete all blobs on this disk that no row refers to, and return their number. A process that dies
+        between writing a blob and its row leaves one."""
         with self._blobs.exclusive_lock():
             names = set(self._blobs.names())
             with self._database.engine.connect() as tx:
@@ -75,25 +85,61 @@ class References:
             self._delete(unreferenced)
         return len(unreferenced)
 
-    def _remove(self, which: sa.ColumnElement[bool], *also: sa.Delete) -> None:
+    def sweep_objects(self, older_s: float = ORPHAN_S) -> int:
+        """Delete objects that no row refers to, once they are `older_s` seconds old, and return their
+        number. Lists the whole store."""
+        assert self._marks is not None
+        listed = set(self._blobs.names(older_s))
+        states = self._marks.states(listed)
+        late = {name for name in listed if states.get(name) == "gone"}  # delayed in the network
+        for name in (listed - states.keys()) | set(self._marks.abandoned()):
+            with (
+                self._database.transaction() as tx
+            ):  # one each: locks are held briefly, in no order
+                late |= set(self._marks.condemn(tx, [name]))
+        self._delete(late)
+        self._marks.forget()
+        return len(late)
+
+    def delete_condemned(self) -> None:
+        """Delete objects whose deletion did not succeed when they lost their last reference."""
+        if self._marks is not None:
+            self._delete(self._marks.condemned())
+
+    def _remove(self, job: str, which: sa.ColumnElement[bool], *also: sa.Delete) -> None:
         with self._blobs.exclusive_lock():
             with self._database.transaction() as tx:
+                # Runs of the job that refer to blobs at the same time wait, and find it gone.
+                tx.execute(sa.select(JOBS.c.id).where(JOBS.c.id == job).with_for_update()).all()
                 names = self._names(tx, which)
+                if self._marks is not None:
+                    self._marks.lock(tx, names)
                 tx.execute(sa.delete(REFERENCES).where(which))
                 for statement in also:
                     tx.execute(statement)
-                unreferenced = self._unreferenced(tx, names)
+                unreferenced = self._condemned(tx, names)
             self._delete(unreferenced)
 
+    def _condemned(self, tx: Tx, names: Iterable[str]) -> list[str]:
+        """The blobs to delete once the transaction is committed."""
+        if self._marks is not None:
+            return self._marks.condemn(tx, names)
+        return self._unreferenced(tx, names)
+
     def _delete(self, names: Iterable[str]) -> None:
+        names = list(names)
         for name in names:
             self._blobs.delete(name)
+            if self._marks is not None:
+                self._marks.set_gone([name])
 
     def _names(self, tx: Tx, which: sa.ColumnElement[bool]) -> set[str]:
         return set(tx.execute(sa.select(REFERENCES.c.blob).where(which)).scalars())
 
     def _unreferenced(self, tx: Tx, names: Iterable[str]) -> list[str]:
-        referenced = self._names(tx, sa.true())
+        names, referenced = sorted(set(names)), set[str]()
+        for at in range(0, len(names), BATCH):
+            referenced |= self._names(tx, REFERENCES.c.blob.in_(names[at : at + BATCH]))
         return [name for name in names if name not in referenced]
 
 

@@ -18,8 +18,9 @@ from pathlib import Path
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
-from forescribe.asr.errors import OutputError
+from forescribe.asr.errors import OutputError, StorageError
 
+from ..blob_storage.blob_store import BlobStore
 from .blobs import Blobs
 from .crash_records import CrashRecords
 from .database import Database, Tx
@@ -29,13 +30,14 @@ from .idempotency_keys import IdempotencyKeys
 from .job_table import JobTable
 from .references import References
 from .tables import ENTRIES, EXPOSED, JOBS, KEYS
+from .task_turns import Turns
 
 
 class Store:
-    """One object for each table, over one database and one blob folder."""
+    """One object for each table, over one database and one blob store."""
 
     def __init__(
-        self, database: Database, blobs: Blobs, clock: Callable[[], float] = time.time
+        self, database: Database, blobs: BlobStore, clock: Callable[[], float] = time.time
     ) -> None:
         self.database, self.blobs, self.clock = database, blobs, clock
         self.log = EventLog(database)
@@ -43,14 +45,15 @@ class Store:
         self.jobs = JobTable(database, self.log, self.crashes, self.now)
         self.references = References(database, blobs)
         self.keys = IdempotencyKeys(database, self.now)
-        self.heartbeats = Heartbeats(database)
+        self.heartbeats = Heartbeats(database, blobs.place)
+        self.turns = Turns(database)
 
     @classmethod
-    def open(cls, folder: Path, url: str | None = None) -> Store:
-        """The store in a folder, with its own SQLite database or the one at `url`. Raises UsageError,
-        CapacityError."""
+    def open(cls, folder: Path, url: str | None = None, blobs: BlobStore | None = None) -> Store:
+        """The store in a folder, with its own SQLite database or the one at `url`, and its own blobs or
+        others. Raises UsageError, CapacityError."""
         database = Database.open(url or f"sqlite:///{folder / 'jobs.db'}")
-        return cls(database, Blobs(folder / "blobs"))
+        return cls(database, blobs or Blobs(folder / "blobs"))
 
     def now(self) -> float:
         """Unix seconds."""
@@ -66,7 +69,7 @@ class Store:
             self.heartbeats.probe()
             self.blobs.probe()
             return True
-        except (DBAPIError, OutputError):
+        except (DBAPIError, OutputError, StorageError):
             return False
 
     def erase(self, id: str) -> None:

@@ -70,6 +70,7 @@ WORKERS = sa.Table(
     sa.Column("executor", sa.String, primary_key=True),
     sa.Column("beat", sa.Integer, nullable=False),
     sa.Column("work", sa.Text, nullable=False),
+    sa.Column("place", sa.String),  # where its blobs are; NULL: an earlier version
 )
 
 EXPOSED = sa.Table(
@@ -81,12 +82,50 @@ EXPOSED = sa.Table(
     sa.Column("deaths", sa.Integer, nullable=False),  # of such processes, since it last progressed
 )
 
+BLOBS = sa.Table(
+    "forescribe_blobs",
+    META,
+    sa.Column("blob", sa.String, primary_key=True),
+    sa.Column("state", sa.String, nullable=False, index=True),  # kept, condemned, gone
+    sa.Column("at", sa.Float, nullable=False),  # of the last change
+)
+"""Blobs in object storage (`api.jobs.blob_storage.blob_marks`)."""
 
-def add_missing_columns(engine: sa.Engine) -> None:
-    """Add the columns that a database of an earlier version lacks. All may be NULL, so that the earlier
-    version can go on using it."""
-    existing = {column["name"] for column in sa.inspect(engine).get_columns(JOBS.name)}
-    if "warnings" not in existing:
-        condition = "IF NOT EXISTS " if engine.dialect.name == "postgresql" else ""
-        with engine.begin() as tx:
-            tx.exec_driver_sql(f"ALTER TABLE {JOBS.name} ADD COLUMN {condition}warnings TEXT")
+UPLOADS = sa.Table(
+    "forescribe_uploads",
+    META,
+    sa.Column("id", sa.String, primary_key=True),
+    sa.Column("tenant", sa.String, nullable=False),
+    sa.Column("length", sa.BigInteger, nullable=False),
+    sa.Column("label", sa.String),
+    sa.Column("offset", sa.BigInteger, nullable=False),
+    sa.Column("pieces", sa.Integer, nullable=False),  # references of role `piece`
+    sa.Column("executor", sa.String),  # the process that writes to it
+    sa.Column("token", sa.String),  # of the request that writes to it
+    sa.Column("touched_at", sa.Float, nullable=False),
+)
+"""Resumable uploads to object storage (`api.uploads.shared_uploads`)."""
+
+TURNS = sa.Table(
+    "forescribe_turns",
+    META,
+    sa.Column("task", sa.String, primary_key=True),
+    sa.Column("at", sa.Float, nullable=False),
+)
+"""When a task that one process does for all was begun last (`task_turns`)."""
+
+ADDED = ((JOBS, "warnings", "TEXT"), (WORKERS, "place", "VARCHAR"))
+"""Columns that earlier versions lack. All may be NULL, so that an earlier version can go on using the
+database."""
+
+
+def create(engine: sa.Engine) -> None:
+    """Create missing tables, and add the columns that a database of an earlier version lacks. Several
+    processes may do so at once."""
+    with engine.begin() as tx:
+        if engine.dialect.name == "postgresql":
+            tx.exec_driver_sql("SELECT pg_advisory_xact_lock(hashtext('forescribe_tables'))")
+        META.create_all(tx)
+        for table, column, kind in ADDED:
+            if column not in {found["name"] for found in sa.inspect(tx).get_columns(table.name)}:
+                tx.exec_driver_sql(f"ALTER TABLE {table.name} ADD COLUMN {column} {kind}")

@@ -153,7 +153,9 @@ def test_work_outlives_its_process(bench) -> None:
     assert [(p.id, p.executor) for p in bench.engine.pending()] == [("a:1", before)]
     assert bench.engine.executor != before and not bench.engine.running()
     bench.go.set()
-    bench.engine.resume("a:1")
+    bench.engine.resume("a:1", "another")  # taken over by it meanwhile: left alone
+    assert [p.executor for p in bench.engine.pending()] == [before]
+    bench.engine.resume("a:1", before)
     until(lambda: bench.count("a").get("last") == 1)
     assert bench.count("a") == {"first": 1, "wait": 1, "last": 1}
     until(lambda: not bench.engine.pending())
@@ -173,7 +175,7 @@ def test_work_of_another_version_is_taken_over_and_begins_anew(bench, monkeypatc
     bench.again()
     bench.go.set()
     for left in bench.engine.pending():  # what the keeper does with work of the dead
-        bench.engine.resume(left.id)
+        bench.engine.resume(left.id, left.executor)
     assert bench.engine.adopt() == 4 and bench.engine.adopt() == 0
     for job in "abcd":
         until(lambda: bench.count(job).get("last") == 1)  # noqa: B023

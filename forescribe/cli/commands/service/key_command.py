@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from ..options.option_records import argument
+from ...options.option_records import argument
 
 
 def key(name: Annotated[str, argument("NAME", help="Name of the key's owner.")]) -> None:

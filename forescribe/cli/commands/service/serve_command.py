@@ -14,7 +14,7 @@ import typer
 
 from forescribe.asr.errors import UsageError
 
-from ..options.option_records import (
+from ...options.option_records import (
     DECODING,
     MODEL,
     PERFORMANCE,

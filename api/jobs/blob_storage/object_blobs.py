@@ -1,0 +1,217 @@
+"""Blobs as objects in S3, Google Cloud Storage or Azure, for services on several machines.
+
+    blobs = ObjectBlobs(open_store(Location.parse("s3://bucket/service")), folder, cache_bytes=4 << 30)
+    name = blobs.put(b"...")             # "<sha256>-<16 hexadecimal digits>"
+
+A name is the SHA-256 of the bytes and a random number, so no name is used twice: a late or repeated deletion
+(of a process that was suspended, of a request that was delayed in the network) never hits an object that
+somebody has stored since. No conditional writes are needed. What is read is compared with its hash.
+
+Drafts and copies for the decoders are local files. Which blobs are referred to, and who may delete one, is
+decided in the database (`api.jobs.blob_storage.blob_marks`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+from forescribe.asr.errors import StorageError
+
+from ..storage.blobs import PIECE, DraftFile, disk_errors
+from .blob_cache import BlobCache
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from forescribe.asr.storage.stores import Store
+
+NAME = re.compile(r"[0-9a-f]{64}-[0-9a-f]{16}")
+
+IDENTITY = "identity"
+"""The object whose content tells this store from others."""
+
+
+class ObjectBlobs:
+    """Blobs at `<store>/blobs/<aa>/<name>`.
+
+    Args:
+        store: the objects below the service's prefix.
+        folder: a local folder of this process alone, for drafts and copies.
+        cache_bytes: of local copies.
+    """
+
+    marked = True
+
+    def __init__(self, store: Store, folder: Path, cache_bytes: int) -> None:
+        self.objects = store
+        with disk_errors():
+            self.root = folder
+            self._drafts = folder / "drafts"
+            self._drafts.mkdir(parents=True, exist_ok=True)
+            for path in self._drafts.iterdir():  # left by a process that died
+                path.unlink()
+            self.cache = BlobCache(folder / "copies", cache_bytes, self._size, self._fetch)
+        self.place = f"objects:{self._identity()}"
+
+    def draft(self) -> ObjectDraft:
+        """Begin a new blob in a local file. Raises OutputError."""
+        return ObjectDraft(self, self._drafts / secrets.token_hex(16))
+
+    def put(self, data: bytes) -> str:
+        """Store the bytes and return their name. Raises StorageError."""
+        name = _new_name(hashlib.sha256(data).hexdigest())
+        self.objects.put(_key(name), data)
+        return name
+
+    def copy(self, file: BinaryIO) -> ObjectDraft:
+        """A draft with the whole content of a file. Raises OutputError."""
+        draft = self.draft()
+        try:
+            file.seek(0)
+            while piece := file.read(PIECE):
+                draft.write(piece)
+        except BaseException:
+            draft.discard()
+            raise
+        return draft
+
+    def read(self, name: str) -> bytes:
+        """Raises FileNotFoundError, StorageError."""
+        with self._found(name) as key:
+            data = self.objects.read(key)
+        if hashlib.sha256(data).hexdigest() != _hash(name):
+            raise StorageError("an object of the job store is damaged", code="internal_error")
+        return data
+
+    @contextmanager
+    def held(self, name: str) -> Iterator[Path]:
+        """A local copy, which exists for the block. Raises FileNotFoundError, StorageError, OutputError."""
+        with self.cache.held(name) as path:
+            yield path
+
+    def local(self, name: str) -> Path:
+        """A local copy to be opened at once: it is removed some time after its last use. Raises as `held`
+        does."""
+        with self.cache.held(name) as path:
+            return path
+
+    def delete(self, name: str) -> None:
+        """Delete the object, if it exists. Raises StorageError."""
+        self.cache.drop(name)
+        self.objects.delete(_key(name))
+
+    def names(self, older_s: float = 0.0) -> Iterator[str]:
+        """The blobs in a listing (a request for each 1000). Ages are by the store's clock against this
+        machine's, so `older_s` is approximate."""
+        newest = time.time() - older_s
+        for entry in self.objects.list("blobs"):
+            name = entry.key.rpartition("/")[2]
+            if NAME.fullmatch(name) and (not older_s or (entry.modified or 0.0) <= newest):
+                yield name
+
+    def probe(self) -> None:
+        """Write and remove a local byte and an object. Raises OutputError, StorageError."""
+        draft = self.draft()
+        try:
+            draft.write(b"\0")
+            draft.flush()
+        finally:
+            draft.discard()
+        key = f"probes/{secrets.token_hex(8)}"
+        self.objects.put(key, b"\0")
+        self.objects.delete(key)
+
+    def sweep(self, older_s: float) -> int:
+        """Remove drafts that nobody has written to for `older_s` seconds, and copies that are not in use."""
+        oldest, count = time.time() - older_s, self.cache.trim()
+        for path in self._drafts.iterdir():
+            with suppress(FileNotFoundError):
+                if path.stat().st_mtime < oldest:
+                    path.unlink()
+                    count += 1
+        return count
+
+    @property
+    def free(self) -> int:
+        """Free bytes on the local disk."""
+        return shutil.disk_usage(self.root).free
+
+    def shared_lock(self) -> AbstractContextManager[None]:
+        """Marks in the database do what locks do on one machine."""
+        return nullcontext()
+
+    def exclusive_lock(self) -> AbstractContextManager[None]:
+        """As `shared_lock`."""
+        return nullcontext()
+
+    def _size(self, name: str) -> int:
+        with self._found(name) as key:
+            return self.objects.head(key).size
+
+    def _fetch(self, name: str, path: Path) -> None:
+        with self._found(name) as key:
+            self.objects.fetch(key, path)
+        with path.open("rb") as file:
+            whole = hashlib.file_digest(file, "sha256").hexdigest() == _hash(name)
+        if not whole:
+            path.unlink()
+            raise StorageError("an object of the job store is damaged", code="internal_error")
+
+    @contextmanager
+    def _found(self, name: str) -> Iterator[str]:
+        """The key of a blob. Raises FileNotFoundError if there is no such object."""
+        try:
+            yield _key(name)
+        except StorageError as error:
+            if error.code != "missing_file":
+                raise
+            raise FileNotFoundError("there is no such blob") from error
+
+    def _identity(self) -> str:
+        """The content of the object that the first process has created here."""
+        own = secrets.token_hex(16).encode()
+        self.objects.create(IDENTITY, own)
+        return self.objects.read(IDENTITY).decode()
+
+
+class ObjectDraft(DraftFile):
+    """A draft whose commit stores an object."""
+
+    def __init__(self, blobs: ObjectBlobs, path: Path) -> None:
+        super().__init__(path)
+        self.blobs = blobs
+
+    def commit(self) -> str:
+        """Store the object and return its name. Raises OutputError, StorageError."""
+        self.flush()
+        name = _new_name(self.name)
+        self.blobs.objects.put(_key(name), self.path)
+        self.discard()
+        return name
+
+    def flush(self) -> None:
+        """Complete the local file; it is not synchronised, because it does not outlive the process."""
+        with disk_errors():
+            self._file.flush()
+
+
+def _new_name(digest: str) -> str:
+    return f"{digest}-{secrets.token_hex(8)}"
+
+
+def _hash(name: str) -> str:
+    return name.partition("-")[0]
+
+
+def _key(name: str) -> str:
+    if not NAME.fullmatch(name):
+        raise ValueError(f"{name!r} is not a blob's name")
+    return f"blobs/{name[:2]}/{name}"
