@@ -20,9 +20,9 @@ from forescribe.asr.formats.transcript import Transcript
 from ..errors import ApiError
 from ..files.file_store import Files
 from ..files.stored_file import StoredFile, derived_id
+from ..jobs.blob_storage.blob_store import BlobDraft
 from ..jobs.job_form import shown
 from ..jobs.service import Jobs
-from ..jobs.storage.blobs import Draft
 from ..jobs.storage.records import NewJob
 from ..speech.answers import token_usage
 from . import batch_output, line_form
@@ -182,7 +182,7 @@ class BatchSteps:
         samples.close()
         return samples.duration_s
 
-    def _write(self, batch: Batch, output: Draft, errors: Draft) -> tuple[int, int]:
+    def _write(self, batch: Batch, output: BlobDraft, errors: BlobDraft) -> tuple[int, int]:
         """Write all lines, and return the tokens read and written."""
         read_tokens = written_tokens = 0
         after = -1
@@ -231,7 +231,7 @@ class BatchSteps:
     def _input(self, batch: Batch) -> BinaryIO:
         name = self.store.references.get(batch.id, INPUT)
         assert name is not None
-        return self.store.blobs.path(name).open("rb")
+        return self.store.blobs.local(name).open("rb")
 
     def _file(self, batch: Batch, id: str, role: str, size: int) -> StoredFile:
         kept_s, now = batch.output_kept_s or self.settings.file_retention_s, self.store.now()

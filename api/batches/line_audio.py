@@ -23,7 +23,7 @@ from ..access import addresses, outbound
 from ..errors import ApiError
 from ..files.file_store import Files
 from ..http.validation import label, whole
-from ..jobs.storage.blobs import Blobs, Draft
+from ..jobs.blob_storage.blob_store import BlobDraft, BlobStore
 from ..settings import Settings
 from .line_form import LineRequest
 
@@ -51,12 +51,12 @@ class StoredAudio(Protocol):
 class KeptBlob:
     """A blob that exists: the content of a file."""
 
-    blobs: Blobs
+    blobs: BlobStore
     name: str
 
     @property
     def path(self) -> Path:
-        return self.blobs.path(self.name)
+        return self.blobs.local(self.name)
 
     def flush(self) -> None:
         """It is on disk."""
@@ -64,8 +64,10 @@ class KeptBlob:
     def commit(self) -> str:
         """Its name. Call it while `shared_lock` is held, so that it is not deleted afterwards. Raises
         ApiError `file_not_found` if it has been deleted."""
-        if not self.path.exists():
-            raise ApiError("file_not_found", "the file has been deleted", param="file")
+        try:
+            self.blobs.local(self.name)
+        except FileNotFoundError as error:
+            raise ApiError("file_not_found", "the file has been deleted", param="file") from error
         return self.name
 
 
@@ -112,7 +114,7 @@ class LineAudio:
         finally:
             draft.discard()
 
-    def _fetched(self, url: str, check: Callable[[], None]) -> Draft:
+    def _fetched(self, url: str, check: Callable[[], None]) -> BlobDraft:
         networks = addresses.networks(self.settings.audio_url_networks)
         if not self.settings.audio_urls:
             raise _refused("this server fetches no audio; upload the file, and give its id")
@@ -138,7 +140,7 @@ class LineAudio:
 
     def _fetch(
         self, url: str, networks: Sequence[addresses.Network], check: Callable[[], None]
-    ) -> Draft:
+    ) -> BlobDraft:
         timeout_s, maximum = self.settings.audio_url_timeout_s, self.settings.max_upload_bytes
         draft = self.files.store.blobs.draft()
         try:

@@ -18,7 +18,7 @@ from typing import BinaryIO
 import sqlalchemy as sa
 
 from ..errors import ApiError
-from ..jobs.storage.blobs import Draft
+from ..jobs.blob_storage.blob_store import BlobDraft
 from ..jobs.storage.database import Tx
 from ..jobs.storage.store import Store
 from ..settings import Settings
@@ -50,7 +50,7 @@ class Files:
         owner: str,
         purpose: Purpose,
         filename: str,
-        content: Draft,
+        content: BlobDraft,
         expires_after_s: float | None = None,
     ) -> StoredFile:
         """Keep a file, for `file_retention_s` unless told otherwise. Raises OutputError."""
@@ -91,8 +91,11 @@ class Files:
         return name
 
     def path(self, id: str, owner: str) -> Path:
-        """The content on disk. Raises ApiError `file_not_found`."""
-        return self.store.blobs.path(self.blob(id, owner))
+        """The content on disk, to be opened at once. Raises ApiError `file_not_found`."""
+        try:
+            return self.store.blobs.local(self.blob(id, owner))
+        except FileNotFoundError as error:
+            raise ApiError("file_not_found", "there is no such file") from error
 
     def open(self, id: str, owner: str) -> BinaryIO:
         """The content, which the caller closes. Raises ApiError `file_not_found`."""

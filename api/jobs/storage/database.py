@@ -20,7 +20,7 @@ from sqlalchemy import event
 
 from forescribe.asr.errors import CapacityError, Code, OutputError, UsageError
 
-from .tables import KEYS, create
+from .tables import KEYS, META, create_tables
 
 Tx = sa.Connection
 
@@ -56,7 +56,7 @@ class Database:
             engine = sa.create_engine(_with_driver(url), pool_pre_ping=True)
             if engine.dialect.name == "sqlite":
                 event.listen(engine, "connect", _configure_sqlite)
-            create(engine)
+            create_tables(engine)
             return cls(engine)
         except (sa.exc.SQLAlchemyError, ImportError, OSError) as error:
             cause = getattr(error, "orig", None) or error

@@ -119,7 +119,7 @@ ADDED = ((JOBS, "warnings", "TEXT"), (WORKERS, "place", "VARCHAR"))
 database."""
 
 
-def create(engine: sa.Engine) -> None:
+def create_tables(engine: sa.Engine) -> None:
     """Create missing tables, and add the columns that a database of an earlier version lacks. Several
     processes may do so at once."""
     with engine.begin() as tx:
