@@ -21,6 +21,7 @@ from benchmarks.faults.kills import (
     lose_workflow,
     stop_one_of_two,
 )
+from benchmarks.faults.machines.replicas import kill_replicas_and_workers
 from benchmarks.faults.overload import overload_service
 from benchmarks.faults.phases import kill_in_every_phase, poison_job
 from benchmarks.faults.storage import delete_in_every_state, fill_disk, stop_database
@@ -49,6 +50,7 @@ FAULTS: Mapping[str, Fault | str] = {
     "F18": "tests/api/test_schema.py, tests/api/jobs/test_jobs_machine.py",
     "F19": kill_in_every_phase,
     "F20": poison_job,
+    "F21": kill_replicas_and_workers,
 }
 
 

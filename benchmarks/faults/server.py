@@ -1,6 +1,7 @@
 """The server of the fault tests: everything is real except the model.
 
     python -m benchmarks.faults.server FOLDER PORT [--die-at blob|commit] [--database URL] [--version NAME]
+    python -m benchmarks.faults.server FOLDER PORT --database URL --blobs URL [--worker | --front-end]
 
 A recording is JSON with the number of groups, the time per group and the text, so that the result is known.
 Every group is logged to FOLDER/log, opened with O_APPEND, so that a kill loses no line. Does not need torch,
@@ -35,13 +36,14 @@ from forescribe.api.jobs.execution.diarization_step import DiarizationStep
 from forescribe.api.jobs.execution.job_files import JobFiles
 from forescribe.api.jobs.execution.steps import Steps
 from forescribe.api.jobs.execution.transcription_steps import TranscriptionSteps
+from forescribe.api.jobs.joining import check, open_store
 from forescribe.api.jobs.storage.blobs import Draft
-from forescribe.api.jobs.storage.store import Store
 from forescribe.api.jobs.submissions import Submissions
 from forescribe.api.jobs.webhooks import Webhooks
 from forescribe.api.settings import Settings
 from forescribe.api.speech.serving import Serving
 from forescribe.api.speech.transcription_stream import TranscriptionStream, TranscriptionTask
+from forescribe.api.worker_app import create_worker_app
 from forescribe.asr.formats.transcript import SAMPLE_RATE, Coverage, Segment, Span, Transcript
 
 GROUP_S = 60
@@ -388,6 +390,10 @@ def main() -> None:
     parser.add_argument("port", type=int)
     parser.add_argument("--die-at", choices=("blob", "commit"))
     parser.add_argument("--database")
+    parser.add_argument("--blobs", metavar="URL", help="object storage instead of FOLDER")
+    parser.add_argument("--worker", action="store_true", help="no routes for clients")
+    parser.add_argument("--front-end", action="store_true", help="no jobs of its own")
+    parser.add_argument("--log", type=Path, help="instead of FOLDER/log")
     parser.add_argument("--real", metavar="MODEL", help="a real engine, that can be broken")
     parser.add_argument("--version", help="of the workflows: another one, with other steps")
     parser.add_argument("--load-s", type=float, default=0.0, help="for the fake model")
@@ -404,10 +410,12 @@ def main() -> None:
         port=asked.port,
         data_dir=asked.folder,
         database_url=asked.database,
+        blobs_url=asked.blobs,
+        front_end=asked.front_end,
         **{"min_free_bytes": 0, "webhook_networks": ("127.0.0.0/8",), "drain_s": 0.0, **given},
     )
     asked.folder.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(asked.folder / "log", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    descriptor = os.open(asked.log or asked.folder / "log", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
     def log(line: str) -> None:
         os.write(descriptor, f"{os.getpid()} {line}\n".encode())
@@ -418,9 +426,12 @@ def main() -> None:
     else:
         serving = FakeServing(settings, _nothing, _nothing)
         FakeServing.trap, FakeServing.load_s = Trap(asked.folder), asked.load_s
-    store = Store.open(asked.folder, asked.database)
-    engine = DbosEngine(store.database.engine, concurrency=asked.concurrency)
+    store = open_store(settings, asked.folder)
+    queues = dbos_engine.WEBHOOKS if asked.front_end else dbos_engine.ALL_QUEUES
+    engine = DbosEngine(store.database.engine, concurrency=asked.concurrency, queues=queues)
     exclusive = asked.database is None
+    if not exclusive:
+        check(store, engine.executor)
     allowed = Webhooks(
         allowed=networks(settings.webhook_networks),
         schedule_s=asked.schedule,
@@ -441,7 +452,8 @@ def main() -> None:
         deploy(asked.version)
     if asked.die_at:
         die_at(asked.die_at)
-    uvicorn.run(create_app(settings, serving, jobs), port=asked.port, log_level="critical")
+    create = create_worker_app if asked.worker else create_app
+    uvicorn.run(create(settings, serving, jobs), port=asked.port, log_level="critical")
 
 
 if __name__ == "__main__":

@@ -11,12 +11,14 @@ from typing import Any
 from fastapi.testclient import TestClient
 
 from forescribe.api.app import create_app
+from forescribe.api.jobs.blob_storage.blob_store import BlobStore
 from forescribe.api.jobs.engines.memory_engine import MemoryEngine
 from forescribe.api.jobs.engines.workflow_engine import JobEngine
 from forescribe.api.jobs.service import Jobs
 from forescribe.api.jobs.storage.store import Store
 from forescribe.api.jobs.webhooks import Webhooks
 from forescribe.api.settings import Settings
+from forescribe.api.speech.front_end import FrontEnd
 from forescribe.api.speech.serving import Serving
 from forescribe.asr.audio.sandbox import Decoders
 from forescribe.asr.decode.transcriber import Transcriber
@@ -32,13 +34,15 @@ def application(
     decoders: Decoders,
     engine: Callable[[Store], JobEngine] = lambda store: MemoryEngine(),
     webhooks: Webhooks | None = None,
+    blobs: BlobStore | None = None,
     **given: Any,
 ) -> TestClient:
     """Not started."""
     chosen = {"model": "random", "drain_s": 0.0, "min_free_bytes": 0, "data_dir": folder, **given}
     settings = Settings(**chosen)
-    serving = Serving(settings, lambda: transcriber, Halves, decoders)
-    store = Store.open(made(folder))
+    kind = FrontEnd if settings.front_end else Serving
+    serving = kind(settings, lambda: transcriber, Halves, decoders)
+    store = Store.open(made(folder), None, blobs)
     jobs = Jobs(settings, serving, store, engine(store), webhooks=webhooks)
     app = create_app(settings, serving, jobs, failed=lambda failure: None)
     return TestClient(app, base_url="http://localhost", raise_server_exceptions=False)

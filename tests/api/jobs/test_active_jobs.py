@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, BinaryIO, cast
@@ -40,7 +41,7 @@ def jobs_of(serving: Serving) -> ActiveJobs:
 @pytest.fixture
 def audio(tmp_path: Path):
     (tmp_path / "audio").write_bytes(b"")
-    return lambda job: tmp_path / "audio"
+    return lambda job: nullcontext(tmp_path / "audio")
 
 
 def open_files(serving: Serving) -> list[DecodedFile]:

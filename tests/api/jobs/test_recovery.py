@@ -42,7 +42,7 @@ class Engine:
     def broken(self, ids):
         return self.gone & set(ids)
 
-    def resume(self, id):
+    def resume(self, id, executor):
         self.resumed.append(id)
 
     def cancel(self, id):

@@ -1,0 +1,175 @@
+"""Jobs whose audio and results are objects, and services without a model, as clients see them."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from forescribe.api.access.keys import digest, new_key
+from forescribe.api.worker_app import create_worker_app
+from forescribe.asr.storage.locations import Location
+from forescribe.asr.storage.storage_errors import DeniedError, UnavailableError
+from tests.api.conftest import memo, until
+from tests.api.jobs.application import JOBS, application, ended, events, ready, submit
+from tests.api.jobs.test_object_blobs import blobs_in
+
+HERE = Location.parse("s3://bucket/service")
+
+
+@pytest.fixture
+def blobs(tmp_path):
+    return blobs_in(tmp_path / "bucket", tmp_path / "objects")
+
+
+@pytest.fixture
+def client(tmp_path, transcriber, decoders, blobs, monkeypatch):
+    monkeypatch.setattr("forescribe.api.jobs.execution.steps.PAUSES_S", (0.02, 0.02, 0.02))
+    monkeypatch.setattr("forescribe.api.jobs.execution.outages.AWAY_S", 0.01)
+    with application(tmp_path / "data", transcriber, decoders, blobs=blobs) as client:
+        yield ready(client)
+
+
+@pytest.fixture
+def away(blobs, monkeypatch):
+    """While it is set, the object storage answers nothing, or refuses the credentials."""
+    state = threading.Event()
+    state.looks, state.error = 0, UnavailableError  # type: ignore[attr-defined]
+    for name in ("put", "read", "fetch", "head", "delete"):
+        monkeypatch.setattr(blobs.objects, name, _unless(state, getattr(blobs.objects, name)))
+    yield state
+    state.clear()
+
+
+def _unless(state, act):
+    def request(*args, **named):
+        if state.is_set():
+            state.looks += 1
+            raise state.error(HERE, "503 SlowDown")
+        return act(*args, **named)
+
+    return request
+
+
+def test_a_job_lives_and_dies_in_objects(client, blobs, tmp_path) -> None:
+    audio = memo(3)
+    job = submit(client, audio).json()["id"]
+    assert ended(client, job)["state"] == "succeeded"
+    assert client.get(f"{JOBS}/{job}/result").json()["text"]
+    segments = [data["segments"] for kind, _, data in events(client, job) if kind == "segment"]
+    assert segments and all(segments)
+    assert len(list(blobs.names())) >= 4  # audio, form, plan, groups, result
+    assert client.get(f"{JOBS}/{job}/audio").content == audio
+    part = client.get(f"{JOBS}/{job}/audio", headers={"Range": "bytes=10-19"})
+    assert (part.status_code, part.content) == (206, audio[10:20])
+    assert client.delete(f"{JOBS}/{job}").status_code == 204
+    assert not list(blobs.names())
+    assert not list((blobs.root / "copies").iterdir()), "a copy of the erased recording is left"
+    local = [path for path in (tmp_path / "data").rglob("*") if path.is_file()]
+    assert all(path.name.startswith(("jobs.db", "lock")) for path in local), local
+
+
+@pytest.mark.parametrize("error", [UnavailableError, DeniedError])
+@pytest.mark.parametrize("moment", ["queued", "running"])
+def test_storage_that_is_away_is_waited_for_however_long(
+    client, held, transcriber, away, moment, error
+) -> None:
+    """Throttled, cut off or with expired credentials: a step has four tries, and the job waits on."""
+    away.error = error
+    job = submit(client, memo(3)).json()["id"]
+    if moment == "running":
+        until(lambda: not transcriber.engine.idle)
+    away.set()
+    held.set()
+    until(lambda: away.looks > 12)
+    assert client.get(f"{JOBS}/{job}").json()["finished_at"] is None
+    refused = submit(client, memo(3))
+    code = refused.json()["error"]["code"]
+    assert (refused.status_code, code) in [(503, "storage_unavailable"), (500, "storage_denied")]
+    assert "bucket" not in refused.text
+    away.clear()
+    assert ended(client, job)["state"] == "succeeded"
+    assert client.get(f"{JOBS}/{job}/result").json()["text"]
+    assert len(client.get(JOBS).json()["data"]) == 1
+
+
+def test_an_erasure_while_storage_is_away_is_finished_later(client, blobs, away) -> None:
+    job = submit(client, memo(2)).json()["id"]
+    assert ended(client, job)["state"] == "succeeded"
+    away.set()
+    assert client.delete(f"{JOBS}/{job}").status_code == 503
+    assert client.get(f"{JOBS}/{job}").status_code == 404
+    away.clear()
+    assert list(blobs.names())
+    client.app.state.jobs.retention.erase_expired()
+    assert not list(blobs.names())
+
+
+def test_a_front_end_accepts_jobs_and_refuses_what_needs_a_model(
+    tmp_path, transcriber, decoders, blobs
+) -> None:
+    machines = {
+        "front_end": True,
+        "database_url": "postgresql://db/forescribe",
+        "blobs_url": "s3://bucket/service",
+    }
+    waiting = _Waiting()
+    with application(
+        tmp_path / "data", transcriber, decoders, lambda store: waiting, blobs=blobs, **machines
+    ) as client:
+        ready(client)
+        assert client.get("/ready").status_code == 200 and client.app.state.serving.session is None
+        for route in ("/v1/audio/transcriptions", "/v1/audio/translations", "/predict"):
+            refused = client.post(route, files={"file": ("a.wav", memo(1))})
+            assert refused.status_code == 404 and "/v1/jobs" in refused.text
+        job = submit(client, memo(2))
+        assert job.status_code == 202 and job.json()["state"] == "queued"
+        assert submit(client, b"not audio").status_code == 400
+        unknown = submit(client, memo(2), language="klingon")
+        assert (unknown.status_code, unknown.json()["error"]["param"]) == (400, "language")
+        assert client.get("/v1/models").status_code == 200
+        assert [item.kind for item in waiting.items] == ["transcribe"]
+        assert client.post(f"{JOBS}/{job.json()['id']}/cancel").json()["state"] == "cancelled"
+
+
+class _Waiting:
+    """An engine that only queues, as that of a front end does."""
+
+    executor = "front"
+
+    def __init__(self) -> None:
+        self.items = []
+
+    def enqueue(self, tx, item) -> None:
+        self.items.append(item)
+
+    def start(self, steps, workflows) -> None: ...
+    def cancel(self, id) -> None: ...
+    def stop(self) -> None: ...
+    def close(self) -> None: ...
+
+    def pending(self):
+        return []
+
+    def running(self):
+        return frozenset()
+
+    def broken(self, ids):
+        return frozenset()
+
+    def adopt(self):
+        return 0
+
+
+def test_a_worker_answers_operators_only(tmp_path, transcriber, decoders) -> None:
+    from fastapi.testclient import TestClient
+
+    key = {"team": digest(new_key())}
+    made = application(tmp_path, transcriber, decoders, api_keys=key).app.state
+    app = create_worker_app(made.settings, made.serving, made.jobs, failed=lambda failure: None)
+    with TestClient(app, base_url="http://10.0.0.7:9000") as client:
+        until(lambda: made.serving.state == "ready")
+        assert client.get("/health").text == client.get("/ready").text == "OK"
+        assert "forescribe_jobs_open 0.0" in client.get("/metrics").text
+        for route in ("/", "/v1/jobs", "/v1/audio/transcriptions", "/docs", "/openapi.json"):
+            assert client.get(route).status_code == 404
