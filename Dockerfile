@@ -16,7 +16,7 @@ ENV PATH=/opt/forescribe/bin:$PATH PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CH
 # Dependencies are a layer of their own: gigabytes that change only with pyproject.toml.
 COPY pyproject.toml constraints.txt ./
 COPY scripts/list_requirements.py scripts/
-RUN python scripts/list_requirements.py serve diarize > wanted.txt \
+RUN python scripts/list_requirements.py serve s3 diarize > wanted.txt \
     && pip install --requirement wanted.txt --constraint constraints.txt
 
 COPY README.md LICENSE ./

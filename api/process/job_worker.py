@@ -16,17 +16,23 @@ from forescribe.asr.errors import UsageError
 from ..settings import Settings
 from ..speech.serving import Serving
 from ..worker_app import create_worker_app
+from .idle import EndWhenIdle
 from .server import OneProcess, configure_logs
 
 
-def run_worker(settings: Settings, listening: socket.socket | None = None) -> None:
-    """Work until a signal or a failure. Raises UsageError if the jobs' store cannot be used."""
+def run_worker(
+    settings: Settings, listening: socket.socket | None = None, idle_s: float | None = None
+) -> None:
+    """Work until a signal or a failure or, with `idle_s`, until no job was open for so long. Raises
+    UsageError if the jobs' store cannot be used."""
     configure_logs()
     serving = Serving.of(settings)
     process = OneProcess(settings, serving)
     jobs = process.jobs()
     assert jobs is not None, "checked by `worker_settings`"
     app = create_worker_app(settings, serving, jobs, failed=process.fail)
+    if idle_s is not None:
+        EndWhenIdle(serving, lambda: jobs.store.jobs.backlog()[0], process.finish, idle_s).start()
     process.run(app, [] if listening is None else [listening])
 
 

@@ -85,6 +85,11 @@ class Server(uvicorn.Server):
             self.should_exit = True
         return await super().on_tick(counter)
 
+    def finish(self) -> None:
+        """Drain and shut down, as after a signal, with status 0. May be called from any thread."""
+        self.serving.drain()
+        self.should_exit = True
+
     def fail(self, failure: Failure) -> None:
         """Shut down, and exit with the failure's status. May be called from any thread."""
         self.failure = failure
@@ -136,6 +141,11 @@ class OneProcess:
         """Shut down, and exit with the failure's status. May be called from any thread."""
         assert self._server is not None
         self._server.fail(failure)
+
+    def finish(self) -> None:
+        """Drain and end with status 0. May be called from any thread."""
+        assert self._server is not None
+        self._server.finish()
 
     def run(self, app: FastAPI, sockets: list[socket.socket] | None) -> None:
         """Serve on bound sockets or the address of the settings; on nothing, if there are no sockets."""

@@ -61,8 +61,15 @@ class JobTable:
 
     def backlog(self, owner: str | None = None) -> tuple[int, float]:
         """The number of unfinished jobs, and their remaining seconds of audio."""
-        jobs = [job for job in self.unfinished() if owner is None or job.owner == owner]
-        return len(jobs), sum(max(0.0, job.total_s - job.done_s) for job in jobs)
+        left_s = JOBS.c.total_s - JOBS.c.done_s
+        query = sa.select(
+            sa.func.count(), sa.func.sum(sa.case((left_s > 0.0, left_s), else_=0.0))
+        ).where(JOBS.c.state.in_(("queued", "running")))
+        if owner is not None:
+            query = query.where(JOBS.c.tenant == owner)
+        with self._database.engine.connect() as tx:
+            count, seconds = tx.execute(query).one()
+        return count, seconds or 0.0
 
     def ended_before(self, when: float) -> list[str]:
         query = sa.select(JOBS.c.id).where(JOBS.c.state.in_(ENDED), JOBS.c.finished_at < when)

@@ -65,6 +65,15 @@ class WorkerOptions:
         int | None,
         option(PERFORMANCE, "--concurrency", metavar="N", help="Jobs at a time.  [default: 4]"),
     ] = None
+    until_idle: Annotated[
+        float | None,
+        option(
+            SERVICE,
+            "--until-idle",
+            metavar="SECONDS",
+            help="End when no job was open for so long.  [default: never]",
+        ),
+    ] = None
     model: Annotated[
         str | None,
         option(
@@ -138,6 +147,9 @@ def worker(**values: Any) -> None:
         "blobs_url": given.pop("blobs"),
         "job_concurrency": given.pop("concurrency"),
     }
+    idle_s = given.pop("until_idle")
+    if idle_s is not None and not idle_s > 0:
+        raise UsageError(f"--until-idle {idle_s:g}: give seconds above 0")
     listens = given["port"] is not None
     settings = load(given.pop("settings"), **given, **named)
     with bound(settings) if listens else nullcontext() as listening:
@@ -148,4 +160,4 @@ def worker(**values: Any) -> None:
         if listening is not None:
             address, port = listening.getsockname()[:2]
             typer.echo(f"forescribe worker: http://{address}:{port}/ready", err=True)
-        run_worker(settings, listening)
+        run_worker(settings, listening, idle_s)

