@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+import torch
 from torch import Tensor
 
 from forescribe.speculative.drafters.cascade import Cascade
@@ -16,7 +17,7 @@ from forescribe.speculative.drafters.heads.whisper_block_drafter import WhisperB
 from forescribe.speculative.drafters.model_drafter import ModelDrafter, confidence_for
 from forescribe.speculative.drafters.ngram import NgramDrafter
 from forescribe.speculative.drafters.routing_drafter import RoutingDrafter
-from forescribe.speculative.drafters.script import ScriptDrafter, Scripts, padded
+from forescribe.speculative.drafters.script import Breaks, ScriptDrafter, Scripts, padded
 from forescribe.speculative.models.heads.whisper_block import WhisperBlock
 from forescribe.speculative.protocols import Drafter
 from forescribe.speculative.requests import Request
@@ -36,6 +37,9 @@ model with that and with what the encoder's CTC head reads."""
 
 SCRIPT_SLOTS: Final = 16384
 """Tokens of a text that drafts are copied from: about an hour and a half of speech."""
+
+ENDS: Final = (".", "?", "!", "\u3002", "\uff1f", "\uff01")
+"""Marks at the end of a sentence, of Chinese and Japanese too."""
 
 SPOKEN_SLOTS: Final = 512
 """Tokens of what the CTC head reads in a window; an answer has at most 448."""
@@ -60,10 +64,12 @@ def drafter_for(whisper: Whisper, gamma: int | None, source: str = AUTO) -> Draf
         return NgramDrafter() if model is None else model
     special = whisper.tokens.end
     free: dict[str, Drafter] = {
-        "text": ScriptDrafter(slots=SCRIPT_SLOTS, special_from=special),
+        "text": ScriptDrafter(slots=SCRIPT_SLOTS, special_from=special, breaks=_breaks(whisper)),
     }
     if source == CTC:
-        free["ctc"] = ScriptDrafter(_ctc(whisper), slots=SPOKEN_SLOTS, special_from=special)
+        free["ctc"] = ScriptDrafter(
+            _ctc(whisper), slots=SPOKEN_SLOTS, special_from=special, breaks=_breaks(whisper)
+        )
     if model is None:
         free["answer"] = NgramDrafter(hint_slots=1)  # the hint has a source of its own
     return Cascade(free, model, adaptive=adaptive)
@@ -95,6 +101,17 @@ def _block(whisper: Whisper, head: WhisperBlock, gamma: int | None) -> WhisperBl
         sources=whisper.target.config.max_source_positions,
         confidence=confidence_for(gamma, whisper.device),
     )
+
+
+def _breaks(whisper: Whisper) -> Breaks:
+    """Where Whisper writes timestamps that a text lacks: behind the ends of sentences."""
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    vocabulary = whisper.tokenizer.get_vocab()
+    ends = tuple("".join(bytes_to_unicode()[byte] for byte in mark.encode()) for mark in ENDS)
+    after = torch.zeros(max(vocabulary.values()) + 1, dtype=torch.bool)
+    after[[number for name, number in vocabulary.items() if name.endswith(ends)]] = True
+    return Breaks(after, none=whisper.tokens.no_timestamps)
 
 
 def _ctc(whisper: Whisper) -> Scripts:

@@ -1,10 +1,10 @@
 """A cascade: drafts that cost nothing, from a script or from the text, joined with those of a model.
 
-Free drafts take part in two ways. Where they are good enough a row takes them *instead* of the model's, and
-no forward of the model is run if all rows do. Otherwise they go on *behind* the model's drafts: scoring
-another position is cheap. Both are decided by measurement: how often tokens of each source are kept, in
-each row, and what the model's forwards and the target's positions cost. Knows rows and drafters; nothing of
-where scripts come from.
+Free drafts take part in three ways. Where they are good enough a row takes them *instead* of the model's, and
+no forward of the model is run if all rows do; or *before* the model's, which goes on where they end, as at
+the end of a sentence. Otherwise they go on *behind* the model's drafts: scoring another position is cheap.
+All is decided by measurement: how often tokens of each source are kept, in each row, and what the model's
+forwards and the target's positions cost. Knows rows and drafters; nothing of where scripts come from.
 """
 
 from __future__ import annotations
@@ -20,17 +20,11 @@ from ..drafts import Distribution, Draft, Scores, Verdict
 from ..protocols import Drafter, Model, Needs
 from ..requests import Request
 from ..rows import Rows
+from .free_drafts import FreeDrafts, after, proposed
 from .model_drafter import ModelDrafter
-from .prices import Line, Mean
 from .script import ScriptDrafter
 from .trust import Trust
-
-MEASURED_FIRST = 4
-"""Rounds with the model's drafts before anything is decided by prices."""
-
-PROBE_EVERY = 16
-"""Rounds after which drafts behind the model's are tried although they would not pay: what they bring is
-only known where all drafts of the model were kept."""
+from .worth import Shape, Worth, believed_tokens
 
 
 @dataclass(frozen=True)
@@ -42,23 +36,14 @@ class SourceCounts:
     kept: int
 
 
-@dataclass(frozen=True)
-class _Free:
-    """Proposals of the free sources, merged by row."""
-
-    tokens: Tensor  # [B, G]
-    valid: Tensor  # [B]
-    source: Tensor  # [B] index of the source
-    chance: Tensor  # [B] that a token is kept
-
-
 @dataclass
 class _Round:
     """What `observe` must know of the proposal before it."""
 
-    lead: _Free  # what the free sources proposed in the place of the model's drafts
-    tail: _Free | None
-    led: Tensor  # [B] rows that took the free drafts
+    lead: FreeDrafts  # what the free sources proposed in the place of the model's drafts
+    tail: FreeDrafts | None
+    led: Tensor  # [B] rows that took free drafts alone
+    taken: Tensor | None  # [B] free drafts before the model's; None: the model drafted first
     width: int  # drafts of the model; 0 where it did not run
     ended: float  # when the proposal was complete
     spent: float  # seconds of the whole proposal
@@ -92,11 +77,8 @@ class Cascade:
             raise ValueError("a cascade needs at least one free source")
         self.names, self.free, self.model = tuple(free), tuple(free.values()), model
         self.adaptive, self._clock = adaptive, clock
-        self._model_price, self._score_price = Line(), Line()
-        self._tokens, self._seconds = Mean(), Mean()  # of rounds with the model's drafts
-        self._full = Mean()  # share of such rounds whose drafts were all kept
+        self._worth = Worth()
         self._last: _Round | None = None
-        self._untried = 0  # rounds since drafts behind the model's were tried
 
     @property
     def needs(self) -> Needs:
@@ -169,10 +151,16 @@ class Cascade:
         lead = self._proposed(rows, gamma, first=0)
         if not self.adaptive:
             return self._static(self.model, rows, gamma, lead)
-        width = self._lead_width(lead, rows.active, gamma)
-        if width:
-            self._note(lead, None, torch.ones_like(rows.active), 0, width, began)
-            return Draft(lead.tokens[:, :width], lead.valid.clamp_max(width))
+        active = rows.active
+        own = (
+            float(self._trust.chances(rows.batch)[-1][active].mean()) if bool(active.any()) else 0.0
+        )
+        shape = self._worth.lead(lead.chance[active], lead.valid[active], own, gamma)
+        if shape.model:
+            return self._continued(self.model, rows, lead, shape, began)
+        if shape.lead:
+            self._note(lead, None, torch.ones_like(active), None, 0, shape.lead, began)
+            return Draft(lead.tokens[:, : shape.lead], lead.valid.clamp_max(shape.lead))
         return self._joined(self.model, rows, gamma, lead, began)
 
     def _idle(self, batch: int) -> bool:
@@ -180,35 +168,60 @@ class Cascade:
         return all(isinstance(d, ScriptDrafter) and d.empty(batch) for d in self.free)
 
     def _note(
-        self, lead: _Free, tail: _Free | None, led: Tensor, width: int, whole: int, began: float
+        self,
+        lead: FreeDrafts,
+        tail: FreeDrafts | None,
+        led: Tensor,
+        taken: Tensor | None,
+        width: int,
+        whole: int,
+        began: float,
     ) -> None:
         ended = self._clock()
-        self._last = _Round(lead, tail, led, width, ended, ended - began, whole)
+        self._last = _Round(lead, tail, led, taken, width, ended, ended - began, whole)
 
     def _without_model(self, rows: Rows, gamma: int) -> Draft:
         lead = self._proposed(rows, gamma, first=0, learnt=not rows.mode.sampling)
         if not rows.mode.sampling:
-            self._note(lead, None, torch.ones_like(rows.active), 0, gamma, 0.0)
+            self._note(lead, None, torch.ones_like(rows.active), None, 0, gamma, 0.0)
         return Draft(lead.tokens, lead.valid)
 
-    def _static(self, model: Drafter, rows: Rows, gamma: int, lead: _Free) -> Draft:
+    def _static(self, model: Drafter, rows: Rows, gamma: int, lead: FreeDrafts) -> Draft:
         """The model's drafts, or in rows where they are likelier the free ones."""
         own = self._drafted(model, rows, gamma)
         led = (lead.valid > 0) & (lead.chance > self._trust.chances(rows.batch)[-1])
         tokens = torch.where(led[:, None], lead.tokens[:, : own.tokens.shape[1]], own.tokens)
-        self._note(lead, None, led, own.tokens.shape[1], gamma, 0.0)
+        self._note(lead, None, led, None, own.tokens.shape[1], gamma, 0.0)
         return Draft(tokens, torch.where(led, lead.valid, own.valid))
 
-    def _joined(self, model: Drafter, rows: Rows, gamma: int, lead: _Free, began: float) -> Draft:
-        """The model's drafts and free ones behind them, or in rows where they are better free ones alone."""
-        before = self._clock()
-        own = self._drafted(model, rows, gamma)
+    def _continued(
+        self, model: Drafter, rows: Rows, lead: FreeDrafts, shape: Shape, began: float
+    ) -> Draft:
+        """Free drafts, and the model's behind them."""
+        taken = lead.valid.clamp_max(shape.lead)
+        own = self._timed(model, after(rows, lead.tokens, taken), shape.model)
         drafted = own.tokens.shape[1]
-        self._model_price.learn(drafted, self._clock() - before)
+        column = torch.arange(shape.lead + drafted, device=taken.device)
+        behind = (column - taken[:, None]).clamp(0, drafted - 1)
+        first = lead.tokens[:, column.clamp_max(lead.tokens.shape[1] - 1)]
+        tokens = torch.where(column < taken[:, None], first, own.tokens.gather(1, behind))
+        led = torch.zeros_like(rows.active)
+        self._note(lead, None, led, taken, drafted, shape.lead + drafted, began)
+        return Draft(tokens, taken + own.valid)
+
+    def _joined(
+        self, model: Drafter, rows: Rows, gamma: int, lead: FreeDrafts, began: float
+    ) -> Draft:
+        """The model's drafts and free ones behind them, or in rows where they are better free ones alone."""
+        own = self._timed(model, rows, gamma)
+        drafted, active = own.tokens.shape[1], rows.active
         tail, tokens, valid = None, own.tokens, own.valid
-        if drafted < gamma and self._tail_may_pay(rows.active):
-            tail = self._proposed(_after(rows, own.tokens), gamma - drafted, first=len(self.free))
-            more = self._tail_width(tail, rows.active)
+        behind = self._trust.chances(rows.batch)[len(self.free) : 2 * len(self.free)].amax(0)
+        if drafted < gamma and self._worth.tail_may_pay(behind[active]):
+            reached = after(rows, own.tokens, torch.full_like(rows.lengths, drafted))
+            tail = self._proposed(reached, gamma - drafted, first=len(self.free))
+            most = tail.tokens.shape[1]
+            more = self._worth.tail(tail.chance[active], tail.valid[active], most)
             tail = replace(tail, tokens=tail.tokens[:, :more], valid=tail.valid.clamp_max(more))
             tokens = torch.cat([tokens, tail.tokens], dim=1)
             valid = valid + torch.where(valid == drafted, tail.valid, 0)
@@ -216,8 +229,14 @@ class Cascade:
         whole = tokens.shape[1]
         tokens = torch.where(led[:, None], lead.tokens[:, :whole], tokens)
         valid = torch.where(led, lead.valid.clamp_max(whole), valid)
-        self._note(lead, tail, led, drafted, whole, began)
+        self._note(lead, tail, led, None, drafted, whole, began)
         return Draft(tokens, valid)
+
+    def _timed(self, model: Drafter, rows: Rows, gamma: int) -> Draft:
+        before = self._clock()
+        own = self._drafted(model, rows, gamma)
+        self._worth.learn_model(own.tokens.shape[1], self._clock() - before)
+        return own
 
     def _drafted(self, model: Drafter, rows: Rows, gamma: int) -> Draft:
         """The model's drafts, after it has read what was committed without it."""
@@ -232,75 +251,15 @@ class Cascade:
             model.catch_up(rows, (rows.lengths - 2 - unread).clamp_min(0), unread)
         return model.propose(rows, gamma)
 
-    def _proposed(self, rows: Rows, gamma: int, first: int, *, learnt: bool = True) -> _Free:
-        """Drafts of the likeliest source that has any, by row; of the first one where nothing `learnt` is to
-        count. `first` is the number of the first source in this place."""
-        chances = self._trust.chances(rows.batch)
-        found: _Free | None = None
-        for number, drafter in enumerate(self.free, start=first):
-            draft = drafter.propose(rows, gamma)
-            if found is None:
-                source = torch.full_like(draft.valid, number)
-                found = _Free(draft.tokens, draft.valid, source, chances[number])
-                continue
-            better = (chances[number] > found.chance) & learnt
-            takes = (draft.valid > 0) & ((found.valid == 0) | better)
-            found = _Free(
-                torch.where(takes[:, None], draft.tokens, found.tokens),
-                torch.where(takes, draft.valid, found.valid),
-                torch.where(takes, number, found.source),
-                torch.where(takes, chances[number], found.chance),
-            )
-        assert found is not None
-        return found
+    def _proposed(self, rows: Rows, gamma: int, first: int, *, learnt: bool = True) -> FreeDrafts:
+        chances = self._trust.chances(rows.batch)[first : first + len(self.free)]
+        return proposed(self.free, rows, gamma, chances, first, learnt=learnt)
 
-    def _lead_width(self, lead: _Free, active: Tensor, gamma: int) -> int:
-        """Free drafts to take in all rows in the place of the model's; 0: the model's are better."""
-        if not self._measured or not bool(active.any()):
-            return 0
-        believed = _chain(lead, lead.tokens.shape[1])[active].sum(0).tolist()  # tokens by depth
-        best, best_rate, tokens = 0, self._rate(active), float(active.sum())
-        for width, more in enumerate(believed, start=1):
-            tokens += more
-            rate = tokens / self._score_price.at(width + 1)
-            if more and rate > best_rate:
-                best, best_rate = width, rate
-        return best
-
-    def _tail_may_pay(self, active: Tensor) -> bool:
-        """Whether the first free draft behind the model's would be worth its time, if a source has one."""
-        self._untried += 1
-        if not self._measured or self._untried >= PROBE_EVERY:
-            self._untried = 0
-            return True
-        behind = self._trust.chances(len(active))[len(self.free) : 2 * len(self.free)]
-        hoped = (
-            float(behind.amax(0)[active].sum()) * self._full.value if bool(active.any()) else 0.0
-        )
-        return hoped > self._rate(active) * self._score_price.slope
-
-    @property
-    def _measured(self) -> bool:
-        return self._model_price.rounds >= MEASURED_FIRST and self._seconds.value > 0
-
-    def _rate(self, active: Tensor) -> float:
-        """Tokens per second of all rows in rounds with the model's drafts."""
-        return self._tokens.value * int(active.sum()) / self._seconds.value
-
-    def _tail_width(self, tail: _Free, active: Tensor) -> int:
-        """Free drafts behind the model's that are worth the time of scoring them."""
-        if not self._measured or not self._untried:
-            return tail.tokens.shape[1]  # to learn what they cost and bring
-        rate = self._rate(active)
-        believed = (_chain(tail, tail.tokens.shape[1])[active].sum(0) * self._full.value).tolist()
-        worth = [more > rate * self._score_price.slope for more in believed]
-        return worth.index(False) if False in worth else len(worth)
-
-    def _better(self, lead: _Free, drafted: int) -> Tensor:
+    def _better(self, lead: FreeDrafts, drafted: int) -> Tensor:
         """Rows whose free drafts are likelier to be kept than `drafted` ones of the model `[B]`."""
         model = self._trust.chances(len(lead.valid))[-1]
         own = sum(model**depth for depth in range(1, drafted + 1))
-        return _chain(lead, lead.tokens.shape[1]).sum(1) > own
+        return believed_tokens(lead.chance, lead.valid, lead.tokens.shape[1]).sum(1) > own
 
     def observe(self, rows: Rows, draft: Draft, scores: Scores, verdict: Verdict) -> None:
         last = self._last
@@ -312,10 +271,13 @@ class Cascade:
         if self.adaptive and self.model is not None:
             self._learn_prices(rows, last, verdict, self._clock())
         self._learn_lead(last, verdict, active)
-        own = torch.where(last.led, 0, torch.full_like(accepted, last.width))
+        taken = torch.zeros_like(accepted) if last.taken is None else last.taken
+        own = torch.where(last.led, 0, taken + last.width)
         if last.width:
-            judged, counted = active & ~last.led, own.minimum(draft.valid)
-            self._learn(-1, judged, accepted.minimum(counted), (accepted + 1).minimum(counted))
+            judged = active & ~last.led & (accepted >= taken)
+            counted = (own.minimum(draft.valid) - taken).clamp_min(0)
+            kept = accepted - taken
+            self._learn(-1, judged, kept.minimum(counted), (kept + 1).minimum(counted))
         if last.tail is not None:
             kept = (accepted - own).clamp_min(0)
             tried = torch.where(accepted >= own, (kept + 1).minimum(last.tail.valid), 0)
@@ -342,13 +304,11 @@ class Cascade:
         self._counts[source] += torch.stack([kept.sum(), tried.sum()])
 
     def _learn_prices(self, rows: Rows, last: _Round, verdict: Verdict, now: float) -> None:
-        scoring = now - last.ended
-        self._score_price.learn(last.whole + 1, scoring)
-        if last.width and bool(rows.active.any()):
-            accepted = verdict.num_accepted[rows.active].float()
-            self._tokens.learn(float(accepted.mean()) + 1)
-            self._seconds.learn(last.spent + self._score_price.at(last.whole + 1))
-            self._full.learn(float((accepted >= last.width).float().mean()))
+        nodes = last.whole + 1
+        self._worth.learn_scores(nodes, now - last.ended)
+        if last.width and last.taken is None and bool(rows.active.any()):
+            accepted = verdict.num_accepted[rows.active]
+            self._worth.learn_round(accepted, last.width, nodes, last.spent)
 
     def _note_read(self, rows: Rows, verdict: Verdict, own: Tensor) -> None:
         """The model has read the pending token and its own drafts but the last, as far as they were kept."""
@@ -357,19 +317,3 @@ class Cascade:
         )
         known = self._read[: rows.batch]
         known.copy_(torch.where(rows.active, read, known))
-
-
-def _chain(free: _Free, width: int) -> Tensor:
-    """The chance that each free draft and all before it are kept `[B, G]`."""
-    column = torch.arange(width, device=free.valid.device)
-    powers = free.chance[:, None] ** (column + 1)
-    return torch.where(column < free.valid[:, None], powers, 0.0)
-
-
-def _after(rows: Rows, drafts: Tensor) -> Rows:
-    """The rows as they are if all drafts `[B, W]` are kept."""
-    slot = rows.lengths[:, None] + torch.arange(drafts.shape[1], device=drafts.device)
-    slot = slot.clamp_max(rows.scratch)
-    tokens = rows.tokens.scatter(1, slot, drafts)
-    lengths = (rows.lengths + drafts.shape[1]).clamp_max(rows.scratch)
-    return replace(rows, tokens=tokens, lengths=lengths)

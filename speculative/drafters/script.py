@@ -10,6 +10,7 @@ comparing all of their places. Knows token ids; nothing of where a script comes 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -44,6 +45,20 @@ BELIEVED = (2, 4)
 _EMPTY = -1
 
 
+@dataclass(frozen=True)
+class Breaks:
+    """Text tokens behind which an answer has special ones that its script lacks: ends of sentences, where
+    Whisper writes `count` timestamps.
+
+    Drafts end with such a token, and go on behind the special ones; an answer begins with one as well. What
+    they are is left to another drafter. A prompt that ends with the token `none` asks for no special ones.
+    """
+
+    after: Tensor  # [V] bool, by token id
+    count: int = 2
+    none: int | None = None
+
+
 def hints(requests: Sequence[Request]) -> Tensor:
     """The requests' own hints as scripts."""
     return padded([request.hint for request in requests])
@@ -68,17 +83,23 @@ class ScriptDrafter:
     on at the expected place, which takes a correction for a replaced token (offset 1 in the script); a word
     that was added or left out (offsets 0 and 2) is found by the next token that agrees.
 
-    `slots` bounds a script; a longer one keeps its first tokens.
+    `slots` bounds a script; a longer one keeps its first tokens. `breaks` say where special tokens follow
+    that the script does not have.
     """
 
     needs = Needs()
 
     def __init__(
-        self, scripts: Scripts = hints, *, slots: int = 1024, special_from: int | None = None
+        self,
+        scripts: Scripts = hints,
+        *,
+        slots: int = 1024,
+        special_from: int | None = None,
+        breaks: Breaks | None = None,
     ) -> None:
         if slots < 1:
             raise ValueError(f"slots is {slots}; a script needs at least 1")
-        self.scripts, self.slots = scripts, slots
+        self.scripts, self.slots, self.breaks = scripts, slots, breaks
         self.special_from = torch.iinfo(torch.int64).max if special_from is None else special_from
         self._whole = self._text = self._origin = torch.empty(0, 0, dtype=torch.int64)
         self._place = self._count = torch.empty(0, dtype=torch.int64)
@@ -142,7 +163,36 @@ class ScriptDrafter:
         limit = torch.where(agreeing > 1, gamma, torch.where(agreeing > 0, more, few))
         lost = (agreeing == 0) & (drift > LOST_AFTER)
         valid = torch.where(lost, 0, torch.minimum(usable, limit))
+        if self.breaks is not None:
+            valid = torch.minimum(valid, self._unbroken(self.breaks, rows, tokens))
         return Draft(tokens=tokens.clamp_min(0), valid=valid)
+
+    def _unbroken(self, breaks: Breaks, rows: Rows, tokens: Tensor) -> Tensor:
+        """How many of the proposed tokens `[B, G]` come before special ones that the script lacks `[B]`."""
+        gamma, last = tokens.shape[1], breaks.after.shape[0] - 1
+        after = breaks.after.to(tokens.device)
+        ends = after[tokens.clamp(0, last)] & (tokens >= 0) & (tokens < self.special_from)
+        # A script that has special tokens of its own there goes on.
+        following = torch.nn.functional.pad(tokens[:, 1:], (0, 1), value=_EMPTY)
+        ends &= following < self.special_from
+        column = torch.arange(1, gamma + 1, device=tokens.device)
+        upto = torch.where(ends, column, gamma).amin(1)
+        at = rows.lengths[:, None] - 1 - torch.arange(RECENT, device=tokens.device)
+        recent = rows.tokens.gather(1, at.clamp_min(0))
+        special = (at >= rows.begin[:, None]) & (recent >= self.special_from)
+        written = special.long().cumprod(1).sum(1)
+        before = recent.gather(1, written.clamp_max(RECENT - 1)[:, None])[:, 0]
+        inside = rows.lengths - 1 - written >= rows.begin  # else the answer has no text yet
+        broken = (before < self.special_from) & after[before.clamp(0, last)]
+        waits = torch.where(
+            inside, (broken | (written > 0)) & (written < breaks.count), written == 0
+        )
+        own = tokens[:, 0] >= self.special_from  # the script's own special token
+        unbroken = torch.where(waits & ~own, 0, upto)
+        if breaks.none is None:
+            return unbroken
+        asked = rows.tokens.gather(1, (rows.begin - 1).clamp_min(0)[:, None])[:, 0] != breaks.none
+        return torch.where(asked, unbroken, gamma)
 
     def empty(self, batch: int) -> bool:
         """Whether the first `batch` rows have no scripts, where the host knows; False where it does not."""

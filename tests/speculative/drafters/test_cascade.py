@@ -10,13 +10,14 @@ from hypothesis import strategies as st
 from forescribe.speculative import Engine, Fixed, Goodput, ModelDrafter, NgramDrafter, Request
 from forescribe.speculative.drafters.cascade import Cascade
 from forescribe.speculative.drafters.prices import Line
-from forescribe.speculative.drafters.script import ScriptDrafter
+from forescribe.speculative.drafters.script import Breaks, ScriptDrafter
 from forescribe.speculative.drafters.trust import Trust
 from forescribe.speculative.reference import decode
 from forescribe.speculative.requests import Guarantee
 from forescribe.speculative.testing import TinyModel
 
 EOS, NEVER = 10, 99
+BREAKS = Breaks(torch.arange(12) % 3 == 0, count=1)
 
 
 class Clock:
@@ -42,12 +43,20 @@ class Timed(TinyModel):
 
 
 def cascade(
-    *, adaptive: bool, model: bool = True, blur: float = 0.3, clock: Clock | None = None
+    *,
+    adaptive: bool,
+    model: bool = True,
+    blur: float = 0.3,
+    clock: Clock | None = None,
+    breaks: Breaks | None = None,
 ) -> Cascade:
     """A cascade whose model takes a tenth of the time of `Timed(clock, 1.0)`."""
     clock = clock or Clock()
     own = ModelDrafter(Timed(clock, 0.1, blur=blur), confidence=0.2 if adaptive else 0.0)
-    free = {"text": ScriptDrafter(special_from=9), "answer": NgramDrafter(hint_slots=1)}
+    free = {
+        "text": ScriptDrafter(special_from=9, breaks=breaks),
+        "answer": NgramDrafter(hint_slots=1),
+    }
     return Cascade(free, own if model else None, adaptive=adaptive, clock=clock)
 
 
@@ -69,15 +78,16 @@ def texts(count: int, **fields) -> list[Request]:
     st.integers(1, 4),
     st.booleans(),
     st.booleans(),
+    st.sampled_from([None, BREAKS]),
 )
-def test_a_cascade_changes_no_token(work, schedule, batch, adaptive, model):
+def test_a_cascade_changes_no_token(work, schedule, batch, adaptive, model, breaks):
     requests = [
         Request(tuple(prompt), encoder_states=n % 8, hint=tuple(script), tag=n)
         for n, (prompt, script) in enumerate(work)
     ]
     engine = Engine(
         TinyModel(),
-        cascade(adaptive=adaptive, model=model),
+        cascade(adaptive=adaptive, model=model, breaks=breaks),
         batch=batch,
         eos=(EOS,),
         schedule=schedule or Goodput(early=adaptive),
@@ -160,6 +170,30 @@ def test_what_others_drafted_is_read_by_the_model_before_it_drafts():
     counts = drafter.counts()
     assert counts["text"].kept > 0
     assert counts["model"].kept == counts["model"].judged > 0
+
+
+def test_the_model_goes_on_behind_the_script_in_the_same_round():
+    """Scripts that stop in the middle of every round: text and model draft one after the other."""
+    work, clock = texts(24), Clock()
+    plain = plain_texts(work)
+    drafter = cascade(adaptive=True, blur=0.0, clock=clock, breaks=BREAKS)
+    rounds = []
+    continued = drafter._continued
+
+    def noting(model, rows, lead, shape, began):
+        draft = continued(model, rows, lead, shape, began)
+        rounds.append((int(lead.valid.max()), draft.tokens.shape[1], draft.valid.tolist()))
+        return draft
+
+    drafter._continued = noting
+    engine = Engine(Timed(clock, 1.0), drafter, batch=2, eos=(NEVER,), schedule=Fixed(6))
+    assert {r.request.tag: r.tokens for r in engine.run(hinted(work, plain))} == plain
+    assert not engine.faults
+    assert len(rounds) > 10
+    assert all(0 < longest < width <= 6 for longest, width, _ in rounds)
+    counts = drafter.counts()
+    assert counts["model"].kept == counts["model"].judged > 0  # it has read what the text drafted
+    assert counts["text"].kept == counts["text"].judged > 0
 
 
 def test_without_scripts_it_is_the_model():

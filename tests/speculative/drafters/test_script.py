@@ -10,7 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forescribe.speculative import Engine, Fixed, Request
-from forescribe.speculative.drafters.script import BELIEVED, LOST_AFTER, ScriptDrafter, padded
+from forescribe.speculative.drafters.script import (
+    BELIEVED,
+    LOST_AFTER,
+    Breaks,
+    ScriptDrafter,
+    padded,
+)
 from forescribe.speculative.drafts import Draft
 from forescribe.speculative.reference import decode
 from forescribe.speculative.rows import Rows
@@ -175,3 +181,41 @@ def test_the_right_script_saves_nearly_all_rounds_and_one_with_mistakes_most():
     mistaken = run(wrong).stats.mean_acceptance_length
     unrelated = run({n: (5,) * 30 for n in plain}).stats.mean_acceptance_length
     assert right > 5 and mistaken > 3 > unrelated
+
+
+STOP, STAMP, PLAIN = 50, SPECIAL + 1, SPECIAL + 7
+AFTER = torch.arange(STOP + 1) == STOP
+SENTENCES = [1, 2, 3, STOP, 11, 12, 13, STOP]
+
+
+@pytest.mark.parametrize(
+    ("answer", "following"),
+    [
+        ([], []),  # a timestamp comes first
+        ([STAMP], [1, 2]),
+        ([STAMP, 1, 2], [3, STOP]),  # no further than the end of the sentence
+        ([STAMP, 1, 2, 3, STOP], []),
+        ([STAMP, 1, 2, 3, STOP, STAMP], []),  # the second timestamp is missing
+        ([STAMP, 1, 2, 3, STOP, STAMP, STAMP], [11, 12, 13, STOP]),
+        ([STAMP, 1, 2, STAMP], []),  # a break without a mark
+        ([STAMP, 1, 2, STAMP, STAMP], [3, STOP]),
+        ([STAMP, 1, 2, 3, STOP, 11], [12, 13, STOP]),  # a mark without a break
+    ],
+)
+def test_drafts_end_where_timestamps_follow_that_the_script_lacks(answer, following):
+    drafter = drafter_of(SENTENCES, breaks=Breaks(AFTER, none=PLAIN))
+    assert proposed(drafter.propose(rows_of(answer), 6)) == [following]
+
+
+def test_answers_without_timestamps_are_not_broken():
+    drafter = drafter_of(SENTENCES, breaks=Breaks(AFTER, none=PLAIN))
+    rows = rows_of([1, 2])
+    rows.tokens[0, 0] = PLAIN
+    assert proposed(drafter.propose(rows, 5)) == [[3, STOP, 11, 12, 13]]
+
+
+def test_a_script_with_timestamps_of_its_own_is_not_broken():
+    drafter = drafter_of([STAMP, 1, 2, STOP, STAMP, STAMP, 11, 12, 13, 14], breaks=Breaks(AFTER))
+    assert proposed(drafter.propose(rows_of([]), 2)) == [[STAMP, 1]]
+    assert proposed(drafter.propose(rows_of([STAMP, 1, 2]), 5)) == [[STOP, STAMP, STAMP, 11, 12]]
+    assert proposed(drafter.propose(rows_of([STAMP, 1, 2, STOP]), 3)) == [[STAMP, STAMP, 11]]

@@ -1,0 +1,115 @@
+"""Worth: which drafts of a cascade pay, from the times and verdicts of past rounds.
+
+For devices where reading a number costs nothing. Knows seconds and chances; nothing of where drafts come
+from.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .prices import Line, Mean
+
+MEASURED_FIRST = 4
+"""Rounds with the model's drafts before anything is decided by prices."""
+
+PROBE_EVERY = 16
+"""Rounds after which drafts behind the model's are tried although they would not pay: what they bring is
+only known where all drafts of the model were kept."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Free drafts of a round, the `lead`, and the drafts of the model behind them; 0 and 0: not worth it."""
+
+    lead: int = 0
+    model: int = 0
+
+
+class Worth:
+    """Prices of forwards and positions, and what rounds with the model's drafts bring."""
+
+    def __init__(self) -> None:
+        self._model, self._score = Line(), Line()
+        self._tokens, self._seconds = Mean(), Mean()  # of rounds in which the model drafts all
+        self._full = Mean()  # share of such rounds whose drafts were all kept
+        self._untried = 0  # rounds since drafts behind the model's were tried
+
+    @property
+    def known(self) -> bool:
+        """Whether enough was measured to decide."""
+        return self._model.rounds >= MEASURED_FIRST and self._seconds.value > 0
+
+    def learn_model(self, drafted: int, seconds: float) -> None:
+        """The model has drafted so many tokens in each row."""
+        self._model.learn(drafted, seconds)
+
+    def learn_scores(self, nodes: int, seconds: float) -> None:
+        """The target has scored so many positions of each row."""
+        self._score.learn(nodes, seconds)
+
+    def learn_round(self, accepted: Tensor, width: int, nodes: int, spent: float) -> None:
+        """A round in which the model drafted first, `width` tokens: accepted drafts of its rows `[b]`, the
+        positions that were scored, and the seconds before that."""
+        kept = accepted.float()
+        self._tokens.learn(float(kept.mean()) + 1)
+        self._seconds.learn(spent + self._score.at(nodes))
+        self._full.learn(float((kept >= width).float().mean()))
+
+    def lead(self, chances: Tensor, valid: Tensor, model: float, gamma: int) -> Shape:
+        """How many free drafts to take before, or in place of, the model's, in rows `[b]`: `chances` that
+        each of their `valid` tokens is kept, and `model` that one of the model's is."""
+        rows = len(valid)
+        if not self.known or not rows:
+            return Shape()
+        best, best_rate = Shape(), self._rate(rows)
+        longest = min(int(valid.max()), gamma)
+        believed = believed_tokens(chances, valid, longest).sum(0).tolist()
+        tokens = float(rows)
+        for width, more in enumerate(believed, start=1):
+            tokens += more
+            rate = tokens / self._score.at(width + 1)
+            if rate > best_rate:
+                best, best_rate = Shape(width), rate
+        rest = gamma - longest
+        if longest and rest:
+            reached = float((chances ** valid.clamp_max(longest)).sum())
+            for width in range(1, rest + 1):
+                more = sum(model**depth for depth in range(1, width + 1))
+                spent = self._model.at(width) + self._score.at(longest + width + 1)
+                rate = (tokens + reached * more) / spent
+                if rate > best_rate:
+                    best, best_rate = Shape(longest, width), rate
+        return best
+
+    def tail_may_pay(self, chances: Tensor) -> bool:
+        """Whether the first free draft behind the model's would be worth its time, in rows with these chances
+        `[b]`, if a source has one."""
+        self._untried += 1
+        if not self.known or self._untried >= PROBE_EVERY:
+            self._untried = 0
+            return True
+        hoped = float(chances.sum()) * self._full.value
+        return hoped > self._rate(len(chances)) * self._score.slope
+
+    def tail(self, chances: Tensor, valid: Tensor, most: int) -> int:
+        """Free drafts behind the model's that are worth the time of scoring them, of `most`."""
+        if not self.known or not self._untried:
+            return most  # to learn what they cost and bring
+        rate = self._rate(len(valid))
+        believed = (believed_tokens(chances, valid, most).sum(0) * self._full.value).tolist()
+        worth = [more > rate * self._score.slope for more in believed]
+        return worth.index(False) if False in worth else len(worth)
+
+    def _rate(self, rows: int) -> float:
+        """Tokens per second of all rows in rounds in which the model drafts."""
+        return self._tokens.value * rows / self._seconds.value
+
+
+def believed_tokens(chances: Tensor, valid: Tensor, width: int) -> Tensor:
+    """The chance that each of `width` drafts and all before it are kept `[b, G]`."""
+    column = torch.arange(width, device=valid.device)
+    return torch.where(column < valid[:, None], chances[:, None] ** (column + 1), 0.0)
