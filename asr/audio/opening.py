@@ -30,7 +30,8 @@ def open_path(path: Path, name: str) -> BinaryIO:
             raise AudioError(f"{name}: neither a file nor a pipe", code="unreadable_file")
         return path.open("rb")
     except (FileNotFoundError, NotADirectoryError) as error:
-        hint = "links are not fetched; download it first" if "://" in name else "check the path"
+        fetched = "`forescribe transcribe` and `diarize` fetch URLs; else download it first"
+        hint = fetched if "://" in name else "check the path"
         raise AudioError(f"{name}: no such file; {hint}", code="missing_file") from error
     except (OSError, ValueError) as error:  # ValueError: the path contains a null byte
         raise unreadable(name, error) from error

@@ -29,12 +29,16 @@ from ..options.declarations import (
     Overwrite,
     Quiet,
     Recursive,
+    SpoolBytes,
+    SpoolFolder,
 )
 from ..options.option_records import OUTPUT, PERFORMANCE, option, takes
+from ..options.remote_options import parse_bytes, refuse_links
 
 if TYPE_CHECKING:
     from forescribe.asr.batch.batch import Batch, MakeTranscriber
     from forescribe.asr.batch.inputs import Source
+    from forescribe.asr.storage.opening_stores import Stores
     from forescribe.diarize.transcripts.speaker_only_transcriber import SpeakerOnlyTranscriber
 
     from ..options.speaker_options import SpeakerOptions
@@ -50,6 +54,8 @@ class DiarizeOptions:
 
     audio: Inputs
     recursive: Recursive = False
+    spool: SpoolFolder = None
+    spool_bytes: SpoolBytes = None
     output_dir: OutputFolder = "."
     output_format: Annotated[
         str,
@@ -83,6 +89,8 @@ class DiarizeOptions:
             raise UsageError(
                 f"--output-format {unknown[0]}: there are no words to write; known: {FORMATS}"
             )
+        parse_bytes("--spool-bytes", self.spool_bytes)
+        refuse_links(self.link_speakers, self.output_dir)
         _ = self.speakers
 
     @cached_property
@@ -102,14 +110,16 @@ def diarize(**values: Any) -> None:
     options = DiarizeOptions(**values)
     from forescribe.asr.batch.inputs import discover
     from forescribe.asr.batch.readable import check_readable
+    from forescribe.asr.storage.opening_stores import Stores
 
     from ..terminal.console import Console
 
-    sources = check_readable(discover(options.audio, recursive=options.recursive))
+    stores = Stores()
+    sources = check_readable(discover(options.audio, recursive=options.recursive, stores=stores))
     console = Console(quiet=options.quiet or options.json, verbose=False, json=options.json)
     interrupted = False
     with Stop() as stop:
-        batch = _batch(options, sources, stop, console)
+        batch = _batch(options, sources, stores, stop, console)
         console.skipped(list(batch.skipped()), len(sources))
         if not batch.todo:
             return
@@ -124,22 +134,32 @@ def diarize(**values: Any) -> None:
     raise typer.Exit(console.exit_code(interrupted=interrupted))
 
 
-def _batch(options: DiarizeOptions, sources: list[Source], stop: Stop, console: Console) -> Batch:
+def _batch(
+    options: DiarizeOptions, sources: list[Source], stores: Stores, stop: Stop, console: Console
+) -> Batch:
     """The recordings that are to be diarized, and those that are up to date."""
     from forescribe.asr.batch import fingerprint
     from forescribe.asr.batch.batch import Batch
-    from forescribe.asr.batch.outputs import Outputs
     from forescribe.asr.batch.readable import any_readable
+    from forescribe.asr.batch.remote.fetching import Fetching
+    from forescribe.asr.batch.remote.planning import plan_outputs
+    from forescribe.asr.batch.remote.recorded_outputs import RecordedOutputs
 
-    outputs = Outputs.plan(sources, options.output_dir, options.output_format)
-    network = not options.local_files_only
-    # Without a readable recording, no engine is looked for.
-    settings = options.speakers.settings(network=network) if any_readable(sources) else {}
+    outputs = plan_outputs(sources, options.output_dir, options.output_format, stores=stores)
+    settings = ""
+    if any_readable(sources):  # without a readable recording, no engine is looked for
+        network = not options.local_files_only
+        settings = fingerprint.settings(
+            options.speakers.settings(network=network) | {"words": False}
+        )
+    if isinstance(outputs, RecordedOutputs):
+        outputs.begin(sources, settings, overwrite=options.overwrite)
     return Batch(
         sources,
         outputs,
-        settings=fingerprint.settings(settings | {"words": False}),
+        settings=settings,
         overwrite=options.overwrite,
+        fetching=Fetching(stores, options.spool, parse_bytes("--spool-bytes", options.spool_bytes)),
         stop=stop,
         notice=console.notice,
     )

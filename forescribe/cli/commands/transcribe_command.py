@@ -40,6 +40,7 @@ def transcribe(**values: Any) -> None:
     options = TranscribeOptions(**values)
     from forescribe.asr.batch.inputs import discover
     from forescribe.asr.batch.readable import check_readable
+    from forescribe.asr.batch.remote.planning import plan_outputs
     from forescribe.asr.storage.opening_stores import Stores
 
     from ..terminal.console import Console
@@ -48,7 +49,14 @@ def transcribe(**values: Any) -> None:
     stores = Stores()
     recordings = discover(options.audio, recursive=options.recursive, stores=stores)
     sources = check_readable(recordings, decode=not options.dry_run)
-    outputs = _outputs(options, sources, stores)
+    outputs = plan_outputs(
+        sources,
+        options.output_dir,
+        options.formats,
+        stores=stores,
+        rules=options.line_rules,
+        dry_run=options.dry_run,
+    )
     console = Console(
         quiet=options.quiet or options.json, verbose=options.verbose, json=options.json
     )
@@ -86,31 +94,6 @@ class _Decoder:
     options: Options | None
     stats: Callable[[], Stats | None]
     elsewhere: bool = False
-
-
-def _outputs(
-    options: TranscribeOptions, sources: list[Source], stores: Stores
-) -> Outputs | RecordedOutputs:
-    from forescribe.asr.batch.outputs import Outputs
-    from forescribe.asr.batch.remote.recorded_outputs import RecordedOutputs
-    from forescribe.asr.storage.locations import Location, is_url
-
-    if is_url(options.output_dir):
-        return RecordedOutputs.plan(
-            sources,
-            Location.parse(options.output_dir),
-            options.formats,
-            rules=options.line_rules,
-            stores=stores,
-            check=not options.dry_run,
-        )
-    return Outputs.plan(
-        sources,
-        options.output_dir,
-        options.formats,
-        rules=options.line_rules,
-        make_folder=not options.dry_run,
-    )
 
 
 def _reports(

@@ -27,6 +27,16 @@ def parse_bytes(option: str, text: str | None) -> int | None:
     return int(number)
 
 
+def refuse_links(link_speakers: bool, output: str) -> None:
+    """Raises UsageError where voices would have to be kept in object storage."""
+    from forescribe.asr.storage.locations import is_url
+
+    if link_speakers and is_url(output):
+        raise UsageError(
+            "--link-speakers keeps voices in the output folder: name a folder of this machine with -o"
+        )
+
+
 def shown_url(text: str) -> str:
     """A URL without its secrets; one of an unknown kind by its scheme alone."""
     from forescribe.asr.storage.locations import Location
@@ -37,4 +47,4 @@ def shown_url(text: str) -> str:
         return text.partition("://")[0] + "://..."
 
 
-__all__ = ["parse_bytes", "shown_url"]
+__all__ = ["parse_bytes", "refuse_links", "shown_url"]

@@ -45,7 +45,7 @@ from .declarations import (
     Vad,
 )
 from .gamma import parse_gamma
-from .remote_options import parse_bytes, shown_url
+from .remote_options import parse_bytes, refuse_links, shown_url
 from .transcribe_declarations import (
     ChannelMethod,
     CompressionRatioThreshold,
@@ -214,10 +214,7 @@ class TranscribeOptions:
             raise UsageError(
                 f"--report plays files of this machine, {shown_url(remote)} is none: leave it out"
             )
-        if self.link_speakers and is_url(self.output_dir):
-            raise UsageError(
-                "--link-speakers keeps voices in the output folder: name a folder of this machine with -o"
-            )
+        refuse_links(self.link_speakers, self.output_dir)
 
     @property
     def spool_limit(self) -> int | None:
