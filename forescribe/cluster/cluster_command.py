@@ -7,11 +7,12 @@ the console are those of the local command.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from forescribe.asr.errors import UsageError
+from forescribe.asr.records.recording_sources import Source
 
 from .work_records import WorkOrder
 
@@ -37,7 +38,7 @@ def cluster_decoder(options: TranscribeOptions, batch: Batch, console: Console) 
     assert options.cluster is not None
     check_address(options.cluster)
     require_ray()
-    order = order_of(options, batch)
+    order = order_of(options, [source for source in batch.todo if source.error is None])
     made: list[ClusterTranscriber] = []
 
     def make(size: int) -> ClusterTranscriber:
@@ -62,9 +63,8 @@ def cluster_decoder(options: TranscribeOptions, batch: Batch, console: Console) 
     return make, order.options, lambda: made[0].stats() if made else None
 
 
-def order_of(options: TranscribeOptions, batch: Batch) -> WorkOrder:
+def order_of(options: TranscribeOptions, recordings: Sequence[Source]) -> WorkOrder:
     """What every worker is told. Raises UsageError for a recording that other machines cannot read."""
-    recordings = [source for source in batch.todo if source.error is None]
     paths = [source.path for source in recordings if source.location is None]
     for path in paths:
         if os.path.exists(path) and not os.path.isfile(path):

@@ -3,9 +3,9 @@
     serve run forescribe.cluster:app model=large
     serve deploy deploy/ray/forescribe.yaml
 
-An application holds locks and threads and cannot be sent to a replica, so what is sent is what it is made of: the
-settings that were given. A replica is ready when its model is loaded; it drains when Serve ends its lifespan, as
-no signal reaches it. Knows nothing of routes.
+An application holds locks and threads and cannot be sent to a replica, so what is sent is what it is made
+of: the settings that were given. A replica is ready when its model is loaded; it drains when Serve ends
+its lifespan, as no signal reaches it. Knows nothing of routes.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ def application(given: Mapping[str, Any]) -> Application:
         ) from error
 
     options = deployment_options(settings_of(given))
-    deployment = serve.deployment(serve.ingress()(SpeechReplica)).options(**options)
-    return deployment.bind(dict(given))
+    bound: Application = serve.deployment(**options)(serve.ingress()(SpeechReplica)).bind(dict(given))
+    return bound
 
 
 def settings_of(given: Mapping[str, Any]) -> Settings:
-    """The settings of a replica, to which other machines send requests. Raises UsageError for settings that are
-    wrong, for missing keys, and for jobs that a replica would lose."""
+    """The settings of a replica, to which other machines send requests. Raises UsageError for settings
+    that are wrong, for missing keys, and for jobs that a replica would lose."""
     from forescribe.api.settings import load
 
     fixed = {"host", "port", "workers"} & given.keys()
@@ -79,8 +79,8 @@ def _check_jobs(settings: Settings) -> None:
 
 
 def deployment_options(settings: Settings) -> dict[str, Any]:
-    """Options with which our own limits speak first: Serve lets in what admission refuses with 429, and waits for
-    longer than draining takes. A configuration file may replace them."""
+    """Options with which our own limits speak first: Serve lets in what admission refuses with 429, and
+    waits for longer than draining takes. A configuration file may replace them."""
     resources = {
         "cuda": {"num_gpus": 1},
         "hpu": {"resources": {"HPU": 1}},
@@ -116,7 +116,8 @@ class SpeechReplica:
 
 
 def replica_app(settings: Settings) -> tuple[FastAPI, Serving]:
-    """The application of one replica. Its lifespan begins when the model is loaded, and raises if it cannot be."""
+    """The application of one replica. Its lifespan begins when the model is loaded, and raises if it
+    cannot be."""
     from forescribe.api.app import create_app
     from forescribe.api.process.watchdog import exit_failed
     from forescribe.api.speech.serving import Serving
@@ -151,5 +152,3 @@ def replica_app(settings: Settings) -> tuple[FastAPI, Serving]:
 
     app.router.lifespan_context = lifespan
     return app, serving
-
-

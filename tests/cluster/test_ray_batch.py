@@ -175,20 +175,20 @@ def test_sigterm_at_a_worker_costs_no_recording(
     cluster: LocalCluster, calls: Path, expected: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    process = subprocess.Popen(
-        [*command(calls, out, "-f", "srt"), "--cluster", cluster.address, "--workers", "2"],
-        env=cluster.environment,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert wait_for(lambda: len(records(out)) >= 5, process)
-    leaving = cluster.workers()[0]
-    os.kill(leaving, signal.SIGTERM)
-    told_s = time.monotonic()
-    assert wait_for(lambda: leaving not in cluster.workers(), process)
-    left_s = time.monotonic() - told_s
-    assert process.wait(RUN_S) == 0, process.stderr and process.stderr.read()
+    with (tmp_path / "log").open("w+") as log:
+        process = subprocess.Popen(
+            [*command(calls, out, "-f", "srt"), "--cluster", cluster.address, "--workers", "2"],
+            env=cluster.environment,
+            stdout=subprocess.DEVNULL,
+            stderr=log,
+        )
+        assert wait_for(lambda: len(records(out)) >= 5, process), log.seek(0) or log.read()
+        leaving = cluster.workers()[0]
+        os.kill(leaving, signal.SIGTERM)
+        told_s = time.monotonic()
+        assert wait_for(lambda: leaving not in cluster.workers(), process)
+        left_s = time.monotonic() - told_s
+        assert process.wait(RUN_S) == 0, log.seek(0) or log.read()
     assert left_s < 27, "25 s, and the time to look"
     assert Counter(record["status"] for record in records(out)) == {"succeeded": COUNT}
     for path in sorted(out.glob("*.srt")):

@@ -79,7 +79,7 @@ def test_every_option_reaches_the_workers(tmp_path: Path, monkeypatch) -> None:
         num_speakers=2,
         local_files_only=True,
     )
-    order = order_of(options, batch_of([MEMO], tmp_path / "out"))
+    order = order_of(options, [Source(MEMO)])
     assert order.options == options.decoding()
     assert order.options.hint == "words"
     assert (order.batch, order.readers, order.network, order.probe) == (4, 2, False, MEMO)
@@ -94,7 +94,7 @@ def test_a_model_folder_is_named_from_the_root(tmp_path: Path, monkeypatch) -> N
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model").mkdir()
     options = TranscribeOptions(audio=[MEMO], cluster="auto", model="model")
-    assert order_of(options, batch_of([], tmp_path)).models["model"] == str(tmp_path / "model")
+    assert order_of(options, []).models["model"] == str(tmp_path / "model")
 
 
 def test_a_pipe_is_refused(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_a_pipe_is_refused(tmp_path: Path) -> None:
     os.mkfifo(pipe)
     options = TranscribeOptions(audio=[str(pipe)], cluster="auto", model="demo")
     with pytest.raises(UsageError, match="cannot read the pipe"):
-        order_of(options, batch_of([str(pipe)], tmp_path / "out"))
+        order_of(options, [Source(str(pipe))])
 
 
 def test_without_ray_the_command_says_what_to_install(tmp_path: Path, monkeypatch, capsys) -> None:
@@ -143,7 +143,7 @@ def test_a_worker_that_could_give_other_results_refuses(
 
     monkeypatch.chdir(tmp_path)  # restored, whatever the worker does
     options = TranscribeOptions(audio=[MEMO], cluster="auto", model="demo")
-    order = order_of(options, batch_of([MEMO], tmp_path / "out"))
+    order = order_of(options, [Source(MEMO)])
     check_machine(order)
     with pytest.raises(ForescribeError, match=said):
         check_machine(replace(order, **change))

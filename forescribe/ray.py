@@ -1,0 +1,14 @@
+"""Transcription in pipelines of Ray Data: the operator, and the call that applies it.
+
+    import ray
+    from forescribe.ray import transcribe
+
+    dataset = ray.data.from_items([{"path": "calls/a.mp3"}])
+    print(transcribe(dataset, model="demo").take_all())
+
+Needs the extra `cluster`; see docs/cluster.md.
+"""
+
+from .cluster.ray_data import Transcribe, transcribe
+
+__all__ = ["Transcribe", "transcribe"]
