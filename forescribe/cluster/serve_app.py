@@ -47,7 +47,9 @@ def application(given: Mapping[str, Any]) -> Application:
         ) from error
 
     options = deployment_options(settings_of(given))
-    bound: Application = serve.deployment(**options)(serve.ingress()(SpeechReplica)).bind(dict(given))
+    bound: Application = serve.deployment(**options)(serve.ingress()(SpeechReplica)).bind(
+        dict(given)
+    )
     return bound
 
 

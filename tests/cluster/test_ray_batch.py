@@ -193,3 +193,29 @@ def test_sigterm_at_a_worker_costs_no_recording(
     assert Counter(record["status"] for record in records(out)) == {"succeeded": COUNT}
     for path in sorted(out.glob("*.srt")):
         assert content(path) == content(expected / path.name)
+
+
+def test_a_client_outside_of_the_cluster_gets_the_same_results(
+    cluster: LocalCluster, calls: Path, expected: Path, tmp_path: Path
+) -> None:
+    folder, out = tmp_path / "calls", tmp_path / "out"
+    folder.mkdir()
+    some = sorted(calls.iterdir())[:4]
+    for path in some:
+        (folder / path.name).symlink_to(path)
+    (folder / "damaged.wav").write_bytes(b"RIFF")
+    run = subprocess.run(
+        [*command(folder, out), "--cluster", cluster.client],
+        env=cluster.environment,
+        capture_output=True,
+        text=True,
+        timeout=RUN_S,
+    )
+    assert run.returncode == 1, run.stderr
+    by_name = {Path(record["path"]).name: record for record in records(out)}
+    assert by_name.pop("damaged.wav")["code"] == "invalid_audio"
+    assert {record["status"] for record in by_name.values()} == {"succeeded"}
+    for path in some:
+        for suffix in (".txt", ".srt", ".json"):
+            name = path.with_suffix(suffix).name
+            assert content(out / name) == content(expected / name)

@@ -15,6 +15,7 @@ from forescribe.asr.decode.outcome import Outcome, Progress
 from forescribe.asr.errors import AudioError, UsageError
 from forescribe.asr.formats.transcript import Coverage, Span, Transcript
 from forescribe.asr.records.recording_sources import Source
+from forescribe.asr.storage.locations import Location
 from forescribe.cluster.cluster_worker import ClusterWorker
 from forescribe.cluster.work_records import Report, WorkOrder
 from forescribe.speculative.engine.stats import Stats
@@ -217,4 +218,56 @@ def test_progress_of_several_windows_is_merged(recordings) -> None:
         progress += report.progress
         stats = report.stats
     assert [(each.source, each.done_s) for each in progress] == [(recordings[0], 1.0)]
+    worker.close()
+
+
+def located(path: str) -> Source:
+    location = Location.parse(f"file://{path}")
+    return Source(location.identity, location=location)
+
+
+def test_recordings_at_locations_are_fetched_and_their_copies_removed(recordings, tmp_path) -> None:
+    spool = tmp_path / "spool"
+    script = Script()
+    worker = ClusterWorker(order(spool=str(spool)), script)
+    sources = [located(path) for path in recordings]
+    worker.exchange(sources)
+    finished = {each.path: each for each in collect(worker, 3)}
+    assert set(finished) == {source.path for source in sources}
+    for source, path in zip(sources, recordings, strict=True):
+        each = finished[source.path]
+        assert each.error is None
+        assert each.content == fingerprint.content(path)
+        assert each.entry is not None and each.entry.size == Path(path).stat().st_size
+    assert sorted(name for call in script.calls for name in call) == sorted(finished)
+    assert [path for path in spool.rglob("*") if path.suffix == ".wav"] == []
+    worker.close()
+
+
+def test_a_location_that_cannot_be_fetched_fails_alone(recordings, tmp_path) -> None:
+    worker = ClusterWorker(order(spool=str(tmp_path)), Script())
+    missing = located(str(tmp_path / "missing.wav"))
+    worker.exchange([missing, located(recordings[0])])
+    finished = {each.path: each.error for each in collect(worker, 2)}
+    assert finished.pop(missing.path).code == "missing_file"
+    assert list(finished.values()) == [None]
+    worker.close()
+
+
+def test_a_location_may_be_asked_for_again(recordings, tmp_path) -> None:
+    worker = ClusterWorker(order(spool=str(tmp_path)), Script())
+    for _ in range(2):
+        worker.exchange([located(recordings[0])])
+        (finished,) = collect(worker, 1)
+        assert finished.error is None
+    worker.close()
+
+
+def test_a_spool_without_room_ends_a_call_and_the_next_one_goes_on(recordings, tmp_path) -> None:
+    for path in recordings:
+        Path(path).write_bytes(bytes(600))
+    script = Script()
+    worker = ClusterWorker(order(spool=str(tmp_path / "spool"), spool_bytes=1000), script)
+    worker.exchange([located(path) for path in recordings])
+    assert [each.error for each in collect(worker, 3)] == [None] * 3
     worker.close()
