@@ -107,7 +107,11 @@ class SpeechReplica:
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Called by Serve in the replica, once."""
-        app, self.serving = replica_app(settings_of(self.given))
+        settings = settings_of(self.given)
+        if settings.jobs:  # drafts and copies of audio belong to one process
+            own = settings.data_folder / replica_id()
+            settings = settings.model_copy(update={"data_dir": own})
+        app, self.serving = replica_app(settings)
         return app
 
     def check_health(self) -> None:
@@ -115,6 +119,13 @@ class SpeechReplica:
         state = None if self.serving is None else self.serving.state
         if state in ("broken", "failed"):
             raise RuntimeError(f"the speech model is {state}")
+
+
+def replica_id() -> str:
+    """What tells this replica apart from others, on this machine too."""
+    from ray import serve
+
+    return str(serve.get_replica_context().replica_id.unique_id)
 
 
 def replica_app(settings: Settings) -> tuple[FastAPI, Serving]:
