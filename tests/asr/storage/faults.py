@@ -59,8 +59,10 @@ class FaultyBackend:
 
     def list(self, prefix: str, after: str | None = None) -> Iterator[Any]:
         fate = self.fate("list")
+        if fate == LOST:
+            raise self._lost()
         for number, entry in enumerate(self.inner.list(prefix, after)):
-            if fate == LOST or (fate == REPLY_LOST and number):
+            if fate == REPLY_LOST and number:
                 raise self._lost()
             yield entry
 
