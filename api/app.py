@@ -12,7 +12,6 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from fastapi import APIRouter, Depends, FastAPI
-from fastapi.telemetry import TelemetryConfig
 from starlette.middleware.cors import CORSMiddleware
 
 from .access.keys import Keyring
@@ -30,23 +29,12 @@ from .routers import audio, docs, endpoints, health, metrics, models, page, text
 from .settings import Settings
 from .speech.front_end import FrontEnd, refuse_without_model
 from .speech.serving import Serving
-from .telemetry.request_spans import RequestSpans
+from .telemetry.request_spans import NO_TELEMETRY, RequestSpans
 from .text.text_serving import TextServing
 
 if TYPE_CHECKING:
     from .access.usage import Usage
     from .jobs.service import Jobs
-
-
-NO_TELEMETRY: TelemetryConfig = {
-    "tracing": False,
-    "metrics": False,
-    "logs": False,
-    "operation_spans": False,
-    "auto_configure": False,
-}
-"""FastAPI's own telemetry is off: it records the messages of exceptions, which may contain anything.
-`api.telemetry` records what is safe."""
 
 
 def create_app(
@@ -76,7 +64,7 @@ def create_app(
         from .batches.batch_service import Batches
         from .files.file_store import Files
 
-        usage = Usage(jobs.store.database, settings.api_keys.get, jobs.store.now)
+        usage = Usage(jobs.store.database, settings.rights, jobs.store.now)
         batches = Batches(jobs, Files(settings, jobs.store))
         engine.ending.append(jobs.ending)
         engine.closing += [batches.stop, jobs.hand_over]
@@ -148,6 +136,15 @@ def create_app(
     app.include_router(private)
     describe(app)
     return app
+
+
+def use_settings(app: FastAPI) -> None:
+    """Use what has changed in the settings of a running application (`api.process.settings_reload`)."""
+    settings: Settings = app.state.settings
+    app.state.keyring = Keyring(settings.api_keys)
+    app.state.serving.admission.use_limits()
+    if app.state.jobs is not None:
+        app.state.jobs.uploads.max_bytes = settings.max_upload_bytes
 
 
 def _add_middleware(app: FastAPI, settings: Settings, serving: Serving) -> None:

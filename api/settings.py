@@ -12,10 +12,11 @@ import ipaddress
 import os
 import tomllib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, PrivateAttr, ValidationError, field_validator, model_validator
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -56,10 +57,24 @@ Seconds = Annotated[float, Field(gt=0)]
 Rate = Annotated[float, Field(gt=0)]
 
 
+@dataclass(frozen=True)
+class SettingsSource:
+    """The file and the options that settings were read from, together with the environment."""
+
+    file: Path | None
+    given: Mapping[str, Any]
+
+    def load(self) -> Settings:
+        """Read the settings. Raises UsageError."""
+        return _load(self.file, self.given)
+
+
 class Settings(BaseSettings):
     """Every field is also an environment variable, in capitals after FORESCRIBE_."""
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid")
+
+    _source: SettingsSource | None = PrivateAttr(None)
 
     # Address
     host: str = "127.0.0.1"  # address to listen on
@@ -108,6 +123,9 @@ class Settings(BaseSettings):
     drain_s: float = Field(30.0, ge=0)  # for requests in progress at the end
     stall_s: Seconds = 1800.0  # longest round of a model; then the process counts as hung and ends
     readers: Count = 2  # uploads decoded at a time, and threads that cut them into windows
+
+    # Reload: SIGHUP reads the settings file again
+    watch_settings_s: float = Field(0.0, ge=0)  # seconds between looks at it; 0: at SIGHUP only
 
     # Traces
     traces: bool = False  # send traces by OpenTelemetry; its own variables (OTEL_*) do so too
@@ -161,37 +179,57 @@ class Settings(BaseSettings):
         return checked_origins(origins)
 
     @model_validator(mode="after")
-    def _check_origins(self) -> Self:
+    def _check_all(self) -> Self:
+        self.check_together()
+        return self
+
+    def _check_origins(self) -> None:
         if "*" in self.allowed_origins and not self.api_keys:
             raise ValueError(
                 "allowed_origins `*` lets every web page use this server: list the origins, "
                 "or set api_keys"
             )
-        return self
 
-    @model_validator(mode="after")
-    def _check_quotas(self) -> Self:
+    def _check_quotas(self) -> None:
         for name, rights in self.api_keys.items():
             if rights.has_quota and not self.jobs:
                 raise ValueError(
                     f"key {name!r} has a quota, which is counted in the database of jobs: set jobs = true"
                 )
-        return self
 
-    @model_validator(mode="after")
-    def _check_open(self) -> Self:
+    def _check_open(self) -> None:
         if not (self.api_keys or self.open_to_all or loopback(self.host)):
             raise ValueError(
                 f"host {self.host} lets other machines in, and there are no api_keys: make one "
                 "with `forescribe key NAME`, or set open_to_all"
             )
-        return self
 
-    @model_validator(mode="after")
-    def _check_machines(self) -> Self:
+    def _check_machines(self) -> None:
         if self.blobs_url is not None or self.front_end:
             check_machines(self)
-        return self
+
+    def check_together(self) -> None:
+        """Check what concerns several settings. Raises ValueError."""
+        for check in (
+            self._check_origins,
+            self._check_quotas,
+            self._check_open,
+            self._check_machines,
+        ):
+            check()
+
+    def rights(self, key: str) -> Rights | None:
+        """What the key of a name permits; None if there is none."""
+        return self.api_keys.get(key)
+
+    @property
+    def source(self) -> SettingsSource | None:
+        """Where the settings can be read again; None for settings made by a program."""
+        return self._source
+
+    def read_from(self, source: SettingsSource) -> None:
+        """Note where the settings were read."""
+        self._source = source
 
     @property
     def model_name(self) -> str:
@@ -228,8 +266,15 @@ class Settings(BaseSettings):
 def load(file: str | Path | None = None, **given: Any) -> Settings:
     """Read the settings. `given` takes precedence over everything; None there means not given. Raises
     UsageError with one line that names the wrong setting."""
+    source = SettingsSource(None if file is None else Path(file), given)
+    settings = source.load()
+    settings.read_from(source)
+    return settings
+
+
+def _load(file: Path | None, given: Mapping[str, Any]) -> Settings:
     _refuse_unknown(os.environ)
-    kind = Settings if file is None else _with(Path(file))
+    kind = Settings if file is None else _with(file)
     try:
         return kind(**{name: value for name, value in given.items() if value is not None})
     except ValidationError as error:

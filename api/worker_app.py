@@ -23,6 +23,7 @@ from .process.watchdog import Watchdog, exit_failed, exit_hung
 from .routers import health, metrics
 from .settings import Settings
 from .speech.serving import Serving
+from .telemetry.request_spans import NO_TELEMETRY
 from .text.text_serving import TextServing
 
 if TYPE_CHECKING:
@@ -57,9 +58,16 @@ def create_worker_app(
         finally:
             await asyncio.to_thread(jobs.stop)
             await serving.stop()
+            await asyncio.to_thread(serving.tracing.close)
             watchdog.stop()
 
-    app = FastAPI(lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
+    app = FastAPI(
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        telemetry=NO_TELEMETRY,
+    )
     app.state.settings, app.state.serving, app.state.jobs = settings, serving, jobs
     app.state.readiness = Readiness(settings, serving, TextServing.of(settings), jobs)
     app.add_middleware(RequestId, metrics=serving.metrics)

@@ -42,6 +42,17 @@ class _KeyLimits:
         tokens = ((rights.tokens_per_minute, 60.0), (rights.tokens_per_hour, 3600.0))
         return cls(_rate_limits(requests), _rate_limits(audio), _rate_limits(tokens))
 
+    def continuing(self, before: _KeyLimits | None) -> _KeyLimits:
+        """These limits, with what was used of those before."""
+        if before is not None:
+            pairs = ((self.requests, before.requests), (self.audio, before.audio))
+            for now, then in (*pairs, (self.tokens, before.tokens)):
+                used = {limit.window_s: limit for limit in then}
+                for limit in now:
+                    if limit.window_s in used:
+                        limit.take_over(used[limit.window_s])
+        return self
+
 
 def _rate_limits(given: Sequence[tuple[float | None, float]]) -> tuple[RateLimit, ...]:
     return tuple(RateLimit(limit, window_s) for limit, window_s in given if limit is not None)
@@ -58,6 +69,14 @@ class Admission:
         self._requests: Counter[str] = Counter()
         self._seconds = 0.0
         self._speed = 1.0  # seconds of audio per second, over the last recordings
+
+    def use_limits(self) -> None:
+        """Use the limits of keys that the settings have now; what was used already still counts."""
+        with self._lock:
+            self._limits = {
+                name: _KeyLimits.of(rights).continuing(self._limits.get(name))
+                for name, rights in self.settings.api_keys.items()
+            }
 
     @property
     def requests(self) -> int:

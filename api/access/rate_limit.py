@@ -49,6 +49,10 @@ class RateLimit:
             return 0.0
         return max(0.0, (self._steps[-1][0] + STEPS + 1) * self.window_s / STEPS - now)
 
+    def take_over(self, other: RateLimit) -> None:
+        """Count what was used of another limit with the same window."""
+        self._steps, self._used = deque(list(step) for step in other._steps), other._used
+
     def add(self, amount: float, now: float) -> None:
         step = self._step(now)
         if self._steps and self._steps[-1][0] == step:

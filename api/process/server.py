@@ -20,12 +20,13 @@ import uvicorn
 
 from forescribe.asr.errors import CapacityError, UsageError
 
-from ..app import create_app
+from ..app import create_app, use_settings
 from ..http.protocol import Protocol
 from ..settings import Settings
 from ..speech.front_end import FrontEnd
 from ..speech.serving import Serving
 from .model_loads import Failure
+from .settings_reload import Reloader
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -40,6 +41,9 @@ def die(sig: int) -> None:
     signal.signal(sig, signal.SIG_DFL)
     os.kill(os.getpid(), sig)
 
+
+BY_SUPERVISOR = ("device", "workers")
+"""Settings that a worker is given by its supervisor."""
 
 GRACE_S = 5
 """Seconds for the last answers after decoding has ended."""
@@ -113,7 +117,12 @@ def serve(
         from .forward import Forward
 
         app.add_middleware(Forward, worker=worker, jobs=settings.jobs)
+    reloader = Reloader(settings, lambda: use_settings(app), BY_SUPERVISOR if worker else ())
+    if worker is not None and settings.source is not None:
+        reloader.reload()  # this process may be younger than the last reload
+    reloader.install()
     process.run(app, sockets)
+    reloader.stop()
 
 
 def configure_logs() -> None:
@@ -179,7 +188,7 @@ def _usage(settings: Settings) -> Usage | None:
     from ..jobs.storage.database import Database
 
     url = settings.database_url or f"sqlite:///{settings.data_folder / 'jobs.db'}"
-    return Usage(Database.open(url), settings.api_keys.get)
+    return Usage(Database.open(url), settings.rights)
 
 
 def _jobs(settings: Settings, serving: Serving) -> Jobs | None:

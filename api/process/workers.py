@@ -20,6 +20,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait as wait_for_any
 from pathlib import Path
@@ -28,7 +29,7 @@ from typing import Any, Protocol
 
 from forescribe.asr.errors import ForescribeError, UsageError
 
-from ..settings import Settings
+from ..settings import Settings, SettingsSource
 from .forward import WorkerAddress
 from .listening_socket import BACKLOG, bound
 from .model_loads import LASTING
@@ -55,6 +56,9 @@ class Process(Protocol):
 
     @property
     def sentinel(self) -> int: ...
+
+    @property
+    def pid(self) -> int | None: ...
 
     @property
     def exitcode(self) -> int | None: ...
@@ -133,6 +137,13 @@ class Supervisor:
                     worker.process.kill()
         self.stopping = True
 
+    def reload(self, sig: int, frame: FrameType | None) -> None:
+        """Handle SIGHUP: every worker reads its settings again."""
+        for worker in self.workers:
+            if worker.process is not None and worker.process.pid is not None:
+                with suppress(ProcessLookupError):
+                    os.kill(worker.process.pid, sig)
+
     def end(self) -> None:
         """Let all workers drain, and kill those that do not end in time."""
         alive = [worker.process for worker in self.workers if worker.process is not None]
@@ -158,13 +169,20 @@ def run(settings: Settings, listening: socket.socket | None = None) -> None:
 
         def make(index: int) -> Process:
             own = settings.model_copy(update={"device": names[index], "workers": 1})
-            arguments = (WorkerAddress(index, settings.workers, folder), own.model_dump(), shared)
+            arguments = (
+                WorkerAddress(index, settings.workers, folder),
+                own.model_dump(),
+                shared,
+                settings.source,
+            )
             return context.Process(target=work, args=arguments, name=f"worker-{index}")
 
         grace_s = settings.announce_s + settings.drain_s + 2 * GRACE_S
         supervisor = Supervisor(make, settings.workers, grace_s)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, supervisor.stop)
+        if settings.source is not None and settings.source.file is not None:
+            signal.signal(signal.SIGHUP, supervisor.reload)
         port = shared.getsockname()[1]
         log.info('{"event": "workers", "count": %d, "port": %d}', settings.workers, port)
         supervisor.run()
@@ -194,11 +212,22 @@ def devices(settings: Settings, count: Callable[[str], int] | None = None) -> li
     return [kind if kind == "hpu" else f"{kind}:{index}" for index in range(workers)]
 
 
-def work(address: WorkerAddress, given: dict[str, Any], shared: socket.socket) -> None:
+def work(
+    address: WorkerAddress,
+    given: dict[str, Any],
+    shared: socket.socket,
+    source: SettingsSource | None = None,
+) -> None:
     """The main function of a worker's process."""
+    signal.signal(
+        signal.SIGHUP, signal.SIG_IGN
+    )  # until it can reload: it reads the file at its start
     threading.Thread(target=_follow_parent, daemon=True).start()
     try:
-        serve(Settings(**given), [shared, _private_socket(address)], address)
+        settings = Settings(**given)
+        if source is not None:
+            settings.read_from(source)
+        serve(settings, [shared, _private_socket(address)], address)
     except ForescribeError as error:
         sys.stderr.write(f"worker {address.index}: {error.message}\n")
         sys.exit(HOPELESS)

@@ -6,6 +6,7 @@ not traced. Does not know what routes do.
 
 from __future__ import annotations
 
+from fastapi.telemetry import TelemetryConfig
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -13,6 +14,15 @@ from .tracing import Tracing, valid
 
 UNTRACED = frozenset({"/health", "/ready", "/metrics"})
 UNKNOWN = "unknown"
+
+NO_TELEMETRY: TelemetryConfig = {
+    "tracing": False,
+    "metrics": False,
+    "logs": False,
+    "operation_spans": False,
+    "auto_configure": False,
+}
+"""For FastAPI's own telemetry, which records the messages of exceptions: they may contain anything."""
 
 
 class RequestSpans:
