@@ -139,7 +139,7 @@ def create_app(
 
 
 def use_settings(app: FastAPI) -> None:
-    """Use what has changed in the settings of a running application (`api.process.settings_reload`)."""
+    """Use what has changed in the settings of a running application (`api.settings_reload`)."""
     settings: Settings = app.state.settings
     app.state.keyring = Keyring(settings.api_keys)
     app.state.serving.admission.use_limits()

@@ -74,8 +74,6 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid")
 
-    _source: SettingsSource | None = PrivateAttr(None)
-
     # Address
     host: str = "127.0.0.1"  # address to listen on
     port: int = Field(8000, ge=0, le=65535)  # 0 selects a free port
@@ -124,8 +122,8 @@ class Settings(BaseSettings):
     stall_s: Seconds = 1800.0  # longest round of a model; then the process counts as hung and ends
     readers: Count = 2  # uploads decoded at a time, and threads that cut them into windows
 
-    # Reload: SIGHUP reads the settings file again
-    watch_settings_s: float = Field(0.0, ge=0)  # seconds between looks at it; 0: at SIGHUP only
+    # Reload
+    watch_settings_s: float = Field(0.0, ge=0)  # between looks at the settings file; 0: SIGHUP
 
     # Traces
     traces: bool = False  # send traces by OpenTelemetry; its own variables (OTEL_*) do so too
@@ -160,6 +158,8 @@ class Settings(BaseSettings):
     blobs_url: str | None = None  # audio and results in object storage: s3://bucket/prefix, gs, az
     blob_cache_bytes: Count = 4 << 30  # of local copies of recordings in object storage
     front_end: bool = False  # load no model: `forescribe worker` does the jobs
+
+    _source: SettingsSource | None = PrivateAttr(None)
 
     @field_validator("webhook_networks", "audio_url_networks")
     @classmethod

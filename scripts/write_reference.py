@@ -146,6 +146,8 @@ def settings() -> str:
         page.append(f"## {heading}")
         rows = ["| setting | value | default | description |", "|---|---|---|---|"]
         for name, comment in fields:
+            if name.startswith("_"):
+                continue
             field = Settings.model_fields[name]
             cells = (f"`{name}`", _kind(field), _given(field), comment)
             rows.append("| " + " | ".join(map(_cell, cells)) + " |")

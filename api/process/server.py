@@ -23,10 +23,10 @@ from forescribe.asr.errors import CapacityError, UsageError
 from ..app import create_app, use_settings
 from ..http.protocol import Protocol
 from ..settings import Settings
+from ..settings_reload import Reloader
 from ..speech.front_end import FrontEnd
 from ..speech.serving import Serving
 from .model_loads import Failure
-from .settings_reload import Reloader
 
 if TYPE_CHECKING:
     from fastapi import FastAPI

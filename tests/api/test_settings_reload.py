@@ -18,9 +18,9 @@ from forescribe.api.access.capacity import Admission
 from forescribe.api.access.keys import digest, new_key
 from forescribe.api.app import use_settings
 from forescribe.api.errors import ApiError
-from forescribe.api.process.settings_reload import RELOADABLE, Reloaded, Reloader
 from forescribe.api.process.workers import Supervisor, Worker
 from forescribe.api.settings import Settings, load
+from forescribe.api.settings_reload import RELOADABLE, Reloaded, Reloader
 from tests.api.conftest import sound, until
 
 KEY, OTHER = new_key(), new_key()
@@ -163,7 +163,7 @@ def test_a_changed_file_is_noticed(client, file, monkeypatch) -> None:
 
 def test_only_settings_that_are_read_at_each_use_can_be_reloaded() -> None:
     assert set(RELOADABLE) <= set(Settings.model_fields) and len(set(RELOADABLE)) == len(RELOADABLE)
-    page = Path(__file__).parents[3] / "docs" / "serve.md"
+    page = Path(__file__).parents[2] / "docs" / "serve.md"
     section = page.read_text(encoding="utf-8").split("### Reload")[1].split("\n## ")[0]
     assert all(f"`{name}`" in section for name in RELOADABLE)
 

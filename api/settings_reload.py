@@ -21,7 +21,7 @@ from types import FrameType
 
 from forescribe.asr.errors import UsageError
 
-from ..settings import Settings
+from .settings import Settings
 
 log = logging.getLogger("forescribe.api")
 
