@@ -27,6 +27,13 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 SAMPLES = Path(__file__).parents[2] / "samples"
 START_S = 300.0
+
+DELETE = """
+import sys, ray
+from ray import serve
+ray.init(address=sys.argv[1], log_to_driver=False)
+serve.delete("forescribe")
+"""
 LIMIT = 2
 KEY = "fs-" + "k" * 40
 BEARER = {"authorization": f"Bearer {KEY}"}
@@ -69,7 +76,7 @@ class Service:
         }
         path = folder / "serve.yaml"
         path.write_text(yaml.safe_dump(config))
-        self.log = folder / "serve.log"
+        self.cluster, self.log = cluster, folder / "serve.log"
         self.url = f"http://127.0.0.1:{port}"
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
@@ -165,7 +172,7 @@ def test_a_wrong_request_is_answered_by_the_service(service: Service) -> None:
 
 
 def test_at_the_end_a_stream_is_finished(service: Service) -> None:
-    """The last test: it ends the application."""
+    """The application is deleted, as an update or a smaller number of replicas ends one. The last test."""
     events: list[dict] = []
     began = threading.Event()
     failed: list[Exception] = []
@@ -196,8 +203,13 @@ def test_at_the_end_a_stream_is_finished(service: Service) -> None:
     thread.start()
     assert began.wait(120)
     assert not any(event["type"] == "transcript.text.done" for event in events), "too fast to tell"
-    service.process.send_signal(signal.SIGINT)
+    subprocess.run(
+        [sys.executable, "-c", DELETE, service.cluster.address],
+        env=service.cluster.environment,
+        check=True,
+        timeout=180,
+        capture_output=True,
+    )
     thread.join(180)
     assert not failed
     assert events[-1]["type"] == "transcript.text.done"
-    assert service.process.wait(120) is not None
