@@ -15,7 +15,7 @@ import gc
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -27,7 +27,7 @@ from forescribe.asr.records.recording_sources import Source
 from forescribe.asr.storage.backends import Entry
 from forescribe.asr.storage.opening_stores import Stores
 from forescribe.speculative.engine.stats import Stats
-from forescribe.speculative.errors import BrokenError
+from forescribe.speculative.errors import BrokenError, SpeculativeError
 
 from .work_records import Finished, Report, WorkOrder
 
@@ -146,19 +146,25 @@ class ClusterWorker:
     def _run(self) -> None:
         while self._wait_for_tasks():
             try:
-                outcomes = self.make(self.size).transcribe(
-                    self._pull(),
-                    self.order.options,
-                    self._progressed if self.order.progress else None,
-                )
-                for outcome in outcomes:
-                    if cause := _memory(outcome):
-                        raise cause  # the batch is too large, not this recording
-                    self._ended(outcome)
+                self._transcribe()
                 self._fail_begun("the transcriber left it without an outcome")
             except Exception as error:
                 if not self._recover(error):
                     return
+
+    def _transcribe(self) -> None:
+        """One call of the transcriber, over what waits and what comes while it runs."""
+        hook = self._progressed if self.order.progress else None
+        transcriber = self.make(self.size)
+        outcomes = transcriber.transcribe(self._pull(), self.order.options, hook)
+        try:
+            for outcome in outcomes:
+                if cause := _memory(outcome):
+                    raise cause  # the batch is too large, not this recording
+                self._ended(outcome)
+        finally:
+            if isinstance(outcomes, Generator):
+                outcomes.close()  # what is left in the engine must not outlive the call
 
     def _wait_for_tasks(self) -> bool:
         with self._changed:
@@ -268,7 +274,7 @@ class ClusterWorker:
         if isinstance(error, BrokenError):
             return self._end(broken=str(error))
         if not out_of_memory(error):
-            return self._end(error=error)
+            return self._end(error=portable(error))
         full = f"out of memory with {self.size} windows at a time"
         if self._may_halve:
             self.size, self._may_halve = self.size // 2, False
@@ -299,6 +305,13 @@ class ClusterWorker:
                 error = kind(f"{begun.source.path}: {reason}", code=code)  # type: ignore[arg-type]
                 self._add(Finished(begun.source.path, None, error, 0.0, None))
             self._begun.clear()
+
+
+def portable(error: Exception) -> Exception:
+    """An error as it may be sent to the driver: those of others may hold what cannot be pickled."""
+    if isinstance(error, ForescribeError | SpeculativeError):
+        return error
+    return ForescribeError(f"a worker failed with {type(error).__name__}: {error}")
 
 
 def _memory(outcome: Outcome) -> BaseException | None:

@@ -44,6 +44,7 @@ class Dispatch:
         self._windows = {
             path: 1 if sequential else _windows(length) for path, length in lengths.items()
         }
+        self._left = sum(self._windows.values())  # of recordings that have not ended
         # Capacity is counted in windows here, not in recordings.
         self._schedule = Schedule(map(Work, lengths), in_flight=len(lengths) + 1)
 
@@ -75,7 +76,9 @@ class Dispatch:
 
     def finished(self, worker: int, path: str) -> bool:
         """A recording has ended. False where another worker has ended it before."""
-        return self._schedule.done(str(worker), path)
+        first = self._schedule.done(str(worker), path)
+        self._left -= self._windows[path] if first else 0
+        return first
 
     def returned(self, worker: int, path: str) -> None:
         """A worker gives a recording back."""
@@ -83,13 +86,15 @@ class Dispatch:
 
     def lost(self, worker: int, *, crashed: bool) -> list[str]:
         """A worker is gone. Returns the recordings that have now cost too many workers; they have ended."""
-        return [work.source for work in self._schedule.lost(str(worker), crashed=crashed)]
+        ended = [work.source for work in self._schedule.lost(str(worker), crashed=crashed)]
+        self._left -= sum(self._windows[path] for path in ended)
+        return ended
 
     def _has_room(self, worker: int) -> bool:
         held = self._schedule.holds(str(worker))
         if not held:
             return True
-        share = math.ceil(sum(self._windows[path] for path in self._schedule.open) / self.workers)
+        share = math.ceil(self._left / self.workers)
         if sum(self._windows[path] for path in held) < min(self._most, share):
             return True
         return len(held) < 2 and self._schedule.waiting >= self.workers

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from forescribe.asr.errors import ForescribeError
 from forescribe.asr.records.recording_sources import Source
+from forescribe.speculative.errors import SpeculativeError
 
 from .work_records import Report, WorkerInfo, WorkOrder
 
@@ -29,7 +30,7 @@ class Refused:
     """A worker cannot do this run, nor can any other: the models are missing, the version is another one."""
 
     worker: int
-    error: ForescribeError
+    error: ForescribeError | SpeculativeError
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,7 @@ def connected(address: str, *, status: Callable[[str], None] = lambda text: None
     logging.getLogger("ray").setLevel(logging.ERROR)
     with _signals_kept():
         _connect(ray, address, status)
+    _keep_stdout_clean()
     try:
         yield ray
     finally:
@@ -165,6 +166,13 @@ def explained(error: Exception, address: str) -> UsageError | CapacityError:
 
 def _quiet() -> dict[str, Any]:
     return {"log_to_driver": False, "configure_logging": False, "namespace": "forescribe"}
+
+
+def _keep_stdout_clean() -> None:
+    """Ray prints messages of its processes to stdout, where results may go; the run tells what matters."""
+    from ray._private.ray_logging import global_worker_stdstream_dispatcher
+
+    global_worker_stdstream_dispatcher.remove_handler("ray_print_logs")
 
 
 @contextmanager

@@ -15,7 +15,6 @@ import asyncio
 import json
 import os
 import threading
-from collections import defaultdict, deque
 from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -107,7 +106,7 @@ class Transcribe:
 
         self.path_column = path_column
         self.worker = prepared_worker(order_of_options(options))
-        self._waiting: defaultdict[str, deque[Future[Finished]]] = defaultdict(deque)
+        self._waiting: dict[str, list[Future[Finished]]] = {}  # by path: of all rows that name it
         self._lock = threading.Lock()
         self._error: Exception | None = None
         threading.Thread(target=self._listen, name="reports", daemon=True).start()
@@ -121,8 +120,10 @@ class Transcribe:
         with self._lock:
             if self._error is not None:
                 raise self._error
-            self._waiting[source.path].append(future)
-        self._read(self.worker.exchange([source]))
+            known = source.path in self._waiting
+            self._waiting.setdefault(source.path, []).append(future)
+        if not known:
+            self._read(self.worker.exchange([source]))
         finished = await asyncio.wrap_future(future)
         if finished.transcript is None or finished.error is not None:
             return {**row, **failed_fields(finished.error or _no_result(source))}
@@ -136,7 +137,11 @@ class Transcribe:
         if report.broken is not None:
             os._exit(BROKEN)  # Ray starts the next one
         with self._lock:
-            ended = [(self._waiting[each.path].popleft(), each) for each in report.finished]
+            ended = [
+                (future, each)
+                for each in report.finished
+                for future in self._waiting.pop(each.path)
+            ]
             if report.error is not None:
                 self._error = report.error
             left = [future for each in self._waiting.values() for future in each]

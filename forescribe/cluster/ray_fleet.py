@@ -20,6 +20,7 @@ from typing import Any
 
 from forescribe.asr.errors import ForescribeError, UsageError
 from forescribe.asr.records.recording_sources import Source
+from forescribe.speculative.errors import SpeculativeError
 
 from .cluster_worker import ClusterWorker
 from .fleet import Event, Lost, Refused, Reported, Started
@@ -182,7 +183,7 @@ class RayFleet:
             if missing is not None:
                 return Refused(worker, missing)
             return Lost(worker, _reason(error), taken=getattr(error, "preempted", False))
-        if isinstance(answer, ForescribeError):
+        if isinstance(answer, ForescribeError | SpeculativeError):
             return Refused(worker, answer)
         if isinstance(answer, WorkerInfo):
             return Started(worker, answer)
@@ -203,11 +204,11 @@ class RayWorker:
         signal.signal(signal.SIGTERM, self._terminated)
         threading.Thread(target=self._watch_node, name="node watch", daemon=True).start()
 
-    def load(self) -> WorkerInfo | ForescribeError:
+    def load(self) -> WorkerInfo | ForescribeError | SpeculativeError:
         """Load the models; errors that every worker would have are returned, as they keep their class."""
         try:
             self.worker = prepared_worker(self.order)
-        except ForescribeError as error:
+        except (ForescribeError, SpeculativeError) as error:
             return error
         device = str(self.order.models.get("device") or "auto")
         return WorkerInfo(socket.gethostname(), os.getpid(), device)

@@ -21,6 +21,7 @@ class FakeRay(types.ModuleType):
         super().__init__("ray")
         self.__file__ = "/site/ray/__init__.py"
         self.outcomes, self.inits, self.ended = list(outcomes), [], 0
+        self.removed: list[str] = []
 
     def init(self, **options) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as Ray does
@@ -42,6 +43,11 @@ def ray(monkeypatch: pytest.MonkeyPatch):
         module = FakeRay(*outcomes)
         private, services = types.ModuleType("ray._private"), types.ModuleType("services")
         services.get_node = lambda address, node: {}
+        logs = types.ModuleType("ray._private.ray_logging")
+        logs.global_worker_stdstream_dispatcher = types.SimpleNamespace(
+            remove_handler=module.removed.append
+        )
+        monkeypatch.setitem(sys.modules, "ray._private.ray_logging", logs)
         private.services = services
         monkeypatch.setitem(sys.modules, "ray", module)
         monkeypatch.setitem(sys.modules, "ray._private", private)
@@ -58,6 +64,7 @@ def test_auto_joins_a_cluster_of_this_machine(ray) -> None:
         assert [options["address"] for options in module.inits] == ["auto"]
         assert signal.getsignal(signal.SIGTERM) is before  # the command's own
     assert module.ended == 1
+    assert module.removed == ["ray_print_logs"]  # stdout is for results
 
 
 def test_auto_starts_one_where_there_is_none(ray) -> None:

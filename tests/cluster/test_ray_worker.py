@@ -12,7 +12,7 @@ import pytest
 from forescribe.asr.batch import fingerprint
 from forescribe.asr.decode.options import Options
 from forescribe.asr.decode.outcome import Outcome, Progress
-from forescribe.asr.errors import AudioError, UsageError
+from forescribe.asr.errors import AudioError, ForescribeError, UsageError
 from forescribe.asr.formats.transcript import Coverage, Span, Transcript
 from forescribe.asr.records.recording_sources import Source
 from forescribe.asr.storage.locations import Location
@@ -159,6 +159,16 @@ def test_what_the_model_cannot_serve_ends_the_run(recordings) -> None:
     worker = ClusterWorker(order(), Script(**{"a.wav": UsageError("no such language")}))
     report = worker.exchange([Source(recordings[0])], WAIT_S)
     assert isinstance(report.error, UsageError)
+
+
+def test_errors_of_others_are_sent_as_our_own(recordings) -> None:
+    class Odd(Exception):
+        """Defined here, so that it cannot be unpickled elsewhere."""
+
+    worker = ClusterWorker(order(), Script(**{"a.wav": Odd("no driver")}))
+    report = pickle.loads(pickle.dumps(worker.exchange([Source(recordings[0])], WAIT_S)))
+    assert isinstance(report.error, ForescribeError)
+    assert report.error.message == "a worker failed with Odd: no driver"
 
 
 def test_a_broken_device_ends_the_worker_and_not_the_run(recordings) -> None:
