@@ -122,7 +122,7 @@ class Batch:
         try:
             self._elsewhere = elsewhere
             if not elsewhere:
-                self._fetch_ahead()
+                self.fetch_ahead()
             for result in (results := self._results(make, options, size, hook)):
                 yield result
                 if self.fail_fast and result.error is not None:
@@ -134,6 +134,15 @@ class Batch:
             raise
         finally:
             self._end()
+
+    def fetch_ahead(self) -> None:
+        """Begin to fetch, before a model is loaded; `run` does it else. Raises OutputError for a spool that
+        cannot be written."""
+        remote = [s for s in self.todo if s.location is not None and s.error is None]
+        if remote and self._spool is None:
+            assert self.fetching is not None, "recordings at locations are fetched"
+            self._spool = self.fetching.spool()
+            self._spool.order(remote)
 
     def skipped(self) -> Iterator[RecordingResult]:
         """Results of the recordings that are done; the manifest has them already."""
@@ -236,13 +245,6 @@ class Batch:
     def _copy(self, source: Source) -> LocalCopy | None:
         assert self._spool is not None
         return self._spool.take(source)
-
-    def _fetch_ahead(self) -> None:
-        remote = [s for s in self.todo if s.location is not None and s.error is None]
-        if remote:
-            assert self.fetching is not None, "recordings at locations are fetched"
-            self._spool = self.fetching.spool()
-            self._spool.order(remote)
 
     def _lost(self, *, halved: bool, stuck: bool) -> list[str]:
         """The recordings that fail for lack of memory. With half the batch, pipes: they cannot be read

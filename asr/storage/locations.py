@@ -82,10 +82,14 @@ class Location:
 
     @property
     def shown(self) -> str:
-        """The location for messages and records: no password, no query."""
+        """The location for messages: no password, no query, no control characters."""
+        return visible(self._plain)
+
+    @property
+    def _plain(self) -> str:
         if self.scheme == "file":
             return f"file://{self.key}"
-        return visible(f"{self.scheme}://{self.host}" + (f"/{self.key}" if self.key else ""))
+        return f"{self.scheme}://{self.host}" + (f"/{self.key}" if self.key else "")
 
     def __str__(self) -> str:
         return self.shown
@@ -95,16 +99,16 @@ class Location:
 
     @property
     def identity(self) -> str:
-        """What tells this location from others: `shown`, and for a web address a hash of the parameters
-        that do not belong to a signature. Signing a URL again does not change it."""
+        """What tells this location from others, without secrets: for a web address with a hash of the
+        parameters that do not belong to a signature. Signing a URL again does not change it."""
         names = [
             (name, value)
             for name, value in parse_qsl(self.query, keep_blank_values=True)
             if not _SIGNATURE.fullmatch(name)
         ]
         if not names:
-            return self.shown
-        return f"{self.shown}#{hashlib.sha256(urlencode(names).encode()).hexdigest()[:8]}"
+            return self._plain
+        return f"{self._plain}#{hashlib.sha256(urlencode(names).encode()).hexdigest()[:8]}"
 
     @property
     def url(self) -> str:

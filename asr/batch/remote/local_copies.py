@@ -13,6 +13,7 @@ import fcntl
 import os
 import shutil
 import tempfile
+import weakref
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,6 +52,8 @@ class SpoolFolder:
             top.mkdir(parents=True, exist_ok=True)
             _sweep(top)
             self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=top))
+            # Also at the end of a process that does not come to `close`.
+            self._remove = weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
             self._lock = (self.path / LOCK).open("wb")
             fcntl.flock(self._lock, fcntl.LOCK_EX)
         except OSError as error:
@@ -65,7 +68,7 @@ class SpoolFolder:
         return shutil.disk_usage(self.path).free
 
     def close(self) -> None:
-        shutil.rmtree(self.path, ignore_errors=True)
+        self._remove()
         self._lock.close()
 
 

@@ -107,7 +107,7 @@ class RecordedOutputs:
         entries = store.list()
         known = dict(records.load(entries))
         existing = frozenset(entry.key for entry in entries)
-        told = RecordedNames(location.shown, known, existing)
+        told = RecordedNames(location.identity, known, existing)
         stems = choose_stems(sources, chosen, told)
         return cls(location, store, records, chosen, stems, rules, existing, known)
 

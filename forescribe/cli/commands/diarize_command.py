@@ -172,6 +172,7 @@ def _load(options: DiarizeOptions, batch: Batch, stop: Stop, console: Console) -
 
     if not any_readable(batch.todo):
         return _no_engine
+    batch.fetch_ahead()
     console.status("loading the models")
     with stop.interruptible():
         from forescribe.diarize.transcripts.speaker_only_transcriber import SpeakerOnlyTranscriber

@@ -169,6 +169,7 @@ def _load(options: TranscribeOptions, batch: Batch, stop: Stop, console: Console
 
     if not any_readable(batch.todo):
         return _Decoder(_no_model, None, lambda: None)
+    batch.fetch_ahead()
     console.status("loading the model")
     with stop.interruptible():
         from forescribe.asr.decode.transcriber import Transcriber

@@ -97,6 +97,8 @@ class Console:
         if record.status == "cancelled":
             self.cancelled += 1
             return
+        if record.status == "skipped" and not self.quiet:  # found unchanged after it was fetched
+            self.rich.print(f"{escape(record.path)}: already done, --overwrite to redo")
         if error is not None:
             self.failed.append(f"{record.path}: {error.code}")
             self.rich.print(f"[red]failed[/] {escape(str(error))} [dim]({error.code})[/]")

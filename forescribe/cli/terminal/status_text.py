@@ -53,7 +53,7 @@ def _counts(where: str, status: RunStatus) -> str:
 
 
 def _audio(status: RunStatus) -> str:
-    text = f"  {status.audio_s / 3600:,.1f} h of audio"
+    text = f"  {_span(status.audio_s)} of audio"
     speeds = []
     if status.recent_speed is not None:
         speeds.append(f"{status.recent_speed:,.1f}x real time in the last 10 minutes")
@@ -67,7 +67,7 @@ def _span(seconds: float) -> str:
         return f"{seconds:.0f} s"
     if seconds < 5400:
         return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h"
+    return f"{seconds / 3600:,.1f} h"
 
 
 __all__ = ["status_lines"]

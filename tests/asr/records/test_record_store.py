@@ -16,7 +16,7 @@ from forescribe.asr.batch.manifest import Manifest, Record
 from forescribe.asr.errors import StorageError, UsageError
 from forescribe.asr.records.record_store import MAX_CRASHES, RecordStore, crashed_record
 from forescribe.asr.storage.opening_stores import open_store
-from tests.asr.storage.faults import LOST, OK, REPLY_LOST, faulty_store, memory
+from tests.asr.storage.faults import LAGS, LOST, OK, REPLY_LOST, faulty_store, memory
 
 SETTINGS = "5e77"
 
@@ -243,7 +243,7 @@ def test_crashes_are_counted_until_there_is_a_record(opened) -> None:
 
 
 class Fleet(RuleBasedStateMachine):
-    """Workers with lossy connections to one output; any of them may be killed between two requests."""
+    """Workers with lossy connections and lagging listings; any may be killed between two requests."""
 
     SOURCES = [f"s3://calls/{n}.mp3" for n in range(4)]
 
@@ -257,7 +257,8 @@ class Fleet(RuleBasedStateMachine):
         self.tokens = itertools.count()
 
     def fate(self, kind: str) -> str:
-        return self.draws.draw(st.sampled_from([OK, OK, OK, LOST, REPLY_LOST]), label=kind)
+        fates = [OK, OK, OK, LOST, REPLY_LOST] + [LAGS] * 2 * (kind == "list")
+        return self.draws.draw(st.sampled_from(fates), label=kind)
 
     @rule()
     def start_a_worker(self) -> None:

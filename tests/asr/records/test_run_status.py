@@ -132,7 +132,7 @@ def test_the_command_prints_lines_and_json() -> None:
     shown = CliRunner().invoke(app, ["status", str(out), "--watch"])  # ends: nothing is left
     assert shown.exit_code == 0, shown.output
     assert "2 of 2 recordings have ended (100.0%): 1 succeeded, 1 failed" in shown.output
-    assert "1 empty_file: \\x1b[31ma" in shown.output and "1.0 h of audio" in shown.output
+    assert "1 empty_file: \\x1b[31ma" in shown.output and "60 min of audio" in shown.output
     printed = CliRunner().invoke(app, ["status", str(out), "--json"])
     values = json.loads(printed.output)
     assert values["output"] == str(out) and values["left"] == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ from forescribe.asr.storage.retrying import Retries
 from forescribe.asr.storage.storage_errors import UnavailableError
 from forescribe.asr.storage.stores import Store
 
-OK, LOST, REPLY_LOST = "ok", "request lost", "reply lost"
+OK, LOST, REPLY_LOST, LAGS = "ok", "request lost", "reply lost", "listing lags"
 
 _NUMBERS = itertools.count()
 
@@ -64,7 +65,8 @@ class FaultyBackend:
         for number, entry in enumerate(self.inner.list(prefix, after)):
             if fate == REPLY_LOST and number:
                 raise self._lost()
-            yield entry
+            if fate != LAGS or zlib.crc32(f"{entry.key} {entry.etag}".encode()) % 2:
+                yield entry
 
     def head(self, key: str) -> Any:
         return self._call("head", key)

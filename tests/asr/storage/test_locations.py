@@ -81,4 +81,5 @@ def test_names_and_folders() -> None:
 
 
 def test_control_characters_are_escaped() -> None:
-    assert "\x1b" not in str(Location.parse("s3://b/\x1b[31m.mp3"))
+    location = Location.parse("s3://b/\x1b[31m.mp3")
+    assert "\x1b" not in str(location) and location.identity == "s3://b/\x1b[31m.mp3"
