@@ -1,7 +1,8 @@
 """S3, Google Cloud Storage, Azure, memory and folders through obstore (extra `s3`).
 
 Credentials, endpoints and regions come from the environment: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY,
-AWS_SESSION_TOKEN, AWS_ENDPOINT_URL, AWS_REGION, GOOGLE_*, AZURE_*, or the identity of the machine.
+AWS_SESSION_TOKEN, AWS_ENDPOINT_URL, AWS_REGION, GOOGLE_*, AZURE_*, from a profile in `~/.aws`, or from the
+identity of the machine.
 obstore's own repetitions are off: ours count requests and know whether a write may have happened.
 """
 
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
+from .aws_profile import profile_settings
 from .backends import Entry, Reading
 from .locations import Location
 from .server_errors import located
@@ -161,7 +163,8 @@ def _open(location: Location) -> ObjectStore:
     common: dict[str, Any] = {"client_options": options, "retry_config": {"max_retries": 0}}
     try:
         if location.scheme == "s3":
-            return S3Store(location.host, **common | ({"endpoint": endpoint} if endpoint else {}))
+            own = profile_settings() | ({"endpoint": endpoint} if endpoint else {})
+            return S3Store(location.host, **common | own)
         if location.scheme == "gs":
             return GCSStore(location.host, **common)
         return AzureStore(location.host, **common)
