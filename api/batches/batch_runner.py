@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from sqlalchemy.exc import DBAPIError
 
-from forescribe.asr.errors import OutputError
+from forescribe.asr.errors import OutputError, StorageError
 
 from ..errors import ApiError
 from ..jobs.engines.workflow_engine import Stopping
@@ -137,7 +137,7 @@ class BatchRunner:
             return True
         except ApiError:  # the server or the key is at a limit
             return False
-        except (DBAPIError, OutputError):  # the database or the disk, not the line
+        except (DBAPIError, OutputError, StorageError):  # the database or the storage, not the line
             raise
         except Exception as error:
             report_fault("batch", error)

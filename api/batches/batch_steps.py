@@ -222,11 +222,10 @@ class BatchSteps:
             self.metrics.ended(state)
 
     def _cancel_jobs(self, batch: Batch) -> None:
-        for line in self.table.lines(batch.id):
-            if line.state in ("pending", "submitted"):  # a pending line's job may exist: a crash
-                self.leave()
-                with suppress(ApiError):  # there is none
-                    self.jobs.operations.cancel(line.job, batch.owner)
+        for job in self.table.open_jobs(batch.id):
+            self.leave()
+            with suppress(ApiError):  # the client has deleted it
+                self.jobs.operations.cancel(job, batch.owner)
 
     def _input(self, batch: Batch) -> BinaryIO:
         name = self.store.references.get(batch.id, INPUT)

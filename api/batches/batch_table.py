@@ -213,6 +213,17 @@ class BatchTable:
                 for row in tx.execute(query)
             ]
 
+    def open_jobs(self, batch: str) -> list[str]:
+        """The unfinished jobs of lines that have not ended; a pending line has one after a crash."""
+        query = (
+            sa.select(JOBS.c.id)
+            .join(LINES, LINES.c.job == JOBS.c.id)
+            .where(LINES.c.batch == batch, LINES.c.state.in_(OPEN_LINES))
+            .where(JOBS.c.state.in_(("queued", "running")))
+        )
+        with self._database.engine.connect() as tx:
+            return list(tx.execute(query).scalars())
+
     def set_line(
         self, tx: Tx, line: LineRow, state: LineState, error: LineError | None = None
     ) -> bool:

@@ -1,0 +1,52 @@
+"""`forescribe key`: the lines that it prints are settings, and a wrong right is named."""
+
+from __future__ import annotations
+
+import tomllib
+
+import pytest
+from typer.testing import CliRunner
+
+from forescribe.api.access.keys import Rights, digest
+from forescribe.asr.errors import UsageError
+from forescribe.cli.main import app
+
+
+def run(*arguments: str):
+    return CliRunner().invoke(app, ["key", *arguments])
+
+
+def test_a_key_and_its_line() -> None:
+    made = run("team")
+    assert made.exit_code == 0
+    line = made.stderr.partition("[api_keys]: ")[2]
+    assert tomllib.loads(line) == {"team": digest(made.stdout.strip())}
+
+
+def test_a_key_with_rights() -> None:
+    arguments = ["--scope", "audio", "--scope", "jobs", "--expires", "2027-01-31"]
+    limits = ["--limit", "requests_per_day=1000", "--limit", "audio_s_per_hour=1.5"]
+    made = run("press.eu", *arguments, *limits)
+    assert made.exit_code == 0
+    read = tomllib.loads(made.stderr.partition("file:\n")[2])["api_keys"]["press.eu"]
+    rights = Rights.model_validate(read)
+    assert rights.hashes == (digest(made.stdout.strip()),) and rights.scopes == ("audio", "jobs")
+    assert (rights.requests_per_day, rights.audio_s_per_hour) == (1000, 1.5)
+    assert str(rights.expires) == "2027-01-31"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--limit", "x=1"], "unknown; known: max_requests"),
+        (["--limit", "requests_per_day"], "NAME=N"),
+        (["--limit", "requests_per_day=0"], "requests_per_day"),
+        (["--limit", "requests_per_day=inf"], "requests_per_day"),
+        (["--scope", "all"], "scopes"),
+        (["--expires", "tomorrow"], "2027-01-31"),
+    ],
+)
+def test_a_right_that_is_none_is_named_and_no_key_is_printed(arguments, said) -> None:
+    made = run("team", *arguments)
+    assert isinstance(made.exception, UsageError) and said in made.exception.message
+    assert made.stdout == ""
