@@ -126,6 +126,13 @@ class Admission:
         with self._lock:
             self._charge(caller, seconds)
 
+    def give_back(self, caller: str, seconds: float) -> None:
+        """Audio that was counted is refused after all."""
+        with self._lock:
+            if caller in self._limits:
+                for limit in self._limits[caller].audio:
+                    limit.add(-seconds, self.clock())
+
     def charge_tokens(self, caller: str, tokens: int) -> None:
         """Count the tokens of a prompt against a key's limits. Raises ApiError `rate_limited`, or
         `invalid_value` if the prompt alone exceeds a limit."""

@@ -40,7 +40,7 @@ class RateLimit:
     def remaining(self, now: float) -> float:
         """How much may be used now."""
         self._expire(now)
-        return max(0.0, self.maximum - self._used)
+        return min(self.maximum, max(0.0, self.maximum - self._used))
 
     def reset_s(self, now: float) -> float:
         """Seconds until all of it may be used."""

@@ -154,7 +154,8 @@ class Usage(Meter):
             for period, quota in _quotas(rights, unit) if amount.of(unit) > 0 else ():
                 used = _used(days, today, period).of(unit)
                 if used > quota + ROUNDING:
-                    raise self._refused(unit, used - amount.of(unit), quota, period)
+                    used -= amount.of(unit)
+                    raise self._refused(unit, used, quota, period, amount.of(unit))
 
     def _add(self, owner: str, amount: Amount) -> None:
         try:
@@ -184,8 +185,12 @@ class Usage(Meter):
         with self._lock:
             return self._unsaved.pop(owner, Amount())
 
-    def _refused(self, unit: str, used: float, quota: float, period: str) -> ApiError:
+    def _refused(
+        self, unit: str, used: float, quota: float, period: str, more: float | None = None
+    ) -> ApiError:
         text = f"you have used {used:.10g} of {quota:.10g} {UNITS[unit]} this {period}, the quota of this key"
+        if more is not None and unit != "requests":
+            text += f"; this needs {more:.10g} more"
         ends = until(self.today(), period).timestamp()
         # OpenAI's clients would try again in a second.
         return ApiError(

@@ -166,6 +166,9 @@ class BatchSteps:
             new = NewJob(line.job, batch.owner, recording.label, total_s, fields, options)
             try:
                 self.jobs.submissions.submit(new, recording.audio)
+            except ApiError:
+                self.serving.admission.give_back(batch.owner, total_s)
+                raise
             except IntegrityError:  # another process was faster
                 if self.store.jobs.get(line.job) is None:
                     raise

@@ -136,7 +136,11 @@ class Submissions:
                 callback = Callback(form.webhook_url, form.webhook_secret)
             id = f"job_{uuid4().hex}"
             new = NewJob(id, owner, recording.label, total_s, fields, shown(form), callback)
-            return await asyncio.to_thread(self.submit, new, draft, mark)
+            try:
+                return await asyncio.to_thread(self.submit, new, draft, mark)
+            except ApiError:
+                self.serving.admission.give_back(owner, total_s)
+                raise
         finally:
             await asyncio.to_thread(draft.discard)
 

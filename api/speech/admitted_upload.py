@@ -52,11 +52,6 @@ class AdmittedUpload:
         file is not audio, is too long, or does not fit into the queue."""
         decoded_file = await self.serving.decoded(self.upload.file)
         self.upload.file.close()  # only the samples are needed from here on
-        try:
-            self.reservation.add_audio(decoded_file.duration_s)
-        except BaseException:
-            decoded_file.close()
-            raise
         seconds, usage = decoded_file.duration_s, self.serving.usage
         try:
             await asyncio.to_thread(usage.spend, self.caller, requests=1, audio_s=seconds)
@@ -64,6 +59,11 @@ class AdmittedUpload:
             decoded_file.close()
             raise
         try:
+            try:
+                self.reservation.add_audio(seconds)
+            except BaseException:
+                decoded_file.close()
+                raise
             task = TranscriptionTask(decoded_file, options, self.reservation, tap)
             return self.serving.follow(task)
         except ApiError:

@@ -121,6 +121,7 @@ def test_a_quota_of_a_day_and_of_a_month(database) -> None:
     usage.spend("team", requests=1, audio_s=90)
     error = refused(lambda: usage.spend("team", requests=1, audio_s=20))
     assert "90 of 100 seconds of audio this day" in error.message
+    assert "needs 20 more" in error.message
     assert error.retry_after == 12 * 3600 + 1 and error.headers()["x-should-retry"] == "false"
     assert error.body()["error"]["type"] == "insufficient_quota"
     usage.check("team")  # ten seconds are left
@@ -195,7 +196,7 @@ def keyed(key: str) -> dict[str, str]:
 @pytest.fixture
 def client(tmp_path, transcriber, decoders):
     keys = {
-        "team": {"hash": digest(KEY), "audio_s_per_month": 10, "requests_per_minute": 100},
+        "team": {"hash": digest(KEY), "audio_s_per_month": 10, "audio_s_per_hour": 100},
         "other": digest(OTHER),
     }
     with application(tmp_path, transcriber, decoders, api_keys=keys) as client:
@@ -235,6 +236,7 @@ def test_requests_and_jobs_are_counted_once_and_refused_beyond_the_quota(client)
         assert answer.status_code == 429
         assert answer.json()["error"]["code"] == "insufficient_quota"
         assert int(answer.headers["retry-after"]) >= 1
+        assert answer.headers["x-ratelimit-remaining-audio-seconds"] == "93"  # nothing was used
     assert used(client) == (3, 7.0)
     blobs, references = (client.app.state.jobs.store.blobs, client.app.state.jobs.store.references)
     assert references.sweep() == 0 and blobs  # a refused job leaves nothing
