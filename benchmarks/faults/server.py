@@ -149,6 +149,7 @@ class FakeGroups:
     log: Callable[[str], None]
     trap: Callable[[str], None] = lambda phase: None
     left: list[BaseException] = field(default_factory=list)
+    phases: None = None
 
     def wait_for(self, k: int) -> Group:
         self.log(f"begin {self.job} {k}")
@@ -302,7 +303,7 @@ class FakeServing(Serving):
         return Measured(Script.of(await asyncio.to_thread(file.read)))
 
     def follow(self, task: TranscriptionTask) -> TranscriptionStream:
-        following = TranscriptionStream(task, self.settings.timeout_s, self.metrics)
+        following = TranscriptionStream(task, self.settings.timeout_s, self.metrics, self.tracing)
         following.cancelled_by(lambda: self._gone.add(following))
         self._line.put(following)
         return following

@@ -76,6 +76,9 @@ class BlobStore(Protocol):
     def sweep(self, older_s: float) -> int:
         """Remove local files that nobody has used for `older_s` seconds, and return their number."""
 
+    def close(self) -> None:
+        """Remove what was only needed by this process."""
+
     @property
     def free(self) -> int:
         """Free bytes on the local disk."""

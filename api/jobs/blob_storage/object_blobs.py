@@ -139,6 +139,10 @@ class ObjectBlobs:
                     count += 1
         return count
 
+    def close(self) -> None:
+        """Remove the local copies."""
+        self.cache.trim(0.0)
+
     @property
     def free(self) -> int:
         """Free bytes on the local disk."""

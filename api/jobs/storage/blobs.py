@@ -135,6 +135,9 @@ class Blobs:
                     count += 1
         return count
 
+    def close(self) -> None:
+        """All files here outlive the process, or are removed by `sweep`."""
+
     @property
     def free(self) -> int:
         """Free bytes on the disk."""

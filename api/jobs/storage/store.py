@@ -81,4 +81,5 @@ class Store:
         self.database.truncate_log()
 
     def close(self) -> None:
+        self.blobs.close()
         self.database.close()

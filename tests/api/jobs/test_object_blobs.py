@@ -69,6 +69,9 @@ def test_what_a_dead_process_left_locally_is_removed_at_the_start(blobs, tmp_pat
     assert len(left) == 2
     again = blobs_in(tmp_path / "bucket", tmp_path / "own")
     assert not [p for p in (tmp_path / "own").rglob("*") if p.is_file()]
+    again.local(again.put(b"more"))
+    again.close()
+    assert not [p for p in (tmp_path / "own").rglob("*") if p.is_file()]
     assert again.place == blobs.place  # the same store, for every process
     other = blobs_in(tmp_path / "another", tmp_path / "third")
     assert other.place != blobs.place

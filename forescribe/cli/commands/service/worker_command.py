@@ -36,7 +36,7 @@ class WorkerOptions:
             SERVICE,
             "--blobs",
             metavar="URL",
-            help="Their object storage: s3://bucket/prefix, gs:// or az://.",
+            help="Their object storage, such as s3://bucket/prefix; gs:// and az:// too.",
         ),
     ] = None
     data_dir: Annotated[
