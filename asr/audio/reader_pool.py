@@ -110,13 +110,16 @@ class ReaderPool:
 
     def ahead(self, sources: Iterable[Input]) -> Iterator[Input]:
         """The sources, in order; some that follow are being read already. Each is to be opened by `open`
-        before the next is pulled."""
+        before the next is pulled. One that is not `ready` (`asr.batch.remote.source_stream`) is waited for
+        only if there is no other."""
         coming = iter(sources)
         first = next(coming, None)
         if first is not None:
             self._waiting.append(_Waiting(first, 0))
         while True:
             while len(self._waiting) < self.readers * AHEAD:
+                if self._waiting and not getattr(coming, "ready", True):
+                    break  # it is still being fetched
                 source = next(coming, None)
                 if source is None:
                     break

@@ -36,6 +36,7 @@ from .remote.fetching import Fetching
 from .remote.local_copies import LocalCopy
 from .remote.recorded_outputs import RecordedOutputs
 from .remote.recorded_results import RecordedWriter
+from .remote.source_stream import SourceStream
 from .remote.spool import Spool
 from .remote.write_queue import WriteQueue
 
@@ -98,6 +99,7 @@ class Batch:
         self._settled: deque[Callable[[], RecordingResult]] = deque()  # without a transcriber
         self._writes = WriteQueue() if self._writer.in_background else None
         self._spool: Spool | None = None
+        self._coming: deque[Source] = deque()  # not pulled yet
         self._elsewhere = False
 
     def run(
@@ -214,37 +216,47 @@ class Batch:
             if isinstance(outcomes, Generator):
                 outcomes.close()
 
-    def _sources(self) -> Iterator[str | LocalCopy]:
-        """The paths and local copies, pulled by the transcriber. Hashed before they are read: a recording
-        that grows in the meantime does not count as done. Ends early if there is no room for the next
-        one."""
-        for path, source in list(self._open.items()):
-            if self._elsewhere:
-                self._pulled[path] = None
-                yield path
-                continue
-            if source.location is None:
-                self._pulled[path] = fingerprint.content(path)
-                yield path
+    def _sources(self) -> SourceStream:
+        """The paths and local copies, pulled by the transcriber."""
+        self._coming = deque(self._open.values())
+        return SourceStream(self._pulled_sources(), self._is_next_ready)
+
+    def _is_next_ready(self) -> bool:
+        source = self._coming[0] if self._coming else None
+        fetched = source is not None and source.location is not None and not self._elsewhere
+        return source is None or not fetched or self._spooled.is_ready(source)
+
+    def _pulled_sources(self) -> Iterator[str | LocalCopy]:
+        """Recordings are hashed before they are read: one that grows in the meantime does not count as
+        done. Ends early if there is no room for the next one."""
+        while self._coming:
+            source = self._coming.popleft()
+            if self._elsewhere or source.location is None:
+                self._pulled[source.path] = (
+                    None if self._elsewhere else fingerprint.content(source.path)
+                )
+                yield source.path
                 continue
             try:
-                copy = self._copy(source)
+                copy = self._spooled.take(source)
             except ForescribeError as error:
                 self._settled.append(partial(self._writer.failed, source, error))
                 continue
             if copy is None:
                 return
             if source.entry is None:
-                self._open[path] = source = replace(source, entry=copy.entry)
+                source = replace(source, entry=copy.entry)
+                self._open[source.path] = source
             if not self._overwrite and self._writer.is_unchanged(source, copy.content):
                 self._settled.append(partial(self._writer.confirmed, source))
                 continue
-            self._pulled[path] = copy.content
+            self._pulled[source.path] = copy.content
             yield copy
 
-    def _copy(self, source: Source) -> LocalCopy | None:
-        assert self._spool is not None
-        return self._spool.take(source)
+    @property
+    def _spooled(self) -> Spool:
+        assert self._spool is not None, "recordings at locations are fetched"
+        return self._spool
 
     def _lost(self, *, halved: bool, stuck: bool) -> list[str]:
         """The recordings that fail for lack of memory. With half the batch, pipes: they cannot be read

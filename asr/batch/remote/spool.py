@@ -121,6 +121,11 @@ class Spool:
                     assert "fetching" in states or "ready" not in states, "not in the order"
                 self._changed.wait(1.0)
 
+    def is_ready(self, source: Source) -> bool:
+        """Whether `take` would answer at once."""
+        with self._changed:
+            return self._items[source.path].state in ("ready", "taken", "failed")
+
     def release(self, path: str) -> None:
         """Remove a copy, if there is one; what is fetched no more is given up."""
         with self._changed:

@@ -140,6 +140,15 @@ def test_results_are_those_of_a_local_run_and_the_second_run_reads_no_audio(s3, 
     assert s3.audio_read() == 0
     assert not [call for call in s3.calls if call.method == "PUT" and "probe" not in call.key]
     nothing_secret(done)
+    shown = subprocess.run(
+        [sys.executable, "-m", "forescribe", "status", s3.output, "--json"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    values = json.loads(shown.stdout)
+    assert (values["total"], values["succeeded"], values["left"]) == (CLIPS, CLIPS, 0)
 
 
 def test_a_run_that_is_killed_continues_where_it_was(s3, here) -> None:
@@ -186,11 +195,15 @@ def test_sigterm_finishes_what_is_written_and_a_second_run_the_rest(s3, here) ->
     assert statuses(s3) == {"succeeded": CLIPS} and results(s3) == here
 
 
-def test_throttling_resets_and_broken_bodies_lose_nothing(s3, here) -> None:
+def test_throttling_resets_damaged_and_broken_bodies_lose_nothing(s3, here) -> None:
     draw, lock = random.Random(3), threading.Lock()
+    seen: set[str] = set()
 
     def fate(call) -> str:
         with lock:
+            if call.reads_audio and call.key not in seen:
+                seen.add(call.key)
+                return DAMAGED
             return draw.choices([OK, SLOW_DOWN, RESET, CUT_OFF], [12, 2, 2, 2])[0]
 
     s3.fate = fate
@@ -199,19 +212,6 @@ def test_throttling_resets_and_broken_bodies_lose_nothing(s3, here) -> None:
     s3.fate = lambda call: OK
     assert results(s3) == here and statuses(s3) == {"succeeded": CLIPS}
     assert {s.generation for s in RecordStore.open(s3.output).load().values()} == {1}
-
-
-def test_damaged_bodies_are_fetched_again(s3, here) -> None:
-    seen: Counter[str] = Counter()
-
-    def fate(call) -> str:
-        seen[call.key] += call.reads_audio
-        return DAMAGED if call.reads_audio and seen[call.key] == 1 else OK
-
-    s3.fate = fate
-    assert from_store(s3).returncode == 0
-    s3.fate = lambda call: OK
-    assert results(s3) == here
 
 
 def test_credentials_that_expire_fail_recordings_and_not_the_run(s3, here) -> None:
@@ -241,16 +241,3 @@ def test_a_bucket_that_does_not_exist_is_one_line_and_an_answer(s3) -> None:
     assert len(done.stderr.strip().splitlines()) == 1
     missing = forescribe("s3://no-such-bucket-here/a.wav", "-o", s3.output)
     assert missing.returncode == 1 and "missing_file" in missing.stderr
-
-
-def test_the_status_of_a_run(s3) -> None:
-    assert from_store(s3).returncode == 0
-    shown = subprocess.run(
-        [sys.executable, "-m", "forescribe", "status", s3.output, "--json"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    values = json.loads(shown.stdout)
-    assert (values["total"], values["succeeded"], values["left"]) == (CLIPS, CLIPS, 0)

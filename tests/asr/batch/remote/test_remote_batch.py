@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections import Counter
 from pathlib import Path
 
@@ -328,3 +329,33 @@ def test_a_second_worker_adds_no_record(calls, out) -> None:
     assert statuses(second.run(lambda size: CopyTypist(), size=4)) == {"succeeded": 3}
     assert second.outputs.records.doubled == 3 and len(merged(out)) == 3
     assert {s.generation for s in RecordStore.open(out).load().values()} == {1}
+
+
+def test_readers_do_not_wait_for_what_is_still_fetched(calls, out) -> None:
+    """The first recording is given on while the second one is under way."""
+    from forescribe.asr.audio.reader_pool import ReaderPool
+
+    first_given = threading.Event()
+    stores = FaultyStores()
+    made = batch([str(calls)], out, stores=stores)
+
+    def fate(where: Location, kind: str) -> str:
+        if where.host == calls.host and kind == "get":
+            fetched.append(kind)
+            if len(fetched) > 1:
+                assert first_given.wait(60), "the first recording was held back"
+        return OK
+
+    fetched: list[str] = []
+    stores.fate = fate
+
+    class Reading(CopyTypist):
+        def transcribe(self, sources, options=None, hook=None):
+            with ReaderPool(2, None) as pool:
+                for source in pool.ahead(sources):
+                    pool.open(source).close()
+                    first_given.set()
+                    yield self._typed(source)
+
+    results = list(made.run(lambda size: Reading(), size=4))
+    assert statuses(results) == {"succeeded": 3} and len(fetched) == 3
