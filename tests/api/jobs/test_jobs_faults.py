@@ -12,3 +12,12 @@ from benchmarks.faults.catalogue import run
 def test_jobs_survive(name) -> None:
     row = run(name, long=False, seed=0)
     assert row.held == "yes", row.what
+
+
+@pytest.mark.slow
+def test_replicas_and_workers_survive() -> None:
+    """On PostgreSQL and objects; the long form, with twenty kills, is `benchmarks.faults --long F21`."""
+    row = run("F21", long=False, seed=0)
+    if row.held == "not run":
+        pytest.skip(row.what)
+    assert row.held == "yes", row.what
