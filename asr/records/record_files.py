@@ -66,12 +66,12 @@ class FolderFiles:
         with _output_errors(path), self._temporary(path, data) as made:
             try:
                 os.link(made, path)
-            except FileExistsError:
-                return False
             except OSError as error:
-                # Over NFS the reply to a link that was made may be lost.
+                # Over NFS the reply to a link that was made may be lost, and the repetition refused.
                 if os.stat(made).st_nlink == 2:
                     return True
+                if isinstance(error, FileExistsError):
+                    return False
                 if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK):
                     raise
                 return _exclusive(path, data)  # a file system without links

@@ -131,19 +131,13 @@ def _left_s(
     else by number."""
     if run is None or run.total is None or not recent or spell <= 0:
         return None
-    sizes = [_size(stored) for stored in own]
+    sizes = [stored.size for stored in own]
     if run.total_bytes is not None and None not in sizes:
         left = run.total_bytes - sum(size or 0 for size in sizes)
-        speed = sum(_size(stored) or 0 for stored in recent) / spell
+        speed = sum(stored.size or 0 for stored in recent) / spell
     else:
         left, speed = run.total - len(own), len(recent) / spell
     return max(0.0, left / speed) if speed > 0 else None
-
-
-def _size(stored: StoredRecord) -> int | None:
-    """The bytes of a recording, from its version."""
-    size = (stored.version or "").partition(":")[0]
-    return int(size) if size.isdigit() else None
 
 
 def _throughput(

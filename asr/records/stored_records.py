@@ -53,6 +53,12 @@ class StoredRecord:
         return self.record.version
 
     @property
+    def size(self) -> int | None:
+        """The bytes of the source, from its version."""
+        size = (self.version or "").partition(":")[0]
+        return int(size) if size.isdigit() else None
+
+    @property
     def key(self) -> str:
         return record_key(self.source, self.generation)
 

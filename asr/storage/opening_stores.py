@@ -40,14 +40,18 @@ class Stores:
         return sum(backend.requests.total() for backend in self._backends.values())
 
     def _backend(self, location: Location) -> Backend:
-        if location.scheme in WEB and (location.query or location.user):
-            return _backend(location)  # signed for one object
         with self._opening:
             folder = location.key if location.scheme == "file" else ""
             key = f"{location.scheme}://{location.host}{folder}"
             if key not in self._backends:
                 self._backends[key] = _backend(location)
-            return self._backends[key]
+            backend = self._backends[key]
+        if location.scheme in WEB:
+            from .web_backend import WebBackend
+
+            assert isinstance(backend, WebBackend)
+            return backend.at(location)  # its signature is for one object
+        return backend
 
 
 def open_store(location: Location, *, retries: Retries | None = None) -> Store:

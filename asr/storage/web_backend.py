@@ -8,6 +8,7 @@ listings and no conditions.
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -30,7 +31,8 @@ PIECE = 1 << 20
 
 
 class WebBackend:
-    """Requests to the server of `location`, with its query and its user."""
+    """Requests to the server of `location`, with its query and its user; `at` is the same server with
+    those of another location."""
 
     def __init__(self, location: Location) -> None:
         import httpx
@@ -43,6 +45,12 @@ class WebBackend:
             timeout=httpx.Timeout(60.0, connect=10.0),
             headers={"User-Agent": "forescribe", "Accept-Encoding": "identity"},
         )
+
+    def at(self, location: Location) -> WebBackend:
+        """The same connections and counts, for another address of the server."""
+        other = copy.copy(self)
+        other.location, other.root = location, location.root
+        return other
 
     def list(self, prefix: str, after: str | None = None) -> Iterator[Entry]:
         raise self._read_only("web servers have no listings: name the files, as in a list (.jsonl)")

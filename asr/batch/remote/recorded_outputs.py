@@ -135,13 +135,18 @@ class RecordedOutputs:
         results of other settings."""
         from importlib.metadata import version as installed
 
-        sized = [source.entry.size for source in sources if source.entry is not None]
+        own = {identity(source.path) for source in sources}
+        sizes = [source.entry.size if source.entry is not None else None for source in sources]
+        for name, stored in self.known.items():  # what the run has from other inputs
+            if name not in own and not overwrite and stored.settings == settings:
+                sizes.append(stored.size)
+        known = [size for size in sizes if size is not None]
         return self.records.begin(
             settings=settings,
             formats=self.formats,
             overwrite=overwrite,
-            total=len(sources),
-            total_bytes=sum(sized) if len(sized) == len(sources) else None,
+            total=len(sizes),
+            total_bytes=sum(known) if len(known) == len(sizes) else None,
             program=f"forescribe {installed('forescribe')}",
             dry_run=dry_run,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import threading
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from forescribe.asr.batch.manifest import Manifest, Record
 from forescribe.asr.errors import StorageError, UsageError
+from forescribe.asr.records.record_files import FolderFiles
 from forescribe.asr.records.record_store import MAX_CRASHES, RecordStore, crashed_record
 from forescribe.asr.storage.opening_stores import open_store
 from tests.asr.storage.faults import LAGS, LOST, OK, REPLY_LOST, faulty_store, memory
@@ -118,6 +120,32 @@ def test_an_output_that_can_only_be_read_is_refused() -> None:
     for url in ("https://example.com/out", "hf://datasets/org/name"):
         with pytest.raises(UsageError, match="can only be read"):
             RecordStore.open(url)
+
+
+def test_a_link_whose_reply_was_lost_is_ours(tmp_path: Path, monkeypatch) -> None:
+    """As over NFS: the link is made, and the repeated request is refused."""
+    link = os.link
+
+    def twice(made, path) -> None:
+        link(made, path)
+        raise FileExistsError(17, "File exists")
+
+    files = FolderFiles(tmp_path)
+    monkeypatch.setattr(os, "link", twice)
+    assert files.create("a", b"mine")
+    monkeypatch.setattr(os, "link", link)
+    assert not files.create("a", b"yours") and files.read("a") == b"mine"
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_a_file_system_without_links(tmp_path: Path, monkeypatch) -> None:
+    def refused(made, path) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refused)
+    files = FolderFiles(tmp_path)
+    assert files.create("x/a", b"mine") and not files.create("x/a", b"yours")
+    assert files.read("x/a") == b"mine"
 
 
 # Runs

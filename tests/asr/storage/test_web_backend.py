@@ -154,3 +154,12 @@ def test_web_servers_are_read_only(web) -> None:
     ):
         with pytest.raises(UnsupportedError):
             call()
+
+
+def test_addresses_of_one_server_share_its_connections_and_counts(web, tmp_path) -> None:
+    stores = Stores(quick())
+    for number in range(3):
+        store, key = stores.of(web.location(f"a.mp3?Signature={number}"))
+        store.fetch(key, tmp_path / "copy")
+    assert web.asked == [f"/a.mp3?Signature={number}" for number in range(3)]
+    assert stores.requests() == 3 and len(stores._backends) == 1

@@ -10,8 +10,11 @@ from pathlib import Path
 import pytest
 
 from forescribe.asr.batch.interrupts import Stop
+from forescribe.asr.batch.remote.fetching import Fetching
+from forescribe.asr.batch.remote.spool import Spool
 from forescribe.asr.errors import UsageError
 from forescribe.asr.records.record_store import RecordStore
+from forescribe.asr.records.status_reader import StatusReader
 from forescribe.asr.storage.locations import Location
 from forescribe.asr.storage.opening_stores import Stores, open_store
 from forescribe.asr.storage.storage_errors import DeniedError
@@ -331,10 +334,26 @@ def test_a_second_worker_adds_no_record(calls, out) -> None:
     assert {s.generation for s in RecordStore.open(out).load().values()} == {1}
 
 
-def test_readers_do_not_wait_for_what_is_still_fetched(calls, out) -> None:
+def test_a_run_knows_the_recordings_of_all_its_commands(calls, out) -> None:
+    """Commands that write to one output one after the other: the status counts all of their inputs."""
+    run([str(calls / "00.wav"), str(calls / "01.wav")], out)
+    run([str(calls / "02.wav")], out)
+    run([str(calls / "02.wav")], out)
+    reader = StatusReader(out)
+    status = reader.read()
+    assert (status.total, status.succeeded, status.left) == (3, 3, 0)
+    assert reader.records.run.number == 2
+    assert reader.records.run.total_bytes == sum(entry.size for entry in open_store(calls).list())
+
+
+def test_readers_do_not_wait_for_what_is_still_fetched(calls, out, monkeypatch) -> None:
     """The first recording is given on while the second one is under way."""
     from forescribe.asr.audio.reader_pool import ReaderPool
 
+    def one_by_one(self) -> Spool:
+        return Spool(self.stores, place=self.place, limit=self.limit, fetchers=1)
+
+    monkeypatch.setattr(Fetching, "spool", one_by_one)
     first_given = threading.Event()
     stores = FaultyStores()
     made = batch([str(calls)], out, stores=stores)
