@@ -36,6 +36,9 @@ PIECE = 1 << 20
 PART = 16 << 20
 """Bytes of a part of a large upload."""
 
+PARTS = 4
+"""Parts that are in memory at a time."""
+
 _MEMORY: dict[str, Any] = {}
 """Stores of `memory://`, by host: they live as long as the process."""
 
@@ -89,7 +92,11 @@ class ObstoreBackend:
         size = data.stat().st_size if isinstance(data, Path) else len(data)
         self._count("put", 1 if size <= PART else 2 + -(-size // PART))
         with self._errors(self.root / key):
-            return _written(key, size, obstore.put(self._store, key, data, chunk_size=PART))
+            return _written(
+                key,
+                size,
+                obstore.put(self._store, key, data, chunk_size=PART, max_concurrency=PARTS),
+            )
 
     def create(self, key: str, data: bytes) -> Entry:
         import obstore
