@@ -10,9 +10,9 @@ looks.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from forescribe.asr.errors import CapacityError, StorageError, UsageError
 
@@ -28,6 +28,9 @@ WATCH_S = 12.0
 """How long to watch a heartbeat that may be that of a dead process; longer than `recovery.DEAD_AFTER_S`."""
 
 LOOK_S = 0.5
+
+PATIENCE: Mapping[str, Any] = {"attempts": 5, "longest_s": 5.0, "total_s": 30.0}
+"""Of requests to object storage: clients wait for some of them, and jobs wait on after them anyway."""
 
 
 def open_store(settings: Settings, folder: Path) -> Store:
@@ -45,6 +48,7 @@ def open_objects(url: str, folder: Path, cache_bytes: int) -> ObjectBlobs:
     try:
         from forescribe.asr.storage.locations import Location
         from forescribe.asr.storage.opening_stores import open_store as open_objects_at
+        from forescribe.asr.storage.retrying import Retries
     except ModuleNotFoundError as error:
         raise UsageError(
             f"blobs_url needs {error.name}: run `scripts/setup serve s3` in forescribe's folder"
@@ -52,7 +56,8 @@ def open_objects(url: str, folder: Path, cache_bytes: int) -> ObjectBlobs:
     from .blob_storage.object_blobs import ObjectBlobs
 
     try:
-        blobs = ObjectBlobs(open_objects_at(Location.parse(url)), folder / "objects", cache_bytes)
+        store = open_objects_at(Location.parse(url), retries=Retries(**PATIENCE))
+        blobs = ObjectBlobs(store, folder / "objects", cache_bytes)
         blobs.probe()
     except StorageError as error:
         kind = CapacityError if error.code == "storage_unavailable" else UsageError

@@ -223,7 +223,7 @@ def test_machines_that_stand_still_anywhere_lose_nothing(tmp_path) -> None:
     run_state_machine_as_test(
         Machines,
         settings=settings(
-            max_examples=40,
+            max_examples=25,
             stateful_step_count=40,
             deadline=None,
             suppress_health_check=list(HealthCheck),
