@@ -12,6 +12,7 @@ import ipaddress
 import logging
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -31,6 +32,9 @@ STARTS = 3
 START_S = 180.0
 """Seconds for one of them. Ray's own 30 s are too short on a busy machine, or where its modules have to be
 compiled first."""
+
+CONNECT_S = 10.0
+"""Seconds for a connection to a head."""
 
 OBJECT_STORE_BYTES = 256 << 20
 """Of a cluster of our own: what passes through it are transcripts."""
@@ -80,8 +84,14 @@ def check_address(address: str) -> None:
 
 
 def _connect(ray: Any, address: str, status: Callable[[str], None]) -> None:
-    if address != AUTO:
-        return _join(ray, address)
+    known = os.environ.get("RAY_ADDRESS", "") if address == AUTO else address
+    if known:
+        return _join(ray, known)
+    left = _left_address()
+    if left and not reachable(
+        left
+    ):  # of a cluster that was killed: Ray would wait for it without end
+        return _start(ray, status)
     try:
         ray.init(address=AUTO, **_quiet())
     except ConnectionError:
@@ -91,12 +101,34 @@ def _connect(ray: Any, address: str, status: Callable[[str], None]) -> None:
 
 
 def _join(ray: Any, address: str) -> None:
+    if not reachable(address):
+        raise explained(ConnectionError("nothing listens there"), address)
     try:
         # A client knows fewer options than a member of the cluster.
         options = {"namespace": "forescribe"} if address.startswith("ray://") else _quiet()
         ray.init(address=address, **options)
     except Exception as error:
         raise explained(error, address) from error
+
+
+def _left_address() -> str:
+    """The address that the last cluster of this machine has left in a file, running or not."""
+    from ray._private.utils import read_ray_address
+
+    return str(read_ray_address() or "")
+
+
+def reachable(address: str) -> bool:
+    """Whether something listens at an address. Ray's own connection would wait for minutes, or without
+    end."""
+    host, port = _host(address), address.rpartition(":")[2]
+    if not host:
+        return True  # a name that Ray may understand
+    try:
+        with socket.create_connection((host, int(port)), timeout=CONNECT_S):
+            return True
+    except OSError:
+        return False
 
 
 def _start(ray: Any, status: Callable[[str], None]) -> None:
@@ -107,7 +139,10 @@ def _start(ray: Any, status: Callable[[str], None]) -> None:
         try:
             with _patience():
                 ray.init(
-                    include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES, **_quiet()
+                    address="local",
+                    include_dashboard=False,
+                    object_store_memory=OBJECT_STORE_BYTES,
+                    **_quiet(),
                 )
             return
         except Exception as error:

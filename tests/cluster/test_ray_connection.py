@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import signal
+import socket
 import sys
 import types
 
@@ -22,6 +23,7 @@ class FakeRay(types.ModuleType):
         self.__file__ = "/site/ray/__init__.py"
         self.outcomes, self.inits, self.ended = list(outcomes), [], 0
         self.removed: list[str] = []
+        self.left = ""
 
     def init(self, **options) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as Ray does
@@ -52,6 +54,9 @@ def ray(monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setitem(sys.modules, "ray", module)
         monkeypatch.setitem(sys.modules, "ray._private", private)
         monkeypatch.setitem(sys.modules, "ray._private.services", services)
+        utils = types.ModuleType("ray._private.utils")
+        utils.read_ray_address = lambda: module.left
+        monkeypatch.setitem(sys.modules, "ray._private.utils", utils)
         return module
 
     return install
@@ -70,7 +75,7 @@ def test_auto_joins_a_cluster_of_this_machine(ray) -> None:
 def test_auto_starts_one_where_there_is_none(ray) -> None:
     module, said = ray(ConnectionError("none"), None), []
     with connected("auto", status=said.append):
-        assert "address" not in module.inits[1]
+        assert module.inits[1]["address"] == "local"
         assert module.inits[1]["include_dashboard"] is False
     assert said == ["starting Ray on this machine"]
 
@@ -91,13 +96,48 @@ def test_a_start_that_fails_says_what_helps(ray) -> None:
         pass
 
 
-def test_a_cluster_that_does_not_answer(ray) -> None:
-    ray(ConnectionError("ray client connection timeout"))
+@pytest.fixture
+def closed_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+@pytest.mark.parametrize("form", ["ray://127.0.0.1:{}", "127.0.0.1:{}"])
+def test_where_nothing_listens_ray_is_not_asked(ray, closed_port: int, form: str) -> None:
+    """It would wait for minutes, or without end."""
+    module, address = ray(), form.format(closed_port)
     with (
-        pytest.raises(CapacityError, match="ray://head:10001: no cluster answers there"),
-        connected("ray://head:10001"),
+        pytest.raises(CapacityError, match=f"{address}: no cluster answers there"),
+        connected(address),
     ):
         pass
+    assert module.inits == []
+
+
+def test_the_address_of_a_cluster_that_was_killed_is_passed_over(ray, closed_port: int) -> None:
+    module = ray(None)
+    module.left = f"127.0.0.1:{closed_port}"
+    with connected("auto"):
+        assert [options["address"] for options in module.inits] == ["local"]
+
+
+def test_a_named_cluster_that_is_away_is_no_reason_to_start_another(ray, closed_port, monkeypatch):
+    ray()
+    monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{closed_port}")
+    with pytest.raises(CapacityError, match="no cluster answers"), connected("auto"):
+        pass
+
+
+def test_what_listens_and_is_no_cluster(ray) -> None:
+    ray(ConnectionError("ray client connection timeout"))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"ray://127.0.0.1:{server.getsockname()[1]}"
+        with (
+            pytest.raises(CapacityError, match=r"no cluster answers there \(ray client connection"),
+            connected(address),
+        ):
+            pass
 
 
 def test_without_ray_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
