@@ -77,10 +77,14 @@ def check_address(address: str) -> None:
             f"--cluster {shown} is no cluster: use auto, ray://HOST:10001, or HOST:6379 on a machine of it"
         )
     if _disabled() and given and not _loopback(_host(given)):
-        raise UsageError(
-            f"--cluster {shown}: RAY_AUTH_MODE=disabled lets everybody who reaches {_host(given)} run code "
-            "there; unset it, and give all machines the cluster's token (`ray get-auth-token`)"
-        )
+        raise _lets_everybody_in(address, _host(given))
+
+
+def _lets_everybody_in(address: str, machine: str) -> UsageError:
+    return UsageError(
+        f"--cluster {visible(address)}: RAY_AUTH_MODE=disabled lets everybody who reaches {machine} run code "
+        "there; unset it, and give all machines the cluster's token (`ray get-auth-token`)"
+    )
 
 
 def _connect(ray: Any, address: str, status: Callable[[str], None]) -> None:
@@ -88,9 +92,10 @@ def _connect(ray: Any, address: str, status: Callable[[str], None]) -> None:
     if known:
         return _join(ray, known)
     left = _left_address()
-    if left and not reachable(
-        left
-    ):  # of a cluster that was killed: Ray would wait for it without end
+    if _disabled() and not (left and _loopback(_host(left))):
+        raise _lets_everybody_in(AUTO, "this machine")
+    # The address of a cluster that was killed: Ray would wait for it without end.
+    if left and not reachable(left):
         return _start(ray, status)
     try:
         ray.init(address=AUTO, **_quiet())

@@ -176,6 +176,19 @@ def test_a_head_without_authentication_is_refused(address, monkeypatch) -> None:
         check_address("auto")
 
 
+@pytest.mark.parametrize("left", ["", "192.0.2.7:6379"])
+def test_a_cluster_of_this_machine_without_authentication_is_refused(
+    ray, left, monkeypatch
+) -> None:
+    """Ray listens at the machine's address, not on loopback."""
+    module = ray()
+    module.left = left
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    with pytest.raises(UsageError, match="everybody who reaches this machine"), connected("auto"):
+        pass
+    assert module.inits == []
+
+
 @pytest.mark.parametrize("address", ["auto", "127.0.0.1:6379", "ray://localhost:10001"])
 def test_on_loopback_it_is_allowed(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
