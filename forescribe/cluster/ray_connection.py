@@ -59,13 +59,13 @@ def connected(address: str, *, status: Callable[[str], None] = lambda text: None
     check_address(address)
     ray = require_ray()
     logging.getLogger("ray").setLevel(logging.ERROR)
-    with _signals_kept():
-        _connect(ray, address, status)
-    _keep_stdout_clean()
-    try:
-        yield ray
-    finally:
-        ray.shutdown()
+    with _stdout_kept():
+        with _signals_kept():
+            _connect(ray, address, status)
+        try:
+            yield ray
+        finally:
+            ray.shutdown()
 
 
 def check_address(address: str) -> None:
@@ -208,11 +208,14 @@ def _quiet() -> dict[str, Any]:
     return {"log_to_driver": False, "configure_logging": False, "namespace": "forescribe"}
 
 
-def _keep_stdout_clean() -> None:
-    """Ray prints messages of its processes to stdout, where results may go; the run tells what matters."""
-    from ray._private.ray_logging import global_worker_stdstream_dispatcher
+@contextmanager
+def _stdout_kept() -> Iterator[None]:
+    """Keep Ray from printing messages of its processes to stdout, where results may go, as it does with
+    `log_to_driver=False` too. The run tells what matters."""
+    from ray._private import worker
 
-    global_worker_stdstream_dispatcher.remove_handler("ray_print_logs")
+    with patch.object(worker, "print_to_stdstream", lambda *arguments, **more: None):
+        yield
 
 
 @contextmanager

@@ -22,7 +22,6 @@ class FakeRay(types.ModuleType):
         super().__init__("ray")
         self.__file__ = "/site/ray/__init__.py"
         self.outcomes, self.inits, self.ended = list(outcomes), [], 0
-        self.removed: list[str] = []
         self.left = ""
 
     def init(self, **options) -> None:
@@ -45,11 +44,9 @@ def ray(monkeypatch: pytest.MonkeyPatch):
         module = FakeRay(*outcomes)
         private, services = types.ModuleType("ray._private"), types.ModuleType("services")
         services.get_node = lambda address, node: {}
-        logs = types.ModuleType("ray._private.ray_logging")
-        logs.global_worker_stdstream_dispatcher = types.SimpleNamespace(
-            remove_handler=module.removed.append
-        )
-        monkeypatch.setitem(sys.modules, "ray._private.ray_logging", logs)
+        private.worker = worker = types.ModuleType("ray._private.worker")
+        worker.print_to_stdstream = print
+        monkeypatch.setitem(sys.modules, "ray._private.worker", worker)
         private.services = services
         monkeypatch.setitem(sys.modules, "ray", module)
         monkeypatch.setitem(sys.modules, "ray._private", private)
@@ -69,7 +66,16 @@ def test_auto_joins_a_cluster_of_this_machine(ray) -> None:
         assert [options["address"] for options in module.inits] == ["auto"]
         assert signal.getsignal(signal.SIGTERM) is before  # the command's own
     assert module.ended == 1
-    assert module.removed == ["ray_print_logs"]  # stdout is for results
+
+
+def test_ray_prints_nothing_to_stdout(ray, capsys) -> None:
+    ray(None)
+    from ray._private import worker
+
+    with connected("auto"):
+        worker.print_to_stdstream({"lines": ["A worker died"]}, ignore_prefix=False)
+    assert capsys.readouterr().out == ""
+    assert worker.print_to_stdstream is print
 
 
 def test_auto_starts_one_where_there_is_none(ray) -> None:
