@@ -12,6 +12,7 @@ ended; it waits for something to tell, at most `wait_s`. Knows nothing of Ray.
 from __future__ import annotations
 
 import gc
+import pickle
 import threading
 import time
 from collections import deque
@@ -240,6 +241,7 @@ class ClusterWorker:
         self._update_stats()
 
     def _add(self, finished: Finished) -> None:
+        finished = replace(finished, error=_portable_or_none(finished.error))
         self._report = replace(self._report, finished=(*self._report.finished, finished))
         if self._spool is not None:
             self._spool.release(finished.path)
@@ -307,11 +309,23 @@ class ClusterWorker:
             self._begun.clear()
 
 
-def portable(error: Exception) -> Exception:
-    """An error as it may be sent to the driver: those of others may hold what cannot be pickled."""
-    if isinstance(error, ForescribeError | SpeculativeError):
-        return error
-    return ForescribeError(f"a worker failed with {type(error).__name__}: {error}")
+def portable(error: Exception) -> ForescribeError | SpeculativeError:
+    """An error as it can be sent to the driver: those of others, and some of ours, do not survive
+    pickling."""
+    if not isinstance(error, ForescribeError | SpeculativeError):
+        return ForescribeError(f"a worker failed with {type(error).__name__}: {error}")
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        code = error.code if isinstance(error, ForescribeError) else None
+        return ForescribeError(str(error), code=code)
+    return error
+
+
+def _portable_or_none(error: ForescribeError | None) -> ForescribeError | None:
+    sent = None if error is None else portable(error)
+    assert not isinstance(sent, SpeculativeError)  # none of ours becomes one of those
+    return sent
 
 
 def _memory(outcome: Outcome) -> BaseException | None:

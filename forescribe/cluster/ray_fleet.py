@@ -22,7 +22,7 @@ from forescribe.asr.errors import ForescribeError, UsageError
 from forescribe.asr.records.recording_sources import Source
 from forescribe.speculative.errors import SpeculativeError
 
-from .cluster_worker import ClusterWorker
+from .cluster_worker import ClusterWorker, portable
 from .fleet import Event, Lost, Refused, Reported, Started
 from .ray_connection import connected
 from .work_records import Report, WorkerInfo, WorkOrder
@@ -35,6 +35,10 @@ DRAIN_S = 20.0
 """Seconds for what has begun when a machine is taken away; the process ends after `LEAVE_S` at the latest."""
 
 LEAVE_S = 25.0
+
+END_S = 3.0
+"""Seconds for workers to clean up at the end of a run."""
+
 NODE_POLL_S = 5.0
 
 DEFAULT_SLICE = 4
@@ -169,6 +173,10 @@ class RayFleet:
         return f"each needs {self.slot}; the cluster has {there}, of which {left} is free"
 
     def close(self) -> None:
+        ends = [actor.end.remote() for actor in self._actors.values()]
+        if ends:
+            with suppress(Exception):  # those that are loading, or gone, are killed as they are
+                self.ray.wait(ends, num_returns=len(ends), timeout=END_S)
         for worker in list(self._actors):
             self.stop(worker)
         self._connection.close()
@@ -209,7 +217,7 @@ class RayWorker:
         try:
             self.worker = prepared_worker(self.order)
         except (ForescribeError, SpeculativeError) as error:
-            return error
+            return portable(error)
         device = str(self.order.models.get("device") or "auto")
         return WorkerInfo(socket.gethostname(), os.getpid(), device)
 
@@ -219,6 +227,11 @@ class RayWorker:
         if self._leave_by_s is not None:
             self.worker.drain(self._leave_by_s - time.monotonic() - (LEAVE_S - DRAIN_S))
         return self.worker.exchange(sources, wait_s)
+
+    def end(self) -> None:
+        """Remove what lies on this machine's disk."""
+        if self.worker is not None:
+            self.worker.close()
 
     def leave(self) -> None:
         """The machine is taken away: drain, and end in `LEAVE_S` seconds."""

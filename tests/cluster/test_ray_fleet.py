@@ -64,6 +64,7 @@ class FakeRay:
         class Actor:
             def __init__(self, order) -> None:
                 self.load, self.exchange = Method("load"), Method("exchange")
+                self.end = Method("end")
 
         return lambda kind: types.SimpleNamespace(remote=Actor)
 
@@ -116,6 +117,7 @@ def test_a_worker_starts_works_and_is_ended(fleet_on) -> None:
     assert ray.calls[-1] == ("exchange", ([Source("a")], ray_fleet.EXCHANGE_S))
     assert fleet.wait(0.5) == [Reported(worker, Report(returned=("b",)))]
     fleet.close()
+    assert ray.calls[-1] == ("end", ())
     assert len(ray.killed) == 1
     assert fleet.left == ["auto"]
 
