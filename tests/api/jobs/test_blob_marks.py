@@ -192,11 +192,11 @@ class Machines(RuleBasedStateMachine):
         listed = set(store.blobs.names())
         yield
         doomed = []
-        for name in listed - marks.states(listed).keys():
+        for name in sorted(listed - marks.states(listed).keys()):  # the same in every example
             with store.transaction() as tx:
                 doomed += marks.condemn(tx, [name])
             yield
-        for name in doomed:
+        for name in sorted(doomed):
             store.blobs.delete(name)
             yield
             marks.set_gone([name])
@@ -211,7 +211,7 @@ class Machines(RuleBasedStateMachine):
         finally:
             store.references._delete = real  # type: ignore[method-assign]
         yield
-        for name in deleted:
+        for name in sorted(deleted):
             store.blobs.delete(name)
             yield
 
