@@ -10,9 +10,8 @@ Does not know HTTP: routes use `submissions`, `operations` and `uploads`.
 from __future__ import annotations
 
 import fcntl
-import math
 import threading
-import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,7 +102,10 @@ class Jobs:
         )
         self._lock = lock
         self._stopping, self._handing_over = threading.Event(), threading.Lock()
-        self._thread = threading.Thread(target=self._tick, name="jobs", daemon=True)
+        self._threads = [
+            threading.Thread(target=act, name=name, daemon=True)
+            for name, act in (("jobs", self._tick), ("retention", self._retain))
+        ]
         self._watch()
 
     @classmethod
@@ -143,7 +145,8 @@ class Jobs:
         self.uploads.recover()
         self.traces.create()
         self.engine.start(self.steps, WORKFLOWS)
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
 
     @property
     def leaving(self) -> bool:
@@ -164,8 +167,11 @@ class Jobs:
             self._stopping.set()
             self.ending()
             self.active.stop()
-            if self._thread.is_alive():
-                self._thread.join()
+            for thread in self._threads:
+                if (
+                    thread.is_alive()
+                ):  # retention may wait for object storage: the next process does it
+                    thread.join(RELEASE_S)
             wait_until(lambda: not self.engine.running(), RELEASE_S)
             self.engine.stop()
             with suppress(Exception):  # the database may be away; the missing heartbeat suffices
@@ -181,19 +187,23 @@ class Jobs:
             self._lock.close()
 
     def _tick(self) -> None:
-        expired_at, fault = -math.inf, ""
+        self._repeat("recovery", self.recovery.tick, TICK_S)
+
+    def _retain(self) -> None:
+        """In a thread of its own: deletions in object storage take long, and heartbeats must not wait."""
+        self._repeat("retention", self.retention.erase_expired, RETENTION_TICK_S)
+
+    def _repeat(self, name: str, act: Callable[[], None], period_s: float) -> None:
+        fault = ""
         while not self._stopping.is_set():
             try:
-                self.recovery.tick()
-                if time.monotonic() - expired_at >= RETENTION_TICK_S:
-                    self.retention.erase_expired()
-                    expired_at = time.monotonic()
+                act()
                 fault = ""
             except Exception as error:  # the database or the disk may come back
                 if fault != type(error).__name__:  # log it once
                     fault = type(error).__name__
-                    report_fault("recovery", error)
-            self._stopping.wait(TICK_S)
+                    report_fault(name, error)
+            self._stopping.wait(period_s)
 
     def _watch(self) -> None:
         store, watch = self.store, self.metrics.watch
