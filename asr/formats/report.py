@@ -68,7 +68,7 @@ class Reports:
         """Add a recording that an earlier run has transcribed; returns False if its results include no
         readable JSON."""
         for path in result.files:
-            if path.suffix == ".json":
+            if isinstance(path, Path) and path.suffix == ".json":  # no report has URLs
                 try:
                     transcript = Transcript.from_dict(json.loads(path.read_text(encoding="utf-8")))
                 except (OSError, ValueError, KeyError, TypeError):  # changed by another program

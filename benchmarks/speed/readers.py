@@ -21,10 +21,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import cast
 
 import av
 import numpy as np
 import soxr
+from av import AudioStream
 from numpy.typing import NDArray
 
 from benchmarks import provenance
@@ -90,13 +92,13 @@ def encoded(samples: NDArray[np.float32], kind: str, path: Path) -> str:
     if layout_of == "s16":
         own = np.round(own * 32767).astype(np.int16)
     with av.open(str(path), "w") as container:
-        stream = container.add_stream(codec, rate=rate)
-        stream.layout, stream.bit_rate = "mono", BITS  # type: ignore[attr-defined]
+        stream = cast(AudioStream, container.add_stream(codec, rate=rate))
+        stream.layout, stream.bit_rate = "mono", BITS
         for at in range(0, len(own), 1152):
             frame = av.AudioFrame.from_ndarray(own[None, at : at + 1152], layout_of, "mono")
             frame.sample_rate, frame.pts = rate, at
-            container.mux(stream.encode(frame))  # type: ignore[attr-defined]
-        container.mux(stream.encode(None))  # type: ignore[attr-defined]
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode(None))
     return str(path)
 
 
@@ -114,7 +116,7 @@ def measured(path: str, kind: str, readers: int, count: int, detector: SileroDet
         )
         for window in windows:
             digest.update(f"{window.start} {window.end} {window.speech}".encode())
-            digest.update(window.samples)
+            digest.update(window.samples.tobytes())
             samples += window.length
 
     paths = [path] * count
