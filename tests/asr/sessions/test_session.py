@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -104,8 +105,12 @@ def written(outcome: Outcome | None) -> list[Segment]:
 
 
 def drained(session: Session) -> None:
-    """Nothing of earlier recordings is left anywhere."""
+    """Nothing of earlier recordings is left anywhere, once the engine's thread has dropped the windows that
+    a reader had finished when its recording was cancelled."""
     assert not session._live and not session._owners and not session.reading.readings
+    end_s = time.monotonic() + SOON
+    while session.reading.ready and time.monotonic() < end_s:
+        time.sleep(0.01)
     assert not session.reading.ready and not session._encoded
 
 
