@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
 
 from ..metrics import SECONDS, TimedValue
 from .storage.records import Job
@@ -42,6 +45,12 @@ class JobMetrics:
         gauge = Gauge(f"forescribe_{name}", text, registry=self._registry)
         gauge.set_function(TimedValue(value))
 
+    def count(
+        self, name: str, text: str, label: str, values: Callable[[], Mapping[str, int]]
+    ) -> None:
+        """Add a counter that somebody else keeps, by one label."""
+        self._registry.register(_Counts(f"forescribe_{name}", text, label, values))
+
     def ended(self, job: Job) -> None:
         """Count a run that has ended."""
         self._ended.labels(job.state).inc()
@@ -57,3 +66,22 @@ class JobMetrics:
 
     def called_back(self, answer: str) -> None:
         self._tries.labels(answer).inc()
+
+
+@dataclass(frozen=True, eq=False)
+class _Counts(Collector):
+    """The counts of `values` when metrics are read."""
+
+    name: str
+    text: str
+    label: str
+    values: Callable[[], Mapping[str, int]]
+
+    def collect(self) -> Iterable[CounterMetricFamily]:
+        family = CounterMetricFamily(self.name, self.text, labels=[self.label])
+        for kind, count in dict(self.values()).items():
+            family.add_metric([kind], count)
+        yield family
+
+    def describe(self) -> Iterable[CounterMetricFamily]:
+        yield CounterMetricFamily(self.name, self.text, labels=[self.label])

@@ -215,6 +215,12 @@ class Jobs:
         )
         watch("jobs_oldest_seconds", "Age of the oldest unfinished job.", self._oldest_s)
         watch("disk_free_bytes", "Free space for audio and results.", lambda: store.blobs.free)
+        self.metrics.count(
+            "store_requests",
+            "Requests to object storage, repetitions included, by kind.",
+            "kind",
+            lambda: store.blobs.requests,
+        )
 
     def _oldest_s(self) -> float:
         now = self.store.now()

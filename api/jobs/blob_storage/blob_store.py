@@ -7,7 +7,7 @@ a blob whose row is not committed yet: locks, where all processes share a disk, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import BinaryIO, Protocol
@@ -82,6 +82,10 @@ class BlobStore(Protocol):
     @property
     def free(self) -> int:
         """Free bytes on the local disk."""
+
+    @property
+    def requests(self) -> Mapping[str, int]:
+        """Requests to object storage so far, by kind; none on a local disk."""
 
     def shared_lock(self) -> AbstractContextManager[None]:
         """Hold while a blob may exist that no row refers to yet. Several holders are possible."""

@@ -18,7 +18,7 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
@@ -147,6 +147,11 @@ class ObjectBlobs:
     def free(self) -> int:
         """Free bytes on the local disk."""
         return shutil.disk_usage(self.root).free
+
+    @property
+    def requests(self) -> Mapping[str, int]:
+        """Those of this process, by kind."""
+        return self.objects.requests
 
     def shared_lock(self) -> AbstractContextManager[None]:
         """Marks in the database do what locks do on one machine."""

@@ -22,7 +22,7 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -142,6 +142,11 @@ class Blobs:
     def free(self) -> int:
         """Free bytes on the disk."""
         return shutil.disk_usage(self.root).free
+
+    @property
+    def requests(self) -> Mapping[str, int]:
+        """None: nothing is requested."""
+        return {}
 
     @contextmanager
     def shared_lock(self) -> Iterator[None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 
 import pytest
@@ -62,6 +63,11 @@ def test_a_job_lives_and_dies_in_objects(client, blobs, tmp_path) -> None:
     assert client.get(f"{JOBS}/{job}/audio").content == audio
     part = client.get(f"{JOBS}/{job}/audio", headers={"Range": "bytes=10-19"})
     assert (part.status_code, part.content) == (206, audio[10:20])
+    requests = re.findall(
+        r'^forescribe_store_requests_total{kind="(\w+)"} (\S+)$', client.get("/metrics").text, re.M
+    )
+    assert {kind: float(count) for kind, count in requests} == dict(blobs.requests)
+    assert sum(blobs.requests.values()) >= 4
     assert client.delete(f"{JOBS}/{job}").status_code == 204
     assert not list(blobs.names())
     assert not list((blobs.root / "copies").iterdir()), "a copy of the erased recording is left"
