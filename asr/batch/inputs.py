@@ -44,7 +44,7 @@ def discover(
     for name in names:
         if stores is not None and is_url(name):
             for source in _remote(name, stores, recursive, named):
-                sources.setdefault(identity(source.path), source)
+                _check_told_apart(source, sources.setdefault(identity(source.path), source))
             continue
         plain = _is_plain(name)
         if plain:
@@ -52,12 +52,25 @@ def discover(
                 raise UsageError(f"{'stdin' if name == STDIN else identity(name)} was given twice")
             named.add(identity(name))
         for source in [Source(name)] if plain else _expanded(name, recursive):
-            sources.setdefault(identity(source.path), source)
+            _check_told_apart(source, sources.setdefault(identity(source.path), source))
     if stores is None:
         return list(sources.values())
     from .remote.remote_inputs import described
 
     return described(sources.values(), stores)
+
+
+def _check_told_apart(source: Source, first: Source) -> None:
+    """Refuse an address that differs from an earlier one in its signature only: it may be the same recording
+    or another one, whose result would be lost. Raises UsageError."""
+    if source.location is None or first.location is None:
+        return
+    if source.location.url != first.location.url:
+        raise UsageError(
+            f"{source.location} is named by two addresses that differ in their signatures only (token, "
+            "expires, ...), so their results cannot be told apart: name one of them, or each in a run of "
+            "its own with another -o"
+        )
 
 
 def _remote(name: str, stores: Stores, recursive: bool, named: set[str]) -> list[Source]:

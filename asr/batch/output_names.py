@@ -33,6 +33,11 @@ class KnownNames(Protocol):
     def fingerprint(self, output: str) -> str | None: ...
 
 
+LONGEST = 249
+"""Bytes of a stem: with its format, a name has at most 255 on the usual file systems. Keys in object
+storage are longer."""
+
+
 def choose_stems(
     sources: Sequence[Source], formats: Sequence[str], manifest: KnownNames | None = None
 ) -> dict[str, str]:
@@ -65,8 +70,21 @@ def _choices(source: Source) -> tuple[str, ...]:
     """Possible stems, the best first; the last one is unique."""
     digest = hashlib.sha256(os.fsencode(source.path)).hexdigest()
     path = Path("stdin" if source.path == STDIN else source.path)
-    names = path.stem, path.name, f"{path.stem}-{digest[:8]}", f"{path.stem}-{digest}"
-    return tuple(os.path.join(source.place, name) for name in names)
+    short, unique = _marked(path.stem, digest[:8]), _marked(path.stem, digest)
+    plain = (name if _size(name) <= LONGEST else short for name in (path.stem, path.name))
+    return tuple(os.path.join(source.place, name) for name in (*plain, short, unique))
+
+
+def _size(name: str) -> int:
+    return len(os.fsencode(name))
+
+
+def _marked(stem: str, mark: str) -> str:
+    """The stem with a mark; of a long one, as many whole characters as there is room for."""
+    room = LONGEST - len(mark) - 1
+    if _size(stem) > room:
+        stem = os.fsencode(stem)[:room].decode("utf-8", errors="ignore")
+    return f"{stem}-{mark}"
 
 
 def _kept(choices: dict[str, tuple[str, ...]], manifest: KnownNames) -> dict[str, str]:

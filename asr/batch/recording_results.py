@@ -9,6 +9,7 @@ whole. Knows outputs and manifest; nothing of how recordings are transcribed.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
@@ -155,7 +156,7 @@ class ResultWriter:
         """The fingerprints of the files, by file: the last record alone may be of a run with other formats.
         {None} if a file is missing."""
         manifest, files = self.outputs.manifest, self._paths(source)
-        if manifest is None or not files or not all(file.is_file() for file in files):
+        if manifest is None or not files or not all(map(os.path.isfile, files)):
             return {None}
         return {manifest.fingerprint(manifest.relative(file)) for file in files}
 

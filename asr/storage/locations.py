@@ -55,6 +55,7 @@ class Location:
     key: str = ""
     query: str = ""
     user: str = ""  # user:password of a web address
+    path: str = ""  # of a web address as it was given: `%2F` and `/` are not the same to servers
 
     @classmethod
     def parse(cls, text: str) -> Location:
@@ -64,6 +65,8 @@ class Location:
         if match is None:
             raise UsageError(f"{visible(text)!r} is no URL")
         scheme, rest = match["scheme"].lower(), match["rest"]
+        if "\0" in rest or "%00" in rest and scheme in (*WEB, "file"):
+            raise UsageError(f"a {scheme}:// address holds a NUL character")
         if scheme not in SCHEMES:
             raise UsageError(
                 f"{scheme}:// is not supported: use s3://, gs://, az://, hf://, https:// or a path"
@@ -117,7 +120,8 @@ class Location:
             return self.shown
         user = f"{self.user}@" if self.user else ""
         query = f"?{self.query}" if self.query else ""
-        return f"{self.scheme}://{user}{self.host}/{quote(self.key, safe=_SAFE)}{query}"
+        given = self.path if _key(self.path) == self.key else f"/{quote(self.key, safe=_SAFE)}"
+        return f"{self.scheme}://{user}{self.host}{quote(given, safe=f'{_SAFE}%')}{query}"
 
     @property
     def name(self) -> str:
@@ -159,7 +163,12 @@ def _web(scheme: str, text: str) -> Location:
         raise UsageError(f"{scheme}:// without a server")
     user = parts.netloc.rpartition("@")[0]
     shown = f"[{host}]" if ":" in host else host
-    return Location(scheme, shown + port, unquote(parts.path).lstrip("/"), parts.query, user)
+    path = parts.path or "/"
+    return Location(scheme, shown + port, _key(path), parts.query, user, path)
+
+
+def _key(path: str) -> str:
+    return unquote(path).lstrip("/")
 
 
 def _repository_parts(parts: list[str]) -> int:

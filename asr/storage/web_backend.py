@@ -70,7 +70,6 @@ class WebBackend:
             self._client.stream("GET", location.url, headers=headers) as answer,
         ):
             if answer.status_code not in (200, 206):
-                answer.read()
                 raise by_status(location, answer.status_code, _code(answer))
             entry = _entry(key, answer)
             if etag and entry.etag != etag:
@@ -135,7 +134,12 @@ def _seconds(answer: httpx.Response) -> float | None:
 
 def _code(answer: httpx.Response) -> str:
     """S3's error code in the answer to a signed address."""
-    head, _, rest = answer.text[:4000].partition("<Code>")
+    page = b""
+    for piece in answer.iter_bytes(4000):  # no more of a page than can hold it
+        page += piece
+        if len(page) >= 4000:
+            break
+    rest = page.decode(errors="replace").partition("<Code>")[2]
     code = rest.partition("</Code>")[0] if rest else ""
     return code if code.isalpha() and len(code) < 60 else ""
 

@@ -67,6 +67,15 @@ def test_no_two_recordings_share_a_stem(sources) -> None:
     assert not any("/" in stem or not stem for stem in found.values())
 
 
+def test_long_names_are_cut_so_that_files_can_have_them() -> None:
+    same, other = "é" * 400 + "a.mp3", "é" * 400 + "b.mp3"
+    known = stems(f"x/{same}", f"x/{other}", "n" * 249 + ".mp3")
+    assert known["n" * 249 + ".mp3"] == "n" * 249
+    assert len(set(known.values())) == 3
+    assert all(len(stem.encode()) <= 249 for stem in known.values())
+    assert all(stem.startswith("é" * 100) for stem in list(known.values())[:2])
+
+
 def test_a_tree_is_mirrored_and_names_need_differ_only_in_one_place() -> None:
     sources = [Source("c/a.mp3"), Source("c/x/a.mp3", "x"), Source("c/x/a.wav", "x")]
     assert Outputs.plan(sources, "-", "txt").stems == {

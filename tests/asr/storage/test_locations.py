@@ -42,6 +42,8 @@ def test_urls_are_read(text: str, scheme: str, host: str, key: str) -> None:
         ("https://", "without a server"),
         ("https://host:port/a", "malformed"),
         ("calls/a.mp3", "no URL"),
+        ("https://host/%00.mp3?sig=9c41", "NUL character"),
+        ("s3://calls/a\0.mp3", "NUL character"),
     ],
 )
 def test_other_urls_are_refused_by_name(text: str, says: str) -> None:
@@ -83,3 +85,21 @@ def test_names_and_folders() -> None:
 def test_control_characters_are_escaped() -> None:
     location = Location.parse("s3://b/\x1b[31m.mp3")
     assert "\x1b" not in str(location) and location.identity == "s3://b/\x1b[31m.mp3"
+
+
+@pytest.mark.parametrize(
+    ("given", "requested", "name"),
+    [
+        ("o/calls%2Fa.mp3?alt=media", "/o/calls%2Fa.mp3?alt=media", "a.mp3"),
+        ("a%2Bb.mp3", "/a%2Bb.mp3", "a+b.mp3"),
+        ("%ff.mp3", "/%ff.mp3", "\ufffd.mp3"),
+        ("/a b.mp3", "//a%20b.mp3", "a b.mp3"),
+        ("", "/", ""),
+    ],
+)
+def test_paths_of_web_addresses_are_requested_as_given(
+    given: str, requested: str, name: str
+) -> None:
+    location = Location.parse(f"https://example.com/{given}")
+    assert location.url == f"https://example.com{requested}" and location.name == name
+    assert (location.parent / "x y.mp3").url.endswith("/x%20y.mp3")

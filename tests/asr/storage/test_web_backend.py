@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -45,6 +46,14 @@ def web() -> Iterator[Web]:
         def do_GET(self) -> None:
             web.asked.append(self.path)
             status = web.answers.pop(0) if web.answers else 200
+            if self.path.startswith("/endless"):
+                self.send_response(403)
+                self.end_headers()
+                with suppress(OSError):
+                    self.wfile.write(b"<Code>ExpiredToken</Code>")
+                    while True:  # until the reader has gone
+                        self.wfile.write(bytes(1 << 20))
+                return
             if self.path.startswith("/nope"):
                 status = 404
             if status not in (0, 200):
@@ -163,3 +172,9 @@ def test_addresses_of_one_server_share_its_connections_and_counts(web, tmp_path)
         store.fetch(key, tmp_path / "copy")
     assert web.asked == [f"/a.mp3?Signature={number}" for number in range(3)]
     assert stores.requests() == 3 and len(stores._backends) == 1
+
+
+def test_of_an_endless_error_page_the_beginning_is_read(web: Web) -> None:
+    store, key = Stores(quick()).of(web.location("endless.mp3"))
+    with pytest.raises(DeniedError, match="ExpiredToken"):
+        store.head(key)

@@ -141,6 +141,20 @@ def test_a_list_may_name_urls_and_paths(calls, where, tmp_path, monkeypatch) -> 
     assert sources[3].error.code == "missing_file"
 
 
+def test_addresses_that_differ_in_their_signatures_only_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    addresses = [f"https://example.com/a?token={token}" for token in ("s3cret", "s3cret", "0ther")]
+    lines = [json.dumps({"audio_filepath": address}) + "\n" for address in addresses]
+    Path("list.jsonl").write_text("".join(lines[:2]))
+    assert [source.path for source in found("list.jsonl")] == ["https://example.com/a"]
+    Path("list.jsonl").write_text("".join(lines))
+    with pytest.raises(UsageError, match="differ in their signatures only") as refused:
+        found("list.jsonl")
+    assert "s3cret" not in str(refused.value) and "0ther" not in str(refused.value)
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
