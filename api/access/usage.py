@@ -144,9 +144,12 @@ class Usage(Meter):
         unsaved = self._taken(owner)
         try:
             self._increment(tx, owner, today, amount + unsaved)
-        except BaseException:
+            self._check_sum(tx, owner, rights, amount, today)
+        except BaseException:  # the transaction is rolled back
             self._keep(owner, unsaved)
             raise
+
+    def _check_sum(self, tx: Tx, owner: str, rights: Rights, amount: Amount, today: date) -> None:
         if not rights.has_quota:
             return
         days = self._days(tx, owner, today.replace(day=1))  # other processes wait for this row
@@ -158,9 +161,10 @@ class Usage(Meter):
                     raise self._refused(unit, used, quota, period, amount.of(unit))
 
     def _add(self, owner: str, amount: Amount) -> None:
+        amount += self._taken(owner)
         try:
             with self._database.transaction() as tx:
-                self._increment(tx, owner, self.today(), amount + self._taken(owner))
+                self._increment(tx, owner, self.today(), amount)
         except (DBAPIError, OutputError):
             self._keep(owner, amount)
 

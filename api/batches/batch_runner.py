@@ -13,6 +13,7 @@ is tried again at the next pass and delays no other. Does not know what the step
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -35,6 +36,9 @@ TICK_S = 0.5
 SUBMITTERS = 4
 """Lines that are fetched and decoded at a time; the decoders themselves are limited by `readers`."""
 
+REST_S = 10.0
+"""Longest pause of a batch after a line had to wait: each attempt fetches and decodes its recording again."""
+
 MAX_FAULTS = 3
 """Exceptions that are nobody's mistake, until a line is given up."""
 
@@ -51,6 +55,8 @@ class BatchRunner:
         self._thread = threading.Thread(target=self._run, name="batches", daemon=True)
         self._pool = ThreadPoolExecutor(SUBMITTERS, thread_name_prefix="batch-line")
         self._faults: Counter[tuple[str, int]] = Counter()
+        self.clock: Callable[[], float] = time.monotonic
+        self._resting: dict[str, float] = {}  # until when, by batch
         self._reported = ""
 
     def start(self) -> None:
@@ -118,24 +124,32 @@ class BatchRunner:
         steps.settle(batch)
         counts = self.table.counts([batch.id])[batch.id]
         room = self.jobs.settings.batch_open_jobs - counts.get("submitted", 0)
-        pending = self.table.lines(batch.id, "pending", max(0, room)) if room > 0 else []
+        room = 0 if self._rests(batch) else room
+        pending = self.table.lines(batch.id, "pending", room) if room > 0 else []
         submitted = [self._pool.submit(self._submit, batch, line, steps) for line in pending]
         if any([waited.result() for waited in submitted]):
             self.wake()
         if not (counts.get("pending") or counts.get("submitted")):
             with self.jobs.store.transaction() as tx:
                 self.table.enter(tx, batch.id, "finalizing", ("in_progress",))
+            self._resting.pop(batch.id, None)
             self.wake()
+
+    def _rests(self, batch: Batch) -> bool:
+        return self.clock() < self._resting.get(batch.id, 0.0)
 
     def _submit(self, batch: Batch, line: LineRow, steps: BatchSteps) -> bool:
         """Submit a line; False if it has to wait."""
         self.leave()
+        if self._rests(batch):
+            return False
         try:
             place = self.jobs.traces.place(batch.id)
             with self.jobs.serving.tracing.span("batch line", parent=place, batch=batch.id):
                 steps.submit(batch, line)
             return True
-        except ApiError:  # the server or the key is at a limit
+        except ApiError as error:  # the server or the key is at a limit
+            self._resting[batch.id] = self.clock() + min(error.retry_after or 1, REST_S)
             return False
         except (DBAPIError, OutputError, StorageError):  # the database or the storage, not the line
             raise

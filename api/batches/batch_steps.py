@@ -166,11 +166,10 @@ class BatchSteps:
             new = NewJob(line.job, batch.owner, recording.label, total_s, fields, options)
             try:
                 self.jobs.submissions.submit(new, recording.audio)
-            except ApiError:
+            except Exception as error:
                 self.serving.admission.give_back(batch.owner, total_s)
-                raise
-            except IntegrityError:  # another process was faster
-                if self.store.jobs.get(line.job) is None:
+                faster = isinstance(error, IntegrityError)  # another process was
+                if not faster or self.store.jobs.get(line.job) is None:
                     raise
 
     def _length_s(self, audio: StoredAudio) -> float:

@@ -138,7 +138,7 @@ class Submissions:
             new = NewJob(id, owner, recording.label, total_s, fields, shown(form), callback)
             try:
                 return await asyncio.to_thread(self.submit, new, draft, mark)
-            except ApiError:
+            except Exception:  # the database and the disk included
                 self.serving.admission.give_back(owner, total_s)
                 raise
         finally:
@@ -152,9 +152,11 @@ class Submissions:
         usage = self.serving.usage
         store, text = self.store, json.dumps(dict(new.form)).encode()
         audio.flush()
+        blobs: list[str] = []
         try:
             with store.blobs.shared_lock():
-                audio_blob, form_blob = audio.commit(), store.blobs.put(text)
+                blobs += [audio.commit(), store.blobs.put(text)]
+                audio_blob, form_blob = blobs
                 with store.transaction() as tx:
                     if key is not None:
                         store.keys.insert(tx, new.owner, key.text, key.fingerprint, new.id)
@@ -167,10 +169,10 @@ class Submissions:
                     self.engine.enqueue(tx, run_item(job.id, job.run, job.kind))
             return job
         except ApiError:
-            store.references.delete_unreferenced([audio_blob, form_blob])
+            store.references.delete_unreferenced(blobs)
             raise
         except IntegrityError:
-            store.references.delete_unreferenced([audio_blob, form_blob])
+            store.references.delete_unreferenced(blobs)
             before = None if key is None else self.created_by(new.owner, key)
             if before is None:
                 raise

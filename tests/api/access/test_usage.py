@@ -180,6 +180,25 @@ def test_without_a_database_a_key_with_a_quota_is_refused_and_others_are_counted
     usage.close()
 
 
+def test_what_waits_for_the_database_survives_refusals_and_further_failures(
+    database, monkeypatch
+) -> None:
+    usage = counter(database, requests_per_day=1, audio_s_per_day=100)
+    increment = usage._increment
+
+    def gone(*_: object) -> None:
+        raise OperationalError("insert", {}, Exception("gone"), connection_invalidated=True)
+
+    monkeypatch.setattr(usage, "_increment", gone)
+    usage.refund("team", audio_s=-5)
+    usage.refund("team", audio_s=-6)
+    monkeypatch.setattr(usage, "_increment", increment)
+    refused(lambda: usage.spend("team", requests=2))
+    usage.spend("team", requests=1)
+    assert usage.days("team", date(2026, 11, 1)) == {date(2026, 11, 23): Amount(1, 11.0, 0)}
+    usage.close()
+
+
 def test_a_quota_needs_the_database_of_jobs() -> None:
     for quota in QUOTAS:
         with pytest.raises(ValueError, match="jobs = true"):
