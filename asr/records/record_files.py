@@ -28,7 +28,7 @@ class RecordFiles(Protocol):
     def list(self, prefix: str = "") -> list[Entry]: ...
 
     def read(self, key: str) -> bytes:
-        """Raises FileNotFoundError or MissingError."""
+        """Raises FileNotFoundError or MissingError; OutputError or LocatedError for other reasons."""
         ...
 
     def create(self, key: str, data: bytes) -> bool:
@@ -59,7 +59,18 @@ class FolderFiles:
         return sorted(found, key=lambda entry: entry.key)
 
     def read(self, key: str) -> bytes:
-        return (self.folder / key).read_bytes()
+        path = self.folder / key
+        try:
+            return path.read_bytes()
+        except FileNotFoundError:
+            raise
+        except NotADirectoryError as error:  # the folder is a file
+            raise FileNotFoundError(errno.ENOENT, "no such file", str(path)) from error
+        except OSError as error:
+            raise OutputError(
+                f"cannot read {str(path)!r}: {error.strerror or error}; check its permissions, or name "
+                "another folder"
+            ) from error
 
     def create(self, key: str, data: bytes) -> bool:
         path = self.folder / key

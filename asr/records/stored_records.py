@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import re
 from collections.abc import Mapping
@@ -95,14 +96,42 @@ class StoredRecord:
         """Raises KeyError, TypeError or ValueError for what is no record."""
         fields = {name: values[name] for name in _FIELDS if name in values}
         fields |= {name: tuple(fields.get(name) or ()) for name in ("warnings", "outputs")}
+        circumstances = {name: values[name] for name in _CIRCUMSTANCES if name in values}
+        for name, value in (fields | circumstances).items():
+            _check(name, value)
         record = Record(**fields)
-        if not isinstance(record.source, str) or not record.source:
+        if not record.source:
             raise ValueError("a record without a source")
-        return cls(record, **{name: values[name] for name in _CIRCUMSTANCES if name in values})
+        return cls(record, **circumstances)
 
 
 _FIELDS = tuple(asdict(Record("", "failed")))
 _CIRCUMSTANCES = ("settings", "run", "generation", "worker", "at", "token")
+
+
+_TEXTS = ("path", "status", "source", "settings", "worker", "token")
+_OPTIONAL_TEXTS = ("code", "message", "language", "fingerprint", "version")
+_COUNTS = ("attempt", "run", "generation")
+_NUMBERS = ("wall_s", "at")
+_OPTIONAL_NUMBERS = ("audio_s", "rtfx", "acceptance_rate", "mean_acceptance_length")
+_SUMMED = ("wall_s", "at", "audio_s")
+_LISTS = ("warnings", "outputs")
+
+
+def _check(name: str, value: Any) -> None:
+    """Raises ValueError for a value of another kind than `to_dict` writes."""
+    if value is None:
+        fits = name not in (*_TEXTS, *_COUNTS, *_NUMBERS)
+    elif name in (*_TEXTS, *_OPTIONAL_TEXTS):
+        fits = isinstance(value, str)
+    elif name in _COUNTS:
+        fits = isinstance(value, int)
+    elif name in (*_NUMBERS, *_OPTIONAL_NUMBERS):
+        fits = isinstance(value, int | float) and (name not in _SUMMED or math.isfinite(value))
+    else:
+        fits = name not in _LISTS or all(isinstance(one, str) for one in value)
+    if not fits:
+        raise ValueError(f"{name} of a record is no value of its kind")
 
 
 def record_key(source: str, generation: int = 1) -> str:

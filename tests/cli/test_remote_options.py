@@ -33,6 +33,12 @@ def test_what_is_no_size(text: str) -> None:
         DiarizeOptions(audio=["a.mp3"], spool_bytes=text)
 
 
+def test_results_in_memory_would_be_lost() -> None:
+    for output in ("memory://out", "MEMORY://out/x"):
+        with pytest.raises(UsageError, match="ends with this command"):
+            TranscribeOptions(audio=["a.mp3"], output_dir=output)
+
+
 def test_reports_are_of_files_and_say_so_without_secrets() -> None:
     signed = "https://me:pw@host/a.mp3?Signature=9c41"
     with pytest.raises(UsageError, match="--report plays files") as caught:

@@ -214,6 +214,11 @@ class TranscribeOptions:
             raise UsageError(
                 f"--report plays files of this machine, {shown_url(remote)} is none: leave it out"
             )
+        if self.output_dir.lower().startswith("memory://"):
+            raise UsageError(
+                f"-o {shown_url(self.output_dir)}: what is in memory ends with this command; name a folder, "
+                "s3://, gs:// or az://"
+            )
         refuse_links(self.link_speakers, self.output_dir)
 
     @property

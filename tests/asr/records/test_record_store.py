@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from forescribe.asr.batch.manifest import Manifest, Record
-from forescribe.asr.errors import StorageError, UsageError
+from forescribe.asr.errors import OutputError, StorageError, UsageError
 from forescribe.asr.records.record_files import FolderFiles
 from forescribe.asr.records.record_store import MAX_CRASHES, RecordStore, crashed_record
+from forescribe.asr.records.status_reader import StatusReader
 from forescribe.asr.storage.opening_stores import open_store
 from tests.asr.storage.faults import LAGS, LOST, OK, REPLY_LOST, faulty_store, memory
 
@@ -114,6 +115,40 @@ def test_a_damaged_record_is_no_record(tmp_path: Path) -> None:
     again = begun(RecordStore.open(tmp_path))
     assert again.load() == {} and again.create(record("a"))
     assert RecordStore.open(tmp_path).load()["a"].generation == 2
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"at": "now"},
+        {"at": float("inf")},
+        {"audio_s": "3"},
+        {"path": 5},
+        {"code": ["x"]},
+        {"outputs": [1]},
+        {"run": "1"},
+        {"worker": [1]},
+        {"version": 7},
+        {"generation": None},
+    ],
+)
+def test_a_record_with_values_of_other_kinds_is_no_record(tmp_path: Path, wrong) -> None:
+    store = begun(RecordStore.open(tmp_path))
+    store.create(record("a"))
+    (path,) = (tmp_path / "_forescribe/records").iterdir()
+    path.write_text(json.dumps(json.loads(path.read_text()) | wrong))
+    status = StatusReader(str(tmp_path)).read()
+    assert (status.succeeded, status.failed) == (0, 0)
+    assert begun(RecordStore.open(tmp_path)).create(record("a"))
+
+
+def test_a_file_in_place_of_the_folder_or_of_a_record(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="no run has written there"):
+        StatusReader(str(tmp_path / "file")).read()
+    (tmp_path / "_forescribe/run.json").mkdir(parents=True)
+    with pytest.raises(OutputError, match=r"cannot read .*run\.json"):
+        StatusReader(str(tmp_path)).read()
 
 
 def test_an_output_that_can_only_be_read_is_refused() -> None:
