@@ -78,6 +78,11 @@ class Location:
         parts = rest.split("/")
         size = _repository_parts(parts) if scheme == "hf" else 1
         host = "/".join(parts[:size])
+        if scheme in ("s3", "gs", "az") and "@" in host:
+            raise UsageError(
+                f"{scheme}:// names a bucket alone: take user and password out, and set them as "
+                "docs/object-storage.md says"
+            )
         if len(parts) < size or "" in parts[:size]:
             what = "a repository, as in hf://datasets/org/name" if scheme == "hf" else "a bucket"
             raise UsageError(f"{visible(text)!r} does not name {what}")

@@ -157,7 +157,10 @@ def _open(location: Location) -> ObjectStore:
         store: MemoryStore = _MEMORY.setdefault(location.host, MemoryStore())
         return store
     if location.scheme == "file":
-        return LocalStore(location.key, mkdir=True)
+        try:
+            return LocalStore(location.key, mkdir=True)
+        except OSError as error:
+            raise UsageError(f"{location}: the folder cannot be made; name another one") from error
     endpoint = _endpoint() if location.scheme == "s3" else ""
     options: Any = {
         "connect_timeout": "10s",

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import sqlalchemy as sa
@@ -53,7 +53,7 @@ class Database:
         that is down, a full disk.
         """
         try:
-            engine = sa.create_engine(_with_driver(url), pool_pre_ping=True)
+            engine = sa.create_engine(_address(url), pool_pre_ping=True)
             if engine.dialect.name == "sqlite":
                 event.listen(engine, "connect", _configure_sqlite)
             create_tables(engine)
@@ -154,6 +154,19 @@ def _permanent(error: sa.exc.OperationalError) -> bool:
 
 def _error_name(error: sa.exc.DBAPIError) -> str | None:
     return getattr(error.orig, "sqlite_errorname", None) or getattr(error.orig, "sqlstate", None)
+
+
+def _address(url: str) -> sa.URL:
+    """The parts of a URL. Raises UsageError, without the part of a password such as `p@ss:word` that was
+    taken for the server or its port."""
+    with suppress(ValueError):
+        address = sa.make_url(_with_driver(url))
+        if "@" not in (address.host or ""):
+            return address
+    raise UsageError(
+        "the jobs' database cannot be opened: the server or the port in database_url cannot be read; write "
+        "`@`, `:` and `/` in its password as %40, %3A and %2F"
+    )
 
 
 def _with_driver(url: str) -> str:

@@ -184,6 +184,10 @@ def test_a_server_that_is_away_at_the_start_may_come_back(monkeypatch) -> None:
         Database.open("sqlite:////no/such/folder/jobs.db")
     with pytest.raises(UsageError):
         Database.open("mongodb://x")
+    for place in ("p@9c41@host", "p@9c41:b@host", "9c41@host:port"):
+        with pytest.raises(UsageError, match="cannot be read; write") as refused:
+            Database.open(f"postgresql://nobody:{place}/none")
+        assert "9c41" not in str(refused.value)
 
 
 @pytest.mark.slow

@@ -141,3 +141,8 @@ def test_no_text_of_a_server_gets_into_a_message() -> None:
     error = located(Location.parse("az://c/a"), RuntimeError(secret))
     assert "SECRET" not in str(error) and "403, AuthenticationFailed" in str(error)
     assert error.code == "storage_denied"
+
+
+def test_a_folder_that_cannot_be_made_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"file:///proc/nope/x: the folder cannot be made"):
+        open_store(Location.parse("file:///proc/nope/x"))
