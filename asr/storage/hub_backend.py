@@ -104,7 +104,6 @@ class HubBackend:
 
     @contextmanager
     def _errors(self, location: Location) -> Iterator[None]:
-        import httpx
         from huggingface_hub.errors import HfHubHTTPError
 
         try:
@@ -116,10 +115,20 @@ class HubBackend:
             raise by_status(location, status, "") from None
         except FileNotFoundError:
             raise missing(location) from None
-        except (httpx.HTTPError, OSError, ValueError, NotImplementedError) as error:
+        except (_network_error(), OSError, ValueError, NotImplementedError) as error:
             raise UnavailableError(
                 location, f"the Hub does not answer ({type(error).__name__}); check the network"
             ) from None
+
+
+def _network_error() -> type[Exception]:
+    """The errors of the library that huggingface-hub makes requests with: httpx or httpx2, by its version."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    for kind in HfHubHTTPError.__mro__:
+        if kind.__name__ == "HTTPError" and issubclass(kind, Exception):
+            return kind
+    return OSError
 
 
 __all__ = ["HubBackend"]
