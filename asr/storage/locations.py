@@ -74,7 +74,8 @@ class Location:
         if scheme in WEB:
             return _web(scheme, text)
         if scheme == "file":
-            return cls("file", "", "/" + unquote(rest).lstrip("/"))
+            path = rest.removeprefix("localhost") if rest.startswith("localhost/") else rest
+            return cls("file", "", "/" + unquote(path).lstrip("/"))
         parts = rest.split("/")
         size = _repository_parts(parts) if scheme == "hf" else 1
         host = "/".join(parts[:size])

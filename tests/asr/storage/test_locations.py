@@ -23,6 +23,7 @@ SIGNED = "https://me:secret@example.com:8443/calls/a%20b.mp3?X-Amz-Signature=9c4
         ("https://example.com/x/a%20b.mp3", "https", "example.com", "x/a b.mp3"),
         ("http://[::1]:80/x", "http", "[::1]:80", "x"),
         ("file:///mnt/out", "file", "", "/mnt/out"),
+        ("file://localhost/mnt/out", "file", "", "/mnt/out"),
         ("memory://m/out", "memory", "m", "out"),
     ],
 )

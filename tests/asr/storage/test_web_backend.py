@@ -47,7 +47,7 @@ def web() -> Iterator[Web]:
             web.asked.append(self.path)
             status = web.answers.pop(0) if web.answers else 200
             if self.path.startswith("/endless"):
-                self.send_response(403)
+                self.send_response(200 if self.path.endswith(".jsonl") else 403)
                 self.end_headers()
                 with suppress(OSError):
                     self.wfile.write(b"<Code>ExpiredToken</Code>")
@@ -178,3 +178,10 @@ def test_of_an_endless_error_page_the_beginning_is_read(web: Web) -> None:
     store, key = Stores(quick()).of(web.location("endless.mp3"))
     with pytest.raises(DeniedError, match="ExpiredToken"):
         store.head(key)
+
+
+def test_of_an_endless_list_no_more_is_read_than_a_list_may_have(web: Web, monkeypatch) -> None:
+    monkeypatch.setattr("forescribe.asr.storage.stores.SMALL", 1 << 20)
+    store, key = Stores(quick()).of(web.location("endless.jsonl"))
+    with pytest.raises(UnsupportedError, match="too many to read at once"):
+        store.read(key)
