@@ -118,17 +118,16 @@ class WebBackend:
 
 def _entry(key: str, answer: httpx.Response) -> Entry:
     size = answer.headers.get("content-length", "")
-    length = int(size) if size.isdigit() else -1
-    ranged = answer.headers.get("content-range", "").rpartition("/")[2]
     if answer.status_code == 206:
-        length = int(ranged) if ranged.isdigit() else -1
+        size = answer.headers.get("content-range", "").rpartition("/")[2]
+    length = int(size) if size.isdecimal() and len(size) < 20 else -1
     return Entry(key, length, answer.headers.get("etag"), _seconds(answer))
 
 
 def _seconds(answer: httpx.Response) -> float | None:
     try:
         return parsedate_to_datetime(answer.headers["last-modified"]).timestamp()
-    except (KeyError, ValueError):
+    except (KeyError, ValueError, OverflowError, TypeError):  # whatever a server writes there
         return None
 
 

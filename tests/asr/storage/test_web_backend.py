@@ -32,6 +32,7 @@ class Web:
     port: int = 0
     answers: list[int] = field(default_factory=list)
     ranges: bool = True
+    modified: str = ""
     asked: list[str] = field(default_factory=list)
 
     def location(self, path: str = "a.mp3?Signature=9c41") -> Location:
@@ -73,6 +74,8 @@ def web() -> Iterator[Web]:
                 self.send_header("Content-Range", f"bytes {start}-{len(BODY) - 1}/{len(BODY)}")
             self.send_header("Content-Length", str(len(body)))
             self.send_header("ETag", '"tag"')
+            if web.modified:
+                self.send_header("Last-Modified", web.modified)
             self.end_headers()
             try:
                 self.wfile.write(body[: len(body) // 2] if status == 0 else body)
@@ -185,3 +188,11 @@ def test_of_an_endless_list_no_more_is_read_than_a_list_may_have(web: Web, monke
     store, key = Stores(quick()).of(web.location("endless.jsonl"))
     with pytest.raises(UnsupportedError, match="too many to read at once"):
         store.read(key)
+
+
+@pytest.mark.parametrize("modified", ["yesterday", f"Mon, 01 Jan 2020 00:00:00 +{'9' * 20}"])
+def test_a_time_that_cannot_be_read_is_none(web: Web, modified: str) -> None:
+    web.modified = modified
+    store, key = Stores(quick()).of(web.location())
+    entry = store.head(key)
+    assert entry.modified is None and entry.size == len(BODY)
