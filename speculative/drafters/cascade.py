@@ -306,8 +306,9 @@ class Cascade:
     def _learn_prices(self, rows: Rows, last: _Round, verdict: Verdict, now: float) -> None:
         nodes = last.whole + 1
         self._worth.learn_scores(nodes, now - last.ended)
-        if last.width and last.taken is None and bool(rows.active.any()):
-            accepted = verdict.num_accepted[rows.active]
+        between = rows.active & (last.lead.valid > 0)
+        if last.width and last.taken is None and bool(between.any()):
+            accepted = verdict.num_accepted[between]
             self._worth.learn_round(accepted, last.width, nodes, last.spent)
 
     def _note_read(self, rows: Rows, verdict: Verdict, own: Tensor) -> None:

@@ -17,8 +17,8 @@ MEASURED_FIRST = 4
 """Rounds with the model's drafts before anything is decided by prices."""
 
 PROBE_EVERY = 16
-"""Rounds after which drafts behind the model's are tried although they would not pay: what they bring is
-only known where all drafts of the model were kept."""
+"""Rounds after which something is tried although it would not pay, to know what it brings: free drafts behind
+the model's, and the model's where free ones were taken."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,7 @@ class Worth:
         self._tokens, self._seconds = Mean(), Mean()  # of rounds in which the model drafts all
         self._full = Mean()  # share of such rounds whose drafts were all kept
         self._untried = 0  # rounds since drafts behind the model's were tried
+        self._led = 0  # rounds with free drafts first since one in which the model drafts all
 
     @property
     def known(self) -> bool:
@@ -52,8 +53,9 @@ class Worth:
         self._score.learn(nodes, seconds)
 
     def learn_round(self, accepted: Tensor, width: int, nodes: int, spent: float) -> None:
-        """A round in which the model drafted first, `width` tokens: accepted drafts of its rows `[b]`, the
-        positions that were scored, and the seconds before that."""
+        """A round in which the model drafted first although there were free drafts, `width` tokens: accepted
+        drafts of its rows `[b]`, the positions that were scored, and the seconds before that. (Where a text
+        has nothing to say, as at timestamps, the model's own drafts are worse than elsewhere.)"""
         kept = accepted.float()
         self._tokens.learn(float(kept.mean()) + 1)
         self._seconds.learn(spent + self._score.at(nodes))
@@ -64,6 +66,10 @@ class Worth:
         each of their `valid` tokens is kept, and `model` that one of the model's is."""
         rows = len(valid)
         if not self.known or not rows:
+            return Shape()
+        self._led += 1
+        if self._led >= PROBE_EVERY:
+            self._led = 0
             return Shape()
         best, best_rate = Shape(), self._rate(rows)
         longest = min(int(valid.max()), gamma)

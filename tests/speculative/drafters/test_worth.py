@@ -50,3 +50,10 @@ def test_all_together_are_no_more_than_gamma() -> None:
 def test_believed_tokens_are_those_whose_predecessors_are_kept() -> None:
     found = believed_tokens(torch.tensor([0.5, 0.9]), torch.tensor([2, 0]), 3)
     assert found.tolist() == [[0.5, 0.25, 0.0], [0.0, 0.0, 0.0]]
+
+
+def test_one_round_in_sixteen_is_the_models_so_that_its_worth_is_known() -> None:
+    worth = priced(model=0.3)
+    shapes = [lead(worth, 0.99, [8]) for _ in range(32)]
+    assert shapes.count(Shape()) == 2
+    assert shapes.count(Shape(8)) == 30
