@@ -255,8 +255,9 @@ def test_a_job_that_is_deleted_or_cancelled_is_a_failed_line(client, held) -> No
     batch = ended(client, made)
     assert batch["status"] == "completed" and batch["request_counts"]["failed"] == 2
     rows = lines_of(client, batch["error_file_id"])
-    codes = {row["response"]["body"]["error"]["code"] for row in rows.values()}
-    assert codes == {"job_not_found", "conflict"}
+    codes = sorted(row["response"]["body"]["error"]["code"] for row in rows.values())
+    # A deletion cancels what runs and erases it once its step has ended: a batch may look in between.
+    assert codes in (["conflict", "job_not_found"], ["conflict", "conflict"])
 
 
 def test_a_result_that_is_deleted_before_the_output_is_written(client, held) -> None:
