@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from forescribe.asr.errors import StorageError
 
-from ..storage.blobs import PIECE, DraftFile, disk_errors
+from ..storage.blobs import DraftFile, disk_errors
 from .blob_cache import BlobCache
 
 if TYPE_CHECKING:
@@ -74,13 +74,7 @@ class ObjectBlobs:
     def copy(self, file: BinaryIO) -> ObjectDraft:
         """A draft with the whole content of a file. Raises OutputError."""
         draft = self.draft()
-        try:
-            file.seek(0)
-            while piece := file.read(PIECE):
-                draft.write(piece)
-        except BaseException:
-            draft.discard()
-            raise
+        draft.fill(file)
         return draft
 
     def read(self, name: str) -> bytes:

@@ -75,13 +75,7 @@ class Blobs:
     def copy(self, file: BinaryIO) -> Draft:
         """A draft with the whole content of a file. Raises OutputError."""
         draft = self.draft()
-        try:
-            file.seek(0)
-            while piece := file.read(PIECE):
-                draft.write(piece)
-        except BaseException:
-            draft.discard()
-            raise
+        draft.fill(file)
         return draft
 
     def read(self, name: str) -> bytes:
@@ -191,6 +185,16 @@ class DraftFile:
             self._file.write(data)
         self._hash.update(data)
         self.size += len(data)
+
+    def fill(self, file: BinaryIO) -> None:
+        """Append the whole content of a file; an exception discards the draft. Raises OutputError."""
+        try:
+            file.seek(0)
+            while piece := file.read(PIECE):
+                self.write(piece)
+        except BaseException:
+            self.discard()
+            raise
 
     def flush(self) -> None:
         """Write everything to disk. Raises OutputError."""
