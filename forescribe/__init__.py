@@ -4,8 +4,8 @@
 
     print(transcribe("meeting.mp3").text)
 
-The names are loaded on first use, as importing torch takes seconds. In a checkout the parts are folders
-next to this one, reached through links: `forescribe.asr` is `asr/`.
+The names are loaded on first use, as importing torch takes seconds. The parts are folders inside this one in
+an installed package, and beside it in a checkout: there `forescribe.asr` is `asr/`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-if not (Path(__file__).parent / "asr").is_dir():  # a copy of a checkout without its links
-    __path__.append(str(Path(__file__).parent.parent))
+if not (Path(__file__).parent / "asr" / "__init__.py").is_file():  # a checkout
+    __path__.append(str(Path(__file__).resolve().parent.parent))
 
 if TYPE_CHECKING:
     from .asr.decode.options import Options

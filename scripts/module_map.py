@@ -21,12 +21,8 @@ PARTS = ("forescribe", "api", "diarize", "asr", "text", "speculative")
 
 
 def sources(part: str) -> list[Path]:
-    """The Python files of a part, without what links lead to."""
-    return sorted(path for path in (ROOT / part).rglob("*.py") if not _linked(path))
-
-
-def _linked(path: Path) -> bool:
-    return any(parent.is_symlink() for parent in path.parents if parent.is_relative_to(ROOT))
+    """The Python files of a part."""
+    return sorted((ROOT / part).rglob("*.py"))
 
 
 def dotted(path: Path) -> str:

@@ -128,9 +128,22 @@ def test_the_map_is_up_to_date(module_map: ModuleType) -> None:
     assert module_map.PAGE.read_text(encoding="utf-8") == module_map.page(), "run scripts/map"
 
 
-def test_the_links_lead_to_the_parts() -> None:
-    for part in ALLOWED.keys() - {"forescribe"}:
-        assert (ROOT / "forescribe" / part).readlink() == Path("..") / part
+def test_names_of_the_package_are_those_that_a_wheel_has(module_map: ModuleType) -> None:
+    """In a checkout `forescribe.tests` and `forescribe.forescribe` can be imported too."""
+    known = set(module_map.graph())
+    for part in OURS:
+        for path in module_map.sources(part):
+            used = {n for n in module_map.imports(path, known) if n.split(".")[0] == "forescribe"}
+            assert used <= known, f"{path.relative_to(ROOT)}: {sorted(used - known)}"
+
+
+def test_each_module_of_a_part_has_one_name_and_one_file() -> None:
+    """Not `forescribe/asr/errors.py` as well: tracebacks, coverage and git name the same file."""
+    import forescribe.asr.errors
+
+    assert Path(forescribe.asr.errors.__file__) == ROOT / "asr" / "errors.py"
+    assert [Path(folder) for folder in forescribe.__path__] == [ROOT / "forescribe", ROOT]
+    assert not [part for part in ALLOWED if (ROOT / "forescribe" / part).exists()]
 
 
 def test_only_the_adapters_of_the_core_know_transformers(module_map: ModuleType) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
+PARTS = ("forescribe", "api", "asr", "diarize", "speculative", "text")
 TOOLS = ("bash", "dirname", "sed", "df", "awk", "rm", "mkdir", "ln")
 
 
@@ -87,6 +88,22 @@ def test_groups_and_extras_are_installed(machine: Machine, named: list[str], ask
     done = machine.setup(*named)
     assert done.status == 0 and "ready: .venv/bin/forescribe" in done.output
     assert done.uv_calls[-1].endswith(f"--constraints constraints.txt --editable {asked}")
+
+
+def test_a_developers_editor_finds_every_part_in_one_folder(machine: Machine) -> None:
+    machine.uv()
+    for part in PARTS:
+        (machine.root / part).mkdir()
+        (machine.root / part / "__init__.py").touch()
+    assert machine.setup("test").status == 0
+    assert not (machine.root / ".editor").exists()
+    for _ in range(2):
+        assert machine.setup("test", "dev").status == 0
+        seen = machine.root / ".editor" / "forescribe"
+        assert {path.name for path in seen.iterdir()} == {"__init__.py", *PARTS[1:]}
+        for part in PARTS[1:]:
+            assert (seen / part / "__init__.py").samefile(machine.root / part / "__init__.py")
+        assert (seen / "__init__.py").samefile(machine.root / "forescribe" / "__init__.py")
 
 
 def test_a_name_that_is_no_group_changes_nothing(machine: Machine) -> None:
