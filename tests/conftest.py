@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+import pytest
 from hypothesis import settings
 
 # Shared machines are slow at times; random failures that cannot be repeated are worse than fewer cases.
@@ -18,3 +19,16 @@ if not os.environ.keys() & {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"}:
 # Workers share the cores: more threads than cores cost several times what they gain.
 if int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")) > 1:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what needs the native kernels, with the reason, where they cannot be used."""
+    needing = [item for item in items if item.get_closest_marker("native")]
+    if not needing:
+        return
+    from forescribe.speculative.native import library
+
+    reason = library.missing()
+    if reason is not None:
+        for item in needing:
+            item.add_marker(pytest.mark.skip(reason=reason))

@@ -26,7 +26,6 @@ from forescribe.speculative.device import choose
 from forescribe.speculative.models.families.model_engine import ModelEngine
 from forescribe.speculative.models.families.whisper_engines import whisper_decoder
 from forescribe.speculative.models.vocabularies.mapped_vocabulary import MappedVocabulary
-from forescribe.speculative.native.library import missing
 from tests.asr import recordings
 from tests.asr.decode.test_equality import first_pass
 
@@ -39,10 +38,7 @@ KINDS = ((True, ()), (False, ()), (True, PREVIOUS), (False, PREVIOUS))
 ENGINES = [
     ModelEngine.MODULES,
     ModelEngine.LEAN,
-    pytest.param(
-        ModelEngine.NATIVE,
-        marks=pytest.mark.skipif(missing() is not None, reason="the kernels are not compiled"),
-    ),
+    pytest.param(ModelEngine.NATIVE, marks=pytest.mark.native),
 ]
 
 

@@ -19,7 +19,6 @@ from forescribe.speculative.models.cut_head import with_cut_head
 from forescribe.speculative.models.lean.lean_causal_decoder import LeanCausalDecoder
 from forescribe.speculative.models.lean.lean_whisper_decoder import LeanWhisperDecoder
 from forescribe.speculative.models.whisper_decoder import WhisperDecoder
-from forescribe.speculative.native.library import missing
 from forescribe.speculative.native.native_causal import NativeCausalDecoder
 from forescribe.speculative.native.native_whisper import NativeWhisperDecoder
 from forescribe.speculative.requests import Guarantee, Sampling
@@ -30,7 +29,7 @@ from ..native.cases import SLOTS, VOCAB, Shape, model, states
 from .causal_lms import causal_lm
 
 LISTED = (0, 1, *range(3, 53, 2))
-NATIVE = pytest.mark.skipif(missing() is not None, reason="the kernels are not compiled")
+NATIVE = pytest.mark.native
 NONE = float("-inf")
 
 
@@ -245,18 +244,19 @@ def test_rules_that_forbid_all_listed_tokens_leave_guesses_that_are_rejected() -
     assert all(0 <= token < 11 and token not in (2, 5) for text in cut.values() for token in text)
 
 
-def test_tokens_that_the_target_lacks_are_left_out() -> None:
-    for kind in (CausalDecoder, LeanCausalDecoder, NativeCausalDecoder):
-        if kind is NativeCausalDecoder and missing() is not None:
-            continue
-        made = kind(causal_lm("llama", layers=2), None, 40, listed=LISTED)
-        assert made.listed is not None
-        assert made.listed.tolist() == [token for token in LISTED if token < 40]
-        made.allocate(1, SLOTS)
-        made.prefill(torch.tensor([0]), torch.tensor([[3, 4]]), [None])
-        logits = made.score(torch.tensor([[7]]), torch.tensor([2]), reach=SLOTS).logits
-        assert logits.shape == (1, 1, 40)
-        assert logits.isfinite().sum() == len(made.listed)
+@pytest.mark.parametrize(
+    "kind",
+    [CausalDecoder, LeanCausalDecoder, pytest.param(NativeCausalDecoder, marks=NATIVE)],
+)
+def test_tokens_that_the_target_lacks_are_left_out(kind) -> None:
+    made = kind(causal_lm("llama", layers=2), None, 40, listed=LISTED)
+    assert made.listed is not None
+    assert made.listed.tolist() == [token for token in LISTED if token < 40]
+    made.allocate(1, SLOTS)
+    made.prefill(torch.tensor([0]), torch.tensor([[3, 4]]), [None])
+    logits = made.score(torch.tensor([[7]]), torch.tensor([2]), reach=SLOTS).logits
+    assert logits.shape == (1, 1, 40)
+    assert logits.isfinite().sum() == len(made.listed)
 
 
 def test_a_head_that_is_no_matrix_is_refused() -> None:

@@ -17,13 +17,12 @@ from forescribe.speculative.models.lean.lean_causal_decoder import LeanCausalDec
 from forescribe.speculative.models.lean.lean_whisper_decoder import LeanWhisperDecoder
 from forescribe.speculative.models.slot_model import SlotModel
 from forescribe.speculative.models.whisper_decoder import WhisperDecoder
-from forescribe.speculative.native.library import missing
 from forescribe.speculative.native.native_causal import PROMPT, NativeCausalDecoder
 from forescribe.speculative.native.native_whisper import NativeWhisperDecoder
 from tests.speculative.models.causal_lms import VOCAB, causal_lm
 from tests.speculative.models.whispers import encoder_states, whisper
 
-NATIVE = pytest.mark.skipif(missing() is not None, reason=str(missing()))
+NATIVE = pytest.mark.native
 TEXT = [CausalDecoder, LeanCausalDecoder, pytest.param(NativeCausalDecoder, marks=NATIVE)]
 SPEECH = [WhisperDecoder, LeanWhisperDecoder, pytest.param(NativeWhisperDecoder, marks=NATIVE)]
 CLOSE = {"rtol": 2e-4, "atol": 2e-4}

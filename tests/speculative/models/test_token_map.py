@@ -23,14 +23,13 @@ from forescribe.speculative.models.vocabularies.mapped_vocabulary import (
 )
 from forescribe.speculative.models.vocabularies.token_map import NONE, TokenMap
 from forescribe.speculative.models.whisper_decoder import WhisperDecoder
-from forescribe.speculative.native.library import missing
 from forescribe.speculative.native.native_whisper import NativeWhisperDecoder
 from forescribe.speculative.rows import Rows
 from forescribe.speculative.testing import TinyModel
 
 from ..native.cases import SLOTS, VOCAB, Shape, model, states
 
-NATIVE = pytest.mark.skipif(missing() is not None, reason="the kernels are not compiled")
+NATIVE = pytest.mark.native
 FORMS = {"modules": WhisperDecoder, "lean": LeanWhisperDecoder, "native": NativeWhisperDecoder}
 each_form = pytest.mark.parametrize(
     "form", [pytest.param(form, marks=NATIVE if form == "native" else ()) for form in FORMS]

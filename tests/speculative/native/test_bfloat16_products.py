@@ -26,7 +26,7 @@ from . import cases
 from .cases import SLOTS, Shape, prefill, tokens
 from .test_native_encoder import encoder, features
 
-pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
+pytestmark = pytest.mark.native
 
 NAMES = [] if missing() else load().instruction_sets()
 HALF = torch.bfloat16

@@ -22,7 +22,6 @@ from forescribe.speculative.models.causal_lm import CausalDecoder
 from forescribe.speculative.models.families.causal_engines import causal_decoder
 from forescribe.speculative.models.families.model_engine import ModelEngine
 from forescribe.speculative.models.lean.lean_causal_decoder import LeanCausalDecoder
-from forescribe.speculative.native.library import missing
 from forescribe.speculative.native.native_causal import NativeCausalDecoder
 from forescribe.speculative.native.structures import Stored
 from forescribe.text import TextGenerator
@@ -33,7 +32,7 @@ from tests.speculative.models.lean.pairs import TREE, Pair
 
 from .cases import float32_arithmetic
 
-pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
+pytestmark = pytest.mark.native
 
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral with a window")
 SLOTS, HALF = 40, torch.bfloat16

@@ -23,7 +23,7 @@ from tests.speculative.models.causal_lms import EOS, causal_lm
 from . import cases
 from .cases import POSITIONS, SLOTS, Shape, prefill, states, tokens
 
-pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
+pytestmark = pytest.mark.native
 
 NAMES = [] if missing() else load().instruction_sets()
 shapes = st.builds(

@@ -12,10 +12,9 @@ import torch
 from forescribe.speculative.errors import LoadError
 from forescribe.speculative.native import kernel_build, kernel_files, library, openmp
 
-compiled = pytest.mark.skipif(library.missing() is not None, reason=str(library.missing()))
 
 
-@compiled
+@pytest.mark.native
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="lists no mappings")
 def test_one_openmp_runtime_is_loaded_and_the_kernels_use_it() -> None:
     """In a process of its own, where no other package has loaded one."""
@@ -33,7 +32,7 @@ def test_one_openmp_runtime_is_loaded_and_the_kernels_use_it() -> None:
     assert run.stdout.split() == ["1", "True"]
 
 
-@compiled
+@pytest.mark.native
 def test_the_best_instruction_set_is_taken_unless_another_is_chosen() -> None:
     kernels = library.Library(library.load().path)
     usable = kernels.instruction_sets()
@@ -48,7 +47,7 @@ def test_the_best_instruction_set_is_taken_unless_another_is_chosen() -> None:
         kernels.choose(None)
 
 
-@compiled
+@pytest.mark.native
 def test_a_library_of_other_sources_is_refused(monkeypatch) -> None:
     path = library.load().path
     monkeypatch.setattr(kernel_files, "source_hash", lambda: "0" * 16)

@@ -14,7 +14,6 @@ from forescribe.speculative.errors import LoadError
 from forescribe.speculative.models.bundled import path
 from forescribe.speculative.models.causal_lm import CausalDecoder
 from forescribe.speculative.native import native_causal
-from forescribe.speculative.native.library import missing
 from forescribe.speculative.native.native_causal import NativeCausalDecoder, native_causal_gap
 from tests.speculative.models.causal_lms import VOCAB, WINDOW, causal_lm
 from tests.speculative.models.families import tiny
@@ -22,7 +21,7 @@ from tests.speculative.models.lean.pairs import TREE, Pair, close
 
 from .cases import float32_arithmetic
 
-pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
+pytestmark = pytest.mark.native
 
 NEAR = 2e-4
 """Of float32 logits up to 60 of the tiny models, whose weights are drawn wide."""

@@ -15,10 +15,9 @@ from transformers.models.whisper.modeling_whisper import WhisperEncoder
 from forescribe.speculative.errors import LoadError
 from forescribe.speculative.models.families import whisper_encoders
 from forescribe.speculative.models.families.model_engine import ModelEngine
-from forescribe.speculative.native.library import missing
 from forescribe.speculative.native.native_encoder import NativeEncoder, unsupported
 
-pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
+pytestmark = pytest.mark.native
 
 
 def encoder(

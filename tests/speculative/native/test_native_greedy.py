@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from forescribe.speculative import Engine, Fixed, ModelDrafter, Request
-from forescribe.speculative.native.library import load, missing
+from forescribe.speculative.native.library import load
 from forescribe.speculative.native.native_causal import NativeCausalDecoder
 from forescribe.speculative.native.native_step import choose_natively
 from forescribe.speculative.native.native_whisper import NativeWhisperDecoder
@@ -21,7 +21,7 @@ from forescribe.speculative.rounds.choice import Allowed, choose
 from ..models.causal_lms import causal_lm
 from .cases import VOCAB, Shape, model, states
 
-pytestmark = pytest.mark.skipif(missing() is not None, reason="the kernels are not compiled")
+pytestmark = pytest.mark.native
 
 NONE = float("-inf")
 

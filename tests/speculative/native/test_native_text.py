@@ -7,12 +7,11 @@ from dataclasses import replace
 import pytest
 
 from forescribe.speculative.models.bundled import path
-from forescribe.speculative.native.library import missing
 from forescribe.speculative.requests import Sampling
 from forescribe.text import TextGenerator
 from forescribe.text.generator import Options
 
-pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
+pytestmark = pytest.mark.native
 
 PROMPTS = (
     "Once upon a time there was a little girl",

@@ -9,13 +9,12 @@ from hypothesis import strategies as st
 
 from forescribe.speculative.drafts import Topology
 from forescribe.speculative.errors import LoadError
-from forescribe.speculative.native.library import missing
 from forescribe.speculative.native.native_whisper import NativeWhisperDecoder, unsupported
 
 from . import cases
 from .cases import SLOTS, Shape, adapters, prefill, states, tokens
 
-pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
+pytestmark = pytest.mark.native
 
 CLOSE = {"rtol": 1e-4, "atol": 2e-4}
 

@@ -13,7 +13,7 @@ from forescribe.speculative.models.families import causal_engines, whisper_engin
 from forescribe.speculative.models.families.causal_engines import causal_decoder
 from forescribe.speculative.models.families.whisper_engines import checked_engine
 from forescribe.speculative.native import native_whisper
-from forescribe.speculative.native.library import load, missing
+from forescribe.speculative.native.library import load
 from forescribe.speculative.native.native_causal import NativeCausalDecoder
 from forescribe.speculative.native.native_whisper import NativeWhisperDecoder
 from forescribe.speculative.native.packing import shared_weights
@@ -22,7 +22,7 @@ from forescribe.speculative.native.structures import Stored
 from tests.speculative.models.causal_lms import causal_lm
 from tests.speculative.native.cases import SLOTS, Shape, model, prefill
 
-pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
+pytestmark = pytest.mark.native
 
 SHAPE = Shape()
 

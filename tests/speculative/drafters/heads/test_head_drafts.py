@@ -19,7 +19,6 @@ from forescribe.speculative.drafts import Draft
 from forescribe.speculative.engine.schedule import Fixed
 from forescribe.speculative.models.families.causal_engines import causal_decoder
 from forescribe.speculative.models.families.model_engine import ModelEngine
-from forescribe.speculative.native.library import missing
 from forescribe.speculative.protocols import Poll
 from forescribe.speculative.rows import Rows
 
@@ -132,11 +131,16 @@ def check(made: Made, model: Any, drafter: Watched, least: int) -> None:
         assert drafts == naive(made, model, text, len(drafts)), text
 
 
-@pytest.mark.parametrize("engine", [ModelEngine.NATIVE, ModelEngine.LEAN, ModelEngine.MODULES])
+@pytest.mark.parametrize(
+    "engine",
+    [
+        pytest.param(ModelEngine.NATIVE, marks=pytest.mark.native),
+        ModelEngine.LEAN,
+        ModelEngine.MODULES,
+    ],
+)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_drafts_are_those_of_the_published_tensors(family: str, engine: ModelEngine) -> None:
-    if engine is ModelEngine.NATIVE and missing() is not None:
-        pytest.skip(str(missing()))
     model = tiny_heads.target()
     made = tiny_heads.made(family, model)
     check(made, model, run(made, model, Fixed(GAMMA), engine), least=20)
