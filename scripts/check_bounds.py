@@ -3,18 +3,22 @@
     python scripts/check_bounds.py newest    # the newest release of every package
     python scripts/check_bounds.py lowest    # the oldest releases that pyproject.toml allows
 
-Builds the wheel and installs it without constraints.txt into a temporary environment, on another
-Python version than this one if the machine has one. Then it transcribes and diarizes a sample there.
+Builds the source distribution, and from it the wheel, and installs that without constraints.txt into a
+temporary environment, on another Python version than this one if the machine has one. Then it transcribes
+and diarizes a sample there, and starts the service.
 """
 
 from __future__ import annotations
 
 import argparse
+import http.client
 import os
+import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -68,6 +72,13 @@ def another_python(uv: str) -> str:
     return sys.executable
 
 
+def build(uv: str, folder: Path) -> Path:
+    """Build into `folder`: the source distribution, and from it the wheel, which is returned."""
+    run(uv, "build", "--quiet", "--out-dir", folder, ".")
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
 def install(uv: str, bound: str, folder: Path, wheel: Path) -> None:
     """Install the wheel into `folder`/venv."""
     install = (uv, "pip", "install", "--quiet", "--python", folder / "venv")
@@ -95,6 +106,42 @@ def try_wheel(folder: Path) -> None:
         raise SystemExit("bounds: diarization found no speaker")
 
 
+def free_port() -> int:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        return int(listening.getsockname()[1])
+
+
+def try_service(command: Sequence[str | Path], port: int, wait_s: float = 300) -> None:
+    """Start a service and ask for /health. Raises SystemExit where it does not answer with 200."""
+    process = subprocess.Popen([str(part) for part in command])
+    try:
+        status = health(process, port, time.monotonic() + wait_s)
+        if status is None:
+            raise SystemExit(f"bounds: the service did not answer within {wait_s} s")
+        if status != 200:
+            raise SystemExit(f"bounds: /health answered {status}")
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def health(process: subprocess.Popen[bytes], port: int, deadline: float) -> int | None:
+    """The status that /health answers with; None where nothing listens until the deadline."""
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise SystemExit(f"bounds: the service ended with status {process.returncode}")
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+        try:
+            connection.request("GET", "/health")
+            return connection.getresponse().status
+        except OSError:
+            time.sleep(0.1)
+        finally:
+            connection.close()
+    return None
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("bound", choices=("newest", "lowest"))
@@ -104,11 +151,13 @@ def main() -> None:
     print(f"bounds: {bound}, on Python {version(python)}", flush=True)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        run(uv, "build", "--quiet", "--wheel", "--out-dir", folder, ".")
-        (wheel,) = folder.glob("*.whl")
+        wheel = build(uv, folder)
         run(uv, "venv", "--quiet", "--python", python, folder / "venv")
         install(uv, bound, folder, wheel)
         try_wheel(folder)
+        program, port = folder / "venv" / "bin" / "forescribe", free_port()
+        stored = f"FORESCRIBE_DATA_DIR={folder / 'data'}"
+        try_service(["env", stored, program, "serve", "--model", "demo", "--port", str(port)], port)
 
 
 if __name__ == "__main__":

@@ -73,6 +73,51 @@ def test_both_bounds_install_the_wheel(
         assert "torch" in (tmp_path / "requirements.txt").read_text()
 
 
+def test_the_wheel_is_built_from_the_source_distribution(
+    check_bounds: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As an index's archive is installed; a wheel from the checkout would not show what it lacks."""
+    ran: list[list[str]] = []
+
+    def run(*command: str | Path) -> None:
+        ran.append([str(part) for part in command])
+        (tmp_path / "a.tar.gz").touch()
+        (tmp_path / "a.whl").touch()
+
+    monkeypatch.setattr(check_bounds, "run", run)
+    assert check_bounds.build("uv", tmp_path) == tmp_path / "a.whl"
+    assert ran == [["uv", "build", "--quiet", "--out-dir", str(tmp_path), "."]]
+
+
+SERVER = """
+import http.server, sys, time
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200 if self.path == sys.argv[2] else 404)
+        self.end_headers()
+        self.wfile.write(b"{}")
+    def log_message(self, *args): pass
+time.sleep(0.3)
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
+
+
+def test_a_service_has_to_answer_and_to_end(check_bounds: ModuleType) -> None:
+    def served(path: str, wait_s: float) -> None:
+        port = check_bounds.free_port()
+        check_bounds.try_service([sys.executable, "-c", SERVER, str(port), path], port, wait_s)
+
+    served("/health", 30)
+    with pytest.raises(SystemExit, match="/health answered 404"):
+        served("/elsewhere", 30)
+    with pytest.raises(SystemExit, match="did not answer within 0.5 s"):
+        check_bounds.try_service(
+            [sys.executable, "-c", "import time; time.sleep(60)"], check_bounds.free_port(), 0.5
+        )
+    with pytest.raises(SystemExit, match="ended with status 3"):
+        check_bounds.try_service([sys.executable, "-c", "raise SystemExit(3)"], 1, 30)
+
+
 def test_a_program_that_is_missing_has_no_output(check_bounds: ModuleType) -> None:
     assert check_bounds.output("no-such-program-anywhere") == ""
     assert check_bounds.version(sys.executable) == ".".join(map(str, sys.version_info[:2]))

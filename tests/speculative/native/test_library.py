@@ -13,7 +13,6 @@ from forescribe.speculative.errors import LoadError
 from forescribe.speculative.native import kernel_build, kernel_files, library, openmp
 
 
-
 @pytest.mark.native
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="lists no mappings")
 def test_one_openmp_runtime_is_loaded_and_the_kernels_use_it() -> None:
