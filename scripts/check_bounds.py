@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import http.client
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -161,6 +162,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit("bounds: ended by a signal"))
     try:
         main()
     except subprocess.CalledProcessError as error:

@@ -32,9 +32,20 @@ def program(path: Path, said: str) -> str:
     return str(path)
 
 
+def driver_fault() -> str | None:
+    """Why Playwright's own program does not start here, whatever the browser: libatomic is missing, say."""
+    tried = subprocess.run(
+        [sys.executable, "-m", "playwright", "--version"], capture_output=True, text=True
+    )
+    return None if tried.returncode == 0 else browsing.why(tried.stderr)
+
+
 @pytest.mark.parametrize("broken", ["driver", "chromium", "nothing"])
 def test_without_a_browser_its_tests_are_skipped_and_say_why(tmp_path, broken) -> None:
     pytest.importorskip("playwright")
+    fault = None if broken == "driver" else driver_fault()
+    if fault is not None:
+        pytest.skip(fault)
     (tmp_path / "test_pages.py").write_text(TESTS)
     bin = tmp_path / "bin"
     bin.mkdir()

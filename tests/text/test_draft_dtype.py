@@ -24,7 +24,9 @@ def generator(draft_dtype: str | None = None, engine: str | None = None, **setti
     )
 
 
-@pytest.mark.parametrize("engine", ["native", "lean", "modules"])
+@pytest.mark.parametrize(
+    "engine", [pytest.param("native", marks=pytest.mark.native), "lean", "modules"]
+)
 @pytest.mark.parametrize("draft_dtype", ["float32", "bfloat16"])
 def test_drafts_in_any_format_change_no_text(engine, draft_dtype):
     made = generator(draft_dtype, engine, gamma=4)

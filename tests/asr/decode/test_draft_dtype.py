@@ -20,7 +20,7 @@ from tests.asr.model import folders
 MEMO = Path(__file__).parents[3] / "samples" / "memo.flac"
 SECONDS = 40
 FORMATS = ("float32", "bfloat16", "float16")
-ENGINES = ("native", "lean", "modules")
+ENGINES = (pytest.param("native", marks=pytest.mark.native), "lean", "modules")
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,9 @@ from tests.asr.decode.test_draft_dtype import decoded
 recording = test_draft_dtype.recording
 
 
-@pytest.mark.parametrize("engine", ["native", "lean", "modules"])
+@pytest.mark.parametrize(
+    "engine", [pytest.param("native", marks=pytest.mark.native), "lean", "modules"]
+)
 def test_drafts_change_no_token_of_a_quantised_target(recording, engine):
     plain, _ = decoded(recording, batch=1, gamma=0, quantize="int8", engine=engine)
     for draft in ("float32", "int8"):

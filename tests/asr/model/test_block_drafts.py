@@ -55,7 +55,9 @@ def write(folder: Path, target: Path, **changes: object) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("engine", ["native", "lean", "modules"])
+@pytest.mark.parametrize(
+    "engine", [pytest.param("native", marks=pytest.mark.native), "lean", "modules"]
+)
 @pytest.mark.parametrize("gamma", [3, None])
 def test_a_head_changes_no_token(target: Path, tmp_path: Path, engine: str, gamma: int) -> None:
     noise = np.random.default_rng(0).normal(0, 0.1, 40 * 16000).astype(np.float32)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from forescribe.speculative import Fixed
 from forescribe.speculative.models.families.causal_engines import causal_decoder
+from tests.training.text.test_corpus import NEEDS_WORDNET
 from training.text.evaluate import Counted, Pair, prompts, run
 
 
@@ -20,6 +21,7 @@ def test_the_pair_is_decoded_by_the_engines_that_auto_chooses() -> None:
     assert pair.engine(Fixed(0)).drafter is None
 
 
+@NEEDS_WORDNET
 def test_drafts_change_no_token() -> None:
     pair, work = Pair.load(), prompts()[:2]
     drafted, plain = run(pair, work, 2, 0.0), run(pair, work, 0, 0.0)

@@ -50,7 +50,11 @@ GAMMA = 3
 FIRST = 70  # the second token of a prompt says which request it is
 ROWS, ROUND = 3, 4
 SMALL = 5  # tokens of the vocabulary whose texts are counted
-ENGINES = [ModelEngine.NATIVE, ModelEngine.LEAN, ModelEngine.MODULES]
+ENGINES = [
+    pytest.param(ModelEngine.NATIVE, marks=pytest.mark.native),
+    ModelEngine.LEAN,
+    ModelEngine.MODULES,
+]
 
 
 def drafter(**options: Any) -> WhisperBlockDrafter:
