@@ -148,7 +148,7 @@ def test_little_disk_is_said_before_the_download(machine: Machine) -> None:
     (machine.path / "df").unlink()
     machine.program("df", 'echo head; echo "/dev/x 9000000 0 2500000 0% /"')
     done = machine.setup()
-    assert done.status == 0 and "only 2 GB are free here; 6 are needed" in done.output
+    assert done.status == 0 and "only 2 GB are free here; 6.6 are needed" in done.output
     assert "GB" not in machine.setup().output  # the environment is there
 
 
