@@ -9,7 +9,7 @@ from pathlib import Path
 
 __all__ = ["FOLDER", "names", "path"]
 
-# Next to `speculative/`, both in a checkout (where this file is reached through a link) and in a wheel.
+# Next to `speculative/`, both in a checkout and in a wheel.
 FOLDER = Path(__file__).resolve().parents[2] / "bundled"
 
 

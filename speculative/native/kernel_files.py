@@ -11,7 +11,7 @@ import platform
 import sys
 from pathlib import Path
 
-# Next to `speculative/`, both in a checkout (where this file is reached through a link) and in a wheel.
+# Next to `speculative/`, both in a checkout and in a wheel.
 FOLDER = Path(__file__).resolve().parents[2] / "kernels"
 SOURCES = FOLDER / "src"
 
