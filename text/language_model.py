@@ -16,8 +16,8 @@ from forescribe.speculative.drafters.draft_tokens import DraftTokens
 from forescribe.speculative.errors import LoadError
 from forescribe.speculative.models.checkpoint_files import damaged, missing
 from forescribe.speculative.models.families.causal_config import positions_of
-from forescribe.speculative.models.families.causal_engines import causal_decoder
-from forescribe.speculative.models.families.model_engine import ModelEngine
+from forescribe.speculative.models.families.causal_engines import checked_engine
+from forescribe.speculative.models.families.model_engine import ModelEngine, int8_engine
 from forescribe.speculative.models.heads.head_loading import format_in
 from forescribe.speculative.models.hub import Family, Role, locate
 from forescribe.speculative.models.load_lock import loading
@@ -96,6 +96,8 @@ def load(
     folder = locate(name, LANGUAGE_MODEL, role=role, network=network)
     _refuse_head(folder, name, role)
     try:
+        if device.int8 and role == "model":  # before the weights are read
+            engine = int8_engine(engine)
         config = AutoConfig.from_pretrained(folder)
         if config.is_encoder_decoder:
             raise LoadError(f"{config.model_type} is no causal language model")
@@ -117,7 +119,7 @@ def load(
                     f"its weights are quantised by {method} already: leave out --quantize"
                 )
             quantize_causal(model)
-        engine = ModelEngine(causal_decoder(model, engine=engine, stored=device.stored).engine)
+        engine = checked_engine(model, engine, stored=device.stored, draft=role == "draft")
     except torch.OutOfMemoryError:
         raise
     except LoadError as error:

@@ -5,7 +5,7 @@ Uses unmodified transformers classes and loaders. Knows one model at a time; not
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from forescribe.speculative.device import Device
 from forescribe.speculative.errors import LoadError
 from forescribe.speculative.models.attention import use_products
 from forescribe.speculative.models.checkpoint_files import damaged
-from forescribe.speculative.models.families.model_engine import ModelEngine
+from forescribe.speculative.models.families.model_engine import ModelEngine, int8_engine
 from forescribe.speculative.models.families.whisper_encoders import native_encoder
 from forescribe.speculative.models.families.whisper_engines import checked_engine
 from forescribe.speculative.models.hub import Role
@@ -31,9 +31,12 @@ _FEATURES = ("preprocessor_config.json", "processor_config.json")  # one of them
 def read_model(
     folder: Path, role: Role, device: Device, engine: ModelEngine
 ) -> tuple[Any, ModelEngine]:
-    """A model and the engine that runs its decoder."""
+    """A model and the engine that runs its decoder. Raises ModelError, and CapacityError where the device has
+    no room."""
     from transformers import AutoConfig, WhisperForCausalLM, WhisperForConditionalGeneration
 
+    if device.int8 and role == "model":  # before the weights are read
+        engine = _supported(folder, role, lambda: int8_engine(engine))
     try:
         with quiet():
             config = AutoConfig.from_pretrained(folder)
@@ -57,13 +60,17 @@ def read_model(
     model = _placed(model, folder, role, device)
     if device.int8:
         quantize_whisper(model)
-    try:
-        engine = checked_engine(model, engine)
-    except LoadError as error:
-        raise ModelError(f"--{role} {folder} is not supported: {error}") from error
+    found = _supported(folder, role, lambda: checked_engine(model, engine, draft=role == "draft"))
     if device.products:
         use_products(model)
-    return model, engine
+    return model, found
+
+
+def _supported(folder: Path, role: Role, choose: Callable[[], ModelEngine]) -> ModelEngine:
+    try:
+        return choose()
+    except LoadError as error:
+        raise ModelError(f"--{role} {folder} is not supported: {error}") from error
 
 
 def _placed(model: Any, folder: Path, role: Role, device: Device) -> Any:
