@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 CONFIG, GENERATION = "config.json", "generation_config.json"
@@ -176,7 +176,7 @@ def _ids(value: Any) -> Iterator[Any]:
         yield value
 
 
-def _whole(value: Any) -> bool:
+def _whole(value: Any) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
