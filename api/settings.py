@@ -89,7 +89,7 @@ class Settings(BaseSettings):
     language: str | None = None  # for requests that name none; unset: detected
     device: str = "auto"  # `cpu`, `cuda`, `cuda:1`, `hpu`
     dtype: str = "auto"  # `float32`, `bfloat16`, `float16`
-    quantize: str = "none"  # `int8`: decoders in 8-bit integers, on CPUs
+    quantize: str = "none"  # `int8`: decoders in 8-bit integers, on CPUs with the native engine
     draft_dtype: str = "auto"  # of drafts; changes no word
     engine: str = "auto"  # what computes the decoders: `native`, `lean`, `modules`
     batch_size: int = Field(8, ge=1, le=1024)  # slots: windows decoded at a time

@@ -125,8 +125,8 @@ class TextGenerator:
         `dtype` is float32 on CPUs and bfloat16 elsewhere by default: language models are trained in
         bfloat16, and some overflow in float16. `draft_dtype` is the draft's number format, which changes no
         text (None: the fastest here, see `draft_precision`). `quantize` "int8" rounds the target's matrices
-        to 8-bit integers, on CPUs: other texts, the same with and without drafts. Raises LoadError and
-        DeviceError.
+        to 8-bit integers, on the native engine alone: other texts, the same with and without drafts. Raises
+        LoadError and DeviceError.
         """
         place = choose(device, dtype, quantize)
         if dtype in (None, "auto") and place.kind != "cpu":

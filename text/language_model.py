@@ -5,6 +5,7 @@ Knows transformers' loaders; nothing of presets and decoding.
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,19 @@ import torch
 from forescribe.speculative.device import Device
 from forescribe.speculative.drafters.draft_tokens import DraftTokens
 from forescribe.speculative.errors import LoadError
-from forescribe.speculative.models.checkpoint_files import damaged, missing
+from forescribe.speculative.models.checkpoint_files import (
+    CONFIG,
+    GENERATION,
+    damaged,
+    misshapen,
+    missing,
+    overcounted,
+    shapes_in,
+    strange_id,
+)
 from forescribe.speculative.models.families.causal_config import positions_of
-from forescribe.speculative.models.families.causal_engines import causal_decoder
-from forescribe.speculative.models.families.model_engine import ModelEngine
+from forescribe.speculative.models.families.causal_engines import checked_engine
+from forescribe.speculative.models.families.model_engine import ModelEngine, int8_engine
 from forescribe.speculative.models.heads.head_loading import format_in
 from forescribe.speculative.models.hub import Family, Role, locate
 from forescribe.speculative.models.load_lock import loading
@@ -26,6 +36,9 @@ from forescribe.speculative.models.quantized.published_formats import check_libr
 from forescribe.speculative.models.quiet import quiet
 
 from .vocabulary import Vocabulary
+
+USED_IDS = {name: ("eos_token_id",) for name in (GENERATION, CONFIG)}
+"""The settings whose token ids are used, by file."""
 
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 
@@ -96,11 +109,21 @@ def load(
     folder = locate(name, LANGUAGE_MODEL, role=role, network=network)
     _refuse_head(folder, name, role)
     try:
+        if device.int8 and role == "model":  # before the weights are read
+            engine = int8_engine(engine)
+        shapes = shapes_in(folder)
+        _refuse(overcounted(folder, shapes))
         config = AutoConfig.from_pretrained(folder)
         if config.is_encoder_decoder:
             raise LoadError(f"{config.model_type} is no causal language model")
         check_library(config)
         kind: Any = AutoModelForCausalLM
+        vocab_size = getattr(config.get_text_config(), "vocab_size", None)
+        if isinstance(vocab_size, int):
+            _refuse(strange_id(folder, vocab_size, USED_IDS))
+        if method_of(config) is None:  # quantised weights have shapes of their own
+            with quiet():
+                _refuse(misshapen(shapes, lambda: kind.from_config(copy.deepcopy(config))))
         with quiet():
             model, report = kind.from_pretrained(
                 folder, dtype=device.stored, output_loading_info=True, ignore_mismatched_sizes=True
@@ -117,7 +140,7 @@ def load(
                     f"its weights are quantised by {method} already: leave out --quantize"
                 )
             quantize_causal(model)
-        engine = ModelEngine(causal_decoder(model, engine=engine, stored=device.stored).engine)
+        engine = checked_engine(model, engine, stored=device.stored, draft=role == "draft")
     except torch.OutOfMemoryError:
         raise
     except LoadError as error:
@@ -132,11 +155,16 @@ def load(
         str(name),
         model,
         Vocabulary(tokenizer, str(name)),
-        _ends(model, tokenizer),
+        _ends(model, tokenizer, f"--{role} {name}"),
         engine,
         _draft_tokens(folder, model, name) if role == "draft" else None,
         device.stored,
     )
+
+
+def _refuse(problem: str | None) -> None:
+    if problem is not None:
+        raise LoadError(problem)
 
 
 def _refuse_head(folder: Path, name: str | Path, role: Role) -> None:
@@ -183,12 +211,21 @@ def check_draft(target: LanguageModel, draft: LanguageModel) -> None:
         )
 
 
-def _ends(model: Any, tokenizer: Any) -> frozenset[int]:
-    """The tokens at which transformers' `generate` ends."""
+def _ends(model: Any, tokenizer: Any, name: str) -> frozenset[int]:
+    """The tokens at which transformers' `generate` ends. Raises LoadError for the tokenizer's, which it has
+    where the configuration names none, if the model does not have it."""
     for owner in (model.generation_config, model.config, tokenizer):
         found = getattr(owner, "eos_token_id", None)
         if found is not None:
-            return frozenset([found] if isinstance(found, int) else found)
+            ends = frozenset([found] if isinstance(found, int) else found)
+            size = int(model.config.get_text_config().vocab_size)
+            strange = [end for end in ends if not 0 <= end < size]
+            if strange:
+                raise LoadError(
+                    f"{name}: its tokenizer ends a text with token {strange[0]}, and its vocabulary has the "
+                    f"ids 0 to {size - 1}; set eos_token_id in its generation_config.json"
+                )
+            return ends
     return frozenset()
 
 

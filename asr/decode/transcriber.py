@@ -101,9 +101,9 @@ class Transcriber:
 
         `engine` runs the decoders: "auto", "native", "lean" or "modules"; the tokens are the same.
         `draft_dtype` is the draft's number format, which changes no token either (None: the fastest here, see
-        `draft_precision`). `quantize` "int8" rounds the target's decoder to 8-bit integers, on CPUs: other
-        words than in float32, and the same with and without drafts. Raises ModelError for weights that are
-        missing or that the engine cannot run, DeviceError for a missing device.
+        `draft_precision`). `quantize` "int8" rounds the target's decoder to 8-bit integers, on the native
+        engine alone: other words than in float32, and the same with and without drafts. Raises ModelError for
+        weights that are missing or that the engine cannot run, DeviceError for a missing device.
         """
         code = None if language is None else language_code(language)
         pair = resolve(model, "none" if gamma == 0 else draft, None if code == AUTO else code)

@@ -5,15 +5,24 @@ Uses unmodified transformers classes and loaders. Knows one model at a time; not
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from forescribe.speculative.device import Device
 from forescribe.speculative.errors import LoadError
 from forescribe.speculative.models.attention import use_products
-from forescribe.speculative.models.checkpoint_files import damaged
-from forescribe.speculative.models.families.model_engine import ModelEngine
+from forescribe.speculative.models.checkpoint_files import (
+    CONFIG,
+    GENERATION,
+    damaged,
+    miscounted,
+    misshapen,
+    shapes_in,
+    strange_id,
+)
+from forescribe.speculative.models.families.model_engine import ModelEngine, int8_engine
 from forescribe.speculative.models.families.whisper_encoders import native_encoder
 from forescribe.speculative.models.families.whisper_engines import checked_engine
 from forescribe.speculative.models.hub import Role
@@ -25,16 +34,39 @@ from forescribe.speculative.native.native_encoder import NativeEncoder
 from ..errors import CapacityError, ModelError, out_of_memory
 from .published import as_ids
 
+_ENDS = ("eos_token_id", "decoder_start_token_id")
+_RULES = (
+    "suppress_tokens",
+    "begin_suppress_tokens",
+    "forced_decoder_ids",
+    "no_timestamps_token_id",
+    "lang_to_id",
+    "task_to_id",
+)
+USED_IDS: Mapping[Role, Mapping[str, tuple[str, ...]]] = {
+    "model": {GENERATION: (*_ENDS, *_RULES), CONFIG: _ENDS},
+    "draft": {GENERATION: _ENDS, CONFIG: _ENDS},
+}
+"""The settings whose token ids are used, by file. Rules are the target's, and a config.json has those of
+another vocabulary by default."""
+
 _FEATURES = ("preprocessor_config.json", "processor_config.json")  # one of them
 
 
 def read_model(
     folder: Path, role: Role, device: Device, engine: ModelEngine
 ) -> tuple[Any, ModelEngine]:
-    """A model and the engine that runs its decoder."""
+    """A model and the engine that runs its decoder. Raises ModelError, and CapacityError where the device has
+    no room."""
     from transformers import AutoConfig, WhisperForCausalLM, WhisperForConditionalGeneration
 
+    if device.int8 and role == "model":  # before the weights are read
+        engine = _supported(folder, role, lambda: int8_engine(engine))
     try:
+        shapes = shapes_in(folder)
+        wrong = miscounted(folder, shapes, {"decoder_layers": "decoder.layers."})
+        if wrong is not None:
+            raise ValueError(wrong)
         with quiet():
             config = AutoConfig.from_pretrained(folder)
         if config.model_type != "whisper":
@@ -43,6 +75,14 @@ def read_model(
         if bare and role == "model":
             raise ValueError("it has no encoder, so it can only be a --draft")
         kind: Any = WhisperForCausalLM if bare else WhisperForConditionalGeneration
+        wrong = None if bare else miscounted(folder, shapes, {"encoder_layers": "encoder.layers."})
+        wrong = (
+            wrong
+            or strange_id(folder, config.vocab_size, USED_IDS[role])
+            or misshapen(shapes, lambda: kind(copy.deepcopy(config)))
+        )
+        if wrong is not None:
+            raise ValueError(wrong)
         with quiet():
             # Mismatches are allowed here, to be reported by name below.
             model, report = kind.from_pretrained(
@@ -57,13 +97,17 @@ def read_model(
     model = _placed(model, folder, role, device)
     if device.int8:
         quantize_whisper(model)
-    try:
-        engine = checked_engine(model, engine)
-    except LoadError as error:
-        raise ModelError(f"--{role} {folder} is not supported: {error}") from error
+    found = _supported(folder, role, lambda: checked_engine(model, engine, draft=role == "draft"))
     if device.products:
         use_products(model)
-    return model, engine
+    return model, found
+
+
+def _supported(folder: Path, role: Role, choose: Callable[[], ModelEngine]) -> ModelEngine:
+    try:
+        return choose()
+    except LoadError as error:
+        raise ModelError(f"--{role} {folder} is not supported: {error}") from error
 
 
 def _placed(model: Any, folder: Path, role: Role, device: Device) -> Any:

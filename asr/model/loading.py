@@ -210,11 +210,16 @@ def _special_tokens(target: Any, tokenizer: Any, pair: Pair) -> SpecialTokens:
     options = target.generation_config
     try:
         tokens = SpecialTokens.of(options, tokenizer)
-        ids = (tokens.start, *tokens.ends, tokens.no_timestamps, *tokens.languages.values())
-        if max(ids) >= target.config.vocab_size:
+        size = target.config.vocab_size
+        strange = [i for i in (tokens.start, *tokens.ends) if not 0 <= i < size]
+        if strange:  # of the tokenizer: those of the configuration have been checked
             raise ValueError(
-                f"token {max(ids)} of its generation_config.json is not in its vocabulary"
+                f"its tokenizer has the special token {strange[0]}, and its vocabulary has the ids 0 to "
+                f"{size - 1}"
             )
+        problem = tokens.unchoosable(options, size)
+        if problem is not None:
+            raise ValueError(f"in its generation_config.json {problem}")
     except (ValueError, AttributeError, TypeError) as error:
         raise ModelError(f"--model {pair.target} is not a Whisper model: {error}") from error
     options.eos_token_id, options.decoder_start_token_id = tokens.end, tokens.start

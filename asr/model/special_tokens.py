@@ -100,6 +100,24 @@ class SpecialTokens:
             other_ends=ends[1:],
         )
 
+    def unchoosable(self, generation_config: Any, vocab_size: int) -> str | None:
+        """What a model's suppressed tokens forbid altogether, so that a window would be decoded to nothing or
+        without an end; None where enough is left to choose from."""
+        never = {*as_ids(getattr(generation_config, "suppress_tokens", None))}
+        first = {*never, *as_ids(getattr(generation_config, "begin_suppress_tokens", None))}
+        last = getattr(generation_config, "max_initial_timestamp_index", None)
+        stamps = range(self.timestamp_begin, vocab_size)
+        named = {*self.ends, self.start, self.previous, *self.languages.values()}
+        named |= {*self.tasks.values(), self.no_speech, self.no_timestamps}
+        text = {*range(min(self.timestamp_begin, vocab_size))} - named
+        if never.issuperset(self.ends):
+            return "suppress_tokens has its end-of-text token: no text would end"
+        if first.issuperset(text):
+            return "suppress_tokens and begin_suppress_tokens leave no token to begin a text with"
+        if stamps and first.issuperset(stamps if last is None else stamps[: last + 1]):
+            return "suppress_tokens and begin_suppress_tokens leave no timestamp to begin with"
+        return None
+
     @property
     def ends(self) -> tuple[int, ...]:
         """The tokens that end a text."""

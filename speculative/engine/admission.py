@@ -74,11 +74,9 @@ def padded_to_bucket(texts: Sequence[Sequence[int]], device: Device, most: int) 
 
 
 def guess_of(request: Request, max_tokens: int) -> tuple[int, ...]:
-    """As much of a request's guess as a row of `max_tokens` can take, with the token that follows it."""
-    room = max_tokens - len(request.prompt) - 1
-    if request.max_new_tokens is not None:
-        room = min(room, request.max_new_tokens - 1)
-    return request.guess[: max(0, room)]
+    """As much of a request's guess as a row of `max_tokens` can take, with the token that follows it. How
+    much the request's own limit leaves of it is decided where it is verified (`round.checked`)."""
+    return request.guess[: max(0, max_tokens - len(request.prompt) - 1)]
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,29 @@
-"""The files of a model's folder: what is missing, and which of them is damaged.
+"""The files of a model's folder: what is missing, which of them is damaged, and what contradicts the weights.
 
-The loaders' own messages rarely name the file. Knows file formats; import is light.
+The loaders' own messages rarely name the file, and they build what a configuration claims before they read
+the weights: a million layers take minutes, a wide one all memory. Knows file formats; import is light.
 """
 
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from math import prod
 from pathlib import Path
+from typing import Any, TypeGuard
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+CONFIG, GENERATION = "config.json", "generation_config.json"
+
+Shapes = Mapping[str, tuple[int, ...]]
+"""The shapes of a folder's tensors by name."""
+
+LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+
+UNSTORED = 1 << 26
+"""Numbers that a model may have besides its weights, at most: tables of positions and masks."""
 
 
 def missing(folder: Path) -> str | None:
@@ -55,6 +70,123 @@ def damaged(folder: Path) -> str | None:
         except Exception as error:  # safetensors has an error class for every kind of damage
             return f"{path.name} is damaged or not complete: {_line(error)}"
     return None
+
+
+def shapes_in(folder: Path) -> Shapes:
+    """The shapes of the tensors in a folder's safetensors files, of which only the headers are read. Empty
+    where the weights have another form or cannot be read, which loading them will say."""
+    index = folder / f"{WEIGHTS[0]}.index.json"
+    if (folder / WEIGHTS[0]).is_file():
+        paths = [folder / WEIGHTS[0]]
+    elif index.is_file():
+        weight_map = _object(index).get("weight_map")
+        names = weight_map.values() if isinstance(weight_map, dict) else ()
+        paths = [folder / name for name in sorted({str(name) for name in names})]
+    else:
+        paths = sorted(folder.glob("*.safetensors"))
+    from safetensors import safe_open
+
+    shapes: dict[str, tuple[int, ...]] = {}
+    try:
+        for path in paths:
+            with safe_open(path, "np") as file:
+                shapes |= {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}
+    except Exception:  # safetensors has an error class for every kind of damage
+        return {}
+    return shapes
+
+
+def miscounted(folder: Path, shapes: Shapes, parts: Mapping[str, str]) -> str | None:
+    """Which count of a folder's config.json is not that of its weights; None where none is. `parts` has, by
+    key, what precedes the number of a layer in the names of tensors."""
+    config = _object(folder / CONFIG)
+    for key, part in parts.items():
+        numbered = re.compile(rf"{re.escape(part)}(\d+)\.")
+        numbers = [int(found[1]) for name in shapes if (found := numbered.search(name))]
+        count = max(numbers, default=-1) + 1
+        claimed = config.get(key)
+        if shapes and _whole(claimed) and claimed != count:
+            lack = f"lack {part}{count}" if claimed > count else f"have {count}"
+            return f"its config.json says {key} {claimed}, and its weights {lack}"
+    return None
+
+
+def overcounted(folder: Path, shapes: Shapes) -> str | None:
+    """Which count of layers or experts in the config.json of a causal LM is more than its weights hold; None
+    where none is. They may hold more layers: those that predict further tokens are not counted."""
+    whole = _object(folder / CONFIG)
+    inner = whole.get("text_config")
+    sizes = {size for shape in shapes.values() for size in shape}
+    numbers = (int(n) for name in shapes for n in re.findall(r"(?:^|\.)(\d+)(?=\.)", name))
+    most = max(numbers, default=-1) + 1
+    for config in (whole, inner if isinstance(inner, dict) else {}):
+        for key in (*LAYERS, *EXPERTS):
+            count = config.get(key)
+            held = _whole(count) and (count <= most or (key in EXPERTS and count in sizes))
+            if shapes and _whole(count) and not held:
+                return f"its config.json says {key} {count}, and its weights have {most} at most"
+    return None
+
+
+def misshapen(shapes: Shapes, make: Callable[[], Any]) -> str | None:
+    """How the weights differ from the model that `make` builds of their configuration, None where they do
+    not: a tensor of another shape, or a model of far more numbers. It is built without memory for them."""
+    if not shapes:
+        return None
+    import torch
+
+    with torch.device("meta"):
+        model = make()
+    for name, tensor in model.state_dict().items():
+        # Sorted: some families' weights are stored in another order, which their loader turns around.
+        if sorted(shapes.get(name, tensor.shape)) != sorted(tensor.shape):
+            return (
+                f"{name} has another shape than its config.json says: {list(shapes[name])}, "
+                f"not {list(tensor.shape)}"
+            )
+    made = sum(prod(tensor.shape) for tensor in (*model.parameters(), *model.buffers()))
+    held = sum(map(prod, shapes.values()))
+    if made > 2 * held + UNSTORED:  # tied weights are stored once
+        return f"its config.json makes a model of {made:,} numbers, and its weights are {held:,}"
+    return None
+
+
+def strange_id(folder: Path, vocab_size: int, used: Mapping[str, Iterable[str]]) -> str | None:
+    """The first token id in a folder's files that is none of `vocab_size` tokens, with file and key; None
+    where there is none. `used` has the keys that are read, by file."""
+    for name, keys in used.items():
+        config = _object(folder / name)
+        for key in keys:
+            for value in _ids(config.get(key)):
+                if not (_whole(value) and 0 <= value < vocab_size):
+                    return (
+                        f"its {name} says {key} {value!r:.60}, and its vocabulary has the ids 0 to "
+                        f"{vocab_size - 1}"
+                    )
+    return None
+
+
+def _ids(value: Any) -> Iterator[Any]:
+    """The ids of a setting: one, several, or by name; of a pair of place and token, as forced tokens are
+    given, the token."""
+    if isinstance(value, list | dict):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _ids(item[1] if isinstance(item, list) and len(item) == 2 else item)
+    elif value is not None:
+        yield value
+
+
+def _whole(value: Any) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _object(path: Path) -> dict[str, Any]:
+    """A JSON file's object; empty where there is none, or none that can be read."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _line(error: Exception) -> str:

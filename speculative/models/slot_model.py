@@ -32,6 +32,10 @@ class SlotModel(ABC):
     engine: ClassVar[str]
     """What runs the forward: a name of `families.model_engine.ModelEngine`."""
 
+    invariant: ClassVar[bool] = False
+    """Whether a token's logits have the same bits whatever a forward computes beside it: other rows, other
+    tokens of its row, more threads. `agreement.dependence` compares that when a model in int8 is loaded."""
+
     listed: Tensor | None
     """Of a draft with a cut head the only tokens `[C]` with finite logits, ascending; None: all have them."""
 

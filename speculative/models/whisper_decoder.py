@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache
 
 from ..drafts import Scores
-from .agreement import LENGTH, ROWS, Closeness, Reading, difference
+from .agreement import LENGTH, ROWS, Closeness, Reading, dependence, difference
 from .cache import LayerShape, SlotCache
 from .cut_head import cut
 from .families.module_taps import reading
@@ -126,7 +126,11 @@ def adapter_difference(model: Any, adapter: Callable[..., SlotModel]) -> str | N
         decoder.dtype, modules.get_input_embeddings(), plain, int8=is_int8(modules)
     )
     where = difference(decoder, logits, reading, close, list(states))
-    return where and f"logits behind {where} are not those of its plain forward"
+    if where is not None:
+        return f"logits behind {where} are not those of its plain forward"
+    if decoder.invariant and is_int8(modules):
+        where = dependence(decoder, reading, list(states))
+    return where and f"in 8-bit integers its logits of {where}"
 
 
 def decoder_only(config: Any) -> bool:

@@ -72,6 +72,7 @@ class NativeCausalDecoder(CausalModel):
     in `stored`, None: in the model's dtype (arithmetic: `Stored`)."""
 
     engine = "native"
+    invariant = True
     cache: SelfCaches | None = None
 
     def __init__(

@@ -69,6 +69,7 @@ class NativeWhisperDecoder(SlotModel):
     takes bfloat16 for a model in bfloat16. Raises LoadError where `unsupported` has a reason."""
 
     engine = "native"
+    invariant = True
 
     def __init__(
         self,

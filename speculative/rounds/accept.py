@@ -44,11 +44,16 @@ def policy(logits: Tensor, temperature: Tensor) -> Tensor:
 def draw(weights: Tensor, u: Tensor) -> Tensor:
     """Index `[...]` drawn from unnormalised `weights [..., V]` by the inverse of their running sum.
 
-    `1 - u` lies in (0, 1], so a token of zero weight is never drawn; scaling by the last sum needs no
-    division and cannot run past the vocabulary.
+    Never a token of zero weight: its sum counts as 0, and what is drawn is the first token whose sum is above
+    0 and reaches `1 - u`, in (0, 1], of the largest. Neither a product that underflows nor a sum that a
+    device adds in blocks, and that is not monotonic in its last bit, can choose one. One weight must be
+    above 0.
     """
-    mass = weights.cumsum(-1)
-    return (mass < (1 - u)[..., None] * mass[..., -1:]).sum(-1)
+    mass = weights.cumsum(-1) * (weights > 0)
+    reached = mass >= (1 - u)[..., None] * mass.amax(-1, keepdim=True)
+    vocab = weights.shape[-1]
+    ids = torch.arange(vocab, device=weights.device)
+    return torch.where(reached & (mass > 0), ids, vocab - 1).amin(-1)
 
 
 def kept(matches: Tensor, valid: Tensor) -> Tensor:

@@ -78,14 +78,15 @@ def no_draft(rows: Rows) -> Draft:
 
 
 def checked(rows: Rows, parts: Parts, draft: Draft, gamma: int) -> Draft:
-    """The draft, with `valid` cut to the tokens that can be committed. Raises `ValueError` for a wrong
-    shape."""
+    """The draft, with `valid` cut to the tokens that can be committed: this is where a row's limit is kept,
+    as no rule accepts more, and where tokens that the target does not have are left out. Raises `ValueError`
+    for a wrong shape."""
     tokens, width = draft.tokens, draft.tokens.shape[1]
     if width > gamma or tokens.shape[0] != rows.batch:
         raise ValueError(
             f"drafts of shape {tuple(tokens.shape)}; need [{rows.batch}, up to {gamma}]"
         )
-    valid, last = draft.valid, parts.target.vocab_size - 1
+    valid, known = draft.valid, (tokens >= 0) & (tokens < parts.target.vocab_size)
     room = rows.limits - rows.lengths - 1  # the last token is the target's
     most = torch.minimum(rows.gamma, room)
     if draft.topology is not None:
@@ -98,12 +99,12 @@ def checked(rows: Rows, parts: Parts, draft: Draft, gamma: int) -> Draft:
         # have. In a tree an end-of-text ends only its own branch.
         column = torch.arange(width, device=valid.device)
         ends = is_end(tokens, parts.eos)
-        unknown = (tokens < 0) | (tokens > last)
-        count = torch.where(unknown, column, torch.where(ends, column + 1, width))
+        count = torch.where(known, torch.where(ends, column + 1, width), column)
         valid = torch.minimum(valid, count.amin(1))
     valid = torch.where(rows.active, valid, 0).clamp_min(0)
-    # An unknown token makes the target fail; on a GPU the process cannot recover from that.
-    return Draft(tokens.clamp(0, last), valid, draft.probs, draft.topology)
+    # The target reads drafts that do not count too, and an unknown token makes it fail; on a GPU the process
+    # cannot recover from that.
+    return Draft(torch.where(known, tokens, 0), valid, draft.probs, draft.topology)
 
 
 def commit(
@@ -114,12 +115,13 @@ def commit(
     verdict: Verdict,
     counters: Counters,
 ) -> None:
-    """Appends the accepted tokens, cut at end-of-text and at each row's limit, and counts them. `judged`
-    is what the verdict is about: processed logits `[B, N, V]`, or the choice of a greedy round."""
+    """Appends the accepted tokens, cut at end-of-text, and counts them. `judged` is what the verdict is
+    about: processed logits `[B, N, V]`, or the choice of a greedy round. The limits of rows are kept by
+    `checked`: a verdict accepts fewer tokens than an active row has room for."""
     nodes = verdict.tokens.shape[1]
     column = torch.arange(nodes, device=verdict.tokens.device)
     accepted = verdict.num_accepted
-    count = torch.minimum(accepted + 1, rows.limits - rows.lengths)
+    count = accepted + 1
     ends = is_end(verdict.tokens, parts.eos) & (column < count[:, None])
     count = torch.minimum(count, torch.where(ends, column + 1, nodes).amin(1))
     count = torch.where(rows.active, count, 0)  # [B] tokens to append

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from dataclasses import replace
 from itertools import count as counter
 from itertools import zip_longest
@@ -492,6 +493,42 @@ def test_spoilt_folders_are_refused_in_one_line_that_names_the_file(pair, tmp_pa
     spoil(folder, how)
     with pytest.raises(LoadError) as caught:
         TextGenerator.load(folder, device="cpu")
+    message = str(caught.value)
+    assert message.startswith(f"--model {folder}") and said in message
+    assert "\n" not in message and len(message) < 500
+
+
+SHAPE = "another shape than its config.json says"
+CONTRADICTIONS = [
+    ("generation_config.json", "eos_token_id", -1, "generation_config.json says eos_token_id -1"),
+    ("generation_config.json", "eos_token_id", [1, 10**6], "says eos_token_id 1000000"),
+    ("config.json", "eos_token_id", 10**6, "its config.json says eos_token_id 1000000"),
+    ("config.json", "num_hidden_layers", 5000, "5000, and its weights have 2 at most"),
+    ("config.json", "num_hidden_layers", 10**9, "1000000000, and its weights have 2 at most"),
+    ("config.json", "num_experts", 10**9, "num_experts 1000000000, and its weights have 2"),
+    ("config.json", "hidden_size", 2**30, SHAPE),
+    ("config.json", "intermediate_size", 10**12, SHAPE),
+    ("config.json", "vocab_size", 10**12, SHAPE),
+    ("config.json", "num_key_value_heads", 2**20, SHAPE),
+]
+
+
+@pytest.mark.parametrize(
+    ("file", "key", "value", "said"),
+    CONTRADICTIONS,
+    ids=[f"{c[1]} {c[2]!r:.20}" for c in CONTRADICTIONS],
+)
+def test_what_contradicts_the_weights_is_refused_before_anything_is_built(
+    pair, tmp_path, monkeypatch, file, key, value, said
+):
+    folder = shutil.copytree(pair[0], tmp_path / "copy")
+    path = folder / file
+    path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", pytest.fail)
+    begun = time.process_time()
+    with pytest.raises(LoadError) as caught:
+        TextGenerator.load(folder, device="cpu")
+    assert time.process_time() - begun < 5
     message = str(caught.value)
     assert message.startswith(f"--model {folder}") and said in message
     assert "\n" not in message and len(message) < 500

@@ -245,7 +245,8 @@ Quantize = Annotated[
         PERFORMANCE,
         "--quantize",
         metavar="TYPE",
-        help="none, or int8: the model's decoder in 8-bit integers, on CPUs. Faster; words may differ.  "
+        help="none, or int8: the model's decoder in 8-bit integers, on CPUs with the native engine. Faster; "
+        "words may differ.  "
         "[default: none]",
     ),
 ]

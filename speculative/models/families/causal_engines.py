@@ -16,8 +16,9 @@ from ...native.packing.shared_weights import forget
 from ..causal_lm import CausalDecoder
 from ..lean.coverage import causal_gap
 from ..lean.lean_causal_decoder import LeanCausalDecoder
+from ..quantized.int8_linear import is_int8
 from ..slot_model import SlotModel
-from .model_engine import Form, ModelEngine, build
+from .model_engine import Form, ModelEngine, build, int8_engine
 
 FORMS = (
     Form(ModelEngine.NATIVE, native_causal_gap, NativeCausalDecoder),
@@ -49,3 +50,18 @@ def causal_decoder(
         return form.adapter(model, positions, vocab, listed=listed)
 
     return build(FORMS, model, engine, make)
+
+
+def checked_engine(
+    model: Any,
+    asked: ModelEngine = ModelEngine.AUTO,
+    *,
+    stored: torch.dtype | None = None,
+    draft: bool = False,
+) -> ModelEngine:
+    """The engine that runs a causal LM, after a comparison with the model's plain forward; `stored` as of
+    `causal_decoder`. Raises LoadError as `CausalModel`, and for a target in 8-bit integers as `int8_engine`;
+    a `draft` may be computed by any engine."""
+    if is_int8(model) and not draft:
+        asked = int8_engine(asked, native_causal_gap(model))
+    return ModelEngine(causal_decoder(model, engine=asked, stored=stored).engine)

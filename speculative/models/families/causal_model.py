@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ...errors import LoadError
-from ..agreement import LENGTH, Closeness, Reading, difference
+from ..agreement import LENGTH, Closeness, Reading, dependence, difference
 from ..cache import chunk_mask, window_mask
 from ..quantized.int8_linear import is_int8
 from ..quantized.published_formats import inexact, method_of
@@ -171,7 +171,9 @@ class CausalModel(SlotModel):
         if narrowed and narrow.equal(plain):
             return "its layers do not read the windows that its config.json names"
         if where is None:
-            return None
+            if self.invariant and is_int8(self.model):
+                where = dependence(self, reading)
+            return where and f"in 8-bit integers its logits of {where}"
         wide = " with windows" if self.widths else ""
         return f"logits behind {where}{wide} are not those of its plain forward"
 

@@ -5,7 +5,8 @@
     native   compiled kernels over the same weights (`native/`): both on CPUs, where they were compiled
 
 All engines compute the same tokens in float32. The choice is made once, before a model decodes; adapters have
-the name in `engine`, and a warning is logged where `auto` had to take the next one.
+the name in `engine`, and a warning is logged where `auto` had to take the next one. A target in 8-bit
+integers runs on the native engine alone (`int8_engine`).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from itertools import pairwise
 from typing import Any, TypeVar
 
 from ...errors import LoadError
+from ...native.library import missing
 from ..slot_model import SlotModel
 
 log = logging.getLogger(__name__)
@@ -41,6 +43,30 @@ class ModelEngine(StrEnum):
         except ValueError:
             known = ", ".join(cls)
             raise LoadError(f"there is no engine {name!r}; known: {known}") from None
+
+
+def int8_engine(asked: ModelEngine, gap: str | None = None) -> ModelEngine:
+    """The engine of a target in 8-bit integers; `gap` is why native kernels cannot run the model, if known.
+
+    Only an adapter that is `SlotModel.invariant` will do. torch's attention rounds the last bit of a token
+    differently when other tokens are read in the same forward, and rounding to int8 turns that bit into a
+    whole step: with drafts, 2 of 16 texts of the bundled pair were others. Reading one token at a time would
+    give the same bits and save nothing. A draft in int8 may run on any engine, as it changes no token.
+
+    Raises LoadError where another engine was `asked` for, and where native kernels cannot be used.
+    """
+    if asked not in (ModelEngine.AUTO, ModelEngine.NATIVE):
+        raise LoadError(
+            f"--quantize int8 does not run on the {asked} engine, where drafts could change words: take "
+            "--engine native, or leave out --quantize (--draft-dtype int8 runs on every engine)"
+        )
+    problem = gap or missing()
+    if problem is not None:
+        raise LoadError(
+            f"--quantize int8 needs the native engine ({problem}), as on others drafts could change words: "
+            "leave out --quantize, or take --dtype bfloat16"
+        )
+    return ModelEngine.NATIVE
 
 
 @dataclass(frozen=True)

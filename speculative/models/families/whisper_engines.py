@@ -17,9 +17,10 @@ from ...native.native_whisper import NativeWhisperDecoder, unsupported
 from ...native.packing.shared_weights import forget
 from ..lean.coverage import whisper_gap
 from ..lean.lean_whisper_decoder import LeanWhisperDecoder
+from ..quantized.int8_linear import is_int8
 from ..slot_model import SlotModel
 from ..whisper_decoder import WhisperDecoder, adapter_difference
-from .model_engine import Form, ModelEngine, build
+from .model_engine import Form, ModelEngine, build, int8_engine
 
 
 def native_gap(model: Any) -> str | None:
@@ -57,9 +58,14 @@ def whisper_decoder(
     return build(FORMS, model, engine, make)
 
 
-def checked_engine(model: Any, asked: ModelEngine = ModelEngine.AUTO) -> ModelEngine:
+def checked_engine(
+    model: Any, asked: ModelEngine = ModelEngine.AUTO, *, draft: bool = False
+) -> ModelEngine:
     """The engine that runs a Whisper, after a comparison with the model's plain forward. Raises LoadError
-    where the engine that was asked for, or every engine, would compute other logits."""
+    where the engine that was asked for, or every engine, would compute other logits, and for a target in
+    8-bit integers as `int8_engine`; a `draft` may be computed by any engine."""
+    if is_int8(model) and not draft:
+        asked = int8_engine(asked, native_gap(model))
 
     def compare(form: Form) -> ModelEngine:
         problem = adapter_difference(model, partial(form.adapter, model))

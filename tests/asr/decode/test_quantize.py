@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 
 import pytest
+from transformers import WhisperForConditionalGeneration
 
 from forescribe.asr.audit import Float32, audit
 from forescribe.asr.decode.transcriber import Options, Transcriber
+from forescribe.asr.errors import ModelError
 from forescribe.asr.model.loading import load
 from forescribe.asr.model.presets import resolve
 from forescribe.speculative import choose
 from forescribe.speculative.errors import DeviceError
+from forescribe.speculative.models.families import model_engine
 from forescribe.speculative.models.quantized.int8_linear import is_int8
 from tests.asr.decode import test_draft_dtype
 from tests.asr.decode.test_draft_dtype import decoded
@@ -19,18 +22,27 @@ from tests.asr.decode.test_draft_dtype import decoded
 recording = test_draft_dtype.recording
 
 
-@pytest.mark.parametrize(
-    "engine", [pytest.param("native", marks=pytest.mark.native), "lean", "modules"]
-)
-def test_drafts_change_no_token_of_a_quantised_target(recording, engine):
-    plain, _ = decoded(recording, batch=1, gamma=0, quantize="int8", engine=engine)
+@pytest.mark.native
+def test_drafts_change_no_token_of_a_quantised_target(recording):
+    plain, _ = decoded(recording, batch=1, gamma=0, quantize="int8")
     for draft in ("float32", "int8"):
-        tokens, stats = decoded(
-            recording, gamma=4, quantize="int8", draft_dtype=draft, engine=engine
-        )
+        tokens, stats = decoded(recording, gamma=4, quantize="int8", draft_dtype=draft)
         assert tokens == plain
         assert stats.acceptance_rate > 0.5
     assert sum(map(len, plain)) > 100
+
+
+@pytest.mark.parametrize("engine", ["lean", "modules"])
+def test_other_engines_refuse_a_quantised_target_before_its_weights_are_read(monkeypatch, engine):
+    monkeypatch.setattr(WhisperForConditionalGeneration, "from_pretrained", pytest.fail)
+    with pytest.raises(ModelError, match=f"--model .*int8 does not run on the {engine} engine"):
+        Transcriber.load("demo", network=False, quantize="int8", engine=engine)
+
+
+def test_a_quantised_target_is_refused_where_the_kernels_are_missing(monkeypatch):
+    monkeypatch.setattr(model_engine, "missing", lambda: "they are not compiled")
+    with pytest.raises(ModelError, match=r"int8 needs the native engine \(they are not compiled\)"):
+        Transcriber.load("demo", network=False, quantize="int8")
 
 
 def test_a_draft_in_integers_changes_no_token_of_a_float32_target(recording):
@@ -39,6 +51,7 @@ def test_a_draft_in_integers_changes_no_token_of_a_float32_target(recording):
     assert tokens == plain and stats.acceptance_rate > 0.5
 
 
+@pytest.mark.native
 def test_the_target_and_the_draft_are_quantised_apart():
     for quantize, draft in (("int8", "float32"), ("none", "int8")):
         whisper = Transcriber.load(
@@ -49,6 +62,7 @@ def test_the_target_and_the_draft_are_quantised_apart():
         assert whisper.shared_encoder and not is_int8(whisper.target.model.encoder)
 
 
+@pytest.mark.native
 def test_an_audit_counts_what_differs_from_float32(recording):
     pair = resolve("demo", None)
     quantized = load(pair, choose("cpu", None, "int8"), network=False)
@@ -63,6 +77,7 @@ def test_an_audit_counts_what_differs_from_float32(recording):
     assert Float32(**json.loads(report.to_json())["float32"]) == counted
 
 
+@pytest.mark.native
 def test_the_record_of_a_result_says_so():
     for quantize in ("none", "int8"):
         made = Transcriber.load("demo", device="cpu", network=False, quantize=quantize, gamma=0)

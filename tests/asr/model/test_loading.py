@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import WhisperFeatureExtractor, WhisperForCausalLM
+from transformers import (
+    WhisperFeatureExtractor,
+    WhisperForCausalLM,
+    WhisperForConditionalGeneration,
+)
 from transformers.utils import logging
 
 from forescribe.asr.decode.transcriber import Transcriber
@@ -299,10 +304,10 @@ SPOILT = {
     "start nowhere": "has no decoder_start_token_id",
     "a null for the start": "field 'decoder_start_token_id'",
     "start of another": "says 256 for <|startoftranscript|>, its tokenizer 257",
-    "a token too many": "token 99999 of its generation_config.json",
+    "a token too many": "its generation_config.json says lang_to_id 99999, and its vocabulary has the ids",
     "other mel bins": "makes 128 mel bins of 3000 frames, its encoder reads 80 of 3000",
     "other frames": "makes 80 mel bins of 2000 frames, its encoder reads 80 of 3000",
-    "a layer lost": "lack model.decoder.layers.1",  # transformers would fill it with noise
+    "a layer lost": "lack decoder.layers.1",  # transformers would fill it with noise
     "other shapes": "another shape than its config.json says",
     "not a whisper": "'bert'",
     "no model type": "model_type",
@@ -326,6 +331,68 @@ def test_a_spoilt_folder_is_refused_in_one_line(copy, how, capfd) -> None:
     assert str(copy) in message and SPOILT[how] in message
     assert len(message) < 400
     assert capfd.readouterr() == ("", "")  # and no report beside it
+
+
+VOCAB = 1768
+EVERY = list(range(VOCAB))
+SHAPE = "another shape than its config.json says"
+RULES = [  # of the target's generation_config.json
+    ("eos_token_id", -1, "says eos_token_id -1, and its vocabulary has the ids 0 to 1767"),
+    ("eos_token_id", [256, 99999], "says eos_token_id 99999"),
+    ("eos_token_id", 256.5, "says eos_token_id 256.5"),
+    ("decoder_start_token_id", 99999, "says decoder_start_token_id 99999"),
+    ("no_timestamps_token_id", -5, "says no_timestamps_token_id -5"),
+    ("suppress_tokens", [3, -1], "says suppress_tokens -1"),
+    ("begin_suppress_tokens", [VOCAB], "says begin_suppress_tokens 1768"),
+    ("forced_decoder_ids", [[1, None], [2, 99999]], "says forced_decoder_ids 99999"),
+    ("task_to_id", {"transcribe": -1, "translate": 2}, "says task_to_id -1"),
+    ("suppress_tokens", EVERY, "suppress_tokens has its end-of-text token"),
+    ("begin_suppress_tokens", EVERY, "leave no token to begin a text with"),
+    ("begin_suppress_tokens", EVERY[267:], "leave no timestamp to begin with"),
+]
+SIZES = [  # of the target's config.json
+    ("eos_token_id", -1, "its config.json says eos_token_id -1"),
+    ("decoder_start_token_id", 99999, "its config.json says decoder_start_token_id 99999"),
+    ("decoder_layers", 5000, "decoder_layers 5000, and its weights lack decoder.layers.2"),
+    ("decoder_layers", 10**6, "decoder_layers 1000000, and its weights lack decoder.layers.2"),
+    ("decoder_layers", 1, "decoder_layers 1, and its weights have 2"),
+    ("encoder_layers", 10**6, "encoder_layers 1000000, and its weights lack encoder.layers.1"),
+    ("d_model", 2 * 10**7, SHAPE),
+    ("vocab_size", 10**12, SHAPE),
+    ("decoder_attention_heads", 10**9, "num_heads"),
+    ("decoder_ffn_dim", 10**12, SHAPE),
+    ("max_target_positions", 10**12, SHAPE),
+]
+CONTRADICTIONS = [
+    *(("generation_config.json", *case) for case in RULES),
+    *(("config.json", *case) for case in SIZES),
+]
+
+
+@pytest.mark.parametrize(
+    ("file", "key", "value", "said"),
+    CONTRADICTIONS,
+    ids=[f"{c[1]} {c[2]!r:.20}" for c in CONTRADICTIONS],
+)
+def test_what_contradicts_the_weights_is_refused_before_anything_is_built(
+    copy, monkeypatch, file, key, value, said
+):
+    change(copy / file, **{key: value})
+    if "leave" not in said and "has its end" not in said:
+        monkeypatch.setattr(WhisperForConditionalGeneration, "from_pretrained", pytest.fail)
+    begun = time.process_time()
+    message = refusal(Pair(copy))
+    assert time.process_time() - begun < 5
+    assert f"--model {copy}" in message and said in message
+    assert len(message) < 400
+
+
+def test_a_draft_may_have_rules_of_another_vocabulary(target, copy) -> None:
+    """Its target's rules apply."""
+    change(copy / "generation_config.json", suppress_tokens=[99999])
+    assert load(Pair(target, copy), CPU).draft is not None
+    change(copy / "generation_config.json", eos_token_id=-1)
+    assert "--draft" in refusal(Pair(target, copy))
 
 
 def test_shards_and_a_new_processor_file_are_read(copy) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forescribe.speculative.errors import LoadError
+from forescribe.speculative.models.agreement import LENGTH, Reading, dependence
 from forescribe.speculative.models.cut_head import cut, with_cut_head
+from forescribe.speculative.models.families import causal_engines as causal
+from forescribe.speculative.models.families import model_engine
 from forescribe.speculative.models.families.causal_engines import causal_decoder
 from forescribe.speculative.models.families.model_engine import ModelEngine
 from forescribe.speculative.models.families.whisper_engines import checked_engine
@@ -22,6 +26,9 @@ from forescribe.speculative.models.quantized.int8_linear import (
     quantize_whisper,
 )
 from forescribe.speculative.models.quantized.int8_product import int8_product, quantized, rounded
+from forescribe.speculative.native import native_whisper
+from forescribe.speculative.native.native_causal import NativeCausalDecoder
+from forescribe.speculative.native.native_whisper import NativeWhisperDecoder
 from tests.speculative.models.causal_lms import causal_lm
 from tests.speculative.native.cases import Shape, model
 
@@ -134,11 +141,69 @@ def test_whispers_decoder_is_quantised_but_for_the_projections_of_encoder_states
     assert torch.equal(whisper.model.decoder.embed_tokens.weight, embedding)
 
 
-@pytest.mark.parametrize("engine", [ModelEngine.LEAN, ModelEngine.MODULES, ModelEngine.AUTO])
-def test_every_engine_runs_a_quantised_whisper_and_passes_its_comparison(engine):
-    whisper = copy.deepcopy(model(Shape(size=32, inner=64)))
+def quantised_whisper(shape: Shape) -> Any:
+    whisper = copy.deepcopy(model(shape))
     quantize_whisper(whisper)
-    assert checked_engine(whisper, engine) in ("native", "lean", "modules")
+    return whisper
+
+
+def quantised_causal_lm(family: str) -> Any:
+    lm = copy.deepcopy(causal_lm(family))
+    quantize_causal(lm)
+    return lm
+
+
+@pytest.mark.parametrize("engine", [ModelEngine.LEAN, ModelEngine.MODULES, ModelEngine.AUTO])
+def test_every_engine_runs_a_quantised_draft_and_passes_its_comparison(engine):
+    whisper = quantised_whisper(Shape(size=32, inner=64))
+    assert checked_engine(whisper, engine, draft=True) in ("native", "lean", "modules")
+    assert causal.checked_engine(quantised_causal_lm("llama"), engine, draft=True)
+
+
+@pytest.mark.parametrize("engine", [ModelEngine.LEAN, ModelEngine.MODULES])
+def test_a_quantised_target_is_refused_on_an_engine_whose_drafts_could_change_tokens(engine):
+    whisper, lm = quantised_whisper(Shape(size=32, inner=64)), quantised_causal_lm("llama")
+    for check, target in ((checked_engine, whisper), (causal.checked_engine, lm)):
+        with pytest.raises(LoadError, match=f"int8 does not run on the {engine} engine.*native"):
+            check(target, engine)
+
+
+def test_a_quantised_target_does_not_fall_back_to_another_engine(monkeypatch):
+    """Neither where the kernels are missing, nor where they have no form of the model."""
+    with pytest.raises(LoadError, match=r"int8 needs the native engine \(gemma2 has none\)"):
+        causal.checked_engine(quantised_causal_lm("gemma2"))
+    whisper = quantised_whisper(Shape(size=32, inner=64))
+    for module in (model_engine, native_whisper):
+        monkeypatch.setattr(module, "missing", lambda: "no compiler")
+    with pytest.raises(LoadError, match=r"int8 needs the native engine \(no compiler\)"):
+        checked_engine(whisper)
+    assert checked_engine(whisper, draft=True) == "lean"
+
+
+@pytest.mark.native
+def test_loading_compares_the_bits_of_several_tokens_with_those_of_one(monkeypatch):
+    """A kernel whose sums depend on the number of tokens is not used for a quantised model."""
+    whisper, lm = quantised_whisper(Shape(size=32, inner=64)), quantised_causal_lm("llama")
+    assert checked_engine(whisper) == causal.checked_engine(lm) == "native"
+    assert dependence(NativeCausalDecoder(lm), Reading.of(60, LENGTH, lm.device)) is None
+
+    def shifted(kind: type) -> None:
+        score = kind.score
+
+        def near(self, tokens, start, **given):
+            scores = score(self, tokens, start, **given)
+            scores.logits.mul_(1 + (tokens.shape[1] > 1) * 2.0**-22)
+            return scores
+
+        monkeypatch.setattr(kind, "score", near)
+
+    for kind, check, make in (
+        (NativeWhisperDecoder, checked_engine, lambda: quantised_whisper(Shape(inner=64))),
+        (NativeCausalDecoder, causal.checked_engine, lambda: quantised_causal_lm("qwen3")),
+    ):
+        shifted(kind)
+        with pytest.raises(LoadError, match="several tokens at once are not to the last bit"):
+            check(make())
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2", "mistral with a window"])

@@ -8,10 +8,12 @@ import pytest
 import torch
 
 from forescribe.speculative.drafts import Draft, Topology
+from forescribe.speculative.requests import Mode
 from forescribe.speculative.rounds.accept import (
     BlockVerification,
     GreedyMatch,
     TokenRejection,
+    distribution,
     draw,
     policy,
 )
@@ -93,6 +95,62 @@ def test_a_draw_never_takes_a_token_of_zero_weight_and_follows_the_weights():
     drawn = draw(weights.expand(len(u), -1), u)
     assert set(drawn.tolist()) == {1, 3}
     assert (drawn[2:] == 1).double().mean() == pytest.approx(0.25)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("least", [1e-37, 1e-44])
+def test_weights_that_underflow_draw_no_token_of_zero_weight(dtype, least):
+    """`1 - u` of them is 0 for a large u."""
+    weights = torch.tensor([0.0, least, 0.0, least, 0.0], dtype=dtype)
+    for u in (0.0, 0.4, 0.6, 1 - 2**-24):
+        assert int(draw(weights, torch.tensor(u, dtype=dtype))) in (1, 3)
+
+
+def test_running_sums_that_are_not_monotonic_draw_no_token_of_zero_weight(monkeypatch):
+    """GPUs add in blocks, whose sums may differ in their last bit."""
+    weights = torch.tensor([0.0, 0.5, 0.0, 0.25, 0.0])
+    sums = torch.tensor([1e-7, 0.5, 0.5 + 6e-8, 0.75, 0.75 + 6e-8])
+    monkeypatch.setattr(torch.Tensor, "cumsum", lambda self, dim: sums)
+    near = [(0.75 - 0.5 - shift) / 0.75 for shift in (-6e-8, -3e-8, 0.0, 3e-8, 6e-8)]
+    for u in (0.0, 1 - 2**-24, *near):
+        assert int(draw(weights, torch.tensor(u))) in (1, 3)
+
+
+@pytest.mark.parametrize("u", [0.0, 0.5, 1 - 2**-24])
+@pytest.mark.parametrize("drafted", [0.0, 0.4, 1.0])
+@pytest.mark.parametrize("rule", [TokenRejection, BlockVerification])
+@pytest.mark.parametrize("place", range(3))
+def test_no_random_number_accepts_or_draws_a_token_that_the_target_forbids(rule, drafted, u, place):
+    """Token 2 has target probability 0: as a draft it is not kept, however likely the drafter thought it
+    was, after drafts that the target takes for certain or might take; nor is it drawn afterwards."""
+    gamma = 3
+    for sure in (0.5, 1.0):  # of the tokens before it
+        p = torch.tensor([[[sure, 1 - sure, 0.0]] * (gamma + 1)])
+        q = torch.tensor([[[sure, 1 - sure, 0.0]] * gamma])
+        q[0, place] = torch.tensor([1 - drafted, 0.0, drafted])
+        tokens = torch.tensor([[2 if i == place else 0 for i in range(gamma)]])
+        for probs in (q, None):
+            for valid in range(place + 1, gamma + 1):
+                draft = Draft(tokens, torch.tensor([valid]), probs)
+                noise = torch.full((1, gamma), u), torch.full((1, gamma + 1), u)
+                verdict = rule.judge(draft, p, *noise)
+                assert int(verdict.num_accepted) <= place
+                assert 2 not in verdict.tokens[0, : int(verdict.num_accepted) + 1]
+
+
+def test_no_random_number_accepts_or_draws_what_top_p_cut():
+    """At every 24-bit number of the ends of the range, through a rule's own noise and distribution."""
+    logits = torch.log(torch.tensor([0.6, 0.3, 0.1])).expand(64, 3, 3).contiguous()
+    rows = verdict_rows(logits, 1.0)
+    rows.sampling.top_p.fill_(0.8)
+    rows.mode = Mode(sampling=True, bounded=True)
+    p = distribution(rows, logits)
+    assert bool((p[..., 2] == 0).all()) and bool((p[..., :2] > 0).all())
+    draft = Draft(torch.full((64, 2), 2), torch.full((64,), 2))
+    for rule in (TokenRejection, BlockVerification):
+        for u in (0.0, 2**-24, 1 - 2**-24):
+            verdict = rule.judge(draft, p, torch.full((64, 2), u), torch.full((64, 3), u))
+            assert not verdict.num_accepted.any() and bool((verdict.tokens[:, 0] != 2).all())
 
 
 def test_policy_is_one_hot_at_zero_and_softmax_above():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from forescribe.speculative.rounds import noise
 from forescribe.speculative.rounds.noise import Stream, uniform
 
 
@@ -35,3 +36,11 @@ def test_seeds_starts_slots_and_streams_are_uncorrelated():
 def test_large_seeds_differ_in_their_high_bits():
     seeds = torch.tensor([7, 7 + 2**32, 7 + 2**40, -7])
     assert len(set(uniform(seeds, torch.tensor(3), torch.tensor(3), Stream.DRAFT).tolist())) == 4
+
+
+def test_the_ends_of_the_range_are_zero_and_less_than_one(monkeypatch):
+    """All bits of a key unset, or set: 1 would accept nothing, and draw a token of zero weight."""
+    zero = torch.tensor(0)
+    for bits, expected in ((0, 0.0), (0xFFFFFFFF, 1 - 2**-24)):
+        monkeypatch.setattr(noise, "_mix", lambda key, bits=bits: torch.full_like(key, bits))
+        assert float(uniform(zero, zero, zero, Stream.EXTRA)) == expected

@@ -89,7 +89,8 @@ class ServeOptions:
             PERFORMANCE,
             "--quantize",
             metavar="TYPE",
-            help="none, or int8: models in 8-bit integers, on CPUs; words may differ.  [default: none]",
+            help="none, or int8: models in 8-bit integers, on CPUs with the native engine; words may "
+            "differ.  [default: none]",
         ),
     ] = None
     draft_dtype: Annotated[
