@@ -152,6 +152,9 @@ class Encoder(Structure):
 
 
 class Step(Structure):
+    kept: tuple[object, ...]
+    """The tensors that it leads to."""
+
     _fields_ = [
         *((name, c_int64) for name in ("batch", "nodes", "reach")),
         *((name, c_void_p) for name in ("tokens", "start", "rows", "depths", "ancestry", "node", "logits",
