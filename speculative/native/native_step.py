@@ -42,37 +42,38 @@ def step_of(
     The record keeps the tensors that it leads to. Raises ValueError for a tensor of another dtype, device or
     shape."""
     batch, nodes = tokens.shape
-    tapped = 0 if tap_layers is None else len(tap_layers)
-    depths, ancestry = (None, None) if tree is None else tree
-    given = {
-        "tokens": (tokens, torch.int64, batch, nodes),
-        "start": (start, torch.int64, batch),
-        "rows": (rows, torch.int64, batch),
-        "node": (node, torch.int64, batch),
-        "depths": (depths, torch.int64, nodes),
-        "ancestry": (ancestry, torch.bool, nodes, nodes),
-        "tap_layers": (tap_layers, torch.int64, tapped),
-        # Written: made for this call, so contiguous already.
-        "logits": (logits, torch.float32, batch, nodes if node is None else 1, columns),
-        "hidden": (hidden, torch.float32, batch, nodes, width),
-        "taps": (taps, torch.float32, batch, nodes, tapped, width),
-    }
-    kept = {
-        name: checked(name, tensor, *form)
-        for name, (tensor, *form) in given.items()
-        if tensor is not None
-    }
     step = Step(
         batch=batch,
         nodes=nodes,
         reach=reach,
-        tap_count=tapped,
         workspace=workspace.at_least(size),
         workspace_bytes=size,
         threads=torch.get_num_threads(),
-        **{name: tensor.data_ptr() for name, tensor in kept.items()},
     )
-    step.kept = tuple(kept.values())
+    step.kept = kept = []
+
+    def address(name: str, tensor: Tensor, dtype: torch.dtype, *shape: int) -> int:
+        kept.append(checked(name, tensor, dtype, *shape))
+        return kept[-1].data_ptr()
+
+    step.tokens = address("tokens", tokens, torch.int64, batch, nodes)
+    step.start = address("start", start, torch.int64, batch)
+    if rows is not None:
+        step.rows = address("rows", rows, torch.int64, batch)
+    if node is not None:
+        step.node = address("node", node, torch.int64, batch)
+    if tree is not None:
+        step.depths = address("depths", tree[0], torch.int64, nodes)
+        step.ancestry = address("ancestry", tree[1], torch.bool, nodes, nodes)
+    if logits is not None:
+        read = nodes if node is None else 1
+        step.logits = address("logits", logits, torch.float32, batch, read, columns)
+    if hidden is not None:
+        step.hidden = address("hidden", hidden, torch.float32, batch, nodes, width)
+    if tap_layers is not None and taps is not None:
+        step.tap_count = count = len(tap_layers)
+        step.tap_layers = address("tap_layers", tap_layers, torch.int64, count)
+        step.taps = address("taps", taps, torch.float32, batch, nodes, count, width)
     return step
 
 
