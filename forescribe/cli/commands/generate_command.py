@@ -314,7 +314,7 @@ def generate(**values: Any) -> None:
 
 
 def _load(options: GenerateOptions, batch: int) -> TextGenerator:
-    from forescribe.speculative.native.compiling.background import advice
+    from forescribe.speculative.native.compiling.background_build import advice
     from forescribe.text.generator import TextGenerator
     from forescribe.text.text_presets import resolve
 

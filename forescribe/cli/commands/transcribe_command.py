@@ -173,7 +173,7 @@ def _load(options: TranscribeOptions, batch: Batch, stop: Stop, console: Console
     console.status("loading the model")
     with stop.interruptible():
         from forescribe.asr.decode.transcriber import Transcriber
-        from forescribe.speculative.native.compiling.background import advice
+        from forescribe.speculative.native.compiling.background_build import advice
 
         decoding = options.decoding()
 

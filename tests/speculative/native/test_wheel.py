@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from forescribe.speculative.native import kernel_files, library
-from forescribe.speculative.native.compiling.background import VARIABLE
+from forescribe.speculative.native.compiling.background_build import VARIABLE
 from forescribe.speculative.native.compiling.library_file import hash_file
 from tests.test_architecture import ROOT
 
