@@ -28,13 +28,14 @@ COPY text text
 COPY forescribe forescribe
 COPY bundled bundled
 COPY kernels kernels
-# The kernels for CPUs, for all instruction sets: the best one is chosen when they are loaded. The compiler
-# stays in this stage, so its version is not pinned. `-P`: the installed package, not the one copied here.
+# With the kernels for CPUs, for all instruction sets: the best one is chosen when they are loaded. The compiler
+# stays in this stage, so its version is not pinned. The last line shows that they can be loaded; `-P`: by the
+# installed package, not the one copied here.
 # hadolint ignore=DL3008
-RUN pip install --no-deps . \
-    && apt-get update && apt-get install --yes --no-install-recommends g++ \
+RUN apt-get update && apt-get install --yes --no-install-recommends g++ \
     && rm -rf /var/lib/apt/lists/* \
-    && python -P -m forescribe.speculative.native.kernel_build
+    && FORESCRIBE_COMPILE=require pip install --no-deps . \
+    && python -P -c 'from forescribe.speculative.native.library import load; print(load().describe())'
 
 # Weights in the image, to start without a network: --build-arg MODELS="openai/whisper-large-v3
 # distil-whisper/distil-large-v3.5". Otherwise they are downloaded into /models at the first start.

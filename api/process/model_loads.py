@@ -119,6 +119,19 @@ class Failure:
         return f"{self.what} cannot be used: {self.message.rstrip('.')}; {advice}"
 
 
+def log_engine(what: str, used: str, *, asked: str, device: str) -> None:
+    """Log the engine that a model was loaded with; as a warning, where this machine lacks the kernels of a
+    faster one. They are compiled in the background, where that is possible, for the next start."""
+    from forescribe.speculative.native.compiling.background_build import advice
+
+    hint = advice(used, asked=asked, device=device)
+    facts = {"event": "engine", "what": what, "engine": used}
+    if hint is None:
+        log.info(json.dumps(facts))
+    else:
+        log.warning(json.dumps(facts | {"hint": hint}))
+
+
 def log_unexpected(error: Exception) -> None:
     """Log a traceback, unless the error is one of this package, whose message says what is wrong."""
     if not isinstance(error, ForescribeError | SpeculativeError):

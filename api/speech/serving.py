@@ -29,7 +29,7 @@ from ..access.meter import Meter
 from ..errors import ApiError
 from ..metrics import Metrics
 from ..process.lifecycle import Lifecycle
-from ..process.model_loads import Failure
+from ..process.model_loads import Failure, log_engine
 from ..process.model_thread import ModelThread
 from ..settings import Settings
 from ..telemetry import trace_settings
@@ -45,6 +45,9 @@ if TYPE_CHECKING:
     from forescribe.diarize.diarizer import Diarizer
 
 log = logging.getLogger("forescribe.api")
+
+SPEECH_MODEL = "the speech model"
+"""What log lines call it."""
 
 NAME = "file"
 """What messages call the upload: the name of its field, never the client's name for it."""
@@ -74,7 +77,7 @@ class Serving(Lifecycle):
         """Called before a request's work enters an engine."""
         self.session: Session | None = None
         self.thread = ModelThread(
-            "the speech model", settings.model_name, self._loaded_session, self._run, self._fail
+            SPEECH_MODEL, settings.model_name, self._loaded_session, self._run, self._fail
         )
         watch(
             self.metrics,
@@ -91,7 +94,7 @@ class Serving(Lifecycle):
         def load() -> Transcriber:
             from forescribe.asr.decode.transcriber import Transcriber
 
-            return Transcriber.load(
+            transcriber = Transcriber.load(
                 settings.model,
                 settings.draft,
                 language=settings.language,
@@ -104,6 +107,13 @@ class Serving(Lifecycle):
                 gamma=settings.gamma,
                 network=not settings.local_files_only,
             )
+            log_engine(
+                SPEECH_MODEL,
+                transcriber.context.forward,
+                asked=settings.engine,
+                device=transcriber.whisper.device.kind,
+            )
+            return transcriber
 
         def load_diarizer() -> Diarizer:
             from forescribe.diarize.engines import registry

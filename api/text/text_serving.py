@@ -24,7 +24,7 @@ from forescribe.speculative.errors import RequestError
 from ..access.capacity import Reservation
 from ..errors import ApiError
 from ..metrics import Metrics
-from ..process.model_loads import Failure, log_unexpected
+from ..process.model_loads import Failure, log_engine, log_unexpected
 from ..process.model_thread import ModelThread
 from ..settings import Settings
 from .text_request import TextRequest
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 State = Literal["off", "loading", "ready", "stopped", "broken", "failed"]
 
 log = logging.getLogger("forescribe.api")
+
+TEXT_MODEL = "the text model"
 
 
 class TextServing:
@@ -50,7 +52,7 @@ class TextServing:
         """Called before a request's work enters the generator."""
         self.generator: TextGenerator | None = None
         self.thread = ModelThread(
-            "the text model", str(settings.text_model), load or _no_model, self._run, self._fail
+            TEXT_MODEL, str(settings.text_model), load or _no_model, self._run, self._fail
         )
         if load is None:
             self.thread.loaded.set()
@@ -72,7 +74,7 @@ class TextServing:
             from forescribe.text.text_presets import resolve
 
             pair = resolve(settings.text_model, settings.text_draft)
-            return TextGenerator.load(
+            generator = TextGenerator.load(
                 pair.target,
                 pair.draft,
                 device=settings.device,
@@ -84,6 +86,13 @@ class TextServing:
                 gamma=settings.gamma,
                 network=not settings.local_files_only,
             )
+            log_engine(
+                TEXT_MODEL,
+                generator.target.engine,
+                asked=settings.engine,
+                device=generator.device.kind,
+            )
+            return generator
 
         return cls(settings, load)
 

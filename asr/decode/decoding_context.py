@@ -68,6 +68,11 @@ class DecodingContext:
         return self.batch if self.whisper.device.rows_together else 1
 
     @property
+    def forward(self) -> str:
+        """What runs the forwards of the target's decoder: a name of `ModelEngine`."""
+        return str(getattr(self.engine.target, "engine", self.whisper.engine))
+
+    @property
     def is_demo(self) -> bool:
         """Whether the target is the bundled demo model."""
         return self.whisper.pair.target == bundled_folder("demo")

@@ -3,6 +3,7 @@
 
 #include "buffers.h"
 #include "draft_loop.h"
+#include "glibc.h"
 #include "steps.h"
 #include "table.h"
 
@@ -18,33 +19,31 @@ const Kernels *chosen = nullptr;
 struct Isa {
     const char *name;
     const Kernels *kernels;
-    bool usable;
+    bool (*usable)();
 };
 
 // Best first, of those that were compiled. The compiler's run-time support asks the processor and the
-// operating system.
-const Isa *isas(int &count) {
-    static const Isa list[] = {
+// operating system. The list is constant: one that is made at the first call would need libstdc++.
+constexpr Isa isas[] = {
 #if defined(FS_HAS_AVX512BF16)
-        {"avx512bf16", &avx512bf16_kernels,
-         __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bf16") &&
-             __builtin_cpu_supports("avx512vnni")},
+    {"avx512bf16", &avx512bf16_kernels,
+     [] {
+         return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bf16") &&
+                __builtin_cpu_supports("avx512vnni");
+     }},
 #endif
 #if defined(FS_HAS_AVX512VNNI)
-        {"avx512vnni", &avx512vnni_kernels,
-         __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vnni")},
+    {"avx512vnni", &avx512vnni_kernels,
+     [] { return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vnni"); }},
 #endif
 #if defined(FS_HAS_AVX512)
-        {"avx512", &avx512_kernels, __builtin_cpu_supports("avx512f") != 0},
+    {"avx512", &avx512_kernels, [] { return __builtin_cpu_supports("avx512f") != 0; }},
 #endif
 #if defined(FS_HAS_AVX2)
-        {"avx2", &avx2_kernels, __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")},
+    {"avx2", &avx2_kernels, [] { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }},
 #endif
-        {"generic", &generic_kernels, true},
-    };
-    count = (int)(sizeof list / sizeof list[0]);
-    return list;
-}
+    {"generic", &generic_kernels, [] { return true; }},
+};
 
 const Kernels &kernels() {
     if (!chosen) fs_choose_isa(nullptr);
@@ -130,19 +129,15 @@ FS_EXPORT const char *fs_isas(void) {
 }
 
 FS_EXPORT int32_t fs_isa_usable(const char *name) {
-    int count;
-    const Isa *list = isas(count);
-    for (int i = 0; i < count; i++)
-        if (!strcmp(list[i].name, name)) return list[i].usable;
+    for (const Isa &isa : isas)
+        if (!strcmp(isa.name, name)) return isa.usable();
     return 0;
 }
 
 FS_EXPORT int32_t fs_choose_isa(const char *name) {
-    int count;
-    const Isa *list = isas(count);
-    for (int i = 0; i < count; i++)
-        if (list[i].usable && (!name || !strcmp(list[i].name, name))) {
-            chosen = list[i].kernels;
+    for (const Isa &isa : isas)
+        if ((!name || !strcmp(isa.name, name)) && isa.usable()) {
+            chosen = isa.kernels;
             return FS_OK;
         }
     return FS_BAD_ISA;

@@ -3,6 +3,7 @@
 #include "causal.h"
 #include "choice.h"
 #include "encoder.h"
+#include "glibc.h"
 #include "pack.h"
 #include "table.h"
 #include "whisper.h"

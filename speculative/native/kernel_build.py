@@ -1,145 +1,176 @@
 """Compiles the kernels: `python -m forescribe.speculative.native.kernel_build`.
 
-Knows compilers and their flags. Needs a C++17 compiler (`CXX`, c++, g++ or clang++); writes beside the
-sources, or into the user's cache where that folder is read-only. Exits with 1, and says why, where it cannot.
+Knows where a library goes. Needs a C++17 compiler (`CXX`, c++, g++ or clang++); writes beside the sources, or
+into the user's cache where that folder cannot be used. Exits with 1, and says why, where it cannot. Two of
+these never compile at a time: the second waits, or leaves (`--background`).
 """
 
 from __future__ import annotations
 
 import argparse
+import fcntl
 import os
-import platform
-import shlex
 import shutil
-import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 
 from ..errors import LoadError
 from . import kernel_files, openmp
+from .compiling import compiler, library_file
+from .compiling.compiler import CompilerError
+from .library import Library, find
 
-COMMON = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-Wno-psabi",
-          # Sums are fused where the code says so, never where the optimiser likes: results must not
-          # depend on which copy of a loop computes a row.
-          "-ffp-contract=off")  # fmt: skip
-X86: dict[str, tuple[str, ...]] = {
-    "generic": (),
-    "avx2": ("-mavx2", "-mfma"),
-    "avx512": ("-mavx512f", "-mavx2", "-mfma", "-mprefer-vector-width=512"),
-    "avx512vnni": ("-mavx512vnni", "-mavx512f", "-mavx2", "-mfma", "-mprefer-vector-width=512"),
-    "avx512bf16": (
-        "-mavx512bf16",
-        "-mavx512vnni",
-        "-mavx512f",
-        "-mavx2",
-        "-mfma",
-        "-mprefer-vector-width=512",
-    ),
-}
-OTHER: dict[str, tuple[str, ...]] = {"generic": ()}
 HOW = "python -m forescribe.speculative.native.kernel_build"
-
-
-def compiler() -> list[str]:
-    """The command of the C++ compiler. Raises LoadError where none is found."""
-    names = [os.environ["CXX"]] if os.environ.get("CXX") else ["c++", "g++", "clang++"]
-    for name in names:
-        command = shlex.split(name)
-        if shutil.which(command[0]):
-            return command
-    raise LoadError(f"no C++ compiler found ({', '.join(names)}); on Debian: apt-get install g++")
-
-
-def instruction_sets() -> dict[str, tuple[str, ...]]:
-    """The instruction sets for this machine's family of processors, with their flags."""
-    return X86 if platform.machine().lower() in ("x86_64", "amd64") else OTHER
-
-
-def refused(command: Sequence[str], flags: Sequence[str]) -> bool:
-    """Whether a compiler, of before 2020 for one, does not know an instruction set's flags."""
-    empty = [*command, *flags, "-x", "c++", "-fsyntax-only", os.devnull]
-    return subprocess.run(empty, capture_output=True, check=False).returncode != 0
-
-
-def threads_flags(command: Sequence[str]) -> tuple[str, ...]:
-    """`-fopenmp` where the compiler's code calls the interface of torch's runtime, else nothing: clang's
-    calls LLVM's runtime, and torch's wheels for Linux bring GNU's."""
-    clang = "clang" in _run([*command, "--version"]).lower()
-    shared = openmp.share()
-    return ("-fopenmp",) if shared is not None and not clang else ()
+NICENESS = 19
+"""Of a process in the background: the lowest priority."""
 
 
 def build(folder: Path | None = None, flags: Sequence[str] = ()) -> Path:
-    """Compiles the library into `folder` (default: the first of `kernel_files.candidates` that can be
-    written) and returns its path. Raises LoadError with the compiler's first error."""
-    command = compiler()
-    target = (folder or writable_folder()) / kernel_files.library_name()
-    target.parent.mkdir(parents=True, exist_ok=True)
-    sets = {name: isa for name, isa in instruction_sets().items() if not refused(command, isa)}
-    common = [*COMMON, *threads_flags(command), *flags,
-              f'-DFS_SOURCE_HASH="{kernel_files.source_hash()}"']  # fmt: skip
-    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-        jobs = [
-            ("numeric.cpp", [f"-DFS_ISA={name}", *isa], Path(scratch, f"{name}.o"))
-            for name, isa in sets.items()
-        ]
-        has = [f"-DFS_HAS_{name.upper()}" for name in sets]
-        jobs.append(("dispatch.cpp", has, Path(scratch, "dispatch.o")))
-
-        def compile_one(job: tuple[str, list[str], Path]) -> None:
-            source, extra, output = job
-            path = str(kernel_files.SOURCES / source)
-            _run([*command, *common, *extra, "-c", path, "-o", str(output)])
-
-        with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
-            list(pool.map(compile_one, jobs))
-        made = Path(scratch, "library.so")
-        # Not -fopenmp: the symbols come from torch's runtime (see `openmp`).
-        _run([*command, "-shared", *flags, *(str(output) for *_, output in jobs), "-o", str(made)])
-        made.replace(
-            target
-        )  # at once: a process that loads meanwhile sees the old file or the new one
-    return target
+    """Compiles the library and returns its path: in `folder`, by default the first of
+    `kernel_files.candidates` where it can be written and loaded. Raises LoadError with the compiler's first
+    error, or with what is wrong with each folder."""
+    try:
+        folders = usable_folders() if folder is None else iter([folder])
+        first = next(folders)
+        runtime = openmp.share()
+        threads = runtime is not None and compiler.calls_gnu_openmp(compiler.compiler())
+        with tempfile.TemporaryDirectory(prefix="forescribe-kernels-") as scratch:
+            made = Path(scratch, "library.so")
+            compiler.compile_library(
+                kernel_files.SOURCES,
+                kernel_files.source_hash(),
+                made,
+                openmp=threads,
+                flags=flags,
+            )
+            return _installed(made, chain([first], folders), runtime)
+    except (CompilerError, OSError) as error:
+        raise LoadError(str(error)) from error
 
 
-def writable_folder() -> Path:
-    """The first folder for libraries that can be written. Raises LoadError where none can."""
-    for path in kernel_files.candidates():
+def _installed(made: Path, folders: Iterable[Path], runtime: Path | None) -> Path:
+    """The library in the first folder from which it can be loaded: files of some cannot be executed."""
+    problems = []
+    for folder in folders:
+        target = folder / kernel_files.library_name()
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=path.parent):
-                return path.parent
-        except OSError:
-            continue
-    folders = ", ".join(str(p.parent) for p in kernel_files.candidates())
-    raise LoadError(f"none of the folders for compiled kernels can be written: {folders}")
+            _make(folder)
+            library_file.install(made, target, lambda copy: compiler.try_library(copy, runtime))
+            return target
+        except (CompilerError, OSError) as error:
+            problems.append(str(error))
+    raise LoadError("; ".join(problems))
 
 
-def _run(command: Sequence[str]) -> str:
-    run = subprocess.run(command, capture_output=True, text=True, check=False)
-    if run.returncode:
-        lines = [line for line in run.stderr.splitlines() if "error" in line] or ["no message"]
-        raise LoadError(f"{command[0]} failed: {lines[0]}")
-    return run.stdout
+def usable_folders() -> Iterator[Path]:
+    """The folders for libraries that can be written, and by nobody else, best first; each is made when it is
+    asked for. Raises LoadError where there is none."""
+    found, problems = False, []
+    for path in kernel_files.candidates():
+        folder = path.parent
+        try:
+            _make(folder)
+            with tempfile.TemporaryFile(dir=folder):
+                problem = library_file.untrusted(folder, kernel_files.package_of(folder))
+        except OSError as error:
+            problem = str(error)
+        if problem is None:
+            found = True
+            yield folder
+        else:
+            problems.append(f"{folder} ({problem})")
+    if not found:
+        raise LoadError(
+            f"none of the folders for compiled kernels can be used: {', '.join(problems) or 'none'}"
+        )
+
+
+def _make(folder: Path) -> None:
+    shared = kernel_files.package_of(folder) is not None
+    library_file.make_folder(folder, library_file.OPEN if shared else library_file.PRIVATE)
+
+
+# -- one at a time --------------------------------------------------------------------------------------
+
+
+@contextmanager
+def compiling(folder: Path, *, wait: bool) -> Iterator[bool]:
+    """While it lasts, no other process compiles into this folder; yields False, where one does and this one
+    does not `wait`."""
+    with (folder / ".compiling").open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            yield False
+            return
+        for left in folder.glob(f"{library_file.SCRATCH}*"):  # by a process that was killed
+            shutil.rmtree(left, ignore_errors=True)
+        yield True
+
+
+def failure_file(folder: Path) -> Path:
+    """Where a process in the background leaves why it failed, so that the next one does not try again."""
+    return folder / f"{kernel_files.library_name()}.failed"
+
+
+def in_background() -> None:
+    """Compiles with the lowest priority, unless another process does or has, and leaves a note where it
+    fails. Raises LoadError."""
+    folder = next(usable_folders())
+    os.nice(NICENESS)
+    with compiling(folder, wait=False) as alone:
+        if not alone or isinstance(find(), Library):
+            return
+        try:
+            build()
+        except LoadError as error:
+            failure_file(folder).write_text(f"{error}\n")
+            raise
+
+
+def in_foreground(*, force: bool) -> Library:
+    """The library, compiled unless there is one or where `force` asks for it. Raises LoadError."""
+    found = find()
+    if isinstance(found, Library) and not force:
+        return found
+    compiler.compiler()
+    folder = next(usable_folders())
+    with compiling(folder, wait=False) as alone:
+        if alone:
+            return _built(folder)
+    sys.stderr.write("another process is compiling the native kernels; waiting for it\n")
+    with compiling(folder, wait=True):
+        found = find()
+        return found if isinstance(found, Library) and not force else _built(folder)
+
+
+def _built(folder: Path) -> Library:
+    library = Library(build())
+    failure_file(folder).unlink(missing_ok=True)
+    return library
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog=HOW, description=__doc__.splitlines()[0])
     parser.add_argument("--force", action="store_true", help="compile even if the library is there")
+    parser.add_argument(
+        "--background",
+        action="store_true",
+        help="with low priority and without a word; leave where another process compiles",
+    )
     options = parser.parse_args(arguments)
-    from .library import Library
-
     try:
-        found = next((p for p in kernel_files.candidates() if p.exists()), None)
-        path = found if found and not options.force else build()
-        line = Library(path).describe()
-    except LoadError as error:
+        if options.background:
+            in_background()
+        else:
+            sys.stdout.write(f"{in_foreground(force=options.force).describe()}\n")
+    except (LoadError, CompilerError) as error:
         sys.stderr.write(f"no native kernels: {error}\n")
         return 1
-    sys.stdout.write(f"{line}\n")
     return 0
 
 

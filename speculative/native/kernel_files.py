@@ -1,6 +1,7 @@
 """Where the kernels' sources are, what identifies them, and where a compiled library may lie.
 
-Knows paths and hashes; loads and compiles nothing.
+Knows paths and hashes; loads and compiles nothing. Imports the standard library alone, as the build of the
+wheel loads this file without the package (`kernels/wheel_hook.py`).
 """
 
 from __future__ import annotations
@@ -38,11 +39,23 @@ def library_name() -> str:
 
 
 def candidates() -> list[Path]:
-    """Where the library may lie, in order: beside the sources, then in the user's cache."""
-    return [folder / library_name() for folder in (FOLDER / "build", user_cache())]
+    """Where the library may lie, in order: beside the sources, then in the user's cache, if there is one."""
+    folders = [FOLDER / "build", user_cache()]
+    return [folder / library_name() for folder in folders if folder is not None]
 
 
-def user_cache() -> Path:
-    """The user's folder of compiled kernels; below `XDG_CACHE_HOME`, or `~/.cache`."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "forescribe" / "kernels"
+def user_cache() -> Path | None:
+    """The user's folder of compiled kernels: below `XDG_CACHE_HOME`, which counts if it is absolute, or
+    `~/.cache`. None for a user without a home."""
+    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if not base.is_absolute():
+        try:
+            base = Path.home() / ".cache"
+        except RuntimeError:  # neither HOME nor an entry in the list of users
+            return None
+    return base / "forescribe" / "kernels" if base.is_absolute() else None
+
+
+def package_of(path: Path) -> Path | None:
+    """The folder of this package if a library lies in it, None if it lies elsewhere."""
+    return FOLDER.parent if path.is_relative_to(FOLDER) else None

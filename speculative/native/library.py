@@ -1,19 +1,24 @@
 """The compiled kernels, found, checked and loaded.
 
-Knows the C interface's functions; nothing of models. Loading checks the interface's version and the hash of
-the sources, so that a library of other sources is never used.
+Knows the C interface's functions; nothing of models. Before a file is executed, its content and its owner are
+checked (`compiling.library_file`); afterwards the interface's version and the hash of the sources, so that a
+library of other sources is never used.
 """
 
 from __future__ import annotations
 
 import ctypes
+import logging
 from ctypes import POINTER, byref, c_char_p, c_float, c_int32, c_int64, c_void_p
 from functools import lru_cache
 from pathlib import Path
 
 from ..errors import LoadError
 from . import kernel_files, openmp
+from .compiling import library_file
 from .structures import ABI, ERRORS, Causal, Choice, Draft, Encoder, Step, Stored, Whisper
+
+log = logging.getLogger(__name__)
 
 BUILD = "build them with: python -m forescribe.speculative.native.kernel_build"
 
@@ -49,10 +54,15 @@ _SIGNATURES = {
 
 
 class Library:
-    """A loaded library. Raises LoadError where it cannot be loaded or is of other sources."""
+    """A loaded library. Raises LoadError, before the file is executed, where somebody else could have written
+    it or it is not complete; and where it cannot be loaded or is of other sources."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        problem = library_file.untrusted(path, kernel_files.package_of(path))
+        problem = problem or library_file.damaged(path)
+        if problem is not None:
+            raise LoadError(f"{path} is not loaded: {problem}; {BUILD} --force")
         self.openmp = openmp.share()
         try:
             self._functions = ctypes.CDLL(str(path))
@@ -159,20 +169,35 @@ class Library:
             raise error(f"the kernels refuse {ERRORS.get(code, f'error {code}')}")
 
 
-@lru_cache(maxsize=1)
 def load() -> Library:
-    """The library of this version's sources. Raises LoadError, with the command that builds it, where it was
-    not built."""
-    for path in kernel_files.candidates():
-        if path.exists():
-            return Library(path)
-    raise LoadError(f"the native kernels are not compiled; {BUILD}")
+    """The library of this version's sources: the first of `kernel_files.candidates` that can be used, with a
+    warning for each before it that cannot. A process asks once, so that one which compiles meanwhile changes
+    nothing in it. Raises LoadError, with the command that builds it, where there is none."""
+    found = _found()
+    if isinstance(found, LoadError):
+        raise LoadError(str(found))
+    return found
 
 
 def missing() -> str | None:
     """Why the kernels cannot be used here; None where they can."""
-    try:
-        load()
-    except LoadError as error:
-        return str(error)
-    return None
+    found = _found()
+    return str(found) if isinstance(found, LoadError) else None
+
+
+@lru_cache(maxsize=1)
+def _found() -> Library | LoadError:
+    return find()
+
+
+def find() -> Library | LoadError:
+    """The first library that can be used now, or why there is none; see `load`."""
+    problems = []
+    for path in kernel_files.candidates():
+        try:
+            if path.exists():
+                return Library(path)
+        except (LoadError, OSError) as error:
+            log.warning("native kernels: %s", error)
+            problems.append(str(error))
+    return LoadError("; ".join(problems) or f"the native kernels are not compiled; {BUILD}")

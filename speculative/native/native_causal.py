@@ -22,10 +22,9 @@ from ..models.families.causal_config import SLIDING
 from ..models.families.causal_model import CausalModel
 from ..models.lean.coverage import causal_gap
 from ..models.lean.weights import CausalWeights
-from ..models.slot_model import path_slots
 from ..rounds.choice import Allowed, Choice
 from .library import Library, load, missing
-from .native_step import GreedyDraft, choose_natively, step_of
+from .native_step import GreedyDraft, choose_natively, moved, step_of
 from .packing.causal_packing import angle_tables, causal_layers, causal_record
 from .packing.packer import Packer
 from .packing.shared_weights import Packed, listed_key, packed_once
@@ -149,7 +148,6 @@ class NativeCausalDecoder(CausalModel):
         self._allocated()
         if len(rows) != len(tokens):
             raise ValueError(f"{len(rows)} rows, {len(tokens)} prompts")
-        rows = rows.contiguous()
         count = 0 if nodes is None else nodes.shape[1]
         chosen = torch.empty((len(tokens), count, self.vocab_size))
         taps = []
@@ -180,7 +178,7 @@ class NativeCausalDecoder(CausalModel):
         """See `NodeModel.score_at`."""
         self._allocated()
         logits = torch.empty((len(tokens), 1, self._record.columns))
-        self._forward(tokens, start, reach, logits, node=node.contiguous())
+        self._forward(tokens, start, reach, logits, node=node)
         return self.whole(logits)
 
     def draft_greedy(
@@ -197,8 +195,10 @@ class NativeCausalDecoder(CausalModel):
         """See `GreedyModel.draft_greedy`."""
         self._allocated()
         logits = torch.empty((len(tokens), 1, self._record.columns))
-        draft = GreedyDraft(active, gamma, self._record.columns, confidence, self.listed)
-        self._forward(tokens, start, reach, logits, node=node.contiguous(), draft=draft)
+        draft = GreedyDraft(
+            len(tokens), active, gamma, self._record.columns, confidence, self.listed
+        )
+        self._forward(tokens, start, reach, logits, node=node, draft=draft)
         return draft.tokens()
 
     def choose(self, logits: Tensor, allowed: Allowed | None = None) -> Choice:
@@ -206,7 +206,7 @@ class NativeCausalDecoder(CausalModel):
         return choose_natively(self.library, logits, allowed)
 
     def commit(self, start: Tensor, path: Tensor) -> None:
-        self._allocated().move(*path_slots(start, path))
+        self._allocated().move(*moved(start, path))
 
     def _forward(
         self,
@@ -224,12 +224,14 @@ class NativeCausalDecoder(CausalModel):
         taps = None
         if self.taps and draft is None:
             taps = torch.empty((*tokens.shape, len(self.taps), self._record.width))
-        tokens, start = self.known_tokens(tokens).contiguous(), start.contiguous()
+        tokens = self.known_tokens(tokens)
         threads = torch.get_num_threads()
         step = step_of(
             tokens,
             start,
             reach,
+            width=self._record.width,
+            columns=self._record.columns,
             workspace=self._workspace,
             size=self.library.causal_workspace(self._record, tokens.numel(), threads),
             logits=logits,

@@ -22,15 +22,16 @@ from ..errors import LoadError
 from ..models.cut_head import rows_of
 from ..models.lean.projections import linear_of
 from ..models.lean.weights import WhisperWeights
-from ..models.slot_model import SlotModel, path_slots
+from ..models.slot_model import SlotModel
 from ..rounds.choice import Allowed, Choice
 from .library import Library, load, missing
-from .native_step import GreedyDraft, choose_natively, step_of
+from .native_step import GreedyDraft, choose_natively, moved, step_of
 from .packing.packer import Packer
 from .packing.shared_weights import Packed, listed_key, packed_once
 from .packing.whisper_packing import whisper_layers, whisper_record
 from .slot_caches import SelfCaches, cross_caches
 from .structures import ACTIVATIONS, Stored, Whisper, WhisperLayer
+from .tensor_checks import checked
 from .workspace import Workspace
 
 STORAGE = {
@@ -154,9 +155,9 @@ class NativeWhisperDecoder(SlotModel):
         self._allocated()
         threads = torch.get_num_threads()
         states = [self._states(self.pick(s)) for s in encoder_states]
-        rows = rows.contiguous()
         if len(rows) != len(tokens) or len(states) != len(rows):
             raise ValueError(f"{len(rows)} rows, {len(tokens)} prompts, {len(states)} states")
+        rows = checked("rows", rows, torch.int64, len(tokens))
         size = self.library.whisper_workspace(self._record, 1, threads)
         self.library.whisper_cross(
             self._record,
@@ -179,7 +180,7 @@ class NativeWhisperDecoder(SlotModel):
     def score_at(self, tokens: Tensor, start: Tensor, node: Tensor, *, reach: int) -> Tensor:
         """Logits `[B, 1, V]` of node `node [B]` of each row alone."""
         self._allocated()
-        return self._forward(tokens, start, reach, node=node.contiguous()).logits
+        return self._forward(tokens, start, reach, node=node).logits
 
     def draft_greedy(
         self,
@@ -194,8 +195,10 @@ class NativeWhisperDecoder(SlotModel):
     ) -> Tensor:
         """See `GreedyModel.draft_greedy`."""
         self._allocated()
-        draft = GreedyDraft(active, gamma, self._record.outputs, confidence, self.listed)
-        self._forward(tokens, start, reach, node=node.contiguous(), draft=draft)
+        draft = GreedyDraft(
+            len(tokens), active, gamma, self._record.outputs, confidence, self.listed
+        )
+        self._forward(tokens, start, reach, node=node, draft=draft)
         return draft.tokens()
 
     def choose(self, logits: Tensor, allowed: Allowed | None = None) -> Choice:
@@ -203,7 +206,7 @@ class NativeWhisperDecoder(SlotModel):
         return choose_natively(self.library, logits, allowed)
 
     def commit(self, start: Tensor, path: Tensor) -> None:
-        self._allocated().move(*path_slots(start, path))
+        self._allocated().move(*moved(start, path))
 
     def _states(self, states: Tensor) -> Tensor:
         states = states.to(self.device, torch.float32).contiguous()
@@ -223,7 +226,6 @@ class NativeWhisperDecoder(SlotModel):
         draft: GreedyDraft | None = None,
     ) -> Scores:
         batch, nodes = tokens.shape
-        tokens, start = tokens.contiguous(), start.contiguous()
         logits = torch.empty((batch, nodes if node is None else 1, self._record.outputs))
         hidden = torch.empty((batch, nodes, self._record.width))
         taps = None
@@ -234,6 +236,8 @@ class NativeWhisperDecoder(SlotModel):
             tokens,
             start,
             reach,
+            width=self._record.width,
+            columns=self._record.outputs,
             workspace=self._workspace,
             size=self.library.whisper_workspace(self._record, batch * nodes, threads),
             logits=logits,

@@ -9,6 +9,8 @@ from __future__ import annotations
 from ctypes import Structure, c_float, c_int32, c_int64, c_void_p
 from enum import IntEnum
 
+from torch import Tensor
+
 ABI = 4
 
 
@@ -152,6 +154,9 @@ class Encoder(Structure):
 
 
 class Step(Structure):
+    kept: list[Tensor]
+    """The tensors that it leads to."""
+
     _fields_ = [
         *((name, c_int64) for name in ("batch", "nodes", "reach")),
         *((name, c_void_p) for name in ("tokens", "start", "rows", "depths", "ancestry", "node", "logits",

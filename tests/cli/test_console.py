@@ -36,7 +36,9 @@ def ended(
 FAILED = ended("b.mp3", None, AudioError("b.mp3: no such file", code="missing_file"))
 
 
-def done(name: str = "a.wav", *warnings: Notice, text: bool = True) -> RecordingResult:
+def done(
+    name: str = "a.wav", *warnings: Notice, text: bool = True, engine: str | None = None
+) -> RecordingResult:
     return ended(
         name,
         Transcript(
@@ -45,6 +47,7 @@ def done(name: str = "a.wav", *warnings: Notice, text: bool = True) -> Recording
             coverage=Coverage((Span(0, 32_000, "decoded"),)),
             language="en",
             warnings=warnings,
+            settings={} if engine is None else {"engine": engine},
             stats={"acceptance_rate": 0.5, "mean_acceptance_length": 1.5},
         ),
     )
@@ -99,6 +102,25 @@ def test_the_summary_names_every_failure_again(capsys) -> None:
     assert totals.startswith("4.0 s of audio in ")
     assert "50.0% of drafts accepted, 1.50 tokens per round" in totals
     assert failures == "1 failed: b.mp3: missing_file"
+
+
+def test_the_summary_names_the_engine(capsys) -> None:
+    made = console()
+    tell(made, done(engine="native"), done(engine="native"))
+    made.summary(STATS)
+    assert capsys.readouterr().err.rstrip().endswith("1.50 tokens per round; engine native")
+    tell(made, done(engine="lean"))  # another worker of a cluster
+    made.summary(STATS)
+    assert capsys.readouterr().err.rstrip().endswith("; engine lean, native")
+
+
+def test_advice_is_given_once_and_not_to_scripts(capsys) -> None:
+    made = console()
+    for text in (None, "install a compiler", "install a compiler"):
+        made.advice(text)
+    assert capsys.readouterr().err == "note install a compiler\n"
+    console(quiet=True).advice("install a compiler")
+    assert capsys.readouterr().err == ""
 
 
 def test_without_drafts_nothing_is_said_of_them(capsys) -> None:

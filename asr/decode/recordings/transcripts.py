@@ -90,6 +90,7 @@ def settings_of(context: DecodingContext, options: Options) -> dict[str, Json]:
         "device": device.name,
         "dtype": str(device.stored).removeprefix("torch."),
         "quantize": "int8" if device.int8 else "none",
+        "engine": context.forward,
         "task": options.task,
         "timestamps": options.timestamps,
         "initial_prompt": options.initial_prompt,

@@ -314,11 +314,12 @@ def generate(**values: Any) -> None:
 
 
 def _load(options: GenerateOptions, batch: int) -> TextGenerator:
+    from forescribe.speculative.native.compiling.background_build import advice
     from forescribe.text.generator import TextGenerator
     from forescribe.text.text_presets import resolve
 
     pair: Pair = resolve(options.model, options.draft)
-    return TextGenerator.load(
+    generator = TextGenerator.load(
         pair.target,
         pair.draft,
         device=options.device,
@@ -332,6 +333,10 @@ def _load(options: GenerateOptions, batch: int) -> TextGenerator:
         universal=options.universal,
         network=not options.local_files_only,
     )
+    hint = advice(generator.target.engine, asked=options.engine, device=generator.device.kind)
+    if hint is not None and not options.json:
+        typer.echo(f"note: {hint}", err=True)
+    return generator
 
 
 def _run(

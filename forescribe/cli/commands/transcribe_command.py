@@ -173,6 +173,7 @@ def _load(options: TranscribeOptions, batch: Batch, stop: Stop, console: Console
     console.status("loading the model")
     with stop.interruptible():
         from forescribe.asr.decode.transcriber import Transcriber
+        from forescribe.speculative.native.compiling.background_build import advice
 
         decoding = options.decoding()
 
@@ -204,6 +205,13 @@ def _load(options: TranscribeOptions, batch: Batch, stop: Stop, console: Console
 
     def make(size: int) -> BatchTranscriber:
         decoding_only = factory(size)
+        console.advice(
+            advice(
+                decoding_only.context.forward,
+                asked=options.engine,
+                device=decoding_only.whisper.device.kind,
+            )
+        )
         return reading_ahead(
             with_speakers(decoding_only),
             options.readers,

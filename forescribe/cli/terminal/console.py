@@ -44,6 +44,8 @@ class Console:
         self.failed: list[str] = []
         self.cancelled = 0
         self.shown: frozenset[str] = frozenset()  # codes of notices that are shown once
+        self.advised: set[str] = set()
+        self.engines: set[str] = set()  # that have decoded
 
     def status(self, text: str) -> None:
         """Show a line on a terminal only, for a user who waits."""
@@ -54,6 +56,12 @@ class Console:
         """Show a line unless `quiet`: the run differs from what the options say."""
         if not self.quiet:
             self.rich.print(f"[yellow]note[/] {escape(text)}")
+
+    def advice(self, text: str | None) -> None:
+        """Show what would make the run faster, once; None: nothing would."""
+        if text is not None and text not in self.advised:
+            self.advised.add(text)
+            self.notice(text)
 
     def skipped(
         self, results: Sequence[RecordingResult], total: int, reports: Reports | None = None
@@ -105,6 +113,8 @@ class Console:
         if transcript is None or error is not None:
             return
         self.audio_s += transcript.duration
+        engine = transcript.settings.get("engine")
+        self.engines |= {engine} if isinstance(engine, str) else set()
         if self.quiet:
             return
         line = f"{escape(record.path)}: {_speed(transcript)}"
@@ -133,10 +143,12 @@ class Console:
                 f", {stats.acceptance_rate:.1%} of drafts accepted, "
                 f"{stats.mean_acceptance_length:.2f} tokens per round"
             )
+        if self.engines:
+            line += f"; engine {', '.join(sorted(self.engines))}"
         return line
 
     def summary(self, stats: Stats | None) -> None:
-        """Show the last lines: amount, speed, acceptance of drafts, and all failures by name."""
+        """Show the last lines: amount, speed, acceptance of drafts, the engine, and all failures by name."""
         if self.quiet:
             return
         if self.audio_s:  # without a transcript there is no speed

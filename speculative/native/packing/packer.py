@@ -13,6 +13,7 @@ from ...models.lean import weights as lean
 from .. import structures as c
 from ..library import Library
 from ..structures import Stored
+from ..tensor_checks import checked
 
 PANEL = 16
 
@@ -80,8 +81,9 @@ class Packer:
 
     def integers(self, weight: Tensor, scale: Tensor) -> int:
         """Packs `weight [out, in]` of int8 with `scale [out]`."""
-        source, scales = weight.contiguous(), scale.float().contiguous()
-        outputs, inputs = source.shape
+        outputs, inputs = weight.shape
+        source = checked("a matrix", weight, torch.int8, outputs, inputs)
+        scales = checked("its scales", scale.float(), torch.float32, outputs)
         packed = torch.empty(
             self.library.packed_bytes(outputs, inputs, Stored.INT8), dtype=torch.uint8
         )

@@ -11,6 +11,7 @@ import torch
 
 from forescribe.speculative.errors import LoadError
 from forescribe.speculative.native import kernel_build, kernel_files, library, openmp
+from forescribe.speculative.native.compiling import library_file
 
 
 @pytest.mark.native
@@ -55,7 +56,9 @@ def test_a_library_of_other_sources_is_refused(monkeypatch) -> None:
 
 
 def test_what_is_no_library_is_refused(tmp_path) -> None:
-    (tmp_path / "x.so").write_text("no library")
+    tmp_path.chmod(0o755)
+    (tmp_path / "made").write_text("no library")
+    library_file.install(tmp_path / "made", tmp_path / "x.so", lambda copy: None)
     with pytest.raises(LoadError, match="cannot be loaded"):
         library.Library(tmp_path / "x.so")
 
@@ -89,12 +92,13 @@ def test_a_compilers_error_is_reported(monkeypatch, tmp_path) -> None:
 def test_a_folder_that_cannot_be_written_is_passed_over(monkeypatch, tmp_path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("")
+    tmp_path.chmod(0o755)
     other = tmp_path / "cache" / "name"
     monkeypatch.setattr(kernel_files, "candidates", lambda: [blocked / "name", other])
-    assert kernel_build.writable_folder() == other.parent
+    assert next(kernel_build.usable_folders()) == other.parent
     monkeypatch.setattr(kernel_files, "candidates", lambda: [blocked / "name"])
     with pytest.raises(LoadError, match="none of the folders"):
-        kernel_build.writable_folder()
+        next(kernel_build.usable_folders())
 
 
 def test_torch_uses_the_runtime_that_is_shared() -> None:

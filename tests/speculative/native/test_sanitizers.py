@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from forescribe.speculative.errors import LoadError
-from forescribe.speculative.native import kernel_build, kernel_files
+from forescribe.speculative.native import kernel_files
+from forescribe.speculative.native.compiling import compiler
 
 CASES = {"whisper": 20, "decoders": 60, "encoders": 60, "choices": 1000, "arguments": 1}
 FLAGS = ("-std=c++17", "-O1", "-g", "-ffp-contract=off", "-fno-math-errno", "-Wno-psabi",
@@ -26,13 +26,13 @@ FLAGS = ("-std=c++17", "-O1", "-g", "-ffp-contract=off", "-fno-math-errno", "-Wn
 )
 def test_random_inputs_stay_in_their_buffers_and_results_agree(tmp_path: Path) -> None:
     try:
-        command = [*kernel_build.compiler(), *FLAGS]
-    except LoadError as error:
+        command = [*compiler.compiler(), *FLAGS]
+    except compiler.CompilerError as error:
         pytest.skip(str(error))
     isas = {
         name: flags
-        for name, flags in kernel_build.instruction_sets().items()
-        if not kernel_build.refused(command, flags)
+        for name, flags in compiler.instruction_sets().items()
+        if not compiler.refused(command, flags)
     }
     has = [f"-DFS_HAS_{name.upper()}" for name in isas]
     jobs = [

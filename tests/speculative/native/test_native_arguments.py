@@ -1,0 +1,206 @@
+"""The kernels read addresses: a tensor of another type, length or device must not reach them. Each of these
+read past its end before (`-fsanitize=address`)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from forescribe.speculative.drafts import Topology
+from forescribe.speculative.native.library import load, missing
+from forescribe.speculative.native.native_causal import NativeCausalDecoder
+from forescribe.speculative.native.native_encoder import NativeEncoder
+from forescribe.speculative.native.native_step import choose_natively
+from forescribe.speculative.native.native_whisper import NativeWhisperDecoder
+from forescribe.speculative.native.packing.packer import Packer
+from forescribe.speculative.native.structures import Stored
+from forescribe.speculative.rounds.choice import Allowed
+
+from ..models.causal_lms import causal_lm
+from .cases import SLOTS, VOCAB, Shape, model, states
+from .test_native_encoder import encoder
+
+pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
+
+BATCH, NODES, PROMPT = 8, 2, 4
+Wrong = Callable[[Tensor], Tensor]
+
+WRONG: dict[str, Wrong] = {
+    "narrow": lambda t: t.to(torch.int32 if t.dtype is torch.int64 else torch.bfloat16),
+    "short": lambda t: t[:1],
+    "long": lambda t: torch.cat([t, t]),
+    "flat": lambda t: t.flatten()[:, None, None, None],
+    "elsewhere": lambda t: t.to("meta"),
+}
+
+
+def whisper() -> NativeWhisperDecoder:
+    made = NativeWhisperDecoder(model(Shape()))
+    made.allocate(BATCH, SLOTS)
+    made.prefill(torch.arange(BATCH), integers(BATCH, PROMPT), states(Shape(), BATCH))
+    return made
+
+
+def causal() -> NativeCausalDecoder:
+    made = NativeCausalDecoder(causal_lm("llama"))
+    made.allocate(BATCH, SLOTS)
+    made.prefill(torch.arange(BATCH), integers(BATCH, PROMPT), [None] * BATCH)
+    return made
+
+
+def integers(*shape: int) -> Tensor:
+    return torch.zeros(shape, dtype=torch.int64)
+
+
+def calls(decoder: Any) -> dict[str, tuple[Callable[..., Any], dict[str, Tensor]]]:
+    """The entry points of a decoder, and the tensors that each one takes."""
+    tokens, start = integers(BATCH, NODES), torch.full((BATCH,), PROMPT)
+    forward = {"tokens": tokens, "start": start}
+    reach = PROMPT + NODES
+    node, active = integers(BATCH), torch.ones(BATCH, dtype=torch.bool)
+    memory = states(Shape(), BATCH) if isinstance(decoder, NativeWhisperDecoder) else [None] * BATCH
+    return {
+        "prefill": (
+            lambda rows, tokens: decoder.prefill(rows, tokens, memory),
+            {"rows": torch.arange(BATCH), "tokens": integers(BATCH, PROMPT)},
+        ),
+        "score": (lambda **given: decoder.score(**given, reach=reach), forward),
+        "score_at": (
+            lambda **given: decoder.score_at(**given, reach=reach),
+            forward | {"node": node},
+        ),
+        "draft_greedy": (
+            lambda **given: decoder.draft_greedy(**given, reach=reach, gamma=4, confidence=0.1),
+            forward | {"node": node, "active": active},
+        ),
+        "commit": (decoder.commit, {"start": start, "path": integers(BATCH, NODES)}),
+    }
+
+
+POINTS = [
+    (point, name)
+    for point, names in {
+        "prefill": ("rows", "tokens"),
+        "score": ("tokens", "start"),
+        "score_at": ("tokens", "start", "node"),
+        "draft_greedy": ("tokens", "start", "node", "active"),
+        "commit": ("start", "path"),
+    }.items()
+    for name in names
+]
+
+
+@pytest.mark.parametrize("make", [whisper, causal])
+@pytest.mark.parametrize(("point", "name"), POINTS)
+def test_a_decoder_refuses_wrong_tensors(make: Callable[[], Any], point: str, name: str) -> None:
+    decoder = make()
+    call, given = calls(decoder)[point]
+    call(**given)
+    for kind, wrong in WRONG.items():
+        with pytest.raises(ValueError) as caught:
+            call(**given | {name: wrong(given[name])})
+        assert str(caught.value), kind
+    call(**given)
+
+
+@pytest.mark.parametrize("make", [whisper, causal])
+@pytest.mark.parametrize(("point", "name"), POINTS)
+def test_strides_do_not_matter(make: Callable[[], Any], point: str, name: str) -> None:
+    call, given = calls(make())[point]
+    apart = torch.stack([given[name], given[name] + (given[name].dtype is torch.int64)], -1)[..., 0]
+    assert not apart.is_contiguous()
+    expected, found = call(**given), call(**given | {name: apart})
+    for one, other in ((expected, found), *zip(_tensors(expected), _tensors(found), strict=True)):
+        if isinstance(one, Tensor):
+            torch.testing.assert_close(other, one, rtol=0, atol=0)
+
+
+def _tensors(result: Any) -> list[Any]:
+    return [getattr(result, "logits", None)]
+
+
+def test_the_message_names_the_tensor_and_what_it_must_be() -> None:
+    decoder = whisper()
+    with pytest.raises(ValueError) as caught:
+        decoder.score(integers(BATCH, NODES).int(), torch.full((BATCH,), PROMPT), reach=6)
+    assert str(caught.value) == (
+        "the kernels read tokens as int64 [8, 2] on the CPU, not as int32 [8, 2] on cpu"
+    )
+
+
+@pytest.mark.parametrize("name", ["depths", "ancestry"])
+def test_a_tree_is_checked_too(name: str) -> None:
+    decoder, tree = whisper(), Topology((0, 0))
+    tokens, start = integers(BATCH, 3), torch.full((BATCH,), PROMPT)
+    decoder.score(tokens, start, reach=8, topology=tree)
+    depths, ancestry = decoder._trees[tree]
+    for wrong in (WRONG["narrow"], WRONG["short"]):
+        decoder._trees[tree] = (
+            (wrong(depths), ancestry) if name == "depths" else (depths, wrong(ancestry))
+        )
+        with pytest.raises(ValueError, match=name):
+            decoder.score(tokens, start, reach=8, topology=tree)
+
+
+def test_a_choice_refuses_wrong_tensors() -> None:
+    logits = torch.randn(BATCH, NODES, VOCAB)
+    allowed = Allowed(
+        VOCAB // 2,
+        torch.zeros(3, VOCAB),
+        integers(BATCH, NODES),
+        integers(BATCH, NODES),
+        integers(BATCH, NODES) + VOCAB,
+        torch.zeros(BATCH, NODES, dtype=torch.bool),
+    )
+    choose_natively(load(), logits, allowed)
+    for kind in ("narrow", "flat", "elsewhere"):
+        with pytest.raises(ValueError):
+            choose_natively(load(), WRONG[kind](logits), None)
+    for field in ("bias", "kind", "low", "high", "joint"):
+        for kind, wrong in WRONG.items():
+            if field == "bias" and kind in ("short", "long"):  # another number of kinds
+                continue
+            given = dataclasses.replace(allowed, **{field: wrong(getattr(allowed, field))})
+            with pytest.raises(ValueError):
+                choose_natively(load(), logits, given)
+    narrow = dataclasses.replace(allowed, bias=torch.zeros(3, VOCAB - 1))
+    with pytest.raises(ValueError, match="bias"):
+        choose_natively(load(), logits, narrow)
+
+
+def test_the_encoder_refuses_wrong_features() -> None:
+    made = encoder()
+    native = NativeEncoder(made)
+    window = torch.randn(8, 100)
+    expected = native.states(window)
+    for wrong in (window[:1], window[:, :99], torch.cat([window, window], 1), window[0]):
+        with pytest.raises(ValueError):
+            native.states(wrong)
+    torch.testing.assert_close(native.states(window.t().contiguous().t()), expected, rtol=0, atol=0)
+    torch.testing.assert_close(native.states(window.double()), expected, rtol=0, atol=0)
+
+
+def test_integer_matrices_are_checked_before_they_are_packed() -> None:
+    packer = Packer(load(), Stored.FLOAT32)
+    weight, scale = torch.ones(16, 8, dtype=torch.int8), torch.ones(16)
+    packer.integers(weight, scale)
+    for wrong in ((weight.float(), scale), (weight, scale[:1])):
+        with pytest.raises(ValueError):
+            packer.integers(*wrong)
+
+
+def test_a_cut_head_is_checked() -> None:
+    decoder = NativeWhisperDecoder(model(Shape()), listed=[1, 2, 3])
+    decoder.allocate(BATCH, SLOTS)
+    decoder.prefill(torch.arange(BATCH), integers(BATCH, PROMPT), states(Shape(), BATCH))
+    call, given = calls(decoder)["draft_greedy"]
+    call(**given)
+    assert decoder.listed is not None
+    decoder.listed = decoder.listed[:1]
+    with pytest.raises(ValueError, match="listed"):
+        call(**given)
