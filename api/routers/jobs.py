@@ -14,15 +14,15 @@ from contextlib import asynccontextmanager
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query, Request
-from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from forescribe.asr.formats import files
 from forescribe.asr.formats.rttm import rttm
 
 from ..dependencies import ANONYMOUS, Caller, ServingDep, SettingsDep
 from ..errors import ApiError
-from ..http import byte_ranges
 from ..http.blocking import in_thread
+from ..http.byte_ranges import file_response
 from ..http.request_bodies import small_field
 from ..http.validation import whole
 from ..jobs.job_dependencies import JobsDep
@@ -160,16 +160,16 @@ async def audio(id: JobId, request: Request, jobs: JobsDep, caller: Caller) -> R
     path = await asyncio.to_thread(jobs.operations.audio, id, caller)
     guessed = mimetypes.guess_type(job.label or "")[0] or ""
     media_type = guessed if guessed.startswith(("audio/", "video/")) else "application/octet-stream"
-    headers = {"X-Content-Type-Options": "nosniff", "Cache-Control": "private, no-store"}
-    if not byte_ranges.is_served(request.headers.get("range"), path.stat().st_size):
-        request.scope["headers"] = [(k, v) for k, v in request.scope["headers"] if k != b"range"]
-    return FileResponse(  # `inline`: browsers play it, and save it under its original name
-        path,
-        media_type=media_type,
-        headers=headers,
-        filename=job.label or "recording",
-        content_disposition_type="inline",
-    )
+    try:  # `inline`: browsers play it, and save it under its original name
+        return await file_response(
+            request,
+            path,
+            filename=job.label or "recording",
+            media_type=media_type,
+            disposition="inline",
+        )
+    except FileNotFoundError as error:  # deleted in between
+        raise ApiError("not_found", "the audio of this job is not kept any more") from error
 
 
 @router.post("/{id}/cancel")
