@@ -110,6 +110,7 @@ class Settings(BaseSettings):
     max_audio_s: Seconds = 4 * 3600.0  # decoded length of one upload
     max_requests: Count = 64  # requests processed at a time, after their uploads
     max_uploads: Count = 256  # uploads received at a time, pieces of resumable ones included
+    max_uploads_per_address: Count = 64  # of them from one address, if there are no keys
     upload_idle_s: Seconds = 30.0  # longest pause in an upload; then 408
     min_upload_rate: Rate = 1024.0  # bytes per second of an upload, on average; below it 408
     max_requests_per_key: Count = 16  # requests of one key at a time

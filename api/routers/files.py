@@ -12,7 +12,7 @@ from fastapi import APIRouter, Depends, Query, Request
 from pydantic import BaseModel
 from starlette.responses import Response
 
-from ..dependencies import ANONYMOUS, Caller, ServingDep, SettingsDep
+from ..dependencies import Caller, ClientDep, SettingsDep, reserve
 from ..errors import ApiError
 from ..files.file_dependencies import FilesDep
 from ..files.file_form import FileForm
@@ -64,19 +64,18 @@ def _openapi() -> dict[str, Any]:
 async def upload(
     request: Request,
     settings: SettingsDep,
-    serving: ServingDep,
     jobs: JobsDep,
     files: FilesDep,
-    caller: Caller,
+    client: ClientDep,
 ) -> FileObject:
     """Keep a file: the requests of a batch (`purpose=batch`) or audio (`purpose=user_data`)."""
     await asyncio.to_thread(jobs.submissions.check_room)
-    await asyncio.to_thread(files.check_count, caller)
-    reservation = serving.admission.reserve(caller, keyed=caller != ANONYMOUS, resumable=True)
+    await asyncio.to_thread(files.check_count, client.owner)
+    reservation = reserve(request, client, resumable=True)
     try:
         async with receive_form(request, settings) as received:
             form = parse(FileForm, received.fields)
-            file = await asyncio.to_thread(_kept, files, settings, caller, form, received)
+            file = await asyncio.to_thread(_kept, files, settings, client.owner, form, received)
     finally:
         reservation.release()
     return file.view()

@@ -19,7 +19,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from forescribe.asr.formats import files
 from forescribe.asr.formats.rttm import rttm
 
-from ..dependencies import ANONYMOUS, Caller, ServingDep, SettingsDep
+from ..dependencies import Caller, ClientDep, ServingDep, SettingsDep, reserve
 from ..errors import ApiError
 from ..http.blocking import in_thread
 from ..http.byte_ranges import file_response
@@ -71,15 +71,15 @@ def _openapi() -> dict[str, Any]:
 
 @router.post("", status_code=202, openapi_extra=_openapi())
 async def submit(
-    request: Request, settings: SettingsDep, serving: ServingDep, jobs: JobsDep, caller: Caller
+    request: Request, settings: SettingsDep, serving: ServingDep, jobs: JobsDep, client: ClientDep
 ) -> Response:
     """Accept a job; or return the one that the same Idempotency-Key has created before."""
     serving.check()
     key, submissions = idempotency_key(request), jobs.submissions
-    keyed = caller != ANONYMOUS
-    await asyncio.to_thread(submissions.check_capacity, caller, keyed=keyed)
+    caller = client.owner
+    await asyncio.to_thread(submissions.check_capacity, caller, keyed=client.keyed)
     await asyncio.to_thread(serving.usage.check, caller)
-    reservation = serving.admission.reserve(caller, keyed=keyed)
+    reservation = reserve(request, client)
     try:
         with submissions.reserved(caller, key):
             async with receive_form(request, settings) as received:

@@ -18,7 +18,7 @@ from fastapi import APIRouter, Request
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from ..dependencies import ANONYMOUS, Caller, ServingDep
+from ..dependencies import Caller, ClientDep, reserve
 from ..errors import ApiError
 from ..http.blocking import in_thread
 from ..http.validation import label, whole
@@ -69,16 +69,14 @@ async def offset(id: str, request: Request, jobs: JobsDep, caller: Caller) -> Re
 
 
 @router.patch("/{id}", status_code=204)
-async def append(
-    id: str, request: Request, serving: ServingDep, jobs: JobsDep, caller: Caller
-) -> Response:
+async def append(id: str, request: Request, jobs: JobsDep, client: ClientDep) -> Response:
     """Append to the upload. The bytes that arrive before a client disconnects are kept."""
     _check_version(request)
     if request.headers.get("content-type") != BODY:
         raise ApiError("unsupported_media_type", f"send the bytes as {BODY}")
     start, digest = _number(request, "Upload-Offset"), _digest(request)
     jobs.submissions.check_room()
-    reservation = serving.admission.reserve(caller, keyed=caller != ANONYMOUS, resumable=True)
+    caller, reservation = client.owner, reserve(request, client, resumable=True)
     try:
         await _append(jobs.uploads, id, caller, start, request)
     finally:

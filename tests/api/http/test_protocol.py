@@ -53,7 +53,9 @@ async def slow(request: Request) -> StreamingResponse:
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[tuple[str, int]]:
-    app = Starlette(routes=[Route("/", hello), Route("/slow", slow), Route("/whole", whole, methods=["POST"])])
+    app = Starlette(
+        routes=[Route("/", hello), Route("/slow", slow), Route("/whole", whole, methods=["POST"])]
+    )
     config = uvicorn.Config(app, port=0, log_config=None, http=Hasty, timeout_keep_alive=60)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)

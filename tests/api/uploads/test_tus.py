@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from forescribe.api.access.clients import Client
 from forescribe.api.access.keys import digest, new_key
 from forescribe.api.errors import ApiError
 from forescribe.api.uploads.tus import Uploads
@@ -117,7 +118,7 @@ def test_pieces_that_come_slowly_have_a_bound(
     with application(tmp_path, transcriber, decoders, max_requests=1, **limits) as client:
         client.headers["Authorization"] = f"Bearer {key}"
         admission = client.app.state.serving.admission
-        admission.start("other", keyed=True)  # no place for a request: pieces come in all the same
+        admission.start(Client("other"))  # no place for a request: pieces come in all the same
         *slow, last = [create(client, 10).headers["location"] for _ in range(4)]
         go = threading.Event()
 
