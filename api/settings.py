@@ -140,6 +140,8 @@ class Settings(BaseSettings):
     audio_retention_s: Seconds = 24 * 3600.0  # how long audio is kept after success
     result_retention_s: Seconds = 30 * 24 * 3600.0  # how long a job is kept after its end
     upload_retention_s: Seconds = 24 * 3600.0  # how long an unfinished upload is kept
+    max_open_uploads_per_key: Count = 100  # resumable uploads that are not a job yet, of one key
+    max_open_bytes_per_key: Count = 20 << 30  # of these together, as declared; else of an address
     idempotency_retention_s: Seconds = 7 * 24 * 3600.0  # how long an Idempotency-Key is remembered
     webhook_secret: str | None = Field(None, repr=False)  # whsec_..., for jobs without their own
     webhook_networks: tuple[str, ...] = ()  # private networks that webhooks may call
