@@ -41,13 +41,13 @@ async def options(jobs: JobsDep) -> Response:
     headers = {
         "Tus-Version": VERSION,
         "Tus-Extension": "creation,termination",
-        "Tus-Max-Size": str(jobs.uploads.max_bytes),
+        "Tus-Max-Size": str(jobs.uploads.limits.longest),
     }
     return Response(status_code=204, headers={**TUS, **headers})
 
 
 @router.post("", status_code=201)
-async def create(request: Request, jobs: JobsDep, caller: Caller) -> Response:
+async def create(request: Request, jobs: JobsDep, client: ClientDep) -> Response:
     _check_version(request)
     if request.headers.get("upload-defer-length"):
         raise ApiError(
@@ -55,8 +55,10 @@ async def create(request: Request, jobs: JobsDep, caller: Caller) -> Response:
         )
     length = _number(request, "Upload-Length")
     name = _metadata(request.headers.get("upload-metadata", "")).get("filename", "")
-    await asyncio.to_thread(jobs.submissions.check_capacity, caller, keyed=False)
-    upload = await asyncio.to_thread(jobs.uploads.create, caller, length, label(name))
+    await asyncio.to_thread(jobs.submissions.check_capacity, client.owner, keyed=False)
+    upload = await asyncio.to_thread(
+        jobs.uploads.create, client.owner, length, label(name), client=client.name
+    )
     location = {"Location": f"/v1/uploads/{upload.id}", "Upload-Offset": "0"}
     return Response(status_code=201, headers={**TUS, **location})
 
