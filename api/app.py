@@ -144,7 +144,9 @@ def use_settings(app: FastAPI) -> None:
     app.state.keyring = Keyring(settings.api_keys)
     app.state.serving.admission.use_limits()
     if app.state.jobs is not None:
-        app.state.jobs.uploads.max_bytes = settings.max_upload_bytes
+        from .uploads.upload_limits import UploadLimits
+
+        app.state.jobs.uploads.limits = UploadLimits.of(settings)
 
 
 def _add_middleware(app: FastAPI, settings: Settings, serving: Serving) -> None:

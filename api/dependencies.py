@@ -10,6 +10,8 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
+from .access.capacity import Reservation
+from .access.clients import Client, network
 from .access.keys import Keyring, Scope
 from .errors import ApiError
 from .settings import Settings, loopback
@@ -68,6 +70,18 @@ def caller(request: Request) -> str:
     return owner
 
 
+async def client(request: Request, caller: Annotated[str, Depends(caller)]) -> Client:
+    """Who counts against limits: the key, or without keys the address, as a trusted proxy tells it."""
+    host = request.client.host if request.client is not None else ""
+    return Client(caller) if caller else Client(ANONYMOUS, network(host))
+
+
+def reserve(request: Request, client: Client, *, resumable: bool = False) -> Reservation:
+    """Reserve capacity for a request whose body has not been read. Raises as `Admission.reserve` does."""
+    body = request.scope["state"]["body"]
+    return serving(request).admission.reserve(client, body, resumable=resumable)
+
+
 def browser_caller(request: Request) -> str:
     """As `caller`, for pages that are read in a browser: the key may be the password of HTTP Basic.
 
@@ -111,3 +125,4 @@ def _is_local(request: Request) -> bool:
 SettingsDep = Annotated[Settings, Depends(settings)]
 ServingDep = Annotated[Serving, Depends(serving)]
 Caller = Annotated[str, Depends(caller)]
+ClientDep = Annotated[Client, Depends(client)]

@@ -68,7 +68,13 @@ MAX_MESSAGE = 1000
 """Characters."""
 
 RETRY_S = 5
-"""The default Retry-After."""
+"""The default Retry-After of errors that pass with the work of others."""
+
+STORAGE_RETRY_S = 60
+"""The default Retry-After of a full disk: room comes with deletions, once a minute. OpenAI's SDKs wait no
+longer than that."""
+
+_RETRY = MappingProxyType({429: RETRY_S, 503: RETRY_S, 507: STORAGE_RETRY_S})
 
 _MESSAGES = MappingProxyType(
     {
@@ -81,7 +87,7 @@ _MESSAGES = MappingProxyType(
 
 class ApiError(Exception):
     """An error to answer with. `param` is the client's name of the field; `retry_after` is in seconds, with a
-    default for every 429 and 503; `more` are further headers."""
+    default for every 429, 503 and 507; `more` are further headers."""
 
     def __init__(
         self,
@@ -96,8 +102,8 @@ class ApiError(Exception):
         super().__init__(message)
         self.code, self.message, self.param = code, message, param
         self.status = STATUS[code]
-        if retry_after is None and self.status in (429, 503):
-            retry_after = RETRY_S
+        if retry_after is None:
+            retry_after = _RETRY.get(self.status)
         self.retry_after, self.more = retry_after, more
 
     @classmethod

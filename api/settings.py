@@ -110,6 +110,7 @@ class Settings(BaseSettings):
     max_audio_s: Seconds = 4 * 3600.0  # decoded length of one upload
     max_requests: Count = 64  # requests processed at a time, after their uploads
     max_uploads: Count = 256  # uploads received at a time, pieces of resumable ones included
+    max_uploads_per_address: Count = 64  # of them from one address, if there are no keys
     upload_idle_s: Seconds = 30.0  # longest pause in an upload; then 408
     min_upload_rate: Rate = 1024.0  # bytes per second of an upload, on average; below it 408
     max_requests_per_key: Count = 16  # requests of one key at a time
@@ -139,6 +140,8 @@ class Settings(BaseSettings):
     audio_retention_s: Seconds = 24 * 3600.0  # how long audio is kept after success
     result_retention_s: Seconds = 30 * 24 * 3600.0  # how long a job is kept after its end
     upload_retention_s: Seconds = 24 * 3600.0  # how long an unfinished upload is kept
+    max_open_uploads_per_key: Count = 100  # resumable uploads that are not a job yet, of one key
+    max_open_bytes_per_key: Count = 20 << 30  # of these together, as declared; else of an address
     idempotency_retention_s: Seconds = 7 * 24 * 3600.0  # how long an Idempotency-Key is remembered
     webhook_secret: str | None = Field(None, repr=False)  # whsec_..., for jobs without their own
     webhook_networks: tuple[str, ...] = ()  # private networks that webhooks may call

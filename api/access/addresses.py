@@ -19,6 +19,9 @@ import httpx
 
 PORTS = (80, 443)
 
+MAX_LENGTH = 2048
+"""Characters of a URL, which is stored with its job."""
+
 _LABEL = re.compile(r"[a-z0-9_-]{1,63}")
 
 GLOBAL_UNICAST = ipaddress.ip_network("2000::/3")
@@ -60,6 +63,10 @@ def networks(texts: Iterable[str]) -> tuple[Network, ...]:
 def check_url(url: str, allowed: Sequence[Network] = ()) -> str:
     """The URL, if it may be called. An address in it is checked here, a name only when it is resolved.
     Raises Refused."""
+    if len(url) > MAX_LENGTH:
+        raise Refused(f"the URL is longer than {MAX_LENGTH} characters")
+    if any(c.isspace() or not c.isprintable() for c in url):  # `urlsplit` drops some of them
+        raise Refused("the URL must have no spaces, line breaks or control characters")
     try:
         parts = urlsplit(url)
         port = parts.port

@@ -1,13 +1,14 @@
 """Admission: whether a request may start, given what is in progress. The queue is always bounded.
 
-    reservation = admission.reserve("team", keyed=True)   # before the body is received
-    reservation.start()                                   # once the body is complete
-    reservation.add_audio(seconds)                        # once its length is known
-    reservation.release()                                 # from any thread; twice does nothing
+    reservation = admission.reserve(Client("team"), body)   # before the body is received
+    reservation.start()                                     # once the body is complete
+    reservation.add_audio(seconds)                          # once its length is known
+    reservation.release()                                   # from any thread; twice does nothing
 
 A body that is still being received takes no place from requests that are processed, however slowly it
-comes. Counts uploads, requests, both for each key, and seconds of audio: in progress and, for keys with
-limits of their own, in the last minute and hour. Does not know audio or HTTP bodies.
+comes. If the places for bodies run out, the slowest body is dropped, unless all are fast. Counts uploads,
+requests, both for each client, and seconds of audio: in progress and, for keys with limits of their own, in
+the last minute and hour. Does not know audio or HTTP.
 """
 
 from __future__ import annotations
@@ -16,15 +17,31 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import NoReturn, Protocol
 
 from ..errors import ApiError
 from ..settings import Settings
+from .clients import Client
 from .keys import Rights
 from .rate_limit import RateLimit
 
 MAX_RETRY_AFTER_S = 600
+
+SLOW_RATE = 16 << 10
+"""Bytes per second: audio of 128 kbit/s that is sent as fast as it is spoken. A body that comes faster is
+never dropped for another."""
+
+
+class Body(Protocol):
+    """A body that is being received."""
+
+    def rate(self) -> float:
+        """Bytes per second of waiting for the client; infinite while it is too early to tell."""
+
+    def drop(self) -> None:
+        """End it, with an error for its client."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +82,9 @@ class Admission:
         self.settings, self.clock = settings, clock
         self._lock = threading.Lock()
         self._limits = {name: _KeyLimits.of(rights) for name, rights in settings.api_keys.items()}
-        self._uploads: Counter[str] = Counter()
+        self._uploads: Counter[str] = Counter()  # by the names of clients
         self._requests: Counter[str] = Counter()
+        self._receiving: dict[Reservation, None] = {}  # whose bodies can be dropped, oldest first
         self._seconds = 0.0
         self._speed = 1.0  # seconds of audio per second, over the last recordings
 
@@ -92,31 +110,32 @@ class Admission:
         """Requests whose bodies are still being received."""
         return self._uploads.total()
 
-    def reserve(self, caller: str, *, keyed: bool, resumable: bool = False) -> Reservation:
+    def reserve(
+        self, client: Client, body: Body | None = None, *, resumable: bool = False
+    ) -> Reservation:
         """Reserve capacity for the body of one request.
 
         A piece of a `resumable` upload is only stored, so it may come in while the server is full of
-        requests, and does not count for the key's limits per minute and hour.
+        requests, and does not count for the key's limits per minute and hour. A `body` that is slow may be
+        dropped later, when another needs its place.
 
         Raises ApiError `overloaded` if the server is full of requests or uploads, `rate_limited` if the
-        caller, known by a key, has reached a limit.
+        client has reached a limit. Call it on the event loop, where bodies are received.
         """
         with self._lock:
-            full = not resumable and self._is_full()
-            if full or self.uploads >= self.settings.max_uploads:
+            if not resumable and self._is_full():
                 raise self._overloaded()
-            maximum = self._max_requests(caller)
-            if keyed and self._requests[caller] + self._uploads[caller] >= maximum:
-                text = f"this key has {maximum} requests in progress, its maximum"
-                raise ApiError("rate_limited", text, retry_after=self._retry_after_s())
-            if caller in self._limits and not resumable:
-                self._use(self._limits[caller].requests, 1, "requests")
-            self._uploads[caller] += 1
-        return Reservation(self, caller)
+            dropped = self._slow_body(client)
+            if client.owner in self._limits and not resumable:
+                self._use(self._limits[client.owner].requests, 1, "requests")
+            if dropped is not None:
+                dropped._drop()
+            self._uploads[client.name] += 1
+            return Reservation(self, client, body)
 
-    def start(self, caller: str, *, keyed: bool) -> Reservation:
+    def start(self, client: Client) -> Reservation:
         """Reserve capacity for a request without a body. Raises as `reserve` does."""
-        reservation = self.reserve(caller, keyed=keyed)
+        reservation = self.reserve(client)
         reservation.start()
         return reservation
 
@@ -169,6 +188,30 @@ class Admission:
             self.requests >= settings.max_requests or self._seconds >= settings.max_queued_audio_s
         )
 
+    def _slow_body(self, client: Client) -> Reservation | None:
+        """The upload that has to end for another of this client; None if there is room. Raises ApiError if
+        there is none and no body is slow."""
+        name = client.name
+        own = [other for other in self._receiving if other.client.name == name]
+        if client.keyed:
+            maximum = self._max_requests(client.owner)
+            if self._requests[name] + self._uploads[name] >= maximum:
+                text = f"this key has {maximum} requests in progress, its maximum"
+                return _slowest(own) or self._refuse_client(text)
+        elif name and self._uploads[name] >= self.settings.max_uploads_per_address:
+            maximum = self.settings.max_uploads_per_address
+            text = f"this address has {maximum} uploads in progress, its maximum"
+            return _slowest(own) or self._refuse_client(text)
+        if self.uploads < self.settings.max_uploads:
+            return None
+        slowest = _slowest(self._receiving)
+        if slowest is None:
+            raise self._overloaded()
+        return slowest
+
+    def _refuse_client(self, text: str) -> NoReturn:
+        raise ApiError("rate_limited", text, retry_after=self._retry_after_s())
+
     def _max_requests(self, caller: str) -> int:
         rights = self.settings.api_keys.get(caller)
         own = rights.max_requests if rights is not None else None
@@ -201,19 +244,23 @@ class Admission:
 class Reservation:
     """The capacity of one request: counted as an upload first, as a request from `start` on."""
 
-    def __init__(self, admission: Admission, caller: str) -> None:
-        self.admission, self._caller, self._counter = admission, caller, admission._uploads
+    def __init__(self, admission: Admission, client: Client, body: Body | None = None) -> None:
+        self.admission, self.client, self.body = admission, client, body
+        self._counter = admission._uploads
         self._seconds, self._done_s, self._released = 0.0, 0.0, False
+        if body is not None:
+            admission._receiving[self] = None
 
     def start(self) -> None:
-        """The body is complete. Raises ApiError `overloaded` if other requests have filled the server."""
+        """The body is complete. Raises ApiError `overloaded` if other requests have filled the server, or
+        another body has its place."""
         admission = self.admission
         with admission._lock:
-            if admission._is_full():
+            if self._released or admission._is_full():
                 raise admission._overloaded()
             self._uncount()
             self._counter = admission._requests
-            self._counter[self._caller] += 1
+            self._counter[self.client.name] += 1
 
     def add_audio(self, seconds: float) -> None:
         """Count the request's audio. Raises ApiError `overloaded` if the queue would be too long, and what
@@ -223,7 +270,7 @@ class Reservation:
             maximum = admission.settings.max_queued_audio_s
             if admission._seconds and admission._seconds + seconds > maximum:
                 raise admission._overloaded()
-            admission._charge(self._caller, seconds)
+            admission._charge(self.client.owner, seconds)
             admission._seconds += seconds
             self._seconds += seconds
 
@@ -235,22 +282,38 @@ class Reservation:
                 self._done_s = max(self._done_s, done_s)
 
     def release(self) -> None:
-        admission = self.admission
-        with admission._lock:
-            if self._released:
-                return
-            self._released = True
-            self._return_audio(self._seconds)
-            self._uncount()
-            if not admission._requests:
-                admission._seconds = 0.0  # removes rounding errors
+        with self.admission._lock:
+            self._release()
+
+    def _drop(self) -> None:
+        """Give the place to another request."""
+        assert self.body is not None
+        self._release()
+        self.body.drop()
+
+    def _release(self) -> None:
+        if self._released:
+            return
+        self._released = True
+        self._return_audio(self._seconds)
+        self._uncount()
+        if not self.admission._requests:
+            self.admission._seconds = 0.0  # removes rounding errors
 
     def _uncount(self) -> None:
-        self._counter[self._caller] -= 1
-        if not self._counter[self._caller]:
-            del self._counter[self._caller]  # callers without requests are forgotten
+        self.admission._receiving.pop(self, None)
+        self._counter[self.client.name] -= 1
+        if not self._counter[self.client.name]:
+            del self._counter[self.client.name]  # clients without requests are forgotten
 
     def _return_audio(self, seconds: float) -> None:
         seconds = min(seconds, self._seconds)
         self._seconds -= seconds
         self.admission._seconds -= seconds
+
+
+def _slowest(uploads: Iterable[Reservation]) -> Reservation | None:
+    """The upload with the slowest body, of equal ones the oldest; None if all bodies are fast."""
+    rates = [(upload.body.rate(), n, upload) for n, upload in enumerate(uploads) if upload.body]
+    rate, _, slowest = min(rates, default=(math.inf, 0, None))
+    return slowest if rate < SLOW_RATE else None

@@ -2,18 +2,26 @@
 
 A client that stalls would otherwise hold its connection, its file and its share of the uploads as long as
 it likes. A request ends with 408 after `idle_s` without a byte, and once its average rate, after that first
-grace period, is below `rate` bytes per second. Only time spent waiting for the client counts, not time that
-this server needs, for example to write to a slow disk."""
+grace period, is below `rate` bytes per second. It also ends with 408 when another request needs its place
+(`api.access.capacity`), which finds the request's `Body` in `state.body`. Only time spent waiting for the
+client counts, not time that this server needs, for example to write to a slow disk."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ..errors import ApiError
+from ..errors import RETRY_S, ApiError
+
+YOUNG_S = 2.0
+"""How long a body may take to begin before its rate is known."""
+
+SILENT_S = 5.0
+"""After so long without a byte a body counts as stalled, however fast it was before."""
 
 Clock = Callable[[], float]
 
@@ -30,6 +38,7 @@ class Pace:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
         body = Body(receive, self.idle_s, self.rate, self.clock)
+        scope.setdefault("state", {})["body"] = body
 
         async def send_and_note(message: Message) -> None:
             body.answered = True
@@ -42,8 +51,11 @@ class Body:
     """A request's body while it is received."""
 
     def __init__(self, receive: Receive, idle_s: float, rate: float, clock: Clock) -> None:
-        self._receive, self.idle_s, self.rate, self.clock = receive, idle_s, rate, clock
+        self._receive, self.idle_s, self.min_rate, self.clock = receive, idle_s, rate, clock
         self._complete, self._bytes, self._waited_s = False, 0, 0.0
+        self._began_s: float | None = None  # of the wait in progress
+        self._limit: asyncio.Timeout | None = None  # of the wait in progress
+        self._dropped = False
         self.answered = False
         """Whether the answer has begun, so that no error can be sent any more: a stream of events also
         receives, to notice a disconnect, and a body that no route reads may still arrive."""
@@ -53,25 +65,46 @@ class Body:
         otherwise raises ApiError `request_timeout`."""
         if self._complete:
             return await self._receive()
-        left_s = self.idle_s + self._bytes / self.rate - self._waited_s
-        began_s = self.clock()
+        if self._dropped:
+            return self._late()
+        left_s = self.idle_s + self._bytes / self.min_rate - self._waited_s
+        self._began_s = self.clock()
         try:
-            async with asyncio.timeout(min(self.idle_s, max(0.0, left_s))):
+            async with asyncio.timeout(min(self.idle_s, max(0.0, left_s))) as self._limit:
                 message = await self._receive()
         except TimeoutError:
             return self._late()
-        self._waited_s += self.clock() - began_s
+        finally:
+            self._waited_s += self.clock() - self._began_s
+            self._began_s = self._limit = None
         self._complete = message["type"] != "http.request" or not message.get("more_body", False)
         self._bytes += len(message.get("body", b""))
-        if not self._complete and self._waited_s > self.idle_s + self._bytes / self.rate:
-            return self._late()
-        return message
+        late = self._waited_s > self.idle_s + self._bytes / self.min_rate
+        return self._late() if not self._complete and (late or self._dropped) else message
+
+    def rate(self) -> float:
+        """Bytes per second of waiting for the client: infinite in the first seconds and once the body is
+        complete, 0 if it has stalled."""
+        silent_s = 0.0 if self._began_s is None else self.clock() - self._began_s
+        waited_s = self._waited_s + silent_s
+        if self._complete or waited_s < YOUNG_S:
+            return math.inf
+        return 0.0 if silent_s >= SILENT_S else self._bytes / waited_s
+
+    def drop(self) -> None:
+        """End the body: another needs its place. Call it on the event loop."""
+        self._dropped = True
+        if self._limit is not None:
+            self._limit.reschedule(asyncio.get_running_loop().time())
 
     def _late(self) -> Message:
         if self.answered:
             return {"type": "http.disconnect"}
+        if self._dropped:
+            text = f"the body came too slowly, and another needed its place: {self._bytes} bytes so far"
+            raise ApiError("request_timeout", text, retry_after=RETRY_S)
         text = (
             f"the body came too slowly: {self._bytes} bytes, with {self.idle_s:g} s of silence or less "
-            f"than {self.rate:g} bytes per second"
+            f"than {self.min_rate:g} bytes per second"
         )
         raise ApiError("request_timeout", text)

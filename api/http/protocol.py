@@ -66,9 +66,13 @@ class Protocol(H11Protocol):
         self._refuse(ApiError("request_timeout", text))
 
     def _refuse(self, error: ApiError) -> None:
-        """Send an error, if no answer has begun on this connection, and close it."""
+        """Send an error, if no answer has begun on this connection, and close it. The application, if it is
+        at work on the request, finds its client gone: it must not send a second answer."""
         if self.transport.is_closing():
             return
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
         body = json.dumps(error.body()).encode()
         headers = {"content-type": "application/json", "content-length": str(len(body))}
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):

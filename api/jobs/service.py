@@ -25,6 +25,7 @@ from ..speech.serving import Serving
 from ..telemetry.job_traces import JobTraces
 from ..uploads.shared_uploads import SharedUploads
 from ..uploads.tus import Uploads
+from ..uploads.upload_limits import UploadLimits
 from ..uploads.upload_store import UploadStore
 from .engines.workflow_engine import WORKFLOWS, JobEngine
 from .execution.active_jobs import ActiveJobs
@@ -230,8 +231,8 @@ class Jobs:
 def _uploads(settings: Settings, store: Store, engine: JobEngine) -> UploadStore:
     """Uploads in a folder, or in the database where blobs are objects: then any replica continues one."""
     if store.blobs.marked:
-        return SharedUploads(store, engine.executor, settings.max_upload_bytes)
-    return Uploads(settings.data_folder / "uploads", settings.max_upload_bytes, store.now)
+        return SharedUploads(store, engine.executor, UploadLimits.of(settings))
+    return Uploads(settings.data_folder / "uploads", UploadLimits.of(settings), store.now)
 
 
 def _locked(folder: Path) -> BinaryIO:

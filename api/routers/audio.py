@@ -15,7 +15,7 @@ from starlette.responses import Response
 from forescribe.asr.decode.options import Options
 from forescribe.asr.formats.transcript import Transcript
 
-from ..dependencies import Caller, ServingDep, SettingsDep
+from ..dependencies import ClientDep, ServingDep, SettingsDep
 from ..speech import form_options
 from ..speech.admitted_upload import AdmittedUpload, admitted, all_parts, while_connected
 from ..speech.answers import answer
@@ -41,9 +41,9 @@ def _openapi(form: type[TranscriptionForm] | type[TranslationForm]) -> dict[str,
 
 @router.post("/transcriptions", openapi_extra=_openapi(TranscriptionForm))
 async def transcriptions(
-    request: Request, settings: SettingsDep, serving: ServingDep, caller: Caller
+    request: Request, settings: SettingsDep, serving: ServingDep, client: ClientDep
 ) -> Response:
-    async with admitted(request, settings, serving, caller) as admission:
+    async with admitted(request, settings, serving, client) as admission:
         form = parse(TranscriptionForm, admission.upload.fields)
         check_model(form.model, settings)
         options = form_options.transcription(form, serving, settings)
@@ -88,9 +88,9 @@ async def _diarized(
 
 @router.post("/translations", openapi_extra=_openapi(TranslationForm))
 async def translations(
-    request: Request, settings: SettingsDep, serving: ServingDep, caller: Caller
+    request: Request, settings: SettingsDep, serving: ServingDep, client: ClientDep
 ) -> Response:
-    async with admitted(request, settings, serving, caller) as admission:
+    async with admitted(request, settings, serving, client) as admission:
         form = parse(TranslationForm, admission.upload.fields)
         check_model(form.model, settings)
         stream = await admission.follow(form_options.translation(form, serving))

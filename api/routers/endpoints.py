@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
-from ..dependencies import Caller, ServingDep, SettingsDep
+from ..dependencies import ClientDep, ServingDep, SettingsDep
 from ..errors import ApiError
 from ..settings import NO_DIARIZER
 from ..speech import huggingface_contract
@@ -42,9 +42,9 @@ FORM: dict[str, Any] = {
 @router.post("/", openapi_extra=FORM)
 @router.post("/predict", openapi_extra=FORM)
 async def predict(
-    request: Request, settings: SettingsDep, serving: ServingDep, caller: Caller
+    request: Request, settings: SettingsDep, serving: ServingDep, client: ClientDep
 ) -> Response:
-    async with admitted(request, settings, serving, caller) as admission:
+    async with admitted(request, settings, serving, client) as admission:
         fields = dict(admission.upload.fields)
         if len(fields) < len(admission.upload.fields):
             raise ApiError("invalid_value", "a field comes twice")

@@ -10,14 +10,15 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query, Request
 from pydantic import BaseModel
-from starlette.responses import FileResponse, Response
+from starlette.responses import Response
 
-from ..dependencies import ANONYMOUS, Caller, ServingDep, SettingsDep
+from ..dependencies import Caller, ClientDep, SettingsDep, reserve
 from ..errors import ApiError
 from ..files.file_dependencies import FilesDep
 from ..files.file_form import FileForm
 from ..files.file_store import Files
 from ..files.stored_file import ID, DeletedFile, FileObject, Purpose, StoredFile
+from ..http.byte_ranges import file_response
 from ..jobs.job_dependencies import JobsDep
 from ..settings import Settings
 from ..speech.forms import parse
@@ -63,19 +64,18 @@ def _openapi() -> dict[str, Any]:
 async def upload(
     request: Request,
     settings: SettingsDep,
-    serving: ServingDep,
     jobs: JobsDep,
     files: FilesDep,
-    caller: Caller,
+    client: ClientDep,
 ) -> FileObject:
     """Keep a file: the requests of a batch (`purpose=batch`) or audio (`purpose=user_data`)."""
     await asyncio.to_thread(jobs.submissions.check_room)
-    await asyncio.to_thread(files.check_count, caller)
-    reservation = serving.admission.reserve(caller, keyed=caller != ANONYMOUS, resumable=True)
+    await asyncio.to_thread(files.check_count, client.owner)
+    reservation = reserve(request, client, resumable=True)
     try:
         async with receive_form(request, settings) as received:
             form = parse(FileForm, received.fields)
-            file = await asyncio.to_thread(_kept, files, settings, caller, form, received)
+            file = await asyncio.to_thread(_kept, files, settings, client.owner, form, received)
     finally:
         reservation.release()
     return file.view()
@@ -133,16 +133,15 @@ async def one(id: FileId, files: FilesDep, caller: Caller) -> FileObject:
 
 @router.get("/{id}/content")
 async def content(id: FileId, request: Request, files: FilesDep, caller: Caller) -> Response:
-    """The file, byte for byte."""
+    """The file, byte for byte; `Range` is supported."""
     file = await asyncio.to_thread(files.get, id, caller)
     path = await asyncio.to_thread(files.path, id, caller)
-    request.scope["headers"] = [(k, v) for k, v in request.scope["headers"] if k != b"range"]
-    return FileResponse(
-        path,
-        media_type="application/octet-stream",
-        headers={"Cache-Control": "private, no-store"},
-        filename=file.filename,
-    )
+    try:
+        return await file_response(
+            request, path, filename=file.filename, media_type="application/octet-stream"
+        )
+    except FileNotFoundError as error:  # deleted in between
+        raise ApiError("file_not_found", "there is no such file") from error
 
 
 @router.delete("/{id}")

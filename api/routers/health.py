@@ -20,8 +20,9 @@ async def health() -> str:
 @router.get("/ready", response_class=PlainTextResponse)
 @router.head("/ready", include_in_schema=False)
 async def ready(request: Request) -> str:
-    """503 until the models are loaded and warm, while disks are full or the job database cannot be written,
-    and from the announcement of the end."""
+    """503 until the models are loaded and warm, while the disk for uploads is full or the job database cannot
+    be written, and from the announcement of the end. If only jobs and files cannot be stored, the text says
+    so."""
     readiness: Readiness = request.app.state.readiness
-    await readiness.check()
-    return "OK"
+    storage = await readiness.check()
+    return "OK" if storage.full is None else f"OK, but cannot store: {storage.full}"

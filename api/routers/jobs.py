@@ -14,15 +14,15 @@ from contextlib import asynccontextmanager
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query, Request
-from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from forescribe.asr.formats import files
 from forescribe.asr.formats.rttm import rttm
 
-from ..dependencies import ANONYMOUS, Caller, ServingDep, SettingsDep
+from ..dependencies import Caller, ClientDep, ServingDep, SettingsDep, reserve
 from ..errors import ApiError
-from ..http import byte_ranges
 from ..http.blocking import in_thread
+from ..http.byte_ranges import file_response
 from ..http.request_bodies import small_field
 from ..http.validation import whole
 from ..jobs.job_dependencies import JobsDep
@@ -71,15 +71,15 @@ def _openapi() -> dict[str, Any]:
 
 @router.post("", status_code=202, openapi_extra=_openapi())
 async def submit(
-    request: Request, settings: SettingsDep, serving: ServingDep, jobs: JobsDep, caller: Caller
+    request: Request, settings: SettingsDep, serving: ServingDep, jobs: JobsDep, client: ClientDep
 ) -> Response:
     """Accept a job; or return the one that the same Idempotency-Key has created before."""
     serving.check()
     key, submissions = idempotency_key(request), jobs.submissions
-    keyed = caller != ANONYMOUS
-    await asyncio.to_thread(submissions.check_capacity, caller, keyed=keyed)
+    caller = client.owner
+    await asyncio.to_thread(submissions.check_capacity, caller, keyed=client.keyed)
     await asyncio.to_thread(serving.usage.check, caller)
-    reservation = serving.admission.reserve(caller, keyed=keyed)
+    reservation = reserve(request, client)
     try:
         with submissions.reserved(caller, key):
             async with receive_form(request, settings) as received:
@@ -160,16 +160,16 @@ async def audio(id: JobId, request: Request, jobs: JobsDep, caller: Caller) -> R
     path = await asyncio.to_thread(jobs.operations.audio, id, caller)
     guessed = mimetypes.guess_type(job.label or "")[0] or ""
     media_type = guessed if guessed.startswith(("audio/", "video/")) else "application/octet-stream"
-    headers = {"X-Content-Type-Options": "nosniff", "Cache-Control": "private, no-store"}
-    if not byte_ranges.is_served(request.headers.get("range"), path.stat().st_size):
-        request.scope["headers"] = [(k, v) for k, v in request.scope["headers"] if k != b"range"]
-    return FileResponse(  # `inline`: browsers play it, and save it under its original name
-        path,
-        media_type=media_type,
-        headers=headers,
-        filename=job.label or "recording",
-        content_disposition_type="inline",
-    )
+    try:  # `inline`: browsers play it, and save it under its original name
+        return await file_response(
+            request,
+            path,
+            filename=job.label or "recording",
+            media_type=media_type,
+            disposition="inline",
+        )
+    except FileNotFoundError as error:  # deleted in between
+        raise ApiError("not_found", "the audio of this job is not kept any more") from error
 
 
 @router.post("/{id}/cancel")

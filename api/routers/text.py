@@ -15,7 +15,8 @@ from starlette.responses import JSONResponse, Response
 
 from forescribe.speculative.errors import RequestError
 
-from ..dependencies import ANONYMOUS, Caller, ServingDep
+from ..access.clients import Client
+from ..dependencies import ClientDep, ServingDep, reserve
 from ..errors import ApiError
 from ..speech.admitted_upload import while_connected
 from ..speech.events import PING, PING_S, EventStream, data
@@ -47,20 +48,20 @@ def _openapi(form: type[TextForm]) -> dict[str, Any]:
 
 @router.post("/completions", openapi_extra=_openapi(CompletionForm))
 async def completions(
-    request: Request, text_serving: TextServingDep, serving: ServingDep, caller: Caller
+    request: Request, text_serving: TextServingDep, serving: ServingDep, client: ClientDep
 ) -> Response:
-    form, texts = await _begin(request, text_serving, serving, caller, CompletionForm)
+    form, texts = await _begin(request, text_serving, serving, client, CompletionForm)
     shape = TextShape(form.model, _now(), logprobs=form.ranks, usage=form.usage_streamed)
-    return await _answer(request, serving, caller, form, texts, shape)
+    return await _answer(request, serving, client.owner, form, texts, shape)
 
 
 @router.post("/chat/completions", openapi_extra=_openapi(ChatForm))
 async def chat(
-    request: Request, text_serving: TextServingDep, serving: ServingDep, caller: Caller
+    request: Request, text_serving: TextServingDep, serving: ServingDep, client: ClientDep
 ) -> Response:
-    form, texts = await _begin(request, text_serving, serving, caller, ChatForm)
+    form, texts = await _begin(request, text_serving, serving, client, ChatForm)
     shape = ChatShape(form.model, _now(), logprobs=form.ranks, usage=form.usage_streamed)
-    return await _answer(request, serving, caller, form, texts, shape)
+    return await _answer(request, serving, client.owner, form, texts, shape)
 
 
 def _now() -> int:
@@ -71,15 +72,15 @@ async def _begin(
     request: Request,
     text_serving: TextServing,
     serving: ServingDep,
-    caller: str,
+    client: Client,
     kind: type[FormT],
 ) -> tuple[FormT, TextRequest]:
     """Parse the form and queue its texts. Raises ApiError, and then nothing is queued."""
     generator = text_serving.check()
     if serving.leaving:
         raise ApiError("not_ready", f"the server is {serving.state}")
-    await asyncio.to_thread(serving.usage.check_tokens, caller)
-    reservation = serving.admission.reserve(caller, keyed=caller != ANONYMOUS)
+    await asyncio.to_thread(serving.usage.check_tokens, client.owner)
+    reservation = reserve(request, client)
     try:
         form = await parse(request, kind)
         reservation.start()
@@ -93,8 +94,8 @@ async def _begin(
         except RequestError as error:
             param = "messages" if kind is ChatForm else "prompt"
             raise ApiError("invalid_value", str(error), param=param) from error
-        serving.admission.charge_tokens(caller, sum(map(len, prompts)))
-        await asyncio.to_thread(serving.usage.spend, caller, requests=1)
+        serving.admission.charge_tokens(client.owner, sum(map(len, prompts)))
+        await asyncio.to_thread(serving.usage.spend, client.owner, requests=1)
         choices = form.choices()
         pairs = [(prompt, options) for prompt in prompts for options in choices]
         texts = text_serving.write([p for p, _ in pairs], [o for _, o in pairs], reservation)

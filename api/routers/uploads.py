@@ -18,7 +18,7 @@ from fastapi import APIRouter, Request
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from ..dependencies import ANONYMOUS, Caller, ServingDep
+from ..dependencies import Caller, ClientDep, reserve
 from ..errors import ApiError
 from ..http.blocking import in_thread
 from ..http.validation import label, whole
@@ -41,13 +41,13 @@ async def options(jobs: JobsDep) -> Response:
     headers = {
         "Tus-Version": VERSION,
         "Tus-Extension": "creation,termination",
-        "Tus-Max-Size": str(jobs.uploads.max_bytes),
+        "Tus-Max-Size": str(jobs.uploads.limits.longest),
     }
     return Response(status_code=204, headers={**TUS, **headers})
 
 
 @router.post("", status_code=201)
-async def create(request: Request, jobs: JobsDep, caller: Caller) -> Response:
+async def create(request: Request, jobs: JobsDep, client: ClientDep) -> Response:
     _check_version(request)
     if request.headers.get("upload-defer-length"):
         raise ApiError(
@@ -55,8 +55,10 @@ async def create(request: Request, jobs: JobsDep, caller: Caller) -> Response:
         )
     length = _number(request, "Upload-Length")
     name = _metadata(request.headers.get("upload-metadata", "")).get("filename", "")
-    await asyncio.to_thread(jobs.submissions.check_capacity, caller, keyed=False)
-    upload = await asyncio.to_thread(jobs.uploads.create, caller, length, label(name))
+    await asyncio.to_thread(jobs.submissions.check_capacity, client.owner, keyed=False)
+    upload = await asyncio.to_thread(
+        jobs.uploads.create, client.owner, length, label(name), client=client.name
+    )
     location = {"Location": f"/v1/uploads/{upload.id}", "Upload-Offset": "0"}
     return Response(status_code=201, headers={**TUS, **location})
 
@@ -69,16 +71,14 @@ async def offset(id: str, request: Request, jobs: JobsDep, caller: Caller) -> Re
 
 
 @router.patch("/{id}", status_code=204)
-async def append(
-    id: str, request: Request, serving: ServingDep, jobs: JobsDep, caller: Caller
-) -> Response:
+async def append(id: str, request: Request, jobs: JobsDep, client: ClientDep) -> Response:
     """Append to the upload. The bytes that arrive before a client disconnects are kept."""
     _check_version(request)
     if request.headers.get("content-type") != BODY:
         raise ApiError("unsupported_media_type", f"send the bytes as {BODY}")
     start, digest = _number(request, "Upload-Offset"), _digest(request)
     jobs.submissions.check_room()
-    reservation = serving.admission.reserve(caller, keyed=caller != ANONYMOUS, resumable=True)
+    caller, reservation = client.owner, reserve(request, client, resumable=True)
     try:
         await _append(jobs.uploads, id, caller, start, request)
     finally:

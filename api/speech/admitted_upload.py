@@ -21,7 +21,8 @@ from fastapi import Request
 from starlette.requests import ClientDisconnect
 
 from ..access.capacity import Reservation
-from ..dependencies import ANONYMOUS
+from ..access.clients import Client
+from ..dependencies import reserve
 from ..errors import ApiError
 from ..settings import Settings
 from ..uploads.multipart import Upload, receive
@@ -73,21 +74,21 @@ class AdmittedUpload:
 
 @asynccontextmanager
 async def admitted(
-    request: Request, settings: Settings, serving: Serving, caller: str
+    request: Request, settings: Settings, serving: Serving, client: Client
 ) -> AsyncIterator[AdmittedUpload]:
     """The request's upload. The block either ends by calling `follow`, or raises: then nothing of the
     upload is left. Raises ApiError before the body is read if no work is admitted.
     """
     serving.check()
-    await asyncio.to_thread(serving.usage.check, caller)
-    reservation = serving.admission.reserve(caller, keyed=caller != ANONYMOUS)
+    await asyncio.to_thread(serving.usage.check, client.owner)
+    reservation = reserve(request, client)
     try:
         began, began_ns = time.perf_counter(), time.time_ns()
         async with receive(request, settings) as upload:
             serving.tracing.record("receive", began_ns, time.time_ns())
             reservation.start()
             serving.metrics.took("upload", time.perf_counter() - began)
-            yield AdmittedUpload(upload, reservation, settings, serving, caller)
+            yield AdmittedUpload(upload, reservation, settings, serving, client.owner)
     except BaseException:
         reservation.release()
         raise

@@ -17,6 +17,9 @@ from .serving import Serving
 HYSTERESIS = 0.15
 """How far below the onset threshold speech ends (silero-vad's default)."""
 
+MAX_NAME = 255
+"""Characters of a speaker's name, which labels every line of a result."""
+
 
 def transcription(form: TranscriptionForm, serving: Serving, settings: Settings) -> Options:
     """The options of a transcription. Raises ApiError `invalid_value` with the field that cannot be
@@ -50,6 +53,12 @@ def _check(form: TranscriptionForm) -> None:
     for param in ("known_speaker_names", "known_speaker_references"):
         if getattr(form, param) and not form.diarized:
             raise _invalid(param, "needs response_format=diarized_json")
+    for name in form.known_speaker_names:
+        if not name.isprintable() or len(name) > MAX_NAME:
+            text = (
+                f"a name has at most {MAX_NAME} characters and no line breaks or control characters"
+            )
+            raise _invalid("known_speaker_names", text)
     if form.timestamp_granularities and form.response_format != "verbose_json":
         raise _invalid("timestamp_granularities", "needs response_format=verbose_json")
     if form.include and form.response_format != "json":

@@ -1,6 +1,6 @@
 """Resumable uploads for services on several machines: pieces are objects, the offset is a row.
 
-    uploads = SharedUploads(store, executor, max_bytes=1 << 30)
+    uploads = SharedUploads(store, executor, UploadLimits.of(settings))
 
 The same rules and methods as `api.uploads.tus`. The bytes that arrive are collected in a local file; every
 `PIECE_BYTES`, and at the end of a request, they become an object, and one transaction adds its reference and
@@ -29,6 +29,7 @@ from ..errors import ApiError
 from ..jobs.storage.tables import UPLOADS, WORKERS
 from ..jobs.storage.task_turns import database_time
 from .tus import ID, PIECE, Upload
+from .upload_limits import OpenUploads, UploadLimits
 
 if TYPE_CHECKING:
     from ..jobs.blob_storage.blob_store import BlobDraft
@@ -45,20 +46,24 @@ class SharedUploads:
 
     Args:
         executor: this process, as its heartbeat names it.
-        max_bytes: of one upload.
     """
 
-    def __init__(self, store: Store, executor: str, max_bytes: int) -> None:
-        self.store, self.executor, self.max_bytes = store, executor, max_bytes
+    def __init__(self, store: Store, executor: str, limits: UploadLimits) -> None:
+        self.store, self.executor, self.limits = store, executor, limits
         self._writing: set[str] = set()  # tokens of this process's requests
 
-    def create(self, owner: str, length: int, label: str | None = None) -> Upload:
-        """Create an empty upload. Raises ApiError `file_too_large`, OutputError."""
-        if length > self.max_bytes:
-            raise ApiError("file_too_large", f"the upload is larger than {self.max_bytes} bytes")
-        upload = Upload(f"up_{secrets.token_hex(16)}", owner, length, label, 0)
+    def create(
+        self, owner: str, length: int, label: str | None = None, *, client: str = ""
+    ) -> Upload:
+        """Create an empty upload, which counts for the client, by default for the owner. Raises ApiError
+        `empty_file`, `file_too_large`, `rate_limited` if the client has too many; OutputError."""
+        self.limits.check_length(length)
+        client = client or owner
+        upload = Upload(f"up_{secrets.token_hex(16)}", owner, length, label, 0, client)
         with self.store.transaction() as tx:
+            self.limits.check_open(_open_of(tx, client), length)
             row = {"id": upload.id, "tenant": owner, "length": length, "label": label}
+            row["client"] = client
             now = database_time(tx)
             tx.execute(sa.insert(UPLOADS).values(**row, offset=0, pieces=0, touched_at=now))
         return upload
@@ -66,7 +71,7 @@ class SharedUploads:
     def get(self, id: str, owner: str) -> Upload:
         """Raises ApiError `not_found`, also for uploads of another owner."""
         row = self._row(id, owner)
-        return Upload(id, row.tenant, row.length, row.label, row.offset)
+        return Upload(id, row.tenant, row.length, row.label, row.offset, row.client or "")
 
     @contextmanager
     def appending(self, id: str, owner: str, offset: int) -> Iterator[SharedPart]:
@@ -172,6 +177,18 @@ class SharedUploads:
                         )
         finally:
             self._writing.discard(token)
+
+
+def _open_of(tx: sa.Connection, client: str) -> OpenUploads:
+    """The open uploads of a client. Until the transaction ends, no other process creates one for it."""
+    if tx.dialect.name == "postgresql":  # SQLite has one writer anyway
+        name = sa.func.hashtext(f"forescribe_uploads {client}")
+        tx.execute(sa.select(sa.func.pg_advisory_xact_lock(name)))
+    query = sa.select(sa.func.count(), sa.func.coalesce(sa.func.sum(UPLOADS.c.length), 0))
+    # Rows of earlier versions name no client.
+    mine = sa.func.coalesce(UPLOADS.c.client, UPLOADS.c.tenant) == client
+    count, size = tx.execute(query.where(mine)).one()
+    return OpenUploads(count, int(size))
 
 
 class SharedPart:

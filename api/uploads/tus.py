@@ -27,6 +27,7 @@ from typing import BinaryIO
 
 from ..errors import ApiError
 from ..jobs.storage.blobs import disk_errors
+from .upload_limits import OpenUploads, UploadLimits
 
 ID = re.compile(r"up_[0-9a-f]{32}")
 
@@ -44,6 +45,7 @@ class Upload:
     length: int
     label: str | None
     offset: int
+    client: str = ""  # for whom it counts; empty: the owner
 
     @property
     def complete(self) -> bool:
@@ -52,25 +54,31 @@ class Upload:
 
 class Uploads:
     """The uploads in a folder: `<id>.part` holds the bytes, `<id>.json` their description, `<id>.synced`
-    the number of bytes that are known to be on disk."""
+    the number of bytes that are known to be on disk. Several processes may use the folder."""
 
     def __init__(
-        self, folder: Path, max_bytes: int, clock: Callable[[], float] = time.time
+        self, folder: Path, limits: UploadLimits, clock: Callable[[], float] = time.time
     ) -> None:
-        self.folder, self.max_bytes, self.clock = folder, max_bytes, clock
+        self.folder, self.limits, self.clock = folder, limits, clock
 
-    def create(self, owner: str, length: int, label: str | None = None) -> Upload:
-        """Create an empty upload. Raises ApiError `file_too_large`, OutputError."""
-        if length > self.max_bytes:
-            raise ApiError("file_too_large", f"the upload is larger than {self.max_bytes} bytes")
-        upload = Upload(f"up_{secrets.token_hex(16)}", owner, length, label, 0)
+    def create(
+        self, owner: str, length: int, label: str | None = None, *, client: str = ""
+    ) -> Upload:
+        """Create an empty upload, which counts for the client, by default for the owner. Raises ApiError
+        `empty_file`, `file_too_large`, `rate_limited` if the client has too many; OutputError."""
+        self.limits.check_length(length)
+        client = "" if client == owner else client
+        upload = Upload(f"up_{secrets.token_hex(16)}", owner, length, label, 0, client)
         record = {k: v for k, v in asdict(upload).items() if k not in ("id", "offset")}
         with disk_errors():
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._part(upload.id).touch(0o600)
-            path = self._description(upload.id)
-            path.with_suffix(".new").write_text(json.dumps(record))
-            os.replace(path.with_suffix(".new"), path)  # from here on it exists
+        with self._creating():
+            self.limits.check_open(self._open_of(client or owner), length)
+            with disk_errors():
+                self._part(upload.id).touch(0o600)
+                path = self._description(upload.id)
+                path.with_suffix(".new").write_text(json.dumps(record))
+                os.replace(path.with_suffix(".new"), path)  # from here on it exists
         return upload
 
     def get(self, id: str, owner: str) -> Upload:
@@ -145,6 +153,25 @@ class Uploads:
                 if max(path.stat().st_mtime, self._part(path.stem).stat().st_mtime) < oldest:
                     with self._locked(path.stem):
                         self._remove(path.stem)
+
+    @contextmanager
+    def _creating(self) -> Iterator[None]:
+        """One creation at a time, in all processes: each counts the uploads of those before."""
+        with disk_errors():
+            file = (self.folder / "creating").open("ab")
+        with file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    def _open_of(self, client: str) -> OpenUploads:
+        """Read from the files: a counter in memory would differ between processes. 20 us for each."""
+        lengths = []
+        for path in self._all():
+            with suppress(FileNotFoundError):  # removed in between
+                record = json.loads(path.read_text())
+                if (record.get("client") or record["tenant"]) == client:
+                    lengths.append(record["length"])
+        return OpenUploads(len(lengths), sum(lengths))
 
     def _all(self) -> list[Path]:
         return [path for path in self.folder.glob("up_*.json") if ID.fullmatch(path.stem)]

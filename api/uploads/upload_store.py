@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager
 from typing import BinaryIO, Protocol
 
 from .tus import Upload
+from .upload_limits import UploadLimits
 
 
 class UploadPart(Protocol):
@@ -25,10 +26,13 @@ class UploadStore(Protocol):
     """Uploads by id and owner. The methods raise ApiError `not_found` for uploads of others too, `locked`
     while another request uses the upload, `conflict` for a wrong offset or an incomplete one."""
 
-    max_bytes: int
-    """Of one upload."""
+    limits: UploadLimits
 
-    def create(self, owner: str, length: int, label: str | None = None) -> Upload: ...
+    def create(
+        self, owner: str, length: int, label: str | None = None, *, client: str = ""
+    ) -> Upload:
+        """Create an empty upload, which counts for the client, by default for the owner. Raises ApiError
+        `empty_file`, `file_too_large`, `rate_limited` if the client has too many; OutputError."""
 
     def get(self, id: str, owner: str) -> Upload: ...
 

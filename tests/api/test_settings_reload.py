@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from forescribe.api.access.capacity import Admission
+from forescribe.api.access.clients import Client
 from forescribe.api.access.keys import digest, new_key
 from forescribe.api.app import use_settings
 from forescribe.api.errors import ApiError
@@ -137,16 +138,16 @@ def test_what_was_used_of_a_limit_still_counts() -> None:
     live = settings(requests_per_minute=3)
     admission = Admission(live, lambda: 1000.0)
     for _ in range(3):
-        admission.start("team", keyed=True).release()
+        admission.start(Client("team")).release()
     for most, allowed in ((3, False), (4, True), (4, False)):
         keys = settings(requests_per_minute=most, audio_s_per_hour=5).api_keys
         object.__setattr__(live, "api_keys", keys)
         admission.use_limits()
         if allowed:
-            admission.start("team", keyed=True).release()
+            admission.start(Client("team")).release()
         else:
             with pytest.raises(ApiError, match="requests in 60 s"):
-                admission.start("team", keyed=True)
+                admission.start(Client("team"))
     admission.charge("team", 5)
 
 

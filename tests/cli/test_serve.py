@@ -39,11 +39,14 @@ def test_serve_hands_its_options_to_the_settings(monkeypatch, tmp_path) -> None:
         listening_socket, "bound", lambda chosen: socket.create_server(("127.0.0.1", 0))
     )
     options = ["--model", "demo", "--port", "2", "--batch-size", "3", "--settings", str(file)]
+    options += ["--data-dir", str(tmp_path / "data")]
     result = CliRunner().invoke(main.app, ["serve", *options])
     assert result.exit_code == 0, result.output
     (made,) = ran
-    assert made.model_dump() == load(file, model="demo", port=2, batch_size=3).model_dump()
+    given = {"model": "demo", "port": 2, "batch_size": 3, "data_dir": tmp_path / "data"}
+    assert made.model_dump() == load(file, **given).model_dump()
     assert (made.max_requests, made.port, made.batch_size) == (7, 2, 3)
+    assert made.data_folder == tmp_path / "data"
 
 
 def test_a_port_that_is_taken_is_told_before_anything_heavy_is_imported(tmp_path) -> None:

@@ -103,6 +103,7 @@ UPLOADS = sa.Table(
     sa.Column("executor", sa.String),  # the process that writes to it
     sa.Column("token", sa.String),  # of the request that writes to it
     sa.Column("touched_at", sa.Float, nullable=False),
+    sa.Column("client", sa.String),  # for whom it counts; NULL: an earlier version, the owner
 )
 """Resumable uploads to object storage (`api.uploads.shared_uploads`)."""
 
@@ -114,7 +115,11 @@ TURNS = sa.Table(
 )
 """When a task that one process does for all was begun last (`task_turns`)."""
 
-ADDED = ((JOBS, "warnings", "TEXT"), (WORKERS, "place", "VARCHAR"))
+ADDED = (
+    (JOBS, "warnings", "TEXT"),
+    (WORKERS, "place", "VARCHAR"),
+    (UPLOADS, "client", "VARCHAR"),
+)
 """Columns that earlier versions lack. All may be NULL, so that an earlier version can go on using the
 database."""
 

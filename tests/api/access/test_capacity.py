@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forescribe.api.access.capacity import MAX_RETRY_AFTER_S, Admission
+from forescribe.api.access.capacity import MAX_RETRY_AFTER_S, SLOW_RATE, Admission
+from forescribe.api.access.clients import Client, network
 from forescribe.api.errors import ApiError
 from forescribe.api.settings import Settings
 
@@ -24,31 +27,107 @@ def refused(act) -> ApiError:
 
 def test_a_full_house_takes_nobody_until_somebody_leaves() -> None:
     full = house()
-    places = [full.start(name, keyed=True) for name in ("a", "b", "c")]
-    assert refused(lambda: full.start("d", keyed=True)).code == "overloaded"
+    places = [full.start(Client(name)) for name in ("a", "b", "c")]
+    assert refused(lambda: full.start(Client("d"))).code == "overloaded"
     places[0].release()
-    full.start("d", keyed=True)
+    full.start(Client("d"))
 
 
 def test_a_key_has_its_share_and_no_more() -> None:
     full = house()
-    first, _ = full.start("a", keyed=True), full.start("a", keyed=True)
-    assert refused(lambda: full.start("a", keyed=True)).code == "rate_limited"
-    full.start("b", keyed=True)
+    first, _ = full.start(Client("a")), full.start(Client("a"))
+    assert refused(lambda: full.start(Client("a"))).code == "rate_limited"
+    full.start(Client("b"))
     first.release()
-    full.start("a", keyed=True)
+    full.start(Client("a"))
 
 
 def test_where_there_are_no_keys_nobody_has_a_share() -> None:
     full = house()
     for _ in range(3):
-        full.start("", keyed=False)
-    assert refused(lambda: full.start("", keyed=False)).code == "overloaded"
+        full.start(Client())
+    assert refused(lambda: full.start(Client())).code == "overloaded"
+
+
+class Speed:
+    """A body of constant speed."""
+
+    def __init__(self, rate: float) -> None:
+        self.bytes_per_s, self.dropped = rate, False
+
+    def rate(self) -> float:
+        return self.bytes_per_s
+
+    def drop(self) -> None:
+        self.dropped = True
+
+
+def test_the_slowest_body_gives_its_place_away_and_no_fast_one_does() -> None:
+    full = house(max_uploads=3, max_requests_per_key=9)
+    bodies = [Speed(rate) for rate in (5000.0, 10.0, SLOW_RATE)]
+    places = [full.reserve(Client(name), b) for name, b in zip("abc", bodies, strict=True)]
+    full.reserve(Client("d"), Speed(inf))
+    assert [b.dropped for b in bodies] == [False, True, False]
+    assert refused(places[1].start).code == "overloaded"  # its body came in after all, too late
+    places[1].release()
+    full.reserve(Client("e"), Speed(inf))
+    assert [b.dropped for b in bodies] == [True, True, False]
+    assert refused(lambda: full.reserve(Client("f"), Speed(0.0))).code == "overloaded"
+    assert full.uploads == 3
+    places[2].start()
+    full.reserve(Client("g"), Speed(inf))
+    assert full.uploads == 3 and full.requests == 1
+
+
+@pytest.mark.parametrize("client", [Client("team"), Client("", "203.0.113.9")])
+def test_a_clients_own_slow_body_gives_way_to_its_next_one_and_nobody_elses(client) -> None:
+    full = house(max_uploads=9, max_uploads_per_address=2)
+    other, slow, fast = Speed(0.0), Speed(5.0), Speed(inf)
+    full.reserve(Client("", "203.0.113.10"), other)
+    full.reserve(client, slow)
+    full.reserve(client, fast)
+    assert not slow.dropped
+    full.reserve(client, Speed(inf))
+    assert slow.dropped and not other.dropped and not fast.dropped
+    error = refused(lambda: full.reserve(client, Speed(0.0)))
+    assert error.code == "rate_limited" and "2" in error.message
+
+
+def test_who_is_refused_for_another_reason_takes_no_place_from_a_slow_one() -> None:
+    keys = {"team": {"hash": "0" * 64, "requests_per_minute": 1}}
+    full = house(max_uploads=1, api_keys=keys, max_requests=3)
+    full.start(Client("team")).release()
+    slow = Speed(0.0)
+    full.reserve(Client("other"), slow)
+    assert refused(lambda: full.reserve(Client("team"), Speed(inf))).code == "rate_limited"
+    assert not slow.dropped and full.uploads == 1
+
+
+def test_clients_whose_address_is_unknown_have_no_share() -> None:
+    full = house(max_uploads_per_address=1)
+    full.reserve(Client())
+    full.reserve(Client())
+    assert full.uploads == 2
+
+
+@pytest.mark.parametrize(
+    ("host", "name"),
+    [
+        ("203.0.113.9", "203.0.113.9"),
+        ("2001:db8:1:2:3::9", "2001:db8:1:2::/64"),
+        ("2001:db8:1:2:ffff::1%eth0", "2001:db8:1:2::/64"),
+        ("::ffff:203.0.113.9", "203.0.113.9"),
+        ("testclient", "testclient"),
+        ("", ""),
+    ],
+)
+def test_an_ipv6_network_is_one_client(host, name) -> None:
+    assert Client("", network(host)).name == name
 
 
 def test_audio_counts_until_it_is_decoded() -> None:
     full = house(max_queued_audio_s=100)
-    first, second = full.start("a", keyed=True), full.start("b", keyed=True)
+    first, second = full.start(Client("a")), full.start(Client("b"))
     first.add_audio(80)
     assert refused(lambda: second.add_audio(30)).code == "overloaded"
     first.progressed(20)
@@ -60,17 +139,17 @@ def test_audio_counts_until_it_is_decoded() -> None:
 
 def test_one_long_recording_may_come_into_an_empty_house() -> None:
     full = house(max_queued_audio_s=100)
-    full.start("a", keyed=True).add_audio(500)
-    assert refused(lambda: full.start("b", keyed=True)).code == "overloaded"
+    full.start(Client("a")).add_audio(500)
+    assert refused(lambda: full.start(Client("b"))).code == "overloaded"
 
 
 def test_the_wait_is_longer_where_more_is_queued_and_shorter_where_it_goes_fast() -> None:
     def wait(pace: float, seconds: float) -> int:
         full = house(max_requests=1)
-        full.start("a", keyed=True).add_audio(seconds)
+        full.start(Client("a")).add_audio(seconds)
         for _ in range(50):
             full.record_speed(pace, 1.0)
-        return refused(lambda: full.start("b", keyed=True)).retry_after
+        return refused(lambda: full.start(Client("b"))).retry_after
 
     assert wait(1, 100) > wait(10, 100) > wait(10, 10) >= 1
     assert wait(0.001, 1e6) == MAX_RETRY_AFTER_S
@@ -84,7 +163,7 @@ def test_the_counts_are_those_of_who_is_inside(steps) -> None:
             inside.pop(who).release()
             continue
         try:
-            place = full.start(str(who), keyed=True)
+            place = full.start(Client(str(who)))
         except ApiError:
             continue
         try:
@@ -93,6 +172,7 @@ def test_the_counts_are_those_of_who_is_inside(steps) -> None:
         except ApiError:
             place.release()
         assert full.requests == len(inside) <= 3
+        assert not full._receiving
     for place in inside.values():
         place.release()
         place.release()  # twice does nothing

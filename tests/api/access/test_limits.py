@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forescribe.api.access.capacity import Admission
+from forescribe.api.access.clients import Client
 from forescribe.api.access.keys import SCOPES, Rights, digest, new_key
 from forescribe.api.access.limit_headers import duration
 from forescribe.api.access.rate_limit import STEPS, RateLimit
@@ -84,18 +85,18 @@ def refused(act) -> ApiError:
 def test_so_many_requests_in_a_minute() -> None:
     admission, clock = house(requests_per_minute=3)
     for _ in range(3):
-        admission.start("team", keyed=True).release()
-    error = refused(lambda: admission.start("team", keyed=True))
+        admission.start(Client("team")).release()
+    error = refused(lambda: admission.start(Client("team")))
     assert error.code == "rate_limited" and 55 <= error.retry_after <= 61
     assert admission.requests == 0
-    admission.start("free", keyed=True).release()  # another key's limits are its own
+    admission.start(Client("free")).release()  # another key's limits are its own
     clock.now += error.retry_after
-    admission.start("team", keyed=True).release()
+    admission.start(Client("team")).release()
 
 
 def test_so_much_audio_in_an_hour() -> None:
     admission, clock = house(audio_s_per_hour=100)
-    with_place = [admission.start("team", keyed=True) for _ in range(3)]
+    with_place = [admission.start(Client("team")) for _ in range(3)]
     with_place[0].add_audio(60)
     error = refused(lambda: with_place[1].add_audio(60))
     assert error.code == "rate_limited" and error.retry_after > 3000
@@ -109,10 +110,10 @@ def test_so_much_audio_in_an_hour() -> None:
 
 def test_a_keys_own_share_of_what_is_under_way() -> None:
     admission, _ = house(max_requests=1)
-    admission.start("team", keyed=True)
-    assert "1 requests" in refused(lambda: admission.start("team", keyed=True)).message
+    admission.start(Client("team"))
+    assert "1 requests" in refused(lambda: admission.start(Client("team"))).message
     for _ in range(2):
-        admission.start("free", keyed=True)
+        admission.start(Client("free"))
 
 
 # -- routes ----------------------------------------------------------------------------------------

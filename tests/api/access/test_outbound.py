@@ -228,6 +228,20 @@ def test_addresses_of_the_internet_pass(address) -> None:
         "http://" + "a" * 64 + ".example/",
         "http://" + "a." * 127 + "example/",
         "http://\ud800/",
+        "https://example.org/\r\nX-Header: value",
+        "https://example.org/?a=\n",
+        "https://exam\nple.org/",
+        "https://example.org/\thook",
+        "\nhttps://example.org/",
+        " https://example.org/",
+        "https://example.org/ ",
+        "https://example.org/a b",
+        "https://example.org/\xa0",
+        "https://example.org/\x7f",
+        "https://example.org/\x00",
+        "https://example.org/\u2028",
+        "https://example.org/\ud800",
+        "https://example.org/" + "a" * 2048,
     ],
 )
 def test_what_is_no_web_address_is_refused(url) -> None:
@@ -359,3 +373,13 @@ def test_a_receiver_that_is_gone_is_not_called_again(tmp_path, transcriber, deco
 def test_a_body_is_the_same_for_every_try() -> None:
     one = job("http://example.org")
     assert body(one) == body(one)
+
+
+@pytest.mark.parametrize("end", ["\r\nX-Injected: 1", "\n", "\t", " a", "\x7f", "a" * 3000])
+def test_a_callback_with_a_control_character_is_no_job(
+    tmp_path, transcriber, decoders, end
+) -> None:
+    with application(tmp_path, transcriber, decoders, webhook_secret=SECRET) as client:
+        answer = submit(ready(client), memo(1), webhook_url=f"https://example.com/hook{end}")
+        assert answer.status_code == 400 and answer.json()["error"]["param"] == "webhook_url"
+        assert client.get(JOBS).json()["data"] == []

@@ -28,10 +28,55 @@ def test_a_file_is_kept_as_it_is(client) -> None:
     assert file["filename"] == 'talk "a".wav'
     assert file["expires_at"] == file["created_at"] + 30 * DAY_S
     assert client.get(f"{FILES}/{file['id']}").json() == file
-    content = client.get(f"{FILES}/{file['id']}/content", headers={"Range": "bytes=1-2"})
+    content = client.get(f"{FILES}/{file['id']}/content")
     assert content.content == b"one\r\ntwo\0" and content.status_code == 200
+    assert content.headers["accept-ranges"] == "bytes"
     assert content.headers["content-type"] == "application/octet-stream"
     assert content.headers["x-content-type-options"] == "nosniff"
+
+
+@pytest.mark.parametrize(
+    ("header", "status", "part"),
+    [
+        ("bytes=1-2", 206, slice(1, 3)),
+        ("bytes=7-", 206, slice(7, None)),
+        ("bytes=-3", 206, slice(-3, None)),
+        ("bytes=-900", 206, slice(None)),
+        ("bytes=8-900", 206, slice(8, None)),
+        ("bytes=10-", 416, None),
+        ("bytes=-0", 416, None),
+        ("bytes=0-1,4-5", 200, slice(None)),  # several: the whole file
+        ("bytes=5-2", 200, slice(None)),
+        ("lines=1-2", 200, slice(None)),
+    ],
+)
+def test_a_file_comes_in_parts(client, header, status, part) -> None:
+    data = b"0123456789"
+    id = upload(client, data).json()["id"]
+    answer = client.get(f"{FILES}/{id}/content", headers={"Range": header})
+    assert answer.status_code == status
+    if part is None:
+        assert answer.json()["error"]["code"] == "range_not_satisfiable"
+        assert answer.headers["content-range"] == "bytes */10"
+        return
+    assert answer.content == data[part] and answer.headers["content-length"] == str(len(data[part]))
+    if status == 206:
+        first = range(10)[part].start
+        assert answer.headers["content-range"] == f"bytes {first}-{range(10)[part][-1]}/10"
+
+
+def test_a_part_of_another_file_is_not_mixed_with_this_one(client) -> None:
+    """`If-Range` names the file that the client has a part of, by its ETag or its time."""
+    data = b"0123456789"
+    content = f"{FILES}/{upload(client, data).json()['id']}/content"
+    whole = client.get(content)
+    for header in ("etag", "last-modified"):
+        same = {"Range": "bytes=4-", "If-Range": whole.headers[header]}
+        assert client.get(content, headers=same).content == data[4:]
+    for value in ('"another"', f"W/{whole.headers['etag']}", "Thu, 01 Jan 1970 00:00:00 GMT"):
+        for bytes_ in ("bytes=4-", "bytes=90-"):
+            answer = client.get(content, headers={"Range": bytes_, "If-Range": value})
+            assert (answer.status_code, answer.content) == (200, data)
 
 
 def test_files_are_listed_in_pages_in_both_orders(client) -> None:

@@ -27,7 +27,9 @@ def test_every_error_has_openais_body(code) -> None:
     assert error.kind == (expected or "invalid_request_error")
 
 
-@pytest.mark.parametrize("code", [code for code, status in STATUS.items() if status in (429, 503)])
+@pytest.mark.parametrize(
+    "code", [code for code, status in STATUS.items() if status in (429, 503, 507)]
+)
 def test_who_should_come_again_is_told_when(code) -> None:
     assert int(ApiError(code, "").headers()["Retry-After"]) >= 1
     assert ApiError(code, "", retry_after=0).headers()["Retry-After"] == "1"

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
 
 import pytest
 
+from forescribe.api.access.clients import Client
 from forescribe.api.errors import ApiError
-from forescribe.api.http.pace import Body, Pace
+from forescribe.api.http.pace import SILENT_S, Body, Pace
 from tests.api.conftest import sound, until
 from tests.api.http import raw
 from tests.api.uploads.test_uploads import FORM, MULTIPART, TRANSCRIBE, body, part
@@ -17,7 +19,7 @@ from tests.api.uploads.test_uploads import FORM, MULTIPART, TRANSCRIBE, body, pa
 IDLE_S, RATE = 30.0, 1024.0
 
 
-class Client:
+class Sender:
     """Sends `size` bytes after each `wait_s`, by its own clock."""
 
     def __init__(self, size: int, wait_s: float, pieces: int = 1000) -> None:
@@ -32,7 +34,7 @@ class Client:
         return {"type": "http.request", "body": b"x" * self.size, "more_body": self.pieces > 0}
 
 
-def read(client: Client, think_s: float = 0.0) -> int:
+def read(client: Sender, think_s: float = 0.0) -> int:
     """All of its body, by a reader that takes so long over each piece; how many bytes there were."""
 
     async def whole() -> int:
@@ -49,7 +51,7 @@ def read(client: Client, think_s: float = 0.0) -> int:
 
 def test_a_body_that_drips_ends_once_its_average_is_too_low() -> None:
     """A byte before each limit on silence: the average ends it, at 30 s and a little."""
-    dripping = Client(1, 10.0)
+    dripping = Sender(1, 10.0)
     with pytest.raises(ApiError) as caught:
         read(dripping)
     assert caught.value.status == 408 and caught.value.headers()["Connection"] == "close"
@@ -57,12 +59,12 @@ def test_a_body_that_drips_ends_once_its_average_is_too_low() -> None:
 
 
 def test_a_body_that_is_slow_but_fast_enough_comes_in() -> None:
-    assert read(Client(2048, 1.9)) == 2048 * 1000  # half an hour
-    assert read(Client(1, 2.9, pieces=10)) == 10  # small, and within the grace
+    assert read(Sender(2048, 1.9)) == 2048 * 1000  # half an hour
+    assert read(Sender(1, 2.9, pieces=10)) == 10  # small, and within the grace
 
 
 def test_our_own_slowness_is_not_the_clients() -> None:
-    assert read(Client(1024, 0.1, pieces=100), think_s=60.0) == 102_400
+    assert read(Sender(1024, 0.1, pieces=100), think_s=60.0) == 102_400
 
 
 def test_a_body_that_stalls_ends_by_itself() -> None:
@@ -70,7 +72,7 @@ def test_a_body_that_stalls_ends_by_itself() -> None:
         await asyncio.sleep(3600)
 
     async def stalled() -> None:
-        await Body(never, 0.01, RATE, Client(0, 0).clock).receive()
+        await Body(never, 0.01, RATE, Sender(0, 0).clock).receive()
 
     with pytest.raises(ApiError, match="too slowly") as caught:
         asyncio.run(stalled())
@@ -95,6 +97,48 @@ def test_a_body_that_stalls_behind_the_beginning_of_its_answer_ends_that_quietly
     assert sent == ["http.response.start"] and heard == ["http.disconnect"]
 
 
+def test_a_bodys_rate_is_known_after_some_seconds_and_zero_once_it_stalls() -> None:
+    sender, rates = Sender(4096, 1.0), []
+
+    async def receive():
+        rates.append(made.rate())
+        if sender.pieces == 995:
+            sender.now += SILENT_S
+            rates.append(made.rate())
+        return await sender.send()
+
+    made = Body(receive, IDLE_S, RATE, sender.clock)
+
+    async def some() -> None:
+        for _ in range(6):
+            await made.receive()
+
+    asyncio.run(some())
+    assert rates == [float("inf")] * 2 + [4096.0] * 4 + [0.0]
+    made._complete = True
+    assert made.rate() == float("inf")
+
+
+def test_a_body_that_is_dropped_ends_at_once_whether_it_waits_or_not() -> None:
+    async def never():
+        await asyncio.sleep(3600)
+
+    async def dropped(wait: bool) -> ApiError:
+        made = Body(never, IDLE_S, RATE, Sender(0, 0).clock)
+        if wait:
+            asyncio.get_running_loop().call_later(0.02, made.drop)
+        else:
+            made.drop()
+        with pytest.raises(ApiError, match="another needed its place") as caught:
+            await asyncio.wait_for(made.receive(), 10)
+        return caught.value
+
+    for wait in (True, False):
+        error = asyncio.run(dropped(wait))
+        assert error.status == 408 and int(error.headers()["Retry-After"]) >= 1
+        assert error.headers()["Connection"] == "close"
+
+
 def test_after_the_body_nobody_is_hurried() -> None:
     """The next message says that the client has left, whenever that is."""
 
@@ -107,7 +151,7 @@ def test_after_the_body_nobody_is_hurried() -> None:
             await asyncio.sleep(0.05)
             return {"type": "http.disconnect"}
 
-        made = Body(receive, 0.01, RATE, Client(0, 0).clock)
+        made = Body(receive, 0.01, RATE, Sender(0, 0).clock)
         return [(await made.receive())["type"] for _ in range(2)]
 
     assert asyncio.run(talk()) == ["http.request", "http.disconnect"]
@@ -161,9 +205,56 @@ def test_stalled_uploads_take_no_place_from_others(service) -> None:
 def test_uploads_have_a_bound_of_their_own(service) -> None:
     client = service(max_uploads=1)
     admission = client.app.state.serving.admission
-    place = admission.reserve("", keyed=False)
+    place = admission.reserve(Client())
     content = body(part("model", b"random"), part("file", sound(1), "a.wav"))
     answer = client.post(TRANSCRIBE, headers=MULTIPART, content=content)
     assert answer.status_code == 503 and int(answer.headers["retry-after"]) >= 1
     place.release()
     assert admission.uploads == 0
+
+
+@pytest.mark.parametrize("limit", ["max_uploads", "max_uploads_per_address"])
+def test_stalled_uploads_give_way_when_places_run_out(service, monkeypatch, limit) -> None:
+    """They end with 408, and others find room long before their time is over."""
+    monkeypatch.setattr("forescribe.api.http.pace.YOUNG_S", 0.2)
+    client = service(**{limit: 3})
+    admission, answers = client.app.state.serving.admission, []
+
+    async def receive():
+        await asyncio.sleep(3600)
+
+    def stall() -> None:
+        answers.append(raw.post(client, TRANSCRIBE, MULTIPART, receive)[0]["status"])
+
+    stalled = [threading.Thread(target=stall) for _ in range(3)]
+    for thread in stalled:
+        thread.start()
+    until(lambda: admission.uploads == 3)
+
+    def send() -> int:  # from the address of the stalled bodies
+        content = body(
+            *(part(name, value.encode()) for name, value in FORM.items()),
+            part("file", sound(0.3), "a.wav"),
+        )
+        sent = iter([{"type": "http.request", "body": content, "more_body": False}])
+
+        async def once():
+            for message in sent:
+                return message
+            await asyncio.sleep(3600)
+
+        return raw.post(client, TRANSCRIBE, MULTIPART, once)[0]["status"]
+
+    began = time.monotonic()
+    while (status := send()) != 200:
+        assert status == (503 if limit == "max_uploads" else 429)
+        assert time.monotonic() - began < 20
+        time.sleep(0.02)
+    assert time.monotonic() - began < IDLE_S / 2
+    until(lambda: answers == [408])
+    assert admission.uploads == 2 and admission.requests == 0
+    for upload in list(admission._receiving):
+        client.portal.call(upload.body.drop)
+    for thread in stalled:
+        thread.join()
+    assert answers == [408] * 3 and admission.uploads == 0

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 import uvicorn
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.routing import Route
 
@@ -31,6 +31,14 @@ async def hello(request: Request) -> PlainTextResponse:
     return PlainTextResponse("hello")
 
 
+async def whole(request: Request) -> PlainTextResponse:
+    """Answers once the body is there, or its client has left."""
+    try:
+        return PlainTextResponse(await request.body())
+    except ClientDisconnect:
+        return PlainTextResponse("gone", 499)
+
+
 async def slow(request: Request) -> StreamingResponse:
     """Takes longer than a head may."""
     import asyncio
@@ -45,7 +53,9 @@ async def slow(request: Request) -> StreamingResponse:
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[tuple[str, int]]:
-    app = Starlette(routes=[Route("/", hello), Route("/slow", slow)])
+    app = Starlette(
+        routes=[Route("/", hello), Route("/slow", slow), Route("/whole", whole, methods=["POST"])]
+    )
     config = uvicorn.Config(app, port=0, log_config=None, http=Hasty, timeout_keep_alive=60)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)
@@ -134,3 +144,29 @@ def test_what_is_no_http_is_told_so_in_our_form(address, request_) -> None:
     with socket.create_connection(address) as connection:
         connection.sendall(request_)
         refused(all_of(connection), 400, "invalid_value")
+
+
+POST = b"POST /whole HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize("path", [b"/", b"/whole", b"/slow", b"/nothing"])
+@pytest.mark.parametrize("pause_s", [0.0, 0.1])
+def test_a_body_that_is_no_http_ends_its_request_without_a_fault(
+    address, caplog, path, pause_s
+) -> None:
+    """The refusal is the answer: the application, which may have begun its own, must send no second one."""
+    with caplog.at_level("WARNING"), socket.create_connection(address) as connection:
+        head = POST.replace(b"/whole", path)
+        if pause_s:
+            connection.sendall(head)
+            time.sleep(pause_s)
+            connection.sendall(b"no length\r\n")
+        else:
+            connection.sendall(head + b"no length\r\n")
+        answer = all_of(connection)
+    assert answer.startswith((b"HTTP/1.1 400", b"HTTP/1.1 404", b"HTTP/1.1 405"))
+    assert answer.count(b"HTTP/1.1") == 1
+    with socket.create_connection(address) as connection:  # the request before has ended by now
+        connection.sendall(GET.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
+        assert all_of(connection).endswith(b"hello")
+    assert "Traceback" not in caplog.text and "Exception in ASGI" not in caplog.text

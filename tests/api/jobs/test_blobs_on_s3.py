@@ -12,6 +12,7 @@ from forescribe.api.jobs.joining import open_objects
 from forescribe.api.jobs.storage.store import Store
 from forescribe.api.jobs.storage.tables import REFERENCES
 from forescribe.api.uploads.shared_uploads import SharedUploads
+from forescribe.api.uploads.upload_limits import UploadLimits
 from forescribe.asr.errors import UsageError
 from tests.asr.storage.emulator import moto_environment, running
 
@@ -51,7 +52,7 @@ def test_blobs_and_uploads_live_in_s3(tmp_path) -> None:
     uploads = []
     for n, store in enumerate(stores):
         store.heartbeats.beat(f"process {n}", ())
-        uploads.append(SharedUploads(store, f"process {n}", 1 << 30))
+        uploads.append(SharedUploads(store, f"process {n}", UploadLimits(1 << 30, 100, 1 << 40)))
     id = uploads[0].create("", len(data)).id
     for n, at in enumerate(range(0, len(data), 7 << 20)):
         with uploads[n % 2].appending(id, "", at) as part:

@@ -15,7 +15,7 @@ from fastapi.testclient import TestClient
 
 from forescribe.api.errors import ApiError
 from forescribe.api.metrics import Metrics, TimedValue
-from forescribe.api.process.readiness import FRESH_S, Readiness
+from forescribe.api.process.readiness import FRESH_S, Readiness, Storage
 from forescribe.api.settings import Settings
 from tests.api.jobs.application import application, ready
 
@@ -99,21 +99,44 @@ def test_a_database_that_fails_or_hangs_is_not_ready_and_metrics_answer(
     assert "forescribe_jobs_open NaN" in client.get("/metrics").text
 
 
-@pytest.mark.parametrize("which", ["uploads", "data_dir"])
-def test_a_full_disk_is_not_ready(client, fresh, monkeypatch, which) -> None:
-    settings = client.app.state.settings.model_copy(update={"min_free_bytes": 1000})
+def limited(client, fresh, monkeypatch, least: int) -> None:
+    settings = client.app.state.settings.model_copy(update={"min_free_bytes": least})
     monkeypatch.setattr(fresh, "settings", settings)
-    usage = shutil._ntuple_diskusage(1, 1, 999)
-    if which == "uploads":
-        monkeypatch.setattr(
-            "forescribe.api.process.readiness.shutil.disk_usage", lambda path: usage
-        )
-    else:
-        blobs = type(client.app.state.jobs.store.blobs)
-        monkeypatch.setattr(blobs, "free", property(lambda self: 999))
+
+
+def free(monkeypatch, client, *, scratch: int, data: int) -> None:
+    """The disks have so many bytes left."""
+    usage = shutil._ntuple_diskusage(1 << 40, 1, scratch)
+    monkeypatch.setattr("forescribe.api.process.readiness.shutil.disk_usage", lambda path: usage)
+    blobs = type(client.app.state.jobs.store.blobs)
+    monkeypatch.setattr(blobs, "free", property(lambda self: data))
+
+
+def test_a_disk_without_room_for_uploads_is_not_ready(client, fresh, monkeypatch) -> None:
+    limited(client, fresh, monkeypatch, 8000)
+    free(monkeypatch, client, scratch=999, data=1 << 40)
     message = reason(client)
-    assert which in message and "min_free_bytes" in message
-    assert str(client.app.state.jobs.store.blobs.root) not in message
+    assert "uploads" in message and "min_free_bytes" in message
+
+
+def test_a_server_that_cannot_store_is_ready_to_transcribe_and_says_so(
+    client, fresh, monkeypatch
+) -> None:
+    """Also if uploads and jobs share the disk: what is reserved there is for transcriptions."""
+    limited(client, fresh, monkeypatch, 8000)
+    free(monkeypatch, client, scratch=7999, data=7999)
+    answer = client.get("/ready")
+    assert answer.status_code == 200 and client.head("/ready").status_code == 200
+    assert answer.text.startswith("OK") and "cannot store" in answer.text
+    assert "min_free_bytes" in answer.text
+    assert str(client.app.state.jobs.store.blobs.root) not in answer.text
+
+
+def test_a_full_disk_does_not_hide_a_database_that_is_away(client, fresh, monkeypatch) -> None:
+    limited(client, fresh, monkeypatch, 8000)
+    free(monkeypatch, client, scratch=1 << 40, data=0)
+    monkeypatch.setattr(client.app.state.jobs.store.database, "available", lambda: False)
+    assert "database" in reason(client)
 
 
 @pytest.mark.parametrize("state", ["loading", "draining", "broken", "stopped"])
@@ -127,7 +150,7 @@ def test_probes_do_not_ask_the_database_more_than_once_a_second() -> None:
     now, looks = [0.0], []
     state = SimpleNamespace(state="ready")
     made = Readiness(Settings(min_free_bytes=0), state, state, None, clock=lambda: now[0])
-    made._check_storage = lambda: looks.append(1)
+    made._check_storage = lambda: looks.append(1) or Storage()
 
     async def probe(times: int) -> None:
         for _ in range(times):
@@ -138,10 +161,67 @@ def test_probes_do_not_ask_the_database_more_than_once_a_second() -> None:
     now[0] += FRESH_S
     asyncio.run(probe(20))
     assert len(looks) == 2
-    made._check_storage = lambda: "wrong"
+    made._check_storage = lambda: Storage(fault="wrong")
     now[0] += FRESH_S
     with pytest.raises(ApiError, match="wrong"):
         asyncio.run(probe(1))
+
+
+def test_probes_that_come_together_have_one_answer() -> None:
+    """Each waits for the check in progress; none may find it already forgotten by another."""
+    checks, state = [], SimpleNamespace(state="ready")
+    made = Readiness(Settings(min_free_bytes=0), state, state, None)
+
+    def slow() -> Storage:
+        checks.append(1)
+        time.sleep(0.05)
+        return Storage(fault="wrong")
+
+    made._check_storage = slow
+
+    async def probes() -> list[BaseException | str | None]:
+        return await asyncio.gather(*(made.check() for _ in range(16)), return_exceptions=True)
+
+    answers = asyncio.run(probes())
+    assert [(type(a), str(a)) for a in answers] == [(ApiError, "wrong")] * 16
+    assert len(checks) == 1
+
+
+def test_a_probe_that_gives_up_leaves_the_check_to_the_others() -> None:
+    state = SimpleNamespace(state="ready")
+    made = Readiness(Settings(min_free_bytes=0), state, state, None)
+    go = threading.Event()
+
+    def slow() -> Storage:
+        go.wait(30)
+        return Storage()
+
+    made._check_storage = slow
+
+    async def probes() -> None:
+        first, second = (asyncio.ensure_future(made.check()) for _ in range(2))
+        await asyncio.sleep(0.05)
+        first.cancel()
+        await asyncio.wait({first})
+        go.set()
+        await second
+        await made.check()
+
+    asyncio.run(probes())
+
+
+def test_a_disk_that_cannot_be_asked_is_not_ready_and_is_asked_again(monkeypatch) -> None:
+    def gone(path: object) -> None:
+        raise FileNotFoundError(path)
+
+    now, state = [0.0], SimpleNamespace(state="ready")
+    made = Readiness(Settings(min_free_bytes=1), state, state, None, clock=lambda: now[0])
+    with monkeypatch.context() as patched:
+        patched.setattr("forescribe.api.process.readiness.shutil.disk_usage", gone)
+        with pytest.raises(ApiError, match="cannot be read"):
+            asyncio.run(made.check())
+    now[0] += FRESH_S
+    asyncio.run(made.check())
 
 
 def test_a_value_that_fails_or_hangs_leaves_a_gap_and_comes_back() -> None:

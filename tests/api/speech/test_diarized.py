@@ -90,6 +90,10 @@ def test_silence_has_no_speakers(service) -> None:
         (["a"], [url(sound(1))], "known_speaker_references"),
         (["a"], [url(sound(11))], "known_speaker_references"),
         (["a"] * 5, [url(b"")] * 5, "known_speaker_names"),
+        (["Ann\r\n\r\n00:00:00.000 --> 00:00:01.000"], [url(sound(4))], "known_speaker_names"),
+        (["a\tb"], [url(sound(4))], "known_speaker_names"),
+        (["a\u2028b"], [url(sound(4))], "known_speaker_names"),
+        (["a" * 256], [url(sound(4))], "known_speaker_names"),
     ],
 )
 def test_a_reference_that_is_none_is_refused(service, names, references, param) -> None:

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from starlette.testclient import TestClient
 
+from forescribe.api.access.clients import Client
 from forescribe.api.access.keys import digest, new_key
 from forescribe.api.app import create_app
 from forescribe.api.errors import ApiError
@@ -206,7 +207,7 @@ def test_what_cannot_be_queued_is_released(service) -> None:
             self.closed = True
 
     async def follow(options: Options) -> None:
-        file, place = File(), serving.admission.start("", keyed=False)
+        file, place = File(), serving.admission.start(Client())
         with pytest.raises(ApiError):
             serving.follow(TranscriptionTask(DecodedFile("file", file, 16_000), options, place))
         assert file.closed and serving.admission.requests == 0

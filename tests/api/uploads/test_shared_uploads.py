@@ -15,11 +15,14 @@ from forescribe.api.errors import ApiError
 from forescribe.api.jobs.storage.store import Store
 from forescribe.api.uploads import shared_uploads
 from forescribe.api.uploads.shared_uploads import SharedUploads
+from forescribe.api.uploads.upload_limits import UploadLimits
 from forescribe.asr.errors import StorageError
 from tests.api.jobs.test_object_blobs import blobs_in
 
 PIECE = 16
 """Bytes of a piece in these tests."""
+
+LIMITS = UploadLimits(max_bytes=1000, max_open=100, max_open_bytes=1 << 30)
 
 
 @dataclass
@@ -42,7 +45,7 @@ def replicas(tmp_path: Path, monkeypatch) -> Iterator[list[Replica]]:
         database = f"sqlite:///{tmp_path / 'jobs.db'}"
         store = Store.open(own, database, blobs_in(tmp_path / "bucket", own / "objects"))
         store.heartbeats.beat(name, ())
-        made.append(Replica(store, SharedUploads(store, name, 1000)))
+        made.append(Replica(store, SharedUploads(store, name, LIMITS)))
     yield made
     for replica in made:
         replica.store.close()

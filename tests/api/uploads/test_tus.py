@@ -12,9 +12,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from forescribe.api.access.clients import Client
 from forescribe.api.access.keys import digest, new_key
 from forescribe.api.errors import ApiError
 from forescribe.api.uploads.tus import Uploads
+from forescribe.api.uploads.upload_limits import UploadLimits
 from tests.api.conftest import memo, until
 from tests.api.http import raw
 from tests.api.jobs.application import FORM, JOBS, application, ended, ready
@@ -22,6 +24,7 @@ from tests.api.jobs.application import FORM, JOBS, application, ended, ready
 TUS = {"Tus-Resumable": "1.0.0"}
 BODY = {**TUS, "Content-Type": "application/offset+octet-stream"}
 PLACE = "/v1/uploads"
+LIMITS = UploadLimits(max_bytes=1000, max_open=100, max_open_bytes=1 << 30)
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +120,7 @@ def test_pieces_that_come_slowly_have_a_bound(
     with application(tmp_path, transcriber, decoders, max_requests=1, **limits) as client:
         client.headers["Authorization"] = f"Bearer {key}"
         admission = client.app.state.serving.admission
-        admission.start("other", keyed=True)  # no place for a request: pieces come in all the same
+        admission.start(Client("other"))  # no place for a request: pieces come in all the same
         *slow, last = [create(client, 10).headers["location"] for _ in range(4)]
         go = threading.Event()
 
@@ -202,7 +205,7 @@ def test_a_key_is_looked_at_on_every_verb_before_a_byte_is_kept(
 
 
 def test_one_writer_at_a_time(tmp_path) -> None:
-    uploads = Uploads(tmp_path, 100)
+    uploads = Uploads(tmp_path, LIMITS)
     id = uploads.create("", 10).id
     with uploads.appending(id, "", 0) as part:
         part.write(b"123")
@@ -222,7 +225,7 @@ def test_one_writer_at_a_time(tmp_path) -> None:
 def test_whatever_breaks_the_file_is_what_was_sent_up_to_its_offset(tmp_path, pieces) -> None:
     """Pieces arrive; where a piece is lost, so is its process: the next one begins with `recover`."""
     whole = b"".join(piece for piece, _ in pieces)
-    uploads = Uploads(tmp_path, 1000)
+    uploads = Uploads(tmp_path, LIMITS)
     id = uploads.create("", len(whole)).id
     while (at := uploads.get(id, "").offset) < len(whole):
         if not pieces:
@@ -243,7 +246,7 @@ def test_whatever_breaks_the_file_is_what_was_sent_up_to_its_offset(tmp_path, pi
 
 def test_an_upload_that_nobody_goes_on_with_expires(tmp_path) -> None:
     now = [os.stat(tmp_path).st_mtime]
-    uploads = Uploads(tmp_path / "uploads", 100, lambda: now[0])
+    uploads = Uploads(tmp_path / "uploads", LIMITS, lambda: now[0])
     id = uploads.create("", 10).id
     uploads.expire(60)
     assert uploads.get(id, "").offset == 0

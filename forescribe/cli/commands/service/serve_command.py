@@ -137,6 +137,15 @@ class ServeOptions:
             help="Use downloaded weights only; never access the network.",
         ),
     ] = None
+    data_dir: Annotated[
+        Path | None,
+        option(
+            SERVICE,
+            "--data-dir",
+            metavar="FOLDER",
+            help="Folder of jobs, files and uploads.  [default: forescribe in XDG_DATA_HOME]",
+        ),
+    ] = None
     settings: Annotated[
         Path | None,
         option(SERVICE, "--settings", metavar="FILE", help="TOML file with further settings."),
