@@ -242,10 +242,11 @@ class RayFleet:
             return ""
 
     def _machine_in(self, text: str) -> str:
-        """The machine that an error of Ray names by its address; empty where it names none."""
+        """The machine that an error of Ray names by its address, which several nodes may have; empty where
+        it names none."""
         found = re.search(r"\bip[:=] ?([0-9a-fA-F.:]+)", text)
-        known = {node["NodeManagerAddress"] for node in self._nodes()}
-        return found[1] if found and found[1] in known else ""
+        names = [_names(node) for node in self._nodes() if found and found[1] in _names(node)]
+        return names[0][len(names) > 1] if names else ""
 
 
 def _names(node: dict[str, Any]) -> tuple[str, str]:

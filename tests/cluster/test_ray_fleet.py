@@ -211,13 +211,26 @@ def test_no_worker_starts_on_a_machine_that_was_excluded(fleet_on, place, text: 
     ray.place = place
     fleet.start()
     (event,) = fleet.wait(0)
-    assert isinstance(event, Lost) and event.machine in (M1, "10.0.0.1")
+    assert isinstance(event, Lost) and event.machine == M1
     fleet.exclude(event.machine)
     assert fleet.start() == 1
     assert ray.options["label_selector"] == {"ray.io/node-id": f"!in({'a' * 56})"}
     assert fleet.start() is None  # the other machine has room for one
     fleet.stop(1)
     assert fleet.start() == 2
+
+
+def test_several_nodes_at_one_address_are_named_by_it_and_excluded_together(fleet_on) -> None:
+    ray = FakeRay(RayError("died, ip=10.0.0.1"), more={"CPU": 8.0})
+    nodes = [node | {"NodeManagerAddress": "10.0.0.1"} for node in ray.nodes()]
+    ray.nodes, ray.place = lambda: nodes, RayError("gone")  # type: ignore[method-assign]
+    fleet = fleet_on(ray)
+    fleet.begin(ORDER)
+    fleet.start()
+    (event,) = fleet.wait(0)
+    assert isinstance(event, Lost) and event.machine == "10.0.0.1"
+    fleet.exclude(event.machine)
+    assert fleet.start() is None
 
 
 def test_a_machine_that_nobody_knows_has_no_name(fleet_on) -> None:
