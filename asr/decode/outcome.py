@@ -38,6 +38,7 @@ class Decoded:
     reason: str | None = None  # why its text does not count
     encoder_states: EncoderStates | None = None
     doubt: str | None = None  # why the guards rejected its text, where it was kept anyway
+    tried: float = 0.0  # the highest temperature that was tried; the answer may be of a lower one
 
     @property
     def length(self) -> int:
