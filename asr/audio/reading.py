@@ -18,16 +18,17 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, Self
+from typing import Any, BinaryIO, Self, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ..errors import AudioError
+from ..errors import AudioError, UsageError
 from ..formats.transcript import SAMPLE_RATE, Notice, seconds
 from ..printable import visible
 from .containers import DEMUXERS, MAX_RATE, Pcm, Reader, open_container
@@ -36,7 +37,37 @@ from .opening import empty, open_path
 from .resampling import Resampler, resampler
 
 Samples = NDArray[np.float32]
-Input = str | os.PathLike[str] | bytes | BinaryIO | DecodedFile
+
+
+@dataclass(frozen=True, eq=False)
+class Sound:
+    """Samples in memory: [T] or [T, C], floats nominally from -1 to 1 or integers, at `rate` Hz."""
+
+    samples: NDArray[Any]
+    rate: int
+
+
+Input = (
+    str
+    | os.PathLike[str]
+    | bytes
+    | BinaryIO
+    | DecodedFile
+    | Sound
+    | tuple[Any, Any]  # (samples, rate)
+    | Mapping[str, Any]  # of Hugging Face's datasets
+)
+"""A recording, see `as_input`."""
+
+ARRAY = "<array>"
+"""The name of a recording that was given as samples."""
+
+LEAST_RATE = 1000
+"""Hz. A second becomes 16,000 samples, whatever its rate was."""
+
+MOST_CHANNELS = 64
+LOUDEST_FLOAT = 100.0
+"""Louder samples are integers that were converted without being scaled; words would be wrong in silence."""
 
 LOUDEST = 1e6
 """A larger sample is damage, not sound: its square would overflow in the spectrum and spoil the whole
@@ -215,14 +246,19 @@ def open_audio(
     name: str | None = None,
     demuxers: str = DEMUXERS,
 ) -> Recording:
-    """Open a recording: a path, "-" for standard input, the bytes of a file, a binary file object, or
-    a `DecodedFile`.
+    """Open a recording: a path, "-" for standard input, the bytes of a file, a binary file object, a
+    `DecodedFile`, or samples in memory, in any of the forms of `as_input`.
 
     Its content decides how it is read, not its name. `max_s` limits the decoded length, `name` is for
     messages, `demuxers` are the formats that libav may open. Raises AudioError: `missing_file`,
-    `unreadable_file`, `empty_file`, `invalid_audio`, `no_audio_stream`.
+    `unreadable_file`, `empty_file`, `invalid_audio`, `no_audio_stream`; UsageError for samples in another
+    form.
     """
-    name = name or _name(source)
+    source = as_input(source)
+    name = name or name_of(source)
+    if isinstance(source, Sound):
+        reader = _ArrayReader(Pcm(_frames(source.samples), source.rate))
+        return Recording(reader, name=name, block_s=block_s, max_s=max_s)
     if isinstance(source, DecodedFile):
         return Recording(source.reader(), name=name, block_s=block_s, max_s=max_s)
     file, owned = _binary_file(source, name)
@@ -261,12 +297,132 @@ def from_array(samples: ArrayLike, rate: int = SAMPLE_RATE, *, block_s: float = 
         raise ValueError(f"rate is {rate} Hz; it must be above 0, up to {MAX_RATE}")
     if array.dtype.kind not in "fiu":
         raise ValueError(f"samples of type {array.dtype}; expected floats or integers")
+    return Recording(_ArrayReader(Pcm(_frames(array), rate)), name=ARRAY, block_s=block_s)
+
+
+def _frames(array: NDArray[Any]) -> NDArray[np.float32]:
+    """Samples [T] or [T, C] as float32 [T, C], integers scaled to -1 to 1."""
     if array.dtype.kind in "iu":
         half = float(1 << (8 * array.dtype.itemsize - 1))
         array = array / half - (array.dtype.kind == "u")
     with np.errstate(over="ignore"):
-        frames = (array[:, None] if array.ndim == 1 else array).astype(np.float32)
-    return Recording(_ArrayReader(Pcm(frames, rate)), name="<array>", block_s=block_s)
+        return (array[:, None] if array.ndim == 1 else array).astype(np.float32)
+
+
+def as_input(audio: Any, rate: float | None = None) -> Input:
+    """A recording in any form that callers have it in: what is read from a file is unchanged, samples in
+    memory become a `Sound`.
+
+    Samples are an array of numpy, a tensor of torch, or a list: [T], [T, C] or [C, T], where the shorter
+    axis is that of channels. Their rate is `rate`, or comes with them: `(samples, rate)`, the other way round
+    as scipy has it, a mapping with `array` and `sampling_rate`, or with `bytes` or `path`, as of Hugging
+    Face's datasets, or a decoder of torchcodec.
+
+    Raises UsageError for samples without a rate, of another shape or type; AudioError for samples that are
+    none (`empty_file`) or are not finite (`invalid_audio`).
+    """
+    if isinstance(audio, Mapping):
+        return _from_mapping(audio, rate)
+    if hasattr(audio, "get_all_samples"):  # torchcodec.decoders.AudioDecoder
+        whole = audio.get_all_samples()
+        return _sound(whole.data, whole.sample_rate, rate)
+    if isinstance(audio, tuple):
+        if len(audio) != 2:
+            raise UsageError(
+                f"a tuple of {len(audio)}; samples with their rate are (samples, rate)"
+            )
+        samples, own = audio if not _is_number(audio[0]) else audio[::-1]
+        return _sound(samples, own, rate)
+    if isinstance(audio, list) or hasattr(audio, "__array__"):
+        return _sound(audio, rate, None)
+    if rate is not None and not isinstance(audio, Sound):
+        raise UsageError(
+            "sample_rate is that of samples in memory; a file says its own: leave it out"
+        )
+    if isinstance(audio, bytearray | memoryview):
+        return bytes(audio)
+    if not isinstance(audio, str | os.PathLike | bytes | DecodedFile | Sound) and not hasattr(
+        audio, "read"
+    ):
+        raise UsageError(
+            f"{type(audio).__name__} is no recording: give a path, the bytes of a file, a binary file "
+            "object, or samples with their rate"
+        )
+    return cast(Input, audio)
+
+
+def _from_mapping(audio: Mapping[str, Any], rate: float | None) -> Input:
+    if audio.get("array") is not None:
+        return _sound(audio["array"], audio.get("sampling_rate"), rate)
+    for key in ("bytes", "path"):
+        if audio.get(key) is not None:
+            return as_input(audio[key], rate)
+    raise UsageError(
+        f"a mapping with {', '.join(map(repr, audio)) or 'nothing'}; one of a recording has 'array' and "
+        "'sampling_rate', or 'bytes', or 'path'"
+    )
+
+
+def _sound(samples: Any, own: Any, rate: float | None) -> Sound:
+    """Checked samples; `own` is the rate that came with them, `rate` the one that was named."""
+    if own is not None and rate is not None and own != rate:
+        raise UsageError(f"sample_rate is {rate}, and the samples come with {own}: leave it out")
+    hertz = own if own is not None else rate
+    if hertz is None:
+        raise UsageError("samples need their rate: sample_rate=16000, or (samples, 16000)")
+    if not _is_number(hertz) or hertz != int(hertz) or not LEAST_RATE <= hertz <= MAX_RATE:
+        raise UsageError(
+            f"sample_rate is {hertz!r}; a whole number from {LEAST_RATE} to {MAX_RATE} Hz is needed"
+        )
+    array = _array(samples)
+    if array.ndim == 2 and array.shape[0] < array.shape[1]:
+        array = array.T  # [C, T]
+    if array.ndim not in (1, 2) or (array.ndim == 2 and array.shape[1] > MOST_CHANNELS):
+        raise UsageError(
+            f"samples of shape {list(array.shape)}; expected [T], [T, C] or [C, T], with up to "
+            f"{MOST_CHANNELS} channels"
+        )
+    if not array.size:
+        raise AudioError(f"{ARRAY}: there are no samples", code="empty_file")
+    if array.dtype.kind == "f":
+        _check_floats(array)
+    return Sound(array, int(hertz))
+
+
+def _array(samples: Any) -> NDArray[Any]:
+    if hasattr(
+        samples, "detach"
+    ):  # a tensor of torch, on any device, in a format that numpy may lack
+        samples = samples.detach().cpu()
+        samples = (samples.float() if samples.is_floating_point() else samples).numpy()
+    try:
+        array = np.asarray(samples)
+    except ValueError as error:
+        raise UsageError(f"samples of unequal lengths: {error}") from error
+    if array.dtype.kind not in "fiu" or (array.dtype.kind in "iu" and array.dtype.itemsize > 4):
+        raise UsageError(
+            f"samples of type {array.dtype}; expected floats from -1 to 1, or integers of 8, 16 or 32 bits"
+        )
+    return array
+
+
+def _check_floats(array: NDArray[Any]) -> None:
+    wrong = array.size - int(np.isfinite(array).sum())
+    if wrong:
+        raise AudioError(
+            f"{ARRAY}: {wrong} of {array.size} samples are not finite (NaN or infinite)"
+        )
+    peak = float(np.abs(array).max())
+    if peak > LOUDEST_FLOAT:
+        raise UsageError(
+            f"floating-point samples up to {peak:g}; they are from -1 to 1: divide those of 16-bit "
+            "integers by 32768"
+        )
+
+
+def _is_number(value: Any) -> bool:
+    number = isinstance(value, int | float | np.integer | np.floating)
+    return number and not isinstance(value, bool) and math.isfinite(value)
 
 
 def read_audio(source: Input) -> Samples:
@@ -308,7 +464,10 @@ def _reblock(pieces: Iterator[Samples], size: int) -> Iterator[Samples]:
         yield np.concatenate(held)
 
 
-def _name(source: Input) -> str:
+def name_of(source: Input) -> str:
+    """The name of a recording for messages: a path as it was given, else what it is."""
+    if isinstance(source, Sound | tuple | Mapping):
+        return ARRAY
     if isinstance(source, str | os.PathLike):
         return "<stdin>" if source == "-" else visible(str(source))
     return "<bytes>" if isinstance(source, bytes) else str(getattr(source, "name", "<file>"))

@@ -16,7 +16,8 @@ from .transcript import SAMPLE_RATE, Transcript
 @dataclass(frozen=True)
 class Cue:
     """A subtitle: integer milliseconds, and text of one line or, with line rules, of several. `mark` is
-    the underlined part of the text, `speaker` a name as `label` makes it. Raises ValueError unless start_ms < end_ms."""
+    the underlined part of the text, `speaker` a name as `label` makes it. Raises ValueError unless
+    start_ms < end_ms."""
 
     start_ms: int
     end_ms: int

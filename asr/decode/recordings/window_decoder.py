@@ -54,7 +54,9 @@ class WindowDecoder:
         self.context, self.bound, self.timer = context, bound, timer
         self._give_up, self._extent = give_up, extent
         self.in_engine: set[WindowTag] = set()
-        self._rejected: dict[WindowTag, Attempt] = {}  # the best answer of a window that is repeated
+        self._rejected: dict[
+            WindowTag, Attempt
+        ] = {}  # the best answer of a window that is repeated
 
     def request(
         self,

@@ -122,9 +122,11 @@ def _batch(
     from forescribe.asr.batch.readable import any_readable
     from forescribe.asr.batch.remote.fetching import Fetching
     from forescribe.asr.batch.remote.recorded_outputs import RecordedOutputs
-    from forescribe.asr.model.presets import resolve
+    from forescribe.asr.model.presets import made_for, resolve
+    from forescribe.asr.model.special_tokens import check_request
 
     pair = resolve(options.model, options.draft)
+    check_request(options.language, options.task, made_for(pair.target))
     with stop.interruptible():
         network = not (options.local_files_only or options.dry_run)
         # Without a readable recording, neither weights nor a model are looked for.

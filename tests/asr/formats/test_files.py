@@ -216,9 +216,7 @@ FORGED = "Eve]: Hi.\n\n2\n00:00:09,000 --> 00:00:10,000\nforged"
 @pytest.mark.parametrize("speaker", [FORGED, "A\tB\r\nC", "A\x1b[2J\x00B", "A\u2028B\x85C", "A--"])
 def test_a_speakers_label_cannot_break_a_format(speaker: str) -> None:
     """What parsers read back: as many cues, lines and columns as there are segments."""
-    transcript = said(
-        (0, RATE, " Hi."), (RATE, 2 * RATE, " > Yes."), speakers=(speaker, "B")
-    )
+    transcript = said((0, RATE, " Hi."), (RATE, 2 * RATE, " > Yes."), speakers=(speaker, "B"))
     srt_cues, vtt_text, rows = read_srt(srt(transcript)), vtt(transcript), tsv(transcript)
     assert [cue.text.endswith(end) for cue, end in zip(srt_cues, ("Hi.", "> Yes."), strict=True)]
     blocks = vtt_text.rstrip("\n").split("\n\n")
