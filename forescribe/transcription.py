@@ -11,6 +11,7 @@ progress or further options, use `Transcriber`, which loads the model once.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -42,6 +43,9 @@ if TYPE_CHECKING:
         | tuple[int, Samples]
         | Mapping[str, Any]
     )
+
+
+log = logging.getLogger(__name__)
 
 
 def transcribe(
@@ -143,10 +147,11 @@ def _local(source: Input) -> Iterator[Input]:
     from forescribe.asr.batch.remote.spool import Spool
     from forescribe.asr.records.recording_sources import Source
     from forescribe.asr.storage.opening_stores import Stores
+    from forescribe.asr.storage.retrying import telling
 
     location = Location.parse(source)
     remote = Source(location.identity, location=location)
-    spool = Spool(Stores())
+    spool = Spool(Stores(telling(log.warning)))
     try:
         spool.order([remote])
         copy = spool.take(remote)
