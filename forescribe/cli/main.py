@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 from typer.main import get_command
 
-from forescribe.asr.batch.interrupts import INTERRUPTED
+from forescribe.asr.batch.interrupts import INTERRUPTED, tell_at_the_end
 from forescribe.asr.errors import ForescribeError, UsageError
 from forescribe.asr.printable import one_line
 
@@ -99,10 +99,10 @@ def main() -> None:
         sys.exit(2)
     except SystemExit as left:
         if left.code == INTERRUPTED:  # typer's answer to Ctrl-C
-            typer.echo("forescribe: interrupted", err=True)
+            tell_at_the_end()
         raise
     except KeyboardInterrupt:  # before typer handles it
-        typer.echo("forescribe: interrupted", err=True)
+        tell_at_the_end()
         sys.exit(INTERRUPTED)
     except BrokenPipeError:  # the reader of stdout has closed it, as in `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
