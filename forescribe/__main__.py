@@ -11,7 +11,7 @@ def main() -> None:
     try:
         from .cli.main import main as command
     except KeyboardInterrupt:
-        print("forescribe: interrupted", file=sys.stderr)
+        sys.stderr.write("forescribe: interrupted\n")
         sys.exit(130)
     command()
 
