@@ -37,7 +37,7 @@ class Retries:
     @property
     def patience_s(self) -> float:
         """The seconds that the pauses of a request take at most."""
-        pauses = (min(self.longest_s, self.first_s * 2**n) for n in range(1, self.attempts))
+        pauses = (min(self.longest_s, self.first_s * 2.0**n) for n in range(1, self.attempts))
         return min(self.total_s, sum(pauses))
 
     def call(self, request: Callable[[], T]) -> T:
