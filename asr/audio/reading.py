@@ -227,10 +227,11 @@ def open_audio(
     form.
     """
     source = as_input(source)
+    assert not isinstance(source, tuple | Mapping)  # those are samples by now
     name = name or name_of(source)
     if isinstance(source, Sound):
-        reader = _ArrayReader(Pcm(_frames(source.samples), source.rate))
-        return Recording(reader, name=name, block_s=block_s, max_s=max_s)
+        samples = _ArrayReader(Pcm(_frames(source.samples), source.rate))
+        return Recording(samples, name=name, block_s=block_s, max_s=max_s)
     if isinstance(source, DecodedFile):
         return Recording(source.reader(), name=name, block_s=block_s, max_s=max_s)
     file, owned = _binary_file(source, name)
