@@ -116,7 +116,7 @@ class Metrics:
             self._speed.observe(transcript.duration / outcome.wall_s)
         for span in transcript.coverage.spans:
             self._windows.labels(span.state).inc()
-        self._fallbacks.inc(sum(d.result.request.temperature > 0 for d in outcome.decoded))
+        self._fallbacks.inc(sum(d.tried > 0 for d in outcome.decoded))
         for series, key in (
             (self._tokens, "tokens"),
             (self._drafted, "drafted"),

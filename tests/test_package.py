@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import ast
+import functools
+import http.server
+import io
 import os
 import subprocess
 import sys
+import threading
+import types
 from pathlib import Path
 
 import numpy as np
 import pytest
 import soundfile
+import torch
 
 import forescribe
 from forescribe.asr.errors import AudioError, UsageError
@@ -101,6 +107,143 @@ def test_errors_are_raised(model: str) -> None:
         forescribe.transcribe("nowhere.wav", model, device="cpu", language="klingon")
     with pytest.raises(UsageError, match="num_speakers needs diarize"):
         forescribe.transcribe("nowhere.wav", model, num_speakers=2)
+
+
+# Samples
+
+SAMPLES = ROOT / "samples"
+
+
+@pytest.fixture(scope="module")
+def spoken() -> tuple[np.ndarray, int]:
+    """The first seconds of a sample that the demo model understands, as 16-bit integers."""
+    samples, rate = soundfile.read(SAMPLES / "memo.flac", dtype="int16")
+    return samples[: 8 * rate], rate
+
+
+def test_samples_are_a_recording_in_every_form(spoken, tmp_path: Path) -> None:
+    """The demo model writes the same words as from the file of the same samples."""
+    samples, rate = spoken
+    soundfile.write(tmp_path / "a.wav", samples, rate, subtype="PCM_16")
+    data, floats = (tmp_path / "a.wav").read_bytes(), samples / 32768
+    stereo = np.stack([floats, floats], axis=1)
+    forms = [
+        str(tmp_path / "a.wav"),
+        data,
+        bytearray(data),
+        io.BytesIO(data),
+        (samples, rate),
+        (rate, samples),  # scipy, gradio
+        (samples.astype(np.int32) << 16, rate),
+        (floats, rate),
+        (floats.astype(np.float32), float(rate)),
+        (torch.from_numpy(floats).to(torch.float32), rate),
+        (torch.from_numpy(stereo.T.copy()), rate),  # torchaudio: [C, T]
+        (stereo, rate),  # soundfile: [T, C]
+        (floats.tolist(), rate),
+        {"array": floats, "sampling_rate": rate, "path": None},
+        {"bytes": data, "path": "a.wav"},
+        {"bytes": None, "path": str(tmp_path / "a.wav")},
+        types.SimpleNamespace(
+            get_all_samples=lambda: types.SimpleNamespace(
+                data=torch.from_numpy(floats)[None], sample_rate=rate
+            )
+        ),
+    ]
+    transcriber = forescribe.Transcriber.load("demo", device="cpu", batch=4, network=False)
+    outcomes = list(transcriber.transcribe(forms))
+    assert [outcome.error for outcome in outcomes] == [None] * len(forms)
+    texts = {outcome.transcript.text for outcome in outcomes}
+    assert len(texts) == 1 and len(texts.pop().split()) > 10
+    names = {outcome.name for outcome in outcomes if isinstance(outcome.source, tuple | dict)}
+    assert names == {"<array>"}
+
+
+def test_an_array_with_its_rate_is_transcribed(spoken) -> None:
+    samples, rate = spoken
+    transcript = forescribe.transcribe(samples, "demo", sample_rate=rate, local_files_only=True)
+    assert transcript.duration == pytest.approx(8.0)
+    assert len(transcript.text.split()) > 10
+
+
+WAVE = np.zeros(16000, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("audio", "rate", "message"),
+    [
+        (WAVE, None, "samples need their rate: sample_rate=16000"),
+        (torch.zeros(16000), None, "samples need their rate"),
+        ({"array": WAVE}, None, "samples need their rate"),
+        ((WAVE, 16000), 8000, "sample_rate is 8000, and the samples come with 16000"),
+        ("a.wav", 16000, "a file says its own"),
+        (WAVE, 0, "sample_rate is 0"),
+        (WAVE, 44100.5, "sample_rate is 44100.5"),
+        (WAVE, True, "sample_rate is True"),
+        ((WAVE, "16000"), None, "sample_rate is '16000'"),
+        ((WAVE, 16000, 1), None, "a tuple of 3"),
+        (np.zeros(()), 16000, r"shape \[\]"),
+        (np.zeros((1, 1, 16000)), 16000, r"shape \[1, 1, 16000\]; expected \[T\]"),
+        (np.zeros((500, 400)), 16000, "up to 64 channels"),
+        (np.zeros(0), 16000, "there are no samples"),
+        (np.zeros((2, 0)), 16000, "there are no samples"),
+        ([[0.0], [0.0, 1.0]], 16000, "unequal lengths"),
+        (np.array([0.0, np.nan, np.inf]), 16000, "2 of 3 samples are not finite"),
+        (np.full(16000, 23000.0), 16000, "divide those of 16-bit integers by 32768"),
+        (np.zeros(16000, np.int64), 16000, "type int64"),
+        (np.zeros(16000, bool), 16000, "type bool"),
+        (np.zeros(16000, complex), 16000, "type complex128"),
+        (np.array(["a"]), 16000, "type <U1"),
+        ({"text": "hello"}, None, "a mapping with 'text'"),
+        (None, None, "NoneType is no recording"),
+        (7, None, "int is no recording"),
+    ],
+)
+def test_samples_that_are_none_are_refused_before_a_model_is_loaded(audio, rate, message) -> None:
+    with pytest.raises(forescribe.ForescribeError, match=message) as caught:
+        forescribe.transcribe(audio, "no/such-model", sample_rate=rate, local_files_only=True)
+    assert isinstance(caught.value, UsageError | AudioError)
+
+
+def test_one_recording_in_place_of_a_list_is_refused(model: str) -> None:
+    transcriber = forescribe.Transcriber.load(model, device="cpu")
+    for one in ("a.wav", WAVE, torch.zeros(9), {"path": "a.wav"}, io.BytesIO(b"RIFF")):
+        with pytest.raises(UsageError, match="give a list"):
+            transcriber.transcribe(one)  # type: ignore[arg-type]
+
+
+def test_samples_without_a_rate_fail_alone_in_a_list(model: str, recording: Path) -> None:
+    transcriber = forescribe.Transcriber.load(model, device="cpu")
+    bad, good = transcriber.transcribe([WAVE, recording])  # type: ignore[list-item]
+    assert isinstance(bad.error, UsageError) and "need their rate" in bad.error.message
+    assert good.transcript is not None
+
+
+# Addresses
+
+
+def test_a_recording_at_an_address_is_fetched_and_its_copy_removed(
+    model: str, recording: Path, tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "spool"))
+    (tmp_path / "spool").mkdir()
+    handler = functools.partial(_Silent, directory=str(recording.parent))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        address = f"http://127.0.0.1:{server.server_port}"
+        found = forescribe.transcribe(f"{address}/{recording.name}", model, device="cpu")
+        with pytest.raises(forescribe.ForescribeError, match="missing.wav"):
+            forescribe.transcribe(f"{address}/missing.wav", model, device="cpu")
+        server.shutdown()
+        thread.join()
+    assert found.duration == 2.0
+    assert list((tmp_path / "spool").iterdir()) == []
+
+
+class _Silent(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        pass
 
 
 # Shadowing

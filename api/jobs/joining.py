@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forescribe.asr.errors import CapacityError, StorageError, UsageError
+from forescribe.asr.installing import how_to_install
 
 from ..settings import Settings
 from .blob_storage.blob_store import BlobStore
@@ -51,7 +52,7 @@ def open_objects(url: str, folder: Path, cache_bytes: int) -> ObjectBlobs:
         from forescribe.asr.storage.retrying import Retries
     except ModuleNotFoundError as error:
         raise UsageError(
-            f"blobs_url needs {error.name}: run `scripts/setup serve s3` in forescribe's folder"
+            f"blobs_url needs {error.name}: {how_to_install('serve', 's3')}"
         ) from error
     from .blob_storage.object_blobs import ObjectBlobs
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from forescribe.asr.errors import UsageError
+from forescribe.asr.installing import how_to_install
 
 from ..access.addresses import networks
 from ..settings import Settings
@@ -116,8 +117,7 @@ class Jobs:
             from .engines.dbos_engine import ALL_QUEUES, WEBHOOKS, DbosEngine
         except ModuleNotFoundError as error:
             raise UsageError(
-                f"jobs need {error.name}: run `scripts/setup serve` in forescribe's folder, "
-                "or set jobs = false"
+                f"jobs need {error.name}: {how_to_install('serve')}, or set jobs = false"
             ) from error
 
         folder = settings.data_folder

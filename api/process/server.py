@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, NoReturn
 import uvicorn
 
 from forescribe.asr.errors import CapacityError, UsageError
+from forescribe.asr.installing import how_to_install
 
 from ..app import create_app, use_settings
 from ..http.protocol import Protocol
@@ -200,6 +201,6 @@ def _jobs(settings: Settings, serving: Serving) -> Jobs | None:
         from ..jobs.service import Jobs
     except ModuleNotFoundError as error:
         raise UsageError(
-            f"jobs need {error.name}: run `scripts/setup serve` in forescribe's folder, or set jobs = false"
+            f"jobs need {error.name}: {how_to_install('serve')}, or set jobs = false"
         ) from error
     return Jobs.open(settings, serving)

@@ -170,7 +170,7 @@ class Serving(Lifecycle):
     @property
     def multilingual(self) -> bool:
         """Whether the model translates. Raises ApiError `not_ready` before it is loaded."""
-        return self.transcriber.whisper.tokens.multilingual
+        return self.transcriber.whisper.tokens.translates
 
     def language(self, name: str) -> str:
         """The code of a language. Raises ApiError `invalid_value` for one that the model does not know."""

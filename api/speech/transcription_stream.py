@@ -119,7 +119,7 @@ class TranscriptionStream:
             windows=stats["windows"],
             tokens=stats["tokens"],
             acceptance_rate=stats["acceptance_rate"],
-            fallbacks=sum(d.result.request.temperature > 0 for d in outcome.decoded),
+            fallbacks=sum(d.tried > 0 for d in outcome.decoded),
         )
 
     def _trace(self, outcome: Outcome, wait_s: float) -> None:

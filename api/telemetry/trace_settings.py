@@ -11,6 +11,7 @@ import os
 from collections.abc import Mapping
 
 from forescribe.asr.errors import UsageError
+from forescribe.asr.installing import how_to_install
 
 from ..settings import Settings
 from .tracing import Tracing
@@ -36,7 +37,7 @@ def of(settings: Settings) -> Tracing:
         from .otel import traces
     except ModuleNotFoundError as error:
         raise UsageError(
-            f"traces need {error.name}: run `scripts/setup serve otel` in forescribe's folder, "
+            f"traces need {error.name}: {how_to_install('serve', 'otel')}, "
             "or unset traces and OTEL_EXPORTER_OTLP_ENDPOINT"
         ) from error
     return traces()

@@ -18,11 +18,11 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, Self
+from typing import Any, BinaryIO, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -34,9 +34,12 @@ from .containers import DEMUXERS, MAX_RATE, Pcm, Reader, open_container
 from .decoded_file import DecodedFile, Spans
 from .opening import empty, open_path
 from .resampling import Resampler, resampler
+from .sound_inputs import ARRAY as ARRAY
+from .sound_inputs import Input as Input
+from .sound_inputs import Sound as Sound
+from .sound_inputs import as_input as as_input
 
 Samples = NDArray[np.float32]
-Input = str | os.PathLike[str] | bytes | BinaryIO | DecodedFile
 
 LOUDEST = 1e6
 """A larger sample is damage, not sound: its square would overflow in the spectrum and spoil the whole
@@ -215,14 +218,20 @@ def open_audio(
     name: str | None = None,
     demuxers: str = DEMUXERS,
 ) -> Recording:
-    """Open a recording: a path, "-" for standard input, the bytes of a file, a binary file object, or
-    a `DecodedFile`.
+    """Open a recording: a path, "-" for standard input, the bytes of a file, a binary file object, a
+    `DecodedFile`, or samples in memory, in any of the forms of `as_input`.
 
     Its content decides how it is read, not its name. `max_s` limits the decoded length, `name` is for
     messages, `demuxers` are the formats that libav may open. Raises AudioError: `missing_file`,
-    `unreadable_file`, `empty_file`, `invalid_audio`, `no_audio_stream`.
+    `unreadable_file`, `empty_file`, `invalid_audio`, `no_audio_stream`; UsageError for samples in another
+    form.
     """
-    name = name or _name(source)
+    source = as_input(source)
+    assert not isinstance(source, tuple | Mapping)  # those are samples by now
+    name = name or name_of(source)
+    if isinstance(source, Sound):
+        samples = _ArrayReader(Pcm(_frames(source.samples), source.rate))
+        return Recording(samples, name=name, block_s=block_s, max_s=max_s)
     if isinstance(source, DecodedFile):
         return Recording(source.reader(), name=name, block_s=block_s, max_s=max_s)
     file, owned = _binary_file(source, name)
@@ -261,12 +270,16 @@ def from_array(samples: ArrayLike, rate: int = SAMPLE_RATE, *, block_s: float = 
         raise ValueError(f"rate is {rate} Hz; it must be above 0, up to {MAX_RATE}")
     if array.dtype.kind not in "fiu":
         raise ValueError(f"samples of type {array.dtype}; expected floats or integers")
+    return Recording(_ArrayReader(Pcm(_frames(array), rate)), name=ARRAY, block_s=block_s)
+
+
+def _frames(array: NDArray[Any]) -> NDArray[np.float32]:
+    """Samples [T] or [T, C] as float32 [T, C], integers scaled to -1 to 1."""
     if array.dtype.kind in "iu":
         half = float(1 << (8 * array.dtype.itemsize - 1))
         array = array / half - (array.dtype.kind == "u")
     with np.errstate(over="ignore"):
-        frames = (array[:, None] if array.ndim == 1 else array).astype(np.float32)
-    return Recording(_ArrayReader(Pcm(frames, rate)), name="<array>", block_s=block_s)
+        return (array[:, None] if array.ndim == 1 else array).astype(np.float32)
 
 
 def read_audio(source: Input) -> Samples:
@@ -308,7 +321,10 @@ def _reblock(pieces: Iterator[Samples], size: int) -> Iterator[Samples]:
         yield np.concatenate(held)
 
 
-def _name(source: Input) -> str:
+def name_of(source: Input) -> str:
+    """The name of a recording for messages: a path as it was given, else what it is."""
+    if isinstance(source, Sound | tuple | Mapping):
+        return ARRAY
     if isinstance(source, str | os.PathLike):
         return "<stdin>" if source == "-" else visible(str(source))
     return "<bytes>" if isinstance(source, bytes) else str(getattr(source, "name", "<file>"))

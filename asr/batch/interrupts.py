@@ -4,9 +4,9 @@
         with stop.interruptible():
             ...                      # KeyboardInterrupt may be raised here, and only here
 
-So a result that is being written is completed, with its record. The second signal is handled by a
-separate thread, as the main thread may be inside a library call for minutes. Knows signals;
-nothing of recordings.
+So a result that is being written is completed, with its record. A separate thread says at once that the
+first signal has come, and ends the process at the second one, as the main thread may be inside a library
+call for minutes. Knows signals; nothing of recordings.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType, TracebackType
 from typing import Any, Self
 
@@ -25,6 +25,10 @@ INTERRUPTED = 130
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 SHOW_CURSOR = b"\x1b[?25h"
+CLEAR_LINE = b"\r\x1b[K"
+ENDING = (
+    b"forescribe: interrupted; what is being written is completed, a second Ctrl-C ends at once\n"
+)
 
 
 class Stop:
@@ -37,6 +41,7 @@ class Stop:
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
+        _told.clear()
         if threading.current_thread() is threading.main_thread():
             self._before = {number: signal.signal(number, self._ask) for number in SIGNALS}
             self._reader, self._writer = os.pipe()
@@ -75,12 +80,31 @@ class Stop:
             raise KeyboardInterrupt
 
 
+_told = threading.Event()
+
+
+def tell_at_the_end() -> None:
+    """Write to stderr that the process was interrupted, unless that was written when the signal came."""
+    if not _told.is_set():
+        _write(b"forescribe: interrupted\n")
+    _told.clear()
+
+
+def _write(text: bytes) -> None:
+    """Not by print: the stream's lock may be held by what was interrupted."""
+    with suppress(OSError):  # nobody reads it
+        os.write(2, CLEAR_LINE + text if os.isatty(2) else text)
+
+
 def _watch(reader: int) -> None:
     """Count signals: their numbers are written into the pipe even while Python code cannot run."""
     seen = 0
     with os.fdopen(reader, "rb", buffering=0) as pipe:
         while number := pipe.read(1):
             seen += number[0] in SIGNALS
+            if seen == 1:
+                _told.set()
+                _write(ENDING)
             if seen > 1:
                 if sys.stderr.isatty():
                     os.write(2, SHOW_CURSOR)  # a progress bar hides it

@@ -71,6 +71,15 @@ class Guards:
             return Judgement.RETRY, f"improbable (mean log-probability {mean_logprob:.2f})"
         return Judgement.KEEP, None
 
+    def rank(self, *, compression_ratio: float, mean_logprob: float) -> tuple[bool, float]:
+        """The rank of an answer among those of a window that were all rejected, the highest for the one to
+        keep: those that do not repeat themselves first, then by mean log-probability (SYSTRAN/faster-whisper
+        `generate_with_fallback`; openai/whisper keeps the last one)."""
+        if math.isnan(mean_logprob):
+            return False, -math.inf
+        repeats = self.compression_ratio is not None and compression_ratio > self.compression_ratio
+        return not repeats, mean_logprob
+
     def next_temperature(self, temperature: float) -> float | None:
         """The temperature to try after this one; None after the last."""
         return next((t for t in self.temperatures if t > temperature + 1e-9), None)

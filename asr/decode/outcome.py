@@ -5,14 +5,14 @@ Records only; knows nothing of how they are made.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from forescribe.speculative.engine.stats import Stats
 from forescribe.speculative.requests import Result
 
-from ..audio.reading import Input
+from ..audio.reading import ARRAY, Input, Sound
 from ..errors import ForescribeError
 from ..formats.transcript import Segment, State, Transcript
 
@@ -38,6 +38,7 @@ class Decoded:
     reason: str | None = None  # why its text does not count
     encoder_states: EncoderStates | None = None
     doubt: str | None = None  # why the guards rejected its text, where it was kept anyway
+    tried: float = 0.0  # the highest temperature that was tried; the answer may be of a lower one
 
     @property
     def length(self) -> int:
@@ -60,8 +61,11 @@ class Outcome:
 
     @property
     def name(self) -> str:
-        """The path as it was given; audio given as bytes has none."""
-        return "<bytes>" if isinstance(self.source, bytes) else str(self.source)
+        """The path as it was given; audio given as bytes or samples has none."""
+        if isinstance(self.source, bytes):
+            return "<bytes>"
+        in_memory = isinstance(self.source, Sound | tuple | Mapping)
+        return ARRAY if in_memory else str(self.source)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ holds what one call does. A recording that fails does not affect the others.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from forescribe.speculative.device import choose
 from forescribe.speculative.engine.engine import Engine
@@ -23,7 +23,7 @@ from forescribe.speculative.models.families.whisper_engines import whisper_decod
 from forescribe.speculative.models.load_lock import loading
 
 from ..audio.features import LogMel
-from ..audio.reading import Input, Open, open_audio
+from ..audio.reading import Input, Open, Sound, open_audio
 from ..errors import UsageError
 from ..formats.transcript import Json
 from ..model.loading import Whisper, load
@@ -163,7 +163,8 @@ class Transcriber:
         UsageError immediately for a single recording in place of a list, and for options that this
         model cannot serve; errors of a recording are in its outcome.
         """
-        if isinstance(sources, str | bytes | os.PathLike):
+        one = isinstance(sources, str | bytes | os.PathLike | Mapping | Sound)
+        if one or hasattr(sources, "__array__") or hasattr(sources, "read"):
             raise UsageError("the sources are one recording; give a list of them")
         context = self.context
         bound = bind(options or Options(), context)

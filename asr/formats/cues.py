@@ -5,6 +5,7 @@ Knows times and lines of text; nothing of file formats.
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
@@ -15,7 +16,8 @@ from .transcript import SAMPLE_RATE, Transcript
 @dataclass(frozen=True)
 class Cue:
     """A subtitle: integer milliseconds, and text of one line or, with line rules, of several. `mark` is
-    the underlined part of the text. Raises ValueError unless start_ms < end_ms."""
+    the underlined part of the text, `speaker` a name as `label` makes it. Raises ValueError unless
+    start_ms < end_ms."""
 
     start_ms: int
     end_ms: int
@@ -99,7 +101,7 @@ def _placed(parts: list[_TimedText], limit: int) -> list[tuple[Cue, _TimedText]]
         end = min(milliseconds(part.end_sample), limit)
         if next_start > start:
             end = min(end, next_start)
-        result.append((Cue(start, max(end, start + 1), part.text, part.speaker), part))
+        result.append((Cue(start, max(end, start + 1), part.text, label(part.speaker)), part))
     return result
 
 
@@ -117,6 +119,15 @@ def _highlighted(cue: Cue, part: _TimedText) -> Iterator[Cue]:
         at = end
     if at < cue.end_ms:
         yield replace(cue, start_ms=at)
+
+
+def label(speaker: str | None) -> str | None:
+    """A speaker's name as line formats show it: in one line, without control characters; None where
+    nothing is left. Names come from callers, and a line break in one would begin another cue."""
+    text = "".join(
+        " " if unicodedata.category(c) in ("Cc", "Zl", "Zp") else c for c in speaker or ""
+    )
+    return " ".join(text.split()) or None
 
 
 def one_line(text: str) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from .cues import label
 from .transcript import Transcript, Turn
 
 SAMPLES_PER_MS = 16
@@ -44,4 +45,4 @@ def _ms(sample: int) -> int:
 
 
 def _field(text: str) -> str:
-    return "_".join(text.split()) or "_"
+    return "_".join((label(text) or "").split()) or "_"

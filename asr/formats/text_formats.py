@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable
 from itertools import groupby
 
-from .cues import Cue, cues, one_line
+from .cues import Cue, cues, label, one_line
 from .subtitles import PLAIN, LineRules
 from .transcript import Segment, Transcript
 
@@ -18,9 +18,9 @@ from .transcript import Segment, Transcript
 def txt(transcript: Transcript) -> str:
     """One segment per line; with speakers one line per turn, `SPEAKER: text`."""
     with_text = [segment for segment in transcript.segments if one_line(segment.text)]
-    if not any(segment.speaker for segment in with_text):
+    if not any(label(segment.speaker) for segment in with_text):
         return "".join(f"{one_line(segment.text)}\n" for segment in with_text)
-    turns = groupby(with_text, key=lambda segment: segment.speaker)
+    turns = groupby(with_text, key=lambda segment: label(segment.speaker))
     return "".join(
         f"{speaker}: {_joined(turn)}\n" if speaker else f"{_joined(turn)}\n"
         for speaker, turn in turns
@@ -31,9 +31,9 @@ def srt(transcript: Transcript, rules: LineRules = PLAIN) -> str:
     """SubRip: numbered from 1, hours always, comma before the milliseconds."""
     documents = []
     for number, cue in enumerate(cues(transcript, rules), start=1):
-        label = f"[{cue.speaker}]: " if cue.speaker else ""
+        name = f"[{cue.speaker}]: " if cue.speaker else ""
         span = f"{_clock(cue.start_ms, ',', hours=True)} --> {_clock(cue.end_ms, ',', hours=True)}"
-        documents.append(f"{number}\n{span}\n{_no_arrow(label)}{cue.marked(_no_arrow)}\n\n")
+        documents.append(f"{number}\n{span}\n{_no_arrow(name)}{cue.marked(_no_arrow)}\n\n")
     return "".join(documents)
 
 
@@ -43,6 +43,7 @@ def vtt(transcript: Transcript, rules: LineRules = PLAIN) -> str:
     documents = ["WEBVTT\n\n"]
     for cue in cues(transcript, rules):
         voice = f"<v {_escaped(cue.speaker).replace('>', '&gt;')}>" if cue.speaker else ""
+        voice = _no_arrow(voice)  # of a name that ends with "--"
         span = f"{_clock(cue.start_ms, '.')} --> {_clock(cue.end_ms, '.')}"
         text = cue.marked(lambda text: _escaped(_no_arrow(text)))
         documents.append(f"{span}\n{voice}{text}\n\n")

@@ -25,7 +25,7 @@ from ..errors import ModelError
 from .block_draft import load_block
 from .checkpoint import native_encoders, read_extractor, read_model, read_tokenizer
 from .draft_model import DraftModel, EncoderStates, Target, load_draft
-from .presets import Pair
+from .presets import Pair, made_for
 from .published import find, locate
 from .special_tokens import SpecialTokens
 
@@ -223,4 +223,4 @@ def _special_tokens(target: Any, tokenizer: Any, pair: Pair) -> SpecialTokens:
     except (ValueError, AttributeError, TypeError) as error:
         raise ModelError(f"--model {pair.target} is not a Whisper model: {error}") from error
     options.eos_token_id, options.decoder_start_token_id = tokens.end, tokens.start
-    return tokens
+    return replace(tokens, made_for=made_for(pair.target))

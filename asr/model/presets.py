@@ -28,6 +28,7 @@ __all__ = [
     "bundled_folder",
     "cached",
     "locate",
+    "made_for",
     "resolve",
 ]
 
@@ -229,6 +230,14 @@ def resolve(model: str | None, draft: str | None, language: str | None = None) -
     names = [_folder_or_id(preset, draft.name) for draft in own]
     rest = names[1] if names[1:] else None
     return Pair(target, names[0], own[0].languages, rest, language)
+
+
+def made_for(target: str | Path) -> frozenset[str] | None:
+    """The languages (ISO 639-1) that a target was made for, where these are fewer than its tokens name; None
+    for other models, which are known by their tokens alone."""
+    if target == bundled_folder("demo"):
+        return ENGLISH
+    return MADE_FOR.get(target) if isinstance(target, str) else None
 
 
 def cached() -> list[Cached]:

@@ -22,6 +22,10 @@ SAMPLES_PER_STEP = SAMPLE_RATE // 50
 """A timestamp token counts steps of 20 ms."""
 
 
+CANNOT_TRANSLATE = (
+    "this model was made for one language and cannot translate; use a multilingual one"
+)
+
 AUTO = "auto"
 """In place of a language: detect it."""
 
@@ -41,9 +45,34 @@ def known_languages() -> frozenset[str]:
     return frozenset(LANGUAGES)
 
 
+def checked_language(name: str, known: frozenset[str]) -> str:
+    """The code of a language, by code or English name. Raises UsageError for none of the known ones."""
+    code = language_code(name)
+    if code not in known:
+        raise UsageError(
+            f"unknown language {name!r} for this model; known: auto, {', '.join(sorted(known))}"
+        )
+    return code
+
+
+def check_request(language: str | None, task: str, made_for: frozenset[str] | None) -> None:
+    """Raises UsageError for a language or a task that a model was not made for, by what is known of it
+    before it is loaded (`presets.made_for`)."""
+    if made_for is None:
+        return
+    if language is not None and language.strip().lower() != AUTO:
+        checked_language(language, made_for)
+    if task == "translate":
+        raise UsageError(CANNOT_TRANSLATE)
+
+
 @dataclass(frozen=True)
 class SpecialTokens:
-    """Token ids. `languages` maps ISO 639-1 codes; empty, like `tasks`, in English-only models."""
+    """Token ids. `languages` maps ISO 639-1 codes; empty, like `tasks`, in English-only models.
+
+    `made_for` are the codes of those languages that the weights were trained for, None for all: the bundled
+    demo and distilled models keep the tokens of all, but write their own language after any of them.
+    """
 
     start: int
     end: int
@@ -53,6 +82,7 @@ class SpecialTokens:
     tasks: Mapping[str, int]
     previous: int | None  # begins previous text; None where the tokenizer has no such token
     other_ends: tuple[int, ...] = ()  # further tokens that end a text
+    made_for: frozenset[str] | None = None
 
     @classmethod
     def of(cls, generation_config: Any, tokenizer: Any) -> SpecialTokens:
@@ -132,18 +162,17 @@ class SpecialTokens:
     def multilingual(self) -> bool:
         return bool(self.languages)
 
+    @property
+    def translates(self) -> bool:
+        """Whether the model can translate into English."""
+        return self.multilingual and self.made_for is None
+
     def language(self, name: str) -> str:
         """The code of a language given as a code or an English name, in any case.
 
         Raises UsageError for a language that the model does not know.
         """
-        code = language_code(name)
-        languages = self.languages or {"en": 0}
-        if code not in languages:
-            raise UsageError(
-                f"unknown language {name!r} for this model; known: auto, {', '.join(sorted(languages))}"
-            )
-        return code
+        return checked_language(name, self.made_for or frozenset(self.languages or {"en": 0}))
 
     def prompt(
         self,

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
+from ..installing import how_to_install
 from .aws_profile import profile_settings
 from .backends import Entry, Reading
 from .locations import Location
@@ -150,9 +151,7 @@ def _open(location: Location) -> ObjectStore:
     try:
         from obstore.store import AzureStore, GCSStore, LocalStore, MemoryStore, S3Store
     except ImportError as error:
-        raise UsageError(
-            f"{location.scheme}:// needs obstore (extra s3): run `scripts/setup s3` in forescribe's folder"
-        ) from error
+        raise UsageError(f"{location.scheme}:// needs obstore: {how_to_install('s3')}") from error
     if location.scheme == "memory":
         store: MemoryStore = _MEMORY.setdefault(location.host, MemoryStore())
         return store

@@ -22,7 +22,8 @@ T = TypeVar("T")
 class Retries:
     """When to try again: `attempts` in all, at most `longest_s` apart, none begun after `total_s`.
 
-    `sleep`, `clock` and `draw`, a random number in [0, 1), are arguments for tests."""
+    `told` is called before the first pause of a request, with the error and the seconds that all of its
+    pauses may take. `sleep`, `clock` and `draw`, a random number in [0, 1), are arguments for tests."""
 
     attempts: int = 8
     first_s: float = 0.25
@@ -31,6 +32,13 @@ class Retries:
     sleep: Callable[[float], object] = time.sleep
     clock: Callable[[], float] = time.monotonic
     draw: Callable[[], float] = field(default=random.random)
+    told: Callable[[LocatedError, float], object] = lambda error, seconds: None
+
+    @property
+    def patience_s(self) -> float:
+        """The seconds that the pauses of a request take at most."""
+        pauses = (min(self.longest_s, self.first_s * 2.0**n) for n in range(1, self.attempts))
+        return min(self.total_s, sum(pauses))
 
     def call(self, request: Callable[[], T]) -> T:
         """Return what `request` returns. Raises its error if that is not temporary, or the last one, with
@@ -47,10 +55,26 @@ class Retries:
                 if attempt >= self.attempts or late:
                     text = f"{error.reason} ({attempt} attempts)"
                     raise type(error)(error.location, text, code=error.code) from error
+                if attempt == 1:
+                    self.told(error, self.patience_s)
             self.sleep(pause)
             attempt += 1
 
 
 NO_RETRIES = Retries(attempts=1)
 
-__all__ = ["NO_RETRIES", "Retries"]
+
+def telling(say: Callable[[str], None]) -> Retries:
+    """The usual attempts, which say that they go on: once for each server."""
+    known: set[str] = set()
+
+    def told(error: LocatedError, seconds: float) -> None:
+        server = f"{error.location.scheme}://{error.location.host}"
+        if server not in known:
+            known.add(server)
+            say(f"{error}: trying again for up to {seconds:.0f} s")
+
+    return Retries(told=told)
+
+
+__all__ = ["NO_RETRIES", "Retries", "telling"]

@@ -7,6 +7,8 @@ which may be signed. Knows the codes of S3, Google Cloud Storage and Azure.
 from __future__ import annotations
 
 import re
+import socket
+import ssl
 
 from .locations import Location
 from .storage_errors import (
@@ -16,8 +18,12 @@ from .storage_errors import (
     LocatedError,
     MissingError,
     UnavailableError,
+    UnreachableError,
     UnsupportedError,
 )
+
+NO_NAME = frozenset({socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)})
+"""Answers of a name server that it knows; EAI_AGAIN is that there was none."""
 
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>([A-Za-z]{3,60})</Code>|\"reason\":\s*\"([A-Za-z]{3,60})\"")
@@ -93,8 +99,41 @@ def by_status(location: Location, status: int, code: str, text: str = "") -> Loc
         return UnsupportedError(location, "the endpoint is no http address: check AWS_ENDPOINT_URL")
     if status:
         return UnsupportedError(location, f"the store refuses the request ({shown})")
+    why = ""
+    if "ConnectionRefused" in text:
+        why = " (connection refused)"
+    elif "dns error" in text:
+        why = " (its name cannot be looked up)"
     return UnavailableError(
-        location, "the store does not answer; check the network and the endpoint"
+        location, f"the store does not answer{why}; check the network and the endpoint"
+    )
+
+
+def unanswered(location: Location, error: BaseException) -> LocatedError:
+    """The error for a request that a web server did not answer: the reason is in the chain of its causes."""
+    chain, cause = [error], error.__cause__ or error.__context__
+    while cause is not None and cause not in chain:
+        chain.append(cause)
+        cause = cause.__cause__ or cause.__context__
+    for each in chain:
+        if isinstance(each, socket.gaierror) and each.errno in NO_NAME:
+            return UnreachableError(
+                location, f"no server has the name {location.host}; check the address"
+            )
+        if isinstance(each, ssl.SSLCertVerificationError):
+            return UnreachableError(
+                location,
+                f"the server's certificate is not trusted ({each.verify_message}); set SSL_CERT_FILE for "
+                "certificates of your own",
+            )
+        if isinstance(each, ConnectionRefusedError):
+            return UnavailableError(
+                location,
+                "the server does not answer: nothing listens there (connection refused); check the address "
+                "and the port",
+            )
+    return UnavailableError(
+        location, f"the server does not answer ({type(error).__name__}); check the network"
     )
 
 
@@ -126,4 +165,4 @@ def denied(location: Location, status: int, code: str) -> DeniedError:
     return DeniedError(location, f"access denied ({shown}): check {keys}, and their permissions")
 
 
-__all__ = ["by_status", "denied", "located", "missing"]
+__all__ = ["by_status", "denied", "located", "missing", "unanswered"]

@@ -4,6 +4,7 @@
         MissingError        no such object or bucket
         DeniedError         credentials missing, expired or without permission
         UnavailableError    no answer, throttled, cut off: worth another attempt
+        UnreachableError    no such server, or one that is not trusted
         ExistsError         `create`: somebody else's object is there
         ChangedError        `replace`, `fetch`: it is not the version that was named any more
         UnsupportedError    the store cannot do this
@@ -43,6 +44,10 @@ class UnavailableError(LocatedError):
     temporary = True
 
 
+class UnreachableError(LocatedError):
+    """No attempt will succeed before somebody changes something."""
+
+
 class ExistsError(LocatedError):
     default_code: ClassVar[Code] = "internal_error"  # callers of `create` never let it out
 
@@ -62,5 +67,6 @@ __all__ = [
     "LocatedError",
     "MissingError",
     "UnavailableError",
+    "UnreachableError",
     "UnsupportedError",
 ]

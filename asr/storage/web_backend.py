@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 
 from .backends import Entry, Reading
 from .locations import Location
-from .server_errors import by_status
-from .storage_errors import ChangedError, LocatedError, UnavailableError, UnsupportedError
+from .server_errors import by_status, unanswered
+from .storage_errors import ChangedError, LocatedError, UnsupportedError
 
 if TYPE_CHECKING:
     import httpx
@@ -111,9 +111,7 @@ class WebBackend:
         except (httpx.InvalidURL, httpx.UnsupportedProtocol, httpx.TooManyRedirects):
             raise UnsupportedError(location, "the address cannot be used; check it") from None
         except httpx.HTTPError as error:  # its text holds the address
-            raise UnavailableError(
-                location, f"the server does not answer ({type(error).__name__}); check the network"
-            ) from None
+            raise unanswered(location, error) from None
 
 
 def _entry(key: str, answer: httpx.Response) -> Entry:

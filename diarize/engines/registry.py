@@ -32,12 +32,12 @@ def resolve(name: str, *, network: bool = True) -> str | Path:
     """Resolve `name` to an engine's name or a folder, without loading it.
 
     `auto` is community-1 if it is on this machine, else the embedded engine; it never downloads.
-    `community-1` is downloaded if necessary and `network` allows it. Raises UsageError for an unknown
-    name and ModelError if community-1 is not available.
+    `community-1`, also by the name of its repository, is downloaded if necessary and `network` allows it.
+    Raises UsageError for an unknown name and ModelError if community-1 is not available.
     """
     if name == AUTO:
         return community.find() or EMBEDDED
-    if name == community.NAME:
+    if name in (community.NAME, community.REPOSITORY):
         return community.locate(network=network)
     if name == EMBEDDED or name in _entry_points():
         return name
@@ -56,7 +56,9 @@ def load(name: str = AUTO, *, device: str = "auto", network: bool = True) -> Dia
     chosen = resolve(name, network=network)
     place = _device(device)
     if isinstance(chosen, Path):
-        title = community.NAME if name in (AUTO, community.NAME) else str(chosen)
+        title = (
+            community.NAME if name in (AUTO, community.NAME, community.REPOSITORY) else str(chosen)
+        )
         return community.load(chosen, device=place, name=title)
     if chosen == EMBEDDED:
         from . import embedded

@@ -39,9 +39,10 @@ try:
     from pyannote.core import Annotation, SlidingWindow, SlidingWindowFeature
 except ImportError as missing:
     from forescribe.asr.errors import ModelError
+    from forescribe.asr.installing import how_to_install
 
     raise ModelError(
-        f"diarization needs pyannote.audio ({missing}): run `scripts/setup` in forescribe's folder"
+        f"diarization needs pyannote.audio ({missing}): {how_to_install('diarize')}"
     ) from missing
 
 # pyannote does so at its first call, which would change the results of the speech model during a run.

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-INSTALL = "run `scripts/setup bench` in forescribe's folder"
+from forescribe.asr.installing import how_to_install
+
+INSTALL = how_to_install("bench")
 
 PACKAGES = {"jiwer": "jiwer", "faster_whisper": "faster-whisper", "ctranslate2": "ctranslate2"}
 """Module name to package name."""

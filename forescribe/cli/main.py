@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import os
 import sys
+from difflib import get_close_matches
 from typing import Annotated
 
 import typer
 from typer.main import get_command
 
-from forescribe.asr.batch.interrupts import INTERRUPTED
-from forescribe.asr.errors import ForescribeError
+from forescribe.asr.batch.interrupts import INTERRUPTED, tell_at_the_end
+from forescribe.asr.errors import ForescribeError, UsageError
 from forescribe.asr.printable import one_line
 
 from .commands.audit_command import audit
@@ -98,10 +99,10 @@ def main() -> None:
         sys.exit(2)
     except SystemExit as left:
         if left.code == INTERRUPTED:  # typer's answer to Ctrl-C
-            typer.echo("forescribe: interrupted", err=True)
+            tell_at_the_end()
         raise
     except KeyboardInterrupt:  # before typer handles it
-        typer.echo("forescribe: interrupted", err=True)
+        tell_at_the_end()
         sys.exit(INTERRUPTED)
     except BrokenPipeError:  # the reader of stdout has closed it, as in `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -109,12 +110,18 @@ def main() -> None:
 
 
 def with_command(arguments: list[str]) -> list[str]:
-    """The arguments with `transcribe` in front, unless they begin with a command or a global option."""
+    """The arguments with `transcribe` in front, unless they begin with a command or a global option.
+    Raises UsageError for what looks like a command and is no file."""
     group = get_command(app)
-    known = {*group.list_commands(None), "-h", "--help", "--version"}  # type: ignore[attr-defined]  # a group
-    if arguments and arguments[0] not in known:
-        return ["transcribe", *arguments]
-    return arguments
+    commands = group.list_commands(None)  # type: ignore[attr-defined,arg-type]  # a group
+    if not arguments or arguments[0] in {*commands, "-h", "--help", "--version"}:
+        return arguments
+    meant = get_close_matches(arguments[0].lower(), commands, n=1, cutoff=0.7)
+    if meant and not os.path.lexists(arguments[0]):
+        raise UsageError(
+            f"{arguments[0]!r} is neither a command nor a file: did you mean {meant[0]!r}?"
+        )
+    return ["transcribe", *arguments]
 
 
 def limit_spinning() -> None:

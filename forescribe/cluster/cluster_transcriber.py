@@ -11,13 +11,14 @@ records. Knows nothing of Ray.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from forescribe.asr.batch.work_schedule import MAX_CRASHES
 from forescribe.asr.decode.outcome import Outcome
-from forescribe.asr.errors import AudioError, CapacityError
+from forescribe.asr.errors import AudioError, CapacityError, UsageError
 from forescribe.asr.records.recording_sources import Source
 from forescribe.speculative.engine.stats import Stats
 
@@ -32,7 +33,11 @@ if TYPE_CHECKING:
 POLL_S = 0.5
 
 FAILED_STARTS = 3
-"""Workers that may die while they start, with no other worker in between that came up."""
+"""Workers that may die while they start on a machine before it is excluded; and machines that may fail
+before the run ends because most of them do."""
+
+FILL_S = 5.0
+"""Seconds between attempts to start workers that there was no machine for."""
 
 BYTES_A_SECOND = 16_000
 """Of a recording of unknown format: 128 kbit/s."""
@@ -73,8 +78,9 @@ class ClusterTranscriber:
     ) -> Iterator[Outcome]:
         """Yield outcomes as recordings end.
 
-        A recording that has cost three workers fails with `crashed_workers`. Raises what workers refuse the
-        run for, and CapacityError where none can be started.
+        A recording that has cost three workers fails with `crashed_workers`. A machine that cannot start a
+        worker gets no more of them. Where that is so for most machines, or for all that there are, the
+        last one's reason is raised: what its worker refused the run for, or CapacityError where it died.
         """
         order = replace(self.order, progress=hook is not None)
         if options is not None:
@@ -84,6 +90,45 @@ class ClusterTranscriber:
             yield from run.outcomes()
         finally:
             self.fleet.close()
+
+
+class _Machines:
+    """Which machines run workers, and which of them failed.
+
+    A worker whose machine is not known counts as one on a machine of its own.
+    """
+
+    def __init__(self) -> None:
+        self.of: dict[int, str] = {}  # the machine of each worker that has started
+        self.failed: dict[str, Exception] = {}  # those that get no more workers, with the reason
+        self.deaths: Counter[str] = Counter()  # while a worker started, one after the other
+
+    def started(self, worker: int, machine: str) -> None:
+        self.of[worker] = machine or _unknown(worker)
+        del self.deaths[self.of[worker]]
+
+    def died(self, worker: int, machine: str, error: Exception) -> bool:
+        """A worker has died while it started. Returns whether its machine failed with that."""
+        self.deaths[machine] += 1
+        if machine and self.deaths[machine] < FAILED_STARTS:
+            return False
+        return self.refused(worker, machine, error)
+
+    def refused(self, worker: int, machine: str, error: Exception) -> bool:
+        """A worker cannot be used. Returns whether its machine failed with that, and not before."""
+        name = machine or _unknown(worker)
+        first = name not in self.failed
+        self.failed[name] = error
+        return first
+
+    def end(self, ready: Collection[int], pending: int) -> Exception | None:
+        """The reason to end the run, if there is one: `ready` workers can work, `pending` ones have not
+        started yet, each perhaps on a machine of its own."""
+        working = {self.of[worker] for worker in ready}
+        failed = self.failed.keys() - working
+        others = len(working) + pending
+        most = len(failed) >= FAILED_STARTS and len(failed) > others
+        return list(self.failed.values())[-1] if failed and (most or not others) else None
 
 
 class _Run:
@@ -106,7 +151,8 @@ class _Run:
         self.running: set[int] = set()  # workers that have been started and not been lost
         self.ready: set[int] = set()  # those of them that have loaded their models
         self.leaving: set[int] = set()
-        self.failed_starts = 0
+        self.machines = _Machines()
+        self.filled_s = owner.clock()
         self.waiting_since_s: float | None = None
         self.said = False
 
@@ -122,13 +168,13 @@ class _Run:
             self._check_start()
 
     def _handle(self, event: Event) -> Iterator[Outcome]:
-        if isinstance(event, Refused):
-            raise event.error
         if event.worker not in self.running:
             return
-        if isinstance(event, Started):
+        if isinstance(event, Refused):
+            yield from self._refused(event.worker, event.machine, event.error)
+        elif isinstance(event, Started):
             self.ready.add(event.worker)
-            self.failed_starts = 0
+            self.machines.started(event.worker, event.machine)
             self.owner.status(f"{len(self.ready)} of {self.dispatch.workers} workers are ready")
             self._feed(event.worker)
         elif isinstance(event, Reported):
@@ -150,9 +196,11 @@ class _Run:
                 yield _outcome(finished)
         for path in report.returned:
             self.dispatch.returned(worker, path)
+        if isinstance(report.error, UsageError):
+            raise report.error  # the same on every machine
         if report.error is not None:
-            raise report.error
-        if report.broken is not None:
+            yield from self._refused(worker, self.machines.of[worker], report.error)
+        elif report.broken is not None:
             self.fleet.stop(worker)
             yield from self._lost(Lost(worker, report.broken))
         elif report.leaving:
@@ -177,31 +225,57 @@ class _Run:
         self.fleet.stop(worker)
         yield from self._lost(Lost(worker, "its machine was taken away", taken=True))
 
+    def _refused(self, worker: int, machine: str, error: Exception) -> Iterator[Outcome]:
+        """A worker cannot be used, nor could another one on its machine."""
+        self.fleet.stop(worker)
+        if self.machines.refused(worker, machine, error):
+            self._exclude(machine, str(error))
+        yield from self._gone(worker, crashed=worker in self.ready)
+
     def _lost(self, event: Lost) -> Iterator[Outcome]:
         worker = event.worker
         taken = event.taken or worker in self.leaving
-        if worker not in self.ready and not taken:
-            self.failed_starts += 1
-            if self.failed_starts >= FAILED_STARTS:
-                raise CapacityError(
-                    f"{self.failed_starts} workers in a row died while they loaded the model: {event.reason}"
-                )
-        for group in (self.running, self.ready, self.leaving):
-            group.discard(worker)
         if not taken:
             self.owner.notice(f"a worker has died: {event.reason}")
-        for path in self.dispatch.lost(worker, crashed=not taken):
+        if worker not in self.ready and not taken:
+            error = CapacityError(
+                f"no worker starts: workers died while they loaded the model: {event.reason}"
+            )
+            if self.machines.died(worker, event.machine, error):
+                self._exclude(event.machine, event.reason)
+        yield from self._gone(worker, crashed=not taken)
+
+    def _exclude(self, machine: str, reason: str) -> None:
+        if machine:
+            self.fleet.exclude(machine)
+            self.owner.notice(f"no more workers on {machine}: {reason}")
+
+    def _gone(self, worker: int, *, crashed: bool) -> Iterator[Outcome]:
+        """Pass on what a worker had, and start another one. Raises the reason to end the run."""
+        for group in (self.running, self.ready, self.leaving):
+            group.discard(worker)
+        for path in self.dispatch.lost(worker, crashed=crashed):
             yield Outcome(path, error=_crashed(path))
         self._fill()
+        if self.dispatch.open:
+            pending = len(self.running) - len(self.ready)
+            if (error := self.machines.end(self.ready, pending)) is not None:
+                raise error
 
     def _fill(self) -> None:
         """Start workers up to the number that was asked for, but none without work."""
+        self.filled_s = self.owner.clock()
         while len(self.running) < self.dispatch.workers and self.dispatch.waiting:
-            self.running.add(self.fleet.start())
+            worker = self.fleet.start()
+            if worker is None:
+                return
+            self.running.add(worker)
 
     def _check_start(self) -> None:
-        """Say that no worker starts, and give up in the end."""
+        """Start workers where there is room now, say that none starts, and give up in the end."""
         now = self.owner.clock()
+        if now - self.filled_s >= FILL_S:
+            self._fill()  # on machines that have joined the cluster
         if self.ready:
             self.waiting_since_s, self.said = None, False
             return
@@ -215,6 +289,10 @@ class _Run:
         if waited_s >= NOTICE_S and not self.said:
             self.said = True
             self.owner.notice(f"no worker has started yet: {self.fleet.shortage()}")
+
+
+def _unknown(worker: int) -> str:
+    return f"the machine of worker {worker}"
 
 
 def _outcome(finished: Finished) -> Outcome:

@@ -27,6 +27,7 @@ from forescribe.asr.errors import AudioError, CapacityError, ForescribeError, ou
 from forescribe.asr.records.recording_sources import Source
 from forescribe.asr.storage.backends import Entry
 from forescribe.asr.storage.opening_stores import Stores
+from forescribe.asr.storage.retrying import telling
 from forescribe.speculative.engine.stats import Stats
 from forescribe.speculative.errors import BrokenError, SpeculativeError
 
@@ -220,8 +221,13 @@ class ClusterWorker:
         if not remote or self._leave_by_s is not None:
             return
         if self._spool is None:
-            self._spool = Spool(Stores(), place=self.order.spool, limit=self.order.spool_bytes)
+            stores = Stores(telling(self._notice))
+            self._spool = Spool(stores, place=self.order.spool, limit=self.order.spool_bytes)
         self._spool.order(remote)
+
+    def _notice(self, text: str) -> None:
+        with self._changed:
+            self._report = replace(self._report, notices=(*self._report.notices, text))
 
     def _ended(self, outcome: Outcome) -> None:
         with self._changed:
@@ -280,9 +286,8 @@ class ClusterWorker:
         full = f"out of memory with {self.size} windows at a time"
         if self._may_halve:
             self.size, self._may_halve = self.size // 2, False
+            self._notice(f"{full} on a worker: going on with {self.size}")
             with self._changed:
-                note = f"{full} on a worker: going on with {self.size}"
-                self._report = replace(self._report, notices=(*self._report.notices, note))
                 self._queue.extendleft(reversed([b.source for _, b in self._begun.values()]))
                 self._begun.clear()
         else:

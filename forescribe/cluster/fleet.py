@@ -23,14 +23,17 @@ class Started:
 
     worker: int
     info: WorkerInfo
+    machine: str = ""
 
 
 @dataclass(frozen=True)
 class Refused:
-    """A worker cannot do this run, nor can any other: the models are missing, the version is another one."""
+    """A worker cannot do this run: the models or the recordings are missing there, the version is another
+    one. It holds its place until it is stopped."""
 
     worker: int
     error: ForescribeError | SpeculativeError
+    machine: str = ""
 
 
 @dataclass(frozen=True)
@@ -48,20 +51,28 @@ class Lost:
     worker: int
     reason: str
     taken: bool = False
+    machine: str = ""
 
 
 Event = Started | Refused | Reported | Lost
 
 
 class Fleet(Protocol):
-    """Workers by number. Nothing here waits, except `wait`."""
+    """Workers by number. Nothing here waits, except `wait`.
+
+    The `machine` of an event is a name for messages and for `exclude`, empty where it is not known.
+    """
 
     def begin(self, order: WorkOrder) -> int:
         """Called once, before the first worker. Returns how many there can be. Raises UsageError and
         CapacityError where none can."""
 
-    def start(self) -> int:
-        """Start a worker, as soon as there is room for one; `Started`, `Refused` or `Lost` follows."""
+    def start(self) -> int | None:
+        """Start a worker, as soon as there is room for one; `Started`, `Refused` or `Lost` follows. None
+        where the machines that are not excluded have no room for it."""
+
+    def exclude(self, machine: str) -> None:
+        """Start no more workers on a machine; those that run there go on."""
 
     def exchange(self, worker: int, sources: Sequence[Source]) -> None:
         """Pass recordings to a worker; `Reported` or `Lost` follows, within about a second unless the

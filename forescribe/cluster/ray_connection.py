@@ -21,10 +21,10 @@ from typing import Any
 from unittest.mock import patch
 
 from forescribe.asr.errors import CapacityError, UsageError
+from forescribe.asr.installing import how_to_install
 from forescribe.asr.printable import visible
 
 AUTO = "auto"
-INSTALL = "run `scripts/setup cluster` in forescribe's folder, or install forescribe[cluster]"
 
 STARTS = 3
 """Attempts to start a cluster on this machine."""
@@ -45,7 +45,7 @@ def require_ray() -> Any:
     try:
         import ray
     except ModuleNotFoundError as error:
-        raise UsageError(f"--cluster needs Ray: {INSTALL}") from error
+        raise UsageError(f"--cluster needs Ray: {how_to_install('cluster')}") from error
     return ray
 
 

@@ -8,6 +8,7 @@ reason: the run starts new ones. The only module of a batch run, besides `ray_co
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import threading
@@ -36,6 +37,9 @@ DRAIN_S = 20.0
 
 LEAVE_S = 25.0
 
+PLACE_S = 5.0
+"""Seconds for the answer of a call that has ended."""
+
 END_S = 3.0
 """Seconds for workers to clean up at the end of a run."""
 
@@ -59,6 +63,11 @@ class Slot:
         if self.kind == "GPU":
             return own | {"num_gpus": 1}
         return own | ({"resources": {self.kind: 1}} if self.kind != "CPU" else {})
+
+    def fit(self, resources: dict[str, float]) -> int:
+        """How many of them a machine with these resources has room for."""
+        cpus = int(resources.get("CPU", 0)) // self.cpus
+        return cpus if self.kind == "CPU" else min(cpus, int(resources.get(self.kind, 0)))
 
     def __str__(self) -> str:
         cores = f"{self.cpus} core{'s' * (self.cpus > 1)}"
@@ -114,12 +123,14 @@ class RayFleet:
         self._connection = ExitStack()
         self._actors: dict[int, Any] = {}
         self._calls: dict[Any, int] = {}  # the worker of each call under way
+        self._places: dict[int, Any] = {}  # the call that asks a worker where it runs
+        self._excluded: dict[str, set[str]] = {}  # machines, with their nodes
         self._next = 0
 
     def begin(self, order: WorkOrder) -> int:
         self.ray = self._connection.enter_context(connected(self.address, status=self.status))
         largest = max(
-            (int(node["Resources"].get("CPU", 0)) for node in self.ray.nodes() if node["Alive"]),
+            (int(node["Resources"].get("CPU", 0)) for node in self._nodes()),
             default=0,
         )
         self.slot, workers = plan_slots(
@@ -136,11 +147,31 @@ class RayFleet:
         self._kind = self.ray.remote(**self.slot.options)(RayWorker)
         return workers
 
-    def start(self) -> int:
+    def start(self) -> int | None:
+        nodes = sorted(set().union(*self._excluded.values()))
+        if nodes and len(self._actors) >= self._room(nodes):
+            return None
+        kind = self._kind
+        if nodes:
+            kind = kind.options(label_selector={"ray.io/node-id": f"!in({','.join(nodes)})"})
         worker, self._next = self._next, self._next + 1
-        self._actors[worker] = actor = self._kind.remote(self._order)
+        self._actors[worker] = actor = kind.remote(self._order)
+        self._places[worker] = actor.place.remote()
         self._calls[actor.load.remote()] = worker
         return worker
+
+    def _room(self, excluded: Sequence[str]) -> int:
+        """How many workers the nodes that are not excluded have room for."""
+        nodes = (n["Resources"] for n in self._nodes() if n["NodeID"] not in excluded)
+        return sum(self.slot.fit(resources) for resources in nodes)
+
+    def exclude(self, machine: str) -> None:
+        self._excluded[machine] = {
+            node["NodeID"] for node in self._nodes() if machine in _names(node)
+        }
+
+    def _nodes(self) -> list[dict[str, Any]]:
+        return [node for node in self.ray.nodes() if node["Alive"]]
 
     def exchange(self, worker: int, sources: Sequence[Source]) -> None:
         self._calls[self._actors[worker].exchange.remote(list(sources), EXCHANGE_S)] = worker
@@ -154,6 +185,7 @@ class RayFleet:
 
     def stop(self, worker: int) -> None:
         self._calls = {call: own for call, own in self._calls.items() if own != worker}
+        self._places.pop(worker, None)
         actor = self._actors.pop(worker, None)
         if actor is not None:
             with suppress(Exception):  # it is gone already
@@ -186,17 +218,45 @@ class RayFleet:
         try:
             answer = self.ray.get(call)
         except self.ray.exceptions.RayError as error:
+            machine = self._machine(worker) or self._machine_in(str(error))
             self.stop(worker)
             missing = _missing_module(error)
             if missing is not None:
-                return Refused(worker, missing)
-            return Lost(worker, _reason(error), taken=getattr(error, "preempted", False))
+                return Refused(worker, missing, machine)
+            taken = getattr(error, "preempted", False)
+            return Lost(worker, _reason(error), taken=taken, machine=machine)
+        if isinstance(answer, Report):
+            return Reported(worker, answer)
+        machine = self._machine(worker)
         if isinstance(answer, ForescribeError | SpeculativeError):
-            return Refused(worker, answer)
-        if isinstance(answer, WorkerInfo):
-            return Started(worker, answer)
-        assert isinstance(answer, Report)
-        return Reported(worker, answer)
+            return Refused(worker, answer, machine)
+        assert isinstance(answer, WorkerInfo)
+        return Started(worker, answer, machine)
+
+    def _machine(self, worker: int) -> str:
+        """Where a worker runs that has answered a call, or has died; empty where it could not tell."""
+        try:
+            # The first of its calls, which has ended before any other.
+            return str(self.ray.get(self._places[worker], timeout=PLACE_S))
+        except self.ray.exceptions.RayError:
+            return ""
+
+    def _machine_in(self, text: str) -> str:
+        """The machine that an error of Ray names by its address, which several nodes may have; empty where
+        it names none."""
+        found = re.search(r"\bip[:=] ?([0-9a-fA-F.:]+)", text)
+        names = [_names(node) for node in self._nodes() if found and found[1] in _names(node)]
+        return names[0][len(names) > 1] if names else ""
+
+
+def _names(node: dict[str, Any]) -> tuple[str, str]:
+    """The names of a node's machine, as they are in events: the address is that of all nodes there."""
+    return machine_name(node["NodeManagerHostname"], node["NodeID"]), node["NodeManagerAddress"]
+
+
+def machine_name(host: str, node: str) -> str:
+    """A machine in messages. Several nodes may run on one host, and several hosts may have one name."""
+    return f"{host} (Ray node {node[:12]})"
 
 
 class RayWorker:
@@ -211,6 +271,12 @@ class RayWorker:
         self._leave_by_s: float | None = None
         signal.signal(signal.SIGTERM, self._terminated)
         threading.Thread(target=self._watch_node, name="node watch", daemon=True).start()
+
+    def place(self) -> str:
+        """The machine that the worker runs on, before it loads anything."""
+        import ray
+
+        return machine_name(socket.gethostname(), ray.get_runtime_context().get_node_id())
 
     def load(self) -> WorkerInfo | ForescribeError | SpeculativeError:
         """Load the models; errors that every worker would have are returned, as they keep their class."""

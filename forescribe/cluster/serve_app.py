@@ -16,6 +16,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from forescribe.asr.errors import UsageError
+from forescribe.asr.installing import how_to_install
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -42,8 +43,7 @@ def application(given: Mapping[str, Any]) -> Application:
         from ray import serve
     except ModuleNotFoundError as error:
         raise UsageError(
-            "forescribe.cluster:app needs Ray Serve: run `scripts/setup cluster` in forescribe's folder, or "
-            "install forescribe[cluster]"
+            f"forescribe.cluster:app needs Ray Serve: {how_to_install('cluster')}"
         ) from error
 
     options = deployment_options(settings_of(given))

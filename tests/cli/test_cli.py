@@ -148,6 +148,44 @@ def test_without_a_command_transcribe_is_meant(typed, meant) -> None:
     assert command_line.with_command(typed) == meant
 
 
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("transcibe", "transcribe"),
+        ("Transcribe", "transcribe"),
+        ("serv", "serve"),
+        ("model", "models"),
+    ],
+)
+def test_a_mistyped_command_is_told_the_one_that_was_meant(forescribe, here, typed, meant) -> None:
+    done = forescribe(typed, "a.wav")
+    assert (done.status, done.out) == (2, "")
+    assert f"{typed!r} is neither a command nor a file: did you mean {meant!r}?" in done.err
+    (here / typed).write_bytes(b"")
+    assert command_line.with_command([typed]) == ["transcribe", typed]  # a recording after all
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["-f", "html"], "--report FILE.html"),
+        (["-f", "srt,HTML"], "--report FILE.html"),
+        (["-f", "jsn"], "did you mean 'json'?"),
+        (["--modle", "demo"], "--model"),
+        (["--model", "demo", "-l", "de"], "unknown language 'de' for this model; known: auto, en"),
+        (["--model", "demo", "-l", "German"], "known: auto, en"),
+        (["--model", "demo", "--task", "translate"], "cannot translate"),
+        (["--model", "small.en", "-l", "de", "--local-files-only"], "known: auto, en"),
+    ],
+)
+def test_what_is_not_possible_names_what_is(forescribe, here, options, message) -> None:
+    before = set(here.iterdir())
+    done = forescribe("a.wav", *options)
+    assert (done.status, done.out) == (2, "")
+    assert message in done.err.splitlines()[-1]
+    assert set(here.iterdir()) == before
+
+
 def test_every_command_is_known_to_the_short_form() -> None:
     for command in command_line.app.registered_commands:
         name = command.name or command.callback.__name__.replace("_", "-")
@@ -651,9 +689,9 @@ def test_ctrl_c_ends_it_in_one_line_and_keeps_what_is_done(pair, here) -> None:
         running.communicate()
     assert running.returncode == 130
     assert out == "" and "Traceback" not in err
-    *_, cancelled, last = err.splitlines()
-    assert cancelled == "1 cancelled; the same command goes on"
-    assert last == "forescribe: interrupted"
+    *before, last = err.splitlines()
+    assert sum(line.startswith("forescribe: interrupted; ") for line in before) == 1
+    assert last == "1 cancelled; the same command goes on"
     assert [p.name for p in here.glob("*.t*")] == ["a.txt"]
     records = [json.loads(line) for line in (here / NAME).read_text().splitlines()]
     assert {r["path"]: r["status"] for r in records} == {"a.wav": "succeeded", "pipe": "cancelled"}

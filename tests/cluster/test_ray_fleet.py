@@ -19,6 +19,7 @@ from forescribe.cluster.work_records import Report, WorkerInfo, WorkOrder
 
 ORDER = WorkOrder("1", {}, Options())
 INFO = WorkerInfo("host", 1, "cpu")
+M1 = "m1 (Ray node aaaaaaaaaaaa)"
 
 
 class RayError(Exception):
@@ -28,8 +29,10 @@ class RayError(Exception):
 class FakeRay:
     """Calls end at once, with what `answers` has next; an exception is raised by `get`."""
 
-    def __init__(self, *answers, resources=None) -> None:
+    def __init__(self, *answers, resources=None, more=None) -> None:
         self.answers = list(answers)
+        self.more = more or {}  # of a second machine
+        self.place: str | RayError = M1
         self.resources = resources or {"CPU": 8.0}
         self.exceptions = types.SimpleNamespace(RayError=RayError)
         self.options: dict = {}
@@ -38,7 +41,12 @@ class FakeRay:
         self.waited: list[float] = []
 
     def nodes(self):
-        return [{"Alive": True, "Resources": self.resources}, {"Alive": False, "Resources": {}}]
+        names = {"NodeID": "a" * 56, "NodeManagerHostname": "m1", "NodeManagerAddress": "10.0.0.1"}
+        other = {"NodeID": "b" * 56, "NodeManagerHostname": "m2", "NodeManagerAddress": "10.0.0.2"}
+        return [
+            {"Alive": True, "Resources": self.resources, **names},
+            {"Alive": bool(self.more), "Resources": self.more, **other},
+        ]
 
     def cluster_resources(self):
         return self.resources
@@ -64,16 +72,26 @@ class FakeRay:
         class Actor:
             def __init__(self, order) -> None:
                 self.load, self.exchange = Method("load"), Method("exchange")
-                self.end = Method("end")
+                self.end, self.place = Method("end"), Method("place")
 
-        return lambda kind: types.SimpleNamespace(remote=Actor)
+        class Kind:
+            remote = Actor
+
+            @staticmethod
+            def options(**more):
+                ray.options = {**options, **more}
+                return Kind
+
+        return lambda kind: Kind
 
     def wait(self, calls, *, num_returns, timeout):
         self.waited.append(timeout)
         return calls[:num_returns], calls[num_returns:]
 
-    def get(self, call):
-        answer = self.answers.pop(0)
+    def get(self, call, timeout=None):
+        number = int(call.removeprefix("call ")) - 1
+        asked = self.calls[number][0] == "place"
+        answer = self.place if asked else self.answers.pop(0)
         if isinstance(answer, RayError):
             raise answer
         return answer
@@ -112,7 +130,7 @@ def test_a_worker_starts_works_and_is_ended(fleet_on) -> None:
     fleet = fleet_on(ray)
     fleet.begin(ORDER)
     worker = fleet.start()
-    assert fleet.wait(0.5) == [Started(worker, INFO)]
+    assert fleet.wait(0.5) == [Started(worker, INFO, M1)]
     fleet.exchange(worker, [Source("a")])
     assert ray.calls[-1] == ("exchange", ([Source("a")], ray_fleet.EXCHANGE_S))
     assert fleet.wait(0.5) == [Reported(worker, Report(returned=("b",)))]
@@ -176,6 +194,66 @@ def test_a_machine_without_the_package_is_refused(fleet_on) -> None:
     (event,) = fleet.wait(0)
     assert isinstance(event, Refused)
     assert "No module named 'forescribe'" in event.error.message
+
+
+@pytest.mark.parametrize(
+    ("place", "text"),
+    [
+        (M1, "died"),
+        (RayError("gone"), "The actor died.\n\tpid: 7\n\tip: 10.0.0.1\nKilled"),
+        (RayError("gone"), "ray::RayWorker.__init__() (pid=7, ip=10.0.0.1, actor_id=3)\nboom"),
+    ],
+)
+def test_no_worker_starts_on_a_machine_that_was_excluded(fleet_on, place, text: str) -> None:
+    ray = FakeRay(RayError(text), INFO, resources={"CPU": 4.0}, more={"CPU": 4.0})
+    fleet = fleet_on(ray)
+    assert fleet.begin(ORDER) == 1
+    ray.place = place
+    fleet.start()
+    (event,) = fleet.wait(0)
+    assert isinstance(event, Lost) and event.machine == M1
+    fleet.exclude(event.machine)
+    assert fleet.start() == 1
+    assert ray.options["label_selector"] == {"ray.io/node-id": f"!in({'a' * 56})"}
+    assert fleet.start() is None  # the other machine has room for one
+    fleet.stop(1)
+    assert fleet.start() == 2
+
+
+def test_several_nodes_at_one_address_are_named_by_it_and_excluded_together(fleet_on) -> None:
+    ray = FakeRay(RayError("died, ip=10.0.0.1"), more={"CPU": 8.0})
+    nodes = [node | {"NodeManagerAddress": "10.0.0.1"} for node in ray.nodes()]
+    ray.nodes, ray.place = lambda: nodes, RayError("gone")  # type: ignore[method-assign]
+    fleet = fleet_on(ray)
+    fleet.begin(ORDER)
+    fleet.start()
+    (event,) = fleet.wait(0)
+    assert isinstance(event, Lost) and event.machine == "10.0.0.1"
+    fleet.exclude(event.machine)
+    assert fleet.start() is None
+
+
+def test_a_machine_that_nobody_knows_has_no_name(fleet_on) -> None:
+    ray = FakeRay(RayError("died, ip=10.9.9.9"))
+    ray.place = RayError("gone")
+    fleet = fleet_on(ray)
+    fleet.begin(ORDER)
+    fleet.start()
+    (event,) = fleet.wait(0)
+    assert isinstance(event, Lost) and event.machine == ""
+
+
+@pytest.mark.parametrize(
+    ("slot", "resources", "room"),
+    [
+        (Slot("GPU"), {"CPU": 64.0, "GPU": 8.0}, 8),
+        (Slot("GPU"), {"CPU": 4.0, "GPU": 8.0}, 4),
+        (Slot("GPU"), {"CPU": 4.0}, 0),
+        (Slot("CPU", 4), {"CPU": 10.0}, 2),
+    ],
+)
+def test_the_room_of_a_machine(slot: Slot, resources: dict, room: int) -> None:
+    assert slot.fit(resources) == room
 
 
 def test_calls_of_an_ended_worker_are_not_waited_for(fleet_on) -> None:

@@ -198,18 +198,135 @@ def test_an_error_of_the_request_ends_the_run() -> None:
     assert fleet.closed
 
 
-def test_workers_that_die_while_they_load_end_the_run() -> None:
-    class Dying(FakeFleet):
-        def start(self) -> int:
-            worker = super().start()
-            self.events = [Lost(worker, "killed for memory") if event.worker == worker else event
-                           for event in self.events]  # fmt: skip
-            return worker
+class Cluster(FakeFleet):
+    """A fleet of machines, each with room for `each` workers. A worker takes the first machine with room;
+    `bad` machines answer its start with their event."""
 
-    fleet = Dying(workers=1)
-    with pytest.raises(CapacityError, match="3 workers in a row .* killed for memory"):
+    def __init__(self, machines: int, bad: dict[str, Event], *, each: int = 1) -> None:
+        super().__init__(workers=machines * each)
+        self.bad, self.each = bad, each
+        self.free = [f"m{number}" for number in range(machines) for _ in range(each)]
+        self.at: dict[int, str] = {}
+        self.excluded: list[str] = []
+
+    def start(self) -> int | None:
+        here = next((name for name in self.free if name not in self.excluded), None)
+        if here is None:
+            return None
+        self.free.remove(here)
+        worker = super().start()
+        self.at[worker] = here
+        event = self.bad.get(here, self.events.pop())
+        self.events = [each for each in self.events if each.worker != worker]
+        self.events.append(replace(event, worker=worker, machine=here))
+        if isinstance(event, Lost):
+            self.free.insert(0, self.at.pop(worker))  # Ray has room there, and would use it
+        return worker
+
+    def stop(self, worker: int) -> None:
+        super().stop(worker)
+        if worker in self.at:
+            self.free.append(self.at.pop(worker))
+
+    def exclude(self, machine: str) -> None:
+        self.excluded.append(machine)
+
+
+DYING = Lost(0, "CUDA driver mismatch")
+WITHOUT_MOUNT = Refused(0, UsageError("m7 does not see /mnt/calls/a.wav"))
+
+
+def test_machines_whose_workers_die_at_the_start_are_excluded_and_the_run_goes_on() -> None:
+    """They fail before any other machine has loaded its model."""
+    fleet, paths, said = Cluster(20, {f"m{n}": DYING for n in range(3)}), names(60), []
+    outcomes = list(transcriber(fleet, paths, notice=said.append).transcribe(paths))
+    assert sorted(outcome.name for outcome in outcomes) == paths
+    assert all(outcome.error is None for outcome in outcomes)
+    assert sorted(fleet.excluded) == ["m0", "m1", "m2"]
+    for machine in fleet.excluded:
+        (line,) = [text for text in said if f"no more workers on {machine}" in text]
+        assert "CUDA driver mismatch" in line
+
+
+@pytest.mark.parametrize("late", ["m0", "m7", "m19"])
+def test_a_machine_that_refuses_is_excluded_and_its_worker_ended(late: str) -> None:
+    fleet, paths, said = Cluster(20, {late: WITHOUT_MOUNT}), names(60), []
+    outcomes = list(transcriber(fleet, paths, notice=said.append).transcribe(paths))
+    assert sorted(outcome.name for outcome in outcomes) == paths
+    assert fleet.excluded == [late]
+    assert len(fleet.stopped) == 1  # it would hold its GPU
+    assert len(said) == 1 and late in said[0] and "does not see" in said[0]
+
+
+def test_a_machine_that_fails_at_work_gives_its_recordings_to_others() -> None:
+    """What is no fault of a recording or of the request, such as a full disk."""
+    fleet, paths = Cluster(4, {}), names(20)
+    fleet.script = {6: Reported(0, Report(error=ForescribeError("No space left on device")))}
+    outcomes = list(transcriber(fleet, paths).transcribe(paths))
+    assert sorted(outcome.name for outcome in outcomes) == paths
+    assert all(outcome.error is None for outcome in outcomes)
+    assert len(fleet.excluded) == 1
+
+
+def test_a_machine_with_workers_that_work_does_not_count_as_failed() -> None:
+    """One of two GPUs of every machine is broken: half of the workers are enough."""
+    fleet, paths = Cluster(4, {}, each=2), names(30)
+    start = fleet.start
+
+    def start_or_die() -> int | None:
+        worker = start()
+        if worker is not None and worker % 2:
+            event = replace(DYING, worker=worker, machine=fleet.at[worker])
+            fleet.events = [event if each.worker == worker else each for each in fleet.events]
+        return worker
+
+    fleet.start = start_or_die  # type: ignore[method-assign]
+    outcomes = list(transcriber(fleet, paths).transcribe(paths))
+    assert sorted(outcome.name for outcome in outcomes) == paths
+
+
+def test_the_run_ends_where_most_machines_fail() -> None:
+    fleet, paths = Cluster(20, {f"m{n}": WITHOUT_MOUNT for n in range(11)}), names(60)
+    with pytest.raises(UsageError, match="does not see"):
+        list(transcriber(fleet, paths).transcribe(paths))
+    assert fleet.closed
+
+
+@pytest.mark.parametrize("machines", [1, 2, 3, 20])
+def test_the_run_ends_where_no_machine_can_start_a_worker(machines: int) -> None:
+    fleet = Cluster(machines, {f"m{n}": DYING for n in range(machines)})
+    with pytest.raises(CapacityError, match="CUDA driver mismatch"):
+        list(transcriber(fleet, names(60)).transcribe(names(60)))
+
+
+def test_a_machine_that_joins_later_gets_a_worker() -> None:
+    """An autoscaler replaces the machine that was excluded."""
+    fleet, paths, now = Cluster(2, {"m1": WITHOUT_MOUNT}), names(30), [0.0]
+
+    def clock() -> float:
+        now[0] += 1.0
+        if now[0] == 10:
+            fleet.free.append("m2")
+        return now[0]
+
+    list(transcriber(fleet, paths, clock=clock).transcribe(paths))
+    assert fleet.started == 3
+
+
+def test_workers_that_die_while_they_load_end_the_run() -> None:
+    fleet = Cluster(1, {"m0": Lost(0, "killed for memory")})
+    with pytest.raises(CapacityError, match="while they loaded the model: killed for memory"):
         list(transcriber(fleet, ["a.wav"]).transcribe(["a.wav"]))
     assert fleet.started == 3
+
+
+def test_workers_of_unknown_machines_that_die_while_they_load_end_the_run() -> None:
+    fleet = Cluster(1, {"m0": Lost(0, "killed for memory")})
+    wait = fleet.wait
+    fleet.wait = lambda seconds: [replace(each, machine="") for each in wait(seconds)]  # type: ignore[method-assign]
+    with pytest.raises(CapacityError, match="killed for memory"):
+        list(transcriber(fleet, ["a.wav"]).transcribe(["a.wav"]))
+    assert fleet.started == 4
 
 
 def test_that_no_worker_starts_is_said_and_ends_the_run_at_last() -> None:

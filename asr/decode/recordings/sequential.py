@@ -26,8 +26,8 @@ from .seeking import advance, previous_text
 from .window_requests import language_in, pauses_for, prompt_room
 from .window_results import Extent
 
-# Text that was sampled at this temperature or above is not trusted as context (openai/whisper).
-FORGET_FROM = 0.5
+# Above this temperature the text so far, that of the window included, is no context (openai/whisper).
+FORGET_ABOVE = 0.5
 
 
 @dataclass
@@ -154,7 +154,8 @@ class SequentialWindows:
         position.hypothesis = tuple(token for token in discarded if token < end)
         if decoded.state != "decoded" or not self.call.bound.options.condition_on_previous_text:
             return
-        hot = decoded.result.request.temperature >= FORGET_FROM
-        before = () if hot else position.previous
+        if decoded.tried > FORGET_ABOVE:
+            position.previous = ()
+            return
         text = previous_text(decoded.tokens, self.context.whisper.tokens)
-        position.previous = (*before, *text)[-prompt_room(self.context.whisper) :]
+        position.previous = (*position.previous, *text)[-prompt_room(self.context.whisper) :]

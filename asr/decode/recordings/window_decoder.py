@@ -21,7 +21,15 @@ from ..isolation import Ended, Fault
 from ..outcome import Decoded
 from .recording_state import RecordingState, WindowTag
 from .window_requests import BoundOptions, retry_of, window_request
-from .window_results import Extent, decoded_of, failed_window, judge, segments_of, whole_window
+from .window_results import (
+    Attempt,
+    Extent,
+    attempt_of,
+    decoded_of,
+    failed_window,
+    segments_of,
+    whole_window,
+)
 from .word_timer import WordTimer
 
 GiveUp = Callable[[RecordingState, ForescribeError], None]
@@ -46,6 +54,9 @@ class WindowDecoder:
         self.context, self.bound, self.timer = context, bound, timer
         self._give_up, self._extent = give_up, extent
         self.in_engine: set[WindowTag] = set()
+        self._rejected: dict[
+            WindowTag, Attempt
+        ] = {}  # the best answer of a window that is repeated
 
     def request(
         self,
@@ -100,22 +111,27 @@ class WindowDecoder:
         """Remove windows from the engine; their rows are free at once."""
         for tag in list(tags):
             self.in_engine.discard(tag)
+            self._rejected.pop(tag, None)
             self.context.slots.cancel(tag)
 
     def _accepted(self, tag: WindowTag, result: Result) -> Decoded | None:
         """The decoded window, with its segments; None where it is queued again."""
         options = self.bound.options
-        judgement = judge(self.context.whisper, options.guards, result)
-        if judgement[0] is Judgement.RETRY:
+        attempt = attempt_of(self.context.whisper, options.guards, result)
+        best = self._rejected.pop(tag, attempt)
+        if attempt.judgement is not Judgement.RETRY or attempt.rank > best.rank:
+            best = attempt
+        if attempt.judgement is Judgement.RETRY:
             retry = retry_of(result.request, options.guards)
             if retry is not None:
+                self._rejected[tag] = best
                 self.context.slots.submit(retry)  # behind the windows that wait
                 return None
         decoded = decoded_of(
             self.context,
             tag,
-            result,
-            judgement,
+            best,
+            tried=result.request.temperature,
             extent=self._extent,
             keep_encoder_states=options.keep_encoder_states,
         )

@@ -15,7 +15,7 @@ from forescribe.speculative.requests import Request
 from ...errors import UsageError
 from ...formats.transcript import seconds
 from ...model.loading import EncoderStates, Whisper
-from ...model.special_tokens import AUTO, language_code
+from ...model.special_tokens import AUTO, CANNOT_TRANSLATE, language_code
 from ...segment.pauses import Pause, pauses
 from ..decoding_context import DecodingContext
 from ..drafting import SCRIPT_SLOTS
@@ -49,8 +49,8 @@ def bind(options: Options, context: DecodingContext) -> BoundOptions:
     if options.language is not None and language_code(options.language) != AUTO:
         language = special.language(options.language)
     previous = prompt_tokens(context.whisper, options.initial_prompt)
-    if options.task == "translate" and not special.multilingual:
-        raise UsageError("an English-only model cannot translate; use a multilingual one")
+    if options.task == "translate" and not special.translates:
+        raise UsageError(CANNOT_TRANSLATE)
     limit = context.engine.max_gamma
     if options.gamma is not None and options.gamma > limit:
         raise UsageError(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from forescribe.speculative.requests import Finish, Request, Result
 
@@ -44,42 +44,54 @@ def text_of(whisper: Whisper, tokens: Iterable[int]) -> str:
     return text
 
 
-def judge(whisper: Whisper, guards: Guards | None, result: Result) -> tuple[Judgement, str | None]:
-    """Whether to keep an answer, with the reason where it is not kept."""
+@dataclass(frozen=True)
+class Attempt:
+    """An answer for a window that was judged."""
+
+    result: Result
+    judgement: Judgement
+    reason: str | None
+    rank: tuple[bool, float]  # `Guards.rank`
+
+
+def attempt_of(whisper: Whisper, guards: Guards | None, result: Result) -> Attempt:
+    """An answer with its judgement. Without guards only numbers that are not finite are rejected."""
     mean = mean_logprob(result.logprobs)
     if guards is None:
-        return (Judgement.KEEP, None) if math.isfinite(mean) else (Judgement.RETRY, NOT_FINITE)
-    return guards.judge(
-        compression_ratio=compression_ratio(text_of(whisper, result.tokens)),
-        mean_logprob=mean,
-        no_speech_prob=result.probe[0],
+        finite = math.isfinite(mean)
+        judgement = (Judgement.KEEP, None) if finite else (Judgement.RETRY, NOT_FINITE)
+        return Attempt(result, *judgement, (finite, mean))
+    ratio = compression_ratio(text_of(whisper, result.tokens))
+    judgement = guards.judge(
+        compression_ratio=ratio, mean_logprob=mean, no_speech_prob=result.probe[0]
     )
+    return Attempt(result, *judgement, guards.rank(compression_ratio=ratio, mean_logprob=mean))
 
 
 def decoded_of(
     context: DecodingContext,
     tag: WindowTag,
-    result: Result,
-    judgement: tuple[Judgement, str | None],
+    attempt: Attempt,
     *,
+    tried: float,
     extent: Extent,
     keep_encoder_states: bool,
 ) -> Decoded:
-    """The window of a final answer.
+    """The window of the answer that was chosen.
 
-    An answer that the guards reject at the last temperature is kept with a doubt, as Whisper does,
-    unless its probabilities are not finite.
+    An answer that the guards reject is kept with a doubt, as Whisper does, unless its probabilities are
+    not finite. `tried` is the highest temperature at which the window was decoded.
     """
-    verdict, reason = judgement
-    rejected = verdict is Judgement.RETRY
+    result, reason = attempt.result, attempt.reason
+    rejected = attempt.judgement is Judgement.RETRY
     broken = rejected and not math.isfinite(mean_logprob(result.logprobs))
     doubt = reason if rejected and not broken else None
-    if verdict is Judgement.KEEP and context.is_demo:
+    if attempt.judgement is Judgement.KEEP and context.is_demo:
         doubt = accounting.outside_demo(result)
     state: State = "decoded"
     if broken:
         state = "failed"
-    elif verdict is Judgement.SILENCE:
+    elif attempt.judgement is Judgement.SILENCE:
         state = "silent"
     end, tokens = extent(tag, result.tokens, state)
     request = result.request
@@ -93,6 +105,7 @@ def decoded_of(
         state=state,
         reason=None if rejected and not broken else reason,
         doubt=doubt,
+        tried=tried,
         encoder_states=request.encoder_states if keep_encoder_states else None,
     )
 

@@ -111,12 +111,13 @@ def diarize(**values: Any) -> None:
     from forescribe.asr.batch.inputs import discover
     from forescribe.asr.batch.readable import check_readable
     from forescribe.asr.storage.opening_stores import Stores
+    from forescribe.asr.storage.retrying import telling
 
     from ..terminal.console import Console
 
-    stores = Stores()
-    sources = check_readable(discover(options.audio, recursive=options.recursive, stores=stores))
     console = Console(quiet=options.quiet or options.json, verbose=False, json=options.json)
+    stores = Stores(telling(console.notice))
+    sources = check_readable(discover(options.audio, recursive=options.recursive, stores=stores))
     interrupted = False
     with Stop() as stop:
         batch = _batch(options, sources, stores, stop, console)

@@ -42,11 +42,15 @@ def transcribe(**values: Any) -> None:
     from forescribe.asr.batch.readable import check_readable
     from forescribe.asr.batch.remote.planning import plan_outputs
     from forescribe.asr.storage.opening_stores import Stores
+    from forescribe.asr.storage.retrying import telling
 
     from ..terminal.console import Console
     from ..terminal.dry_run import list_batch
 
-    stores = Stores()
+    console = Console(
+        quiet=options.quiet or options.json, verbose=options.verbose, json=options.json
+    )
+    stores = Stores(telling(console.notice))
     recordings = discover(options.audio, recursive=options.recursive, stores=stores)
     sources = check_readable(recordings, decode=not options.dry_run)
     outputs = plan_outputs(
@@ -56,9 +60,6 @@ def transcribe(**values: Any) -> None:
         stores=stores,
         rules=options.line_rules,
         dry_run=options.dry_run,
-    )
-    console = Console(
-        quiet=options.quiet or options.json, verbose=options.verbose, json=options.json
     )
     reports = _reports(options, outputs, console)
     interrupted = False
@@ -122,9 +123,11 @@ def _batch(
     from forescribe.asr.batch.readable import any_readable
     from forescribe.asr.batch.remote.fetching import Fetching
     from forescribe.asr.batch.remote.recorded_outputs import RecordedOutputs
-    from forescribe.asr.model.presets import resolve
+    from forescribe.asr.model.presets import made_for, resolve
+    from forescribe.asr.model.special_tokens import check_request
 
     pair = resolve(options.model, options.draft)
+    check_request(options.language, options.task, made_for(pair.target))
     with stop.interruptible():
         network = not (options.local_files_only or options.dry_run)
         # Without a readable recording, neither weights nor a model are looked for.

@@ -82,6 +82,9 @@ if TYPE_CHECKING:
 
 STDOUT = "-"
 
+PAGES = frozenset({"html", "htm", "report"})
+"""What people call the page of --report where formats are named."""
+
 DRAFTERS = (AUTO, "model", "cascade", "ctc")
 """Those of `asr.decode.drafting`, which takes too long to import here."""
 
@@ -198,6 +201,12 @@ class TranscribeOptions:
     def _check_output(self) -> None:
         from forescribe.asr.formats.files import OF_SPEAKERS
 
+        page = next((name for name in self._formats if name in PAGES), None)
+        if page is not None:
+            raise UsageError(
+                f"-f {page}: a page is written by --report, beside the formats of -f; "
+                "use --report FILE.html, or --report FOLDER for several recordings"
+            )
         without = [name for name in self._formats if name in OF_SPEAKERS]
         if without and not self.speakers.requested:
             raise UsageError(f"-f {without[0]} lists speakers: add --diarize")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -212,6 +213,24 @@ def test_what_cannot_be_served_is_refused_by_name(service, fields, status, code,
     conforms(answer.json(), "ErrorResponse")
     error = answer.json()["error"]
     assert (answer.status_code, error["code"], error["param"]) == (status, code, param)
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [(TRANSCRIBE, {"language": "de"}, "language"), (TRANSLATE, {}, "model")],
+)
+def test_a_model_that_was_made_for_english_serves_nothing_else(
+    service, monkeypatch, path, fields, param
+) -> None:
+    """Although its tokens name other languages, as those of distilled models do."""
+    client = service()
+    context = client.app.state.serving.transcriber.context
+    tokens = replace(context.whisper.tokens, made_for=frozenset({"en"}))
+    english = replace(context, whisper=replace(context.whisper, tokens=tokens))
+    monkeypatch.setattr(client.app.state.serving.transcriber, "context", english)
+    answer = post(client, path=path, **fields)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["param"]) == (400, "invalid_value", param)
 
 
 @pytest.mark.parametrize("path", [TRANSCRIBE, TRANSLATE])

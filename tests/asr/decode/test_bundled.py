@@ -19,6 +19,7 @@ from forescribe.asr.audit import audit
 from forescribe.asr.decode.guards import Guards
 from forescribe.asr.decode.outcome import Decoded
 from forescribe.asr.decode.transcriber import Options, Outcome, Transcriber
+from forescribe.asr.errors import UsageError
 from forescribe.asr.model.loading import load
 from forescribe.asr.model.presets import resolve
 from forescribe.speculative import Request, Stats, choose
@@ -43,6 +44,14 @@ def words(text: str) -> str:
 @pytest.fixture(scope="module")
 def whisper():
     return load(resolve("demo", None), choose("cpu"), network=False)
+
+
+def test_the_pair_knows_english_alone(whisper):
+    """Its tokens name a hundred languages, as those of distilled models do."""
+    assert whisper.tokens.made_for == {"en"} and len(whisper.tokens.languages) > 90
+    for options in (Options(language="de"), Options(task="translate")):
+        with pytest.raises(UsageError):
+            Transcriber(whisper, gamma=0).transcribe(["never opened"], options)
 
 
 @pytest.fixture(scope="module")

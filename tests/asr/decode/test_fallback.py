@@ -161,20 +161,100 @@ def test_a_fallback_is_the_same_in_any_batch(whisper, recording, plain, monkeypa
     assert [d.result.tokens for d in first.decoded] == [d.result.tokens for d in second.decoded]
 
 
-def test_what_fails_to_the_end_is_kept_and_tried_at_every_temperature_once(
-    whisper, recording, monkeypatch
+@pytest.mark.parametrize("ratio", [2.4, 0.01, None])
+def test_of_what_fails_to_the_end_the_most_probable_attempt_is_kept(
+    whisper, recording, monkeypatch, ratio
 ):
-    tried = []
+    """Of those that do not repeat themselves, if there is one; every temperature is tried once."""
+    tried: dict[float, list[tuple[float, float]]] = {}
+
+    def attempts_of(probe: float) -> list[tuple[float, float]]:
+        known = next((own for own in tried if math.isclose(own, probe, rel_tol=1e-6)), probe)
+        return tried.setdefault(known, [])
 
     def never(self, *, compression_ratio, mean_logprob, no_speech_prob):
-        tried.append(no_speech_prob)
-        return Judgement.RETRY, "planted"
+        attempts_of(no_speech_prob).append((compression_ratio, mean_logprob))
+        return Judgement.RETRY, f"planted {mean_logprob}"
 
-    guards = Guards(temperatures=(0.0, 0.5, 1.0))
+    temperatures = (0.0, 0.5, 1.0)
+    guards = Guards(temperatures=temperatures, compression_ratio=ratio)
     outcome = decode(whisper, recording, guards, judge=never, monkeypatch=monkeypatch)
-    assert len(tried) == 9
+    assert [len(attempts) for attempts in tried.values()] == [3, 3, 3]
+    kept = set()
+    for decoded in outcome.decoded:
+        attempts = attempts_of(decoded.result.probe[0])
+        calm = [mean for found, mean in attempts if ratio is None or found <= ratio]
+        best = max(calm or [mean for _, mean in attempts])
+        assert mean_logprob(decoded.result.logprobs) == best
+        assert decoded.doubt == f"planted {best}"
+        at = temperatures[[mean for _, mean in attempts].index(best)]
+        assert decoded.result.request.temperature == at
+        assert decoded.tried == 1.0
+        kept.add(at)
+    assert kept != {1.0}, "the last attempts are the best: nothing was shown"
+    assert outcome.transcript.coverage.decoded_samples == 70 * RATE
+
+
+def test_attempts_without_numbers_are_not_kept(whisper, recording, monkeypatch):
+    """All but the last one: it is the best, whatever its probability."""
+    transcriber = Transcriber(whisper, batch=2, gamma=0)
+    collect = transcriber.engine._scheduler.collector.collect
+
+    def broken(row, *rest):
+        result = collect(row, *rest)
+        if result.request.temperature == 1.0:
+            return result
+        return replace(result, logprobs=(math.nan,) * len(result.logprobs))
+
+    monkeypatch.setattr(transcriber.engine._scheduler.collector, "collect", broken)
+    guards = Guards(temperatures=(0.0, 0.5, 1.0), logprob=-1e-9)
+    (outcome,) = transcriber.transcribe([recording], options(guards))
     assert [d.result.request.temperature for d in outcome.decoded] == [1.0] * 3
     assert outcome.transcript.coverage.decoded_samples == 70 * RATE
+
+
+def test_silence_at_a_later_attempt_is_silence(whisper, recording, plain, monkeypatch):
+    """An earlier attempt that was rejected, however probable, does not come back."""
+    victim, seen = plain.decoded[1].result.probe[0], []
+
+    def judge(self, *, compression_ratio, mean_logprob, no_speech_prob):
+        if not math.isclose(no_speech_prob, victim, rel_tol=1e-6):
+            return Judgement.KEEP, None
+        seen.append(mean_logprob)
+        return (Judgement.RETRY, "planted") if len(seen) == 1 else (Judgement.SILENCE, "planted")
+
+    outcome = decode(whisper, recording, Guards(), judge=judge, monkeypatch=monkeypatch)
+    assert len(seen) == 2
+    assert [d.state for d in outcome.decoded] == ["decoded", "silent", "decoded"]
+
+
+def test_text_that_failed_to_the_end_is_no_context(whisper, recording, monkeypatch):
+    """Sequential decoding forgets it as openai/whisper does, although the attempt at 0 is kept."""
+    prompts: list[tuple[float, int]] = []
+
+    def never(self, *, compression_ratio, mean_logprob, no_speech_prob):
+        return Judgement.RETRY, "planted"
+
+    def lengths(guards: Guards) -> list[int]:
+        transcriber = Transcriber(whisper, batch=1, gamma=0)
+        prompts.clear()
+        submit = transcriber.engine.submit
+
+        def recorded(request):
+            prompts.append((request.temperature, len(request.prompt)))
+            submit(request)
+
+        monkeypatch.setattr(transcriber.engine, "submit", recorded)
+        (outcome,) = transcriber.transcribe([recording], options(guards, long_form="sequential"))
+        assert outcome.error is None
+        return [length for temperature, length in prompts if temperature == 0]
+
+    kept = lengths(Guards(compression_ratio=None, logprob=None, no_speech=None))
+    assert kept[1] < kept[2]  # text of two windows
+    monkeypatch.setattr(Guards, "judge", never)
+    monkeypatch.setattr(Guards, "rank", lambda self, **numbers: (True, 0.0))  # the first is kept
+    assert set(lengths(Guards(temperatures=(0.0, 0.4)))[1:]) != {kept[0]}
+    assert set(lengths(Guards(temperatures=(0.0, 1.0)))) == {kept[0]}  # no text before any window
 
 
 def test_silence_is_dropped_with_a_record(whisper, recording, plain, monkeypatch):
@@ -243,7 +323,7 @@ def test_a_window_whose_numbers_break_fails_alone(whisper, recording, monkeypatc
     )
     assert [d.state for d in guarded.decoded] == ["decoded", "failed", "decoded"]
     assert "not finite" in guarded.decoded[1].reason
-    assert guarded.decoded[1].result.request.temperature == 1.0
+    assert guarded.decoded[1].tried == 1.0
     for n in (0, 2):
         assert guarded.decoded[n].result.tokens == plain.decoded[n].result.tokens
     coverage = guarded.transcript.coverage

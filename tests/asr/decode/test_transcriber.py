@@ -408,13 +408,17 @@ def test_a_blank_prompt_is_none(shared, recordings, text) -> None:
 def test_options_that_the_model_cannot_serve_are_refused_at_once(whisper, shared) -> None:
     bare = replace(whisper.tokens, languages={}, tasks={}, previous=None)
     english = transcriber(replace(whisper, tokens=bare))
+    made = replace(whisper.tokens, made_for=frozenset({"en"}))  # as of distilled models
+    distilled = transcriber(replace(whisper, tokens=made))
     for one, options, message in (
         (shared, Options(language="klingon"), "unknown language 'klingon'.*de, en, fr"),
         (shared, Options(gamma=9), "gamma 9 is more than the 3"),
         (shared, Options(initial_prompt="a <|endoftext|> b"), "special token"),
         (english, Options(language="de"), "known: auto, en$"),
-        (english, Options(task="translate"), "English-only"),
+        (english, Options(task="translate"), "made for one language"),
         (english, Options(initial_prompt="names"), "no prompt"),
+        (distilled, Options(language="de"), "known: auto, en$"),
+        (distilled, Options(task="translate"), "made for one language"),
     ):
         with pytest.raises(UsageError, match=message):
             one.transcribe(["never opened"], options)  # not even iterated

@@ -7,8 +7,9 @@ import html
 import json
 import os
 import re
+import unicodedata
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,8 @@ from forescribe.asr.formats.files import (
     vtt,
     write,
 )
-from forescribe.asr.formats.transcript import Coverage, Segment, Span, Transcript
+from forescribe.asr.formats.rttm import rttm
+from forescribe.asr.formats.transcript import Coverage, Segment, Span, Transcript, Turn
 
 RATE = 16_000
 
@@ -206,6 +208,43 @@ def test_speakers_are_labelled_in_each_format_its_own_way() -> None:
     assert [cue.text for cue in read_srt(srt(transcript))][0] == "[SPEAKER_00]: Hi."
     assert "<v SPEAKER_00>Hi.\n" in vtt(transcript) and "<v A&lt;B&gt;>Bob.\n" in vtt(transcript)
     assert read_tsv(tsv(transcript))[3].text == "Hm."
+
+
+FORGED = "Eve]: Hi.\n\n2\n00:00:09,000 --> 00:00:10,000\nforged"
+
+
+@pytest.mark.parametrize("speaker", [FORGED, "A\tB\r\nC", "A\x1b[2J\x00B", "A\u2028B\x85C", "A--"])
+def test_a_speakers_label_cannot_break_a_format(speaker: str) -> None:
+    """What parsers read back: as many cues, lines and columns as there are segments."""
+    transcript = said((0, RATE, " Hi."), (RATE, 2 * RATE, " > Yes."), speakers=(speaker, "B"))
+    srt_cues, vtt_text, rows = read_srt(srt(transcript)), vtt(transcript), tsv(transcript)
+    assert [cue.text.endswith(end) for cue, end in zip(srt_cues, ("Hi.", "> Yes."), strict=True)]
+    blocks = vtt_text.rstrip("\n").split("\n\n")
+    assert [block.count("\n") for block in blocks] == [0, 1, 1]
+    assert vtt_text.count("-->") == 2 and srt(transcript).count("-->") == 2
+    assert [row.count("\t") for row in rows.splitlines()] == [2, 2, 2]
+    assert len(txt(transcript).splitlines()) == 2
+    for text in (srt(transcript), vtt_text, rows, txt(transcript), rttm(_with_turns(transcript))):
+        shown = text.replace("\n", "").replace("\t", "")
+        assert not [c for c in shown if unicodedata.category(c) in ("Cc", "Zl", "Zp")]
+    assert len(rttm(_with_turns(transcript)).split()) == 20
+
+
+@pytest.mark.parametrize("speaker", ["\n", "\x00\x1b", " "])
+def test_a_label_without_text_is_no_label(speaker: str) -> None:
+    transcript = said((0, RATE, " Hi."), speakers=(speaker,))
+    assert txt(transcript) == "Hi.\n"
+    assert "<v" not in vtt(transcript) and "]:" not in srt(transcript) + tsv(transcript)
+
+
+def test_names_in_any_script_stay_as_they_are() -> None:
+    transcript = said((0, RATE, " Hi."), speakers=("Ana María \u200fשרה 李",))
+    assert txt(transcript) == "Ana María \u200fשרה 李: Hi.\n"
+
+
+def _with_turns(transcript: Transcript) -> Transcript:
+    turns = tuple(Turn(s.start_sample, s.end_sample, str(s.speaker)) for s in transcript.segments)
+    return replace(transcript, turns=turns)
 
 
 def test_txt_has_a_trimmed_line_per_segment() -> None:

@@ -14,7 +14,7 @@ from huggingface_hub import constants
 from huggingface_hub.errors import LocalEntryNotFoundError
 
 from forescribe.asr.errors import ModelError
-from forescribe.asr.model.presets import PRESETS, Pair, cached, resolve
+from forescribe.asr.model.presets import PRESETS, Pair, cached, made_for, resolve
 from forescribe.asr.model.published import MADE_FOR, find, locate
 
 LARGE_V3 = "openai/whisper-large-v3"
@@ -249,3 +249,19 @@ def test_presets_load_nothing_heavy() -> None:
     code = f"import sys, forescribe.asr.model.presets; print({heavy} & sys.modules.keys())"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize(
+    ("model", "languages"),
+    [
+        ("demo", {"en"}),
+        ("distil-large-v3.5", {"en"}),
+        ("distil-whisper/distil-large-v3.5", {"en"}),
+        ("small.en", {"en"}),
+        ("kotoba-tech/kotoba-whisper-v2.0", {"ja"}),
+        ("large", None),
+        ("turbo", None),
+    ],
+)
+def test_what_a_model_was_made_for_is_known_before_it_is_loaded(model, languages) -> None:
+    assert made_for(resolve(model, None).target) == languages

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -13,11 +15,13 @@ import pytest
 
 from forescribe.asr.storage.locations import Location
 from forescribe.asr.storage.opening_stores import Stores
+from forescribe.asr.storage.retrying import Retries, telling
 from forescribe.asr.storage.storage_errors import (
     DeniedError,
     LocatedError,
     MissingError,
     UnavailableError,
+    UnreachableError,
     UnsupportedError,
 )
 from tests.asr.storage.faults import quick
@@ -153,6 +157,49 @@ def test_errors_say_what_to_do_and_nothing_secret(
 def test_a_server_that_is_not_there_is_unavailable(tmp_path) -> None:
     with pytest.raises(UnavailableError, match="does not answer"):
         fetch(Web(port=9), tmp_path)
+
+
+def unnamed(number: int):
+    """A look-up that fails with this number."""
+
+    def look_up(*_, **__):
+        raise socket.gaierror(number, os.strerror(0))
+
+    return look_up
+
+
+def test_a_name_that_no_server_has_is_asked_for_once(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(socket, "getaddrinfo", unnamed(socket.EAI_NONAME))
+    pauses: list[float] = []
+    stores = Stores(Retries(sleep=pauses.append))
+    store, key = stores.of(Location.parse("http://no-such.example/a.mp3?Signature=9c41"))
+    with pytest.raises(
+        UnreachableError, match=r"no server has the name no-such\.example"
+    ) as caught:
+        store.fetch(key, tmp_path / "copy")
+    assert pauses == [] and stores.requests() == 1 and "9c41" not in str(caught.value)
+    assert not caught.value.temporary
+
+
+def test_a_name_that_cannot_be_looked_up_now_is_asked_for_again(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(socket, "getaddrinfo", unnamed(socket.EAI_AGAIN))
+    store, key = Stores(quick(3)).of(Location.parse("http://example.com/a.mp3"))
+    with pytest.raises(UnavailableError, match="3 attempts"):
+        store.fetch(key, tmp_path / "copy")
+
+
+def test_a_server_that_does_not_answer_is_told_before_the_first_pause(tmp_path) -> None:
+    """Once, however many recordings it has."""
+    order: list[str] = []
+    retries = replace(telling(order.append), sleep=lambda seconds: order.append("pause"))
+    stores = Stores(retries)
+    for name in ("a.mp3?Signature=9c41", "b.mp3"):
+        store, key = stores.of(Web(port=9).location(name))
+        with pytest.raises(UnavailableError, match=r"connection refused.*8 attempts"):
+            store.fetch(key, tmp_path / "copy")
+    assert order[1:] == ["pause"] * 14
+    assert "connection refused" in order[0] and order[0].endswith("trying again for up to 52 s")
+    assert "9c41" not in order[0] and "secret" not in order[0]
 
 
 def test_web_servers_are_read_only(web) -> None:

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from forescribe.asr.errors import UsageError
+from forescribe.asr.installing import how_to_install
 
 from ...options.option_records import (
     DECODING,
@@ -164,9 +165,7 @@ def serve(**values: Any) -> None:
         from forescribe.api.process.listening_socket import bound
         from forescribe.api.settings import load
     except ModuleNotFoundError as error:
-        raise UsageError(
-            f"serve needs {error.name}: run `scripts/setup serve` in forescribe's folder"
-        ) from error
+        raise UsageError(f"serve needs {error.name}: {how_to_install('serve')}") from error
 
     given = asdict(options)
     settings = load(given.pop("settings"), **given)

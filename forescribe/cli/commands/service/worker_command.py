@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from forescribe.asr.errors import UsageError
+from forescribe.asr.installing import how_to_install
 
 from ...options.option_records import MODEL, PERFORMANCE, SERVICE, option, takes
 
@@ -138,9 +139,7 @@ def worker(**values: Any) -> None:
         from forescribe.api.process.listening_socket import bound
         from forescribe.api.settings import load
     except ModuleNotFoundError as error:
-        raise UsageError(
-            f"worker needs {error.name}: run `scripts/setup serve` in forescribe's folder"
-        ) from error
+        raise UsageError(f"worker needs {error.name}: {how_to_install('serve')}") from error
 
     named = {
         "database_url": given.pop("database"),

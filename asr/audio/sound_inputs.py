@@ -1,0 +1,168 @@
+"""The forms in which callers have a recording: files in any form, and samples in memory with their rate.
+
+    open_audio((samples, 48_000))
+
+Knows shapes, types and rates of samples; reads nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, BinaryIO, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import AudioError, UsageError
+from .containers import MAX_RATE
+from .decoded_file import DecodedFile
+
+ARRAY = "<array>"
+"""The name of a recording that was given as samples."""
+
+LEAST_RATE = 1000
+"""Hz. A second becomes 16,000 samples, whatever its rate was."""
+
+MOST_CHANNELS = 64
+LOUDEST_FLOAT = 100.0
+"""Louder samples are integers that were converted without being scaled; words would be wrong in silence."""
+
+
+@dataclass(frozen=True, eq=False)
+class Sound:
+    """Samples in memory: [T] or [T, C], floats nominally from -1 to 1 or integers, at `rate` Hz."""
+
+    samples: NDArray[Any]
+    rate: int
+
+
+Input = (
+    str
+    | os.PathLike[str]
+    | bytes
+    | BinaryIO
+    | DecodedFile
+    | Sound
+    | tuple[Any, Any]  # (samples, rate)
+    | Mapping[str, Any]  # of Hugging Face's datasets
+)
+"""A recording, see `as_input`."""
+
+
+def as_input(audio: Any, rate: float | None = None) -> Input:
+    """A recording in any form that callers have it in: what is read from a file is unchanged, samples in
+    memory become a `Sound`.
+
+    Samples are an array of numpy, a tensor of torch, or a list: [T], [T, C] or [C, T], where the shorter
+    axis is that of channels. Their rate is `rate`, or comes with them: `(samples, rate)`, the other way round
+    as scipy has it, a mapping with `array` and `sampling_rate`, or with `bytes` or `path`, as of Hugging
+    Face's datasets, or a decoder of torchcodec.
+
+    Raises UsageError for samples without a rate, of another shape or type; AudioError for samples that are
+    none (`empty_file`) or are not finite (`invalid_audio`).
+    """
+    if isinstance(audio, Mapping):
+        return _from_mapping(audio, rate)
+    if hasattr(audio, "get_all_samples"):  # torchcodec.decoders.AudioDecoder
+        whole = audio.get_all_samples()
+        return _sound(whole.data, whole.sample_rate, rate)
+    if isinstance(audio, tuple):
+        if len(audio) != 2:
+            raise UsageError(
+                f"a tuple of {len(audio)}; samples with their rate are (samples, rate)"
+            )
+        samples, own = audio if not _is_number(audio[0]) else audio[::-1]
+        return _sound(samples, own, rate)
+    if isinstance(audio, list) or hasattr(audio, "__array__"):
+        return _sound(audio, rate, None)
+    if rate is not None and not isinstance(audio, Sound):
+        raise UsageError(
+            "sample_rate is that of samples in memory; a file says its own: leave it out"
+        )
+    if isinstance(audio, bytearray | memoryview):
+        return bytes(audio)
+    if not isinstance(audio, str | os.PathLike | bytes | DecodedFile | Sound) and not hasattr(
+        audio, "read"
+    ):
+        raise UsageError(
+            f"{type(audio).__name__} is no recording: give a path, the bytes of a file, a binary file "
+            "object, or samples with their rate"
+        )
+    return cast(Input, audio)
+
+
+def _from_mapping(audio: Mapping[str, Any], rate: float | None) -> Input:
+    if audio.get("array") is not None:
+        return _sound(audio["array"], audio.get("sampling_rate"), rate)
+    for key in ("bytes", "path"):
+        if audio.get(key) is not None:
+            return as_input(audio[key], rate)
+    raise UsageError(
+        f"a mapping with {', '.join(map(repr, audio)) or 'nothing'}; one of a recording has 'array' and "
+        "'sampling_rate', or 'bytes', or 'path'"
+    )
+
+
+def _sound(samples: Any, own: Any, rate: float | None) -> Sound:
+    """Checked samples; `own` is the rate that came with them, `rate` the one that was named."""
+    if own is not None and rate is not None and own != rate:
+        raise UsageError(f"sample_rate is {rate}, and the samples come with {own}: leave it out")
+    hertz = own if own is not None else rate
+    if hertz is None:
+        raise UsageError("samples need their rate: sample_rate=16000, or (samples, 16000)")
+    if not _is_number(hertz) or hertz != int(hertz) or not LEAST_RATE <= hertz <= MAX_RATE:
+        raise UsageError(
+            f"sample_rate is {hertz!r}; a whole number from {LEAST_RATE} to {MAX_RATE} Hz is needed"
+        )
+    array = _array(samples)
+    if array.ndim == 2 and array.shape[0] < array.shape[1]:
+        array = array.T  # [C, T]
+    if array.ndim not in (1, 2) or (array.ndim == 2 and array.shape[1] > MOST_CHANNELS):
+        raise UsageError(
+            f"samples of shape {list(array.shape)}; expected [T], [T, C] or [C, T], with up to "
+            f"{MOST_CHANNELS} channels"
+        )
+    if not array.size:
+        raise AudioError(f"{ARRAY}: there are no samples", code="empty_file")
+    if array.dtype.kind == "f":
+        _check_floats(array)
+    return Sound(array, int(hertz))
+
+
+def _array(samples: Any) -> NDArray[Any]:
+    if hasattr(
+        samples, "detach"
+    ):  # a tensor of torch, on any device, in a format that numpy may lack
+        samples = samples.detach().cpu()
+        samples = (samples.float() if samples.is_floating_point() else samples).numpy()
+    try:
+        array = np.asarray(samples)
+    except ValueError as error:
+        raise UsageError(f"samples of unequal lengths: {error}") from error
+    if array.dtype.kind not in "fiu" or (array.dtype.kind in "iu" and array.dtype.itemsize > 4):
+        raise UsageError(
+            f"samples of type {array.dtype}; expected floats from -1 to 1, or integers of 8, 16 or 32 bits"
+        )
+    return array
+
+
+def _check_floats(array: NDArray[Any]) -> None:
+    wrong = array.size - int(np.isfinite(array).sum())
+    if wrong:
+        raise AudioError(
+            f"{ARRAY}: {wrong} of {array.size} samples are not finite (NaN or infinite)"
+        )
+    peak = float(np.abs(array).max())
+    if peak > LOUDEST_FLOAT:
+        raise UsageError(
+            f"floating-point samples up to {peak:g}; they are from -1 to 1: divide those of 16-bit "
+            "integers by 32768"
+        )
+
+
+def _is_number(value: Any) -> bool:
+    number = isinstance(value, int | float | np.integer | np.floating)
+    return number and not isinstance(value, bool) and math.isfinite(value)
