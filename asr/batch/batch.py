@@ -268,9 +268,10 @@ class Batch:
     def _finish(self, outcome: Outcome) -> Iterator[RecordingResult]:
         """Write the result of an outcome; yields the results that are written by now. Raises what ran out
         of memory."""
-        cause = outcome.error and outcome.error.__cause__
+        error = outcome.error
+        cause = error.__cause__ if isinstance(error, CapacityError) else None
         if cause is not None and out_of_memory(cause):
-            raise cause  # the batch is too large, not this recording
+            raise cause  # the batch is too large, not this recording; while reading it is an AudioError
         content = self._pulled.pop(outcome.name) or outcome.content
         source = self._close(outcome.name)
         if source.location is not None and source.entry is None and outcome.entry is not None:
