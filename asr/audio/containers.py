@@ -17,6 +17,7 @@ bytes come from.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -121,12 +122,14 @@ def _decoding(name: str) -> Iterator[None]:
         yield
     except ForescribeError:
         raise
-    except MemoryError as error:
+    except MemoryError as error:  # libav's too
         text = "needs more memory to decode than is free; its header may be damaged"
         raise AudioError(f"{name}: {text}") from error
+    except OSError as error:
+        if _is_damage(error):
+            raise _undecodable(name, _reason(error)) from error
+        raise unreadable(name, error) from error
     except Exception as error:
-        if isinstance(error, OSError) and not _is_libav(error):
-            raise unreadable(name, error) from error
         raise _undecodable(name, _reason(error)) from error
 
 
@@ -466,14 +469,14 @@ def _refuse_to_open(url: str, flags: int, options: dict[str, str]) -> object:
     raise PermissionError(f"refused to open {url!r} named inside a container")
 
 
-def _is_libav(error: BaseException) -> bool:
-    """Whether it is an error of libav, some of which are OSErrors or MemoryErrors as well."""
-    return any(kind.__name__ == "FFmpegError" for kind in type(error).__mro__)
-
-
 def _is_damage(error: Exception) -> bool:
-    """Whether it says something of one packet, and not of the file system or of the machine."""
-    return _is_libav(error) or not isinstance(error, OSError | MemoryError)
+    """Whether an exception says something of the file's content, and not of the file system or the machine.
+    libav's are subclasses of OSError and MemoryError where their numbers are the system's."""
+    if any(kind.__name__ == "FFmpegError" for kind in type(error).__mro__):
+        return True
+    if isinstance(error, OSError):  # EINVAL: a damaged header leads beyond the end of all files
+        return error.errno in (None, errno.EINVAL, errno.EOVERFLOW)
+    return not isinstance(error, MemoryError)
 
 
 _REASONS = {

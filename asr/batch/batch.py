@@ -269,9 +269,9 @@ class Batch:
         """Write the result of an outcome; yields the results that are written by now. Raises what ran out
         of memory."""
         error = outcome.error
-        cause = error.__cause__ if isinstance(error, CapacityError) else None
+        cause = error.__cause__ if error and error.code != "invalid_audio" else None
         if cause is not None and out_of_memory(cause):
-            raise cause  # the batch is too large, not this recording; while reading it is an AudioError
+            raise cause  # the batch is too large; where reading runs out of memory, it is the recording
         content = self._pulled.pop(outcome.name) or outcome.content
         source = self._close(outcome.name)
         if source.location is not None and source.entry is None and outcome.entry is not None:

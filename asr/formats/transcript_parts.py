@@ -70,10 +70,11 @@ def merged(notices: Iterable[Notice]) -> tuple[Notice, ...]:
 
 
 def _joined(text: str, equal: Sequence[Notice]) -> Notice:
-    """Equal notices as one; one alone as it is, but for the length of its message."""
+    """Equal notices as one with this text; one alone stays as it is."""
     first = equal[0]
     if len(equal) == 1:
-        return first if len(first.message) <= MESSAGE_LENGTH else replace(first, message=text)
+        suffix = _times(first.count) if first.message.endswith(_times(first.count)) else ""
+        return replace(first, message=text + suffix)
     count = sum(notice.count for notice in equal)
     places = tuple(chain.from_iterable(notice.places for notice in equal))[:PLACES]
     return Notice(first.code, text + _times(count), count, places)

@@ -123,6 +123,8 @@ class Raising:
         ),
         (ZeroDivisionError("division by zero"), "invalid_audio", "cannot be read"),
         (MemoryError(), "invalid_audio", "more memory to decode than is free"),
+        (OSError(22, "Invalid argument"), "invalid_audio", "cannot be read"),
+        (PermissionError("refused to open 'b.wav'"), "invalid_audio", "it names another file"),
         (OSError(5, "Input/output error"), "unreadable_file", "Input/output error"),
         (AudioError("a: longer", code="audio_too_long"), "audio_too_long", "a: longer"),
     ],
