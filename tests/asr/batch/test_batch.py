@@ -559,22 +559,21 @@ def _raise(error: Exception):
 def test_a_recording_that_takes_too_much_memory_to_read_fails_alone() -> None:
     """It says nothing about the batch: with half of it, it would take as much."""
     calls(4)
-
-    def trouble(path: str) -> None:
-        if path == "calls/02.wav":
-            error = AudioError(f"{path}: needs more memory to decode than is free")
-            raise error from MemoryError()
-
-    notices: list[str] = []
-    made = batch(["calls"], "out", notice=notices.append)
     sizes: list[int] = []
 
-    def make(size: int) -> Typist:
-        sizes.append(size)
-        return Typist(trouble=trouble)
+    class Reading(Typist):
+        def _typed(self, path):
+            if path != "calls/02.wav":
+                return super()._typed(path)
+            error = AudioError(f"{path}: needs more memory to decode than is free")
+            error.__cause__ = MemoryError()
+            return Outcome(path, error=error)
 
-    ended = {e.record.path: e for e in made.run(make, size=8)}
-    assert sizes == [8] and notices == []
+    made = batch(["calls"], "out")
+    ended = {
+        e.record.path: e for e in made.run(lambda size: sizes.append(size) or Reading(), size=8)
+    }
+    assert sizes == [8]
     assert ended.pop("calls/02.wav").record.code == "invalid_audio"
     assert statuses(ended.values()) == {"succeeded": 3}
 
