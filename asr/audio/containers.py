@@ -123,8 +123,9 @@ def _decoding(name: str) -> Iterator[None]:
     except ForescribeError:
         raise
     except MemoryError as error:  # libav's too
-        text = "needs more memory to decode than is free; its header may be damaged"
-        raise AudioError(f"{name}: {text}") from error
+        raise AudioError(
+            f"{name}: needs more memory to decode than is free; its header may be damaged"
+        ) from error
     except OSError as error:
         if _is_damage(error):
             raise _undecodable(name, _reason(error)) from error
@@ -149,9 +150,10 @@ def _check(name: str, channels: int, rate: int) -> None:
     if channels < 1 or rate < 1:
         raise AudioError(f"{name}: {channels} channels at {rate} Hz: there is no sound in it")
     if not _within_limits(channels, rate):
+        many = f"{channels} channel{'s' * (channels != 1)}"
         raise AudioError(
-            f"{name}: {channels} channels at {rate} Hz; 1 to {MAX_CHANNELS} channels at {MIN_RATE} to "
-            f"{MAX_RATE} Hz are read; if its header is wrong, convert it with the right values"
+            f"{name}: {many} at {rate} Hz; 1 to {MAX_CHANNELS} channels at {MIN_RATE} to {MAX_RATE} Hz "
+            "are read; if its header is wrong, convert it with the right values"
         )
 
 

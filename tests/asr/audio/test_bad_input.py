@@ -94,7 +94,7 @@ FAILED = {
     "bits.wav": ("invalid_audio", "the codec of its sound is unknown"),
     "hertz.wav": (
         "invalid_audio",
-        "1 channels at 1 Hz; 1 to 64 channels at 4000 to 768000 Hz are read",
+        "1 channel at 1 Hz; 1 to 64 channels at 4000 to 768000 Hz are read",
     ),
 }
 WARNED = {

@@ -176,7 +176,7 @@ def test_a_frame_with_another_rate_is_damaged(rate) -> None:
 def test_a_rate_at_which_nobody_records_speech_is_refused(tmp_path, rate) -> None:
     path = tmp_path / "a.wav"
     path.write_bytes(riff(rate))
-    match = f"1 channels at {rate} Hz; 1 to 64 channels at 4000 to"
+    match = f"1 channel at {rate} Hz; 1 to 64 channels at 4000 to"
     with peak_below(10e6), pytest.raises(AudioError, match=match):
         read(path.read_bytes())
     assert length_of(str(path)) < 10
