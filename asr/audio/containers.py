@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from ..errors import AudioError, ForescribeError
 from ..formats.transcript import PLACES, Notice
 from .headers import clock_s, has_xing, lacks_index, size_of, unread_bytes, wav_declared_s
-from .opening import unreadable
+from .opening import CallbackFile, unreadable
 
 if TYPE_CHECKING:
     import soundfile
@@ -208,7 +208,7 @@ def _open_uncompressed(file: BinaryIO, name: str) -> Reader | None:
     if magic not in MAGIC:
         return None
     try:
-        sound = soundfile.SoundFile(file)
+        sound = soundfile.SoundFile(quiet := CallbackFile(file))
     except (OSError, MemoryError):
         raise
     except Exception:  # LibsndfileError, or TypeError where it found no header: PyAV may read it
@@ -217,15 +217,17 @@ def _open_uncompressed(file: BinaryIO, name: str) -> Reader | None:
     # A header with zero samples may come from a pipe; PyAV reads to the end of the file.
     if sound.format in UNCOMPRESSED and sound.frames:
         _check(name, sound.channels, sound.samplerate)
-        return _SoundFileReader(sound, wav_declared_s(file))
+        return _SoundFileReader(sound, quiet, wav_declared_s(file))
     sound.close()
     file.seek(0)
     return None
 
 
 class _SoundFileReader:
-    def __init__(self, sound: soundfile.SoundFile, header_s: float | None) -> None:
-        self.sound = sound
+    def __init__(
+        self, sound: soundfile.SoundFile, file: CallbackFile, header_s: float | None
+    ) -> None:
+        self.sound, self.file = sound, file
         self.declared_s: float | None = header_s or sound.frames / sound.samplerate
         self.notices: list[Notice] = []
 
@@ -235,6 +237,8 @@ class _SoundFileReader:
         try:
             while len(block := self.sound.read(READ_FRAMES, dtype="float32", always_2d=True)):
                 yield Pcm(block, self.sound.samplerate)
+            if self.file.error is not None:
+                raise self.file.error
         except soundfile.LibsndfileError as error:
             self.notices.append(
                 Notice("corrupt_audio", f"reading stopped at damaged data ({_reason(error)})")

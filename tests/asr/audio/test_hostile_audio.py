@@ -169,6 +169,37 @@ def test_a_frame_with_another_rate_is_damaged(rate) -> None:
     assert containers._pcm(frame) is None
 
 
+def test_a_header_that_leads_out_of_the_file_prints_nothing(tmp_path, capfd) -> None:
+    """libsndfile seeks there, through a callback whose exceptions are printed."""
+    file = io.BytesIO()
+    soundfile.write(file, NOISE, RATE, format="AIFF", subtype="PCM_16")
+    whole, path = file.getvalue(), tmp_path / "a.aiff"
+    for at in range(12, 60):
+        path.write_bytes(whole[:at] + b"\xff" + whole[at + 1 :])
+        try:
+            with open_audio(path) as recording:
+                assert sum(map(len, recording.blocks())) <= 4 * len(NOISE)
+        except AudioError:
+            pass
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_disk_that_fails_in_the_middle_of_a_wav_is_an_error() -> None:
+    class Failing(io.BytesIO):
+        def read(self, count: int | None = -1) -> bytes:
+            if self.tell() > 50_000:
+                raise OSError(5, "Input/output error")
+            return super().read(count)
+
+    file = Failing(riff())
+    with (
+        pytest.raises(AudioError, match="Input/output error") as caught,
+        open_audio(file, name="a") as recording,
+    ):
+        list(recording.blocks())
+    assert caught.value.code == "unreadable_file"
+
+
 # what a byte may become
 
 
