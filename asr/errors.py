@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from .printable import one_line
+from .printable import clipped, one_line
 
 Code = Literal[
     # the recording
@@ -48,19 +48,23 @@ Code = Literal[
 ]
 
 
+MESSAGE_LENGTH = 4000
+"""The most characters of a message: libraries quote what they were given."""
+
+
 class ForescribeError(Exception):
     """The base class of all errors that the package raises on purpose.
 
     Args:
         message: one line. Further lines are joined and control characters escaped, so that a log record
-            stays one line, whatever the name of a file is.
+            stays one line, whatever the name of a file is; at most `MESSAGE_LENGTH` characters.
         code: one of `Code`; by default that of the class.
     """
 
     default_code: ClassVar[Code] = "internal_error"
 
     def __init__(self, message: str, *, code: Code | None = None) -> None:
-        super().__init__(one_line(message))
+        super().__init__(clipped(one_line(message), MESSAGE_LENGTH))
         self.code: Code = code or self.default_code
 
     @property

@@ -26,6 +26,15 @@ def one_line(text: str) -> str:
     return visible(" ".join(filter(None, map(str.strip, text.splitlines()))))
 
 
+def clipped(text: str, length: int) -> str:
+    """A text of at most `length` characters; of a longer one the middle is left out, as messages name the
+    culprit first and the advice last."""
+    if len(text) <= length:
+        return text
+    tail = length // 4
+    return f"{text[: length - tail - 3]} … {text[len(text) - tail :]}"
+
+
 def _escaped(character: str) -> str:
     if "\udc80" <= character <= "\udcff":
         return f"\\x{ord(character) - 0xDC00:02x}"  # a byte

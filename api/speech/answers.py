@@ -15,6 +15,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from forescribe.asr.formats import files
 from forescribe.asr.formats.transcript import Json, Segment, Transcript, Word
+from forescribe.asr.formats.transcript_json import notice_to_dict
 
 if TYPE_CHECKING:
     from forescribe.asr.sessions.parts import Token
@@ -187,5 +188,5 @@ def _segment(segment: Segment) -> dict[str, Json]:
 
 
 def warnings(transcript: Transcript) -> dict[str, Json]:
-    items: list[Json] = [{"code": w.code, "message": w.message} for w in transcript.warnings]
+    items: list[Json] = [notice_to_dict(notice) for notice in transcript.warnings]
     return {"warnings": items} if items else {}

@@ -10,21 +10,26 @@ is an estimate or describes only a part: with libsndfile 1.2.2, an mp3 without a
 60 s, two concatenated mp3 or ogg files gave the first one, a flac of unknown length lost its end. PyAV
 read all of these completely and at the same speed.
 
-Knows nothing of 16 kHz, of mono, or of where the bytes come from.
+Whatever a decoder raises is an AudioError of the recording, with words, and whatever it yields is within
+limits: of channels, rate, and seconds per byte of the file. Knows nothing of 16 kHz, of mono, or of where the
+bytes come from.
 """
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Iterator
+import errno
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import AudioError
-from ..formats.transcript import Notice
+from ..errors import AudioError, ForescribeError
+from ..formats.transcript import PLACES, Notice
+from .headers import clock_s, has_xing, lacks_index, size_of, unread_bytes, wav_declared_s
+from .opening import CallbackFile, unreadable
 
 if TYPE_CHECKING:
     import soundfile
@@ -54,20 +59,22 @@ SIZED = TIMED | {"flac", "wav", "ogg", "avi"}
 from its bit rate."""
 
 MAX_CHANNELS = 64
-MAX_RATE = 768_000
-"""More than any recorder writes: without limits, a forged header could demand gigabytes per second."""
+MIN_RATE, MAX_RATE = 4000, 768_000
+"""Hz. More than any recorder writes: without limits, a forged header could demand gigabytes per second. A
+rate of 4 kHz keeps what is below 2 kHz, with which speech is just understood; a header that states 1 Hz
+would make a day of each 170 kB."""
+
+MIN_BYTES_PER_S = 8
+FREE_S = 3600.0
+"""A file of n bytes may become n / MIN_BYTES_PER_S + FREE_S seconds of sound: 250 hours for 7 MB. Digital
+silence takes 20 bytes a second in flac (8 kHz, blocks of 4096 samples) and 17 in opus (one packet in 120 ms).
+The hour is for silence in place of gaps in short files."""
 
 READ_FRAMES = 1 << 16
 MIN_GAP_S = 0.1
 MAX_GAP_S = 600.0
 """A timestamp that jumps by less is jitter, by more invalid. In between, audio is missing, and silence
 is inserted."""
-
-MAX_BOXES = 1000
-"""The most boxes to look at on the outermost level of an mp4; a valid file has a handful."""
-
-UNKNOWN_SIZE = 0x7FFF0000
-"""Bytes. Programs that write wav to a pipe do not know the size, and write one around 2 or 4 GiB."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +91,9 @@ class Reader(Protocol):
     declared_s: float | None
     """The length that the container declares, in seconds; None where it is missing or unreliable."""
 
-    notices: list[Notice]
+    @property
+    def notices(self) -> Sequence[Notice]:
+        """What was wrong with the recording, as far as it was read."""
 
     def read(self) -> Iterator[Pcm]:
         """Yield the samples, once. Damage ends or interrupts them and adds a notice; it does not raise."""
@@ -96,18 +105,98 @@ class Reader(Protocol):
 def open_container(file: BinaryIO, name: str, demuxers: str = DEMUXERS) -> Reader:
     """Return the reader for a seekable binary file. `name` is for messages, `demuxers` limits PyAV.
 
-    Raises AudioError: `invalid_audio`, `no_audio_stream`.
+    Raises AudioError: `invalid_audio`, `no_audio_stream`, `unreadable_file`. Reading raises `invalid_audio`
+    and `unreadable_file`.
     """
-    return _open_uncompressed(file, name) or _AvReader(file, name, demuxers)
+    with _decoding(name):
+        return _Bounded(
+            _open_uncompressed(file, name) or _AvReader(file, name, demuxers), file, name
+        )
+
+
+@contextmanager
+def _decoding(name: str) -> Iterator[None]:
+    """The one place where exceptions of decoders become errors of the recording: libraries raise what they
+    like for damaged headers, AttributeError among it."""
+    try:
+        yield
+    except ForescribeError:
+        raise
+    except MemoryError as error:  # libav's too
+        raise AudioError(
+            f"{name}: needs more memory to decode than is free; its header may be damaged"
+        ) from error
+    except OSError as error:
+        if _is_damage(error):
+            raise _undecodable(name, _reason(error)) from error
+        raise unreadable(name, error) from error
+    except Exception as error:
+        raise _undecodable(name, _reason(error)) from error
+
+
+def _undecodable(name: str, reason: str) -> AudioError:
+    return AudioError(
+        f"{name}: not audio that can be decoded ({reason}); "
+        "give a recording (wav, flac, mp3, m4a, ogg, webm, mp4, ...), no playlist or link"
+    )
+
+
+def _within_limits(channels: int, rate: int) -> bool:
+    return 1 <= channels <= MAX_CHANNELS and MIN_RATE <= rate <= MAX_RATE
 
 
 def _check(name: str, channels: int, rate: int) -> None:
     """Raise AudioError for a header with an implausible number of channels or rate."""
     if channels < 1 or rate < 1:
         raise AudioError(f"{name}: {channels} channels at {rate} Hz: there is no sound in it")
-    if channels > MAX_CHANNELS or rate > MAX_RATE:
-        most = f"{MAX_CHANNELS} channels and {MAX_RATE} Hz"
-        raise AudioError(f"{name}: {channels} channels at {rate} Hz; at most {most} are read")
+    if not _within_limits(channels, rate):
+        many = f"{channels} channel{'s' * (channels != 1)}"
+        raise AudioError(
+            f"{name}: {many} at {rate} Hz; 1 to {MAX_CHANNELS} channels at {MIN_RATE} to {MAX_RATE} Hz "
+            "are read; if its header is wrong, convert it with the right values"
+        )
+
+
+class _Bounded:
+    """A reader within the limits of what its file can hold, whose exceptions are errors of the recording."""
+
+    def __init__(self, reader: Reader, file: BinaryIO, name: str) -> None:
+        self._reader, self._file, self._name = reader, file, name
+        self._most_s = size_of(file) / MIN_BYTES_PER_S + FREE_S
+        declared = reader.declared_s
+        plausible = declared is not None and 0 < declared <= self._most_s
+        self.declared_s: float | None = declared if plausible else None
+        self._unread: list[Notice] = []
+
+    @property
+    def notices(self) -> Sequence[Notice]:
+        return (*self._reader.notices, *self._unread)
+
+    def read(self) -> Iterator[Pcm]:
+        length_s = 0.0
+        with _decoding(self._name):
+            for pcm in self._reader.read():
+                length_s += len(pcm.samples) / pcm.rate
+                if length_s > self._most_s:
+                    raise AudioError(
+                        f"{self._name}: more than {self._most_s / 3600:.1f} hours of sound in "
+                        f"{size_of(self._file)} bytes; no recording is so small: its times are damaged"
+                    )
+                yield pcm
+            self._note_unread()
+
+    def _note_unread(self) -> None:
+        count, start = unread_bytes(self._file)
+        if count:
+            text = (
+                f"the header ends the sound at byte {start}; the {count} bytes after it "
+                f"({count / (start + count):.0%} of the file) were not read; if they are sound, repair the "
+                "header or join the recordings properly"
+            )
+            self._unread.append(Notice("unread_audio", text))
+
+    def close(self) -> None:
+        self._reader.close()
 
 
 def _open_uncompressed(file: BinaryIO, name: str) -> Reader | None:
@@ -119,22 +208,26 @@ def _open_uncompressed(file: BinaryIO, name: str) -> Reader | None:
     if magic not in MAGIC:
         return None
     try:
-        sound = soundfile.SoundFile(file)
-    except (soundfile.LibsndfileError, TypeError):  # TypeError: it found no header
+        sound = soundfile.SoundFile(quiet := CallbackFile(file))
+    except (OSError, MemoryError):
+        raise
+    except Exception:  # LibsndfileError, or TypeError where it found no header: PyAV may read it
         file.seek(0)
         return None
     # A header with zero samples may come from a pipe; PyAV reads to the end of the file.
     if sound.format in UNCOMPRESSED and sound.frames:
         _check(name, sound.channels, sound.samplerate)
-        return _SoundFileReader(sound, _wav_declared_s(file))
+        return _SoundFileReader(sound, quiet, wav_declared_s(file))
     sound.close()
     file.seek(0)
     return None
 
 
 class _SoundFileReader:
-    def __init__(self, sound: soundfile.SoundFile, header_s: float | None) -> None:
-        self.sound = sound
+    def __init__(
+        self, sound: soundfile.SoundFile, file: CallbackFile, header_s: float | None
+    ) -> None:
+        self.sound, self.file = sound, file
         self.declared_s: float | None = header_s or sound.frames / sound.samplerate
         self.notices: list[Notice] = []
 
@@ -144,6 +237,8 @@ class _SoundFileReader:
         try:
             while len(block := self.sound.read(READ_FRAMES, dtype="float32", always_2d=True)):
                 yield Pcm(block, self.sound.samplerate)
+            if self.file.error is not None:
+                raise self.file.error
         except soundfile.LibsndfileError as error:
             self.notices.append(
                 Notice("corrupt_audio", f"reading stopped at damaged data ({_reason(error)})")
@@ -168,44 +263,54 @@ class _AvReader:
                 **_lenient_metadata(av.__version__),
             )
         except (av.FFmpegError, ValueError) as error:
-            if _lacks_index(file):
+            if lacks_index(file):
                 raise AudioError(
                     f"{name}: cut off: the index of this kind of file (mp4, m4a, mov) stands at its "
                     "end and is missing, so nothing of it can be read; copy or download it again"
                 ) from error
-            raise AudioError(
-                f"{name}: not audio that can be decoded ({_reason(error)}); "
-                "give a recording (wav, flac, mp3, m4a, ogg, webm, mp4, ...), no playlist or link"
-            ) from error
-        self.notices: list[Notice] = []
-        self.stream: AudioStream = self._choose(name)
-        self.declared_s = self._declared_s(file)
+            raise _undecodable(name, _reason(error)) from error
+        self._found: list[Notice] = []
+        self._gaps = _Gaps()
+        self._most_packets = size_of(file) + 1000
+        try:
+            self.stream: AudioStream = self._choose(name)
+            self.declared_s = self._declared_s(file)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def notices(self) -> Sequence[Notice]:
+        return (*self._found, *self._gaps.notices())
 
     def _choose(self, name: str) -> AudioStream:
         streams = self.container.streams.audio
         best = self.container.streams.best("audio") if streams else None
         if best is None:
+            if streams:
+                raise _undecodable(name, "the codec of its sound is unknown")
             kinds = (
                 ", ".join(sorted({stream.type for stream in self.container.streams})) or "nothing"
             )
-            self.close()
             raise AudioError(f"{name}: no audio stream, only {kinds}", code="no_audio_stream")
         if len(streams) > 1:
             message = (
                 f"{len(streams)} audio streams; only the default one (number {best.index}) is used"
             )
-            self.notices.append(Notice("several_audio_streams", message))
+            self._found.append(Notice("several_audio_streams", message))
         stream = next(stream for stream in streams if stream.index == best.index)
+        if stream.codec_context is None:
+            raise _undecodable(name, "the codec of its sound is unknown")
         _check(name, stream.channels, stream.sample_rate)
         return stream
 
     def _declared_s(self, file: BinaryIO) -> float | None:
         names = set(self.container.format.name.split(","))
-        if not names & SIZED and not (names == {"mp3"} and _has_xing(file)):
+        if not names & SIZED and not (names == {"mp3"} and has_xing(file)):
             return None
         if self.stream.duration is not None and self.stream.time_base:
             return float(self.stream.duration * self.stream.time_base)
-        if (stated := _clock_s(self.stream.metadata.get("DURATION", ""))) is not None:
+        if (stated := clock_s(self.stream.metadata.get("DURATION", ""))) is not None:
             return stated
         # With a video stream the container may be longer than its sound.
         alone = len(self.container.streams) == 1
@@ -218,44 +323,45 @@ class _AvReader:
         position, rate, damaged = 0, 0, 0
         timed = bool(TIMED & set(self.container.format.name.split(",")))
         for frame in self._frames():
-            if frame is None:
+            pcm = None if frame is None else _pcm(frame)
+            if frame is None or pcm is None:
                 damaged += 1
                 continue
-            if frame.sample_rate != rate:
-                position = round(position * frame.sample_rate / rate) if rate else 0
-                rate = frame.sample_rate
-            pcm = Pcm(_float32(frame), rate)
+            if pcm.rate != rate:
+                position = round(position * pcm.rate / rate) if rate else 0
+                rate = pcm.rate
             gap = self._gap(frame, position) if timed else 0
             yield from _silence(gap, pcm)
             position += gap + len(pcm.samples)
             yield pcm
         if damaged:
-            self.notices.append(
-                Notice(
-                    "corrupt_audio",
-                    f"{damaged} damaged packet{'s' * (damaged > 1)} could not be decoded",
-                )
-            )
+            text = f"{damaged} damaged packet{'s' * (damaged > 1)} could not be decoded"
+            self._found.append(Notice("corrupt_audio", text, damaged))
 
     def _frames(self) -> Iterator[AudioFrame | None]:
         """Yield decoded frames, and None for a packet that could not be decoded."""
-        import av
-
         packets = self.container.demux(self.stream)
-        while True:
+        for _ in range(self._most_packets):
             try:
                 packet = next(packets)
             except StopIteration:
                 return
-            except av.FFmpegError as error:  # the container itself ends or is damaged here
-                self.notices.append(
-                    Notice("corrupt_audio", f"reading stopped at damaged data ({_reason(error)})")
-                )
+            except Exception as error:  # the container itself ends or is damaged here
+                if not _is_damage(error):
+                    raise
+                text = f"reading stopped at damaged data ({_reason(error)})"
+                self._found.append(Notice("corrupt_audio", text))
                 return
             try:
-                yield from packet.decode()
-            except av.FFmpegError:
+                frames = packet.decode()
+            except Exception as error:
+                if not _is_damage(error):
+                    raise
                 yield None
+            else:
+                yield from frames
+        text = "reading stopped: the container lists more packets than it has bytes"
+        self._found.append(Notice("corrupt_audio", text))
 
     def _gap(self, frame: AudioFrame, position: int) -> int:
         """The number of samples missing before this frame, by its timestamp: packets were dropped, the
@@ -267,14 +373,40 @@ class _AvReader:
         gap_s = gap / frame.sample_rate
         if not MIN_GAP_S < gap_s < MAX_GAP_S:
             return 0
-        at_s = position / frame.sample_rate
-        self.notices.append(
-            Notice("audio_gap", f"{gap_s:.2f} s of sound missing at {at_s:.2f} s, silence instead")
-        )
+        self._gaps.add(position / frame.sample_rate, gap_s)
         return gap
 
     def close(self) -> None:
         self.container.close()
+
+
+class _Gaps:
+    """The gaps of a recording, as one notice: a hostile file has one before each packet."""
+
+    def __init__(self) -> None:
+        self._count, self._total_s = 0, 0.0
+        self._places: list[float] = []
+
+    def add(self, at_s: float, length_s: float) -> None:
+        self._count += 1
+        self._total_s += length_s
+        if len(self._places) < PLACES:
+            self._places.append(round(at_s, 3))
+
+    def notices(self) -> tuple[Notice, ...]:
+        if not self._count:
+            return ()
+        listed = ", ".join(f"{at_s:.2f} s" for at_s in self._places)
+        if self._count == 1:
+            text = f"{self._total_s:.2f} s of sound missing at {listed}, silence instead"
+            return (Notice("audio_gap", text),)
+        more = self._count - len(self._places)
+        listed += f" and {more} more" if more else ""
+        text = (
+            f"{self._count} gaps: {self._total_s:.2f} s of sound missing in all, at {listed}; "
+            "silence instead"
+        )
+        return (Notice("audio_gap", text, self._count, tuple(self._places)),)
 
 
 def _gathered(pieces: Iterator[Pcm]) -> Iterator[Pcm]:
@@ -305,6 +437,19 @@ def _silence(count: int, like: Pcm) -> Iterator[Pcm]:
         yield Pcm(np.zeros((frames, like.samples.shape[1]), np.float32), like.rate)
 
 
+def _pcm(frame: AudioFrame) -> Pcm | None:
+    """The samples of a frame; None for one that a damaged packet has given another rate, no channels, or a
+    format that cannot be read."""
+    try:
+        if not _within_limits(frame.layout.nb_channels, frame.sample_rate):
+            return None
+        return Pcm(_float32(frame), frame.sample_rate)
+    except Exception as error:
+        if not _is_damage(error):
+            raise
+        return None
+
+
 def _float32(frame: AudioFrame) -> NDArray[np.float32]:
     """Samples [T, C]. Integers are scaled by their range; unsigned bytes are centred first."""
     channels = frame.layout.nb_channels
@@ -330,6 +475,16 @@ def _refuse_to_open(url: str, flags: int, options: dict[str, str]) -> object:
     raise PermissionError(f"refused to open {url!r} named inside a container")
 
 
+def _is_damage(error: Exception) -> bool:
+    """Whether an exception says something of the file's content, and not of the file system or the machine.
+    libav's are subclasses of OSError and MemoryError where their numbers are the system's."""
+    if any(kind.__name__ == "FFmpegError" for kind in type(error).__mro__):
+        return True
+    if isinstance(error, OSError):  # EINVAL: a damaged header leads beyond the end of all files
+        return error.errno in (None, errno.EINVAL, errno.EOVERFLOW)
+    return not isinstance(error, MemoryError)
+
+
 _REASONS = {
     "InvalidDataError": "its data are damaged, or of an unsupported kind",
     "EOFError": "it ends too early",
@@ -343,81 +498,3 @@ def _reason(error: Exception) -> str:
     """A stable description: the libraries' messages name internals and differ between versions."""
     known = (_REASONS.get(kind.__name__) for kind in type(error).__mro__)
     return next(filter(None, known), "it cannot be read")
-
-
-def _wav_declared_s(file: BinaryIO) -> float | None:
-    """The duration in seconds by a RIFF header; soundfile silently reduces it to what a truncated file
-    holds.
-
-    Source: Multimedia Programming Interface and Data Specifications 1.0 (IBM, Microsoft, 1991),
-    chunk layout.
-    """
-    here = file.tell()
-    try:
-        file.seek(0)
-        if file.read(4) != b"RIFF" or len(file.read(8)) != 8:
-            return None
-        byte_rate = 0
-        while len(header := file.read(8)) == 8:
-            tag, size = header[:4], struct.unpack("<I", header[4:])[0]
-            if tag == b"data":
-                return size / byte_rate if byte_rate and 0 < size < UNKNOWN_SIZE else None
-            if tag == b"fmt ":
-                byte_rate = struct.unpack("<I", file.read(16)[8:12])[0]
-                size -= 16
-            file.seek(size + size % 2, 1)
-        return None
-    except struct.error:
-        return None
-    finally:
-        file.seek(here)
-
-
-def _lacks_index(file: BinaryIO) -> bool:
-    """Whether this is an mp4 without its `moov` box, as after an interrupted download or recording.
-
-    Source: ISO/IEC 14496-12, section 4.2: boxes of 4 bytes of size and 4 of type, then 8 for a size of 1.
-    """
-    here = file.tell()
-    try:
-        file.seek(0, 2)
-        end, at, kinds = file.tell(), 0, list[bytes]()
-        while at + 8 <= end and len(kinds) < MAX_BOXES:
-            file.seek(at)
-            head = file.read(16)
-            size, kind = struct.unpack(">I", head[:4])[0], head[4:8]
-            if size == 1 and len(head) == 16:
-                size = struct.unpack(">Q", head[8:])[0]
-            kinds.append(kind)
-            if size < 8:  # 0: up to the end of the file
-                break
-            at += size
-        return kinds[:1] == [b"ftyp"] and b"mdat" in kinds and b"moov" not in kinds
-    finally:
-        file.seek(here)
-
-
-def _has_xing(file: BinaryIO) -> bool:
-    """Whether an mp3 states its length: a Xing, Info or VBRI header in its first frame, after any
-    ID3v2 tag."""
-    here = file.tell()
-    file.seek(0)
-    head = file.read(10)
-    skip = 0
-    if head[:3] == b"ID3" and len(head) == 10:
-        skip = 10 + sum(
-            (byte & 0x7F) << shift for byte, shift in zip(head[6:], (21, 14, 7, 0), strict=True)
-        )
-    file.seek(skip)
-    start = file.read(2048)
-    file.seek(here)
-    return any(tag in start for tag in (b"Xing", b"Info", b"VBRI"))
-
-
-def _clock_s(text: str) -> float | None:
-    """The seconds in Matroska's format `00:01:02.500000000`."""
-    try:
-        hours, minutes, rest = text.split(":")
-        return int(hours) * 3600 + int(minutes) * 60 + float(rest)
-    except ValueError:
-        return None

@@ -57,7 +57,7 @@ class DecodedFileReader:
     declared_s: float | None = None  # the notices already say what was missing
 
     def __init__(self, decoded: DecodedFile) -> None:
-        self.decoded, self.notices = decoded, list(decoded.notices)
+        self.decoded, self.notices = decoded, decoded.notices
         self.spans = decoded.spans
 
     def read(self) -> Iterator[Pcm]:

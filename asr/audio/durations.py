@@ -47,5 +47,5 @@ def _declared_s(path: str) -> float | None:
                 return reader.declared_s
             finally:
                 reader.close()
-    except (ForescribeError, OSError, RuntimeError):  # reading the file will report the error
+    except (ForescribeError, OSError):  # reading the file will report the error
         return None

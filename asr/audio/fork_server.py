@@ -28,11 +28,12 @@ import signal
 import socket
 import time
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field
 from typing import Any, BinaryIO
 
 from ..errors import AudioError, ForescribeError, OutputError
 from ..formats.transcript import SAMPLE_RATE
+from ..printable import clipped
 from ..segment.vad import Detector, SileroDetector
 from ..segment.windows import WindowOptions, cut
 from .decoded_file import WIDTH
@@ -40,6 +41,14 @@ from .reading import Samples, open_audio
 
 MESSAGE = 1 << 16
 """The maximum size of a request in bytes."""
+
+NAME_LENGTH = 1000
+"""The most characters of a recording's name in a request; it is for messages."""
+
+REPLY_BYTES = 1 << 20
+REPLY_BYTES_PER_S = 500
+"""The most bytes of a reply: for 32 notices of 1000 characters, and for each second of audio, for windows of
+at least 0.1 s, which take 30 bytes each."""
 
 FILES = 64
 """The maximum number of descriptors of a child; it needs six, and one for each module loaded late."""
@@ -72,7 +81,13 @@ class Bounds:
 
     def request(self, name: str, cutting: Cutting | None = None) -> bytes:
         cut_by = None if cutting is None else asdict(cutting)
-        return json.dumps({"name": name, "cutting": cut_by, **asdict(self)}).encode()
+        short = clipped(name, NAME_LENGTH)  # a message that is cut off would end the server
+        return json.dumps({"name": short, "cutting": cut_by, **asdict(self)}).encode()
+
+    @property
+    def reply_bytes(self) -> int:
+        """The most bytes of a reply: windows, of which there are few in a second, and notices."""
+        return REPLY_BYTES + round(REPLY_BYTES_PER_S * self.max_s)
 
 
 @dataclass(frozen=True)
@@ -258,15 +273,19 @@ def _decode(
                 windows = cut(recording.blocks(), chosen, cutting.options)
                 reply["spans"] = [(w.start, w.end, w.speech) for w in windows]
             output.flush()
-            notices = [[notice.code, notice.message] for notice in recording.warnings]
+            notices = [astuple(notice) for notice in recording.warnings]
             return {"samples": recording.sample_count, "notices": notices, **reply}
-    except ForescribeError as error:
-        return {"error": [error.code, error.message]}
-    except MemoryError:
-        refused = AudioError(f"{name}: needs more than {bounds.memory_bytes >> 20} MiB to decode")
     except Exception as error:
-        refused = AudioError(f"{name}: not audio that can be decoded ({type(error).__name__})")
+        refused = _refusal(name, bounds, error)
     return {"error": [refused.code, refused.message]}
+
+
+def _refusal(name: str, bounds: Bounds, error: Exception) -> ForescribeError:
+    if isinstance(error, MemoryError) or isinstance(error.__cause__, MemoryError):
+        return AudioError(f"{name}: needs more than {bounds.memory_bytes >> 20} MiB to decode")
+    if isinstance(error, ForescribeError):
+        return error
+    return AudioError(f"{name}: cannot be cut into windows ({type(error).__name__}: {error})")
 
 
 def serve(descriptor: int) -> None:

@@ -6,6 +6,7 @@ Importing this module is fast. Knows nothing of what is in the file.
 from __future__ import annotations
 
 import errno
+import os
 import stat
 from pathlib import Path
 from typing import BinaryIO
@@ -35,6 +36,33 @@ def open_path(path: Path, name: str) -> BinaryIO:
         raise AudioError(f"{name}: no such file; {hint}", code="missing_file") from error
     except (OSError, ValueError) as error:  # ValueError: the path contains a null byte
         raise unreadable(name, error) from error
+
+
+class CallbackFile:
+    """A file for a library that reads it through callbacks of C, where an exception is printed and ignored.
+
+    Positions outside of the file, to which damaged headers lead, are moved into it. An error in reading ends
+    the file and is kept in `error`.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self._size = file, file.seek(0, os.SEEK_END)
+        self.error: OSError | None = None
+        file.seek(0)
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        base = {os.SEEK_CUR: self._file.tell(), os.SEEK_END: self._size}.get(whence, 0)
+        return self._file.seek(min(max(0, base + offset), self._size))
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def read(self, count: int = -1) -> bytes:
+        try:
+            return self._file.read(count)
+        except OSError as error:
+            self.error = error
+            return b""
 
 
 def unreadable(name: str, error: OSError | ValueError) -> AudioError:

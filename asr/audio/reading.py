@@ -28,9 +28,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..errors import AudioError
-from ..formats.transcript import SAMPLE_RATE, Notice, seconds
+from ..formats.transcript import SAMPLE_RATE, Notice, merged, seconds
 from ..printable import visible
-from .containers import DEMUXERS, MAX_RATE, Pcm, Reader, open_container
+from .containers import DEMUXERS, MAX_RATE, MIN_RATE, Pcm, Reader, open_container
 from .decoded_file import DecodedFile, Spans
 from .opening import empty, open_path
 from .resampling import Resampler, resampler
@@ -95,8 +95,8 @@ class Recording:
 
     @property
     def warnings(self) -> tuple[Notice, ...]:
-        """Problems of the recording found so far."""
-        return (*self._reader.notices, *self._warnings)
+        """Problems of the recording found so far; equal ones are one."""
+        return merged((*self._reader.notices, *self._warnings))
 
     @property
     def duration_s(self) -> float:
@@ -266,8 +266,8 @@ def from_array(samples: ArrayLike, rate: int = SAMPLE_RATE, *, block_s: float = 
     array = np.asarray(samples)
     if array.ndim not in (1, 2) or (array.ndim == 2 and not array.shape[1]):
         raise ValueError(f"samples of shape {array.shape}; expected [T] or [T, C]")
-    if not 0 < rate <= MAX_RATE:
-        raise ValueError(f"rate is {rate} Hz; it must be above 0, up to {MAX_RATE}")
+    if not MIN_RATE <= rate <= MAX_RATE:
+        raise ValueError(f"rate is {rate} Hz; it must be {MIN_RATE} to {MAX_RATE}")
     if array.dtype.kind not in "fiu":
         raise ValueError(f"samples of type {array.dtype}; expected floats or integers")
     return Recording(_ArrayReader(Pcm(_frames(array), rate)), name=ARRAY, block_s=block_s)

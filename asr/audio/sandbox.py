@@ -23,10 +23,11 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, cast, get_args
 
 from ..errors import AudioError, CapacityError, Code, ForescribeError, OutputError
-from ..formats.transcript import Notice
+from ..formats.transcript import Notice, merged
+from ..printable import clipped, one_line
 from .decoded_file import WIDTH, DecodedFile, Spans
 from .fork_server import Bounds, Cutting
 
@@ -96,21 +97,25 @@ class Decoders:
         for _ in range(TRIES):
             samples = cast(BinaryIO, tempfile.TemporaryFile(dir=self.folder))
             try:
-                reply = self._request(source, samples, bounds.request(name, cutting), bounds.wall_s)
+                reply = self._request(source, samples, bounds.request(name, cutting), bounds)
                 if "error" in reply:
                     raise _error(*reply["error"])
                 if "samples" in reply:
-                    notices = tuple(Notice(*n) for n in reply["notices"] if n[0] != REPEATED)
+                    notices = tuple(n for n in map(_notice, reply["notices"]) if n.code != REPEATED)
                     count = _checked_count(samples, reply["samples"])
                     spans = None if cutting is None else _checked_spans(reply["spans"], count)
-                    return DecodedFile(name, samples, count, notices, spans)
+                    return DecodedFile(name, samples, count, merged(notices), spans)
+                late, status = reply["late"], reply["exit"]
+            except (ValueError, TypeError, LookupError, RecursionError) as error:
+                samples.close()  # a hostile file may have taken the child over
+                raise AudioError(f"{name}: its decoder gave no valid answer") from error
             except BaseException:
                 samples.close()
                 raise
             samples.close()
-            if reply["late"]:
+            if late:
                 raise AudioError(f"{name}: not decoded within {bounds.wall_s:g} s")
-            ends.append(reply["exit"])
+            ends.append(status)
         if self._closed:
             raise CapacityError("the decoders are stopped")
         if None in ends:  # the fork server has ended, or does not answer
@@ -131,9 +136,10 @@ class Decoders:
         self._pool.shutdown()
 
     def _request(
-        self, source: BinaryIO, samples: BinaryIO, message: bytes, wall_s: float
+        self, source: BinaryIO, samples: BinaryIO, message: bytes, bounds: Bounds
     ) -> dict[str, Any]:
-        """Have a recording decoded; returns the child's reply and how it ended."""
+        """Have a recording decoded; returns the child's reply and how it ended. Raises ValueError for a reply
+        that is too long or not JSON."""
         ours, theirs = os.pipe()
         with open(ours, "rb") as reply:
             try:
@@ -145,7 +151,7 @@ class Decoders:
                     os.close(readable)
             finally:
                 os.close(theirs)
-            return _read_reply(reply, wall_s + GRACE_S)
+            return _read_reply(reply, bounds.wall_s + GRACE_S, bounds.reply_bytes)
 
     def _send(self, message: bytes, files: list[int]) -> None:
         with self._lock:
@@ -192,40 +198,58 @@ class Decoders:
         return self._control
 
 
-def _read_reply(reply: BinaryIO, wait_s: float) -> dict[str, Any]:
-    """The lines of a reply, merged. `exit` is None where the end of the child is unknown."""
-    poll, data, end_s = select.poll(), b"", time.monotonic() + wait_s
+def _read_reply(reply: BinaryIO, wait_s: float, most_bytes: int) -> dict[str, Any]:
+    """The lines of a reply, merged. `exit` is None where the end of the child is unknown.
+
+    Raises ValueError for more than `most_bytes` and for what is not JSON. The server kills the child once the
+    caller closes the reply.
+    """
+    poll, data, end_s = select.poll(), bytearray(), time.monotonic() + wait_s
     poll.register(reply, select.POLLIN)
     while poll.poll(max(0.0, end_s - time.monotonic()) * 1000):
         piece = os.read(reply.fileno(), 1 << 16)
         if not piece:
             break
         data += piece
-    merged: dict[str, Any] = {"exit": None, "late": False}
+        if len(data) > most_bytes:
+            raise ValueError(f"more than {most_bytes} bytes")
+    result: dict[str, Any] = {"exit": None, "late": False}
     for line in data.splitlines():
-        merged |= json.loads(line)
-    return merged
+        result |= json.loads(line)
+    return result
+
+
+def _notice(fields: Sequence[Any]) -> Notice:
+    code, message, count, places = fields
+    if not isinstance(code, str) or not isinstance(message, str):
+        raise TypeError("a notice without code or message")
+    return Notice(
+        clipped(one_line(code), 100), one_line(message), int(count), tuple(map(float, places))
+    )
 
 
 def _checked_count(file: BinaryIO, samples: int) -> int:
     """The number of samples, compared with the file's size: a compromised child may report anything."""
-    if os.fstat(file.fileno()).st_size != samples * WIDTH:
+    if type(samples) is not int or os.fstat(file.fileno()).st_size != samples * WIDTH:
         raise AudioError("the decoder wrote a different number of samples than it reported")
     return samples
 
 
 def _checked_spans(spans: Sequence[tuple[int, int, bool]], samples: int) -> Spans:
     """The windows of a reply, which must partition the samples."""
+    checked = tuple((int(start), int(end), bool(speech)) for start, end, speech in spans)
     at = 0
-    for start, end, _ in spans:
+    for start, end, _ in checked:
         if start != at or end <= start:
             break
         at = end
     if at != samples:
         raise AudioError("the decoder reported windows that do not cover its samples")
-    return tuple((start, end, speech) for start, end, speech in spans)
+    return checked
 
 
 def _error(code: Code, message: str) -> ForescribeError:
+    if code not in get_args(Code):
+        raise ValueError("an unknown code")
     kind = OutputError if code == "storage_full" else AudioError
     return kind(message, code=code)

@@ -268,9 +268,10 @@ class Batch:
     def _finish(self, outcome: Outcome) -> Iterator[RecordingResult]:
         """Write the result of an outcome; yields the results that are written by now. Raises what ran out
         of memory."""
-        cause = outcome.error and outcome.error.__cause__
+        error = outcome.error
+        cause = error.__cause__ if error and error.code != "invalid_audio" else None
         if cause is not None and out_of_memory(cause):
-            raise cause  # the batch is too large, not this recording
+            raise cause  # the batch is too large; where reading runs out of memory, it is the recording
         content = self._pulled.pop(outcome.name) or outcome.content
         source = self._close(outcome.name)
         if source.location is not None and source.entry is None and outcome.entry is not None:

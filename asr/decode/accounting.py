@@ -13,19 +13,23 @@ from forescribe.speculative.requests import Result
 
 from ..audio.reading import Input
 from ..errors import AudioError, CapacityError, ForescribeError, out_of_memory
-from ..formats.transcript import Coverage, Json, Notice, Span, seconds
+from ..formats.transcript import PLACES, Coverage, Json, Notice, Span, seconds
+from ..printable import clipped
 from ..segment.windows import Window
 from ..words import token_sources
 from ..words.segments import mean_logprob
 from .outcome import Decoded, Outcome
 
-LISTED = 3
-"""The most places that a warning lists; it counts the others."""
+REASON_LENGTH = 500
+"""The most characters of a reason: exceptions quote what they were given."""
 
 DEMO_LOGPROB = -0.4
 """Below this mean log-probability a window is not what the demo model was trained for. Measured: -0.27 or
 above in every window of the samples, noise included; -0.89 to -0.43 in clips of 29 readers
 (LibriSpeech), all of which pass Whisper's own guard of -1."""
+
+TEXTS = 10
+"""The most texts that were left out and are quoted."""
 
 PURPOSE = (
     "the demo model understands synthetic English of a limited vocabulary and nothing else: it is for "
@@ -56,8 +60,9 @@ def internal(source: Input, cause: Exception) -> ForescribeError:
 def reason(error: BaseException) -> str:
     """Why a window has no text, for the coverage."""
     if isinstance(error, ForescribeError | ArithmeticError):
-        return str(error)
-    return f"internal error ({type(error).__name__}: {' '.join(str(error).split())})"
+        return clipped(str(error), REASON_LENGTH)
+    text = clipped(" ".join(str(error).split()), REASON_LENGTH)
+    return f"internal error ({type(error).__name__}: {text})"
 
 
 def coverage(done: Iterable[Decoded], silent: Iterable[Window]) -> Coverage:
@@ -100,13 +105,17 @@ def mixed(done: Iterable[Decoded], language: str | None) -> list[Notice]:
 
 
 def dropped(done: Iterable[Decoded], text_of: Callable[[Decoded], str]) -> list[Notice]:
-    """Warnings for text that was decoded but left out."""
-    texts = [(d, text_of(d).strip()) for d in done if d.state != "decoded"]
-    return [
+    """Warnings for text that was decoded but left out: one for each of the first windows, and one for the
+    rest."""
+    texts = [(d, text) for d in done if d.state != "decoded" and (text := text_of(d).strip())]
+    notices = [
         Notice("dropped_text", f"{text!r} at {_span(d)} left out: {d.reason}")
-        for d, text in texts
-        if text
+        for d, text in texts[:TEXTS]
     ]
+    if rest := [d for d, _ in texts[TEXTS:]]:
+        message = f"more text left out at {_listed([_span(d) for d in rest])}"
+        notices.append(_notice("dropped_text", message, rest))
+    return notices
 
 
 def failed(done: Sequence[Decoded]) -> list[Notice]:
@@ -115,7 +124,7 @@ def failed(done: Sequence[Decoded]) -> list[Notice]:
     if not lost:
         return []
     text = f"no text for {_places(lost)}: decoding failed there; transcribe the recording again"
-    return [Notice("failed_windows", text)]
+    return [_notice("failed_windows", text, lost)]
 
 
 def untimed(done: Iterable[Decoded], faults: Mapping[int, BaseException]) -> list[Notice]:
@@ -125,7 +134,8 @@ def untimed(done: Iterable[Decoded], faults: Mapping[int, BaseException]) -> lis
         return []
     first = reason(faults[without[0].index])
     spans = _listed([_span(d) for d in without])
-    return [Notice("words_untimed", f"no word times at {spans}: {first}; the text is complete")]
+    text = f"no word times at {spans}: {first}; the text is complete"
+    return [_notice("words_untimed", text, without)]
 
 
 def undrafted(done: Iterable[Decoded]) -> list[Notice]:
@@ -138,7 +148,7 @@ def undrafted(done: Iterable[Decoded]) -> list[Notice]:
     text = (
         f"decoded without drafts at {spans}: {without[0].result.draft_error}; the text is complete"
     )
-    return [Notice("draft_failed", text)]
+    return [_notice("draft_failed", text, without)]
 
 
 def doubtful(done: Iterable[Decoded], *, demo: bool) -> list[Notice]:
@@ -151,13 +161,22 @@ def doubtful(done: Iterable[Decoded], *, demo: bool) -> list[Notice]:
         f"doubtful text at {_places(doubted)}; check it against the recording, name the language, or use "
         "a larger model"
     )
-    return [Notice("doubtful_text", text), *([Notice("demo_model", PURPOSE)] if demo else [])]
+    return [
+        _notice("doubtful_text", text, doubted),
+        *([Notice("demo_model", PURPOSE)] if demo else []),
+    ]
 
 
 def outside_demo(result: Result) -> str | None:
     """Why a window that passes the guards is unlike the demo model's training data; None if it is not."""
     mean = mean_logprob(result.logprobs)
     return None if mean >= DEMO_LOGPROB else f"improbable (mean log-probability {mean:.2f})"
+
+
+def _notice(code: str, message: str, windows: Sequence[Decoded]) -> Notice:
+    """A warning that applies to these windows."""
+    places = tuple(seconds(d.start) for d in windows[:PLACES]) if len(windows) > 1 else ()
+    return Notice(code, message, len(windows), places)
 
 
 def _places(windows: Sequence[Decoded]) -> str:
@@ -170,8 +189,8 @@ def _places(windows: Sequence[Decoded]) -> str:
 
 
 def _listed(texts: Sequence[str]) -> str:
-    more = len(texts) - LISTED
-    return ", ".join(texts[:LISTED]) + (f" and {more} more" if more > 0 else "")
+    more = len(texts) - PLACES
+    return ", ".join(texts[:PLACES]) + (f" and {more} more" if more > 0 else "")
 
 
 def _span(decoded: Decoded) -> str:

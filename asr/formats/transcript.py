@@ -13,6 +13,8 @@ from .transcript_json import (
     Fields,
     coverage_to_dict,
     finite_or_none,
+    notice_from_dict,
+    notice_to_dict,
     segment_from_dict,
     segment_to_dict,
     span_from_dict,
@@ -21,6 +23,7 @@ from .transcript_json import (
 )
 from .transcript_parts import (
     ONCE,
+    PLACES,
     STATES,
     TOKEN_SOURCES,
     Coverage,
@@ -31,11 +34,13 @@ from .transcript_parts import (
     TokenSource,
     Turn,
     Word,
+    merged,
 )
 from .units import SAMPLE_RATE, SAMPLES_PER_SEEK, Json, samples_at, seconds
 
 __all__ = [
     "ONCE",
+    "PLACES",
     "SAMPLES_PER_SEEK",
     "SAMPLE_RATE",
     "STATES",
@@ -50,6 +55,7 @@ __all__ = [
     "Transcript",
     "Turn",
     "Word",
+    "merged",
     "samples_at",
     "seconds",
 ]
@@ -61,7 +67,8 @@ class Transcript:
 
     With `diarized`, the key `speaker` is always written, null meaning unknown, and `turns` holds
     who speaks when. `settings` explains the result (model, options, versions), `stats` its cost.
-    Raises ValueError if the coverage does not account for exactly `sample_count` samples."""
+    Equal warnings become one, and their number is bounded (`merged`). Raises ValueError if the coverage
+    does not account for exactly `sample_count` samples."""
 
     segments: tuple[Segment, ...]
     sample_count: int
@@ -75,6 +82,7 @@ class Transcript:
     turns: tuple[Turn, ...] = ()
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "warnings", merged(self.warnings))
         if self.coverage.sample_count != self.sample_count:
             raise ValueError(
                 f"coverage of {self.coverage.sample_count} of {self.sample_count} samples"
@@ -101,9 +109,7 @@ class Transcript:
             "language_probability": finite_or_none(self.language_probability),
             "duration": self.duration,
             "diarized": self.diarized,
-            "warnings": [
-                {"code": notice.code, "message": notice.message} for notice in self.warnings
-            ],
+            "warnings": [notice_to_dict(notice) for notice in self.warnings],
             "coverage": coverage_to_dict(self.coverage),
             "settings": without_nan(dict(self.settings)),
             "stats": without_nan(dict(self.stats)),
@@ -121,9 +127,7 @@ class Transcript:
             ),
             language=record.optional_text("language"),
             language_probability=record.optional_number("language_probability"),
-            warnings=tuple(
-                Notice(i.text("code"), i.text("message")) for i in record.records("warnings")
-            ),
+            warnings=tuple(notice_from_dict(item) for item in record.records("warnings")),
             settings=record.record("settings").data,
             stats=record.record("stats").data,
             diarized=record.data["diarized"] is True,

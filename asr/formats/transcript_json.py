@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import cast
 
-from .transcript_parts import Coverage, Segment, Span, State, TokenSource, Turn, Word
+from .transcript_parts import Coverage, Notice, Segment, Span, State, TokenSource, Turn, Word
 from .units import Json, samples_at, seconds
 
 
@@ -59,6 +59,25 @@ def _word_to_dict(word: Word, diarized: bool) -> dict[str, Json]:
 def turn_to_dict(turn: Turn) -> dict[str, Json]:
     """Times in seconds."""
     return {"start": turn.start, "end": turn.end, "speaker": turn.speaker}
+
+
+def notice_to_dict(notice: Notice) -> dict[str, Json]:
+    """Code and message; count and places, in seconds, of one that applies several times."""
+    data: dict[str, Json] = {"code": notice.code, "message": notice.message}
+    if notice.count > 1:
+        data |= {"count": notice.count, "places": list(notice.places)}
+    return data
+
+
+def notice_from_dict(record: Fields) -> Notice:
+    """The inverse of `notice_to_dict`. Raises ValueError for a count below 1."""
+    several = "count" in record.data
+    return Notice(
+        record.text("code"),
+        record.text("message"),
+        record.integer("count") if several else 1,
+        tuple(record.numbers("places")) if several else (),
+    )
 
 
 def coverage_to_dict(coverage: Coverage) -> dict[str, Json]:
@@ -186,6 +205,9 @@ class Fields:
 
     def integers(self, key: str) -> list[int]:
         return [int(cast(int, item)) for item in self.items(key)]
+
+    def numbers(self, key: str) -> list[float]:
+        return [float(cast(float, item)) for item in self.items(key)]
 
     def record(self, key: str) -> Fields:
         return Fields(cast(dict[str, Json], self._get(key, dict)))

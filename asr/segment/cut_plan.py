@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..formats.transcript import Notice, seconds
+from ..formats.transcript_json import Fields, notice_from_dict, notice_to_dict
 from .vad import Detector
 from .windows import Samples, Window, WindowOptions, cut
 
@@ -65,15 +66,20 @@ class Plan:
     def to_dict(self) -> dict[str, Any]:
         return {
             "spans": [list(span) for span in self.spans],
-            "warnings": [[notice.code, notice.message] for notice in self.warnings],
+            "warnings": [notice_to_dict(notice) for notice in self.warnings],
         }
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Plan:
         return cls(
             tuple((start, end, speech) for start, end, speech in data["spans"]),
-            tuple(Notice(code, message) for code, message in data["warnings"]),
+            tuple(map(_notice, data["warnings"])),
         )
+
+
+def _notice(item: Any) -> Notice:
+    """Plans that version 0.1 stored hold code and message in a list."""
+    return Notice(*item) if isinstance(item, list) else notice_from_dict(Fields(item))
 
 
 def plan_of(recording: Recording, detector: Detector | None, options: WindowOptions) -> Plan:

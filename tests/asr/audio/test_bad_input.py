@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 import sys
 from collections.abc import Callable
 from fractions import Fraction
@@ -51,6 +52,15 @@ def with_nan() -> np.ndarray:
     return samples
 
 
+def riff(rate: int = RATE, *, tag: int = 1, bits: int = 16, size: int | None = None) -> bytes:
+    """The noise as WAV with a header that may be wrong."""
+    data = (20_000 * NOISE).astype("<i2").tobytes()
+    layout = struct.pack("<HHIIHH", tag, 1, rate, 2 * rate, 2, bits)
+    parts = b"WAVEfmt " + struct.pack("<I", 16) + layout + b"data"
+    stated = len(data) if size is None else size
+    return b"RIFF" + struct.pack("<I", 36 + len(data)) + parts + struct.pack("<I", stated) + data
+
+
 MAKE: dict[str, Callable[[Path], object]] = {
     "good.wav": lambda p: soundfile.write(p, NOISE, RATE),
     "good.flac": lambda p: soundfile.write(p, NOISE, RATE),
@@ -66,6 +76,10 @@ MAKE: dict[str, Callable[[Path], object]] = {
     "nan.wav": lambda p: soundfile.write(p, with_nan(), RATE, subtype="FLOAT"),
     "short.wav": lambda p: soundfile.write(p, NOISE[:320], RATE),
     "head.wav": lambda p: (soundfile.write(p, NOISE, RATE), p.write_bytes(p.read_bytes()[:44])),
+    "codec.wav": lambda p: p.write_bytes(riff(tag=0x7A21)),
+    "bits.wav": lambda p: p.write_bytes(riff(bits=0)),
+    "hertz.wav": lambda p: p.write_bytes(riff(1)),
+    "claim.wav": lambda p: p.write_bytes(riff(size=64_000)),
     "silence.wav": lambda p: soundfile.write(p, np.zeros(180 * RATE, np.float32), RATE),
 }
 
@@ -76,6 +90,12 @@ FAILED = {
     "video.mp4": ("no_audio_stream", "no audio stream, only video"),
     "folder.wav": ("unreadable_file", "a directory"),
     "missing.wav": ("missing_file", "no such file"),
+    "codec.wav": ("invalid_audio", "the codec of its sound is unknown"),
+    "bits.wav": ("invalid_audio", "the codec of its sound is unknown"),
+    "hertz.wav": (
+        "invalid_audio",
+        "1 channel at 1 Hz; 1 to 64 channels at 4000 to 768000 Hz are read",
+    ),
 }
 WARNED = {
     "cut.wav": "truncated_audio",
@@ -83,6 +103,7 @@ WARNED = {
     "nan.wav": "non_finite_samples",
     "short.wav": "short_audio",
     "head.wav": "short_audio",
+    "claim.wav": "unread_audio",
 }
 
 
@@ -122,7 +143,7 @@ def test_one_clear_line_each_and_the_good_ones_are_written(pair, here, monkeypat
     for name in done:
         assert sum(text.startswith(f"{name}: ") for text in lines) == 1
     assert sum(text.startswith("  note ") for text in lines) == len(WARNED)
-    assert lines[-1].startswith("6 failed: ")
+    assert lines[-1].startswith(f"{len(FAILED)} failed: ")
     assert all(f"{name}: {code}" in lines[-1] for name, (code, _) in FAILED.items())
     assert len(lines) == len(names) + len(WARNED) + 2
     written = {path.name for path in (here / "out").iterdir()}

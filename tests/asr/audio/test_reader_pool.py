@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -13,10 +14,10 @@ import pytest
 import soundfile
 
 from forescribe.asr.audio import reader_pool
-from forescribe.asr.audio.fork_server import Cutting
+from forescribe.asr.audio.fork_server import Bounds, Cutting
 from forescribe.asr.audio.reader_pool import ReaderPool
 from forescribe.asr.audio.reading import Input, open_audio
-from forescribe.asr.audio.sandbox import Decoders
+from forescribe.asr.audio.sandbox import Decoders, _read_reply
 from forescribe.asr.errors import AudioError, CapacityError, ForescribeError, OutputError
 from forescribe.asr.segment.vad import SileroDetector
 from forescribe.asr.segment.windows import WindowOptions, cut
@@ -196,6 +197,66 @@ def test_a_killed_child_is_tried_again_and_then_fails_its_recording_alone(
     assert tries == 2
     assert found[1][:2] == (CapacityError, "overloaded")  # type: ignore[index]
     assert [len(found[i][0]) for i in (0, 2)] == [SECOND, SECOND]  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        {"samples": 3, "notices": []},  # another number than in the file
+        {"samples": 0, "notices": [["a"]]},
+        {"samples": 0, "notices": [["a", 5, 1, []]]},
+        {"samples": 0, "notices": [["a", "b", 0, []]]},
+        {"samples": "0", "notices": []},
+        {"samples": None, "notices": []},
+        {"samples": 0, "notices": None},
+        {"samples": 0},
+        {"error": ["no such code", "text"]},
+        {"error": ["invalid_audio"]},
+        {"error": 5},
+    ],
+)
+def test_an_answer_that_is_none_fails_the_recording(monkeypatch, reply) -> None:
+    """A hostile file may have taken the child over."""
+    monkeypatch.setattr(Decoders, "_request", lambda *_: {"exit": 0, "late": False, **reply})
+    decoders = Decoders()
+    with pytest.raises(AudioError) as caught:
+        decoders.decode(b"any", Bounds(), name="a")
+    decoders.close()
+    assert caught.value.code == "invalid_audio"
+
+
+def test_an_answer_without_end_is_not_read_to_it() -> None:
+    ours, theirs = os.pipe()
+
+    def write() -> None:
+        with contextlib.suppress(BrokenPipeError), open(theirs, "wb", buffering=0) as pipe:
+            while True:
+                pipe.write(b"x" * 4096)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    with open(ours, "rb") as reply, pytest.raises(ValueError, match="more than 100000 bytes"):
+        _read_reply(reply, 60.0, 100_000)
+    writer.join()
+
+
+@pytest.mark.parametrize("line", [b"{", b"5", b"[" * 100_000, b"\xff"])
+def test_an_answer_that_is_not_json_fails_the_recording(monkeypatch, tmp_path, line) -> None:
+    """Through the pipe, as the child writes it."""
+
+    def send(self: Decoders, message: bytes, files: list[int]) -> None:
+        os.write(files[2], line[:60_000])
+
+    monkeypatch.setattr(Decoders, "_send", send)
+    decoders = Decoders()
+    with pytest.raises(AudioError, match="its decoder gave no valid answer"):
+        decoders.decode(b"any", Bounds(), name="a")
+    decoders.close()
+
+
+def test_a_long_name_does_not_end_the_server() -> None:
+    """The message with it would be cut off."""
+    assert len(Bounds().request("n" * 1_000_000)) < 3000
 
 
 def test_ending_early_leaves_neither_children_nor_files(tmp_path: Path) -> None:

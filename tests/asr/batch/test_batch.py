@@ -556,6 +556,28 @@ def _raise(error: Exception):
     return trouble
 
 
+def test_a_recording_that_takes_too_much_memory_to_read_fails_alone() -> None:
+    """It says nothing about the batch: with half of it, it would take as much."""
+    calls(4)
+    sizes: list[int] = []
+
+    class Reading(Typist):
+        def _typed(self, path):
+            if path != "calls/02.wav":
+                return super()._typed(path)
+            error = AudioError(f"{path}: needs more memory to decode than is free")
+            error.__cause__ = MemoryError()
+            return Outcome(path, error=error)
+
+    made = batch(["calls"], "out")
+    ended = {
+        e.record.path: e for e in made.run(lambda size: sizes.append(size) or Reading(), size=8)
+    }
+    assert sizes == [8]
+    assert ended.pop("calls/02.wav").record.code == "invalid_audio"
+    assert statuses(ended.values()) == {"succeeded": 3}
+
+
 @pytest.mark.parametrize(
     ("error", "expected"),
     [

@@ -1,0 +1,107 @@
+"""Mutated headers: each is sound or an AudioError in words, at every entry.
+
+FORESCRIBE_TEST_HEADERS=2000 tries more for each container than the suite does.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+from collections.abc import Callable
+from functools import cache
+
+import av
+import numpy as np
+import pytest
+import soundfile
+
+from forescribe.asr.audio.durations import length_of
+from forescribe.asr.audio.reading import open_audio
+from forescribe.asr.errors import AudioError
+
+RATE = 16_000
+COUNT = int(os.environ.get("FORESCRIBE_TEST_HEADERS", "40"))
+HEAD = 600
+"""Bytes that hold the headers of a file of one second, from its start; in an mp4 from its index."""
+
+INTERNAL = re.compile(r"[A-Z][a-z]+Error|object has no|NoneType|Traceback")
+"""Words of a programming error; a message has none."""
+
+
+def _soundfile(kind: str) -> Callable[[], bytes]:
+    def made() -> bytes:
+        file = io.BytesIO()
+        noise = np.random.default_rng(0).normal(0, 0.1, RATE)
+        soundfile.write(file, noise, RATE, format=kind)
+        return file.getvalue()
+
+    return made
+
+
+def _libav(container: str, codec: str) -> Callable[[], bytes]:
+    def made() -> bytes:
+        file = io.BytesIO()
+        with av.open(file, "w", format=container) as out:
+            stream = out.add_stream(codec, rate=48_000, layout="mono")
+            tone = (8000 * np.sin(np.arange(48_000) * 0.05)).astype(np.int16)
+            frame = av.AudioFrame.from_ndarray(tone[None], format="s16", layout="mono")
+            frame.sample_rate = 48_000
+            for each in av.AudioResampler(stream.format, "mono", 48_000, 960).resample(frame):
+                out.mux(stream.encode(each))
+            out.mux(stream.encode(None))
+        return file.getvalue()
+
+    return made
+
+
+MAKE = {
+    "wav": _soundfile("WAV"),
+    "wavex": _soundfile("WAVEX"),
+    "aiff": _soundfile("AIFF"),
+    "flac": _soundfile("FLAC"),
+    "ogg": _libav("ogg", "libopus"),
+    "mkv": _libav("matroska", "libopus"),
+    "mp4": _libav("mp4", "aac"),
+}
+whole = cache(lambda kind: MAKE[kind]())
+
+
+def mutated(kind: str, number: int) -> bytes:
+    """One to six bytes of the head changed: to anything, by one bit, or to an end of the range."""
+    random = np.random.default_rng([number, *kind.encode()])
+    data = bytearray(whole(kind))
+    start = max(0, data.find(b"moov"))
+    for _ in range(random.integers(1, 7)):
+        at = int(random.integers(start, min(start + HEAD, len(data))))
+        data[at] = [random.integers(256), data[at] ^ (1 << random.integers(8)), 0, 255][
+            random.integers(4)
+        ]
+    return bytes(data)
+
+
+def outcome(path: str) -> str:
+    """How a file ends at each entry: its length, and reading it. Raises what is no AudioError."""
+    assert 0 <= length_of(path) < 1e8
+    try:
+        with open_audio(path, name="a", max_s=3600) as recording:
+            for block in recording.blocks():
+                assert np.isfinite(block).all()
+    except AudioError as error:
+        assert not INTERNAL.search(error.message), error.message
+        assert len(error.message) < 400
+        return error.code
+    assert len(recording.warnings) <= 32
+    return "read"
+
+
+@pytest.mark.parametrize("kind", MAKE)
+def test_a_mutated_header_is_sound_or_an_error_in_words(tmp_path, kind) -> None:
+    path, ends = tmp_path / "a", dict[str, int]()
+    for number in range(COUNT):
+        path.write_bytes(mutated(kind, number))
+        end = outcome(str(path))
+        ends[end] = ends.get(end, 0) + 1
+    assert sum(ends.values()) == COUNT
+    assert ends.keys() <= {"read", "invalid_audio", "no_audio_stream", "audio_too_long"}
+    assert ends.get("read", 0) < COUNT, "no mutation was damage"

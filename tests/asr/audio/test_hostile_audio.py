@@ -1,0 +1,341 @@
+"""Hostile recordings: what a decoder raises, and what a small file may become, harms this recording only."""
+
+from __future__ import annotations
+
+import io
+import struct
+import tracemalloc
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from fractions import Fraction
+from itertools import chain
+
+import av
+import numpy as np
+import pytest
+import soundfile
+
+from forescribe.asr.audio import containers
+from forescribe.asr.audio.containers import Pcm
+from forescribe.asr.audio.durations import length_of
+from forescribe.asr.audio.headers import UNREAD_BYTES, unread_bytes
+from forescribe.asr.audio.reading import from_array, open_audio, read_audio
+from forescribe.asr.errors import AudioError
+from forescribe.asr.formats.transcript import Notice
+
+RATE = 16_000
+NOISE = (0.1 * np.random.default_rng(0).standard_normal(3 * RATE)).astype(np.float32)
+DATA = (20_000 * NOISE).astype("<i2").tobytes()
+
+
+def riff(
+    rate: int = RATE, *, tag: int = 1, bits: int = 16, size: int | None = None, data: bytes = DATA
+) -> bytes:
+    layout = struct.pack("<HHIIHH", tag, 1, rate, 2 * rate, 2, bits)
+    parts = b"WAVEfmt " + struct.pack("<I", 16) + layout + b"data"
+    stated = len(data) if size is None else size
+    return b"RIFF" + struct.pack("<I", 36 + len(data)) + parts + struct.pack("<I", stated) + data
+
+
+def opus(container: str, packets: int, every_ms: int) -> bytes:
+    """Packets of 20 ms of silence, three bytes each, at these times."""
+    seed, file = io.BytesIO(), io.BytesIO()
+    with av.open(seed, "w", format=container) as out:
+        stream = out.add_stream("libopus", rate=48_000, layout="mono")
+        frame = av.AudioFrame.from_ndarray(np.zeros((1, 960), np.int16), "s16", "mono")
+        frame.sample_rate = 48_000
+        out.mux([*stream.encode(frame), *stream.encode(None)])
+    seed.seek(0)
+    with av.open(seed) as given, av.open(file, "w", format=container) as out:
+        stream = out.add_stream_from_template(given.streams.audio[0])
+        for number in range(packets):
+            packet = av.Packet(b"\xf8\xff\xfe")
+            packet.stream, packet.time_base = stream, Fraction(1, 1000)
+            packet.pts = packet.dts = number * every_ms
+            packet.duration = 20
+            out.mux(packet)
+    return file.getvalue()
+
+
+def read(source: bytes) -> tuple[float, Sequence[Notice]]:
+    with open_audio(source, name="a") as recording:
+        for _ in recording.blocks():
+            pass
+    return recording.duration_s, recording.warnings
+
+
+@contextmanager
+def peak_below(most_bytes: float) -> Iterator[None]:
+    tracemalloc.start()
+    try:
+        yield
+        assert tracemalloc.get_traced_memory()[1] < most_bytes
+    finally:
+        tracemalloc.stop()
+
+
+# what a decoder raises
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        riff(tag=0x7A21),
+        riff(bits=0),
+        opus("webm", 20, 20).replace(b"A_OPUS", b"A_NONE"),
+        opus("matroska", 20, 20).replace(b"A_OPUS", b"A_\xff\xfeUS"),
+    ],
+    ids=["tag", "bits", "id", "no text"],
+)
+def test_an_unknown_codec_is_said_in_words(tmp_path, source) -> None:
+    path = tmp_path / "a.bin"
+    path.write_bytes(source)
+    assert length_of(str(path)) == len(source) / 16_000
+    with pytest.raises(AudioError, match="decoded .the codec of its sound is unknown") as caught:
+        open_audio(path)
+    assert caught.value.code == "invalid_audio"
+
+
+class Raising:
+    """A reader that raises after a second of sound."""
+
+    declared_s = None
+    notices: Sequence[Notice] = ()
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def read(self) -> Iterator[Pcm]:
+        yield Pcm(NOISE[:RATE, None], RATE)
+        raise self.error
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (
+            AttributeError("'AudioStream' object has no attribute 'channels'"),
+            "invalid_audio",
+            "cannot be read",
+        ),
+        (ZeroDivisionError("division by zero"), "invalid_audio", "cannot be read"),
+        (MemoryError(), "invalid_audio", "more memory to decode than is free"),
+        (OSError(22, "Invalid argument"), "invalid_audio", "cannot be read"),
+        (PermissionError("refused to open 'b.wav'"), "invalid_audio", "it names another file"),
+        (OSError(5, "Input/output error"), "unreadable_file", "Input/output error"),
+        (AudioError("a: longer", code="audio_too_long"), "audio_too_long", "a: longer"),
+    ],
+)
+@pytest.mark.parametrize("when", ["opening", "reading"])
+def test_whatever_is_raised_is_an_error_of_the_recording(
+    monkeypatch, error, code, said, when
+) -> None:
+    def opened(*_: object) -> Raising:
+        if when == "opening":
+            raise error
+        return Raising(error)
+
+    monkeypatch.setattr(containers, "_AvReader", opened)
+    with pytest.raises(AudioError) as caught:
+        read(b"no wav")
+    assert caught.value.code == code and said in caught.value.message
+    assert "AudioStream" not in caught.value.message
+
+
+def test_a_packet_that_raises_is_one_damaged_packet(monkeypatch) -> None:
+    """Whatever it raises; the sound around it is used."""
+    real, calls = containers._float32, iter(range(1000))
+
+    def broken(frame: av.AudioFrame) -> np.ndarray:
+        if next(calls) in (3, 7):
+            raise ValueError("Conversion from 'fltp' to array is not supported")
+        return real(frame)
+
+    monkeypatch.setattr(containers, "_float32", broken)
+    length_s, notices = read(opus("webm", 50, 20))
+    assert [(n.code, n.count) for n in notices] == [("corrupt_audio", 2)]
+    assert length_s == pytest.approx(1.0, abs=0.1)
+
+
+@pytest.mark.parametrize("rate", [1, 3999, 768_001])
+def test_a_frame_with_another_rate_is_damaged(rate) -> None:
+    frame = av.AudioFrame.from_ndarray(np.zeros((1, 960), np.int16), "s16", "mono")
+    frame.sample_rate = 8000
+    assert containers._pcm(frame) is not None
+    frame.sample_rate = rate
+    assert containers._pcm(frame) is None
+
+
+def test_a_header_that_leads_out_of_the_file_prints_nothing(tmp_path, capfd) -> None:
+    """libsndfile seeks there, through a callback whose exceptions are printed."""
+    file = io.BytesIO()
+    soundfile.write(file, NOISE, RATE, format="AIFF", subtype="PCM_16")
+    whole, path = file.getvalue(), tmp_path / "a.aiff"
+    for at in range(12, 60):
+        path.write_bytes(whole[:at] + b"\xff" + whole[at + 1 :])
+        try:
+            with open_audio(path) as recording:
+                assert sum(map(len, recording.blocks())) <= 4 * len(NOISE)
+        except AudioError:
+            pass
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_disk_that_fails_in_the_middle_of_a_wav_is_an_error() -> None:
+    class Failing(io.BytesIO):
+        def read(self, count: int | None = -1) -> bytes:
+            if self.tell() > 50_000:
+                raise OSError(5, "Input/output error")
+            return super().read(count)
+
+    file = Failing(riff())
+    with (
+        pytest.raises(AudioError, match="Input/output error") as caught,
+        open_audio(file, name="a") as recording,
+    ):
+        list(recording.blocks())
+    assert caught.value.code == "unreadable_file"
+
+
+# what a byte may become
+
+
+@pytest.mark.parametrize("rate", [1, 3, 7, 999, 3999, 768_001])
+def test_a_rate_at_which_nobody_records_speech_is_refused(tmp_path, rate) -> None:
+    path = tmp_path / "a.wav"
+    path.write_bytes(riff(rate))
+    match = f"1 channel at {rate} Hz; 1 to 64 channels at 4000 to"
+    with peak_below(10e6), pytest.raises(AudioError, match=match):
+        read(path.read_bytes())
+    assert length_of(str(path)) < 10
+    with pytest.raises(ValueError, match="it must be 4000 to 768000"):
+        from_array(NOISE, rate)
+
+
+@pytest.mark.parametrize("rate", [4000, 8000, 768_000])
+def test_the_rates_at_the_limits_are_read(rate) -> None:
+    assert read(riff(rate))[0] == pytest.approx(len(NOISE) / rate, abs=0.001)
+
+
+def test_times_that_no_recording_has_are_refused(monkeypatch) -> None:
+    """Gaps of 590 s, each of which is plausible, make weeks of a few kilobytes."""
+    monkeypatch.setattr(containers, "FREE_S", 60.0)
+    source = opus("matroska", 30, 590_000)
+    most_s = len(source) / 8 + 60
+    with pytest.raises(
+        AudioError, match=f"more than {most_s / 3600:.1f} hours of sound in"
+    ) as caught:
+        read(source)
+    assert caught.value.code == "invalid_audio"
+
+
+def test_a_pause_of_the_recorder_is_still_silence() -> None:
+    length_s, notices = read(opus("matroska", 3, 60_000))
+    assert length_s == pytest.approx(2 * 60, abs=0.1)
+    assert [(n.code, n.count) for n in notices] == [("audio_gap", 2)]
+
+
+def test_hours_of_silence_in_a_few_bytes_are_read_in_little_memory() -> None:
+    file = io.BytesIO()
+    with soundfile.SoundFile(file, "w", 8000, 1, format="FLAC", subtype="PCM_16") as out:
+        for _ in range(70):
+            out.write(np.zeros(60 * 8000, np.int16))
+    assert len(file.getvalue()) < 110_000
+    with peak_below(30e6):
+        length_s, notices = read(file.getvalue())
+    assert length_s == 4200 and not notices
+
+
+def test_a_declared_length_that_cannot_be_is_ignored(tmp_path) -> None:
+    """It would reserve the whole spool, or come first in a batch."""
+    path = tmp_path / "a.mkv"
+    path.write_bytes(opus("matroska", 2, 599_000 * 1000))
+    assert length_of(str(path)) == path.stat().st_size / 16_000
+
+
+# notices
+
+
+def test_equal_gaps_are_one_notice_with_a_count_and_the_first_places() -> None:
+    length_s, notices = read(opus("webm", 500, 130))
+    assert length_s == pytest.approx(499 * 0.13 + 0.02, abs=0.05)
+    (gaps,) = notices
+    assert (gaps.code, gaps.count, len(gaps.places)) == ("audio_gap", 499, 3)
+    assert gaps.places[1] - gaps.places[0] == pytest.approx(0.13, abs=0.002)
+    assert gaps.message.startswith("499 gaps: ") and "and 496 more" in gaps.message
+
+
+# sound that a header leaves out
+
+
+LIST = b"LIST" + struct.pack("<I", 5000) + b"INFO" + 4996 * b"x"
+
+
+@pytest.mark.parametrize(
+    ("source", "unread"),
+    [
+        (riff(size=4000), len(DATA) - 4000),
+        (riff(size=4001), len(DATA) - 4002),
+        (riff() + riff(), 44 + len(DATA)),  # cat a.wav b.wav
+        (riff() + LIST, 0),
+        (riff() + LIST[:-100], 0),
+        (riff() + LIST + LIST + DATA, len(DATA)),
+        (riff() + b"ID3\4\0\0" + 9000 * b"j", 0),
+        (riff() + 9000 * b"\0", 0),  # space that was reserved
+        (riff() + 2_000_000 * b"\0" + DATA, 2_000_000 + len(DATA)),
+        (riff(size=len(DATA) - UNREAD_BYTES + 2), 0),
+        (riff(size=0), 0),
+        (riff(size=0xFFFFFFFF), 0),
+        (riff(size=0x7FFFFFFE), 0),
+        (riff(size=0x7FFFF000), 0),
+        (riff(size=2 * len(DATA)), 0),
+    ],
+)
+def test_sound_that_a_wav_header_leaves_out_is_warned_of(source, unread) -> None:
+    assert unread_bytes(io.BytesIO(source)) == (unread, len(source) - unread)
+    _, notices = read(source)
+    found = [notice.message for notice in notices if notice.code == "unread_audio"]
+    assert len(found) == (unread > 0)
+    assert all(f"the {unread} bytes after it" in message for message in found)
+
+
+@pytest.mark.parametrize("kind", ["WAV", "WAVEX", "AIFF", "AU", "CAF", "RF64", "W64"])
+@pytest.mark.parametrize("subtype", ["PCM_16", "PCM_24", "FLOAT"])
+def test_a_whole_file_leaves_nothing_out(kind, subtype) -> None:
+    file = io.BytesIO()
+    soundfile.write(file, NOISE[:-1], RATE, format=kind, subtype=subtype)
+    assert read(file.getvalue()) == (pytest.approx((len(NOISE) - 1) / RATE), ())
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "layout"),
+    [("AIFF", b"SSND", ">I"), ("CAF", b"data", ">q"), ("AU", b".snd", ">I")],
+)
+def test_other_containers_have_the_same_header_and_the_same_warning(kind, name, layout) -> None:
+    file = io.BytesIO()
+    soundfile.write(file, NOISE, RATE, format=kind, subtype="PCM_16")
+    damaged = bytearray(file.getvalue())
+    at = damaged.index(name) + (8 if kind == "AU" else 4)
+    damaged[at : at + struct.calcsize(layout)] = struct.pack(layout, 4000)
+    length_s, notices = read(bytes(damaged))
+    assert length_s < 0.2
+    assert [notice.code for notice in notices] == ["unread_audio"]
+
+
+def test_no_header_makes_the_search_raise_or_take_long() -> None:
+    random = np.random.default_rng(3)
+    heads = (b"RIFF", b"RIFX", b"FORM", b"caff", b".snd")
+    for head in chain.from_iterable([heads] * 200):
+        source = bytearray(riff())
+        source[:4] = head
+        for at in random.integers(4, 80, size=6):
+            source[at] = random.integers(256)
+        count, start = unread_bytes(io.BytesIO(bytes(source)))
+        assert 0 <= count <= len(source) and count + start == len(source)
+
+
+def test_the_samples_of_a_wav_with_chunks_behind_it_are_its_own() -> None:
+    assert np.array_equal(read_audio(riff() + LIST), read_audio(riff()))
