@@ -26,7 +26,7 @@ from ..telemetry.job_traces import JobTraces
 from ..uploads.shared_uploads import SharedUploads
 from ..uploads.tus import Uploads
 from ..uploads.upload_store import UploadStore
-from .engines.workflow_engine import WORKFLOWS, JobEngine
+from .engines.workflow_engine import WORKFLOWS, CallStep, JobEngine, Workflow
 from .execution.active_jobs import ActiveJobs
 from .execution.completion import Completion
 from .execution.diarization_step import DiarizationStep
@@ -144,7 +144,7 @@ class Jobs:
             self.store.references.sweep()
         self.uploads.recover()
         self.traces.create()
-        self.engine.start(self.steps, WORKFLOWS)
+        self.engine.start(self.steps, {kind: self._workflow(kind) for kind in WORKFLOWS})
         for thread in self._threads:
             thread.start()
 
@@ -185,6 +185,16 @@ class Jobs:
         self.store.close()
         if self._lock is not None:
             self._lock.close()
+
+    def _workflow(self, kind: str) -> Workflow:
+        """The workflow of a kind; a job's holds what its steps keep in this process until it leaves."""
+        workflow = WORKFLOWS[kind]
+
+        def holding(call: CallStep, job: str, *args: str | int) -> None:
+            with self.active.working(job):
+                workflow(call, job, *args)
+
+        return workflow if kind == "webhook" else holding
 
     def _tick(self) -> None:
         self._repeat("recovery", self.recovery.tick, TICK_S)

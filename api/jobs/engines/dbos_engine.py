@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -41,7 +42,9 @@ PRIORITY = 5
 
 _workflows: Mapping[str, Workflow] = {}
 _steps: Callable[..., Any] | None = None
-_running: set[str] = set()
+_running: Counter[str] = Counter()
+"""Executions by id: DBOS runs a workflow again that was resumed, beside one that has not noticed yet."""
+
 _lock = threading.Lock()
 
 
@@ -55,12 +58,14 @@ def _run(kind: str, *args: str | int) -> None:
         return DBOS.run_step({"name": step}, _steps, step, *args)
 
     with _lock:
-        _running.add(id)
+        _running[id] += 1
     try:
         _workflows[kind](call, *args)
     finally:
         with _lock:
-            _running.discard(id)
+            _running[id] -= 1
+            if not _running[id]:
+                del _running[id]
 
 
 # The names are explicit, so that moving a function does not rename it in the database. DBOS does not

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 from sqlalchemy.exc import OperationalError
 
+from forescribe.api.jobs.engines.memory_engine import MemoryEngine
 from tests.api.conftest import memo, sound, until
 from tests.api.jobs.application import JOBS, application, ended, ready, submit
 
@@ -151,3 +152,45 @@ def test_a_fault_of_the_database_that_is_there_is_no_reason_to_wait(client) -> N
     assert store.database.lost(
         OperationalError("select", {}, Exception(), connection_invalidated=True)
     )
+
+
+class TakenOver(MemoryEngine):
+    """Ends the first workflow before its second-last step, as an engine does when another process has taken
+    the work over: no step of the job is called again here."""
+
+    def start(self, steps, workflows) -> None:
+        taken: list[str] = []
+
+        def call(step: str, job: str, *args):
+            if step == "assemble" and (not taken or job in taken):
+                taken.append(job)
+                raise RuntimeError("another execution owns the workflow")
+            return steps(step, job, *args)
+
+        super().start(call, workflows)
+
+
+def test_a_workflow_that_ends_between_two_steps_leaves_nothing_behind(
+    tmp_path, transcriber, decoders, monkeypatch
+) -> None:
+    """Otherwise its job counts as exposed for ever, and suspects, which are exposed alone, wait for it."""
+    with application(tmp_path, transcriber, decoders, lambda store: TakenOver()) as client:
+        jobs = ready(client).app.state.jobs
+        lost = submit(client, sound(3)).json()["id"]
+        until(lambda: jobs.store.references.get(lost, "group") and not jobs.engine.running())
+        until(lambda: not jobs.active.crashes._exposed, seconds=5)
+        assert jobs.active.groups(lost) is None and lost not in jobs.active._samples
+        monkeypatch.setattr(jobs.store.crashes, "deaths", lambda job: 1)
+        suspect = submit(client, sound(2)).json()["id"]
+        assert ended(client, suspect, seconds=20)["state"] == "succeeded"
+
+
+def test_what_a_second_execution_uses_stays_until_that_one_leaves_too(client) -> None:
+    """An engine may run a workflow again in a process whose first execution has not noticed yet."""
+    active, released = client.app.state.jobs.active, []
+    active.release = released.append
+    with active.working("job"):
+        with pytest.raises(ZeroDivisionError), active.working("job"):
+            raise ZeroDivisionError
+        assert released == []
+    assert released == ["job"]
