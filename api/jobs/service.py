@@ -233,8 +233,8 @@ class Jobs:
         )
 
     def _oldest_s(self) -> float:
-        now = self.store.now()
-        return max((now - job.created_at for job in self.store.jobs.unfinished()), default=0.0)
+        oldest = self.store.jobs.oldest()
+        return 0.0 if oldest is None else max(0.0, self.store.now() - oldest)
 
 
 def _uploads(settings: Settings, store: Store, engine: JobEngine) -> UploadStore:

@@ -15,7 +15,17 @@ import sqlalchemy as sa
 from .crash_records import CrashRecords
 from .database import Database, Tx
 from .event_log import EventLog
-from .records import ENDED, Callback, CallbackState, Job, Kind, NewJob, State
+from .records import (
+    ENDED,
+    UNFINISHED,
+    Callback,
+    CallbackState,
+    Job,
+    Kind,
+    NewJob,
+    State,
+    item_prefix,
+)
 from .tables import JOBS, REFERENCES
 
 
@@ -53,18 +63,23 @@ class JobTable:
             jobs = [_job(row) for row in tx.execute(query)]
         return jobs[:limit], len(jobs) > limit
 
-    def unfinished(self) -> list[Job]:
-        """Queued and running jobs of all owners."""
+    def unfinished_runs(self) -> sa.Select[tuple[str]]:
+        """The query of the work ids (`records.run_item`) of queued and running jobs of all owners."""
+        id = JOBS.c.id + item_prefix("") + sa.cast(JOBS.c.run, sa.String)
+        return sa.select(id.label("id")).where(JOBS.c.state.in_(UNFINISHED))
+
+    def oldest(self) -> float | None:
+        """When the oldest unfinished job was created; None without one."""
+        query = sa.select(sa.func.min(JOBS.c.created_at)).where(JOBS.c.state.in_(UNFINISHED))
         with self._database.engine.connect() as tx:
-            rows = tx.execute(sa.select(JOBS).where(JOBS.c.state.in_(("queued", "running"))))
-            return [_job(row) for row in rows]
+            return tx.execute(query).scalar_one()
 
     def backlog(self, owner: str | None = None) -> tuple[int, float]:
         """The number of unfinished jobs, and their remaining seconds of audio."""
         left_s = JOBS.c.total_s - JOBS.c.done_s
         query = sa.select(
             sa.func.count(), sa.func.sum(sa.case((left_s > 0.0, left_s), else_=0.0))
-        ).where(JOBS.c.state.in_(("queued", "running")))
+        ).where(JOBS.c.state.in_(UNFINISHED))
         if owner is not None:
             query = query.where(JOBS.c.tenant == owner)
         with self._database.engine.connect() as tx:

@@ -14,6 +14,7 @@ Kind = Literal["transcribe", "diarize"]
 """What a run of a job does: everything, or only the speakers."""
 
 ENDED: frozenset[State] = frozenset({"succeeded", "failed", "cancelled"})
+UNFINISHED: frozenset[State] = frozenset({"queued", "running"})
 CallbackState = Literal["pending", "delivered", "failed", "gone"]
 
 
