@@ -43,6 +43,9 @@ REFERENCES = sa.Table(
     sa.Column("role", sa.String, primary_key=True),  # audio, form, plan, group, spoken, result
     sa.Column("k", sa.Integer, primary_key=True),
     sa.Column("blob", sa.String, nullable=False, index=True),
+    sa.Column("tenant", sa.String),  # the owner for whom it counts; NULL: it is not counted
+    sa.Column("size", sa.BigInteger),  # of the blob in bytes
+    sa.Index("forescribe_refs_of", "tenant", "blob", "size"),
 )
 
 ENTRIES = sa.Table(
@@ -114,7 +117,12 @@ TURNS = sa.Table(
 )
 """When a task that one process does for all was begun last (`task_turns`)."""
 
-ADDED = ((JOBS, "warnings", "TEXT"), (WORKERS, "place", "VARCHAR"))
+ADDED = (
+    (JOBS, "warnings", "TEXT"),
+    (WORKERS, "place", "VARCHAR"),
+    (REFERENCES, "tenant", "VARCHAR"),
+    (REFERENCES, "size", "BIGINT"),
+)
 """Columns that earlier versions lack. All may be NULL, so that an earlier version can go on using the
 database."""
 
@@ -129,3 +137,5 @@ def create_tables(engine: sa.Engine) -> None:
         for table, column, kind in ADDED:
             if column not in {found["name"] for found in sa.inspect(tx).get_columns(table.name)}:
                 tx.exec_driver_sql(f"ALTER TABLE {table.name} ADD COLUMN {column} {kind}")
+        for index in REFERENCES.indexes:  # of an added column
+            index.create(tx, checkfirst=True)
