@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 from ..errors import ApiError
 from ..settings import Settings
@@ -39,7 +39,7 @@ class StorageShares:
         with self.store.database.engine.connect() as tx:
             return self.store.references.stored_bytes(tx, owner)
 
-    def limit(self, owner: str) -> int | None:
+    def limit(self, owner: str, tx: Tx | None = None) -> int | None:
         """The bytes that a key may store: `max_stored_bytes_per_key`, or an equal part of the disk. None (no
         limit) without keys, and in object storage unless the setting is given."""
         settings = self.settings
@@ -49,7 +49,7 @@ class StorageShares:
             return settings.max_stored_bytes_per_key
         if self.store.blobs.marked:
             return None
-        usable = self._measured() - settings.min_free_bytes
+        usable = self._measured(tx) - settings.min_free_bytes
         return max(0, usable // max(1, len(settings.api_keys)))
 
     def check(self, owner: str) -> None:
@@ -64,24 +64,22 @@ class StorageShares:
     def counted(self, tx: Tx, owner: str) -> Iterator[None]:
         """Insert rows and references in the block. Raises ApiError `storage_quota_exceeded` at its end if the
         key then has more than its share; the transaction is rolled back."""
-        limit = self.limit(owner)
-        if limit is None:
-            yield
-            return
-        if tx.dialect.name == "postgresql":  # SQLite has one writer anyway
+        if owner and tx.dialect.name == "postgresql":  # SQLite has one writer anyway
             lock = "SELECT pg_advisory_xact_lock(hashtext('forescribe_stored'), hashtext(%s))"
             tx.exec_driver_sql(lock, (owner,))
         yield
-        used = self.store.references.stored_bytes(tx, owner)
-        if used > limit:
+        limit = self.limit(owner, tx)
+        used = 0 if limit is None else self.store.references.stored_bytes(tx, owner)
+        if limit is not None and used > limit:
             raise _exceeded(used, limit)
 
-    def _measured(self) -> int:
-        """The bytes of the disk that are free or hold what is counted."""
-        now = self.clock()
+    def _measured(self, tx: Tx | None) -> int:
+        """The bytes of the disk that are free or hold what is counted. In the caller's transaction, if there
+        is one: transactions that each wait for a second connection could use up the pool."""
+        now, references = self.clock(), self.store.references
         if self._capacity is None or now - self._capacity[0] >= CAPACITY_S:
-            with self.store.database.engine.connect() as tx:
-                stored = self.store.references.stored_bytes(tx)
+            with nullcontext(tx) if tx is not None else self.store.database.engine.connect() as tx:
+                stored = references.stored_bytes(tx)
             self._capacity = now, stored + self.store.blobs.free
         return self._capacity[1]
 
