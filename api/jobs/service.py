@@ -20,6 +20,7 @@ from typing import BinaryIO
 from forescribe.asr.errors import UsageError
 
 from ..access.addresses import networks
+from ..metrics import WHOLE_DATABASE
 from ..settings import Settings
 from ..speech.serving import Serving
 from ..telemetry.job_traces import JobTraces
@@ -216,14 +217,14 @@ class Jobs:
             self._stopping.wait(period_s)
 
     def _watch(self) -> None:
-        store, watch = self.store, self.metrics.watch
-        watch("jobs_open", "Jobs queued or running.", lambda: store.jobs.backlog()[0])
+        store, watch, whole = self.store, self.metrics.watch, WHOLE_DATABASE
+        watch("jobs_open", f"Jobs queued or running, {whole}.", lambda: store.jobs.backlog()[0])
         watch(
             "jobs_audio_seconds",
-            "Remaining audio of unfinished jobs.",
+            f"Remaining audio of unfinished jobs, {whole}.",
             lambda: store.jobs.backlog()[1],
         )
-        watch("jobs_oldest_seconds", "Age of the oldest unfinished job.", self._oldest_s)
+        watch("jobs_oldest_seconds", f"Age of the oldest unfinished job, {whole}.", self._oldest_s)
         watch("disk_free_bytes", "Free space for audio and results.", lambda: store.blobs.free)
         self.metrics.count(
             "store_requests",

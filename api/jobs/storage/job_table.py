@@ -13,7 +13,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from .crash_records import CrashRecords
-from .database import Database, Tx
+from .database import Database, Tx, not_before
 from .event_log import EventLog
 from .records import (
     ENDED,
@@ -24,6 +24,9 @@ from .records import (
     Kind,
     NewJob,
     State,
+    bounded,
+    bounded_options,
+    bounded_warnings,
     item_prefix,
 )
 from .tables import JOBS, REFERENCES
@@ -116,7 +119,7 @@ class JobTable:
                 created_at=self._now(),
                 total_s=new.total_s,
                 done_s=0.0,
-                options=json.dumps(dict(new.options)),
+                options=json.dumps(bounded_options(new.options)),
                 hook_url=callback and callback.url,
                 hook_secret=callback and callback.secret,
                 hook_state=callback and callback.state,
@@ -137,14 +140,17 @@ class JobTable:
         """Mark the job as running and return it as it was before; None if the run is not current."""
         job = self.current(tx, id, run)
         if job is not None and job.state == "queued":
-            self._enter(tx, id, "running", started_at=self._now())
+            started_at = not_before(tx, self._now(), JOBS.c.created_at)
+            self._enter(tx, id, "running", started_at=started_at)
         return job
 
     def end(self, tx: Tx, id: str, state: State, error: tuple[str, str] | None = None) -> Job:
         """End the job. Only a new run opens it again."""
         code, message = error or (None, None)
+        message = message and bounded(message)
+        finished_at = not_before(tx, self._now(), JOBS.c.created_at, JOBS.c.started_at)
         return self._enter(
-            tx, id, state, finished_at=self._now(), error_code=code, error_message=message
+            tx, id, state, finished_at=finished_at, error_code=code, error_message=message
         )
 
     def new_run(self, tx: Tx, id: str, kind: Kind) -> Job:
@@ -172,8 +178,9 @@ class JobTable:
         self._crashes.clear(tx, id)
 
     def set_warnings(self, tx: Tx, id: str, warnings: Sequence[Mapping[str, Any]]) -> None:
-        """Replace the warnings of the transcript."""
-        self._update(tx, id, warnings=json.dumps(list(warnings)) if warnings else None)
+        """Replace the warnings: the first of those of the transcript."""
+        text = json.dumps(bounded_warnings(warnings)) if warnings else None
+        self._update(tx, id, warnings=text)
 
     def set_callback(self, tx: Tx, id: str, state: CallbackState, tries: int) -> None:
         """Record the result of a delivery attempt."""
@@ -216,15 +223,16 @@ def _job(row: Any) -> Job:
         state=row.state,
         run=row.run,
         kind=row.kind,
-        label=row.label,
+        label=row.label and bounded(row.label),
         created_at=row.created_at,
         started_at=row.started_at,
         finished_at=row.finished_at,
         total_s=row.total_s,
         done_s=row.done_s,
-        options=json.loads(row.options),
+        options=bounded_options(json.loads(row.options)),
         error=error,
         callback=callback,
         crashes=row.crashes,
-        warnings=tuple(json.loads(row.warnings)) if row.warnings else (),
+        # Rows of earlier versions have no bound.
+        warnings=tuple(bounded_warnings(json.loads(row.warnings))) if row.warnings else (),
     )

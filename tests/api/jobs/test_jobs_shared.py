@@ -8,11 +8,13 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
+import sqlalchemy as sa
 from sqlalchemy.exc import OperationalError
 
 from forescribe.api.jobs.engines.memory_engine import MemoryEngine
+from forescribe.api.jobs.storage.tables import JOBS as JOB_ROWS
 from tests.api.conftest import memo, sound, until
-from tests.api.jobs.application import JOBS, application, ended, ready, submit
+from tests.api.jobs.application import JOBS, application, ended, events, ready, submit
 
 GREEDY = "0.9"
 """The temperature of a job that takes all memory there is."""
@@ -194,3 +196,26 @@ def test_what_a_second_execution_uses_stays_until_that_one_leaves_too(client) ->
             raise ZeroDivisionError
         assert released == []
     assert released == ["job"]
+
+
+def test_what_a_job_shows_has_a_bound_whatever_its_client_and_its_audio_contain(client) -> None:
+    """Each poll repeats it, a list does for 100 jobs: 9 MB for a recording with 100,000 notices."""
+    store = client.app.state.jobs.store
+    notices = [{"code": "audio_gap", "message": f"a gap at {n} s " * 100} for n in range(100_000)]
+    made = submit(client, sound(1), prompt="word " * 400_000, keywords="k" * 100_000).json()["id"]
+    assert ended(client, made)["state"] == "succeeded"
+    with store.transaction() as tx:
+        store.jobs.set_warnings(tx, made, notices)
+        store.jobs.end(tx, made, "failed", ("internal_error", "e" * 100_000))
+        stored = tx.execute(sa.select(JOB_ROWS)).one()
+    assert sum(len(str(value)) for value in stored) < 50_000
+    view = client.get(f"{JOBS}/{made}")
+    assert len(view.content) < 50_000 and len(client.get(JOBS).content) < 50_000
+    assert view.json()["warnings"][-1]["code"] == "more_warnings"
+    assert "99981 more" in view.json()["warnings"][-1]["message"]
+    assert all(len(data) < 50_000 for data in (str(event) for event in events(client, made)))
+    long = {
+        "webhook_url": f"https://example.com/{'a' * 10_000}",
+        "webhook_secret": "whsec_" + "a" * 40,
+    }
+    assert submit(client, sound(1), **long).status_code == 400
