@@ -44,6 +44,7 @@ STATUS: Mapping[str, int] = MappingProxyType(
         "file_not_found": 404,
         "batch_not_found": 404,
         "too_many_files": 400,  # passes only when the client deletes some
+        "storage_quota_exceeded": 400,  # likewise
         "audio_unreachable": 400,  # of a line of a batch: its URL
         "in_progress": 409,  # a result before the end, a key whose first request is in progress
         "conflict": 409,

@@ -35,6 +35,9 @@ ENGINE_COUNTS: Mapping[str, str] = MappingProxyType(
 )
 """Counters of the engine, and their help."""
 
+WHOLE_DATABASE = "of the whole database, so all its processes show the same"
+"""In the help of such a gauge: a dashboard takes the maximum over processes, not the sum."""
+
 WAIT_S = 2.0
 """How long to wait for one value."""
 

@@ -136,6 +136,7 @@ class Settings(BaseSettings):
     job_concurrency: Count = 4  # jobs at a time; their windows share the model's slots
     max_queued_jobs_s: Seconds = 500 * 3600.0  # audio of all unfinished jobs
     max_jobs_per_key: Count = 1000  # unfinished jobs of one key
+    max_stored_bytes_per_key: Count | None = None  # of one key; unset: an equal part of the disk
     min_free_bytes: int = Field(512 << 20, ge=0)  # below it on the disk, uploads are refused
     audio_retention_s: Seconds = 24 * 3600.0  # how long audio is kept after success
     result_retention_s: Seconds = 30 * 24 * 3600.0  # how long a job is kept after its end

@@ -42,6 +42,7 @@ RELOADABLE = (
     "decode_memory_bytes",
     "max_queued_jobs_s",
     "max_jobs_per_key",
+    "max_stored_bytes_per_key",
     "min_free_bytes",
     "audio_retention_s",
     "result_retention_s",

@@ -10,6 +10,8 @@ SpeculativeError
 
 from __future__ import annotations
 
+import pickle
+
 
 class SpeculativeError(ValueError):
     """The base: a request that the core cannot serve."""
@@ -21,6 +23,17 @@ class RequestError(SpeculativeError):
 
 class LoadError(SpeculativeError):
     """The weights: not found, no language model, or a draft that does not fit its target."""
+
+
+def load_cause(error: BaseException) -> str:
+    """One line on why a file of tensors cannot be loaded.
+
+    Where a pickle holds more than tensors, torch advises to load it without protection
+    (`weights_only=False`), which lets the file run code; that advice is not passed on.
+    """
+    if isinstance(error, pickle.UnpicklingError) or "weights_only" in str(error):
+        return "it is no pickle, or one that could run code when it is opened"
+    return " ".join(str(error).split())[:200] or type(error).__name__
 
 
 class DeviceError(SpeculativeError):

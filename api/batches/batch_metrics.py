@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from ..metrics import TimedValue
+from ..metrics import WHOLE_DATABASE, TimedValue
 
 
 class BatchMetrics:
@@ -19,7 +19,8 @@ class BatchMetrics:
         self._lines = Counter(
             "forescribe_batch_lines", "Lines of batches by result.", ["state"], registry=registry
         )
-        gauge = Gauge("forescribe_batches_open", "Batches that have not ended.", registry=registry)
+        text = f"Batches that have not ended, {WHOLE_DATABASE}."
+        gauge = Gauge("forescribe_batches_open", text, registry=registry)
         gauge.set_function(TimedValue(unfinished))
 
     def ended(self, state: str) -> None:

@@ -40,7 +40,7 @@ class Batches:
         self.jobs, self.files, self.store = jobs, files, jobs.store
         self.settings = jobs.settings
         self.table = BatchTable(self.store.database, self.store.now)
-        metrics = BatchMetrics(jobs.serving.metrics.registry, lambda: len(self.table.unfinished()))
+        metrics = BatchMetrics(jobs.serving.metrics.registry, self.table.count_unfinished)
         self.runner = BatchRunner(jobs, self.table)
         audio = LineAudio(self.settings, files, resolve)
         self.runner.steps = BatchSteps(jobs, files, self.table, audio, metrics, self.runner.leave)
@@ -78,7 +78,7 @@ class Batches:
         except ApiError as error:
             raise ApiError(error.code, error.message, param="input_file_id") from error
         self._check_input(file.purpose, file.size)
-        if owner and len(self.table.unfinished(owner)) >= self.settings.max_batches_per_key:
+        if owner and self.table.count_unfinished(owner) >= self.settings.max_batches_per_key:
             text = (
                 f"this key has {self.settings.max_batches_per_key} unfinished batches, its maximum"
             )
@@ -104,7 +104,9 @@ class Batches:
                         self.store.keys.insert(tx, owner, key.text, key.fingerprint, batch.id)
                     self.table.insert(tx, batch)
                     self.jobs.traces.keep(tx, batch.id, now)
-                    self.store.references.put(tx, batch.id, INPUT, blob)
+                    self.store.references.put(
+                        tx, batch.id, INPUT, blob, owner=owner, size=file.size
+                    )
         except IntegrityError:
             before = None if key is None else self._created_by(owner, key)
             if before is None:

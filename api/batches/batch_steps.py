@@ -235,6 +235,7 @@ class BatchSteps:
         return self.store.blobs.local(name).open("rb")
 
     def _file(self, batch: Batch, id: str, role: str, size: int) -> StoredFile:
-        kept_s, now = batch.output_kept_s or self.settings.file_retention_s, self.store.now()
+        kept_s = batch.output_kept_s or self.settings.file_retention_s
+        now = max(self.store.now(), batch.created_at)  # the clock may have been set back
         name = f"{batch.id}_{'output' if role == 'output' else 'error'}.jsonl"
         return StoredFile(id, batch.owner, "batch_output", name, size, now, now + kept_s)

@@ -12,7 +12,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from ..jobs.storage.database import Database, Tx
+from ..jobs.storage.database import Database, Tx, not_before
+from ..jobs.storage.records import bounded
 from ..jobs.storage.tables import JOBS, META, WORKERS
 from .batch_records import (
     OPEN_LINES,
@@ -121,6 +122,13 @@ class BatchTable:
         with self._database.engine.connect() as tx:
             return [_batch(row) for row in tx.execute(query.order_by(BATCHES.c.created_at))]
 
+    def count_unfinished(self, owner: str | None = None) -> int:
+        query = sa.select(sa.func.count()).where(BATCHES.c.state.in_(UNFINISHED))
+        if owner is not None:
+            query = query.where(BATCHES.c.tenant == owner)
+        with self._database.engine.connect() as tx:
+            return int(tx.execute(query).scalar_one())
+
     def ended_before(self, when: float) -> list[str]:
         ends = [BATCHES.c[f"{state}_at"] for state in ("completed", "failed", "expired")]
         ended_at = sa.func.coalesce(*ends, BATCHES.c.cancelled_at)
@@ -142,7 +150,8 @@ class BatchTable:
         self, tx: Tx, id: str, state: BatchState, leaving: Sequence[BatchState], **values: Any
     ) -> bool:
         """Enter a state from one of those in `leaving`; False if the batch is in none of them."""
-        values |= {"state": state, f"{state}_at": self._now()}
+        earlier = (BATCHES.c.created_at, *(BATCHES.c[name] for name in TIMES))
+        values |= {"state": state, f"{state}_at": not_before(tx, self._now(), *earlier)}
         update = sa.update(BATCHES).where(BATCHES.c.id == id, BATCHES.c.state.in_(leaving))
         return bool(tx.execute(update.values(**values)).rowcount)
 
@@ -273,8 +282,8 @@ def _error_values(error: LineError | None) -> dict[str, str | None]:
         return {}
     return {
         "error_code": error.code,
-        "error_message": error.message,
-        "error_param": error.param,
+        "error_message": bounded(error.message),
+        "error_param": error.param and bounded(error.param),
     }
 
 

@@ -42,6 +42,9 @@ class StoredAudio(Protocol):
     @property
     def path(self) -> Path: ...
 
+    @property
+    def size(self) -> int: ...
+
     def flush(self) -> None: ...
 
     def commit(self) -> str: ...
@@ -57,6 +60,10 @@ class KeptBlob:
     @property
     def path(self) -> Path:
         return self.blobs.local(self.name)
+
+    @property
+    def size(self) -> int:
+        return self.path.stat().st_size
 
     def flush(self) -> None:
         """It is on disk."""

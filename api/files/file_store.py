@@ -21,6 +21,7 @@ from ..errors import ApiError
 from ..jobs.blob_storage.blob_store import BlobDraft
 from ..jobs.storage.database import Tx
 from ..jobs.storage.store import Store
+from ..jobs.storage_shares import StorageShares
 from ..settings import Settings
 from .file_table import FILES, FileTable, Order
 from .stored_file import ID, Purpose, StoredFile, new_id
@@ -38,12 +39,15 @@ class Files:
     def __init__(self, settings: Settings, store: Store) -> None:
         self.settings, self.store = settings, store
         self.table = FileTable(store.database, store.now)
+        self.shares = StorageShares(settings, store)
 
     def check_count(self, owner: str) -> None:
-        """Raises ApiError `too_many_files` if the owner may have no further file."""
+        """Raises ApiError if the owner may have no further file: `too_many_files`,
+        `storage_quota_exceeded`."""
         if self.table.count(owner) >= self.settings.max_files_per_key:
             text = f"there are {self.settings.max_files_per_key} files already, the maximum; delete some"
             raise ApiError("too_many_files", text)
+        self.shares.check(owner)
 
     def add(
         self,
@@ -53,21 +57,28 @@ class Files:
         content: BlobDraft,
         expires_after_s: float | None = None,
     ) -> StoredFile:
-        """Keep a file, for `file_retention_s` unless told otherwise. Raises OutputError."""
+        """Keep a file, for `file_retention_s` unless told otherwise. Raises ApiError
+        `storage_quota_exceeded`, OutputError."""
         now = self.store.now()
         kept_s = self.settings.file_retention_s if expires_after_s is None else expires_after_s
         file = StoredFile(new_id(), owner, purpose, filename, content.size, now, now + kept_s)
         content.flush()
-        with self.store.blobs.shared_lock():
-            blob = content.commit()
-            with self.store.transaction() as tx:
-                self.insert(tx, file, blob)
+        blob = None
+        try:
+            with self.store.blobs.shared_lock():
+                blob = content.commit()
+                with self.store.transaction() as tx, self.shares.counted(tx, owner):
+                    self.insert(tx, file, blob)
+        except ApiError:
+            if blob is not None:
+                self.store.references.delete_unreferenced([blob])
+            raise
         return file
 
     def insert(self, tx: Tx, file: StoredFile, blob: str) -> None:
         """Insert a file whose content is committed. Raises IntegrityError if it exists."""
         self.table.insert(tx, file)
-        self.store.references.put(tx, file.id, ROLE, blob)
+        self.store.references.put(tx, file.id, ROLE, blob, owner=file.owner, size=file.size)
 
     def get(self, id: str, owner: str) -> StoredFile:
         """Raises ApiError `file_not_found`."""

@@ -32,6 +32,10 @@ SHOWN = (
 """Fields of the request that the job's JSON repeats."""
 
 
+MAX_URL, MAX_SECRET, MAX_UPLOAD_ID = 2048, 512, 64
+"""Characters of what is stored in a job's row."""
+
+
 class JobForm(TranscriptionForm):
     """`POST /v1/jobs`, without the file.
 
@@ -43,9 +47,9 @@ class JobForm(TranscriptionForm):
     task: Literal["transcribe", "translate"] = "transcribe"
     diarize: bool = False
     num_speakers: int | None = Field(None, ge=1, le=100)
-    webhook_url: str | None = None
-    webhook_secret: str | None = None
-    upload_id: str | None = None
+    webhook_url: str | None = Field(None, max_length=MAX_URL)
+    webhook_secret: str | None = Field(None, max_length=MAX_SECRET)
+    upload_id: str | None = Field(None, max_length=MAX_UPLOAD_ID)
 
     @property
     def speakers(self) -> bool:

@@ -21,6 +21,7 @@ from forescribe.asr.errors import UsageError
 from forescribe.asr.installing import how_to_install
 
 from ..access.addresses import networks
+from ..metrics import WHOLE_DATABASE
 from ..settings import Settings
 from ..speech.serving import Serving
 from ..telemetry.job_traces import JobTraces
@@ -28,7 +29,7 @@ from ..uploads.shared_uploads import SharedUploads
 from ..uploads.tus import Uploads
 from ..uploads.upload_limits import UploadLimits
 from ..uploads.upload_store import UploadStore
-from .engines.workflow_engine import WORKFLOWS, JobEngine
+from .engines.workflow_engine import WORKFLOWS, CallStep, JobEngine, Workflow
 from .execution.active_jobs import ActiveJobs
 from .execution.completion import Completion
 from .execution.diarization_step import DiarizationStep
@@ -145,7 +146,7 @@ class Jobs:
             self.store.references.sweep()
         self.uploads.recover()
         self.traces.create()
-        self.engine.start(self.steps, WORKFLOWS)
+        self.engine.start(self.steps, {kind: self._workflow(kind) for kind in WORKFLOWS})
         for thread in self._threads:
             thread.start()
 
@@ -187,6 +188,16 @@ class Jobs:
         if self._lock is not None:
             self._lock.close()
 
+    def _workflow(self, kind: str) -> Workflow:
+        """The workflow of a kind; a job's holds what its steps keep in this process until it leaves."""
+        workflow = WORKFLOWS[kind]
+
+        def holding(call: CallStep, job: str, *args: str | int) -> None:
+            with self.active.working(job):
+                workflow(call, job, *args)
+
+        return workflow if kind == "webhook" else holding
+
     def _tick(self) -> None:
         self._repeat("recovery", self.recovery.tick, TICK_S)
 
@@ -207,14 +218,14 @@ class Jobs:
             self._stopping.wait(period_s)
 
     def _watch(self) -> None:
-        store, watch = self.store, self.metrics.watch
-        watch("jobs_open", "Jobs queued or running.", lambda: store.jobs.backlog()[0])
+        store, watch, whole = self.store, self.metrics.watch, WHOLE_DATABASE
+        watch("jobs_open", f"Jobs queued or running, {whole}.", lambda: store.jobs.backlog()[0])
         watch(
             "jobs_audio_seconds",
-            "Remaining audio of unfinished jobs.",
+            f"Remaining audio of unfinished jobs, {whole}.",
             lambda: store.jobs.backlog()[1],
         )
-        watch("jobs_oldest_seconds", "Age of the oldest unfinished job.", self._oldest_s)
+        watch("jobs_oldest_seconds", f"Age of the oldest unfinished job, {whole}.", self._oldest_s)
         watch("disk_free_bytes", "Free space for audio and results.", lambda: store.blobs.free)
         self.metrics.count(
             "store_requests",
@@ -224,8 +235,8 @@ class Jobs:
         )
 
     def _oldest_s(self) -> float:
-        now = self.store.now()
-        return max((now - job.created_at for job in self.store.jobs.unfinished()), default=0.0)
+        oldest = self.store.jobs.oldest()
+        return 0.0 if oldest is None else max(0.0, self.store.now() - oldest)
 
 
 def _uploads(settings: Settings, store: Store, engine: JobEngine) -> UploadStore:

@@ -28,6 +28,7 @@ from .engines.workflow_engine import JobEngine
 from .job_form import JobForm, shown
 from .storage.records import Callback, Job, NewJob, run_item
 from .storage.store import Store
+from .storage_shares import StorageShares
 
 RETRY_S = 5
 """When a client whose first request is still in progress had better try again."""
@@ -43,6 +44,10 @@ class Recording:
 
 class Audio(Protocol):
     """Audio on disk that becomes a blob: a draft, or a blob that exists already."""
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
 
     def flush(self) -> None: ...
 
@@ -64,6 +69,7 @@ class Submissions:
         self, settings: Settings, serving: Serving, store: Store, engine: JobEngine
     ) -> None:
         self.settings, self.serving, self.store, self.engine = settings, serving, store, engine
+        self.shares = StorageShares(settings, store)
         self.traces: JobTraces | None = None
         self.receiving: set[tuple[str, str]] = set()  # keys whose request is still being received
 
@@ -73,6 +79,7 @@ class Submissions:
         """Raises ApiError if no further job can be accepted from this owner now."""
         settings = self.settings
         self.check_room()
+        self.shares.check(owner)
         count, seconds = self.store.jobs.backlog()
         if seconds >= settings.max_queued_jobs_s:
             raise ApiError("overloaded", "the queue of jobs is full", retry_after=60)
@@ -147,7 +154,8 @@ class Submissions:
     def submit(self, new: NewJob, audio: Audio, key: IdempotencyKey | None = None) -> Job:
         """Insert and queue a job, once everything is on disk; or return the earlier job of the same key.
 
-        Raises ApiError: `idempotency_key_reused`, `insufficient_quota`; OutputError if the disk is full.
+        Raises ApiError: `idempotency_key_reused`, `insufficient_quota`, `storage_quota_exceeded`;
+        OutputError if the disk is full.
         """
         usage = self.serving.usage
         store, text = self.store, json.dumps(dict(new.form)).encode()
@@ -157,15 +165,18 @@ class Submissions:
             with store.blobs.shared_lock():
                 blobs += [audio.commit(), store.blobs.put(text)]
                 audio_blob, form_blob = blobs
-                with store.transaction() as tx:
+                with store.transaction() as tx, self.shares.counted(tx, new.owner):
                     if key is not None:
                         store.keys.insert(tx, new.owner, key.text, key.fingerprint, new.id)
                     job = store.jobs.insert(tx, new)
                     if self.traces is not None:
                         self.traces.keep(tx, new.id, store.now())
                     usage.spend_in(tx, new.owner, requests=1, audio_s=new.total_s)
-                    store.references.put(tx, job.id, "audio", audio_blob)
-                    store.references.put(tx, job.id, "form", form_blob)
+                    for role, blob, size in (
+                        ("audio", audio_blob, audio.size),
+                        ("form", form_blob, len(text)),
+                    ):
+                        store.references.put(tx, job.id, role, blob, owner=new.owner, size=size)
                     self.engine.enqueue(tx, run_item(job.id, job.run, job.kind))
             return job
         except ApiError:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forescribe.asr.errors import ModelError
+from forescribe.speculative.errors import load_cause
 
 from ..diarizer import Engine, SimilarityThresholds
 
@@ -135,7 +136,8 @@ def load(folder: Path, *, device: str = "cpu", name: str = NAME) -> PyannoteDiar
     try:
         pipeline = Pipeline.from_pretrained(folder)
     except Exception as error:  # torch, yaml, pyannote and lightning raise different exceptions
-        raise ModelError(f"the pipeline in {str(folder)!r} cannot be loaded: {error}") from error
+        cause = load_cause(error)
+        raise ModelError(f"the pipeline in {str(folder)!r} cannot be loaded: {cause}") from error
     if type(pipeline) is not SpeakerDiarization:
         raise ModelError(f"{str(folder)!r} holds a {type(pipeline).__name__}, not {KLASS}")
     # Adds one overridden method; the loader has no option for the class.

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from forescribe.asr.batch.interrupts import Stop
 from forescribe.asr.errors import UsageError
 from forescribe.speculative.device import bfloat16_units
+from forescribe.speculative.errors import load_cause
 
 from .labels.label_batches import BatchSource, collate
 from .labels.label_rows import LabelRow
@@ -217,9 +218,9 @@ class DraftTraining:
             self.draft.load_state_dict(found["weights"], strict=False)
             self.optimizers.load(found["optimizers"])
         except Exception as error:  # torch raises exceptions of several libraries for damaged files
-            line = " ".join(str(error).split())[:200]
             raise UsageError(
-                f"{self.checkpoint} is no checkpoint of this draft ({line}): --overwrite begins anew"
+                f"{self.checkpoint} is no checkpoint of this draft ({load_cause(error)}): --overwrite "
+                "begins anew"
             ) from error
         evaluations = [Evaluation(*values) for values in found["evaluations"]]
         self.state = Progress(

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from forescribe.api.metrics import WHOLE_DATABASE
 from tests.api.batches.calls import begin, ended, jsonl, line, upload
 from tests.api.conftest import sound
 from tests.api.jobs.application import application, ready
@@ -19,6 +20,7 @@ FILE = Path(__file__).parents[2] / "deploy" / "grafana" / "forescribe.json"
 ROOT = {"title", "uid", "schemaVersion", "panels", "templating", "time", "tags", "refresh"}
 PANEL = {"id", "type", "title", "gridPos", "datasource", "targets", "fieldConfig", "options"}
 TYPES = {"timeseries", "stat", "row"}
+DATABASE_GAUGES = ("jobs_open", "jobs_audio_seconds", "jobs_oldest_seconds", "batches_open")
 
 
 @pytest.fixture(scope="module")
@@ -95,6 +97,23 @@ def test_every_series_and_label_exists(dashboard, tmp_path, transcriber, decoder
         (name,) = set(re.findall(r"forescribe_\w+", query)) if by else [None]
         if by and name and labels[name]:
             assert set(re.split(r",\s*", by[1])) <= labels[name], query
+
+
+def test_a_gauge_of_the_whole_database_is_not_summed(
+    dashboard, tmp_path, transcriber, decoders
+) -> None:
+    """Each process exports it: with three processes a sum would show three times as many jobs."""
+    with application(tmp_path, transcriber, decoders) as client:
+        text = ready(client).get("/metrics").text
+    shared = {
+        family.name
+        for family in text_string_to_metric_families(text)
+        if WHOLE_DATABASE in family.documentation
+    }
+    assert shared >= {f"forescribe_{name}" for name in DATABASE_GAUGES}
+    for query in queries(dashboard):
+        for function, name in re.findall(r"(\w+)\((forescribe_\w+)", query):
+            assert name not in shared or function == "max", query
 
 
 def test_the_build_is_told(tmp_path, transcriber, decoders) -> None:

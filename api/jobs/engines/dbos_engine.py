@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -32,6 +33,9 @@ WEBHOOKS = ("webhooks",)
 CALLBACKS = 16
 """Concurrent callbacks: a receiver that hangs occupies one of them for 20 s."""
 
+QUEUED = ("ENQUEUED", "DELAYED")
+"""DBOS's states of work that no process has begun."""
+
 VALUES_PER_STATEMENT = 1000
 """SQLite accepts 32,766."""
 
@@ -41,7 +45,9 @@ PRIORITY = 5
 
 _workflows: Mapping[str, Workflow] = {}
 _steps: Callable[..., Any] | None = None
-_running: set[str] = set()
+_running: Counter[str] = Counter()
+"""Executions by id: DBOS runs a workflow again that was resumed, beside one that has not noticed yet."""
+
 _lock = threading.Lock()
 
 
@@ -55,12 +61,14 @@ def _run(kind: str, *args: str | int) -> None:
         return DBOS.run_step({"name": step}, _steps, step, *args)
 
     with _lock:
-        _running.add(id)
+        _running[id] += 1
     try:
         _workflows[kind](call, *args)
     finally:
         with _lock:
-            _running.discard(id)
+            _running[id] -= 1
+            if not _running[id]:
+                del _running[id]
 
 
 # The names are explicit, so that moving a function does not rename it in the database. DBOS does not
@@ -146,12 +154,12 @@ class DbosEngine:
         with _lock:
             return frozenset(_running)
 
-    def broken(self, ids: Sequence[str]) -> frozenset[str]:
-        if not ids:
-            return frozenset()
-        rows = {row.workflow_id: row.status for row in self._list(workflow_ids=list(ids))}
-        alive = ("PENDING", "ENQUEUED", "DELAYED")
-        return frozenset(id for id in ids if rows.get(id) not in alive)
+    def broken(self, tx: sa.Connection, ids: sa.Select[tuple[str]]) -> list[str]:
+        """DBOS would list them all, so this reads DBOS's tables, as `adopt` does."""
+        asked, work = ids.subquery(), self._work
+        known = work.c.workflow_uuid == asked.c.id
+        alive = sa.exists().where(known, work.c.status.in_(("PENDING", *QUEUED)))
+        return list(tx.execute(sa.select(asked.c.id).where(~alive)).scalars())
 
     def resume(self, id: str, executor: str | None) -> None:
         rows = self._list(workflow_ids=[id], status="PENDING")
@@ -161,12 +169,10 @@ class DbosEngine:
 
     def adopt(self) -> int:
         """DBOS has no function for this, so it works on DBOS's tables (tests/api/jobs/test_engines.py)."""
-        schema = None if self.engine.dialect.name == "sqlite" else "dbos"
-        names = ("workflow_uuid", "status", "name", "application_version")
-        work = sa.table("workflow_status", *map(sa.column, names), schema=schema)
-        answers = sa.table("operation_outputs", sa.column("workflow_uuid"), schema=schema)
+        work = self._work
+        answers = sa.table("operation_outputs", sa.column("workflow_uuid"), schema=work.schema)
         foreign = (
-            work.c.status.in_(("ENQUEUED", "DELAYED"))
+            work.c.status.in_(QUEUED)
             & (work.c.application_version != VERSION)
             & work.c.name.in_(QUEUES)
         )
@@ -186,6 +192,13 @@ class DbosEngine:
             with suppress(Exception):
                 self._client.destroy()
             self._client = None
+
+    @property
+    def _work(self) -> sa.TableClause:
+        """DBOS's table of workflows, as far as it is used here."""
+        names = ("workflow_uuid", "status", "name", "application_version")
+        schema = None if self.engine.dialect.name == "sqlite" else "dbos"
+        return sa.table("workflow_status", *map(sa.column, names), schema=schema)
 
     def _open(self) -> DBOSClient:
         assert self._client is not None, "the engine has not been started"

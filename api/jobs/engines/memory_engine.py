@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any
 from uuid import uuid4
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Select
 
 from ..storage.database import after_commit
 from ..storage.records import WorkItem, item_prefix
@@ -64,9 +64,10 @@ class MemoryEngine:
         with self._lock:
             return frozenset(self._running)
 
-    def broken(self, ids: Any) -> frozenset[str]:
+    def broken(self, tx: Connection, ids: Select[tuple[str]]) -> list[str]:
+        asked = list(tx.execute(ids).scalars())
         with self._lock:
-            return frozenset(id for id in ids if id not in self._work)
+            return [id for id in asked if id not in self._work]
 
     def resume(self, id: str, executor: str | None) -> None:
         with self._lock:

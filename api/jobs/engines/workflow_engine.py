@@ -8,14 +8,14 @@ executed again, so steps must be repeatable. Answers are JSON: hashes, counts an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..storage.records import WorkItem
 
 if TYPE_CHECKING:
-    from sqlalchemy import Connection
+    from sqlalchemy import Connection, Select
 
 
 class Stopping(BaseException):
@@ -65,8 +65,9 @@ class JobEngine(Protocol):
     def running(self) -> frozenset[str]:
         """The ids of the work that this process is doing."""
 
-    def broken(self, ids: Sequence[str]) -> frozenset[str]:
-        """Those of the ids that are unknown, or ended other than by the workflow's return."""
+    def broken(self, tx: Connection, ids: Select[tuple[str]]) -> list[str]:
+        """Those of the ids, which a query in the engine's database gives, that are unknown or have ended.
+        One statement, however many ids there are."""
 
     def resume(self, id: str, executor: str | None) -> None:
         """Queue work again that its executor has lost; recorded answers stay. Does nothing if another

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,7 +48,29 @@ class ActiveJobs:
         self._groups: dict[str, DecodedGroups] = {}
         self._samples: dict[str, DecodedFile] = {}
         self._abandoned: set[str] = set()
+        self._workflows: Counter[str] = Counter()  # executions of each job in this process
         self._closed = False
+
+    @contextmanager
+    def working(self, job: str) -> Iterator[None]:
+        """Execute a workflow of the job in the block. When the job's last one leaves, everything that the
+        job holds here is freed.
+
+        A step frees it when it ends the run. But an engine may also end a workflow between two steps,
+        because it was cancelled or because another process owns it now; no step of it is called then.
+        """
+        with self._lock:
+            self._workflows[job] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._workflows[job] -= 1
+                last = not self._workflows[job]
+                if last:
+                    del self._workflows[job]
+            if last:
+                self.release(job)
 
     def begin(self, job: str) -> None:
         """A run of the job begins: an earlier `abandon` does not count for it."""

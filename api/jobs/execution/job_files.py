@@ -86,8 +86,9 @@ class JobFiles:
 
     def save(self, job: str, run: int, role: str, data: Mapping[str, Any]) -> str:
         """Store data as the blob of a role, and return its name."""
-        with self.new_blob(json.dumps(data)) as name:
-            return self.refer(job, run, role, name, data)
+        text = json.dumps(data)
+        with self.new_blob(text) as name:
+            return self.refer(job, run, role, name, data, size=len(text))
 
     @contextmanager
     def new_blob(self, text: str) -> Iterator[str]:
@@ -106,13 +107,22 @@ class JobFiles:
             raise
 
     def refer(
-        self, job: str, run: int, role: str, name: str, data: Mapping[str, Any] | None = None
+        self,
+        job: str,
+        run: int,
+        role: str,
+        name: str,
+        data: Mapping[str, Any] | None = None,
+        size: int | None = None,
     ) -> str:
-        """Refer to a blob. `data` is its content, if it is new: a transcript's warnings go to the row."""
+        """Refer to a blob. `data` is its content, if it is new: a transcript's warnings go to the row, and
+        its `size` in bytes counts for the job's owner."""
         with self.store.transaction() as tx:
-            if self.store.jobs.current(tx, job, run) is None:
+            row = self.store.jobs.current(tx, job, run)
+            if row is None:
                 raise RunReplaced
-            self.store.references.put(tx, job, role, name)
+            owner = row.owner if role in TRANSCRIPTS else None
+            self.store.references.put(tx, job, role, name, owner=owner, size=size)
             self.store.crashes.clear(tx, job)
             if data is not None and role in TRANSCRIPTS:
                 self.store.jobs.set_warnings(tx, job, data["warnings"])

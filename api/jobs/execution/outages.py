@@ -51,8 +51,9 @@ class Outages:
     def __init__(self, settings: Settings, store: Store, active: ActiveJobs) -> None:
         self.settings, self.store, self.active = settings, store, active
 
-    def wait_for_database(self, job: str, act: Callable[[], T]) -> T:
-        """The result of `act`, repeated while the database goes away."""
+    def wait_for_database(self, job: str | None, act: Callable[[], T]) -> T:
+        """The result of `act`, repeated while the database goes away. `job`: the one that `act` works on,
+        which holds nothing meanwhile; None if it only reads about one, whose run may be in progress."""
         while True:
             try:
                 return act()
@@ -60,12 +61,13 @@ class Outages:
                 if not self.store.database.lost(error):
                     raise
                 report_fault("database", error)
-            self.active.release(job)  # groups that are not stored yet are decoded again
+            if job is not None:
+                self.active.release(job)  # groups that are not stored yet are decoded again
             while not self.store.database.available():
                 self.active.pause(AWAY_S)
 
-    def wait_for_storage(self, job: str, act: Callable[[], T]) -> T:
-        """The result of `act`, repeated while the database goes away or nothing can be written."""
+    def wait_for_storage(self, job: str | None, act: Callable[[], T]) -> T:
+        """As `wait_for_database`, also while nothing can be written."""
         while True:
             try:
                 return self.wait_for_database(job, act)

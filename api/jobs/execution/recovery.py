@@ -24,6 +24,15 @@ DEAD_AFTER_S = 10.0
 STUCK_AFTER_S = 60.0
 """For work whose executor is alive but does not know it."""
 
+CHECK_S = 60.0
+"""Between two checks of all unfinished work, by one process for all."""
+
+ASK_S = 5.0
+"""How often a process asks whether the next check is its own."""
+
+RESTARTS = 200
+"""Jobs that are restarted in one tick: heartbeats wait for them."""
+
 MAX_CRASHES = 5
 """Processes that may die while only this job is exposed (`crash_tracking`), before the job fails."""
 
@@ -32,8 +41,8 @@ MAX_DEATHS = 20
 
 
 class Recovery:
-    """Checks all work at each `tick`. `exclusive`: no other process uses this database, so work of any
-    other executor has lost its process."""
+    """Checks the work in progress at each `tick`, and all unfinished work once a minute. `exclusive`: no
+    other process uses this database, so work of any other executor has lost its process."""
 
     def __init__(
         self,
@@ -52,6 +61,7 @@ class Recovery:
         self._beats: dict[str, tuple[int, float]] = {}  # executor: its counter, and since when
         self._lost: dict[str, float] = {}  # work that its live executor does not know: since when
         self._last_tick: float | None = None
+        self._asked_at: float | None = None  # whether the next check is this process's
 
     def tick(self) -> None:
         """Send a heartbeat and check all work. With a broken engine it does nothing: without heartbeats
@@ -64,6 +74,7 @@ class Recovery:
         living = self._living()
         if living is not None:
             self._count_deaths(frozenset(living) | {self.engine.executor})
+        resumed = False
         for work in self.engine.pending():
             if living is None or work.executor in living:
                 own = work.executor == self.engine.executor
@@ -72,9 +83,22 @@ class Recovery:
             else:
                 self.metrics.resumed()
                 self.engine.resume(work.id, work.executor)
-        self.engine.adopt()
+                resumed = True
+        first = self._asked_at is None
+        check = self._takes_check()
+        if check or first or resumed:  # what is resumed may be of an earlier version
+            self.engine.adopt()
         self._abandon_replaced(running)
-        self._restart_broken()
+        if check:
+            self._restart_broken()
+
+    def _takes_check(self) -> bool:
+        """Whether this process is to check all unfinished work now."""
+        now, period_s = self.clock(), CHECK_S if self.exclusive else ASK_S
+        if self._asked_at is not None and now - self._asked_at < period_s:
+            return False
+        self._asked_at = now
+        return self.exclusive or self.store.turns.take("unfinished work", CHECK_S)
 
     def _living(self) -> dict[str | None, frozenset[str]] | None:
         """Live executors with their work; None if this tick cannot tell."""
@@ -131,9 +155,14 @@ class Recovery:
     def _restart_broken(self) -> None:
         """Restart jobs whose work has ended without them, because the engine could not record an answer
         (for example on a full disk). A job that ends so repeatedly fails."""
-        jobs = {run_item(job.id, job.run, job.kind).id: job for job in self.store.jobs.unfinished()}
-        for id in self.engine.broken(list(jobs)):
-            job = jobs[id]
+        runs = self.store.jobs.unfinished_runs()
+        with self.store.database.engine.connect() as tx:
+            broken = self.engine.broken(tx, runs)
+        for id in broken[:RESTARTS]:
+            job_id, run = id.split(":")
+            job = self.store.jobs.get(job_id)
+            if job is None or job.ended or job.run != int(run):
+                continue
             if job.crashes + 1 < MAX_CRASHES:
                 self.completion.restart(job.id, job.run)
                 continue

@@ -60,7 +60,7 @@ class Steps:
         """The step's answer; None if the run has been replaced or has failed. Raises Stopping."""
         if step == "deliver":
             return self.outages.wait_for_storage(
-                job, lambda: self.completion.deliver(job, run, *args)
+                None, lambda: self.completion.deliver(job, run, *args)
             )
         pauses, retrying = iter(PAUSES_S), False
         while True:

@@ -142,6 +142,12 @@ class Database:
         self.engine.dispose()
 
 
+def not_before(tx: Tx, now: float, *columns: sa.Column[Any]) -> sa.ColumnElement[float]:
+    """A time for an update: `now`, or the latest of the row's times if the clock was set back since."""
+    latest = sa.func.greatest if tx.dialect.name == "postgresql" else sa.func.max
+    return latest(now, *(sa.func.coalesce(column, now) for column in columns))
+
+
 @contextmanager
 def database_disk_errors() -> Iterator[None]:
     """Raise disk errors of the database as OutputError, as `blobs.disk_errors` does for files."""

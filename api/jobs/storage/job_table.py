@@ -13,9 +13,22 @@ from typing import Any
 import sqlalchemy as sa
 
 from .crash_records import CrashRecords
-from .database import Database, Tx
+from .database import Database, Tx, not_before
 from .event_log import EventLog
-from .records import ENDED, Callback, CallbackState, Job, Kind, NewJob, State
+from .records import (
+    ENDED,
+    UNFINISHED,
+    Callback,
+    CallbackState,
+    Job,
+    Kind,
+    NewJob,
+    State,
+    bounded,
+    bounded_options,
+    bounded_warnings,
+    item_prefix,
+)
 from .tables import JOBS, REFERENCES
 
 
@@ -53,18 +66,23 @@ class JobTable:
             jobs = [_job(row) for row in tx.execute(query)]
         return jobs[:limit], len(jobs) > limit
 
-    def unfinished(self) -> list[Job]:
-        """Queued and running jobs of all owners."""
+    def unfinished_runs(self) -> sa.Select[tuple[str]]:
+        """The query of the work ids (`records.run_item`) of queued and running jobs of all owners."""
+        id = JOBS.c.id + item_prefix("") + sa.cast(JOBS.c.run, sa.String)
+        return sa.select(id.label("id")).where(JOBS.c.state.in_(UNFINISHED))
+
+    def oldest(self) -> float | None:
+        """When the oldest unfinished job was created; None without one."""
+        query = sa.select(sa.func.min(JOBS.c.created_at)).where(JOBS.c.state.in_(UNFINISHED))
         with self._database.engine.connect() as tx:
-            rows = tx.execute(sa.select(JOBS).where(JOBS.c.state.in_(("queued", "running"))))
-            return [_job(row) for row in rows]
+            return tx.execute(query).scalar_one()
 
     def backlog(self, owner: str | None = None) -> tuple[int, float]:
         """The number of unfinished jobs, and their remaining seconds of audio."""
         left_s = JOBS.c.total_s - JOBS.c.done_s
         query = sa.select(
             sa.func.count(), sa.func.sum(sa.case((left_s > 0.0, left_s), else_=0.0))
-        ).where(JOBS.c.state.in_(("queued", "running")))
+        ).where(JOBS.c.state.in_(UNFINISHED))
         if owner is not None:
             query = query.where(JOBS.c.tenant == owner)
         with self._database.engine.connect() as tx:
@@ -101,7 +119,7 @@ class JobTable:
                 created_at=self._now(),
                 total_s=new.total_s,
                 done_s=0.0,
-                options=json.dumps(dict(new.options)),
+                options=json.dumps(bounded_options(new.options)),
                 hook_url=callback and callback.url,
                 hook_secret=callback and callback.secret,
                 hook_state=callback and callback.state,
@@ -122,14 +140,17 @@ class JobTable:
         """Mark the job as running and return it as it was before; None if the run is not current."""
         job = self.current(tx, id, run)
         if job is not None and job.state == "queued":
-            self._enter(tx, id, "running", started_at=self._now())
+            started_at = not_before(tx, self._now(), JOBS.c.created_at)
+            self._enter(tx, id, "running", started_at=started_at)
         return job
 
     def end(self, tx: Tx, id: str, state: State, error: tuple[str, str] | None = None) -> Job:
         """End the job. Only a new run opens it again."""
         code, message = error or (None, None)
+        message = message and bounded(message)
+        finished_at = not_before(tx, self._now(), JOBS.c.created_at, JOBS.c.started_at)
         return self._enter(
-            tx, id, state, finished_at=self._now(), error_code=code, error_message=message
+            tx, id, state, finished_at=finished_at, error_code=code, error_message=message
         )
 
     def new_run(self, tx: Tx, id: str, kind: Kind) -> Job:
@@ -157,8 +178,9 @@ class JobTable:
         self._crashes.clear(tx, id)
 
     def set_warnings(self, tx: Tx, id: str, warnings: Sequence[Mapping[str, Any]]) -> None:
-        """Replace the warnings of the transcript."""
-        self._update(tx, id, warnings=json.dumps(list(warnings)) if warnings else None)
+        """Replace the warnings: the first of those of the transcript."""
+        text = json.dumps(bounded_warnings(warnings)) if warnings else None
+        self._update(tx, id, warnings=text)
 
     def set_callback(self, tx: Tx, id: str, state: CallbackState, tries: int) -> None:
         """Record the result of a delivery attempt."""
@@ -201,15 +223,16 @@ def _job(row: Any) -> Job:
         state=row.state,
         run=row.run,
         kind=row.kind,
-        label=row.label,
+        label=row.label and bounded(row.label),
         created_at=row.created_at,
         started_at=row.started_at,
         finished_at=row.finished_at,
         total_s=row.total_s,
         done_s=row.done_s,
-        options=json.loads(row.options),
+        options=bounded_options(json.loads(row.options)),
         error=error,
         callback=callback,
         crashes=row.crashes,
-        warnings=tuple(json.loads(row.warnings)) if row.warnings else (),
+        # Rows of earlier versions have no bound.
+        warnings=tuple(bounded_warnings(json.loads(row.warnings))) if row.warnings else (),
     )

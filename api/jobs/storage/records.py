@@ -5,7 +5,7 @@ Times are Unix seconds, lengths are seconds of audio. Holds no transcript text.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -14,6 +14,7 @@ Kind = Literal["transcribe", "diarize"]
 """What a run of a job does: everything, or only the speakers."""
 
 ENDED: frozenset[State] = frozenset({"succeeded", "failed", "cancelled"})
+UNFINISHED: frozenset[State] = frozenset({"queued", "running"})
 CallbackState = Literal["pending", "delivered", "failed", "gone"]
 
 
@@ -137,3 +138,41 @@ def callback_item(job: str, run: int, number: int, delay_s: float = 0.0) -> Work
     """The work item for one delivery attempt of a callback."""
     id = f"{item_prefix(job)}{run}:webhook:{number}"
     return WorkItem("webhook", id, (job, run, number), delay_s)
+
+
+MAX_TEXT = 1000
+"""Characters of a text in a row: the message of an error or a warning, a prompt."""
+
+MAX_ITEMS = 20
+"""Warnings of a row, and elements of a list of its options."""
+
+
+def bounded(text: str, most: int = MAX_TEXT) -> str:
+    """The text, cut off where it is too long for a row: lists of jobs repeat it at each poll."""
+    return text if len(text) <= most else f"{text[:most]}..."
+
+
+def bounded_warnings(warnings: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The warnings of a transcript; of too many the first, and one that says how many more its result has."""
+    kept = warnings if len(warnings) <= MAX_ITEMS else warnings[: MAX_ITEMS - 1]
+    shown = [
+        {k: bounded(v) if isinstance(v, str) else v for k, v in warning.items()} for warning in kept
+    ]
+    more = len(warnings) - len(kept)
+    if more:
+        message = f"{more} more warnings: the result with response_format=transcript has all"
+        shown.append({"code": "more_warnings", "message": message})
+    return shown
+
+
+def bounded_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options with long texts and lists cut off; the whole request is stored as a blob."""
+
+    def cut(value: Any) -> Any:
+        if isinstance(value, str):
+            return bounded(value)
+        if isinstance(value, (list, tuple)):
+            return [cut(item) for item in value[:MAX_ITEMS]]
+        return value
+
+    return {name: cut(value) for name, value in options.items()}

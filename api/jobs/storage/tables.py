@@ -43,6 +43,9 @@ REFERENCES = sa.Table(
     sa.Column("role", sa.String, primary_key=True),  # audio, form, plan, group, spoken, result
     sa.Column("k", sa.Integer, primary_key=True),
     sa.Column("blob", sa.String, nullable=False, index=True),
+    sa.Column("tenant", sa.String),  # the owner for whom it counts; NULL: it is not counted
+    sa.Column("size", sa.BigInteger),  # of the blob in bytes
+    sa.Index("forescribe_refs_of", "tenant", "blob", "size"),
 )
 
 ENTRIES = sa.Table(
@@ -119,6 +122,8 @@ ADDED = (
     (JOBS, "warnings", "TEXT"),
     (WORKERS, "place", "VARCHAR"),
     (UPLOADS, "client", "VARCHAR"),
+    (REFERENCES, "tenant", "VARCHAR"),
+    (REFERENCES, "size", "BIGINT"),
 )
 """Columns that earlier versions lack. All may be NULL, so that an earlier version can go on using the
 database."""
@@ -134,3 +139,5 @@ def create_tables(engine: sa.Engine) -> None:
         for table, column, kind in ADDED:
             if column not in {found["name"] for found in sa.inspect(tx).get_columns(table.name)}:
                 tx.exec_driver_sql(f"ALTER TABLE {table.name} ADD COLUMN {column} {kind}")
+        for index in REFERENCES.indexes:  # of an added column
+            index.create(tx, checkfirst=True)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...errors import LoadError
+from ...errors import LoadError, load_cause
 
 CONFIG = "config.json"
 SAFETENSORS, PICKLE = "model.safetensors", "pytorch_model.bin"
@@ -106,7 +106,7 @@ def _pickled(path: Path, prefix: str) -> dict[str, Tensor]:
         found = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # pickle, zip and torch raise errors of many classes
         raise LoadError(
-            f"{path} holds something other than tensors, or is damaged: {_line(error)}"
+            f"{path} holds something other than tensors, or is damaged: {load_cause(error)}"
         ) from error
     if not isinstance(found, dict) or not all(
         isinstance(name, str) and isinstance(value, Tensor) for name, value in found.items()

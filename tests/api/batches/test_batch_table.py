@@ -10,6 +10,7 @@ from sqlalchemy.exc import IntegrityError
 
 from forescribe.api.batches.batch_records import Batch, BatchError, LineError, LineRow
 from forescribe.api.batches.batch_table import BATCHES, LINES, BatchTable
+from forescribe.api.jobs.storage.records import NewJob
 from forescribe.api.jobs.storage.store import Store
 
 URL = os.environ.get("FORESCRIBE_TEST_PG")
@@ -76,6 +77,29 @@ def test_a_transition_names_what_it_leaves(store, table) -> None:
         assert table.enter(tx, "b", "cancelling", ("validating", "in_progress"))
         assert not table.enter(tx, "b", "completed", ("finalizing",))
     assert table.get("b").state == "cancelling"
+
+
+def test_a_clock_that_is_set_back_ends_nothing_before_its_beginning(store, table) -> None:
+    now = [2000.0]
+    table = BatchTable(store.database, lambda: now[0])
+    with store.transaction() as tx:
+        table.enter(tx, "b", "in_progress", ("validating",))
+        now[0] = 100.0
+        table.enter(tx, "b", "finalizing", ("in_progress",))
+        table.enter(tx, "b", "completed", ("finalizing",))
+    times = table.get("b").times
+    assert times["in_progress_at"] == times["finalizing_at"] == times["completed_at"] == 2000.0
+
+    store.clock = lambda: now[0]
+    now[0] = 5000.0
+    with store.transaction() as tx:
+        store.jobs.insert(tx, NewJob("job", "", None, 60.0, {}, {}))
+        now[0] = 4000.0
+        store.jobs.start(tx, "job", 1)
+        now[0] = 3000.0
+        ended = store.jobs.end(tx, "job", "succeeded")
+    assert ended.created_at == ended.started_at == ended.finished_at == 5000.0
+    assert ended.speed is None
 
 
 def test_one_process_works_on_a_batch_until_it_dies(store, table) -> None:

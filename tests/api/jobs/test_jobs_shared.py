@@ -8,10 +8,13 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
+import sqlalchemy as sa
 from sqlalchemy.exc import OperationalError
 
+from forescribe.api.jobs.engines.memory_engine import MemoryEngine
+from forescribe.api.jobs.storage.tables import JOBS as JOB_ROWS
 from tests.api.conftest import memo, sound, until
-from tests.api.jobs.application import JOBS, application, ended, ready, submit
+from tests.api.jobs.application import JOBS, application, ended, events, ready, submit
 
 GREEDY = "0.9"
 """The temperature of a job that takes all memory there is."""
@@ -151,3 +154,68 @@ def test_a_fault_of_the_database_that_is_there_is_no_reason_to_wait(client) -> N
     assert store.database.lost(
         OperationalError("select", {}, Exception(), connection_invalidated=True)
     )
+
+
+class TakenOver(MemoryEngine):
+    """Ends the first workflow before its second-last step, as an engine does when another process has taken
+    the work over: no step of the job is called again here."""
+
+    def start(self, steps, workflows) -> None:
+        taken: list[str] = []
+
+        def call(step: str, job: str, *args):
+            if step == "assemble" and (not taken or job in taken):
+                taken.append(job)
+                raise RuntimeError("another execution owns the workflow")
+            return steps(step, job, *args)
+
+        super().start(call, workflows)
+
+
+def test_a_workflow_that_ends_between_two_steps_leaves_nothing_behind(
+    tmp_path, transcriber, decoders, monkeypatch
+) -> None:
+    """Otherwise its job counts as exposed for ever, and suspects, which are exposed alone, wait for it."""
+    with application(tmp_path, transcriber, decoders, lambda store: TakenOver()) as client:
+        jobs = ready(client).app.state.jobs
+        lost = submit(client, sound(3)).json()["id"]
+        until(lambda: jobs.store.references.get(lost, "group") and not jobs.engine.running())
+        until(lambda: not jobs.active.crashes._exposed, seconds=5)
+        assert jobs.active.groups(lost) is None and lost not in jobs.active._samples
+        monkeypatch.setattr(jobs.store.crashes, "deaths", lambda job: 1)
+        suspect = submit(client, sound(2)).json()["id"]
+        assert ended(client, suspect, seconds=20)["state"] == "succeeded"
+
+
+def test_what_a_second_execution_uses_stays_until_that_one_leaves_too(client) -> None:
+    """An engine may run a workflow again in a process whose first execution has not noticed yet."""
+    active, released = client.app.state.jobs.active, []
+    active.release = released.append
+    with active.working("job"):
+        with pytest.raises(ZeroDivisionError), active.working("job"):
+            raise ZeroDivisionError
+        assert released == []
+    assert released == ["job"]
+
+
+def test_what_a_job_shows_has_a_bound_whatever_its_client_and_its_audio_contain(client) -> None:
+    """Each poll repeats it, a list does for 100 jobs: 9 MB for a recording with 100,000 notices."""
+    store = client.app.state.jobs.store
+    notices = [{"code": "audio_gap", "message": f"a gap at {n} s " * 100} for n in range(100_000)]
+    made = submit(client, sound(1), prompt="word " * 400_000, keywords="k" * 100_000).json()["id"]
+    assert ended(client, made)["state"] == "succeeded"
+    with store.transaction() as tx:
+        store.jobs.set_warnings(tx, made, notices)
+        store.jobs.end(tx, made, "failed", ("internal_error", "e" * 100_000))
+        stored = tx.execute(sa.select(JOB_ROWS)).one()
+    assert sum(len(str(value)) for value in stored) < 50_000
+    view = client.get(f"{JOBS}/{made}")
+    assert len(view.content) < 50_000 and len(client.get(JOBS).content) < 50_000
+    assert view.json()["warnings"][-1]["code"] == "more_warnings"
+    assert "99981 more" in view.json()["warnings"][-1]["message"]
+    assert all(len(data) < 50_000 for data in (str(event) for event in events(client, made)))
+    long = {
+        "webhook_url": f"https://example.com/{'a' * 10_000}",
+        "webhook_secret": "whsec_" + "a" * 40,
+    }
+    assert submit(client, sound(1), **long).status_code == 400

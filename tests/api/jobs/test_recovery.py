@@ -5,11 +5,13 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+import sqlalchemy as sa
 from prometheus_client import CollectorRegistry
 
 from forescribe.api.jobs.engines.workflow_engine import Pending
 from forescribe.api.jobs.execution.crash_tracking import CrashTracker
 from forescribe.api.jobs.execution.recovery import (
+    CHECK_S,
     DEAD_AFTER_S,
     MAX_CRASHES,
     MAX_DEATHS,
@@ -19,6 +21,7 @@ from forescribe.api.jobs.execution.recovery import (
 from forescribe.api.jobs.job_metrics import JobMetrics
 from forescribe.api.jobs.storage.records import NewJob
 from forescribe.api.jobs.storage.store import Store
+from forescribe.api.jobs.storage.tables import JOBS, TURNS
 
 
 class Engine:
@@ -32,6 +35,7 @@ class Engine:
         self.gone: frozenset[str] = frozenset()
         self.resumed: list[str] = []
         self.cancelled: list[str] = []
+        self.checks = 0
 
     def pending(self):
         return self.rows
@@ -39,8 +43,9 @@ class Engine:
     def running(self):
         return self.mine
 
-    def broken(self, ids):
-        return self.gone & set(ids)
+    def broken(self, tx, ids):
+        self.checks += 1
+        return [id for id in tx.execute(ids).scalars() if id in self.gone]
 
     def resume(self, id, executor):
         self.resumed.append(id)
@@ -195,14 +200,19 @@ def test_whose_process_lives_is_not_charged(made) -> None:
 
 def test_a_job_whose_work_has_ended_without_it_begins_anew_a_few_times(made) -> None:
     recovery = made.recovery(exclusive=True)
+
+    def tick() -> None:
+        made.now[0] += CHECK_S
+        recovery.tick()
+
     for run in range(1, MAX_CRASHES):
         made.engine.gone = frozenset({f"job:{run}"})
-        recovery.tick()
+        tick()
         assert made.failed == [] and made.store.jobs.get("job").run == run + 1
-        recovery.tick()  # the new run is at work
+        tick()  # the new run is at work
         assert made.store.jobs.get("job").run == run + 1
     made.engine.gone = frozenset({f"job:{MAX_CRASHES}"})
-    recovery.tick()
+    tick()
     assert made.failed == [("job", MAX_CRASHES, "internal_error")]
 
 
@@ -224,3 +234,43 @@ def test_a_process_whose_engine_is_broken_does_not_beat(made) -> None:
     made.recovery(exclusive=False).tick()
     assert made.store.heartbeats.all() == {} and made.engine.resumed == []
     assert made.store.jobs.get("job").crashes == 0
+
+
+def test_all_unfinished_work_is_checked_once_a_minute_by_one_process(made) -> None:
+    """With 50,000 jobs in line, every process would load them all, every second."""
+    first, second = made.recovery(exclusive=False), made.recovery(exclusive=False)
+    statements: list[str] = []
+
+    @sa.event.listens_for(made.store.database.engine, "before_cursor_execute")
+    def heard(connection, cursor, statement, *_) -> None:
+        statements.append(statement)
+
+    for now in range(30):
+        made.now[0] = now
+        first.tick()
+        second.tick()
+    assert made.engine.checks == 1
+    assert sum(JOBS.name in statement for statement in statements) == 1
+    with made.store.transaction() as tx:  # a minute by the database's clock
+        tx.execute(sa.update(TURNS).values(at=TURNS.c.at - CHECK_S))
+    for now in range(30, 60):
+        made.now[0] = now
+        first.tick()
+        second.tick()
+    assert made.engine.checks == 2
+
+
+def test_work_of_an_earlier_version_is_adopted_at_once_when_its_process_is_gone(made) -> None:
+    adopted: list[float] = []
+    made.engine.adopt = lambda: adopted.append(made.now[0])
+    recovery = made.recovery(exclusive=True)
+    recovery.tick()
+    for made.now[0] in (1.0, 2.0):
+        recovery.tick()
+    made.engine.rows = [Pending("job:1", "before")]
+    made.now[0] = 3.0
+    recovery.tick()
+    made.engine.rows = []
+    made.now[0] = CHECK_S
+    recovery.tick()
+    assert adopted == [0.0, 3.0, CHECK_S]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import os
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -11,8 +13,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from sqlalchemy import event
 from sqlalchemy.exc import OperationalError
 
+from forescribe.api.jobs.storage import database
 from forescribe.api.jobs.storage.blobs import Blobs, Draft
 from forescribe.api.jobs.storage.database import Database, database_disk_errors
 from forescribe.api.jobs.storage.records import NewJob
@@ -21,6 +25,8 @@ from forescribe.api.process.model_loads import PASSING
 from forescribe.asr.errors import CapacityError, OutputError, UsageError
 from tests.api.conftest import memo, until
 from tests.api.jobs.application import JOBS, application, ended, ready, submit
+
+URL = os.environ.get("FORESCRIBE_TEST_PG")
 
 
 @pytest.fixture
@@ -212,3 +218,40 @@ run(Settings(port=0, database_url="postgresql://nobody@127.0.0.1:1/none?connect_
     assert done.returncode == PASSING, done.stderr
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("forescribe: ")]
     assert "the jobs' store" in line and "Traceback" not in done.stderr
+
+
+def test_a_server_that_a_partition_hides_is_given_up_within_half_a_minute() -> None:
+    """libpq's defaults are those of the kernel: 15 minutes for a statement, two hours in silence."""
+    query = database._address("postgres://user@db.internal/jobs?tcp_user_timeout=5000").query
+    idle, interval, count = (
+        int(query[f"keepalives_{name}"]) for name in ("idle", "interval", "count")
+    )
+    assert query["keepalives"] == "1" and idle + interval * count <= 30
+    assert query["tcp_user_timeout"] == "5000"  # the operator's own
+    assert int(database._address("postgresql://db/jobs").query["tcp_user_timeout"]) <= 30_000
+    assert not database._address("sqlite:///jobs.db").query
+
+
+@pytest.mark.skipif(not URL, reason="FORESCRIBE_TEST_PG names no database")
+def test_all_connections_to_postgresql_have_these_limits(tmp_path) -> None:
+    """Those of DBOS too, which uses our engine."""
+    from forescribe.api.jobs.engines.dbos_engine import DbosEngine
+
+    store = Store.open(tmp_path, URL)
+    sockets: list[int] = []
+
+    @event.listens_for(store.database.engine, "connect")
+    def heard(connection, record) -> None:
+        with socket.socket(fileno=os.dup(connection.pgconn.socket)) as opened:
+            assert opened.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            sockets.append(opened.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT))
+
+    engine = DbosEngine(store.database.engine, concurrency=1)
+    try:
+        engine.start(lambda *_: None, {})
+        until(lambda: len(sockets) >= 2)  # one listens, one polls
+        assert set(sockets) == {20_000}
+    finally:
+        engine.stop()
+        engine.close()
+        store.close()

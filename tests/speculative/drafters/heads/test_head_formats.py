@@ -316,9 +316,11 @@ def test_a_pickle_runs_nothing(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(made.config))
     for write in (torch.save, lambda value, path: path.write_bytes(pickle.dumps(value))):
         write({"norm.weight": _Touch(touched)}, tmp_path / "pytorch_model.bin")
-        with pytest.raises(LoadError, match="something other than tensors"):
+        with pytest.raises(LoadError, match="something other than tensors") as refused:
             load(tmp_path)
         assert not touched.exists()
+        advice = str(refused.value)  # torch's would be to load it without protection
+        assert "weights_only" not in advice and "could run code" in advice
 
 
 @pytest.mark.parametrize("value", [[1, 2], {"a": 1}, {1: torch.ones(1)}])
