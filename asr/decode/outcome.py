@@ -38,6 +38,11 @@ class Decoded:
     reason: str | None = None  # why its text does not count
     encoder_states: EncoderStates | None = None
     doubt: str | None = None  # why the guards rejected its text, where it was kept anyway
+    continued: bool = False  # the next part of its window follows
+    wordless: tuple[
+        tuple[int, int], ...
+    ] = ()  # samples in which a voice was heard and no word written
+    reach: int | None = None  # the end of its last word, where a voice goes on behind it
 
     @property
     def length(self) -> int:

@@ -15,7 +15,7 @@ from .transcript_json import (
     finite_or_none,
     segment_from_dict,
     segment_to_dict,
-    span_from_dict,
+    coverage_from_dict,
     turn_to_dict,
     without_nan,
 )
@@ -116,9 +116,7 @@ class Transcript:
         return cls(
             segments=tuple(segment_from_dict(item) for item in record.records("segments")),
             sample_count=samples_at(record.number("duration")),
-            coverage=Coverage(
-                tuple(span_from_dict(i) for i in record.record("coverage").records("spans"))
-            ),
+            coverage=coverage_from_dict(record.record("coverage")),
             language=record.optional_text("language"),
             language_probability=record.optional_number("language_probability"),
             warnings=tuple(

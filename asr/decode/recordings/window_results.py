@@ -146,10 +146,10 @@ def segments_of(whisper: Whisper, decoded: Decoded) -> tuple[Segment, ...]:
 
 def timed_segments(whisper: Whisper, recording: RecordingState, decoded: Decoded) -> list[Segment]:
     """A window's segments, with their words where these have been timed."""
-    segments = recording.segments.get(decoded.index)
+    segments = recording.segments.get(decoded.start)
     if segments is None:  # restored: it was not decoded here
-        segments = recording.segments[decoded.index] = segments_of(whisper, decoded)
-    words = recording.words.get(decoded.index)
+        segments = recording.segments[decoded.start] = segments_of(whisper, decoded)
+    words = recording.words.get(decoded.start)
     if words is None:
         return list(segments)
     return [_with_words(segment, own) for segment, own in zip(segments, words, strict=True)]
@@ -163,5 +163,6 @@ def _with_words(segment: Segment, words: tuple[Word, ...]) -> Segment:
     return replace(segment, start_sample=start, end_sample=end, words=words)
 
 
-def by_index(decoded: Iterable[Decoded]) -> Sequence[Decoded]:
-    return sorted(decoded, key=lambda window: window.index)
+def in_order(decoded: Iterable[Decoded]) -> Sequence[Decoded]:
+    """Windows and their parts in the order of the recording."""
+    return sorted(decoded, key=lambda window: window.start)
