@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 
 from .transcript_json import (
     Fields,
+    coverage_from_dict,
     coverage_to_dict,
     finite_or_none,
     segment_from_dict,
     segment_to_dict,
-    coverage_from_dict,
     turn_to_dict,
     without_nan,
 )

@@ -302,7 +302,9 @@ def test_memory_stays_bounded_over_an_endless_recording() -> None:
 
 
 def test_without_skipping_silence_every_sample_is_in_a_window_with_speech() -> None:
-    values = np.repeat(np.array([0.0, 0.9, 0.1, 0.9, 0.0, 0.9], np.float32), [90, 700, 40, 700, 2000, 50])
+    values = np.repeat(
+        np.array([0.0, 0.9, 0.1, 0.9, 0.0, 0.9], np.float32), [90, 700, 40, 700, 2000, 50]
+    )
     samples = counting(len(values) * FRAME + 3)
     values = np.append(values, np.float32(0))
     windows = list(cut(blocks(samples, 12_345), Track(values), skip_silence=False))

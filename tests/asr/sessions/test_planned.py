@@ -169,7 +169,11 @@ def test_windows_of_a_plan_hold_their_own_samples(lengths, spoken, block, skippe
 @pytest.mark.parametrize("length", [99, 101])
 def test_another_recording_is_not_taken_for_the_planned_one(length) -> None:
     with pytest.raises(ValueError, match="100 samples|longer"):
-        list(planned_windows([np.zeros(length, np.float32)], Plan((WindowSpan(0, 100, True),)), frozenset()))
+        list(
+            planned_windows(
+                [np.zeros(length, np.float32)], Plan((WindowSpan(0, 100, True),)), frozenset()
+            )
+        )
 
 
 def test_a_plan_without_speech_has_no_groups() -> None:
