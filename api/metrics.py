@@ -17,6 +17,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from forescribe.asr.formats.units import seconds
+
 if TYPE_CHECKING:
     from forescribe.asr.decode.outcome import Outcome
 
@@ -73,6 +75,9 @@ class Metrics:
             registry=self.registry,
         )
         self._audio_s = self._counter("audio_seconds", "Audio transcribed.")
+        self._wordless_s = self._counter(
+            "voice_without_words_seconds", "Audio in which a voice was heard and no word written."
+        )
         self._windows = self._counter("windows", "Windows of audio by result.", "state")
         self._fallbacks = self._counter("fallbacks", "Windows decoded again at a temperature.")
         self._tokens = self._counter("tokens", "Tokens of transcripts.")
@@ -117,6 +122,7 @@ class Metrics:
         self._audio_s.inc(transcript.duration)
         if outcome.wall_s > 0:
             self._speed.observe(transcript.duration / outcome.wall_s)
+        self._wordless_s.inc(seconds(transcript.coverage.wordless_samples or 0))
         for span in transcript.coverage.spans:
             self._windows.labels(span.state).inc()
         self._fallbacks.inc(sum(d.tried > 0 for d in outcome.decoded))

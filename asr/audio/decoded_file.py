@@ -16,10 +16,11 @@ from typing import BinaryIO
 import numpy as np
 
 from ..formats.transcript import SAMPLE_RATE, Notice, seconds
+from ..segment.windows import WindowSpan
 from .containers import Pcm
 
-Spans = tuple[tuple[int, int, bool], ...]
-"""Windows in order: samples [start, end), and whether there is speech."""
+Spans = tuple[WindowSpan, ...]
+"""Windows in order."""
 
 WIDTH = np.dtype(np.float32).itemsize
 

@@ -152,7 +152,7 @@ class _ForkServer:
         request = json.loads(message)
         name, cut_by = request.pop("name"), request.pop("cutting")
         bounds, cutting = Bounds(**request), cut_by and Cutting.from_dict(cut_by)
-        if cutting is not None and cutting.vad and self.detector is None:
+        if cutting is not None and self.detector is None:
             self.detector = SileroDetector()  # once, for all children
         source, samples, reply = files
         parent, pid = os.getpid(), os.fork()
@@ -269,9 +269,10 @@ def _decode(
                 for _ in recording.blocks():
                     pass
             else:
-                chosen = detector if cutting.vad else None
-                windows = cut(recording.blocks(), chosen, cutting.options)
-                reply["spans"] = [(w.start, w.end, w.speech) for w in windows]
+                assert detector is not None
+                blocks, options = recording.blocks(), cutting.options
+                windows = cut(blocks, detector, options, skip_silence=cutting.vad)
+                reply["spans"] = [window.span for window in windows]
             output.flush()
             notices = [astuple(notice) for notice in recording.warnings]
             return {"samples": recording.sample_count, "notices": notices, **reply}

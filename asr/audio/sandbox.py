@@ -28,6 +28,7 @@ from typing import Any, BinaryIO, cast, get_args
 from ..errors import AudioError, CapacityError, Code, ForescribeError, OutputError
 from ..formats.transcript import Notice, merged
 from ..printable import clipped, one_line
+from ..segment.cut_plan import span_of
 from .decoded_file import WIDTH, DecodedFile, Spans
 from .fork_server import Bounds, Cutting
 
@@ -235,17 +236,16 @@ def _checked_count(file: BinaryIO, samples: int) -> int:
     return samples
 
 
-def _checked_spans(spans: Sequence[tuple[int, int, bool]], samples: int) -> Spans:
+def _checked_spans(values: Sequence[Any], samples: int) -> Spans:
     """The windows of a reply, which must partition the samples."""
-    checked = tuple((int(start), int(end), bool(speech)) for start, end, speech in spans)
-    at = 0
-    for start, end, _ in checked:
-        if start != at or end <= start:
+    spans, at = tuple(map(span_of, values)), 0
+    for span in spans:
+        if span.start != at or span.end <= span.start:
             break
-        at = end
+        at = span.end
     if at != samples:
         raise AudioError("the decoder reported windows that do not cover its samples")
-    return checked
+    return spans
 
 
 def _error(code: Code, message: str) -> ForescribeError:

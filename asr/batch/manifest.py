@@ -77,7 +77,7 @@ def result_fields(
     }
     if transcript is None:
         return fields
-    coverage = transcript.coverage
+    coverage, wordless = transcript.coverage, transcript.coverage.wordless_samples
     return fields | {
         "audio_s": transcript.duration,
         "rtfx": round(transcript.duration / wall_s, 2) if wall_s else None,
@@ -86,6 +86,7 @@ def result_fields(
             "decoded_s": seconds(coverage.decoded_samples),
             "silent_s": seconds(coverage.silent_samples),
             "failed_s": seconds(coverage.failed_samples),
+            "voice_without_words_s": None if wordless is None else seconds(wordless),
         },
         "acceptance_rate": transcript.stats.get("acceptance_rate"),
         "mean_acceptance_length": transcript.stats.get("mean_acceptance_length"),

@@ -15,7 +15,7 @@ from ..audio.reading import Input
 from ..errors import AudioError, CapacityError, ForescribeError, out_of_memory
 from ..formats.transcript import PLACES, Coverage, Json, Notice, Span, seconds
 from ..printable import clipped
-from ..segment.windows import Window
+from ..segment.windows import Window, total
 from ..words import token_sources
 from ..words.segments import mean_logprob
 from .outcome import Decoded, Outcome
@@ -65,10 +65,20 @@ def reason(error: BaseException) -> str:
     return f"internal error ({type(error).__name__}: {text})"
 
 
-def coverage(done: Iterable[Decoded], silent: Iterable[Window]) -> Coverage:
-    spans = [Span(d.start, d.end, d.state, d.reason or d.doubt) for d in done]
+def coverage(done: Sequence[Decoded], silent: Iterable[Window]) -> Coverage:
+    spans = [span for d in done for span in _spans(d)]
     spans += [Span(w.start, w.end, "silent", "no voice activity") for w in silent]
-    return Coverage(tuple(sorted(spans, key=lambda span: span.start_sample)))
+    wordless = sum(total(d.wordless) for d in done)
+    return Coverage(tuple(sorted(spans, key=lambda span: span.start_sample)), wordless)
+
+
+def _spans(decoded: Decoded) -> list[Span]:
+    """A window in the coverage: decoded up to its last word, where a voice goes on behind that."""
+    start, end, reach = decoded.start, decoded.end, decoded.reach
+    if reach is None:
+        return [Span(start, end, decoded.state, decoded.reason or decoded.doubt)]
+    lost = Span(reach, end, "failed", "a voice, and the model wrote no words")
+    return [Span(start, reach, "decoded", decoded.doubt), lost] if start < reach else [lost]
 
 
 def stats(done: Sequence[Decoded], wall: float) -> dict[str, Json]:
@@ -127,12 +137,25 @@ def failed(done: Sequence[Decoded]) -> list[Notice]:
     return [_notice("failed_windows", text, lost)]
 
 
+def wordless(done: Iterable[Decoded]) -> list[Notice]:
+    """A warning for voice without words, in windows whose decoding did not fail."""
+    runs = [run for d in done if d.state != "failed" for run in d.wordless]
+    if not runs:
+        return []
+    places = _listed([f"{seconds(a):.1f} to {seconds(b):.1f} s" for a, b in runs])
+    text = (
+        f"{seconds(total(runs)):.1f} s sound like a voice and have no words: {places}; listen to them, name "
+        "the language, or use a larger model"
+    )
+    return [Notice("voice_without_words", text)]
+
+
 def untimed(done: Iterable[Decoded], faults: Mapping[int, BaseException]) -> list[Notice]:
     """A warning for windows whose words could not be timed."""
-    without = [d for d in done if d.index in faults]
+    without = [d for d in done if d.start in faults]
     if not without:
         return []
-    first = reason(faults[without[0].index])
+    first = reason(faults[without[0].start])
     spans = _listed([_span(d) for d in without])
     text = f"no word times at {spans}: {first}; the text is complete"
     return [_notice("words_untimed", text, without)]

@@ -55,15 +55,21 @@ class Guards:
             )
 
     def judge(
-        self, *, compression_ratio: float, mean_logprob: float, no_speech_prob: float
+        self,
+        *,
+        compression_ratio: float,
+        mean_logprob: float,
+        no_speech_prob: float,
+        heard: bool = True,
     ) -> tuple[Judgement, str | None]:
-        """Judge an answer; the reason is None where it is kept."""
+        """Judge an answer; the reason is None where it is kept. `heard`: whether a detector heard a voice in
+        its window. If none did, the no-speech probability decides alone."""
         if any(map(math.isnan, (compression_ratio, mean_logprob, no_speech_prob))):
             return Judgement.RETRY, "the model's numbers are not finite"
         improbable = self.logprob is not None and mean_logprob < self.logprob
         likely_silent = self.no_speech is not None and no_speech_prob > self.no_speech
         # openai/whisper: a window that is improbable and likely silent is skipped, even if it repeats.
-        if likely_silent and (improbable or self.logprob is None):
+        if likely_silent and (improbable or self.logprob is None or not heard):
             return Judgement.SILENCE, f"no speech (probability {no_speech_prob:.2f})"
         if self.compression_ratio is not None and compression_ratio > self.compression_ratio:
             return Judgement.RETRY, f"repeats itself (compression ratio {compression_ratio:.2f})"

@@ -18,6 +18,7 @@ from ..formats.transcript import Segment, State, Transcript
 
 if TYPE_CHECKING:
     from ..model.loading import EncoderStates
+    from ..segment.windows import Run
     from ..storage.backends import Entry
 
 
@@ -39,6 +40,9 @@ class Decoded:
     encoder_states: EncoderStates | None = None
     doubt: str | None = None  # why the guards rejected its text, where it was kept anyway
     tried: float = 0.0  # the highest temperature that was tried; the answer may be of a lower one
+    continued: bool = False  # the next part of its window follows
+    wordless: tuple[Run, ...] = ()  # where a voice was heard and no word written
+    reach: int | None = None  # the end of its last word, where a voice goes on behind it
 
     @property
     def length(self) -> int:

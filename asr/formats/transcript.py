@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 
 from .transcript_json import (
     Fields,
+    coverage_from_dict,
     coverage_to_dict,
     finite_or_none,
     notice_from_dict,
     notice_to_dict,
     segment_from_dict,
     segment_to_dict,
-    span_from_dict,
     turn_to_dict,
     without_nan,
 )
@@ -122,9 +122,7 @@ class Transcript:
         return cls(
             segments=tuple(segment_from_dict(item) for item in record.records("segments")),
             sample_count=samples_at(record.number("duration")),
-            coverage=Coverage(
-                tuple(span_from_dict(i) for i in record.record("coverage").records("spans"))
-            ),
+            coverage=coverage_from_dict(record.record("coverage")),
             language=record.optional_text("language"),
             language_probability=record.optional_number("language_probability"),
             warnings=tuple(notice_from_dict(item) for item in record.records("warnings")),

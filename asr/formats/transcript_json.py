@@ -82,10 +82,12 @@ def notice_from_dict(record: Fields) -> Notice:
 
 def coverage_to_dict(coverage: Coverage) -> dict[str, Json]:
     """Totals and spans, in seconds."""
+    wordless = coverage.wordless_samples
     return {
         "decoded_s": seconds(coverage.decoded_samples),
         "silent_s": seconds(coverage.silent_samples),
         "failed_s": seconds(coverage.failed_samples),
+        "voice_without_words_s": None if wordless is None else seconds(wordless),
         "spans": [
             {
                 "start": seconds(span.start_sample),
@@ -142,8 +144,14 @@ def _token_sources(record: Fields) -> tuple[TokenSource, ...]:
     return tuple(cast(TokenSource, str(item)) for item in record.items("sources"))
 
 
-def span_from_dict(record: Fields) -> Span:
-    """The inverse of an element of `spans` in `coverage_to_dict`."""
+def coverage_from_dict(record: Fields) -> Coverage:
+    """The inverse of `coverage_to_dict`; transcripts of earlier versions do not say what has no words."""
+    wordless = record.optional_number("voice_without_words_s")
+    spans = tuple(_span_from_dict(item) for item in record.records("spans"))
+    return Coverage(spans, None if wordless is None else samples_at(wordless))
+
+
+def _span_from_dict(record: Fields) -> Span:
     return Span(
         start_sample=samples_at(record.number("start")),
         end_sample=samples_at(record.number("end")),

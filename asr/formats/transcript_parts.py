@@ -215,10 +215,12 @@ class Span:
 class Coverage:
     """Every sample of the recording, in order, in exactly one span.
 
-    Raises ValueError if the spans do not begin at 0 or leave a gap or an overlap.
+    `wordless_samples` are those in which a voice was heard and no word was written; None where nothing
+    listened for one. Raises ValueError if the spans do not begin at 0 or leave a gap or an overlap.
     """
 
     spans: tuple[Span, ...] = ()
+    wordless_samples: int | None = None
 
     def __post_init__(self) -> None:
         position = 0

@@ -14,6 +14,7 @@ from forescribe.speculative.models import hub
 from forescribe.speculative.models.hub import HubError, Role, find
 
 from ..errors import ModelError
+from . import ctranslate2
 
 __all__ = [
     "ENGLISH",
@@ -50,8 +51,10 @@ WHISPER = hub.Family(
     patterns=(
         ("*.json", "*.txt", "model.safetensors", "model-*-of-*.safetensors"),
         ("pytorch_model.bin", "pytorch_model-*-of-*.bin"),
+        ("model.bin",),  # CTranslate2's, as faster-whisper's repositories hold them
     ),
     contents="a Whisper model has config.json, its weights and its tokenizer",
+    missing=ctranslate2.lacks,
     presets="`forescribe models` lists the presets",
     alternatives={
         "model": "or try `--model demo` (bundled; understands synthetic English only)",
@@ -61,9 +64,10 @@ WHISPER = hub.Family(
 
 
 def locate(name: str | Path, *, role: Role = "model", network: bool = True) -> Path:
-    """The folder of a Whisper model, downloaded if necessary; see `hub.locate`. Raises ModelError."""
+    """The folder of a Whisper model, downloaded or converted if necessary; see `hub.locate` and
+    `ctranslate2.converted`. Raises ModelError."""
     with as_model_error():
-        return hub.locate(name, WHISPER, role=role, network=network)
+        return ctranslate2.usable(hub.locate(name, WHISPER, role=role, network=network))
 
 
 @contextmanager

@@ -9,7 +9,7 @@ of decoding or of where plans are kept.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ import numpy as np
 from ..formats.transcript import Notice, seconds
 from ..formats.transcript_json import Fields, notice_from_dict, notice_to_dict
 from .vad import Detector
-from .windows import Samples, Window, WindowOptions, cut
+from .windows import Samples, Window, WindowOptions, WindowSpan, cut
 
 if TYPE_CHECKING:
     from ..audio.reading import Recording
@@ -29,29 +29,29 @@ GROUP_SIZE = 8
 
 @dataclass(frozen=True)
 class Plan:
-    """Where a recording was cut: samples [start, end) and whether there is speech, in order.
+    """Where a recording was cut: its windows in order.
 
     Raises ValueError unless the spans partition the recording.
     """
 
-    spans: tuple[tuple[int, int, bool], ...]
+    spans: tuple[WindowSpan, ...]
     warnings: tuple[Notice, ...] = ()
 
     def __post_init__(self) -> None:
         at = 0
-        for start, end, _ in self.spans:
-            if start != at or end <= start:
+        for span in self.spans:
+            if span.start != at or span.end <= span.start:
                 raise ValueError(f"a plan with a gap or an overlap at sample {at}")
-            at = end
+            at = span.end
 
     @property
     def sample_count(self) -> int:
-        return self.spans[-1][1] if self.spans else 0
+        return self.spans[-1].end if self.spans else 0
 
     @property
     def groups(self) -> tuple[tuple[int, ...], ...]:
         """The windows with speech, by index, in groups."""
-        spoken = [index for index, (_, _, speech) in enumerate(self.spans) if speech]
+        spoken = [index for index, span in enumerate(self.spans) if span.speech]
         return tuple(
             tuple(spoken[at : at + GROUP_SIZE]) for at in range(0, len(spoken), GROUP_SIZE)
         )
@@ -60,7 +60,7 @@ class Plan:
         """Seconds of the recording that are done after group `k`: up to the next window with speech."""
         groups = self.groups
         if k + 1 < len(groups):
-            return seconds(self.spans[groups[k + 1][0]][0])
+            return seconds(self.spans[groups[k + 1][0]].start)
         return seconds(self.sample_count)
 
     def to_dict(self) -> dict[str, Any]:
@@ -72,7 +72,7 @@ class Plan:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Plan:
         return cls(
-            tuple((start, end, speech) for start, end, speech in data["spans"]),
+            tuple(span_of(values) for values in data["spans"]),
             tuple(map(_notice, data["warnings"])),
         )
 
@@ -82,11 +82,24 @@ def _notice(item: Any) -> Notice:
     return Notice(*item) if isinstance(item, list) else notice_from_dict(Fields(item))
 
 
-def plan_of(recording: Recording, detector: Detector | None, options: WindowOptions) -> Plan:
+def span_of(values: Sequence[Any]) -> WindowSpan:
+    """A span from JSON; those of an earlier version lack their voiced runs. Raises TypeError or ValueError
+    for other values."""
+    start, end, speech, *rest = values
+    voiced = tuple((int(a), int(b)) for a, b in rest[0]) if rest and rest[0] is not None else None
+    return WindowSpan(int(start), int(end), bool(speech), voiced)
+
+
+def plan_of(
+    recording: Recording,
+    detector: Detector,
+    options: WindowOptions,
+    *,
+    skip_silence: bool = True,
+) -> Plan:
     """The plan of a recording, which is read to its end. Raises what its decoder raises."""
-    windows = cut(recording.blocks(), detector, options)
-    spans = tuple((window.start, window.end, window.speech) for window in windows)
-    return Plan(spans, recording.warnings)
+    windows = cut(recording.blocks(), detector, options, skip_silence=skip_silence)
+    return Plan(tuple(window.span for window in windows), recording.warnings)
 
 
 def planned_windows(
@@ -102,7 +115,7 @@ def planned_windows(
         while len(block):
             if index == len(plan.spans):
                 raise ValueError(f"the recording is longer than the {at} samples of its plan")
-            start, end, speech = plan.spans[index]
+            start, end, speech, voiced = plan.spans[index]
             part, block = block[: end - at], block[end - at :]
             at += len(part)
             if speech and index not in skip:
@@ -110,7 +123,7 @@ def planned_windows(
             if at == end:
                 if index not in skip:
                     own = np.concatenate(held) if speech else part[:0].copy()
-                    yield Window(index, start, end, speech, own)
+                    yield Window(index, start, end, speech, own, voiced)
                 index, held = index + 1, []
     if index < len(plan.spans):
         raise ValueError(f"the recording ends at {at} of the {plan.sample_count} samples planned")

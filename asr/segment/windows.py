@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +29,10 @@ MAX_SAMPLES = 30 * SAMPLE_RATE
 MAX_FRAMES = MAX_SAMPLES // FRAME
 MAX_CLICK_S = 5.0
 """A longer sound is not a click: leaving it out would lose speech."""
+
+VOICE = 0.5
+"""From this probability on a frame is voice (silero-vad's own threshold): words are expected there.
+Windows are cut by the lower thresholds of `WindowOptions`, which leave doubtful frames in."""
 
 BATCH_FRAMES = 256
 """Frames per call of the detector. Always the same number, because other shapes round differently and
@@ -91,13 +96,30 @@ class WindowOptions:
         return _frames(self.max_silence_s)
 
 
+Run = tuple[int, int]
+"""Samples [start, end) of the recording."""
+
+
+class WindowSpan(NamedTuple):
+    """A window without its samples, as a record that outlives its process."""
+
+    start: int
+    end: int
+    speech: bool
+    voiced: tuple[Run, ...] | None = None
+
+
 @dataclass(frozen=True)
 class Window:
     """Samples `start` to `end` (exclusive) of the recording.
 
     With `speech`, `samples` [end - start] float32 are held, at most 30 s. Without, the window may
-    have any length and holds no samples: ten silent minutes are one record. Raises ValueError for
-    inconsistent values.
+    have any length and holds no samples: ten silent minutes are one record. `voiced` are the runs of
+    the window in which a detector heard a voice (`VOICE`), in order; None if nothing listened.
+
+    `part` is above 0 for what is left of a cut window whose model closed its answer early: the number
+    of answers before it. It keeps the index of the cut window, and `language` is that of the answers
+    before it. Raises ValueError for inconsistent values.
     """
 
     index: int
@@ -105,6 +127,9 @@ class Window:
     end: int
     speech: bool
     samples: Samples
+    voiced: tuple[Run, ...] | None = None
+    part: int = 0
+    language: str | None = None
 
     def __post_init__(self) -> None:
         if self.index < 0 or not 0 <= self.start < self.end:
@@ -120,6 +145,46 @@ class Window:
         """Samples."""
         return self.end - self.start
 
+    @property
+    def span(self) -> WindowSpan:
+        """The window without its samples."""
+        return WindowSpan(self.start, self.end, self.speech, self.voiced)
+
+    def rest(self, start: int, language: str) -> Window:
+        """The window from sample `start` on, as the next part of this one."""
+        return replace(
+            self,
+            start=start,
+            samples=self.samples[start - self.start :],
+            voiced=within(self.voiced or (), start, self.end),
+            part=self.part + 1,
+            language=language,
+        )
+
+
+def within(runs: Iterable[Run], start: int, end: int) -> tuple[Run, ...]:
+    """The parts of runs between two samples."""
+    clipped = ((max(a, start), min(b, end)) for a, b in runs)
+    return tuple((a, b) for a, b in clipped if a < b)
+
+
+def without(runs: Iterable[Run], taken: Iterable[Run]) -> tuple[Run, ...]:
+    """The parts of runs that lie outside `taken`; both are in order."""
+    left = list(runs)
+    for start, end in taken:
+        left = [
+            part
+            for a, b in left
+            for part in ((a, min(b, start)), (max(a, end), b))
+            if part[0] < part[1]
+        ]
+    return tuple(left)
+
+
+def total(runs: Iterable[Run]) -> int:
+    """Samples in runs."""
+    return sum(end - start for start, end in runs)
+
 
 @dataclass(frozen=True)
 class Piece:
@@ -130,15 +195,18 @@ class Piece:
 
 
 def cut(
-    blocks: Iterable[Samples], detector: Detector | None, options: WindowOptions | None = None
+    blocks: Iterable[Samples],
+    detector: Detector,
+    options: WindowOptions | None = None,
+    *,
+    skip_silence: bool = True,
 ) -> Iterator[Window]:
     """Yield the windows of a recording, from blocks [any length] at 16 kHz, as soon as they are certain.
 
-    Without a detector every window lasts 30 s (the last one less) and counts as speech.
+    Without `skip_silence` the detector only says where to cut: every window counts as speech, and lasts
+    up to 30 s.
     """
-    if detector is None:
-        return _fixed(blocks)
-    return _Cutter(detector, options or WindowOptions()).windows(blocks)
+    return _Cutter(detector, options or WindowOptions(), skip_silence).windows(blocks)
 
 
 def next_piece(
@@ -147,6 +215,7 @@ def next_piece(
     options: WindowOptions,
     *,
     after_silence: bool,
+    skip_silence: bool = True,
 ) -> Piece:
     """The piece that starts at the first of these frames. There must be `lookahead(options)` of them, or
     all that are left.
@@ -158,6 +227,13 @@ def next_piece(
     total = len(voiced)
     last = total < lookahead(options)
     runs = _speech_runs(voiced, _frames(options.min_speech_s))
+    if not skip_silence:
+        if last and total <= MAX_FRAMES:
+            return Piece(total, speech=True)
+        ends = [0, *(end for _, end in runs)]
+        starts = [*(start for start, _ in runs), total]
+        pauses = [(a, b) for a, b in zip(ends, starts, strict=True) if a < b]
+        return Piece(_cut_at(pauses, probabilities, options), speech=True)
     if not runs:
         return Piece(total if last else total - pad, speech=False)
 
@@ -209,17 +285,16 @@ def _cut_at(
 def _speech_runs(voiced: NDArray[np.bool_], shortest: int) -> list[tuple[int, int]]:
     """Runs [start, end) of voiced frames, without clicks. A run at either border may continue beyond it,
     so it counts."""
-    edges = np.flatnonzero(np.diff(np.concatenate([[False], voiced, [False]]).astype(np.int8)))
-    runs = [(int(start), int(end)) for start, end in zip(edges[::2], edges[1::2], strict=True)]
+    runs = _edges(voiced)
     return [(a, b) for a, b in runs if b - a >= shortest or a == 0 or b == len(voiced)]
 
 
 class _Cutter:
     """The state of one recording: samples and probabilities from the current window's start on."""
 
-    def __init__(self, detector: Detector, options: WindowOptions) -> None:
+    def __init__(self, detector: Detector, options: WindowOptions, skip_silence: bool) -> None:
         self.stream = detector.stream()
-        self.options = options
+        self.options, self.skip_silence = options, skip_silence
         self.start = 0  # sample where the undecided part begins
         self.samples = _Queue()
         self.seen = 0  # samples of the queue that the detector has seen
@@ -265,7 +340,9 @@ class _Cutter:
             self.voiced[:view],
             self.options,
             after_silence=self.silent_from is not None,
+            skip_silence=self.skip_silence,
         )
+        voice = self.probabilities[: piece.frames] >= VOICE
         self.probabilities = self.probabilities[piece.frames :]
         self.voiced = self.voiced[piece.frames :]
         samples = self.samples.pop(
@@ -274,19 +351,26 @@ class _Cutter:
         self.seen = max(0, self.seen - len(samples))
         if piece.speech:
             yield from self._end_silence()
-            yield self._window(self.start, self.start + len(samples), samples)
+            yield self._window(self.start, self.start + len(samples), samples, voice)
         elif self.silent_from is None:
             self.silent_from = self.start
         self.start += len(samples)
 
     def _end_silence(self) -> Iterator[Window]:
         if self.silent_from is not None:
-            yield self._window(self.silent_from, self.start, None)
+            yield self._window(self.silent_from, self.start)
             self.silent_from = None
 
-    def _window(self, start: int, end: int, samples: Samples | None) -> Window:
+    def _window(
+        self,
+        start: int,
+        end: int,
+        samples: Samples | None = None,
+        voice: NDArray[np.bool_] | None = None,
+    ) -> Window:
         held = np.zeros(0, np.float32) if samples is None else samples
-        window = Window(self.index, start, end, samples is not None, held)
+        voiced = () if voice is None else _sample_runs(voice, start, end)
+        window = Window(self.index, start, end, samples is not None, held, voiced)
         self.index += 1
         return window
 
@@ -319,16 +403,47 @@ class _Queue:
         return self.parts[0]
 
 
-def _fixed(blocks: Iterable[Samples]) -> Iterator[Window]:
-    queue, index, start = _Queue(), 0, 0
-    for block in blocks:
-        for at in range(0, len(block), MAX_SAMPLES):
-            queue.push(block[at : at + MAX_SAMPLES])
-            while queue.count >= MAX_SAMPLES:
-                yield Window(index, start, start + MAX_SAMPLES, True, queue.pop(MAX_SAMPLES))
-                index, start = index + 1, start + MAX_SAMPLES
-    if queue.count:
-        yield Window(index, start, start + queue.count, True, queue.pop(queue.count))
+class VoiceRuns:
+    """The voiced runs of a recording that is read for another purpose, in blocks of any length."""
+
+    def __init__(self, detector: Detector) -> None:
+        self._stream = detector.stream()
+        self._queue = _Queue()
+        self._voice: list[NDArray[np.bool_]] = []
+        self._count = 0
+
+    def through(self, blocks: Iterable[Samples]) -> Iterator[Samples]:
+        """The blocks, unchanged."""
+        size = BATCH_FRAMES * FRAME
+        for block in blocks:
+            for at in range(0, len(block), size):
+                self._queue.push(block[at : at + size])
+                while self._queue.count >= size:
+                    self._detect(self._queue.pop(size))
+            self._count += len(block)
+            yield block
+
+    def runs(self) -> tuple[Run, ...]:
+        """The runs, once all blocks have passed."""
+        rest = self._queue.pop(self._queue.count)
+        self._detect(np.pad(rest, (0, -len(rest) % FRAME)))
+        return _sample_runs(np.concatenate(self._voice), 0, self._count)
+
+    def _detect(self, samples: Samples) -> None:
+        # NaN is no voice here: words are missed only where a voice was heard.
+        self._voice.append(self._stream.probabilities(samples) >= VOICE)
+
+
+def _edges(frames: NDArray[np.bool_]) -> list[tuple[int, int]]:
+    """The runs [start, end) of frames that are set."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], frames, [False]]).astype(np.int8)))
+    return [(int(start), int(end)) for start, end in zip(edges[::2], edges[1::2], strict=True)]
+
+
+def _sample_runs(voice: NDArray[np.bool_], start: int, end: int) -> tuple[Run, ...]:
+    """Runs of frames from sample `start` on, as samples up to `end`."""
+    runs = ((start + a * FRAME, start + b * FRAME) for a, b in _edges(voice))
+    return within(runs, start, end)
 
 
 def _frames(time_s: float) -> int:

@@ -15,6 +15,7 @@ from ..decode.recordings.recording_state import RecordingState
 from ..decode.recordings.window_results import text_of, timed_segments
 from ..formats.transcript import Segment
 from ..model.loading import Whisper
+from ..segment.windows import Window
 from ..words.segments import stretches
 
 
@@ -45,25 +46,25 @@ class PartQueue:
 
     def __init__(self, whisper: Whisper) -> None:
         self.whisper = whisper
-        self._ended: dict[int, Decoded | None] = {}  # not delivered yet; None is silent
-        self._next = 0  # index of the first window that has not been delivered
+        self._ended: dict[int, Decoded | Window] = {}  # not delivered yet, by their first sample
+        self._next = 0  # the first sample that has not been delivered
         self._silent = 0  # silent windows that have been counted
 
     def add(self, decoded: Decoded) -> None:
-        """A window has ended."""
-        self._ended[decoded.index] = decoded
+        """A window has ended, or a part of one."""
+        self._ended[decoded.start] = decoded
 
     def next_part(self, recording: RecordingState) -> Part | None:
         """The windows that follow those delivered before; None where the next one has not ended."""
         for window in recording.silent[self._silent :]:
-            self._ended[window.index] = None
+            self._ended[window.start] = window
             self._silent += 1
         first, decoded = self._next, list[Decoded]()
         while self._next in self._ended:
-            window_or_none = self._ended.pop(self._next)
-            if window_or_none is not None:
-                decoded.append(window_or_none)
-            self._next += 1
+            window = self._ended.pop(self._next)
+            if isinstance(window, Decoded):
+                decoded.append(window)
+            self._next = window.end
         if self._next == first:
             return None
         return Part(

@@ -18,7 +18,7 @@ from ..decode.options import Options
 from ..decode.outcome import Decoded
 from ..decode.recordings.recording_state import RecordingState
 from ..decode.recordings.window_decoder import WindowDecoder
-from ..decode.recordings.window_results import by_index, timed_segments
+from ..decode.recordings.window_results import in_order, timed_segments
 from ..segment.cut_plan import Plan, planned_windows
 from ..segment.windows import Window
 from .submission import Listener, Submission
@@ -52,10 +52,10 @@ class PlannedWindows:
             recording.language = group.language
             recording.language_probability = group.language_probability
             for decoded, words in zip(group.decoded, group.words, strict=True):
-                recording.window_count += 1
+                recording.window_count += not decoded.continued
                 recording.add(decoded)
                 if words is not None:
-                    recording.words[decoded.index] = list(words)
+                    recording.words[decoded.start] = list(words)
         return tuple(recording.decoded)
 
     def read(self, recording: RecordingState) -> Iterator[Window]:
@@ -65,6 +65,8 @@ class PlannedWindows:
 
     def ended(self, decoder: WindowDecoder, recording: RecordingState, decoded: Decoded) -> None:
         """Report the group of a window if it was the last one missing."""
+        if decoded.continued:
+            return
         k = self._group_of[decoded.index]
         self._missing[k].discard(decoded.index)
         if not self._missing[k]:
@@ -73,8 +75,8 @@ class PlannedWindows:
 
     def _group(self, decoder: WindowDecoder, recording: RecordingState, k: int) -> Group:
         indices, whisper = set(self.plan.groups[k]), decoder.context.whisper
-        decoded = by_index(d for d in recording.decoded if d.index in indices)
-        words = [recording.words.get(d.index) for d in decoded]
+        decoded = in_order(d for d in recording.decoded if d.index in indices)
+        words = [recording.words.get(d.start) for d in decoded]
         return Group(
             k,
             tuple(decoded),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import threading
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
@@ -130,6 +130,12 @@ class ReadAhead:
             self.changed.notify_all()  # the readers may go on
         return taken
 
+    def put(self, submission: Submission, windows: Iterable[Window]) -> None:
+        """Queue parts of windows of a recording that have been read before."""
+        with self.changed:
+            for window in windows:
+                self._queue(submission, window, next(self._numbers))
+
     def clear(self) -> None:
         """Drop the windows that wait."""
         with self.changed:
@@ -188,14 +194,17 @@ class ReadAhead:
             _stop(reading)
         with self.changed:
             if window is not None:
-                due_s = submission.arrived_s + seconds(window.start)
-                heapq.heappush(self.ready, ReadWindow(due_s, reading.number, submission, window))
+                self._queue(submission, window, reading.number)
                 reading.due_s = submission.arrived_s + seconds(window.end)
             if over:
                 self.notes.append(Note(submission, released=True, error=error))
             else:
                 heapq.heappush(self.readings, reading)
             self.changed.notify_all()
+
+    def _queue(self, submission: Submission, window: Window, number: int) -> None:
+        due_s = submission.arrived_s + seconds(window.start)
+        heapq.heappush(self.ready, ReadWindow(due_s, number, submission, window))
 
 
 def _stop(reading: Reading) -> None:

@@ -178,6 +178,7 @@ class Session:
         if submission is not None:
             _mark(submission, "rounds", time.time_ns())
             self._contained(submission, lambda: submission.finish(ended))
+            self.reading.put(submission, submission.take_rests())
             self._release(submission)
 
     def _contained(self, submission: Submission, act: Callable[[], T]) -> T | None:
@@ -243,7 +244,7 @@ class Session:
             return
         self.context.watch.start()
         began_ns = time.time_ns()
-        detect = [window.submission.detects_language for window in batch]
+        detect = [read.submission.decoder.detects_language(read.window) for read in batch]
         encoded = encode_windows(self.context, [read.window.samples for read in batch], detect)
         self.context.watch.mark("encode")
         for submission in {window.submission for window in batch}:

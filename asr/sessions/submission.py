@@ -27,7 +27,7 @@ from ..decode.recordings.recording_state import RecordingState
 from ..decode.recordings.transcripts import outcome_of
 from ..decode.recordings.window_decoder import WindowDecoder
 from ..decode.recordings.window_requests import bind
-from ..decode.recordings.window_results import by_index
+from ..decode.recordings.window_results import in_order
 from ..decode.recordings.word_timer import WordTimer
 from ..errors import ForescribeError, UsageError
 from ..segment.windows import Window
@@ -138,11 +138,6 @@ class Submission:
 
     # -- on the engine's thread -------------------------------------------------------------------
 
-    @property
-    def detects_language(self) -> bool:
-        """Whether the language of windows is to be detected."""
-        return self.bound.language is None
-
     def request(self, window: Window, encoded: EncodedWindow | Exception) -> Request | None:
         """The request for a window; None where an exception has ended it. Raises as `report` does."""
         recording = self.recording
@@ -159,6 +154,12 @@ class Submission:
         assert self.recording is not None
         self._window_ended(self.recording, self.decoder.finish(ended))
 
+    def take_rests(self) -> list[Window]:
+        """The parts of windows that are to be encoded next."""
+        rests = [window for _, window in self.decoder.rests]
+        self.decoder.rests.clear()
+        return rests
+
     def report(self) -> None:
         """Tell the listener what is complete in order, and make the outcome when everything is.
 
@@ -173,7 +174,7 @@ class Submission:
         if recording.complete:
             self._timer.run()
             outcome = outcome_of(self.context, self.bound, recording)
-            self.settle(replace(outcome, decoded=tuple(by_index(recording.decoded))))
+            self.settle(replace(outcome, decoded=tuple(in_order(recording.decoded))))
 
     def settle(self, outcome: Outcome | None) -> None:
         """Set the outcome, None where it is cancelled; later calls change nothing. Its windows leave
@@ -181,8 +182,8 @@ class Submission:
         if self.settled:
             return
         self.outcome, self.settled = outcome, True
-        self.decoder.drop(self.decoder.in_engine)
-        self._timer.waiting.clear()
+        if self.recording is not None:
+            self.decoder.forget(self.recording)
 
     def _window_ended(self, recording: RecordingState, decoded: Decoded | None) -> None:
         if decoded is None:

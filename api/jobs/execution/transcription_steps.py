@@ -91,7 +91,8 @@ class TranscriptionSteps:
             self.active.crashes.exposed(job, lambda: self.active.check(job)),
             open_audio(samples, name=NAME) as recording,
         ):
-            return plan_of(recording, session.context.detector, options.windows)
+            detector = session.context.voice_detector()
+            return plan_of(recording, detector, options.windows, skip_silence=options.vad)
 
     def _options(self, job: str) -> Options:
         return transcription(self.files.form(job), self.serving, self.settings)

@@ -74,6 +74,8 @@ class Call:
                 for ended in slots.ended(engine.step()):
                     self._finish(windows, ended)
                     yield from self._outcomes()
+                if decoder.rests and not more:
+                    requests, more = windows.requests(()), True
                 self._reporter.show_partial(next(iter(self.recordings), None))
                 yield from self._outcomes()
         finally:  # the caller may stop at any outcome
@@ -93,8 +95,7 @@ class Call:
                 return
             recording.failed = True
             self._end(recording)
-            self.decoder.drop([t for t in self.decoder.in_engine if t.recording is recording])
-            self.timer.forget(recording)
+            self.decoder.forget(recording)
         wall = 0.0 if recording is None else time.perf_counter() - recording.started
         self._failed.append(Outcome(source, error=error, wall_s=wall))
 

@@ -34,17 +34,22 @@ class ParallelWindows:
         self.call, self.context = call, call.context
 
     def requests(self, sources: Iterable[Input]) -> Generator[Request, None, None]:
-        """Requests of all recordings in order, encoded in batches."""
-        ready: list[Ready] = []
-        for window in self._spoken_windows(sources):
-            ready.append(window)
-            if len(ready) == self.context.encoded_together:
-                yield from self._encoded(ready)
-                ready = []
-        yield from self._encoded(ready)
+        """Requests of all recordings in order, encoded in batches; parts of windows that have been begun go
+        first."""
+        windows, rests = self._spoken_windows(sources), self.call.decoder.rests
+        while True:
+            ready: list[Ready] = []
+            while len(ready) < self.context.encoded_together:
+                window = rests.popleft() if rests else next(windows, None)
+                if window is None:
+                    break
+                ready.append(window)
+            if not ready:
+                return
+            yield from self._encoded(ready)
 
     def following(self, tag: WindowTag, decoded: Decoded) -> Request | None:
-        """None: no window depends on another one."""
+        """None: what is left of a window waits with the others to be encoded."""
         return None
 
     def _spoken_windows(self, sources: Iterable[Input]) -> Iterator[Ready]:
@@ -76,7 +81,7 @@ class ParallelWindows:
         if not ready:
             return
         self.context.watch.start()
-        detect = [self.call.bound.language is None] * len(ready)
+        detect = [self.call.decoder.detects_language(window) for _, window in ready]
         encoded = encode_windows(self.context, [window.samples for _, window in ready], detect)
         self.context.watch.mark("encode")
         for (recording, window), result in zip(ready, encoded, strict=True):
@@ -97,12 +102,11 @@ class ParallelWindows:
 
 
 def cut_windows(context: DecodingContext, options: Options, audio: Recording) -> Iterator[Window]:
-    """The windows of a recording: those it was cut into before; else cut in its pauses or, without voice
-    activity, every 30 s."""
+    """The windows of a recording: those it was cut into before; else cut in its pauses."""
     if audio.spans is not None:
         return planned_windows(audio.blocks(), Plan(audio.spans))
-    detector = context.voice_detector() if options.vad else None
-    return cut(audio.blocks(), detector, options.windows)
+    detector = context.voice_detector()
+    return cut(audio.blocks(), detector, options.windows, skip_silence=options.vad)
 
 
 def request_for(
@@ -120,13 +124,17 @@ def request_for(
         window.index,
         window.start,
         window.end,
-        bound.language or language_in(recording, encoded),
+        bound.language or window.language or language_in(recording, encoded),
         pauses_for(bound.options, encoded.features, window.length),
+        window.voiced,
+        window,
     )
     return decoder.request(tag, encoded.encoder_states, bound.previous)
 
 
 def tag_of(decoder: WindowDecoder, recording: RecordingState, window: Window) -> WindowTag:
     """The tag of a window that failed before its request was made."""
-    language = decoder.bound.language or recording.language or ""
-    return WindowTag(recording, window.index, window.start, window.end, language)
+    language = decoder.bound.language or window.language or recording.language or ""
+    return WindowTag(
+        recording, window.index, window.start, window.end, language, voiced=window.voiced
+    )

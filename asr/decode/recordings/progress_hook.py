@@ -20,7 +20,7 @@ class ProgressReporter:
     def __init__(self, context: DecodingContext, hook: Hook | None) -> None:
         self.context, self.hook = context, hook
         self._stats_before = context.engine.stats
-        self._reported: dict[RecordingState, int] = {}  # windows reported in order, by recording
+        self._reported: dict[RecordingState, int] = {}  # samples reported in order, by recording
 
     def window_ended(self, recording: RecordingState, decoded: Decoded) -> None:
         """Report a window."""
@@ -54,18 +54,18 @@ class ProgressReporter:
             ]
             if not partials:
                 return
-            earliest = min(partials, key=lambda partial: partial.request.tag.index)
+            earliest = min(partials, key=lambda partial: partial.request.tag.start)
             text = text_of(self.context.whisper, earliest.tokens)
         except Exception:  # partial text is only for display: decoding goes on without it
             return
         hook.follow(Partial(recording.source, text.rstrip("\ufffd")))  # an incomplete character
 
     def _next_in_order(self, recording: RecordingState) -> Iterator[Segment]:
-        """Segments that were not reported yet, without words, up to the first window that has not
+        """Segments that were not reported yet, without words, up to the first window or part that has not
         ended."""
-        ended = {d.index for d in recording.decoded} | {w.index for w in recording.silent}
-        index = self._reported.get(recording, 0)
-        while index in ended:
-            yield from recording.segments.get(index, ())
-            index += 1
-        self._reported[recording] = index
+        ended = {each.start: each.end for each in (*recording.decoded, *recording.silent)}
+        at = self._reported.get(recording, 0)
+        while at in ended:
+            yield from recording.segments.get(at, ())
+            at = ended[at]
+        self._reported[recording] = at

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from ...audio.reading import Input, Recording
 from ...formats.transcript import Segment, Word, seconds
 from ...segment.pauses import Pause
-from ...segment.windows import Window
+from ...segment.windows import Run, Window
 from ..outcome import Decoded
 
 
@@ -20,9 +20,10 @@ from ..outcome import Decoded
 class RecordingState:
     """A recording with its windows so far.
 
-    Each window ends once: as an entry of `decoded`, whatever came of it, or of `silent`. `segments`,
-    `words`, `faults` and `timing_faults` are by window; segments are without words, `words` holds
-    those of each segment. One thread may read windows while another one adds results.
+    Each window ends once: as an entry of `decoded`, whatever came of it, or of `silent`. One whose answer
+    was closed early ends in several parts, which are entries of their own. `segments`, `words`, `faults`
+    and `timing_faults` are by the sample where a window or part starts; segments are without words,
+    `words` holds those of each segment. One thread may read windows while another one adds results.
     """
 
     source: Input
@@ -35,6 +36,7 @@ class RecordingState:
     fully_read: bool = False  # no window will follow
     failed: bool = False
     decoded: list[Decoded] = field(default_factory=list)
+    ended: set[int] = field(default_factory=set)  # indices of the decoded windows that have ended
     silent: list[Window] = field(default_factory=list)  # without their samples
     segments: dict[int, tuple[Segment, ...]] = field(default_factory=dict)
     words: dict[int, list[tuple[Word, ...]]] = field(default_factory=dict)
@@ -45,7 +47,7 @@ class RecordingState:
     @property
     def complete(self) -> bool:
         """Whether every window has ended."""
-        return self.fully_read and len(self.decoded) + len(self.silent) == self.window_count
+        return self.fully_read and len(self.ended) + len(self.silent) == self.window_count
 
     @property
     def done_s(self) -> float:
@@ -53,9 +55,11 @@ class RecordingState:
         return seconds(sum(d.length for d in self.decoded) + sum(w.length for w in self.silent))
 
     def add(self, decoded: Decoded) -> None:
-        """Record the end of a window."""
+        """Record the end of a window, or of a part of one."""
         self.decoded.append(decoded)
-        assert len(self.decoded) + len(self.silent) <= self.window_count
+        if not decoded.continued:
+            self.ended.add(decoded.index)
+        assert len(self.ended) + len(self.silent) <= self.window_count
 
     def spoken_windows(self, windows: Iterable[Window]) -> Iterator[Window]:
         """Count the windows and yield those with speech.
@@ -81,7 +85,8 @@ class RecordingState:
 class WindowTag:
     """The tag of a window's request: samples `start` to `end` of a recording.
 
-    `pauses` are known where words are to be timed.
+    `pauses` are known where words are to be timed, `voiced` are the runs with a voice, None if nothing
+    listened. `window` holds the samples, for what may be left of it; None where no part follows.
     """
 
     recording: RecordingState
@@ -90,3 +95,10 @@ class WindowTag:
     end: int
     language: str
     pauses: tuple[Pause, ...] = ()
+    voiced: tuple[Run, ...] | None = None
+    window: Window | None = None
+
+    @property
+    def heard(self) -> bool:
+        """Whether there may be a voice."""
+        return self.voiced is None or bool(self.voiced)

@@ -17,6 +17,7 @@ from ...audio.reading import Input
 from ...audio.seekable import SeekableAudio
 from ...formats.transcript import State
 from ...model.special_tokens import SpecialTokens
+from ...segment.windows import Run, VoiceRuns, within
 from ..accounting import internal
 from ..encoding import encode_features
 from ..outcome import Decoded
@@ -35,6 +36,7 @@ class Position:
     """How far a recording has been decoded: where its next window starts, and the text before it."""
 
     audio: SeekableAudio
+    voiced: tuple[Run, ...]  # of the whole recording
     previous: tuple[int, ...]
     frame: int = 0
     hypothesis: tuple[int, ...] = ()  # what the previous window has written of the next one
@@ -95,10 +97,12 @@ class SequentialWindows:
             with self.call.open(source) as audio:
                 recording = self.call.begin(source, audio)
                 self.context.watch.start()
-                seekable = SeekableAudio(audio.blocks(), *self.context.mels)
+                voice = VoiceRuns(self.context.voice_detector())
+                seekable = SeekableAudio(voice.through(audio.blocks()), *self.context.mels)
                 recording.resources.callback(seekable.close)
                 self.context.watch.mark("audio")
-            return self._next(recording, Position(seekable, self.call.bound.previous))
+            position = Position(seekable, voice.runs(), self.call.bound.previous)
+            return self._next(recording, position)
         except Exception as error:  # of a decoder or our own: the other recordings go on
             self.call.fail(source, recording, internal(source, error))
         return None
@@ -125,7 +129,13 @@ class SequentialWindows:
         end = min(start + self.mel.samples, position.audio.sample_count)
         language = self.call.bound.language or recording.language or ""
         return SequentialTag(
-            recording, recording.window_count, start, end, language, position=position
+            recording,
+            recording.window_count,
+            start,
+            end,
+            language,
+            voiced=within(position.voiced, start, end),
+            position=position,
         )
 
     def _request(self, tag: SequentialTag) -> Request:

@@ -18,17 +18,17 @@ from ..options import Options
 from ..outcome import Decoded, Outcome
 from .recording_state import RecordingState
 from .window_requests import BoundOptions
-from .window_results import by_index, text_of, timed_segments
+from .window_results import in_order, text_of, timed_segments
 
 
 def outcome_of(context: DecodingContext, bound: BoundOptions, recording: RecordingState) -> Outcome:
     """The outcome of a complete recording: an error where no window could be decoded, or where an
     exception prevents the transcript."""
     wall = time.perf_counter() - recording.started
-    done = by_index(recording.decoded)
+    done = in_order(recording.decoded)
     try:
         if done and len(recording.faults) == len(done):
-            raise recording.faults[done[0].index]
+            raise recording.faults[done[0].start]
         transcript = _transcript(context, bound, recording, done, wall)
     except Exception as error:
         fault = accounting.fault(recording.name, error)
@@ -66,6 +66,7 @@ def _warnings(
 ) -> list[Notice]:
     return [
         *accounting.failed(done),
+        *accounting.wordless(done),
         *accounting.doubtful(done, demo=context.is_demo),
         *accounting.mixed(done, language),
         *accounting.dropped(done, lambda d: text_of(context.whisper, d.result.tokens)),

@@ -1,19 +1,23 @@
 """WindowDecoder: windows of one or more recordings on their way through the engine.
 
 Creates their requests, judges the answers, repeats a window at the next temperature where the guards
-reject its answer, and records how each window ended. A fault ends the window that it happened in.
-Knows nothing of where windows come from, or of what is done with a finished recording.
+reject its answer, and records how each window ended. Where an answer ends before the voice in its window
+does, the rest becomes the next part of the window. A fault ends the window that it happened in. Knows
+nothing of where windows come from, or of what is done with a finished recording.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from forescribe.speculative.engine.faults import release
 from forescribe.speculative.requests import Request, Result
 
 from ...errors import ForescribeError, out_of_memory
 from ...model.loading import EncoderStates
+from ...segment.windows import Window
 from ..accounting import fault
 from ..decoding_context import DecodingContext
 from ..guards import Judgement
@@ -21,6 +25,7 @@ from ..isolation import Ended, Fault
 from ..outcome import Decoded
 from .recording_state import RecordingState, WindowTag
 from .window_requests import BoundOptions, retry_of, window_request
+from .window_rests import MOST_PARTS, accounted, reached, worth_decoding
 from .window_results import (
     Attempt,
     Extent,
@@ -38,8 +43,9 @@ GiveUp = Callable[[RecordingState, ForescribeError], None]
 class WindowDecoder:
     """The windows of a call that are in the engine.
 
-    `in_engine` holds their tags. `give_up` is called with a recording that cannot be continued:
-    running out of memory may not happen with a smaller batch, so it must not look like a transcript.
+    `in_engine` holds their tags, `rests` the parts of windows that are to be encoded next. `give_up` is
+    called with a recording that cannot be continued: running out of memory may not happen with a smaller
+    batch, so it must not look like a transcript.
     """
 
     def __init__(
@@ -57,6 +63,11 @@ class WindowDecoder:
         self._rejected: dict[
             WindowTag, Attempt
         ] = {}  # the best answer of a window that is repeated
+        self.rests: deque[tuple[RecordingState, Window]] = deque()
+
+    def detects_language(self, window: Window) -> bool:
+        """Whether the language of a window is to be detected when it is encoded."""
+        return self.bound.language is None and window.language is None
 
     def request(
         self,
@@ -102,10 +113,17 @@ class WindowDecoder:
             self._give_up(recording, fault(recording.name, error))
             return None
         decoded = failed_window(self.context.whisper, tag, error, self._extent)
-        recording.faults[tag.index] = error
-        recording.segments[tag.index] = ()
+        decoded = accounted(decoded, tag.voiced, ())
+        recording.faults[tag.start] = error
+        recording.segments[tag.start] = ()
         self._keep(tag, decoded)
         return decoded
+
+    def forget(self, recording: RecordingState) -> None:
+        """Drop all windows of a recording, wherever they are."""
+        self.drop([tag for tag in self.in_engine if tag.recording is recording])
+        self.rests = deque(item for item in self.rests if item[0] is not recording)
+        self.timer.forget(recording)
 
     def drop(self, tags: Iterable[WindowTag]) -> None:
         """Remove windows from the engine; their rows are free at once."""
@@ -117,7 +135,7 @@ class WindowDecoder:
     def _accepted(self, tag: WindowTag, result: Result) -> Decoded | None:
         """The decoded window, with its segments; None where it is queued again."""
         options = self.bound.options
-        attempt = attempt_of(self.context.whisper, options.guards, result)
+        attempt = attempt_of(self.context.whisper, options.guards, result, heard=tag.heard)
         best = self._rejected.pop(tag, attempt)
         if attempt.judgement is not Judgement.RETRY or attempt.rank > best.rank:
             best = attempt
@@ -135,8 +153,21 @@ class WindowDecoder:
             extent=self._extent,
             keep_encoder_states=options.keep_encoder_states,
         )
-        tag.recording.segments[decoded.index] = segments_of(self.context.whisper, decoded)
-        return decoded
+        return self._followed(tag, decoded, result.request.encoder_states)
+
+    def _followed(self, tag: WindowTag, decoded: Decoded, states: EncoderStates) -> Decoded:
+        """The decoded window with its segments and the voice that they leave out; what the answer leaves
+        at its end is queued as the next part."""
+        whisper, window = self.context.whisper, tag.window
+        segments = segments_of(whisper, decoded)
+        if window is not None and segments:
+            end = reached(whisper, self.bound.options, decoded, states)
+            if tag.start < end and window.part < MOST_PARTS and worth_decoding(tag.voiced, end):
+                decoded = replace(decoded, end=end, continued=True)
+                segments = segments_of(whisper, decoded)
+                self.rests.append((tag.recording, window.rest(end, tag.language)))
+        tag.recording.segments[tag.start] = segments
+        return accounted(decoded, tag.voiced, segments)
 
     def _keep(self, tag: WindowTag, decoded: Decoded) -> None:
         self.in_engine.discard(tag)

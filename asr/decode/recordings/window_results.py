@@ -54,8 +54,9 @@ class Attempt:
     rank: tuple[bool, float]  # `Guards.rank`
 
 
-def attempt_of(whisper: Whisper, guards: Guards | None, result: Result) -> Attempt:
-    """An answer with its judgement. Without guards only numbers that are not finite are rejected."""
+def attempt_of(whisper: Whisper, guards: Guards | None, result: Result, *, heard: bool) -> Attempt:
+    """An answer with its judgement; `heard` as of `Guards.judge`. Without guards only numbers that are not
+    finite are rejected."""
     mean = mean_logprob(result.logprobs)
     if guards is None:
         finite = math.isfinite(mean)
@@ -63,7 +64,10 @@ def attempt_of(whisper: Whisper, guards: Guards | None, result: Result) -> Attem
         return Attempt(result, *judgement, (finite, mean))
     ratio = compression_ratio(text_of(whisper, result.tokens))
     judgement = guards.judge(
-        compression_ratio=ratio, mean_logprob=mean, no_speech_prob=result.probe[0]
+        compression_ratio=ratio,
+        mean_logprob=mean,
+        no_speech_prob=result.probe[0],
+        heard=heard,
     )
     return Attempt(result, *judgement, guards.rank(compression_ratio=ratio, mean_logprob=mean))
 
@@ -80,7 +84,8 @@ def decoded_of(
     """The window of the answer that was chosen.
 
     An answer that the guards reject is kept with a doubt, as Whisper does, unless its probabilities are
-    not finite. `tried` is the highest temperature at which the window was decoded.
+    not finite or no voice was heard in its window. `tried` is the highest temperature at which the window
+    was decoded.
     """
     result, reason = attempt.result, attempt.reason
     rejected = attempt.judgement is Judgement.RETRY
@@ -91,6 +96,8 @@ def decoded_of(
     state: State = "decoded"
     if broken:
         state = "failed"
+    elif rejected and not tag.heard:
+        state, doubt, reason = "silent", None, f"no voice; {reason}"
     elif attempt.judgement is Judgement.SILENCE:
         state = "silent"
     end, tokens = extent(tag, result.tokens, state)
@@ -103,7 +110,7 @@ def decoded_of(
         result=replace(result, request=replace(request, encoder_states=None, tag=None)),
         tokens=tokens,
         state=state,
-        reason=None if rejected and not broken else reason,
+        reason=None if doubt is not None else reason,
         doubt=doubt,
         tried=tried,
         encoder_states=request.encoder_states if keep_encoder_states else None,
@@ -159,10 +166,10 @@ def segments_of(whisper: Whisper, decoded: Decoded) -> tuple[Segment, ...]:
 
 def timed_segments(whisper: Whisper, recording: RecordingState, decoded: Decoded) -> list[Segment]:
     """A window's segments, with their words where these have been timed."""
-    segments = recording.segments.get(decoded.index)
+    segments = recording.segments.get(decoded.start)
     if segments is None:  # restored: it was not decoded here
-        segments = recording.segments[decoded.index] = segments_of(whisper, decoded)
-    words = recording.words.get(decoded.index)
+        segments = recording.segments[decoded.start] = segments_of(whisper, decoded)
+    words = recording.words.get(decoded.start)
     if words is None:
         return list(segments)
     return [_with_words(segment, own) for segment, own in zip(segments, words, strict=True)]
@@ -176,5 +183,6 @@ def _with_words(segment: Segment, words: tuple[Word, ...]) -> Segment:
     return replace(segment, start_sample=start, end_sample=end, words=words)
 
 
-def by_index(decoded: Iterable[Decoded]) -> Sequence[Decoded]:
-    return sorted(decoded, key=lambda window: window.index)
+def in_order(decoded: Iterable[Decoded]) -> Sequence[Decoded]:
+    """Windows and their parts in the order of the recording."""
+    return sorted(decoded, key=lambda window: window.start)

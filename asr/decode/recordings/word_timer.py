@@ -53,7 +53,7 @@ class WordTimer:
         """Time the windows of these indices, in their order; the others wait on."""
         chosen = [item for item in self.waiting if item[1].index in indices]
         self.waiting = [item for item in self.waiting if item[1].index not in indices]
-        self._time(sorted(chosen, key=lambda item: item[1].index))
+        self._time(sorted(chosen, key=lambda item: item[1].start))
 
     def forget(self, recording: RecordingState) -> None:
         """Drop the windows of a recording."""
@@ -69,17 +69,17 @@ class WordTimer:
         work = [
             (tag, decoded)
             for tag, decoded in waiting
-            if tag.recording.segments[decoded.index] and not tag.recording.failed
+            if tag.recording.segments[decoded.start] and not tag.recording.failed
         ]
         for (tag, decoded), times in zip(work, apply_each(self._token_times, work), strict=True):
             try:
                 if isinstance(times, Exception):
                     raise times
                 words = words_of(self.whisper, tag, decoded, times)
-                tag.recording.words[decoded.index] = words
+                tag.recording.words[decoded.start] = words
             except Exception as error:
                 release(error)
-                tag.recording.timing_faults[decoded.index] = error
+                tag.recording.timing_faults[decoded.start] = error
 
     def _token_times(self, work: Sequence[Waiting]) -> list[TokenTimes]:
         utterances = [utterance_of(self.whisper, self.task, decoded) for _, decoded in work]

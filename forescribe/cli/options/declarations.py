@@ -147,7 +147,7 @@ Vad = Annotated[
     option(
         DECODING,
         "--vad/--no-vad",
-        help="Cut windows in pauses and skip silence, or cut every 30 s.  [default: vad]",
+        help="Skip long silence, or decode it too; both cut windows in pauses.  [default: vad]",
     ),
 ]
 

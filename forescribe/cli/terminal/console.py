@@ -18,7 +18,7 @@ from rich.console import Console as Rich
 from rich.markup import escape as without_markup
 
 from forescribe.asr.batch.interrupts import INTERRUPTED
-from forescribe.asr.formats.transcript import ONCE
+from forescribe.asr.formats.transcript import ONCE, seconds
 from forescribe.asr.printable import visible
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ class Console:
         self.quiet, self.verbose, self.json = quiet, verbose, json
         self.started = time.perf_counter()
         self.audio_s = 0.0
+        self.wordless = 0  # samples
         self.failed: list[str] = []
         self.cancelled = 0
         self.shown: frozenset[str] = frozenset()  # codes of notices that are shown once
@@ -115,6 +116,7 @@ class Console:
         self.audio_s += transcript.duration
         engine = transcript.settings.get("engine")
         self.engines |= {engine} if isinstance(engine, str) else set()
+        self.wordless += transcript.coverage.wordless_samples or 0
         if self.quiet:
             return
         line = f"{escape(record.path)}: {_speed(transcript)}"
@@ -153,6 +155,8 @@ class Console:
             return
         if self.audio_s:  # without a transcript there is no speed
             self.rich.print(f"[bold]{self._speed(stats)}[/]")
+        if self.wordless:
+            self.rich.print(f"[yellow]{seconds(self.wordless):.1f} s of voice without words[/]")
         if self.cancelled:
             self.rich.print(f"[yellow]{self.cancelled} cancelled;[/] the same command goes on")
         if self.failed:

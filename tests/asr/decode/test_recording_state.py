@@ -11,7 +11,7 @@ from forescribe.asr.audio.reading import from_array
 from forescribe.asr.decode.outcome import Decoded
 from forescribe.asr.decode.recordings import word_timer
 from forescribe.asr.decode.recordings.recording_state import RecordingState, WindowTag
-from forescribe.asr.decode.recordings.window_results import by_index
+from forescribe.asr.decode.recordings.window_results import in_order
 from forescribe.asr.decode.recordings.word_timer import WordTimer
 from forescribe.asr.segment.windows import Window
 from forescribe.asr.sessions.parts import PartQueue
@@ -50,7 +50,7 @@ def test_a_recording_is_complete_when_every_window_has_ended() -> None:
     assert not recording.complete and recording.done_s == 2.0
     recording.add(decoded(0))
     assert recording.complete and recording.done_s == 3.0
-    assert [d.index for d in by_index(recording.decoded)] == [0, 2]
+    assert [d.index for d in in_order(recording.decoded)] == [0, 2]
 
 
 def test_a_window_cannot_end_twice() -> None:

@@ -27,7 +27,17 @@ from forescribe.asr.segment.vad import (
     Stream,
     audible,
 )
-from forescribe.asr.segment.windows import BATCH_FRAMES, MAX_SAMPLES, Window, WindowOptions, cut
+from forescribe.asr.segment.windows import (
+    BATCH_FRAMES,
+    MAX_SAMPLES,
+    VoiceRuns,
+    Window,
+    WindowOptions,
+    cut,
+    total,
+    within,
+    without,
+)
 
 Samples = NDArray[np.float32]
 RATE = 16_000
@@ -291,23 +301,89 @@ def test_memory_stays_bounded_over_an_endless_recording() -> None:
     assert max(behind) <= 45 * RATE
 
 
-def test_without_a_detector_windows_are_thirty_seconds() -> None:
-    samples = counting(70 * RATE + 3)
-    windows = list(cut(blocks(samples, 12_345), None))
-    assert [w.length for w in windows] == [MAX_SAMPLES, MAX_SAMPLES, 10 * RATE + 3]
+def test_without_skipping_silence_every_sample_is_in_a_window_with_speech() -> None:
+    values = np.repeat(
+        np.array([0.0, 0.9, 0.1, 0.9, 0.0, 0.9], np.float32), [90, 700, 40, 700, 2000, 50]
+    )
+    samples = counting(len(values) * FRAME + 3)
+    values = np.append(values, np.float32(0))
+    windows = list(cut(blocks(samples, 12_345), Track(values), skip_silence=False))
+    assert all(w.speech and w.length <= MAX_SAMPLES for w in windows)
     assert np.array_equal(np.concatenate([w.samples for w in windows]), samples)
-    assert list(cut([], None)) == []
+    assert windows[0].end == (90 + 700 + 20) * FRAME  # in the pause, not in a word
+    assert list(cut([], Track(values), skip_silence=False)) == []
 
 
-@pytest.mark.parametrize("detector", [None, EnergyDetector()], ids=["fixed", "energy"])
-def test_a_block_may_be_reused_by_its_owner(detector: EnergyDetector | None) -> None:
+def test_long_silence_that_is_not_skipped_is_cut_at_the_latest_after_thirty_seconds() -> None:
+    values = np.zeros(70 * RATE // FRAME + 1, np.float32)
+    windows = list(cut([counting(70 * RATE)], Track(values), skip_silence=False))
+    assert windows[-1].end == 70 * RATE
+    assert all(8 * RATE <= w.length <= MAX_SAMPLES for w in windows[:-1])
+
+
+def test_windows_say_where_a_voice_was_heard() -> None:
+    """By silero's own threshold, which is above the one that windows are cut by."""
+    silent, first, second = windows_of((5, 0.0), (3, 0.9), (1, 0.45), (2, 0.6), (3, 0.1))[:3]
+    assert silent.voiced == ()
+    runs = [(a, b) for w in (first, second) for a, b in w.voiced]
+    edges = [round(s * RATE / FRAME) * FRAME for s in (5, 8, 9, 11)]
+    assert runs == [(edges[0], edges[1]), (edges[2], edges[3])]
+
+
+def test_the_rest_of_a_window_keeps_its_samples_and_voice() -> None:
+    window = Window(3, 100, 200, True, counting(100), ((110, 150), (160, 190)))
+    rest = window.rest(140, "de")
+    assert (rest.index, rest.start, rest.end, rest.part, rest.language) == (3, 140, 200, 1, "de")
+    assert rest.samples.tolist() == list(range(40, 100))
+    assert rest.voiced == ((140, 150), (160, 190))
+
+
+@given(
+    runs=st.lists(st.tuples(st.integers(0, 60), st.integers(1, 9)), max_size=6),
+    taken=st.lists(st.tuples(st.integers(0, 60), st.integers(0, 9)), max_size=6),
+    bounds=st.tuples(st.integers(0, 60), st.integers(0, 60)),
+)
+def test_runs_are_sets_of_samples(runs, taken, bounds) -> None:
+    def ordered(pairs):
+        made, at = [], 0
+        for gap, length in pairs:
+            made.append((at + gap, at + gap + length))
+            at += gap + length + 1
+        return made
+
+    def samples(pairs):
+        return {i for a, b in pairs for i in range(a, b)}
+
+    runs, taken = ordered(runs), ordered(taken)
+    left = without(runs, taken)
+    assert samples(left) == samples(runs) - samples(taken)
+    assert total(left) == len(samples(left)) and all(a < b for a, b in left)
+    assert samples(within(runs, *bounds)) == samples(runs) & set(range(*bounds))
+
+
+@pytest.mark.parametrize("size", [1, 511, 512, 40_000, BATCH_FRAMES * FRAME + 7])
+def test_voice_is_heard_in_a_recording_that_passes(size: int) -> None:
+    values = np.repeat(np.array([0.1, 0.9, 0.4, 0.6], np.float32), [3, 500, 2, 90])
+    samples = counting(len(values) * FRAME - 100)
+    runs = VoiceRuns(Track(values))
+    passed = list(runs.through(blocks(samples, size if size > 511 else 511 * size)))
+    assert np.array_equal(np.concatenate(passed), samples)
+    assert runs.runs() == ((3 * FRAME, 503 * FRAME), (505 * FRAME, len(samples)))
+
+
+def test_a_recording_without_samples_has_no_voice() -> None:
+    runs = VoiceRuns(EnergyDetector())
+    assert list(runs.through([])) == [] and runs.runs() == ()
+
+
+def test_a_block_may_be_reused_by_its_owner() -> None:
     def overwritten() -> Iterator[Samples]:
         block = np.zeros(RATE, np.float32)
         for value in (0.5, 0.25, 0.125):
             block[:] = value
             yield block
 
-    (window,) = cut(overwritten(), detector)
+    (window,) = cut(overwritten(), EnergyDetector())
     assert window.samples[[0, RATE, 2 * RATE]].tolist() == [0.5, 0.25, 0.125]
 
 

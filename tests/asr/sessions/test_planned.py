@@ -20,7 +20,7 @@ from forescribe.asr.model.presets import Pair
 from forescribe.asr.segment import cut_plan
 from forescribe.asr.segment.cut_plan import Plan, plan_of, planned_windows
 from forescribe.asr.segment.vad import EnergyDetector
-from forescribe.asr.segment.windows import WindowOptions
+from forescribe.asr.segment.windows import WindowOptions, WindowSpan
 from forescribe.asr.sessions.planned import planned
 from forescribe.asr.sessions.session import Session
 from forescribe.asr.sessions.window_groups import Group
@@ -122,7 +122,7 @@ def test_a_disturbed_recording_says_what_an_undisturbed_one_says(
     with open_audio(path) as opened:
         plan = plan_of(opened, transcriber.detector, options.windows)
     plan = Plan.from_dict(json.loads(json.dumps(plan.to_dict())))
-    assert len(plan.groups) >= 3 and any(not speech for _, _, speech in plan.spans)
+    assert len(plan.groups) >= 3 and any(not span.speech for span in plan.spans)
     whole = run(session, path, options, plan)
     assert sorted(whole.groups) == list(range(len(plan.groups)))
 
@@ -152,33 +152,48 @@ def test_a_disturbed_recording_says_what_an_undisturbed_one_says(
 def test_windows_of_a_plan_hold_their_own_samples(lengths, spoken, block, skipped) -> None:
     edges = np.cumsum([0, *lengths])
     pairs = zip(edges, edges[1:], strict=False)
-    spans = [(int(a), int(b), s) for (a, b), s in zip(pairs, spoken, strict=False)]
+    spans = [
+        WindowSpan(int(a), int(b), s, ((int(a), int(b)),) * s)
+        for (a, b), s in zip(pairs, spoken, strict=False)
+    ]
     samples = np.arange(edges[-1], dtype=np.float32)
     blocks = [samples[at : at + block] for at in range(0, len(samples), block)]
     windows = list(planned_windows(blocks, Plan(tuple(spans)), frozenset(skipped)))
     assert [w.index for w in windows] == [i for i in range(len(spans)) if i not in skipped]
     for window in windows:
-        start, end, speech = spans[window.index]
-        assert (window.start, window.end, window.speech) == (start, end, speech)
+        start, end, speech, _ = spans[window.index]
+        assert window.span == spans[window.index]
         assert window.samples.tolist() == (samples[start:end].tolist() if speech else [])
 
 
 @pytest.mark.parametrize("length", [99, 101])
 def test_another_recording_is_not_taken_for_the_planned_one(length) -> None:
     with pytest.raises(ValueError, match="100 samples|longer"):
-        list(planned_windows([np.zeros(length, np.float32)], Plan(((0, 100, True),)), frozenset()))
+        list(
+            planned_windows(
+                [np.zeros(length, np.float32)], Plan((WindowSpan(0, 100, True),)), frozenset()
+            )
+        )
 
 
 def test_a_plan_without_speech_has_no_groups() -> None:
     plan = plan_of(from_array(np.zeros(RATE * 3)), EnergyDetector(), WindowOptions())
     assert plan.groups == () and plan.sample_count == 3 * RATE
     with pytest.raises(ValueError, match="gap"):
-        Plan(((0, 10, True), (11, 12, True)))
+        Plan((WindowSpan(0, 10, True), WindowSpan(11, 12, True)))
 
 
 def test_a_plan_tells_how_far_a_group_reaches() -> None:
-    spans = tuple((i * RATE, (i + 1) * RATE, i not in (0, 9)) for i in range(20))
+    spans = tuple(
+        WindowSpan(i * RATE, (i + 1) * RATE, i not in (0, 9), ((i * RATE, i * RATE + 9),) * (i % 3))
+        for i in range(20)
+    )
     plan = Plan(spans, (Notice("code", "text"),))
     assert [len(group) for group in plan.groups] == [8, 8, 2]
     assert [plan.until_s(k) for k in range(3)] == [10, 18, 20]
     assert Plan.from_dict(json.loads(json.dumps(plan.to_dict()))) == plan
+
+
+def test_a_plan_of_an_earlier_version_knows_no_voice() -> None:
+    plan = Plan.from_dict({"spans": [[0, 5, False], [5, 9, True]], "warnings": []})
+    assert plan.spans == (WindowSpan(0, 5, False), WindowSpan(5, 9, True))

@@ -1,0 +1,183 @@
+"""Published Whisper weights on human voices: exactness, lost words, times, languages.
+
+Needs `scripts/setup real`, which fetches the models, and recordings of people, which do not ship with the
+repository: FORESCRIBE_VOICES names their folder (FLAC files with their text beside them).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import jiwer
+import numpy as np
+import pytest
+import torch
+from transformers import WhisperForConditionalGeneration
+
+from forescribe.asr.audio.reading import read_audio
+from forescribe.asr.decode.transcriber import Options, Outcome, Transcriber
+from forescribe.asr.model.ctranslate2 import converted
+from forescribe.speculative.requests import Result
+from tests.asr.decode.test_rests import answers, with_tokens
+from tests.real import model, normal, voice
+
+pytestmark = pytest.mark.weights
+
+BASE, TINY = "whisper-base", "whisper-tiny.en"
+ENGLISH = Options(language="en", keep_encoder_states=True)
+READ = ("lj-1", "jfk", "librispeech-1089")
+
+
+@pytest.fixture(scope="module")
+def base() -> Transcriber:
+    return Transcriber.load(
+        str(model(BASE)), str(model(TINY)), batch=8, device="cpu", dtype="float32"
+    )
+
+
+@pytest.fixture(scope="module")
+def read(base) -> dict[str, Outcome]:
+    """The English readers by the default options, words timed."""
+    options = Options(language="en", words=True, keep_encoder_states=True)
+    paths = {str(voice(name)): name for name in READ}
+    return {paths[str(o.source)]: o for o in base.transcribe(list(paths), options)}
+
+
+def errors(outcomes: dict[str, Outcome]) -> jiwer.WordOutput:
+    references = [normal(voice(name).with_suffix(".txt").read_text()) for name in outcomes]
+    return jiwer.process_words(references, [normal(o.transcript.text) for o in outcomes.values()])
+
+
+def test_no_word_of_a_reader_is_lost(read) -> None:
+    """faster-whisper's sequential mode: 1 word deleted. Before windows went on behind their last word: 10."""
+    found = errors(read)
+    total = found.hits + found.substitutions + found.deletions
+    assert total == 356
+    assert found.deletions <= 1
+    assert (found.substitutions + found.deletions + found.insertions) / total <= 0.035
+    assert any(d.continued for o in read.values() for d in o.decoded)
+    for outcome in read.values():
+        coverage = outcome.transcript.coverage
+        assert coverage.failed_samples == coverage.wordless_samples == 0
+        assert outcome.transcript.warnings == ()
+
+
+def test_text_without_a_closing_timestamp_goes_on_behind_its_last_word(base, read, monkeypatch):
+    """As an answer ends that has filled its positions: its first segments, and no timestamp behind them."""
+    special = base.whisper.tokens
+
+    def unclosed(result: Result) -> Result:
+        stamps = [i for i, t in enumerate(result.tokens) if t >= special.timestamp_begin]
+        if len(stamps) < 5:
+            return result
+        return with_tokens(result, (*result.tokens[: stamps[3]], special.end))
+
+    answers(monkeypatch, unclosed)
+    (outcome,) = base.transcribe([str(voice("lj-1"))], ENGLISH)
+    assert sum(d.continued for d in outcome.decoded) >= 5
+    assert errors({"lj-1": outcome}).deletions <= 3 and errors({"lj-1": outcome}).insertions <= 3
+
+
+def test_words_are_in_order_inside_the_audio_and_joined_they_are_the_text(read) -> None:
+    for outcome in read.values():
+        made = outcome.transcript
+        timed = [word for segment in made.segments for word in segment.words]
+        assert "".join(word.text for word in timed).strip() == made.text
+        edges = [edge for word in timed for edge in (word.start_sample, word.end_sample)]
+        assert edges == sorted(edges) and 0 <= edges[0] and edges[-1] <= made.sample_count
+
+
+@pytest.mark.parametrize(
+    ("target", "draft", "gamma", "batch", "engine"),
+    [
+        (BASE, TINY, 5, 1, "auto"),
+        (BASE, TINY, 5, 8, "lean"),
+        (BASE, TINY, None, 8, "auto"),
+        (BASE, TINY, 5, 8, "modules"),
+        (BASE, None, 0, 1, "auto"),
+        (BASE, None, 5, 8, "auto"),
+        (TINY, None, 5, 8, "auto"),
+    ],
+)
+def test_tokens_equal_generate_on_human_voices(target, draft, gamma, batch, engine) -> None:
+    """Every window and every part of one, against transformers' plain greedy decoding of its samples; where
+    an answer ends early, `generate` goes on by itself, with a timestamp of 0 s."""
+    names = [None if name is None else str(model(name)) for name in (target, draft)]
+    speculative = Transcriber.load(
+        *names, gamma=gamma, batch=batch, engine=engine, device="cpu", dtype="float32"
+    )
+    for outcome in speculative.transcribe([str(voice(n)) for n in READ], ENGLISH):
+        samples, ends = read_audio(outcome.source), {d.index: d.end for d in outcome.decoded}
+        assert outcome.transcript is not None, outcome.error
+        for part in outcome.decoded:
+            assert part.result.request.temperature == 0
+            expected = generated(target, samples[part.start : ends[part.index]])
+            written, end = part.result.tokens[:-1], part.result.tokens[-1]
+            assert end == speculative.whisper.tokens.end
+            assert written == expected[: len(written)], (outcome.source, part.start)
+            assert expected[len(written) :][:1] in ((), expected[:1])
+
+
+@cache
+def reference(name: str) -> tuple[WhisperForConditionalGeneration, object]:
+    from transformers import WhisperFeatureExtractor
+
+    folder = converted(model(name))
+    loaded = WhisperForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
+    return loaded, WhisperFeatureExtractor.from_pretrained(folder)
+
+
+KNOWN: dict[tuple[str, bytes], tuple[int, ...]] = {}
+
+
+def generated(name: str, samples: np.ndarray) -> tuple[int, ...]:
+    key = (name, samples.tobytes())
+    if key not in KNOWN:
+        loaded, extractor = reference(name)
+        features = extractor(samples, sampling_rate=16_000, return_tensors="pt").input_features
+        named = {} if name.endswith(".en") else {"language": "en", "task": "transcribe"}
+        with torch.inference_mode():
+            rows = loaded.generate(
+                features, return_timestamps=True, num_beams=1, do_sample=False, **named
+            )
+        ids = rows[0].tolist()
+        begin = ids.index(loaded.generation_config.no_timestamps_token_id + 1)
+        end = loaded.generation_config.eos_token_id
+        KNOWN[key] = tuple(t for t in ids[begin:] if t != end)
+    return KNOWN[key]
+
+
+def test_each_clip_is_in_its_language(base) -> None:
+    found = {}
+    for name in ("french", "chinese", "english"):
+        (outcome,) = base.transcribe([str(voice(name))], Options(gamma=0))
+        found[name] = outcome.transcript.language
+    assert found == {"french": "fr", "chinese": "zh", "english": "en"}
+
+
+def test_an_english_draft_changes_no_token_of_another_language(base) -> None:
+    for name, language in (("french", "fr"), ("chinese", "zh")):
+        tokens = [
+            base_tokens
+            for gamma in (0, 5)
+            for (outcome,) in [
+                base.transcribe(
+                    [str(voice(name))],
+                    Options(language=language, gamma=gamma, keep_encoder_states=True),
+                )
+            ]
+            for base_tokens in [[d.result.tokens for d in outcome.decoded]]
+        ]
+        assert tokens[0] == tokens[1] and tokens[0][0]
+
+
+@pytest.mark.parametrize("vad", [True, False], ids=["vad", "no vad"])
+def test_noise_and_silence_have_no_words(base, tmp_path, vad) -> None:
+    import soundfile
+
+    rng = np.random.default_rng(0)
+    noise = (0.05 * rng.standard_normal(20 * 16_000)).astype(np.float32)
+    for name, samples in {"noise": noise, "silence": np.zeros_like(noise)}.items():
+        soundfile.write(tmp_path / f"{name}.wav", samples, 16_000, "FLOAT")
+        (outcome,) = base.transcribe([str(tmp_path / f"{name}.wav")], Options(vad=vad))
+        assert outcome.transcript.text == "", name

@@ -1,0 +1,223 @@
+"""No voiced second stays undecoded unnoticed: windows go on behind their last word, and voice without words
+is told."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+import jiwer
+import pytest
+import soundfile
+
+from forescribe.asr.audio.reading import read_audio
+from forescribe.asr.decode.isolation import Ended, IsolatedEngine
+from forescribe.asr.decode.recordings import window_rests
+from forescribe.asr.decode.recordings.window_rests import LEAST, MOST_PARTS
+from forescribe.asr.decode.transcriber import Options, Outcome, Transcriber
+from forescribe.asr.sessions.session import Session
+from forescribe.speculative.requests import Result
+from tests.asr.sessions.test_session import Ear, running
+
+MEMO = "samples/memo.flac"
+ENGLISH = Options(language="en")
+
+
+@pytest.fixture(scope="module")
+def demo() -> Transcriber:
+    return Transcriber.load("demo", batch=3, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def whole(demo) -> Outcome:
+    (outcome,) = demo.transcribe([MEMO], ENGLISH)
+    assert outcome.transcript.coverage.wordless_samples == 0
+    return outcome
+
+
+def cut_short(transcriber: Transcriber, tokens: tuple[int, ...]) -> int:
+    """How many tokens of an answer are left when it is closed behind its first segment; 0 for all."""
+    begin = transcriber.whisper.tokens.timestamp_begin
+    stamps = [i for i, token in enumerate(tokens) if token >= begin]
+    return stamps[1] + 1 if len(stamps) > 2 else 0
+
+
+def answers(
+    monkeypatch: pytest.MonkeyPatch, change: Callable[[Result], Result], only: int | None = None
+) -> None:
+    """Have the engine's answers changed; `only` the first ones."""
+    original, left = IsolatedEngine.ended, [only]
+
+    def changed(self: IsolatedEngine, results: Iterable[Result]) -> list[Ended]:
+        ended = original(self, results)
+        for i, each in enumerate(ended):
+            if isinstance(each, Result) and (left[0] is None or left[0] > 0):
+                ended[i] = change(each)
+                left[0] = None if left[0] is None else left[0] - 1
+        return ended
+
+    monkeypatch.setattr(IsolatedEngine, "ended", changed)
+
+
+def with_tokens(result: Result, tokens: tuple[int, ...]) -> Result:
+    count = len(tokens)
+    return replace(
+        result,
+        tokens=tokens,
+        logprobs=(*result.logprobs, *([-0.1] * count))[:count],
+        sources=(*result.sources, *result.sources[:1] * count)[:count],
+    )
+
+
+def closed_early(transcriber: Transcriber) -> Callable[[Result], Result]:
+    def change(result: Result) -> Result:
+        left = cut_short(transcriber, result.tokens)
+        if not left:
+            return result
+        # As Whisper does: the last timestamp twice, and the end.
+        kept = result.tokens[:left]
+        return with_tokens(result, (*kept, kept[-1], transcriber.whisper.tokens.end))
+
+    return change
+
+
+def words(text: str) -> list[str]:
+    return "".join(c for c in text.lower() if c.isalnum() or c == " ").split()
+
+
+@pytest.mark.parametrize("timed", [False, True], ids=["segments", "words"])
+def test_an_answer_that_is_closed_early_loses_no_words(demo, whole, monkeypatch, timed) -> None:
+    answers(monkeypatch, closed_early(demo))
+    options = replace(ENGLISH, words=timed, keep_encoder_states=True)
+    (outcome,) = demo.transcribe([MEMO], options)
+    made = outcome.transcript
+    assert sum(d.continued for d in outcome.decoded) >= 3
+    found = jiwer.process_words(" ".join(words(whole.transcript.text)), " ".join(words(made.text)))
+    # Without the words before it, the model may write one otherwise; none is left out or written twice.
+    assert found.deletions + found.insertions <= 1 and found.substitutions <= 3
+    assert made.coverage.sample_count == made.sample_count == whole.transcript.sample_count
+    assert made.coverage.failed_samples == made.coverage.wordless_samples == 0
+    assert [w.code for w in made.warnings] == []
+    starts = [s.start_sample for s in made.segments]
+    assert starts == sorted(starts)
+    if timed:
+        assert "".join(w.text for s in made.segments for w in s.words) == made.text
+        for part in outcome.decoded:
+            own = [s for s in made.segments if s.window_sample == part.start]
+            assert all(
+                part.start <= w.start_sample <= w.end_sample <= part.end
+                for s in own
+                for w in s.words
+            )
+
+
+def test_a_part_is_what_its_samples_are_alone(demo, monkeypatch) -> None:
+    answers(monkeypatch, closed_early(demo))
+    (outcome,) = demo.transcribe([MEMO], replace(ENGLISH, keep_encoder_states=True))
+    monkeypatch.undo()
+    samples = read_audio(MEMO)
+    ends = {d.index: d.end for d in outcome.decoded}  # of the last part: the window's own
+    parts = [d for d in outcome.decoded if d.start not in (0, *(e for e in ends.values()))]
+    assert len(parts) >= 3
+    plain = Transcriber(demo.whisper, batch=1, gamma=0)
+    alone = replace(ENGLISH, vad=False, keep_encoder_states=True)
+    for part in parts:
+        held = io.BytesIO()
+        soundfile.write(held, samples[part.start : ends[part.index]], 16_000, "FLOAT", format="WAV")
+        (found,) = plain.transcribe([held.getvalue()], alone)
+        expected = found.decoded[0].result.tokens
+        left = cut_short(demo, expected) or len(expected)
+        assert part.result.tokens[:left] == expected[:left]
+
+
+def test_a_session_goes_on_as_a_call_does(demo, monkeypatch) -> None:
+    answers(monkeypatch, closed_early(demo))
+    (called,) = demo.transcribe([MEMO], ENGLISH)
+    with running(Session(demo, readers=1)) as session:
+        listener = Ear()
+        session.submit(MEMO, ENGLISH, listener)
+        outcome = listener.outcome()
+    assert outcome.transcript.text == called.transcript.text
+    assert outcome.transcript.coverage == called.transcript.coverage
+    assert "".join(part.text for part in listener.parts).strip() == called.transcript.text
+    assert any(d.continued for d in outcome.decoded)
+
+
+def test_without_timestamps_windows_go_on_behind_the_last_word(demo, whole, monkeypatch) -> None:
+    def half(result: Result) -> Result:
+        text = [t for t in result.tokens if t < demo.whisper.tokens.end]
+        return with_tokens(result, (*text[: len(text) // 2], demo.whisper.tokens.end))
+
+    answers(monkeypatch, half, only=2)
+    (outcome,) = demo.transcribe([MEMO], replace(ENGLISH, timestamps=False))
+    made = outcome.transcript
+    assert len(made.text) > 0.95 * len(whole.transcript.text)
+    assert made.coverage.failed_samples == 0
+
+
+def test_a_voice_without_words_is_told(demo, whole, monkeypatch) -> None:
+    end = demo.whisper.tokens.end
+    answers(monkeypatch, lambda result: with_tokens(result, (end,)), only=1)
+    (outcome,) = demo.transcribe([MEMO], replace(ENGLISH, keep_encoder_states=True))
+    made = outcome.transcript
+    (silent,) = [d for d in outcome.decoded if d.result.tokens == (end,)]
+    assert not silent.continued and silent.reach == silent.start
+    (lost,) = [span for span in made.coverage.spans if span.state == "failed"]
+    assert (lost.start_sample, lost.end_sample) == (silent.start, silent.end)
+    assert made.coverage.wordless_samples > 0.5 * silent.length
+    (notice,) = [w for w in made.warnings if w.code == "voice_without_words"]
+    assert f"{made.coverage.wordless_samples / 16_000:.1f} s" in notice.message
+    assert 0.2 < len(made.text) / len(whole.transcript.text) < 0.8
+
+
+def test_an_answer_that_hardly_advances_ends(demo, monkeypatch) -> None:
+    """Each part would go on 0.02 s later; the voice that is left is told."""
+    special = demo.whisper.tokens
+    text = next(t for t in demo.whisper.tokenizer.encode(" the", add_special_tokens=False))
+    begin = special.timestamp_begin
+    stuck = (begin, text, begin + 1, begin + 1, special.end)
+    answers(monkeypatch, lambda result: with_tokens(result, stuck))
+    (outcome,) = demo.transcribe([MEMO], replace(ENGLISH, keep_encoder_states=True))
+    made = outcome.transcript
+    parts = [d for d in outcome.decoded if d.index == outcome.decoded[0].index]
+    assert len(parts) == MOST_PARTS + 1
+    assert made.coverage.failed_samples > 0.5 * made.sample_count
+    assert "voice_without_words" in [w.code for w in made.warnings]
+
+
+def test_sequential_decoding_tells_what_it_leaves_out(demo, monkeypatch) -> None:
+    end = demo.whisper.tokens.end
+    answers(monkeypatch, lambda result: with_tokens(result, (end,)), only=1)
+    options = replace(ENGLISH, long_form="sequential")
+    (outcome,) = demo.transcribe([MEMO], options)
+    made = outcome.transcript
+    assert made.coverage.spans[0].state == "failed"
+    assert made.coverage.wordless_samples > 10 * 16_000
+    assert "voice_without_words" in [w.code for w in made.warnings]
+
+
+def test_voice_between_segments_is_counted() -> None:
+    voiced = ((0, 4 * LEAST), (5 * LEAST, 5 * LEAST + LEAST // 2), (6 * LEAST, 9 * LEAST))
+    decoded = _decoded(0, 10 * LEAST)
+    found = window_rests.accounted(
+        decoded, voiced, [_segment(LEAST, 6 * LEAST), _segment(8 * LEAST, 9 * LEAST)]
+    )
+    assert found.wordless == ((0, LEAST), (6 * LEAST, 8 * LEAST)) and found.reach is None
+    found = window_rests.accounted(decoded, voiced, [_segment(0, 6 * LEAST)])
+    assert found.wordless == ((6 * LEAST, 9 * LEAST),) and found.reach == 6 * LEAST
+    assert window_rests.accounted(replace(decoded, state="silent"), voiced, []).reach is None
+
+
+def _decoded(start: int, end: int):
+    from forescribe.asr.decode.outcome import Decoded
+    from forescribe.speculative.requests import Finish, Request
+
+    result = Result(Request((1,)), (), (), (), Finish.STOP, 0, 0, 0)
+    return Decoded(0, start, end, "en", result, ())
+
+
+def _segment(start: int, end: int):
+    from forescribe.asr.formats.transcript import Segment
+
+    return Segment(0, 0, 0, start, end, " text")

@@ -1,0 +1,36 @@
+"""Published models and human voices for the tests marked `weights`; skips with the reason where they are not
+there."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from forescribe.asr.model.ctranslate2 import cache_folder
+
+MODELS = cache_folder() / "real"
+VOICES = Path(os.environ.get("FORESCRIBE_VOICES", "../shared/real/voices"))
+
+
+def model(name: str) -> Path:
+    """The folder of a published model."""
+    if not (MODELS / name).is_dir():
+        pytest.skip(f"{name} is not in {MODELS}: run scripts/setup real")
+    return MODELS / name
+
+
+def voice(name: str) -> Path:
+    """A recording of a person."""
+    path = VOICES / f"{name}.flac"
+    if not path.is_file():
+        pytest.skip(f"{path.name} is not in FORESCRIBE_VOICES ({VOICES})")
+    return path
+
+
+def normal(text: str) -> str:
+    """English text as word errors are counted (openai/whisper's normaliser)."""
+    from transformers.models.whisper.english_normalizer import EnglishTextNormalizer
+
+    return str(EnglishTextNormalizer({})(text))
