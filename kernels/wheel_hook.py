@@ -115,7 +115,7 @@ def complete(compiler: ModuleType, path: Path, runtime: Path) -> None:
 
 def usable(compiler: ModuleType, installing: ModuleType, path: Path, runtime: Path) -> bool:
     """Whether a library that `scripts/setup` compiled from these sources can be taken."""
-    if not path.exists() or installing.untrusted(path) or installing.damaged(path):
+    if not path.exists() or installing.untrusted(path, path.parents[2]) or installing.damaged(path):
         return False
     try:
         complete(compiler, path, runtime)

@@ -158,10 +158,12 @@ class Uploads:
     def _creating(self) -> Iterator[None]:
         """One creation at a time, in all processes: each counts the uploads of those before."""
         with disk_errors():
-            file = (self.folder / "creating").open("ab")
-        with file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            folder = os.open(self.folder, os.O_RDONLY)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX)
             yield
+        finally:
+            os.close(folder)
 
     def _open_of(self, client: str) -> OpenUploads:
         """Read from the files: a counter in memory would differ between processes. 20 us for each."""

@@ -17,7 +17,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from forescribe.asr.decode.transcriber import Transcriber
+from forescribe.asr.decode.transcriber import Options, Transcriber
 from forescribe.asr.errors import CapacityError, ModelError
 from forescribe.asr.model.loading import EncoderStates, Whisper, load
 from forescribe.asr.model.presets import Pair
@@ -488,6 +488,7 @@ def test_the_lean_engine_is_taken_unless_the_modules_are_asked_for(target) -> No
     assert load(Pair(target), CPU).engine == ("native" if native else "lean")
     for engine in ("native", "lean", "modules") if native else ("lean", "modules"):
         transcriber = Transcriber.load(str(target), gamma=0, device="cpu", engine=engine)
+        assert transcriber.settings(Options())["engine"] == engine
         assert transcriber.context.engine.target.engine == engine
     with pytest.raises(LoadError, match="no engine 'fast'; known: auto, native, lean, modules"):
         Transcriber.load(str(target), engine="fast")
