@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from forescribe.asr.formats.units import seconds
+from forescribe.asr.formats import units
 
 if TYPE_CHECKING:
     from forescribe.asr.decode.outcome import Outcome
@@ -122,7 +122,7 @@ class Metrics:
         self._audio_s.inc(transcript.duration)
         if outcome.wall_s > 0:
             self._speed.observe(transcript.duration / outcome.wall_s)
-        self._wordless_s.inc(seconds(transcript.coverage.wordless_samples or 0))
+        self._wordless_s.inc(units.seconds(transcript.coverage.wordless_samples or 0))
         for span in transcript.coverage.spans:
             self._windows.labels(span.state).inc()
         self._fallbacks.inc(sum(d.tried > 0 for d in outcome.decoded))

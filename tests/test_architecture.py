@@ -97,11 +97,6 @@ def test_a_cycle_would_be_seen(module_map: ModuleType) -> None:
     assert module_map.cycles(edges) == [["a", "b", "c"]]
 
 
-def test_folders_hold_one_subject(module_map: ModuleType) -> None:
-    counts = Counter(p.parent for part in ALLOWED for p in module_map.sources(part))
-    assert not {str(f.relative_to(ROOT)): n for f, n in counts.items() if n > FOLDER_FILES + 1}
-
-
 def test_programs_import_one_way_too(module_map: ModuleType) -> None:
     """Benchmarks may read what training made; nothing in the package knows either."""
     for path in module_map.sources("training"):

@@ -138,8 +138,9 @@ def failed(done: Sequence[Decoded]) -> list[Notice]:
 
 
 def wordless(done: Iterable[Decoded]) -> list[Notice]:
-    """A warning for voice without words, in windows whose decoding did not fail."""
-    runs = [run for d in done if d.state != "failed" for run in d.wordless]
+    """A warning for voice without words in windows whose text counts; the others have warnings of their
+    own."""
+    runs = [run for d in done if d.state == "decoded" for run in d.wordless]
     if not runs:
         return []
     places = _listed([f"{seconds(a):.1f} to {seconds(b):.1f} s" for a, b in runs])
@@ -147,7 +148,8 @@ def wordless(done: Iterable[Decoded]) -> list[Notice]:
         f"{seconds(total(runs)):.1f} s sound like a voice and have no words: {places}; listen to them, name "
         "the language, or use a larger model"
     )
-    return [Notice("voice_without_words", text)]
+    starts = tuple(seconds(start) for start, _ in runs[:PLACES]) if len(runs) > 1 else ()
+    return [Notice("voice_without_words", text, len(runs), starts)]
 
 
 def untimed(done: Iterable[Decoded], faults: Mapping[int, BaseException]) -> list[Notice]:
@@ -207,8 +209,8 @@ def _places(windows: Sequence[Decoded]) -> str:
     places = _listed([f"{_span(d)} ({d.reason or d.doubt})" for d in windows])
     if len(windows) == 1:
         return places
-    total = seconds(sum(d.length for d in windows))
-    return f"{len(windows)} windows, {total:.1f} s in all: {places}"
+    length = seconds(sum(d.length for d in windows))
+    return f"{len(windows)} windows, {length:.1f} s in all: {places}"
 
 
 def _listed(texts: Sequence[str]) -> str:

@@ -25,13 +25,14 @@ from ..isolation import Ended, Fault
 from ..outcome import Decoded
 from .recording_state import RecordingState, WindowTag
 from .window_requests import BoundOptions, retry_of, window_request
-from .window_rests import MOST_PARTS, accounted, reached, worth_decoding
 from .window_results import (
     Attempt,
     Extent,
+    accounted,
     attempt_of,
     decoded_of,
     failed_window,
+    rest_of,
     segments_of,
     whole_window,
 )
@@ -158,14 +159,12 @@ class WindowDecoder:
     def _followed(self, tag: WindowTag, decoded: Decoded, states: EncoderStates) -> Decoded:
         """The decoded window with its segments and the voice that they leave out; what the answer leaves
         at its end is queued as the next part."""
-        whisper, window = self.context.whisper, tag.window
+        whisper = self.context.whisper
+        rest = rest_of(whisper, self.bound.options, tag, decoded, states)
+        if rest is not None:
+            decoded = replace(decoded, end=rest.start, continued=True)
+            self.rests.append((tag.recording, rest))
         segments = segments_of(whisper, decoded)
-        if window is not None and segments:
-            end = reached(whisper, self.bound.options, decoded, states)
-            if tag.start < end and window.part < MOST_PARTS and worth_decoding(tag.voiced, end):
-                decoded = replace(decoded, end=end, continued=True)
-                segments = segments_of(whisper, decoded)
-                self.rests.append((tag.recording, window.rest(end, tag.language)))
         tag.recording.segments[tag.start] = segments
         return accounted(decoded, tag.voiced, segments)
 

@@ -1,4 +1,5 @@
-"""Results: what the engine returned for a window becomes a `Decoded` and segments of text.
+"""Results: what the engine returned for a window becomes a `Decoded` and segments of text, and what it leaves
+of the window becomes the next part.
 
 Functions of records. Knows guards, timestamps and text; nothing of engines or word times.
 """
@@ -11,16 +12,30 @@ from dataclasses import dataclass, replace
 
 from forescribe.speculative.requests import Finish, Request, Result
 
-from ...formats.transcript import Segment, State, Word
-from ...model.loading import Whisper
+from ...formats.transcript import SAMPLE_RATE, Segment, State, Word
+from ...model.loading import EncoderStates, Whisper
+from ...segment.windows import Run, Window, total, within, without
 from ...words.segments import Stretch, compression_ratio, mean_logprob, stretches
+from ...words.timing import Utterance, token_times
 from .. import accounting
 from ..decoding_context import DecodingContext
 from ..guards import Guards, Judgement
+from ..options import Options
 from ..outcome import Decoded
 from .recording_state import RecordingState, WindowTag
 
 NOT_FINITE = "the model's numbers are not finite"
+
+LEAST = round(0.5 * SAMPLE_RATE)
+"""Samples of voice that are worth another pass of the encoder, and without words worth a warning: the edges
+of words reach over timestamps by less."""
+
+LONGEST = round(0.7 * SAMPLE_RATE)
+"""Samples that the last token may last. The attention gives it what follows where there is no end of text:
+2.1 s too much in whisper-base's first segment of a reader, 0.1 s at the ends of whole windows."""
+
+MOST_PARTS = 8
+"""Further parts of one window. Published models need one, rarely two (docs/development/log.md)."""
 
 Extent = Callable[[WindowTag, tuple[int, ...], State], tuple[int, tuple[int, ...]]]
 """The sample where a window ends and the tokens of its answer that count, by its tag, the tokens of
@@ -139,6 +154,55 @@ def texts_of(whisper: Whisper, decoded: Decoded) -> list[tuple[Stretch, str]]:
     parts = stretches(decoded.tokens, whisper.tokens, decoded.length)
     texts = [(part, text_of(whisper, part.tokens)) for part in parts]
     return [(part, text) for part, text in texts if text.strip()]
+
+
+def reached(whisper: Whisper, options: Options, decoded: Decoded, states: EncoderStates) -> int:
+    """The sample of the recording up to which an answer with text goes: its last timestamp or, where text
+    follows that, the end of the last word by the model's attention."""
+    parts = texts_of(whisper, decoded)
+    special = whisper.tokens
+    written = [token for token in decoded.tokens if token != special.end]
+    closed = special.stamp(written[-1]) is not None and parts[-1][0].start < parts[-1][0].end
+    if closed:
+        return decoded.start + parts[-1][0].end
+    if options.task == "translate":  # the attention does not follow the order of translated words
+        return decoded.end
+    tokens = tuple(token for part, _ in parts for token in part.tokens)
+    prompt = special.prompt(decoded.language, options.task, timestamps=False)
+    (times,) = token_times(whisper, [Utterance(states, prompt, tokens, decoded.length)])
+    begin, end = times.boundaries[-2:]
+    return decoded.start + min(end, begin + LONGEST)
+
+
+def rest_of(
+    whisper: Whisper, options: Options, tag: WindowTag, decoded: Decoded, states: EncoderStates
+) -> Window | None:
+    """What an answer leaves of its window, as the next part; None where no voice is left, or no part helps.
+
+    Whisper may close its answer before its window ends. With a pair of timestamps it says so: text continues
+    there, and its long-form algorithm starts the next window at that place (Radford et al. 2022, section
+    3.8). It also stops without saying so. So a window goes on behind its last word as long as a voice is
+    heard there. Runs the target once where the answer does not end with a timestamp.
+    """
+    window = tag.window
+    if window is None or window.part >= MOST_PARTS or not texts_of(whisper, decoded):
+        return None
+    end = reached(whisper, options, decoded, states)
+    left = total(within(window.voiced or (), end, window.end))
+    return window.rest(end, tag.language) if tag.start < end and left >= LEAST else None
+
+
+def accounted(
+    decoded: Decoded, voiced: Sequence[Run] | None, segments: Sequence[Segment]
+) -> Decoded:
+    """A window with the runs, `LEAST` samples or more each, in which a voice was heard and no segment lies;
+    and with its reach, where such a run follows its last segment."""
+    own = within(voiced or (), decoded.start, decoded.end)
+    left = without(own, ((s.start_sample, s.end_sample) for s in segments))
+    runs = tuple(run for run in left if total([run]) >= LEAST)
+    last = max((s.end_sample for s in segments), default=decoded.start)
+    open_end = decoded.state == "decoded" and bool(runs) and runs[-1][0] >= last
+    return replace(decoded, wordless=runs, reach=last if open_end else None)
 
 
 def segments_of(whisper: Whisper, decoded: Decoded) -> tuple[Segment, ...]:

@@ -40,6 +40,15 @@ def test_a_nan_is_never_kept_in_silence(name):
     assert Guards().judge(**{**GOOD, name: math.nan})[0] is RETRY
 
 
+def test_where_no_voice_was_heard_the_no_speech_probability_decides_alone():
+    """Measured with whisper-base: "you" for silence has a mean log-probability of -0.82, which is kept."""
+    likely = {**GOOD, "no_speech_prob": 0.9}
+    assert Guards().judge(**likely)[0] is KEEP
+    assert Guards().judge(**likely, heard=False)[0] is SILENCE
+    assert Guards().judge(**GOOD, heard=False)[0] is KEEP  # singing that the detector does not hear
+    assert Guards(no_speech=None).judge(**likely, heard=False)[0] is KEEP
+
+
 def test_a_guard_that_is_off_does_not_judge():
     bad = {"compression_ratio": 9.0, "mean_logprob": -9.0, "no_speech_prob": 0.0}
     assert Guards(compression_ratio=None, logprob=None).judge(**bad)[0] is KEEP
