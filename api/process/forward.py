@@ -3,7 +3,9 @@
     /v1/jobs, /v1/uploads     to worker 0, which has the jobs
     /metrics?worker=1         to that worker: each counts separately
 
-Bodies stream in both directions; the answering worker checks the key. Does not know the contents of requests.
+Bodies stream in both directions; the answering worker checks the key. It learns the client's address from a
+header, which counts only on the private socket, where no client can connect. Does not know the contents of
+requests.
 """
 
 from __future__ import annotations
@@ -20,6 +22,9 @@ from starlette.datastructures import URL
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..errors import ApiError
+
+CLIENT = b"x-forescribe-client"
+"""The header with the client's address."""
 
 JOBS = re.compile(r"/v1/(jobs|uploads|files|batches)(/|$)")
 METRICS = "/metrics"
@@ -62,6 +67,8 @@ class Forward:
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            scope = _with_client(scope)
         target = self.index if scope["type"] != "http" else self._target(scope)
         if target == self.index:
             await self.app(scope, receive, send)
@@ -79,6 +86,18 @@ class Forward:
             return self.index
         index = int(number[1])
         return index if index < self.count else None
+
+
+def _with_client(scope: Scope) -> Scope:
+    """The scope with the client that a forwarding worker names; the header of anybody else is removed."""
+    named = next((value for name, value in scope["headers"] if name == CLIENT), None)
+    if named is None:
+        return scope
+    client = scope.get("client")
+    if client is None:  # a Unix socket: it has no addresses
+        client = (named.decode("latin-1"), 0)
+    headers = [(name, value) for name, value in scope["headers"] if name != CLIENT]
+    return {**scope, "headers": headers, "client": client}
 
 
 async def _forward(client: httpx.AsyncClient, scope: Scope, receive: Receive, send: Send) -> None:
@@ -103,6 +122,8 @@ async def _forward(client: httpx.AsyncClient, scope: Scope, receive: Receive, se
             pass
 
     headers = [(name, value) for name, value in scope["headers"] if name not in HOP_BY_HOP]
+    if scope.get("client"):
+        headers.append((CLIENT, scope["client"][0].encode("latin-1", "replace")))
     url = URL(scope=scope).replace(scheme="http", netloc="worker")
     began = False
 
