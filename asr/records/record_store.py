@@ -215,13 +215,21 @@ class RecordStore:
         known = self._known.get(source)
         return known.generation if known else 0
 
-    def create(self, record: Record, *, seen: int = 0, version: str | None = None) -> bool:
+    def create(
+        self,
+        record: Record,
+        *,
+        seen: int = 0,
+        version: str | None = None,
+        worker: str | None = None,
+    ) -> bool:
         """Store the record of a recording, after its results. One request, if nobody else is there.
 
         Args:
             record: its `source` names the recording.
             seen: the generation of the record that was known when the work began: this one takes its place.
             version: of the recording, see `Record`.
+            worker: which of this process's fleet has transcribed it; None if it has none.
 
         Returns:
             False if somebody has recorded the recording since. A success takes the place of a failure;
@@ -232,7 +240,7 @@ class RecordStore:
             self.run.settings,
             self.run.number,
             seen + 1,
-            self.worker,
+            self.worker if worker is None else f"{self.worker}/{worker}",
             round(self.clock(), 3),
             secrets.token_hex(8),
         )

@@ -193,7 +193,7 @@ class _Run:
                 self.hook(replace(progress, stats=stats))
         for finished in report.finished:
             if self.dispatch.finished(worker, finished.path):
-                yield _outcome(finished)
+                yield replace(_outcome(finished), worker=str(worker))
         for path in report.returned:
             self.dispatch.returned(worker, path)
         if isinstance(report.error, UsageError):

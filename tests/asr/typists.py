@@ -40,6 +40,7 @@ class Outcome:
     wall_s: float = 0.5
     content: str | None = None
     entry: None = None
+    worker: str | None = None
 
     @property
     def name(self) -> str:

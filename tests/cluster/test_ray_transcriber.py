@@ -116,6 +116,7 @@ def test_every_recording_gets_an_outcome_and_the_fleet_is_closed() -> None:
     outcomes = list(transcriber(fleet, paths).transcribe(paths))
     assert sorted(outcome.name for outcome in outcomes) == paths
     assert all(outcome.transcript is not None and outcome.content for outcome in outcomes)
+    assert {outcome.worker for outcome in outcomes} == {"0", "1"}
     assert fleet.closed
     assert fleet.started == 2
 

@@ -68,7 +68,7 @@ class RecordedWriter:
         if error is None:
             others = self.outputs.other_outputs(source, mark, names)
             fields |= {"outputs": (*names, *others), "fingerprint": mark}
-        record, error = self._recorded(source, fields, error)
+        record, error = self._recorded(source, fields, error, outcome.worker)
         files = [self.outputs.location / name for name in names] if error is None else []
         return RecordingResult(record, transcript, error, tuple(files))
 
@@ -113,13 +113,18 @@ class RecordedWriter:
         return Record(path=source.path, source=key, attempt=attempt, **fields)
 
     def _recorded(
-        self, source: Source, fields: dict[str, Any], error: ForescribeError | None
+        self,
+        source: Source,
+        fields: dict[str, Any],
+        error: ForescribeError | None,
+        worker: str | None = None,
     ) -> tuple[Record, ForescribeError | None]:
         """Create the record; without one, the recording fails here and is done again by the next run."""
         record = self._record(source, fields)
         seen = self.outputs.known.get(record.source)
+        generation = seen.generation if seen else 0
         try:
-            self.records.create(record, seen=seen.generation if seen else 0, version=source.version)
+            self.records.create(record, seen=generation, version=source.version, worker=worker)
         except ForescribeError as refused:
             if error is None:
                 return self._record(source, result_fields(None, refused, 0.0)), refused

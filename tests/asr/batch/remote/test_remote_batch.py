@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,17 @@ def test_a_record_comes_after_its_files_and_once(calls, out) -> None:
         assert set(stored.record.outputs) <= set(files(out))
         assert list(map(str, result.files)) == [f"{out}/{name}" for name in stored.record.outputs]
     assert sorted(line["path"] for line in merged(out)) == [f"{calls}/{n:02}.wav" for n in range(3)]
+
+
+def test_the_status_counts_the_workers_of_a_fleet_and_not_the_process_that_writes(
+    calls, out
+) -> None:
+    class Fleet(CopyTypist):
+        def _typed(self, source):
+            return replace(super()._typed(source), worker=str(len(self.typed) % 2))
+
+    run([str(calls)], out, Fleet())
+    assert StatusReader(out).read().workers == 2
 
 
 def test_the_largest_goes_first(calls, out) -> None:
