@@ -61,10 +61,10 @@ class PartQueue:
             self._silent += 1
         first, decoded = self._next, list[Decoded]()
         while self._next in self._ended:
-            window = self._ended.pop(self._next)
-            if isinstance(window, Decoded):
-                decoded.append(window)
-            self._next = window.end
+            ended = self._ended.pop(self._next)
+            if isinstance(ended, Decoded):
+                decoded.append(ended)
+            self._next = ended.end
         if self._next == first:
             return None
         return Part(

@@ -113,7 +113,7 @@ def with_command(arguments: list[str]) -> list[str]:
     """The arguments with `transcribe` in front, unless they begin with a command or a global option.
     Raises UsageError for what looks like a command and is no file."""
     group = get_command(app)
-    commands = group.list_commands(None)  # type: ignore[attr-defined,arg-type]  # a group
+    commands = group.list_commands(None)  # type: ignore[attr-defined]  # a group
     if not arguments or arguments[0] in {*commands, "-h", "--help", "--version"}:
         return arguments
     meant = get_close_matches(arguments[0].lower(), commands, n=1, cutoff=0.7)

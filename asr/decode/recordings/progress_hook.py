@@ -63,7 +63,8 @@ class ProgressReporter:
     def _next_in_order(self, recording: RecordingState) -> Iterator[Segment]:
         """Segments that were not reported yet, without words, up to the first window or part that has not
         ended."""
-        ended = {each.start: each.end for each in (*recording.decoded, *recording.silent)}
+        ended = {decoded.start: decoded.end for decoded in recording.decoded}
+        ended |= {window.start: window.end for window in recording.silent}
         at = self._reported.get(recording, 0)
         while at in ended:
             yield from recording.segments.get(at, ())

@@ -74,17 +74,18 @@ def attempt_of(whisper: Whisper, guards: Guards | None, result: Result, *, heard
     finite are rejected."""
     mean = mean_logprob(result.logprobs)
     if guards is None:
-        finite = math.isfinite(mean)
-        judgement = (Judgement.KEEP, None) if finite else (Judgement.RETRY, NOT_FINITE)
-        return Attempt(result, *judgement, (finite, mean))
+        if math.isfinite(mean):
+            return Attempt(result, Judgement.KEEP, None, (True, mean))
+        return Attempt(result, Judgement.RETRY, NOT_FINITE, (False, mean))
     ratio = compression_ratio(text_of(whisper, result.tokens))
-    judgement = guards.judge(
+    judgement, reason = guards.judge(
         compression_ratio=ratio,
         mean_logprob=mean,
         no_speech_prob=result.probe[0],
         heard=heard,
     )
-    return Attempt(result, *judgement, guards.rank(compression_ratio=ratio, mean_logprob=mean))
+    rank = guards.rank(compression_ratio=ratio, mean_logprob=mean)
+    return Attempt(result, judgement, reason, rank)
 
 
 def decoded_of(
