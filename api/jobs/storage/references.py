@@ -72,7 +72,7 @@ class References:
 
     def stored_bytes(self, tx: Tx, owner: str | None = None) -> int:
         """Bytes of the blobs that count for an owner, each once; or for all owners together."""
-        counted = REFERENCES.c.tenant.is_not(None)
+        counted: sa.ColumnElement[bool] = REFERENCES.c.tenant.is_not(None)
         if owner is not None:
             counted = REFERENCES.c.tenant == owner
         columns = (REFERENCES.c.tenant, REFERENCES.c.blob)
