@@ -224,10 +224,12 @@ class FakeFiles(JobFiles):
         with self.audio(job) as path:
             return Script.of(path.read_bytes())
 
-    def refer(self, job: str, run: int, role: str, name: str, *content: Any, **named: Any) -> str:
+    def refer(
+        self, job: str, run: int, role: str, name: str, data: Any = None, size: int | None = None
+    ) -> str:
         if role in ("spoken", "result"):
             Seams.trap("assembling" if role == "spoken" else "result")
-        return super().refer(job, run, role, name, *content, **named)
+        return super().refer(job, run, role, name, data, size)
 
 
 class FakeTranscription(TranscriptionSteps):

@@ -65,7 +65,7 @@ class MemoryEngine:
             return frozenset(self._running)
 
     def broken(self, tx: Connection, ids: Select[tuple[str]]) -> list[str]:
-        asked = [str(id) for (id,) in tx.execute(ids)]
+        asked: list[str] = [row[0] for row in tx.execute(ids)]
         with self._lock:
             return [id for id in asked if id not in self._work]
 

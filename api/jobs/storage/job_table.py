@@ -76,7 +76,7 @@ class JobTable:
         query = sa.select(sa.func.min(JOBS.c.created_at)).where(JOBS.c.state.in_(UNFINISHED))
         with self._database.engine.connect() as tx:
             created_at: float | None = tx.execute(query).scalar_one()
-            return created_at
+        return created_at
 
     def backlog(self, owner: str | None = None) -> tuple[int, float]:
         """The number of unfinished jobs, and their remaining seconds of audio."""
