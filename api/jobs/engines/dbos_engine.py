@@ -154,7 +154,7 @@ class DbosEngine:
         with _lock:
             return frozenset(_running)
 
-    def broken(self, tx: sa.Connection, ids: sa.Select[tuple[str]]) -> list[str]:
+    def broken(self, tx: sa.Connection, ids: sa.Select[str]) -> list[str]:
         """DBOS would list them all, so this reads DBOS's tables, as `adopt` does."""
         asked, work = ids.subquery(), self._work
         known = work.c.workflow_uuid == asked.c.id

@@ -64,8 +64,8 @@ class MemoryEngine:
         with self._lock:
             return frozenset(self._running)
 
-    def broken(self, tx: Connection, ids: Select[tuple[str]]) -> list[str]:
-        asked: list[str] = [row[0] for row in tx.execute(ids)]
+    def broken(self, tx: Connection, ids: Select[str]) -> list[str]:
+        asked = list(tx.execute(ids).scalars())
         with self._lock:
             return [id for id in asked if id not in self._work]
 

@@ -65,7 +65,7 @@ class JobEngine(Protocol):
     def running(self) -> frozenset[str]:
         """The ids of the work that this process is doing."""
 
-    def broken(self, tx: Connection, ids: Select[tuple[str]]) -> list[str]:
+    def broken(self, tx: Connection, ids: Select[str]) -> list[str]:
         """Those of the ids, which a query in the engine's database gives, that are unknown or have ended.
         One statement, however many ids there are."""
 

@@ -66,7 +66,7 @@ class JobTable:
             jobs = [_job(row) for row in tx.execute(query)]
         return jobs[:limit], len(jobs) > limit
 
-    def unfinished_runs(self) -> sa.Select[tuple[str]]:
+    def unfinished_runs(self) -> sa.Select[str]:
         """The query of the work ids (`records.run_item`) of queued and running jobs of all owners."""
         id = JOBS.c.id + item_prefix("") + sa.cast(JOBS.c.run, sa.String)
         return sa.select(id.label("id")).where(JOBS.c.state.in_(UNFINISHED))
