@@ -106,7 +106,7 @@ def folder_or_hub_id(name: str, role: Role, presets: Iterable[str]) -> str | Pat
     if os.path.exists(folder):  # before it is taken for a hub id
         raise HubError(
             f"--{role} {name} is a file: give the folder with config.json and model.safetensors that "
-            "transformers saves; openai's .pt and whisper.cpp's .bin are other formats"
+            f"transformers saves; {_format(folder)} cannot be read"
         )
     if "/" not in name:
         raise HubError(
@@ -114,6 +114,18 @@ def folder_or_hub_id(name: str, role: Role, presets: Iterable[str]) -> str | Pat
             f"nor a preset: {', '.join(presets)}"
         )
     return name
+
+
+FORMATS = {
+    ".pt": "openai-whisper's pickled weights",
+    ".bin": "weights of whisper.cpp or of PyTorch without their folder",
+    ".gguf": "the GGUF format of llama.cpp",
+}
+
+
+def _format(file: Path) -> str:
+    """What a file is by its name, for messages."""
+    return FORMATS.get(file.suffix.lower(), "a single file")
 
 
 def _is_hub_id(name: str) -> bool:

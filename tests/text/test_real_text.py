@@ -14,7 +14,15 @@ pytestmark = pytest.mark.weights
 NAME = "smollm2-135m"
 NEW = 24
 
-SUBJECTS = ("a lighthouse", "the price of bread", "a lost umbrella", "copper wire", "the moon", "bees", "ink")
+SUBJECTS = (
+    "a lighthouse",
+    "the price of bread",
+    "a lost umbrella",
+    "copper wire",
+    "the moon",
+    "bees",
+    "ink",
+)
 FORMS = (
     "Write one sentence about {}.",
     'Give a JSON object with the keys "name" and "use" for {}.',
@@ -39,7 +47,8 @@ def expected() -> dict[str, tuple[int, ...]]:
 
 
 @pytest.mark.parametrize(
-    ("batch", "gamma", "engine"), [(1, 5, "auto"), (8, 5, "auto"), (8, None, "auto"), (8, 4, "lean")]
+    ("batch", "gamma", "engine"),
+    [(1, 5, "auto"), (8, 5, "auto"), (8, None, "auto"), (8, 4, "lean")],
 )
 def test_drafts_change_no_token_over_28_prompts(expected, batch, gamma, engine) -> None:
     generator = TextGenerator.load(

@@ -1,0 +1,216 @@
+"""CTranslate2 folders: the same numbers under other names, and nothing of a damaged file."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import WhisperForConditionalGeneration
+
+from forescribe.asr.errors import ModelError
+from forescribe.asr.model import ctranslate2
+from forescribe.asr.model.ctranslate2 import converted, read_variables, usable
+from forescribe.asr.model.published import locate
+from tests.asr.model import folders
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setenv("FORESCRIBE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "converted"
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory) -> Path:
+    return folders.write(tmp_path_factory.mktemp("original") / "whisper")
+
+
+@pytest.fixture
+def folder(original, tmp_path, monkeypatch) -> Path:
+    """The original as a CTranslate2 folder."""
+    monkeypatch.setattr(ctranslate2, "HEAD", 8)  # two heads of the tiny model's 16
+    out = tmp_path / "faster-whisper"
+    write(original, out)
+    return out
+
+
+def write(original: Path, out: Path, kind: str = "<f2") -> None:
+    out.mkdir()
+    model = WhisperForConditionalGeneration.from_pretrained(original, dtype=torch.float32)
+    variables = variables_of({n: t.numpy() for n, t in model.state_dict().items()})
+    pack(out / "model.bin", {name: values.astype(kind) for name, values in variables.items()})
+    generation = json.loads((original / "generation_config.json").read_text())
+    config = {
+        "alignment_heads": [[0, 0]],
+        "suppress_ids": generation.get("suppress_tokens") or [],
+        "suppress_ids_begin": generation.get("begin_suppress_tokens") or [],
+    }
+    (out / "config.json").write_text(json.dumps(config))
+    shutil.copy(original / "tokenizer.json", out)
+
+
+def variables_of(state: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Variables as CTranslate2's converter writes them: projections that read the same are joined."""
+    found: dict[str, np.ndarray] = {}
+
+    def norm(here: str, there: str) -> None:
+        found[f"{there}/gamma"], found[f"{there}/beta"] = (
+            state[f"{here}.weight"],
+            state[f"{here}.bias"],
+        )
+
+    def linear(there: str, *here: str) -> None:
+        found[f"{there}/weight"] = np.concatenate([state[f"{name}.weight"] for name in here])
+        zeros = [np.zeros(len(state[f"{name}.weight"]), np.float32) for name in here]
+        biases = [state.get(f"{n}.bias", zero) for n, zero in zip(here, zeros, strict=True)]
+        found[f"{there}/bias"] = np.concatenate(biases)
+
+    for side in ("encoder", "decoder"):
+        layers = len({n.split(".")[3] for n in state if n.startswith(f"model.{side}.layers.")})
+        found[f"{side}/position_encodings/encodings"] = state[
+            f"model.{side}.embed_positions.weight"
+        ]
+        norm(f"model.{side}.layer_norm", f"{side}/layer_norm")
+        for i in range(layers):
+            here, there = f"model.{side}.layers.{i}", f"{side}/layer_{i}"
+            norm(f"{here}.self_attn_layer_norm", f"{there}/self_attention/layer_norm")
+            own = [f"{here}.self_attn.{p}_proj" for p in "qkv"]
+            linear(f"{there}/self_attention/linear_0", *own)
+            linear(f"{there}/self_attention/linear_1", f"{here}.self_attn.out_proj")
+            if side == "decoder":
+                norm(f"{here}.encoder_attn_layer_norm", f"{there}/attention/layer_norm")
+                linear(f"{there}/attention/linear_0", f"{here}.encoder_attn.q_proj")
+                both = [f"{here}.encoder_attn.{p}_proj" for p in "kv"]
+                linear(f"{there}/attention/linear_1", *both)
+                linear(f"{there}/attention/linear_2", f"{here}.encoder_attn.out_proj")
+            norm(f"{here}.final_layer_norm", f"{there}/ffn/layer_norm")
+            linear(f"{there}/ffn/linear_0", f"{here}.fc1")
+            linear(f"{there}/ffn/linear_1", f"{here}.fc2")
+    for conv in ("conv1", "conv2"):
+        for part in ("weight", "bias"):
+            found[f"encoder/{conv}/{part}"] = state[f"model.encoder.{conv}.{part}"]
+    found["decoder/embeddings/weight"] = state["model.decoder.embed_tokens.weight"]
+    return found
+
+
+def pack(
+    path: Path, variables: dict[str, np.ndarray], version: int = 6, spec: str = "WhisperSpec"
+) -> None:
+    def text(value: str) -> bytes:
+        return struct.pack("<H", len(value) + 1) + value.encode() + b"\0"
+
+    numbers = {kind: number for number, kind in ctranslate2.KINDS.items()}
+    parts = [struct.pack("<I", version), text(spec), struct.pack("<I", 3)]
+    parts.append(struct.pack("<I", len(variables)))
+    for name, values in variables.items():
+        parts += [text(name), struct.pack("<B", values.ndim)]
+        parts += [struct.pack("<I", size) for size in values.shape]
+        kind = numbers[values.dtype.newbyteorder("<").str.replace("|", "")]
+        parts += [struct.pack("<BI", kind, values.nbytes), values.tobytes()]
+    alias = "decoder/projection/weight"
+    parts += [struct.pack("<I", 1), text(alias), text("decoder/embeddings/weight")]
+    path.write_bytes(b"".join(parts))
+
+
+@pytest.mark.parametrize("kind", ["<f2", "<f4"])
+def test_a_conversion_holds_the_numbers_of_the_original(
+    original, tmp_path, monkeypatch, kind
+) -> None:
+    monkeypatch.setattr(ctranslate2, "HEAD", 8)
+    write(original, tmp_path / "made", kind)
+    ours = WhisperForConditionalGeneration.from_pretrained(
+        usable(tmp_path / "made"), dtype=torch.float32
+    )
+    theirs = WhisperForConditionalGeneration.from_pretrained(original, dtype=torch.float32)
+    state = ours.state_dict()
+    for name, values in theirs.state_dict().items():
+        exact = values.half().float() if kind == "<f2" else values
+        assert torch.equal(state[name], exact), name
+    for name in ("d_model", "encoder_layers", "decoder_layers", "decoder_ffn_dim", "vocab_size"):
+        assert getattr(ours.config, name) == getattr(theirs.config, name)
+    assert ours.generation_config.alignment_heads == [[0, 0]]
+    assert ours.config.eos_token_id == theirs.config.eos_token_id
+
+
+def test_a_folder_is_converted_once_and_again_when_its_weights_change(folder, cache) -> None:
+    first = locate(folder)
+    stamp = (first / "model.safetensors").stat().st_mtime_ns
+    assert first.parent == cache and locate(folder) == first
+    assert (first / "model.safetensors").stat().st_mtime_ns == stamp
+    assert sorted(cache.iterdir()) == [first]  # no scratch folder is left
+    weights = folder / "model.bin"
+    weights.write_bytes(weights.read_bytes() + b"\0")
+    assert locate(folder) != first
+
+
+def test_a_hugging_face_folder_is_taken_as_it_is(original) -> None:
+    assert usable(original) == original
+    assert locate(original) == original
+
+
+def test_all_variables_are_read(folder) -> None:
+    found = read_variables(folder / "model.bin")
+    assert found["decoder/projection/weight"] is found["decoder/embeddings/weight"]
+    assert found["encoder/conv1/weight"].shape == (16, 80, 3)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.3, 0.99])
+def test_a_file_that_is_cut_off_is_refused(folder, cache, share) -> None:
+    weights = folder / "model.bin"
+    data = weights.read_bytes()
+    weights.write_bytes(data[: round(share * len(data))])
+    with pytest.raises(ModelError, match=r"model\.bin is damaged, not complete"):
+        converted(folder)
+    assert list(cache.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda path: pack(path, {}, version=5), "version 5"),
+        (lambda path: pack(path, {}, spec="TransformerSpec"), "TransformerSpec"),
+        (
+            lambda path: pack(path, {"encoder/conv1/weight": np.zeros((1, 1, 1), np.float32)}),
+            "KeyError",
+        ),
+        (
+            lambda path: path.write_bytes(
+                struct.pack("<IH", 6, 12) + b"WhisperSpec\0" + b"\xff" * 40
+            ),
+            "claims",
+        ),
+    ],
+)
+def test_what_is_not_whisper_is_refused_with_the_reason(folder, change, message) -> None:
+    change(folder / "model.bin")
+    with pytest.raises(ModelError, match=message):
+        converted(folder)
+
+
+def test_integers_are_refused_by_name(folder) -> None:
+    variables = {n: v.copy() for n, v in read_variables(folder / "model.bin").items()}
+    variables.pop("decoder/projection/weight")
+    variables["encoder/layer_0/ffn/linear_0/weight"] = variables[
+        "encoder/layer_0/ffn/linear_0/weight"
+    ].astype(np.int8)
+    pack(folder / "model.bin", variables)
+    with pytest.raises(ModelError, match=r"8-bit integers \(encoder/layer_0/ffn/linear_0/weight\)"):
+        converted(folder)
+
+
+def test_a_folder_without_its_tokenizer_says_so(folder) -> None:
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(ModelError, match="holds no tokenizer.json"):
+        locate(folder)
+
+
+def test_a_relative_cache_of_the_user_is_ignored(monkeypatch) -> None:
+    monkeypatch.delenv("FORESCRIBE_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    monkeypatch.setenv("HOME", "/home/somebody")
+    assert ctranslate2.cache_folder() == Path("/home/somebody/.cache/forescribe")
