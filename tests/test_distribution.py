@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-import tarfile
 import zipfile
 from pathlib import Path
 
@@ -45,8 +44,8 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def unpacked(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The unpacked source distribution."""
     folder = tmp_path_factory.mktemp("sdist")
-    with tarfile.open(build("sdist", tree, folder)) as archive:
-        archive.extractall(folder, filter="data")
+    # Not `tarfile`: 3.11.2, Debian 12's Python, lacks the filter that 3.12 warns without.
+    subprocess.run(["tar", "-xzf", build("sdist", tree, folder), "-C", folder], check=True)
     (source,) = (path for path in folder.iterdir() if path.is_dir())
     return source
 
