@@ -11,8 +11,9 @@ Knows connections, transactions and their faults; does not know what the rows me
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from types import MappingProxyType
 from typing import Any
 
 import sqlalchemy as sa
@@ -29,6 +30,20 @@ CHECKPOINT_TRIES = 100
 
 _AWAY = frozenset({"25006", "57P01", "57P02", "57P03", "53300"})
 """PostgreSQL's codes: read only, shutting down, crashed, starting, too many connections."""
+
+PROBES: Mapping[str, str] = MappingProxyType(
+    {
+        "connect_timeout": "10",
+        "keepalives": "1",
+        "keepalives_idle": "10",
+        "keepalives_interval": "5",
+        "keepalives_count": "3",
+        "tcp_user_timeout": "20000",
+    }
+)
+"""How soon a connection to PostgreSQL counts as lost, in seconds and the last in milliseconds: by libpq's
+defaults a statement would wait 15 minutes for a server that a partition hides, and a silent connection two
+hours. The query of the URL takes precedence."""
 
 _FULL = ("SQLITE_FULL", "53100")
 _UNWRITABLE = ("SQLITE_READONLY", "SQLITE_IOERR", "SQLITE_CANTOPEN")
@@ -168,7 +183,7 @@ def _address(url: str) -> sa.URL:
     with suppress(ValueError):
         address = sa.make_url(_with_driver(url))
         if "@" not in (address.host or ""):
-            return address
+            return _with_probes(address)
     raise UsageError(
         "the jobs' database cannot be opened: the server or the port in database_url cannot be read; write "
         "`@`, `:` and `/` in its password as %40, %3A and %2F"
@@ -179,6 +194,13 @@ def _with_driver(url: str) -> str:
     """Select the PostgreSQL driver that is installed; SQLAlchemy's default is another."""
     scheme, _, rest = url.partition("://")
     return f"postgresql+psycopg://{rest}" if scheme in ("postgres", "postgresql") else url
+
+
+def _with_probes(address: sa.URL) -> sa.URL:
+    """In the URL, so that every connection has them that DBOS opens by it."""
+    if address.get_backend_name() != "postgresql":
+        return address
+    return address.set(query={**PROBES, **address.query})
 
 
 def _configure_sqlite(connection: Any, record: object) -> None:
