@@ -168,19 +168,6 @@ def within(runs: Iterable[Run], start: int, end: int) -> tuple[Run, ...]:
     return tuple((a, b) for a, b in clipped if a < b)
 
 
-def without(runs: Iterable[Run], taken: Iterable[Run]) -> tuple[Run, ...]:
-    """The parts of runs that lie outside `taken`; both are in order."""
-    left = list(runs)
-    for start, end in taken:
-        left = [
-            part
-            for a, b in left
-            for part in ((a, min(b, start)), (max(a, end), b))
-            if part[0] < part[1]
-        ]
-    return tuple(left)
-
-
 def total(runs: Iterable[Run]) -> int:
     """Samples in runs."""
     return sum(end - start for start, end in runs)

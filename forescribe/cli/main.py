@@ -117,7 +117,7 @@ def with_command(arguments: list[str]) -> list[str]:
     if not arguments or arguments[0] in {*commands, "-h", "--help", "--version"}:
         return arguments
     meant = get_close_matches(arguments[0].lower(), commands, n=1, cutoff=0.7)
-    if meant and not os.path.lexists(arguments[0]):
+    if meant and os.sep not in arguments[0] and not os.path.lexists(arguments[0]):
         raise UsageError(
             f"{arguments[0]!r} is neither a command nor a file: did you mean {meant[0]!r}?"
         )

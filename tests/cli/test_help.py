@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Iterator
 from dataclasses import FrozenInstanceError
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +20,8 @@ from forescribe.cli.options.gamma import parse_gamma
 from forescribe.cli.options.option_records import SECTIONS, SERVICE, TRAINING
 from forescribe.cli.options.transcribe_options import TranscribeOptions
 from tests.asr.model import folders
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def every_command(command: Any = None, name: str = "") -> Iterator[tuple[str, Any]]:
@@ -129,8 +132,9 @@ def test_few_functions_lie_between_the_command_and_the_transcriber(
     calls: list[list[str]] = []
 
     def transcribe(self, sources, options=None, hook=None, **more):
-        frames = [f for f in inspect.stack()[1:] if "/forescribe/" in f.filename]
-        ours = [f.function for f in frames if "site-packages" not in f.filename]
+        frames = [f for f in inspect.stack()[1:] if f.filename.startswith(f"{ROOT}/")]
+        inside = [f for f in frames if not {"tests", ".venv"} & {*Path(f.filename).parts}]
+        ours = [f.function for f in inside]
         calls.append(ours[: ours.index("transcribe") + 1])
         raise UsageError("far enough")
         yield  # a generator, as the real one: it runs when its first outcome is requested

@@ -155,7 +155,7 @@ def test_without_ray_the_message_says_what_to_install(monkeypatch: pytest.Monkey
         return real(name, *arguments, **more)
 
     monkeypatch.setattr(builtins, "__import__", missing)
-    with pytest.raises(UsageError, match=r"install forescribe\[cluster\]"), connected("auto"):
+    with pytest.raises(UsageError, match="run `scripts/setup cluster`"), connected("auto"):
         pass
 
 

@@ -112,7 +112,7 @@ def test_without_ray_the_command_says_what_to_install(tmp_path: Path, monkeypatc
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 2
-    assert "install forescribe[cluster]" in capsys.readouterr().err
+    assert "run `scripts/setup cluster`" in capsys.readouterr().err
 
 
 def test_a_dry_run_needs_no_cluster(tmp_path: Path, monkeypatch, capsys) -> None:

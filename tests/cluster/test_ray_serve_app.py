@@ -122,7 +122,7 @@ def test_a_broken_replica_is_unhealthy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_without_ray_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(UsageError, match=r"install forescribe\[cluster\]"):
+    with pytest.raises(UsageError, match="run `scripts/setup cluster`"):
         app(dict(OPEN))
 
 

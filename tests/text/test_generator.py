@@ -544,6 +544,8 @@ def test_a_family_that_would_write_other_tokens_is_refused_when_it_is_loaded(pai
             num_layers=2,
             num_heads=2,
             attention_types=[[["global", "local"], 1]],
+            bos_token_id=0,
+            eos_token_id=0,
         )
     )
     neo.save_pretrained(tmp_path / "neo")

@@ -14,7 +14,7 @@ from forescribe.speculative.requests import Finish, Request, Result
 
 from ...formats.transcript import SAMPLE_RATE, Segment, State, Word
 from ...model.loading import EncoderStates, Whisper
-from ...segment.windows import Run, Window, total, within, without
+from ...segment.windows import Run, Window, total, within
 from ...words.segments import Stretch, compression_ratio, mean_logprob, stretches
 from ...words.timing import Utterance, token_times
 from .. import accounting
@@ -196,14 +196,14 @@ def rest_of(
 def accounted(
     decoded: Decoded, voiced: Sequence[Run] | None, segments: Sequence[Segment]
 ) -> Decoded:
-    """A window with the runs, `LEAST` samples or more each, in which a voice was heard and no segment lies;
-    and with its reach, where such a run follows its last segment."""
-    own = within(voiced or (), decoded.start, decoded.end)
-    left = without(own, ((s.start_sample, s.end_sample) for s in segments))
-    runs = tuple(run for run in left if total([run]) >= LEAST)
+    """A window with the voice behind its last segment, if there are `LEAST` samples of it, and with its reach
+    there. Between segments nothing is counted: a model may place its timestamps wrongly, and the words of a
+    gap are those next to it then."""
     last = max((s.end_sample for s in segments), default=decoded.start)
-    open_end = decoded.state == "decoded" and bool(runs) and runs[-1][0] >= last
-    return replace(decoded, wordless=runs, reach=last if open_end else None)
+    runs = within(voiced or (), last, decoded.end)
+    if total(runs) < LEAST:
+        return decoded
+    return replace(decoded, wordless=runs, reach=last if decoded.state == "decoded" else None)
 
 
 def segments_of(whisper: Whisper, decoded: Decoded) -> tuple[Segment, ...]:

@@ -11,7 +11,6 @@ import torch
 
 import forescribe.asr.decode.encoding
 from forescribe.asr.decode.guards import Guards, Judgement
-from forescribe.asr.decode.recordings import window_results
 from forescribe.asr.decode.recordings.window_requests import seed_of
 from forescribe.asr.decode.transcriber import Options, Transcriber
 from forescribe.asr.errors import UsageError
@@ -20,6 +19,7 @@ from forescribe.asr.model.presets import Pair
 from forescribe.asr.segment.vad import EnergyDetector
 from forescribe.asr.words.segments import mean_logprob
 from forescribe.speculative import Guarantee, choose
+from tests.asr.decode.whole_windows import whole
 from tests.asr.model import folders
 
 RATE = 16000
@@ -48,7 +48,7 @@ def recording(tmp_path_factory):
 def no_parts():
     """Random models close their answers anywhere; what they leave is decoded in `test_rests`."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(window_results, "MOST_PARTS", 0)
+        whole(patch)
         yield
 
 
@@ -286,7 +286,7 @@ def test_silence_is_dropped_with_a_record(whisper, recording, plain, monkeypatch
         clean_up_tokenization_spaces=False,
     )
     assert repr(written.strip()) in message
-    assert "60.0 to 70.0 s" in message and "no speech (planted)" in message
+    assert "59.9 to 70.0 s" in message and "no speech (planted)" in message
 
 
 def test_a_window_of_nan_is_failed_not_kept(whisper, recording, monkeypatch):

@@ -32,6 +32,7 @@ from forescribe.asr.segment.vad import EnergyDetector
 from forescribe.asr.sessions.parts import Part
 from forescribe.asr.sessions.session import Session
 from forescribe.speculative.device import choose
+from tests.asr.decode.whole_windows import judged, whole
 from tests.asr.model import folders
 
 RATE = 16_000
@@ -135,6 +136,13 @@ def essence(outcome: Outcome) -> tuple:
     ]
     states = [(span.start_sample, span.end_sample, span.state) for span in made.coverage.spans]
     return made.text, spans, states, made.language, [n.code for n in made.warnings]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def whole_windows() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        whole(patch)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -312,9 +320,9 @@ def in_submitting(one, patch):
 
 
 def in_guards(one, patch):
-    real = window_decoder.judge
-    wrong = raises(lambda whisper, guards, result: result.request.tag.index == SECOND, real)
-    patch.setattr(window_decoder, "judge", wrong)
+    real = window_decoder.attempt_of
+    wrong = raises(lambda whisper, guards, result, **_: result.request.tag.index == SECOND, real)
+    patch.setattr(window_decoder, "attempt_of", wrong)
 
 
 def in_a_retry(one, patch):
@@ -457,7 +465,9 @@ def test_an_error_that_was_expected_keeps_its_words(
 # Sequential: a window that is lost is passed over, and its recording goes on behind it.
 
 
-@pytest.mark.parametrize("plant", ["window_request", "judge", "segments_of", "features", "submit"])
+@pytest.mark.parametrize(
+    "plant", ["window_request", "attempt_of", "segments_of", "features", "submit"]
+)
 def test_a_sequential_recording_goes_on_behind_a_lost_window(
     shared, clean, monkeypatch, plant
 ) -> None:
@@ -481,7 +491,7 @@ def test_a_sequential_recording_goes_on_behind_a_lost_window(
         real = getattr(window_decoder, plant)
         firsts = {
             "window_request": lambda context, bound, tag, *_: tag.end == 30 * RATE,
-            "judge": lambda whisper, guards, result: result.request.tag.end == 30 * RATE,
+            "attempt_of": lambda whisper, guards, result, **_: result.request.tag.end == 30 * RATE,
             "segments_of": lambda whisper, d: d.start == 0 and d.end > 10 * RATE,
         }
         monkeypatch.setattr(window_decoder, plant, raises(firsts[plant], real))
@@ -531,11 +541,12 @@ def test_a_tap_that_fails_harms_its_own_recording_only(shared, undisturbed, clea
 def test_a_call_that_is_left_releases_what_it_held(shared, clean, monkeypatch) -> None:
     """By `close`, and when its generator is no longer referenced."""
 
-    def harsh(whisper, guards, result):
-        again = result.request.tag.index == SECOND
-        return (Judgement.RETRY, "planted") if again else (Judgement.KEEP, None)
+    def harsh(whisper, guards, result, *, heard):
+        if result.request.tag.index == SECOND:
+            return judged(result, Judgement.RETRY, "planted")
+        return judged(result, Judgement.KEEP)
 
-    monkeypatch.setattr(window_decoder, "judge", harsh)
+    monkeypatch.setattr(window_decoder, "attempt_of", harsh)
     running = shared.transcribe([VICTIM, BEFORE, AFTER], GUARDED)
     next(running)
     assert not shared.engine.idle

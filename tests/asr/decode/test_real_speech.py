@@ -15,6 +15,7 @@ import torch
 from transformers import WhisperForConditionalGeneration
 
 from forescribe.asr.audio.reading import read_audio
+from forescribe.asr.decode.guards import Guards
 from forescribe.asr.decode.transcriber import Options, Outcome, Transcriber
 from forescribe.asr.model.ctranslate2 import converted
 from forescribe.speculative.requests import Result
@@ -177,7 +178,8 @@ def test_noise_and_silence_have_no_words(base, tmp_path, vad) -> None:
 
     rng = np.random.default_rng(0)
     noise = (0.05 * rng.standard_normal(20 * 16_000)).astype(np.float32)
+    options = Options(vad=vad, guards=Guards())
     for name, samples in {"noise": noise, "silence": np.zeros_like(noise)}.items():
         soundfile.write(tmp_path / f"{name}.wav", samples, 16_000, "FLOAT")
-        (outcome,) = base.transcribe([str(tmp_path / f"{name}.wav")], Options(vad=vad))
+        (outcome,) = base.transcribe([str(tmp_path / f"{name}.wav")], options)
         assert outcome.transcript.text == "", name

@@ -196,14 +196,17 @@ def test_sequential_decoding_tells_what_it_leaves_out(demo, monkeypatch) -> None
     assert "voice_without_words" in [w.code for w in made.warnings]
 
 
-def test_voice_between_segments_is_counted() -> None:
+def test_voice_behind_the_last_segment_is_counted() -> None:
     voiced = ((0, 4 * LEAST), (5 * LEAST, 5 * LEAST + LEAST // 2), (6 * LEAST, 9 * LEAST))
     decoded = _decoded(0, 10 * LEAST)
-    found = accounted(decoded, voiced, [_segment(LEAST, 6 * LEAST), _segment(8 * LEAST, 9 * LEAST)])
-    assert found.wordless == ((0, LEAST), (6 * LEAST, 8 * LEAST)) and found.reach is None
-    found = accounted(decoded, voiced, [_segment(0, 6 * LEAST)])
-    assert found.wordless == ((6 * LEAST, 9 * LEAST),) and found.reach == 6 * LEAST
-    assert accounted(replace(decoded, state="silent"), voiced, []).reach is None
+    found = accounted(decoded, voiced, [_segment(LEAST, 2 * LEAST), _segment(5 * LEAST, 8 * LEAST)])
+    assert found.wordless == ((8 * LEAST, 9 * LEAST),) and found.reach == 8 * LEAST
+    assert accounted(decoded, voiced, [_segment(0, 9 * LEAST - LEAST // 2)]) == decoded
+    nothing = accounted(decoded, voiced, [])
+    assert nothing.wordless == voiced and nothing.reach == 0
+    assert accounted(decoded, None, []) == decoded
+    silent = accounted(replace(decoded, state="silent"), voiced, [])
+    assert silent.wordless == voiced and silent.reach is None
 
 
 def _decoded(start: int, end: int):

@@ -26,6 +26,7 @@ from forescribe.asr.model.loading import Whisper, load
 from forescribe.asr.model.presets import Pair
 from forescribe.asr.segment.vad import EnergyDetector
 from forescribe.speculative.device import choose
+from tests.asr.decode.whole_windows import judged, whole
 from tests.asr.model import folders
 
 RATE = 16_000
@@ -311,7 +312,8 @@ def hears(monkeypatch, *languages: tuple[str, float]) -> None:
 
 
 @pytest.fixture
-def three_windows(tmp_path) -> str:
+def three_windows(tmp_path, monkeypatch) -> str:
+    whole(monkeypatch)
     soundfile.write(tmp_path / "a.wav", sound(80, 7), RATE)
     return str(tmp_path / "a.wav")
 
@@ -474,14 +476,14 @@ def test_a_hook_hears_the_text_in_order_and_follows_what_is_being_written(
         def follow(self, partial: Partial) -> None:
             followed.append(partial)
 
-    def harsh(whisper, guards, result):
+    def harsh(whisper, guards, result, *, heard):
         if result.request.tag.index == 1:
-            return Judgement.RETRY, "planted"
-        return Judgement.KEEP, None
+            return judged(result, Judgement.RETRY, "planted")
+        return judged(result, Judgement.KEEP)
 
     options = replace(GERMAN, vad=False, guards=Guards(temperatures=(0.0, 0.2, 0.4)))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(window_decoder, "judge", harsh)
+        patch.setattr(window_decoder, "attempt_of", harsh)
         (outcome,) = one.transcribe([three_windows], options, Reader())
     assert outcome.transcript is not None
     assert [s.tokens for s in told] == [s.tokens for s in outcome.transcript.segments]
@@ -547,6 +549,7 @@ def test_memory_is_kept_only_if_asked_for(shared, recordings) -> None:
 
 
 def test_a_window_on_its_way_out_holds_no_memory(whisper, recordings, monkeypatch) -> None:
+    whole(monkeypatch)
     one, held = transcriber(whisper), []
     real = window_decoder.decoded_of
 
@@ -560,7 +563,8 @@ def test_a_window_on_its_way_out_holds_no_memory(whisper, recordings, monkeypatc
     assert all(d.encoder_states is None and d.result.request.encoder_states is None for d in held)
 
 
-def test_a_transcript_explains_itself_in_json(shared, recordings) -> None:
+def test_a_transcript_explains_itself_in_json(shared, recordings, monkeypatch) -> None:
+    whole(monkeypatch)
     (outcome,) = shared.transcribe(recordings[1:2], GERMAN)
     assert outcome.transcript is not None
     data = json.loads(json.dumps(outcome.transcript.to_dict()))

@@ -208,7 +208,17 @@ def test_the_command_writes_them_and_shows_what_is_done_already(
     monkeypatch.chdir(tmp_path)
     names = [wav(Path(name), 2).name for name in ("a.wav", "b.wav")]
     folder = folders.write(tmp_path / "target", max_target_positions=40)
-    given = [*names, "--model", str(folder), "--draft", "none", "--device", "cpu", "--no-vad"]
+    given = [
+        *names,
+        "--model",
+        str(folder),
+        "--draft",
+        "none",
+        "--device",
+        "cpu",
+        "--no-vad",
+        "--no-guards",
+    ]
 
     def forescribe(*arguments: str) -> int:
         monkeypatch.setattr(sys, "argv", ["forescribe", *given, "-o", "out", *arguments])

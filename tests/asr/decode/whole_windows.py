@@ -1,0 +1,22 @@
+"""Windows that end with their first answer, for tests that count windows: random models close their answers
+anywhere. What an answer leaves of its window is decoded in `test_rests`."""
+
+from __future__ import annotations
+
+import pytest
+
+from forescribe.asr.decode.guards import Judgement
+from forescribe.asr.decode.recordings import window_decoder
+from forescribe.asr.decode.recordings.window_results import Attempt
+from forescribe.speculative.requests import Result
+
+
+def whole(patch: pytest.MonkeyPatch) -> None:
+    """No further parts, and no voice that is missed."""
+    patch.setattr(window_decoder, "rest_of", lambda *_: None)
+    patch.setattr(window_decoder, "accounted", lambda decoded, *_: decoded)
+
+
+def judged(result: Result, judgement: Judgement, reason: str | None = None) -> Attempt:
+    """An answer with a judgement that is planted."""
+    return Attempt(result, judgement, reason, (True, 0.0))
