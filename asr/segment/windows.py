@@ -329,6 +329,8 @@ class _Cutter:
             after_silence=self.silent_from is not None,
             skip_silence=self.skip_silence,
         )
+        if not self.skip_silence and len(self.voiced) < view and self.samples.count <= MAX_SAMPLES:
+            piece = Piece(len(self.voiced), speech=True)  # 30 s end within a frame
         voice = self.probabilities[: piece.frames] >= VOICE
         self.probabilities = self.probabilities[piece.frames :]
         self.voiced = self.voiced[piece.frames :]

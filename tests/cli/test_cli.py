@@ -340,7 +340,8 @@ def test_the_manifest_says_how_each_ended(forescribe, pair, calls, here) -> None
     assert found["calls/bad.mp3"]["code"] == "invalid_audio"
     good = found["calls/b.wav"]
     assert (good["status"], good["audio_s"], good["outputs"]) == ("succeeded", 3.0, ["b.json"])
-    assert good["coverage"] == {"decoded_s": 3.0, "silent_s": 0.0, "failed_s": 0.0}
+    totals = {"decoded_s": 3.0, "silent_s": 0.0, "failed_s": 0.0}
+    assert good["coverage"] == totals | {"voice_without_words_s": 0.0}
     assert good["language"] in folders.CODES and good["rtfx"] > 0
 
 

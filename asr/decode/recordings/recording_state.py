@@ -56,6 +56,7 @@ class RecordingState:
 
     def add(self, decoded: Decoded) -> None:
         """Record the end of a window, or of a part of one."""
+        assert decoded.index not in self.ended
         self.decoded.append(decoded)
         if not decoded.continued:
             self.ended.add(decoded.index)

@@ -83,7 +83,7 @@ def test_a_changed_token_is_found_with_its_place_and_margin(
                 first, second = outcome.decoded
                 tokens = list(second.result.tokens)
                 changed["right"], tokens[4] = tokens[4], 70 if tokens[4] != 70 else 71
-                changed["wrong"] = tokens[4]
+                changed["wrong"], changed["start"] = tokens[4], second.start / 16_000
                 result = replace(second.result, tokens=tuple(tokens))
                 outcome = replace(outcome, decoded=(first, replace(second, result=result)))
             yield outcome
@@ -92,7 +92,7 @@ def test_a_changed_token_is_found_with_its_place_and_margin(
     (report,) = run(whisper, str(recording))
     (difference,) = report.differences
     assert (difference.window, difference.position) == (1, 4)
-    assert (difference.start_s, difference.way) == (30.0, "speculative")
+    assert (difference.start_s, difference.way) == (changed["start"], "speculative")
     words = [whisper.tokenizer.decode([changed[name]]) for name in ("right", "wrong")]
     assert [difference.plain, difference.other] == words
     assert difference.margin > 0  # plain decoding took the likelier one

@@ -13,6 +13,7 @@ from transformers import WhisperForConditionalGeneration
 from forescribe.asr.audio.reading import read_audio
 from forescribe.asr.decode.outcome import Decoded
 from forescribe.asr.decode.transcriber import Options, Transcriber
+from tests.asr.decode.whole_windows import whole
 from tests.asr.model import folders
 from tests.asr.recordings import write
 
@@ -50,8 +51,9 @@ def first_pass(model, features, prompt_length: int, **options) -> list[int]:
 
 @pytest.mark.parametrize("timestamps", [True, False], ids=["timestamps", "no timestamps"])
 @pytest.mark.parametrize("task", ["transcribe", "translate"])
-def test_tokens_equal_transformers_generate(pair, recordings, timestamps, task):
+def test_tokens_equal_transformers_generate(pair, recordings, timestamps, task, monkeypatch):
     """Without and with drafts."""
+    whole(monkeypatch)
     target, draft = map(str, pair)
     options = Options(
         language="de", task=task, timestamps=timestamps, vad=False, keep_encoder_states=True

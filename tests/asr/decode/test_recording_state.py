@@ -63,7 +63,7 @@ def test_a_window_cannot_end_twice() -> None:
 
 def test_parts_are_in_order_without_gaps() -> None:
     recording, parts = state(), PartQueue(SimpleNamespace(tokens=None))
-    recording.segments = {0: (), 2: ()}
+    recording.segments = {0: (), 2 * SECOND: ()}
     list(recording.spoken_windows([window(0), window(1, speech=False), window(2)]))
     parts.add(decoded(2))
     assert parts.next_part(recording) is None  # window 0 has not ended
@@ -94,15 +94,15 @@ def timed(monkeypatch) -> list[list[int]]:
 
 
 def tag(recording: RecordingState, index: int) -> WindowTag:
-    recording.segments[index] = ("a segment",)  # type: ignore[assignment]
-    return WindowTag(recording, index, 0, SECOND, "en")
+    recording.segments[index * SECOND] = ("a segment",)  # type: ignore[assignment]
+    return WindowTag(recording, index, index * SECOND, (index + 1) * SECOND, "en")
 
 
 def test_words_are_timed_when_a_batch_is_full(timed) -> None:
     recording, timer = state(), WordTimer(None, "transcribe", 2)
     for index in (0, 1, 2):
         timer.add(tag(recording, index), decoded(index), None)
-    assert timed == [[0, 1]] and sorted(recording.words) == [0, 1]
+    assert timed == [[0, 1]] and sorted(recording.words) == [0, SECOND]
     timer.run()
     assert timed == [[0, 1], [2]] and timer.waiting == []
 
@@ -120,8 +120,8 @@ def test_a_window_that_cannot_be_timed_keeps_its_text(timed) -> None:
     for index in (12, 13):
         timer.add(tag(recording, index), decoded(index), None)
     timer.run()
-    assert sorted(recording.words) == [12]
-    assert str(recording.timing_faults[13]) == "planted"
+    assert sorted(recording.words) == [12 * SECOND]
+    assert str(recording.timing_faults[13 * SECOND]) == "planted"
 
 
 def test_windows_without_text_and_of_failed_recordings_are_not_timed(timed) -> None:

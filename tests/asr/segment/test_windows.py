@@ -313,6 +313,13 @@ def test_without_skipping_silence_every_sample_is_in_a_window_with_speech() -> N
     assert list(cut([], Track(values), skip_silence=False)) == []
 
 
+@pytest.mark.parametrize(("extra", "count"), [(-1, 1), (0, 1), (1, 2)])
+def test_thirty_seconds_are_one_window(extra: int, count: int) -> None:
+    values = np.full(MAX_SAMPLES // FRAME + 1, 0.9, np.float32)
+    windows = list(cut([counting(MAX_SAMPLES + extra)], Track(values), skip_silence=False))
+    assert len(windows) == count and windows[-1].end == MAX_SAMPLES + extra
+
+
 def test_long_silence_that_is_not_skipped_is_cut_at_the_latest_after_thirty_seconds() -> None:
     values = np.zeros(70 * RATE // FRAME + 1, np.float32)
     windows = list(cut([counting(70 * RATE)], Track(values), skip_silence=False))
