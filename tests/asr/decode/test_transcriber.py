@@ -488,7 +488,7 @@ def test_a_hook_hears_the_text_in_order_and_follows_what_is_being_written(
     assert outcome.transcript is not None
     assert [s.tokens for s in told] == [s.tokens for s in outcome.transcript.segments]
     texts = [partial.text for partial in followed]
-    assert any(text and outcome.transcript.text.startswith(text.strip()) for text in texts)
+    assert any(text.strip() and text.strip() in outcome.transcript.text for text in texts)
 
 
 def test_what_the_guards_could_not_save_carries_a_warning(shared, three_windows) -> None:

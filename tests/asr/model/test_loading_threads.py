@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -68,7 +69,8 @@ def test_two_loads_do_not_see_each_others_process_wide_state(folder, monkeypatch
     with ThreadPoolExecutor(2) as pool:
         made = list(pool.map(one, ("float32", "bfloat16"), timeout=PATIENCE_S))
     assert made == [torch.float32, torch.bfloat16]
-    assert sorted(map(str, dtypes)) == ["torch.bfloat16", "torch.float32"]
+    # Each folder is also built without memory, in float32, to compare its shapes with its file.
+    assert Counter(map(str, dtypes)) == {"torch.bfloat16": 1, "torch.float32": 3}
     monkeypatch.undo()
     assert load(Pair(folder), choose("cpu")).target.dtype == torch.float32  # and so does the next
 
