@@ -65,4 +65,4 @@ def test_drafts_change_no_token_over_28_prompts(expected, batch, gamma, engine) 
     assert len(written) == 28
     for prompt, completion in zip(PROMPTS, written, strict=True):
         assert completion.ids == expected[prompt], prompt
-    assert generator.stats().drafted > 0
+    assert generator.stats.drafted > 0
