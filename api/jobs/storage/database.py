@@ -10,6 +10,7 @@ Knows connections, transactions and their faults; does not know what the rows me
 
 from __future__ import annotations
 
+import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -211,3 +212,13 @@ def _configure_sqlite(connection: Any, record: object) -> None:
     connection.execute("PRAGMA synchronous=FULL")
     connection.execute("PRAGMA secure_delete=ON")
     connection.execute("PRAGMA foreign_keys=ON")
+    if sqlite3.sqlite_version_info < (3, 42):
+        connection.create_function("unixepoch", -1, _unix_epoch)
+
+
+def _unix_epoch(*arguments: str) -> float:
+    """SQLite's `unixepoch('subsec')`, in seconds, which is NULL before SQLite 3.42: DBOS fills columns with
+    it from Python 3.12 on, whatever SQLite that Python has (3.40 on Debian 12)."""
+    if arguments != ("subsec",):
+        raise ValueError(f"unixepoch{arguments}: only unixepoch('subsec') is known here")
+    return round(time.time(), 3)

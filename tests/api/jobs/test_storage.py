@@ -9,6 +9,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import time
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -255,3 +256,18 @@ def test_all_connections_to_postgresql_have_these_limits(tmp_path) -> None:
         engine.stop()
         engine.close()
         store.close()
+
+
+def test_sqlite_has_times_in_milliseconds_whatever_its_version(tmp_path):
+    """DBOS fills and compares columns with `unixepoch('subsec')` from Python 3.12 on; before SQLite 3.42
+    that is NULL, and the service did not start."""
+    opened = Database.open(f"sqlite:///{tmp_path}/jobs.db")
+    before = time.time()
+    with opened.transaction() as tx:
+        tx.exec_driver_sql(
+            "create table t (name text, at integer not null default (unixepoch('subsec') * 1000))"
+        )
+        tx.exec_driver_sql("insert into t (name) values ('a')")
+        (at,) = tx.exec_driver_sql("select at from t").one()
+    opened.close()
+    assert before - 0.001 <= at / 1000 <= time.time() + 0.001
