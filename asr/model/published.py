@@ -14,7 +14,7 @@ from forescribe.speculative.models import hub
 from forescribe.speculative.models.hub import HubError, Role, find
 
 from ..errors import ModelError
-from . import ctranslate2
+from .conversion import ctranslate2
 
 __all__ = [
     "ENGLISH",
