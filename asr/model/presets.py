@@ -18,7 +18,7 @@ from pathlib import Path
 
 from forescribe.speculative.models.hub import Role, find, folder_or_hub_id, local
 
-from .published import ENGLISH, FRENCH, JAPANESE, MADE_FOR, as_model_error, locate
+from .published import ENGLISH, FILES, FRENCH, JAPANESE, MADE_FOR, as_model_error, locate
 
 __all__ = [
     "PRESETS",
@@ -297,7 +297,7 @@ def bundled_folder(name: str) -> Path:
 
 def _name(name: str, role: Role) -> str | Path:
     with as_model_error():
-        return folder_or_hub_id(name, role, PRESETS)
+        return folder_or_hub_id(name, role, PRESETS, FILES)
 
 
 def _languages(name: str | Path) -> frozenset[str] | None:

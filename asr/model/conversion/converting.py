@@ -48,12 +48,12 @@ def place_of(weights: Path, name: str) -> Path:
     source = weights.resolve()
     found = source.stat()
     state = f"{source}\0{found.st_size}\0{found.st_mtime_ns}"
-    return cache_folder() / "converted" / f"{name}-{hashlib.sha256(state.encode()).hexdigest()[:16]}"
+    return (
+        cache_folder() / "converted" / f"{name}-{hashlib.sha256(state.encode()).hexdigest()[:16]}"
+    )
 
 
-def convert_once(
-    weights: Path, name: str, program: str, convert: Callable[[Path], None]
-) -> Path:
+def convert_once(weights: Path, name: str, program: str, convert: Callable[[Path], None]) -> Path:
     """The conversion of a file of weights; `convert` writes it where it is not there yet.
 
     Raises ModelError for what cannot be read: every error of `convert` is the file's, `program`
@@ -167,7 +167,9 @@ def _config(state: Mapping[str, Tensor], settings: Settings) -> dict[str, Any]:
     }
     for side, heads in zip(("encoder", "decoder"), settings.heads, strict=True):
         prefix = f"model.{side}.layers."
-        layers = {name.removeprefix(prefix).split(".")[0] for name in state if name.startswith(prefix)}
+        layers = {
+            name.removeprefix(prefix).split(".")[0] for name in state if name.startswith(prefix)
+        }
         config[f"{side}_layers"] = len(layers)
         config[f"{side}_attention_heads"] = heads
         config[f"{side}_ffn_dim"] = len(state[f"{prefix}0.fc1.weight"])
