@@ -20,6 +20,9 @@ NO_DRAFT = "none"
 NGRAM = "ngram"
 MTP = "mtp"
 
+FILES = {".gguf": "a .gguf of llama.cpp"}
+"""Single files that hold a language model, by suffix."""
+
 
 @dataclass(frozen=True)
 class Preset:
@@ -76,4 +79,4 @@ def _place(preset: Preset, name: str) -> str | Path:
 
 
 def _name(name: str, role: Role) -> str | Path:
-    return folder_or_hub_id(name, role, PRESETS)
+    return folder_or_hub_id(name, role, PRESETS, FILES)

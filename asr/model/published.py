@@ -14,7 +14,7 @@ from forescribe.speculative.models import hub
 from forescribe.speculative.models.hub import HubError, Role, find
 
 from ..errors import ModelError
-from .conversion import ctranslate2, openai_formats
+from .conversion import caches, ctranslate2, openai_formats
 
 __all__ = [
     "ENGLISH",
@@ -73,8 +73,12 @@ WHISPER = hub.Family(
 def locate(name: str | Path, *, role: Role = "model", network: bool = True) -> Path:
     """The folder of a Whisper model, downloaded or converted if necessary; see `hub.locate` and
     `conversion`. Raises ModelError."""
-    with as_model_error():
+    try:
         found = hub.locate(name, WHISPER, role=role, network=network)
+    except HubError as error:
+        copies = caches.other_copies(str(name))
+        here = f"; on this machine as --{role} {copies[0]}" if copies else ""
+        raise ModelError(f"{error}{here}") from error.__cause__
     if found.is_file():
         return openai_formats.converted(found, network=network)
     return ctranslate2.usable(found)

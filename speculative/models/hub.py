@@ -176,6 +176,38 @@ def _download(name: str, family: Family, role: Role) -> Path:
     raise HubError(f"--{role} {name}: the repository holds no weights that can be loaded")
 
 
+@dataclass(frozen=True)
+class Download:
+    """What a hub id would download: files with their sizes in bytes, and the licence that its card states."""
+
+    files: Mapping[str, int]
+    licence: str | None
+
+
+def would_download(name: str, family: Family) -> Download:
+    """What `locate` would download of a repository. Raises HubError where the hub cannot be asked."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.utils import filter_repo_objects
+
+    try:
+        info = HfApi().model_info(name, files_metadata=True, timeout=CONNECT_S)
+    except Exception as error:  # offline, unknown, private: each transport has its own class
+        why = " ".join(str(error).split())[:120] or type(error).__name__
+        raise HubError(f"the hub does not say what {name} would download ({why})") from error
+    sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
+    wanted: dict[str, int] = {}
+    for (
+        patterns
+    ) in family.patterns:  # as `_download`: the next ones only where no weights have come
+        names = filter_repo_objects(sizes, allow_patterns=list(patterns))
+        wanted |= {name: sizes[name] for name in names}
+        if any(name.endswith((".safetensors", ".bin")) for name in wanted):
+            break
+    card = info.card_data
+    licence = None if card is None else card.to_dict().get("license")
+    return Download(wanted, licence if isinstance(licence, str) else None)
+
+
 def _absent(name: str, family: Family, role: Role, why: str) -> str:
     advice = f", {family.alternatives[role]}" if role in family.alternatives else ""
     return (

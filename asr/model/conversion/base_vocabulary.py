@@ -1,6 +1,6 @@
 """Whisper's text tokens from what other programs keep of them, and the tokenizer that they make.
 
-Byte-pair tokens are numbered in the order in which they were merged, so that the tokens alone tell the merges:
+Byte-pair tokens are numbered in the order in which they were merged, so the tokens alone tell the merges:
 whisper.cpp's files and openai-whisper's `.tiktoken` hold no others. Special tokens follow the text
 tokens in one order in all of OpenAI's models, of which only the number of languages differs
 (openai/whisper `whisper/tokenizer.py`). Import is light.
@@ -29,15 +29,18 @@ CONTROLS = ("translate", "transcribe", "startoflm", "startofprev", "nospeech", "
 HELD_BACK = ("startoftranscript", *CONTROLS[:-1])
 """Special tokens that are never written."""
 
+_SIZED = {
+    True: ("tiny.en", "base.en", "small.en", "medium.en"),
+    False: ("tiny", "base", "small", "medium"),
+}
+_LARGE = ("large-v2", "large-v3")
 HOLDERS = {
-    True: ("openai/whisper-tiny.en", "openai/whisper-base.en", "openai/whisper-small.en"),
-    False: (
-        "openai/whisper-tiny",
-        "openai/whisper-base",
-        "openai/whisper-small",
-        "openai/whisper-large-v3",
-        "openai/whisper-large-v3-turbo",
-    ),
+    english: [
+        f"{owner}{size}"
+        for owner in ("openai/whisper-", "Systran/faster-whisper-")
+        for size in (*sizes, *(() if english else _LARGE))
+    ]
+    for english, sizes in _SIZED.items()
 }
 """Repositories with the text tokens; the first is downloaded where none of them is on the machine."""
 

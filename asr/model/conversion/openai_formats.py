@@ -1,4 +1,4 @@
-"""Single files of OpenAI's tensor names to Hugging Face folders: whisper.cpp's `ggml-*.bin`, openai-whisper's `.pt`.
+"""whisper.cpp's `ggml-*.bin` and openai-whisper's `.pt` to Hugging Face folders: both use OpenAI's names.
 
     folder = converted(Path("models/ggml-base.bin"))   # in the user's cache, once
 
@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import ModelError
 from ...installing import how_to_install
+from .base_vocabulary import Vocabulary, base_vocabulary, from_ranks, write_tokenizer
 from .converting import ENGLISH_ONLY, MappedFile, Settings, convert_once, write_model
 from .openai_models import PUBLISHED, Published
-from .base_vocabulary import Vocabulary, base_vocabulary, from_ranks, write_tokenizer
 
 if TYPE_CHECKING:
     import numpy as np
@@ -152,7 +152,8 @@ def converted(file: Path, *, network: bool = True) -> Path:
         convert = partial(_convert_pt, file, head[:2], network=network)
         return convert_once(file, file.stem, "OpenAI", convert)
     raise ModelError(
-        f"{file} is no file of weights that can be read: neither whisper.cpp's (ggml) nor openai-whisper's (.pt)"
+        f"{file} is no file of weights that can be read: neither whisper.cpp's (ggml-*.bin) nor "
+        "openai-whisper's (.pt)"
     )
 
 
@@ -275,8 +276,8 @@ def _convert_pt(path: Path, head: bytes, out: Path, *, network: bool) -> None:
     known = published(path)
     if known is not None and _digest(path, "sha256") != known[1].sha256:
         raise ModelError(
-            f"it is not the {path.name} that OpenAI publishes (SHA-256 {known[1].sha256[:12]}...): it is damaged, "
-            "or another model, which needs another name"
+            f"it is not the {path.name} that OpenAI publishes (SHA-256 {known[1].sha256[:12]}...): it is "
+            "damaged, or another model, which needs another name"
         )
     archive = zipfile.is_zipfile(path)
     if not archive and head == b"PK":

@@ -48,6 +48,12 @@ def check_library(config: Any) -> None:
         )
 
 
+def check_gguf() -> None:
+    """Raises LoadError where the package is missing with which transformers reads GGUF files."""
+    if importlib.util.find_spec("gguf") is None:
+        raise LoadError("GGUF files are read with the package gguf: pip install 'forescribe[gguf]'")
+
+
 def inexact(method: str, problem: str) -> LoadError:
     """The refusal of a quantised model whose adapter has a `problem`: formats that round activations too turn
     a difference in the last bit into one of a whole step."""

@@ -1,4 +1,4 @@
-"""Writers of whisper.cpp's and openai-whisper's files from a Hugging Face folder, as their converters write them."""
+"""Writers of whisper.cpp's and openai-whisper's files, made from a Hugging Face folder as they make them."""
 
 from __future__ import annotations
 

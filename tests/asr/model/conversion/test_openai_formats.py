@@ -1,4 +1,4 @@
-"""whisper.cpp's and openai-whisper's files: the same numbers under other names, and nothing of a damaged file."""
+"""whisper.cpp's and openai-whisper's files: the same numbers under other names, nothing of damaged ones."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import WhisperTokenizer
 
-from forescribe.asr.errors import ModelError
 from forescribe.asr.decode.transcriber import Options, Transcriber
+from forescribe.asr.errors import ModelError
 from forescribe.asr.model.conversion import base_vocabulary, openai_formats
 from forescribe.asr.model.conversion.base_vocabulary import from_ranks
 from forescribe.asr.model.conversion.ctranslate2 import usable as converted_folder
