@@ -34,13 +34,13 @@ from forescribe.speculative.models.hub import NO_FILES, Family, Role, locate
 from forescribe.speculative.models.load_lock import loading
 from forescribe.speculative.models.quantized.int8_linear import quantize_causal
 from forescribe.speculative.models.quantized.published_formats import (
+    GGUF,
     check_gguf,
     check_library,
     method_of,
 )
 from forescribe.speculative.models.quiet import quiet
 
-from .text_presets import FILES
 from .vocabulary import Vocabulary
 
 USED_IDS = {name: ("eos_token_id",) for name in (GENERATION, CONFIG)}
@@ -64,7 +64,7 @@ LANGUAGE_MODEL = Family(
     ),
     contents="a language model has config.json, its weights and its tokenizer",
     missing=_missing,
-    files=tuple(FILES),
+    files=tuple(GGUF),
 )
 
 
@@ -137,21 +137,7 @@ def load(
         if method_of(config) is None:  # quantised weights have shapes of their own
             with quiet():
                 _refuse(misshapen(shapes, lambda: kind.from_config(copy.deepcopy(config))))
-        with quiet():
-            model, report = kind.from_pretrained(
-                folder,
-                dtype=device.stored,
-                output_loading_info=True,
-                ignore_mismatched_sizes=True,
-                **source,
-            )
-        if source:  # they have been dequantised
-            model.config.__dict__.pop("quantization_config", None)
-        # transformers would fill gaps with random numbers.
-        wrong = sorted(report["missing_keys"]) or sorted(str(k) for k in report["mismatched_keys"])
-        if wrong:
-            raise ValueError(f"its weights lack {wrong[0]}, or have it in another shape")
-        model = device.placed(model)
+        model = device.placed(_read(kind, folder, device.stored, source))
         if device.int8:
             method = method_of(config)
             if method is not None:
@@ -179,6 +165,21 @@ def load(
         _draft_tokens(folder, model, name) if role == "draft" and not source else None,
         device.stored,
     )
+
+
+def _read(kind: Any, folder: Path, dtype: torch.dtype, source: Mapping[str, str]) -> Any:
+    """The model of a folder, or of the GGUF file in it that `source` names. Raises ValueError for a missing
+    weight: transformers would fill the gap with random numbers."""
+    with quiet():
+        model, report = kind.from_pretrained(
+            folder, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True, **source
+        )
+    if source:  # they have been dequantised
+        model.config.__dict__.pop("quantization_config", None)
+    wrong = sorted(report["missing_keys"]) or sorted(str(k) for k in report["mismatched_keys"])
+    if wrong:
+        raise ValueError(f"its weights lack {wrong[0]}, or have it in another shape")
+    return model
 
 
 def _refuse(problem: str | None) -> None:

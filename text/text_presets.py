@@ -12,6 +12,7 @@ from pathlib import Path
 
 from forescribe.speculative.models import bundled
 from forescribe.speculative.models.hub import Role, folder_or_hub_id
+from forescribe.speculative.models.quantized.published_formats import GGUF
 
 from . import drafter_registry
 
@@ -19,9 +20,6 @@ DEFAULT = "demo-text"
 NO_DRAFT = "none"
 NGRAM = "ngram"
 MTP = "mtp"
-
-FILES = {".gguf": "a .gguf of llama.cpp"}
-"""Single files that hold a language model, by suffix."""
 
 
 @dataclass(frozen=True)
@@ -79,4 +77,4 @@ def _place(preset: Preset, name: str) -> str | Path:
 
 
 def _name(name: str, role: Role) -> str | Path:
-    return folder_or_hub_id(name, role, PRESETS, FILES)
+    return folder_or_hub_id(name, role, PRESETS, GGUF)

@@ -187,7 +187,7 @@ class Download:
 def would_download(name: str, family: Family) -> Download:
     """What `locate` would download of a repository. Raises HubError where the hub cannot be asked."""
     from huggingface_hub import HfApi
-    from huggingface_hub.utils import filter_repo_objects
+    from huggingface_hub.utils._paths import filter_repo_objects
 
     try:
         info = HfApi().model_info(name, files_metadata=True, timeout=CONNECT_S)
@@ -204,7 +204,7 @@ def would_download(name: str, family: Family) -> Download:
         if any(name.endswith((".safetensors", ".bin")) for name in wanted):
             break
     card = info.card_data
-    licence = None if card is None else card.to_dict().get("license")
+    licence = None if card is None else getattr(card, "license", None)
     return Download(wanted, licence if isinstance(licence, str) else None)
 
 

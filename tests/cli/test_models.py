@@ -110,7 +110,7 @@ def test_a_name_says_what_it_would_download(machine, monkeypatch) -> None:
     }  # fmt: skip
     info = SimpleNamespace(
         siblings=[SimpleNamespace(rfilename=n, size=s) for n, s in names.items()],
-        card_data=SimpleNamespace(to_dict=lambda: {"license": "mit"}),
+        card_data=SimpleNamespace(license="mit"),
     )
     monkeypatch.setattr("huggingface_hub.HfApi.model_info", lambda *a, **k: info)
     assert dict(would_download("a/b", WHISPER).files) == {

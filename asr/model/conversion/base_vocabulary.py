@@ -173,7 +173,8 @@ def write_tokenizer(
     tokenizer.add_special_tokens({"extra_special_tokens": specials[1:]})
     stamps = [f"<|{step * 0.02:.2f}|>" for step in range(STEPS)]
     tokenizer.add_tokens([AddedToken(name, normalized=False, special=False) for name in stamps])
-    ids = dict(zip(names, tokenizer.convert_tokens_to_ids(names), strict=True))
+    known = tokenizer.get_vocab()
+    ids = {name: known[name] for name in names}
     if list(ids.values()) != list(range(len(vocabulary.ids), len(vocabulary.ids) + len(names))):
         raise ValueError("its special tokens do not follow its text tokens")
     tokenizer.save_pretrained(out)

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ..options.declarations import DIAGNOSTICS, option
+from ..options.option_records import DIAGNOSTICS, option
 
 
 def models(

@@ -19,6 +19,9 @@ PACKAGES = {
 }
 """By method of a `quantization_config`: the modules that read it, with the names to install."""
 
+GGUF = {".gguf": "a .gguf of llama.cpp"}
+"""Single files that hold a language model, by suffix, with what they are."""
+
 
 def method_of(config: Any) -> str | None:
     """The quantisation method of a checkpoint's configuration; None for plain weights."""
