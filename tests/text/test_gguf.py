@@ -77,7 +77,7 @@ def test_a_file_writes_the_tokens_of_generate(file) -> None:
     prompt = "abcde"
     ids = tokenizer(prompt, return_tensors="pt").input_ids
     expected = theirs.generate(ids, max_new_tokens=12, do_sample=False)[0, ids.shape[1] :].tolist()
-    for draft in ("ngram", "none"):
+    for draft in ("ngram", "none", str(file)):
         pair = resolve(str(file), draft)
         generator = TextGenerator.load(pair.target, pair.draft, device="cpu", dtype="float32")
         (made,) = generator.generate([prompt], Options(max_tokens=12))
