@@ -21,7 +21,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from forescribe.asr.model.ctranslate2 import cache_folder
+from forescribe.asr.model.conversion.converting import cache_folder
 
 
 @dataclass(frozen=True)

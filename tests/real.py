@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from forescribe.asr.model.ctranslate2 import cache_folder
+from forescribe.asr.model.conversion.converting import cache_folder
 
 MODELS = cache_folder() / "real"
 VOICES = Path(os.environ.get("FORESCRIBE_VOICES", "../shared/real/voices"))

@@ -59,7 +59,7 @@ def load_draft(
                 raise LoadError(f"the checkpoint of {target.name} is not on this machine")
             return HeadDraft(MTP, load_mtp(folder, target.model, _shape(target)))
         folder = locate(name, LANGUAGE_MODEL, role="draft", network=network)
-        if format_in(folder) is None:
+        if folder.is_file() or format_in(folder) is None:  # a GGUF file is a model
             return load(name, device, role="draft", network=network, engine=engine)
         placed = {"device": target.model.device, "dtype": target.model.dtype}
         return HeadDraft(str(name), load_head(folder, _shape(target), str(name), **placed))

@@ -6,6 +6,7 @@ Knows transformers' loaders; nothing of presets and decoding.
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,10 +30,15 @@ from forescribe.speculative.models.families.causal_config import positions_of
 from forescribe.speculative.models.families.causal_engines import checked_engine
 from forescribe.speculative.models.families.model_engine import ModelEngine, int8_engine
 from forescribe.speculative.models.heads.head_loading import format_in
-from forescribe.speculative.models.hub import Family, Role, locate
+from forescribe.speculative.models.hub import NO_FILES, Family, Role, locate
 from forescribe.speculative.models.load_lock import loading
 from forescribe.speculative.models.quantized.int8_linear import quantize_causal
-from forescribe.speculative.models.quantized.published_formats import check_library, method_of
+from forescribe.speculative.models.quantized.published_formats import (
+    GGUF,
+    check_gguf,
+    check_library,
+    method_of,
+)
 from forescribe.speculative.models.quiet import quiet
 
 from .vocabulary import Vocabulary
@@ -58,6 +64,7 @@ LANGUAGE_MODEL = Family(
     ),
     contents="a language model has config.json, its weights and its tokenizer",
     missing=_missing,
+    files=tuple(GGUF),
 )
 
 
@@ -98,7 +105,8 @@ def load(
     network: bool = True,
     engine: ModelEngine = ModelEngine.AUTO,
 ) -> LanguageModel:
-    """The language model of a folder or hub id; `network` allows a download, `engine` runs its forward.
+    """The language model of a folder, hub id or GGUF file, whose numbers transformers dequantises; `network`
+    allows a download, `engine` runs its forward.
 
     Raises LoadError, in one line with the model's name: not found, not a language model, weights that do
     not fit their configuration, no tokenizer, a family that is not decoded exactly (the adapter is
@@ -106,33 +114,30 @@ def load(
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    folder = locate(name, LANGUAGE_MODEL, role=role, network=network)
-    _refuse_head(folder, name, role)
+    found = locate(name, LANGUAGE_MODEL, role=role, network=network)
+    folder, source = (found.parent, {"gguf_file": found.name}) if found.is_file() else (found, {})
+    if not source:
+        _refuse_head(folder, name, role)
     try:
         if device.int8 and role == "model":  # before the weights are read
             engine = int8_engine(engine)
-        shapes = shapes_in(folder)
+        if source:
+            check_gguf()
+        shapes = {} if source else shapes_in(folder)
         _refuse(overcounted(folder, shapes))
-        config = AutoConfig.from_pretrained(folder)
+        with quiet():
+            config = AutoConfig.from_pretrained(folder, **source)
         if config.is_encoder_decoder:
             raise LoadError(f"{config.model_type} is no causal language model")
         check_library(config)
         kind: Any = AutoModelForCausalLM
         vocab_size = getattr(config.get_text_config(), "vocab_size", None)
-        if isinstance(vocab_size, int):
+        if isinstance(vocab_size, int) and not source:
             _refuse(strange_id(folder, vocab_size, USED_IDS))
         if method_of(config) is None:  # quantised weights have shapes of their own
             with quiet():
                 _refuse(misshapen(shapes, lambda: kind.from_config(copy.deepcopy(config))))
-        with quiet():
-            model, report = kind.from_pretrained(
-                folder, dtype=device.stored, output_loading_info=True, ignore_mismatched_sizes=True
-            )
-        # transformers would fill gaps with random numbers.
-        wrong = sorted(report["missing_keys"]) or sorted(str(k) for k in report["mismatched_keys"])
-        if wrong:
-            raise ValueError(f"its weights lack {wrong[0]}, or have it in another shape")
-        model = device.placed(model)
+        model = device.placed(_read(kind, folder, device.stored, source))
         if device.int8:
             method = method_of(config)
             if method is not None:
@@ -148,18 +153,33 @@ def load(
     except Exception as error:  # safetensors, pickle and configurations raise various errors
         raise LoadError(
             f"--{role} {name} cannot be loaded as a language model: "
-            f"{damaged(folder) or _line(error)}"
+            f"{(None if source else damaged(folder)) or _line(error)}"
         ) from error
-    tokenizer = _tokenizer(folder, name, role)
+    tokenizer = _tokenizer(folder, name, role, source)
     return LanguageModel(
         str(name),
         model,
         Vocabulary(tokenizer, str(name)),
         _ends(model, tokenizer, f"--{role} {name}"),
         engine,
-        _draft_tokens(folder, model, name) if role == "draft" else None,
+        _draft_tokens(folder, model, name) if role == "draft" and not source else None,
         device.stored,
     )
+
+
+def _read(kind: Any, folder: Path, dtype: torch.dtype, source: Mapping[str, str]) -> Any:
+    """The model of a folder, or of the GGUF file in it that `source` names. Raises ValueError for a missing
+    weight: transformers would fill the gap with random numbers."""
+    with quiet():
+        model, report = kind.from_pretrained(
+            folder, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True, **source
+        )
+    if source:  # they have been dequantised
+        model.config.__dict__.pop("quantization_config", None)
+    wrong = sorted(report["missing_keys"]) or sorted(str(k) for k in report["mismatched_keys"])
+    if wrong:
+        raise ValueError(f"its weights lack {wrong[0]}, or have it in another shape")
+    return model
 
 
 def _refuse(problem: str | None) -> None:
@@ -187,11 +207,14 @@ def _draft_tokens(folder: Path, model: Any, name: str | Path) -> DraftTokens | N
         raise LoadError(f"--draft {name}: {error}") from error
 
 
-def _tokenizer(folder: Path, name: str | Path, role: Role) -> Any:
+def _tokenizer(
+    folder: Path, name: str | Path, role: Role, source: Mapping[str, str] = NO_FILES
+) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder)
+        with quiet():
+            tokenizer = AutoTokenizer.from_pretrained(folder, **source)
         if not tokenizer.get_vocab().keys() - set(tokenizer.all_special_tokens):  # it has no files
             raise ValueError("it lacks tokenizer.json, or the files that it is made of")
     except Exception as error:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from forescribe.speculative.models import bundled
 from forescribe.speculative.models.hub import Role, folder_or_hub_id
+from forescribe.speculative.models.quantized.published_formats import GGUF
 
 from . import drafter_registry
 
@@ -76,4 +77,4 @@ def _place(preset: Preset, name: str) -> str | Path:
 
 
 def _name(name: str, role: Role) -> str | Path:
-    return folder_or_hub_id(name, role, PRESETS)
+    return folder_or_hub_id(name, role, PRESETS, GGUF)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from forescribe.speculative.device import Device
+from forescribe.speculative.models.checkpoint_files import GENERATION
 from forescribe.speculative.models.families.model_engine import ModelEngine
 from forescribe.speculative.models.heads.whisper_block import WhisperBlock
 from forescribe.speculative.models.heads.whisper_block_format import is_block
@@ -27,7 +28,7 @@ from .checkpoint import native_encoders, read_extractor, read_model, read_tokeni
 from .draft_model import DraftModel, EncoderStates, Target, load_draft
 from .presets import Pair, made_for
 from .published import find, locate
-from .special_tokens import SpecialTokens
+from .special_tokens import SpecialTokens, complete
 
 __all__ = ["DraftModel", "EncoderStates", "Whisper", "load"]
 
@@ -162,6 +163,8 @@ def load(
         (read_extractor(folder, model.config),),
         device,
     )
+    if not (folder / GENERATION).is_file():
+        complete(model.generation_config, target.tokenizer, model.config.vocab_size)
     tokens = _special_tokens(model, target.tokenizer, pair)
     encoders = native_encoders(model, f"--model {pair.target}", target_engine, engine)
     drafts, block = [], None

@@ -18,7 +18,9 @@ from pathlib import Path
 
 from forescribe.speculative.models.hub import Role, find, folder_or_hub_id, local
 
-from .published import ENGLISH, FRENCH, JAPANESE, MADE_FOR, as_model_error, locate
+from ..errors import ModelError
+from .conversion import caches
+from .published import ENGLISH, FILES, FRENCH, JAPANESE, MADE_FOR, as_model_error, locate
 
 __all__ = [
     "PRESETS",
@@ -210,7 +212,9 @@ def resolve(model: str | None, draft: str | None, language: str | None = None) -
     """The pair for a user's names.
 
     Args:
-        model: preset, hub id or local folder; None for `large`. `demo` is chosen only by its name.
+        model: preset, hub id, local folder, or a file of whisper.cpp or openai-whisper, by its path or by its
+            name (`ggml-base.bin`, `base.pt`) where these programs keep it; None for `large`. `demo`
+            is chosen only by its name.
         draft: likewise; None for the target's own, "none" for no draft model.
         language: ISO 639-1 code of the audio if it is known, for the choice among drafts.
 
@@ -296,8 +300,17 @@ def bundled_folder(name: str) -> Path:
 
 
 def _name(name: str, role: Role) -> str | Path:
+    if not os.path.exists(local(name)):
+        if (file := caches.find_file(name)) is not None:
+            return file
+        if caches.FILE_NAME.fullmatch(name):
+            folders = caches.openai_folders() if name.endswith(".pt") else caches.ggml_folders()
+            raise ModelError(
+                f"--{role} {name} is no file here, and in none of {', '.join(map(str, folders))}: give "
+                "its path"
+            )
     with as_model_error():
-        return folder_or_hub_id(name, role, PRESETS)
+        return folder_or_hub_id(name, role, PRESETS, FILES)
 
 
 def _languages(name: str | Path) -> frozenset[str] | None:

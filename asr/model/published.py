@@ -14,7 +14,7 @@ from forescribe.speculative.models import hub
 from forescribe.speculative.models.hub import HubError, Role, find
 
 from ..errors import ModelError
-from . import ctranslate2
+from .conversion import caches, ctranslate2, openai_formats
 
 __all__ = [
     "ENGLISH",
@@ -46,6 +46,12 @@ MADE_FOR: Mapping[str, frozenset[str]] = {
 }
 """The languages (ISO 639-1) that published weights were made for; others were made for all of Whisper's."""
 
+FILES = {
+    ".bin": "a ggml-*.bin of whisper.cpp",
+    ".pt": "a .pt of openai-whisper",
+}
+"""Single files that hold a Whisper model, by suffix."""
+
 WHISPER = hub.Family(
     # Of the many copies that repositories hold (other precisions, Flax, TensorFlow), the one we load.
     patterns=(
@@ -55,6 +61,7 @@ WHISPER = hub.Family(
     ),
     contents="a Whisper model has config.json, its weights and its tokenizer",
     missing=ctranslate2.lacks,
+    files=tuple(FILES),
     presets="`forescribe models` lists the presets",
     alternatives={
         "model": "or try `--model demo` (bundled; understands synthetic English only)",
@@ -65,9 +72,16 @@ WHISPER = hub.Family(
 
 def locate(name: str | Path, *, role: Role = "model", network: bool = True) -> Path:
     """The folder of a Whisper model, downloaded or converted if necessary; see `hub.locate` and
-    `ctranslate2.converted`. Raises ModelError."""
-    with as_model_error():
-        return ctranslate2.usable(hub.locate(name, WHISPER, role=role, network=network))
+    `conversion`. Raises ModelError."""
+    try:
+        found = hub.locate(name, WHISPER, role=role, network=network)
+    except HubError as error:
+        copies = caches.other_copies(str(name))
+        here = f"; on this machine as --{role} {copies[0]}" if copies else ""
+        raise ModelError(f"{error}{here}") from error.__cause__
+    if found.is_file():
+        return openai_formats.converted(found, network=network)
+    return ctranslate2.usable(found)
 
 
 @contextmanager

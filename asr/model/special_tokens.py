@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from ..errors import UsageError
 from ..formats.transcript import SAMPLE_RATE
+from .conversion.converting import ENGLISH_ONLY
 from .published import as_ids
 
 Task = Literal["transcribe", "translate"]
@@ -28,6 +29,27 @@ CANNOT_TRANSLATE = (
 
 AUTO = "auto"
 """In place of a language: detect it."""
+
+
+def complete(generation_config: Any, tokenizer: Any, vocab_size: int) -> None:
+    """Give a generation config what its vocabulary says, for a folder without the file.
+
+    Older fine-tunes lack it: transformers takes ends and suppressed tokens from config.json, and has
+    neither languages nor timestamps then. Their ids are those of the tokenizer's tokens.
+    """
+    from transformers.models.whisper.tokenization_whisper import LANGUAGES
+
+    known = tokenizer.get_vocab()
+    found: dict[str, Any] = {"no_timestamps_token_id": known.get("<|notimestamps|>")}
+    found["is_multilingual"] = vocab_size != ENGLISH_ONLY
+    if found["is_multilingual"]:
+        codes = [f"<|{code}|>" for code in LANGUAGES]
+        found["lang_to_id"] = {code: known[code] for code in codes if code in known}
+        found["task_to_id"] = {t: known[f"<|{t}|>"] for t in TASKS if f"<|{t}|>" in known}
+    found["max_initial_timestamp_index"] = 50  # openai/whisper's and all published configs'
+    for name, value in found.items():
+        if getattr(generation_config, name, None) is None and value is not None:
+            setattr(generation_config, name, value)
 
 
 def language_code(name: str) -> str:
@@ -86,7 +108,8 @@ class SpecialTokens:
 
     @classmethod
     def of(cls, generation_config: Any, tokenizer: Any) -> SpecialTokens:
-        """Read the tokens from a Whisper folder's files. Raises ValueError that says what is missing."""
+        """Read the tokens from a Whisper folder's files; see `complete` where it has no generation config.
+        Raises ValueError that says what is missing."""
         no_timestamps = getattr(generation_config, "no_timestamps_token_id", None)
         if no_timestamps is None:
             raise ValueError(

@@ -18,6 +18,8 @@ from typing import Literal
 from ..errors import LoadError
 from .checkpoint_files import missing
 
+NO_FILES: Mapping[str, str] = {}
+
 Role = Literal["model", "draft"]
 """The option that named a model, for messages."""
 
@@ -38,6 +40,9 @@ class Family:
     presets: str = ""  # where its presets are listed
     alternatives: Mapping[Role, str] = field(default_factory=dict)  # to a model that is not there
     missing: Callable[[Path], str | None] = missing  # what a folder lacks; None: nothing
+    files: tuple[
+        str, ...
+    ] = ()  # suffixes of single files that hold a model, and are taken as they are
 
 
 def local(name: str | Path) -> Path:
@@ -66,7 +71,7 @@ def find(name: str | Path, lacks: Callable[[Path], str | None] = missing) -> Pat
 
 
 def locate(name: str | Path, family: Family, *, role: Role = "model", network: bool = True) -> Path:
-    """The folder of `name`, downloaded if necessary.
+    """The folder of `name`, downloaded if necessary, or its file where the family has models in single files.
 
     Args:
         name: local folder or hub id.
@@ -79,6 +84,8 @@ def locate(name: str | Path, family: Family, *, role: Role = "model", network: b
     if found is not None:
         return found
     folder = local(name)
+    if os.path.isfile(folder) and folder.suffix in family.files:
+        return folder
     if os.path.isdir(folder):
         raise HubError(
             f"--{role} {folder}: the folder holds no {family.missing(folder)}; {family.contents}"
@@ -97,16 +104,21 @@ def locate(name: str | Path, family: Family, *, role: Role = "model", network: b
     return _download(name, family, role)
 
 
-def folder_or_hub_id(name: str, role: Role, presets: Iterable[str]) -> str | Path:
-    """A name that is none of the `presets`: a folder as a Path, a hub id unchanged. Raises HubError, with
-    the presets, where it can be neither."""
+def folder_or_hub_id(
+    name: str, role: Role, presets: Iterable[str], files: Mapping[str, str] = NO_FILES
+) -> str | Path:
+    """A name that is none of the `presets`: a folder, or a file of one of the forms `files` (by suffix), as a
+    Path, a hub id unchanged. Raises HubError, with the presets, where it can be none of them."""
     folder = local(name)
     if os.path.isdir(folder):
         return folder
     if os.path.exists(folder):  # before it is taken for a hub id
+        if folder.suffix in files:
+            return folder
+        forms = "".join(f", or {form}" for form in files.values())
         raise HubError(
-            f"--{role} {name} is a file: give the folder with config.json and model.safetensors that "
-            f"transformers saves; {_format(folder)} cannot be read"
+            f"--{role} {name} is {FORMATS.get(folder.suffix.lower(), 'a file')}: give the folder with "
+            f"config.json and model.safetensors that transformers saves{forms}"
         )
     if "/" not in name:
         raise HubError(
@@ -117,15 +129,13 @@ def folder_or_hub_id(name: str, role: Role, presets: Iterable[str]) -> str | Pat
 
 
 FORMATS = {
-    ".pt": "openai-whisper's pickled weights",
-    ".bin": "weights of whisper.cpp or of PyTorch without their folder",
-    ".gguf": "the GGUF format of llama.cpp",
+    ".pt": "a file of openai-whisper or another program of PyTorch's",
+    ".bin": "a file of weights of whisper.cpp, or of PyTorch without its folder",
+    ".gguf": "a GGUF file of llama.cpp",
+    ".safetensors": "a file of weights without its folder",
+    ".onnx": "a file of ONNX",
 }
-
-
-def _format(file: Path) -> str:
-    """What a file is by its name, for messages."""
-    return FORMATS.get(file.suffix.lower(), "a single file")
+"""What a file is by its name, for messages."""
 
 
 def _is_hub_id(name: str) -> bool:
@@ -164,6 +174,38 @@ def _download(name: str, family: Family, role: Role) -> Path:
         why = f"the download failed ({error})"
         raise HubError(_absent(name, family, role, why)) from error
     raise HubError(f"--{role} {name}: the repository holds no weights that can be loaded")
+
+
+@dataclass(frozen=True)
+class Download:
+    """What a hub id would download: files with their sizes in bytes, and the licence that its card states."""
+
+    files: Mapping[str, int]
+    licence: str | None
+
+
+def would_download(name: str, family: Family) -> Download:
+    """What `locate` would download of a repository. Raises HubError where the hub cannot be asked."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.utils._paths import filter_repo_objects
+
+    try:
+        info = HfApi().model_info(name, files_metadata=True, timeout=CONNECT_S)
+    except Exception as error:  # offline, unknown, private: each transport has its own class
+        why = " ".join(str(error).split())[:120] or type(error).__name__
+        raise HubError(f"the hub does not say what {name} would download ({why})") from error
+    sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
+    wanted: dict[str, int] = {}
+    for (
+        patterns
+    ) in family.patterns:  # as `_download`: the next ones only where no weights have come
+        names = filter_repo_objects(sizes, allow_patterns=list(patterns))
+        wanted |= {name: sizes[name] for name in names}
+        if any(name.endswith((".safetensors", ".bin")) for name in wanted):
+            break
+    card = info.card_data
+    licence = None if card is None else getattr(card, "license", None)
+    return Download(wanted, licence if isinstance(licence, str) else None)
 
 
 def _absent(name: str, family: Family, role: Role, why: str) -> str:

@@ -19,6 +19,9 @@ PACKAGES = {
 }
 """By method of a `quantization_config`: the modules that read it, with the names to install."""
 
+GGUF = {".gguf": "a .gguf of llama.cpp"}
+"""Single files that hold a language model, by suffix, with what they are."""
+
 
 def method_of(config: Any) -> str | None:
     """The quantisation method of a checkpoint's configuration; None for plain weights."""
@@ -46,6 +49,12 @@ def check_library(config: Any) -> None:
             f"read{'s' if len(missing) == 1 else ''}: pip install {' '.join(missing)}, or take the plain "
             "weights"
         )
+
+
+def check_gguf() -> None:
+    """Raises LoadError where the package is missing with which transformers reads GGUF files."""
+    if importlib.util.find_spec("gguf") is None:
+        raise LoadError("GGUF files are read with the package gguf: pip install 'forescribe[gguf]'")
 
 
 def inexact(method: str, problem: str) -> LoadError:

@@ -17,7 +17,7 @@ from transformers import WhisperForConditionalGeneration
 from forescribe.asr.audio.reading import read_audio
 from forescribe.asr.decode.guards import Guards
 from forescribe.asr.decode.transcriber import Options, Outcome, Transcriber
-from forescribe.asr.model.ctranslate2 import converted
+from forescribe.asr.model.conversion.ctranslate2 import converted
 from forescribe.speculative.requests import Result
 from tests.asr.decode.test_rests import answers, with_tokens
 from tests.real import model, normal, voice

@@ -7,6 +7,7 @@ import shutil
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -260,6 +261,7 @@ def spoil(folder: Path, how: str) -> None:
         (folder / "preprocessor_config.json").unlink()
     elif how == "no generation config":
         (folder / "generation_config.json").unlink()
+        rename(folder, "<|notimestamps|>")
     elif "shard" in how or "index" in how:
         shard(folder)
         last, index = folder / "model-00002-of-00002.safetensors", folder / INDEX
@@ -419,6 +421,36 @@ def test_several_tokens_may_end_a_text(copy, ends) -> None:
     assert whisper.tokens.ends == tuple(ends) and whisper.tokens.end == 256
     made = Transcriber(whisper, gamma=2)
     assert made.engine._context.eos.tolist() == ends
+
+
+def test_a_folder_without_generation_config_writes_what_transformers_writes(copy) -> None:
+    """Older fine-tunes keep its settings in config.json; languages and timestamps are the tokenizer's."""
+    (copy / "generation_config.json").unlink()
+    prompt = [258, 262, 266]  # <|en|><|transcribe|><|notimestamps|>
+    change(
+        copy / "config.json",
+        suppress_tokens=[7, 11, 220],
+        begin_suppress_tokens=[32, 256],
+        forced_decoder_ids=[[i, token] for i, token in enumerate(prompt, 1)],
+        max_length=64,
+    )
+    made = Transcriber(load(Pair(copy), CPU), gamma=0)
+    assert made.whisper.tokens.languages.keys() == set(folders.CODES)
+    samples = np.random.default_rng(0).normal(0, 0.1, 480_000).astype(np.float32)
+    options = Options("en", timestamps=False, vad=False, keep_encoder_states=True)
+    (outcome,) = made.transcribe([(samples, 16_000)], options)
+    (part,) = outcome.decoded
+    model = WhisperForConditionalGeneration.from_pretrained(copy).eval()
+    heard = made.whisper.extractor(samples, sampling_rate=16_000, return_tensors="pt")
+    with torch.inference_mode():
+        theirs = model.generate(heard.input_features, num_beams=1, do_sample=False)[0].tolist()
+    written = [token for token in part.result.tokens if token != 256]
+    assert len(written) > 10
+    assert written == [
+        t for t in theirs[theirs.index(266) + 1 if 266 in theirs else 0 :] if t != 256
+    ]
+    (outcome,) = made.transcribe([(samples, 16_000)], Options(vad=False))
+    assert outcome.transcript.segments and outcome.transcript.language in folders.CODES
 
 
 def test_where_texts_start_and_end_is_also_asked_of_the_tokenizer(copy) -> None:

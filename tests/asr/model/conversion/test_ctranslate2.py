@@ -13,8 +13,8 @@ import torch
 from transformers import WhisperForConditionalGeneration
 
 from forescribe.asr.errors import ModelError
-from forescribe.asr.model import ctranslate2
-from forescribe.asr.model.ctranslate2 import converted, read_variables, usable
+from forescribe.asr.model.conversion import converting, ctranslate2
+from forescribe.asr.model.conversion.ctranslate2 import converted, read_variables, usable
 from forescribe.asr.model.published import locate
 from tests.asr.model import folders
 
@@ -213,4 +213,4 @@ def test_a_relative_cache_of_the_user_is_ignored(monkeypatch) -> None:
     monkeypatch.delenv("FORESCRIBE_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
     monkeypatch.setenv("HOME", "/home/somebody")
-    assert ctranslate2.cache_folder() == Path("/home/somebody/.cache/forescribe")
+    assert converting.cache_folder() == Path("/home/somebody/.cache/forescribe")

@@ -1,0 +1,101 @@
+"""What OpenAI and whisper.cpp publish about their files: checksums, and the heads that follow the audio.
+
+Sources: openai/whisper 20250625 `whisper/__init__.py` (SHA-256 in the addresses of downloads, alignment
+heads); ggml-org/whisper.cpp `models/README.md` (SHA-1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Published:
+    """A model of OpenAI's: `sha256` of its `.pt`, `ggml_sha1` of whisper.cpp's files by quantisation ("" for
+    float16), and the alignment heads, as `layer.head`."""
+
+    sha256: str
+    ggml_sha1: Mapping[str, str]
+    heads: str
+
+    @property
+    def alignment_heads(self) -> list[tuple[int, int]]:
+        """The (layer, head) pairs whose cross-attention follows the audio."""
+        pairs = (pair.split(".") for pair in self.heads.split())
+        return [(int(layer), int(head)) for layer, head in pairs]
+
+
+PUBLISHED: Mapping[str, Published] = {
+    "tiny.en": Published(
+        "d3dd57d32accea0b295c96e26691aa14d8822fac7d9d27d5dc00b4ca2826dd03",
+        {"": "c78c86eb1a8faa21b369bcd33207cc90d64ae9df"},
+        "1.0 2.0 2.5 3.0 3.1 3.2 3.3 3.4",
+    ),
+    "tiny": Published(
+        "65147644a518d12f04e32d6f3b26facc3f8dd46e5390956a9424a650c0ce22b9",
+        {"": "bd577a113a864445d4c299885e0cb97d4ba92b5f"},
+        "2.2 3.0 3.2 3.3 3.4 3.5",
+    ),
+    "base.en": Published(
+        "25a8566e1d0c1e2231d1c762132cd20e0f96a85d16145c3a00adf5d1ac670ead",
+        {"": "137c40403d78fd54d454da0f9bd998f78703390c"},
+        "3.3 4.7 5.1 5.5 5.7",
+    ),
+    "base": Published(
+        "ed3a0b6b1c0edf879ad9b11b1af5a0e6ab5db9205f891f668f8b0e6c6326e34e",
+        {"": "465707469ff3a37a2b9b8d8f89f2f99de7299dac"},
+        "3.1 4.2 4.3 4.7 5.1 5.2 5.4 5.6",
+    ),
+    "small.en": Published(
+        "f953ad0fd29cacd07d5a9eda5624af0f6bcf2258be67c92b79389873d91e0872",
+        {"": "db8a495a91d927739e50b3fc1cc4c6b8f6c2d022"},
+        "6.6 7.0 7.3 7.8 8.2 8.5 8.7 9.0 9.4 9.8 9.10 10.0 10.1 10.2 10.3 10.6 10.11 11.2 11.4",
+    ),
+    "small": Published(
+        "9ecf779972d90ba49c06d968637d720dd632c55bbf19d441fb42bf17a411e794",
+        {"": "55356645c2b361a969dfd0ef2c5a50d530afd8d5"},
+        "5.3 5.9 8.0 8.4 8.7 8.8 9.0 9.7 9.9 10.5",
+    ),
+    "medium.en": Published(
+        "d7440d1dc186f76616474e0ff0b3b6b879abc9d1a4926b7adfa41db2d497ab4f",
+        {"": "8c30f0e44ce9560643ebd10bbe50cd20eafd3723"},
+        "11.4 14.1 14.12 14.14 15.4 16.0 16.4 16.9 17.12 17.14 18.7 18.10 18.15 20.0 20.3 "
+        "20.9 20.14 21.12",
+    ),
+    "medium": Published(
+        "345ae4da62f9b3d59415adc60127b97c714f32e89e936602e85993674d08dcb1",
+        {"": "fd9727b6e1217c2f614f9b698455c4ffd82463b4"},
+        "13.15 15.4 15.15 16.1 20.0 23.4",
+    ),
+    "large-v1": Published(
+        "e4b87e7e0bf463eb8e6956e646f1e277e901512310def2c24bf0e11bd3c28e9a",
+        {"": "b1caaf735c4cc1429223d5a74f0f4d0b9b59a299"},
+        "9.19 11.2 11.4 11.17 22.7 22.11 22.17 23.2 23.15",
+    ),
+    "large-v2": Published(
+        "81f7c96c852ee8fc832187b0132e569d6c3065a3252ed18e56effd0b6a73e524",
+        {
+            "": "0f4c8e34f21cf1a914c59d8b3ce882345ad349d6",
+            "q5_0": "00e39f2196344e901b3a2bd5814807a769bd1630",
+        },
+        "10.12 13.17 16.11 16.12 16.13 17.15 17.16 18.4 18.11 18.19 19.11 21.2 21.3 22.3 "
+        "22.9 22.12 23.5 23.7 23.13 25.5 26.1 26.12 27.15",
+    ),
+    "large-v3": Published(
+        "e5b1a55b89c1367dacf97e3e19bfd829a01529dbfdeefa8caeb59b3f1b81dadb",
+        {
+            "": "ad82bf6a9043ceed055076d0fd39f5f186ff8062",
+            "q5_0": "e6e2ed78495d403bef4b7cff42ef4aaadcfea8de",
+        },
+        "7.0 10.17 12.18 13.12 16.1 17.14 19.11 21.4 24.1 25.6",
+    ),
+    "large-v3-turbo": Published(
+        "aff26ae408abcba5fbf8813c21e62b0941638c5f6eebfb145be0c9839262a19a",
+        {
+            "": "4af2b29d7ec73d781377bfd1758ca957a807e941",
+            "q5_0": "e050f7970618a659205450ad97eb95a18d69c9ee",
+        },
+        "2.4 2.11 3.3 3.6 3.11 3.14",
+    ),
+}
