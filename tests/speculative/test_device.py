@@ -557,7 +557,10 @@ def test_the_free_memory_of_a_cpu_is_what_system_and_container_leave(tmp_path):
     files = {"proc/meminfo": "MemTotal:  900 kB\nMemAvailable:  100 kB\n"}
 
     def free(**group: str) -> int | None:
-        for name, text in {**files, **{f"sys/fs/cgroup/memory.{k}": v for k, v in group.items()}}.items():
+        for name, text in {
+            **files,
+            **{f"sys/fs/cgroup/memory.{k}": v for k, v in group.items()},
+        }.items():
             (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / name).write_text(text)
         return device._free_host_memory(tmp_path)

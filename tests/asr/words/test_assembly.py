@@ -174,7 +174,9 @@ def test_a_text_with_words_has_no_word_of_signs_alone(window):
     texts, times, pauses, length = window
     for text, found in zip(
         texts,
-        assemble_words(TOKENIZER, "en", [(tokens(t), t) for t in texts], times, pauses, 0, length=length),
+        assemble_words(
+            TOKENIZER, "en", [(tokens(t), t) for t in texts], times, pauses, 0, length=length
+        ),
         strict=True,
     ):
         spoken = [w for w in found if any(c.isalnum() for c in w.text)]
