@@ -76,8 +76,8 @@ class TextGenerator:
     plain decoding. `universal` lets a model with other tokens draft through text, on CPUs.
 
     `gamma` is the number of drafted tokens per round; None chooses it by measured speed. `context` is
-    the maximum number of tokens of prompt and text, by default as `default_context`. Raises LoadError for a draft with other tokens,
-    RequestError for a context that the model does not have. Not thread-safe.
+    the maximum number of tokens of prompt and text, by default as `default_context`. Raises LoadError for
+    a draft with other tokens, RequestError for a context that the model does not have. Not thread-safe.
     """
 
     def __init__(

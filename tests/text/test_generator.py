@@ -345,7 +345,7 @@ def test_options_with_impossible_values_are_refused(fields, said):
 
 
 def test_the_context_is_the_models(folder, pair, monkeypatch):
-    """Of the target, and of a draft with fewer positions, as far as half of the free memory holds the rows."""
+    """Of the target, and of a draft with fewer positions, as far as half of the free memory is enough."""
     long = write(folder / "long", positions=8192)
     made = TextGenerator.load(long, batch=2, device="cpu")
     assert made.context == 8192
