@@ -12,6 +12,7 @@ import os
 import time
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -117,6 +118,14 @@ class Device:
         elif self.kind == "mps":
             torch.mps.synchronize()
 
+    def free_memory(self) -> int | None:
+        """Bytes that are free for tensors; None where that is not known. Of a CPU what the system can give,
+        and a container's limit leaves."""
+        if self.kind == "cuda":
+            with self.guard():
+                return int(torch.cuda.mem_get_info()[0])
+        return _free_host_memory() if self.kind == "cpu" else None
+
     def mark_step(self) -> None:
         """Ends a graph in Gaudi's lazy mode; nothing elsewhere. Called at round borders only."""
         if self.kind == "hpu" and hpu_is_lazy():
@@ -140,6 +149,24 @@ def keep_to_one_core() -> None:
 
     torch.get_num_threads()  # see `set_thread_count`
     threadpool_limits(1, "openmp")
+
+
+def _free_host_memory(root: Path = Path("/")) -> int | None:
+    try:
+        lines = (root / "proc/meminfo").read_text().splitlines()
+        found = dict(line.split(":", 1) for line in lines)
+        free = int(found["MemAvailable"].split()[0]) << 10
+    except (OSError, KeyError, ValueError):  # not Linux
+        return None
+    group = root / "sys/fs/cgroup"
+    try:
+        limit = int((group / "memory.max").read_text())
+        usage = int((group / "memory.current").read_text())
+        counts = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        # Pages of files that nobody has used lately are given up before the limit is reached.
+        return max(0, min(free, limit - usage + int(counts["inactive_file"])))
+    except (OSError, KeyError, ValueError):  # no control group, or "max": no limit
+        return free
 
 
 def hpu_is_lazy() -> bool:

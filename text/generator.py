@@ -11,8 +11,9 @@ distribution does.
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -25,6 +26,7 @@ from forescribe.speculative.engine.engine import Engine
 from forescribe.speculative.engine.schedule import schedule_for
 from forescribe.speculative.engine.stats import Stats
 from forescribe.speculative.errors import BrokenError, LoadError, RequestError
+from forescribe.speculative.models.families.causal_config import cache_numbers
 from forescribe.speculative.models.families.causal_engines import causal_decoder
 from forescribe.speculative.models.families.draft_precision import draft_device
 from forescribe.speculative.models.families.model_engine import ModelEngine
@@ -42,7 +44,11 @@ from .text_drafters import NGRAM, drafter_for
 __all__ = ["Candidate", "Completion", "Event", "Options", "TextGenerator", "Token"]
 
 CONTEXT = 4096
-"""Positions of a row by default: memory is allocated for all of them."""
+"""Positions of a row that are allowed by default whatever memory is free, if the models have them."""
+
+STEP, SHARE = 256, 0.5
+"""Longer rows are allowed in steps, as far as they take at most this share of the free memory: a server's
+speech model is loaded beside."""
 
 RANKS = 20
 """Most likely tokens that a request may ask for at each position; OpenAI's limit."""
@@ -50,13 +56,28 @@ RANKS = 20
 MODES = (Mode(), Mode(sampling=True), Mode(True, True, True, True))
 
 
+def default_context(models: Sequence[LanguageModel], device: Device, batch: int) -> int:
+    """Positions of a row that the models have, as far as memory allows: for the caches of `batch` rows, and
+    for the masks of as many prompts, which are read together. The memory of caches is taken at once on
+    cards; on CPUs while texts grow."""
+    longest = min(model.positions for model in models)
+    free = device.free_memory()
+    if longest <= CONTEXT or free is None:
+        return min(longest, CONTEXT)
+    size = batch * device.dtype.itemsize
+    kept = size * sum(cache_numbers(model.model.config.get_text_config()) for model in models)
+    # The longest n with kept * n + size * n**2 <= SHARE * free.
+    fits = (math.sqrt(kept**2 + 4 * size * SHARE * free) - kept) / (2 * size)
+    return min(longest, max(CONTEXT, int(fits + 1e-6) // STEP * STEP))
+
+
 class TextGenerator:
     """One target with one draft: another model, a head, `"ngram"`, a name of `drafter_registry`, or None for
     plain decoding. `universal` lets a model with other tokens draft through text, on CPUs.
 
     `gamma` is the number of drafted tokens per round; None chooses it by measured speed. `context` is
-    the maximum number of tokens of prompt and text. Raises LoadError for a draft with other tokens,
-    RequestError for a context that the model does not have. Not thread-safe.
+    the maximum number of tokens of prompt and text, by default as `default_context`. Raises LoadError for
+    a draft with other tokens, RequestError for a context that the model does not have. Not thread-safe.
     """
 
     def __init__(
@@ -75,7 +96,11 @@ class TextGenerator:
         if gamma is not None:
             checks.whole("gamma", gamma, 0)
         self.target, self.draft, self.device = target, draft, device
-        self.context = min(target.positions, CONTEXT) if context is None else context
+        if context is None:
+            drafts = isinstance(draft, LanguageModel) and not universal
+            models = [target, draft] if drafts else [target]
+            context = default_context(models, device, batch)
+        self.context = context
         self.vocabulary = target.vocabulary
         drafter = drafter_for(
             target, draft, device, gamma=gamma, context=self.context, universal=universal
@@ -162,7 +187,8 @@ class TextGenerator:
     def encode(self, prompt: Prompt) -> tuple[int, ...]:
         """The tokens of a text or a conversation; token ids as they are. Raises RequestError where there
         is no room after them, or where the model has no chat template."""
-        return encode(prompt, self.vocabulary, self.target.vocab_size, self.context)
+        vocab_size, positions = self.target.vocab_size, self.target.positions
+        return encode(prompt, self.vocabulary, vocab_size, self.context, positions)
 
     def submit(self, prompt: Prompt, options: Options | None = None) -> int:
         """Queues a text; returns its number in events. Raises RequestError."""

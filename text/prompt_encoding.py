@@ -16,10 +16,10 @@ Prompt = str | Sequence[int] | Sequence[Message]
 
 
 def encode(
-    prompt: Prompt, vocabulary: Vocabulary, vocab_size: int, context: int
+    prompt: Prompt, vocabulary: Vocabulary, vocab_size: int, context: int, positions: int
 ) -> tuple[int, ...]:
-    """The tokens of a prompt. Raises RequestError where they leave no room in `context`, and where the
-    model has no form for conversations."""
+    """The tokens of a prompt. Raises RequestError where they leave no room in `context`, of the model's
+    `positions`, and where the model has no form for conversations."""
     ids = _ids(prompt, vocabulary)
     unknown = next((i for i in ids if not 0 <= i < vocab_size), None)
     if unknown is not None:
@@ -27,8 +27,9 @@ def encode(
     if not ids:
         raise RequestError("the prompt is empty")
     if len(ids) >= context:
+        more = f"; a larger context allows up to {positions}" if positions > context else ""
         raise RequestError(
-            f"the prompt has {len(ids)} tokens; with its answer it must fit {context}"
+            f"the prompt has {len(ids)} tokens; with its answer it must fit {context}{more}"
         )
     return ids
 

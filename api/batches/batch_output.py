@@ -63,7 +63,8 @@ def body_of(transcript: Transcript, form: str, granularities: Sequence[str] | No
     if form == "text":
         return f"{transcript.text}\n"
     if form in answers.FILES:
-        return answers.FILES[form](transcript)
+        render, _ = answers.FILES[form]
+        return render(transcript)
     if form == "diarized_json":
         return answers.diarized(transcript)
     if form == "json":

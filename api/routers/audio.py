@@ -34,7 +34,7 @@ def _openapi(form: type[TranscriptionForm] | type[TranslationForm]) -> dict[str,
     schema["required"] = ["file", *schema["required"]]
     body = {"required": True, "content": {"multipart/form-data": {"schema": schema}}}
     answers: dict[str, dict[str, str]] = {
-        kind: {} for kind in ("application/json", "text/plain", "text/event-stream")
+        kind: {} for kind in ("application/json", "text/plain", "text/vtt", "text/event-stream")
     }
     return {"requestBody": body, "responses": {"200": {"content": answers}}}
 

@@ -39,7 +39,10 @@ SPECULATION = (
 )
 """The statistics of a transcript that `verbose_json` contains."""
 
-FILES: Mapping[str, files.Render] = MappingProxyType({"srt": files.srt, "vtt": files.vtt})
+FILES: Mapping[str, tuple[files.Render, str]] = MappingProxyType(
+    {"srt": (files.srt, "text/plain"), "vtt": (files.vtt, "text/vtt")}
+)
+"""Subtitles with their media types. SubRip has no registered one; clients of OpenAI's API take any."""
 
 
 def answer(
@@ -55,7 +58,8 @@ def answer(
     if form == "text":
         return PlainTextResponse(f"{transcript.text}\n")
     if form in FILES:
-        return PlainTextResponse(FILES[form](transcript))
+        render, kind = FILES[form]
+        return PlainTextResponse(render(transcript), media_type=kind)
     if form == "diarized_json":
         return JSONResponse(diarized(transcript))
     if form == "json":

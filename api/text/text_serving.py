@@ -84,6 +84,7 @@ class TextServing:
                 engine=settings.engine,
                 batch=settings.batch_size,
                 gamma=settings.gamma,
+                context=settings.text_context,
                 network=not settings.local_files_only,
             )
             log_engine(

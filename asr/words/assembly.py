@@ -16,7 +16,7 @@ from ..formats.transcript import TokenSource, Word
 from ..segment.pauses import Pause
 from .splitting import WordTokens, split_words
 from .timing import TokenTimes
-from .word_borders import TimedWord, aligned_with_pauses, shortened
+from .word_borders import TimedWord, aligned_with_pauses, apart, shortened
 
 
 def assemble_words(
@@ -27,11 +27,14 @@ def assemble_words(
     pauses: Sequence[Pause],
     offset: int,
     sources: Sequence[TokenSource] | None = None,
+    *,
+    length: int,
 ) -> list[tuple[Word, ...]]:
-    """The words of a window's segments, in samples of the recording; the window starts at `offset`.
+    """The words of a window's segments, in samples of the recording; the window starts at `offset` and has
+    `length` samples.
 
     `segments` are tokens with their text, in order. `times` and `sources` are of all their tokens
-    joined. The words of a segment joined are its text, and each lies in its window.
+    joined. The words of a segment joined are its text, and each lies in its window and takes time.
     """
     position, words, counts = 0, list[TimedWord](), list[int]()
     for tokens, text in segments:
@@ -43,7 +46,7 @@ def assemble_words(
             words.append(_timed(word, times, position, own))
             position += word.count
         counts.append(len(split))
-    timed = iter(shortened(aligned_with_pauses(words, pauses)))
+    timed = iter(apart(shortened(aligned_with_pauses(words, pauses)), length))
     return [tuple(_shifted(word, offset) for word in islice(timed, count)) for count in counts]
 
 

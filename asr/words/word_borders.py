@@ -28,6 +28,10 @@ found. Numbers are exempt: they take longer to say than their digits suggest."""
 REACH = (round(0.1 * SAMPLE_RATE), round(0.3 * SAMPLE_RATE))
 """A pause moves the border between two words from as far away as the pause is long, within these."""
 
+SHORTEST = round(0.02 * SAMPLE_RATE)
+"""A word lasts at least a step of the alignment, whose path puts several tokens on one frame where there are
+more tokens than frames, or where the attention is weak."""
+
 GAP = round(0.3 * SAMPLE_RATE)
 """A word is extended over at most this much to the pause or the word next to it; a longer gap is speech
 that was not transcribed."""
@@ -157,3 +161,20 @@ def shortened(words: Sequence[TimedWord]) -> list[TimedWord]:
         result.append(word)
         after_end = word.last_character in SENTENCE_END
     return result
+
+
+def apart(words: Sequence[TimedWord], length: int) -> list[TimedWord]:
+    """Words in order, each of at least `SHORTEST` samples, which it takes from the words behind it, at the
+    end of the window from those before it; less where `length` samples do not hold all words so."""
+    least = min(SHORTEST, length // max(1, len(words)))
+    spans, border = list[Span](), 0
+    for word in words:
+        start = max(word.start, border)
+        border = max(word.end, start + least)
+        spans.append(Span(start, border))
+    result, border = list[TimedWord](), length
+    for word, span in zip(reversed(words), reversed(spans), strict=True):
+        end = min(span.end, border)
+        border = min(span.start, end - least)
+        result.append(replace(word, start=border, end=end))
+    return result[::-1]

@@ -69,7 +69,8 @@ def padded_to_bucket(texts: Sequence[Sequence[int]], device: Device, most: int) 
     static."""
     length = max(map(len, texts))
     if device.static_shapes:
-        length = min(next((b for b in PROMPT_BUCKETS if b >= length), most), most)
+        doubled = 1 << (length - 1).bit_length()  # behind the last bucket
+        length = min(next((b for b in PROMPT_BUCKETS if b >= length), doubled), most)
     return [[*text, *[0] * (length - len(text))] for text in texts]
 
 

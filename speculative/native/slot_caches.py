@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..models.lean.self_cache import SelfCache
+from ..models.lean.zero_pages import zeros
 from .structures import Stored
 
 DTYPES = {Stored.FLOAT32: torch.float32, Stored.BFLOAT16: torch.bfloat16}
@@ -37,5 +38,6 @@ class SelfCaches(SelfCache):
 
 
 def cross_caches(layers: int, strips: int, size: int) -> Tensor:
-    """Zeroed bytes `[L, 2, strips * size]` for the keys and values of `strips` rows and heads."""
-    return torch.zeros((layers, 2, strips * size), dtype=torch.uint8)
+    """Zeroed bytes `[L, 2, strips * size]` for the keys and values of `strips` rows and heads. They take
+    memory as rows are used: 35 MB for each of whisper-base's."""
+    return zeros((layers, 2, strips * size), torch.uint8, torch.device("cpu"))

@@ -175,6 +175,28 @@ def test_what_cannot_be_served_is_a_bad_request_that_names_it(client, model, cha
     assert said in caught.value.message
 
 
+@pytest.mark.parametrize(("given", "context"), [(None, 8192), (5000, 5000)])
+def test_prompts_may_be_as_long_as_the_models_context_or_the_settings(
+    tmp_path, given, context
+) -> None:
+    long = write(tmp_path / "long", positions=8192)
+    settings = Settings(
+        text_model=str(long), text_draft="none", text_context=given, device="cpu", batch_size=2
+    )
+    with TestClient(app_of(settings), base_url="http://127.0.0.1") as client:
+        until(lambda: client.app.state.text_serving.state == "ready", 60)
+
+        def answer(tokens: int) -> httpx.Response:
+            body = {"model": str(long), "prompt": [97] * tokens, "max_tokens": 2}
+            return client.post("/v1/completions", json=body)
+
+        if given is None:
+            assert answer(4100).json()["usage"]["prompt_tokens"] == 4100
+        refused = answer(context)
+        assert refused.status_code == 400 and refused.json()["error"]["param"] == "prompt"
+        assert f"it must fit {context}" in refused.json()["error"]["message"]
+
+
 def test_other_errors_have_openais_body_too(client, server) -> None:
     with pytest.raises(openai.NotFoundError) as caught:
         client.chat.completions.create(model="gpt-9", messages=[{"role": "user", "content": "a"}])

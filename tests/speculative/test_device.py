@@ -548,3 +548,25 @@ def test_without_an_index_the_current_card_stays(cards, on) -> None:
     cards.current = 0
     with on.guard():
         assert cards.current == 0
+
+
+def test_the_free_memory_of_a_cpu_is_what_system_and_container_leave(tmp_path):
+    assert Device("cpu", torch.float32).free_memory() > 1 << 20
+    assert Device("mps", torch.float32).free_memory() is None
+    assert device._free_host_memory(tmp_path) is None  # not Linux
+    files = {"proc/meminfo": "MemTotal:  900 kB\nMemAvailable:  100 kB\n"}
+
+    def free(**group: str) -> int | None:
+        for name, text in {
+            **files,
+            **{f"sys/fs/cgroup/memory.{k}": v for k, v in group.items()},
+        }.items():
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_text(text)
+        return device._free_host_memory(tmp_path)
+
+    assert free() == 100 << 10
+    used = {"current": str(90 << 10), "stat": f"anon 5\ninactive_file {20 << 10}\n"}
+    assert free(max="max", **used) == 100 << 10
+    assert free(max=str(120 << 10), **used) == 50 << 10
+    assert free(max=str(60 << 10), **used) == 0

@@ -55,6 +55,7 @@ def write(
     tokens: PreTrainedTokenizerFast | None = None,
     padding: int = 0,
     near: Path | None = None,
+    positions: int = POSITIONS,
 ) -> Path:
     """A model of random weights; `padding` is the number of unused token ids. `near` is a model of the
     same shape: the weights are its own with some noise, so that as a draft it is often right."""
@@ -67,7 +68,7 @@ def write(
         "num_attention_heads": 2,
         "num_key_value_heads": 1,
         "head_dim": 8,
-        "max_position_embeddings": POSITIONS,
+        "max_position_embeddings": positions,
     }
     if family == "gpt2":
         sizes = {
@@ -75,7 +76,7 @@ def write(
             "n_embd": 16,
             "n_layer": layers,
             "n_head": 2,
-            "n_positions": POSITIONS,
+            "n_positions": positions,
         }
     torch.manual_seed(seed)
     ids = dict(zip(("bos_token_id", "eos_token_id"), (tokens.bos_token_id, tokens.eos_token_id),

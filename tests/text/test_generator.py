@@ -18,7 +18,9 @@ from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from forescribe.speculative import Sampling
+from forescribe.speculative.device import Device
 from forescribe.speculative.errors import DecodingError, LoadError, RequestError
+from forescribe.speculative.models.families.causal_config import cache_numbers
 from forescribe.speculative.requests import Mode
 from forescribe.text import TextGenerator
 from forescribe.text.detokenizer import HELD, Detokenizer
@@ -340,6 +342,33 @@ def test_prompts_that_are_none_are_refused(generator, prompt, said):
 def test_options_with_impossible_values_are_refused(fields, said):
     with pytest.raises(RequestError, match=said):
         Options(**fields)
+
+
+def test_the_context_is_the_models(folder, pair, monkeypatch):
+    """Of the target, and of a draft with fewer positions, as far as half of the free memory is enough."""
+    long = write(folder / "long", positions=8192)
+    made = TextGenerator.load(long, batch=2, device="cpu")
+    assert made.context == 8192
+    assert len(made.encode([1] * 8191)) == 8191
+    with pytest.raises(RequestError, match="has 8192 tokens; with its answer it must fit 8192$"):
+        made.encode([1] * 8192)
+
+    both = TextGenerator.load(long, pair[1], batch=2, device="cpu")
+    assert both.context == POSITIONS
+    with pytest.raises(RequestError, match="must fit 96; a larger context allows up to 8192$"):
+        both.encode([1] * 96)
+
+    config = made.target.model.config
+    assert cache_numbers(config) == 2 * 2 * 1 * 8  # keys and values, layers, heads, numbers each
+    kept, mask = 2 * 4 * cache_numbers(config), 2 * 4
+    for limit in (5000, 8191, 10_000):
+        free = 2 * (kept * limit + mask * limit**2)
+        monkeypatch.setattr(Device, "free_memory", lambda self, free=free: free)
+        found = TextGenerator(made.target, device=made.device, batch=2).context
+        assert found == min(8192, limit // 256 * 256)
+    for free in (0, None):  # as before: unknown, or too little for what was always allowed
+        monkeypatch.setattr(Device, "free_memory", lambda self, free=free: free)
+        assert TextGenerator(made.target, device=made.device, batch=2).context == 4096
 
 
 @pytest.mark.parametrize("context", [0, 1, POSITIONS + 1, 2.5, True])

@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 from importlib.metadata import version
 from typing import Any
 
-from ...formats.transcript import Json, Notice, Transcript
+from ...formats.transcript import Json, Notice, Segment, Transcript
 from .. import accounting
 from ..decoding_context import DecodingContext
 from ..options import Options
@@ -52,7 +52,11 @@ def _transcript(
         coverage=accounting.coverage(done, recording.silent),
         language=language,
         language_probability=recording.language_probability,
-        warnings=(*recording.audio.warnings, *_warnings(context, recording, done, language)),
+        warnings=(
+            *recording.audio.warnings,
+            *_warnings(context, recording, done, language),
+            *_doubts(bound, recording, segments),
+        ),
         settings=settings_of(context, bound.options),
         stats=accounting.stats(done, wall),
     )
@@ -73,6 +77,15 @@ def _warnings(
         *accounting.untimed(done, recording.timing_faults),
         *accounting.undrafted(done),
     ]
+
+
+def _doubts(
+    bound: BoundOptions, recording: RecordingState, segments: Sequence[Segment]
+) -> list[Notice]:
+    language, probability = recording.language, recording.language_probability
+    if bound.language is not None or language is None or probability is None:
+        return []
+    return accounting.uncertain(segments, language, probability)
 
 
 def settings_of(context: DecodingContext, options: Options) -> dict[str, Json]:

@@ -107,6 +107,7 @@ def words_of(
         within(tag.pauses, decoded.length),  # the window may have been encoded beyond its end
         decoded.start,
         sources_of(decoded, parts, whisper.tokens.end),
+        length=decoded.length,
     )
 
 

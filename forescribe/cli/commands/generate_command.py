@@ -112,7 +112,7 @@ class GenerateOptions:
             "--context",
             metavar="N",
             min=2,
-            help="Maximum tokens of prompt and text together.  [default: 4096]",
+            help="Maximum tokens of prompt and text together.  [default: the model's, as memory allows]",
         ),
     ] = None
     local_files_only: LocalFilesOnly = False

@@ -66,6 +66,16 @@ def positions_of(config: Any) -> int:
     return limit
 
 
+def cache_numbers(config: Any) -> int:
+    """Numbers that the caches keep for a position of one row: keys and values of all layers, none of which
+    is taken to be shorter than the text."""
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    plain = config.hidden_size // config.num_attention_heads
+    latent = getattr(config, "qk_nope_head_dim", 0) + getattr(config, "qk_rope_head_dim", 0)
+    size = max(getattr(config, "head_dim", None) or plain, latent)
+    return 2 * int(config.num_hidden_layers) * int(heads) * int(size)
+
+
 def strange_windows(config: Any, limit: int) -> str:
     """A width that our masks do not implement, as `window_size 256`: GPT-Neo's local layers, Doge's choice
     of keys, indexed attention. Shorter texts are computed correctly, so no short comparison finds it."""

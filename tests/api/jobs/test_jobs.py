@@ -70,6 +70,8 @@ def test_every_format_comes_from_what_was_decoded(client) -> None:
         found[form] = answer
     text = found["json"].json()["text"]
     assert text and found["text"].text.strip() == text
+    kinds = {form: one.headers["content-type"].split(";")[0] for form, one in found.items()}
+    assert kinds["vtt"] == "text/vtt" and kinds["srt"] == kinds["text"] == "text/plain"
     assert found["vtt"].text.startswith("WEBVTT") and found["tsv"].text.startswith("start\tend")
     assert all(segment["speaker"] for segment in found["diarized_json"].json()["segments"])
     assert len(found["rttm"].text.splitlines()) == 2

@@ -11,6 +11,7 @@ import torch
 
 import forescribe.asr.decode.encoding
 from forescribe.asr.decode.guards import Guards, Judgement
+from forescribe.asr.decode.recordings.recording_state import WindowTag
 from forescribe.asr.decode.recordings.window_requests import seed_of
 from forescribe.asr.decode.transcriber import Options, Transcriber
 from forescribe.asr.errors import UsageError
@@ -95,6 +96,17 @@ def test_a_planted_failing_window_alone_is_decoded_again(whisper, recording, pla
     for n in (0, 2):
         assert guarded.decoded[n].result.tokens == plain.decoded[n].result.tokens
     assert guarded.decoded[1].result.tokens != plain.decoded[1].result.tokens
+
+
+def test_a_window_without_a_voice_is_not_sampled(whisper, recording, plain, monkeypatch):
+    """Some sampled text would pass at last, and nobody has said it."""
+    monkeypatch.setattr(WindowTag, "heard", property(lambda tag: False))
+    victim = plain.decoded[1].result.probe[0]
+    judge = failing(victim, 0.4)
+    guarded = decode(whisper, recording, Guards(), judge=judge, monkeypatch=monkeypatch)
+    assert [d.state for d in guarded.decoded] == ["decoded", "silent", "decoded"]
+    assert [d.tried for d in guarded.decoded] == [0.0, 0.0, 0.0]
+    assert guarded.decoded[1].reason == "no voice; planted"
 
 
 def test_a_window_below_a_real_threshold_alone_is_decoded_again(whisper, recording, plain):

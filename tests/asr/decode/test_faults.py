@@ -356,7 +356,9 @@ SECOND_START: list[int] = []
 
 def in_words(one, patch):
     real = word_timer.assemble_words
-    wrong = raises(lambda tokenizer, language, texts, times, quiet, offset, *rest: offset > 0, real)
+    wrong = raises(
+        lambda tokenizer, language, texts, times, quiet, offset, *rest, **more: offset > 0, real
+    )
     patch.setattr(word_timer, "assemble_words", wrong)
 
 

@@ -6,7 +6,9 @@ repository: FORESCRIBE_VOICES names their folder (FLAC files with their text bes
 
 from __future__ import annotations
 
+from difflib import SequenceMatcher
 from functools import cache
+from pathlib import Path
 
 import jiwer
 import numpy as np
@@ -84,30 +86,99 @@ def test_words_are_in_order_inside_the_audio_and_joined_they_are_the_text(read) 
         made = outcome.transcript
         timed = [word for segment in made.segments for word in segment.words]
         assert "".join(word.text for word in timed).strip() == made.text
+        assert all(word.start_sample < word.end_sample for word in timed)
         edges = [edge for word in timed for edge in (word.start_sample, word.end_sample)]
         assert edges == sorted(edges) and 0 <= edges[0] and edges[-1] <= made.sample_count
 
 
+def bare(word: str) -> str:
+    return "".join(c for c in word.lower() if c.isalnum())
+
+
+def test_word_times_are_near_those_of_faster_whisper(read) -> None:
+    """On the same weights; measured: a median of 8 ms, 225 ms at the 95th percentile, where a pause begins or
+    ends."""
+    theirs = pytest.importorskip("faster_whisper", reason="uv pip install faster-whisper==1.2.1")
+    other = theirs.WhisperModel(str(model(BASE)), device="cpu", compute_type="float32")
+    apart: list[float] = []
+    for name in ("lj-1", "jfk"):
+        segments, _ = other.transcribe(
+            str(voice(name)), language="en", beam_size=1, word_timestamps=True
+        )
+        written = [word for segment in segments for word in segment.words]
+        own = [word for s in read[name].transcript.segments for word in s.words]
+        pairs = SequenceMatcher(
+            None, [bare(w.text) for w in own], [bare(w.word) for w in written], autojunk=False
+        )
+        same = [
+            (own[a + i], written[b + i])
+            for a, b, n in pairs.get_matching_blocks()
+            for i in range(n)
+        ]
+        assert len(same) >= 0.97 * len(own)
+        apart += [abs(a.start - b.start) for a, b in same]
+        apart += [abs(a.end - b.end) for a, b in same]
+    assert np.median(apart) <= 0.08 and np.percentile(apart, 95) <= 0.35
+
+
+MODES = {
+    "prompt": {"initial_prompt": "A reading about the history of printing."},
+    "no timestamps": {"timestamps": False},
+    "sequential": {"long_form": "sequential"},
+    "no vad": {"vad": False},
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_no_word_is_lost_in_any_mode(base, mode) -> None:
+    names = ("lj-1", "jfk") if mode.startswith("no ") else ("jfk", "librispeech-1089")
+    options = Options(language="en", **MODES[mode])
+    found = {}
+    for outcome in base.transcribe([str(voice(name)) for name in names], options):
+        found[Path(outcome.source).stem] = outcome
+        assert outcome.transcript.coverage.wordless_samples == 0
+        assert outcome.transcript.coverage.failed_samples == 0
+    counted = errors(found)
+    assert counted.deletions <= 1 and counted.wer <= 0.05
+
+
+def test_a_translation_is_in_english(base) -> None:
+    options = Options(language="fr", task="translate")
+    (outcome,) = base.transcribe([str(voice("french"))], options)
+    assert "that" in outcome.transcript.text and "1" in outcome.transcript.text
+    assert outcome.transcript.coverage.wordless_samples == 0
+
+
+@pytest.mark.parametrize("stored", [{"quantize": "int8"}, {"dtype": "bfloat16"}], ids=str)
+def test_other_number_formats_write_as_few_wrong_words(stored) -> None:
+    """Measured on all English voices, 357 words: float32, int8 and bfloat16 have 11 errors each."""
+    made = Transcriber.load(str(model(BASE)), None, batch=8, device="cpu", **stored)
+    paths = [str(voice(name)) for name in READ[1:]]
+    found = {Path(o.source).stem: o for o in made.transcribe(paths, Options(language="en"))}
+    counted = errors(found)
+    assert counted.deletions == 0 and counted.wer <= 0.05
+
+
 @pytest.mark.parametrize(
-    ("target", "draft", "gamma", "batch", "engine"),
+    ("target", "draft", "gamma", "batch", "engine", "names"),
     [
-        (BASE, TINY, 5, 1, "auto"),
-        (BASE, TINY, 5, 8, "lean"),
-        (BASE, TINY, None, 8, "auto"),
-        (BASE, TINY, 5, 8, "modules"),
-        (BASE, None, 0, 1, "auto"),
-        (BASE, None, 5, 8, "auto"),
-        (TINY, None, 5, 8, "auto"),
+        (BASE, TINY, 5, 1, "auto", READ[1:]),
+        (BASE, TINY, 5, 8, "lean", READ[1:]),
+        (BASE, TINY, None, 8, "auto", READ),
+        (BASE, TINY, 5, 8, "modules", READ[1:]),
+        (BASE, None, 0, 1, "auto", READ[1:]),
+        (BASE, None, 5, 8, "auto", READ[1:]),
+        (TINY, None, 5, 8, "auto", READ[1:]),
     ],
 )
-def test_tokens_equal_generate_on_human_voices(target, draft, gamma, batch, engine) -> None:
+def test_tokens_equal_generate_on_human_voices(target, draft, gamma, batch, engine, names) -> None:
     """Every window and every part of one, against transformers' plain greedy decoding of its samples; where
     an answer ends early, `generate` goes on by itself, with a timestamp of 0 s."""
-    names = [None if name is None else str(model(name)) for name in (target, draft)]
+    folders = [None if name is None else str(model(name)) for name in (target, draft)]
     speculative = Transcriber.load(
-        *names, gamma=gamma, batch=batch, engine=engine, device="cpu", dtype="float32"
+        *folders, gamma=gamma, batch=batch, engine=engine, device="cpu", dtype="float32"
     )
-    for outcome in speculative.transcribe([str(voice(n)) for n in READ], ENGLISH):
+    for outcome in speculative.transcribe([str(voice(n)) for n in names], ENGLISH):
         samples, ends = read_audio(outcome.source), {d.index: d.end for d in outcome.decoded}
         assert outcome.transcript is not None, outcome.error
         for part in outcome.decoded:
@@ -172,14 +243,32 @@ def test_an_english_draft_changes_no_token_of_another_language(base) -> None:
         assert tokens[0] == tokens[1] and tokens[0][0]
 
 
-@pytest.mark.parametrize("vad", [True, False], ids=["vad", "no vad"])
-def test_noise_and_silence_have_no_words(base, tmp_path, vad) -> None:
+def music(seconds: int, rng: np.random.Generator) -> np.ndarray:
+    """Chords of three tones with overtones, which change every 2 s, a drum and a snare each second."""
+    second, drum = np.arange(16_000) / 16_000, np.exp(-np.arange(2000) / 300)
+    chords = ((220, 277, 330), (196, 247, 294), (175, 220, 262), (165, 208, 247))
+    made = np.zeros((seconds, 16_000))
+    for number, bar in enumerate(made):
+        for tone in chords[number // 2 % 4]:
+            for overtone in (1, 2, 3):
+                bar += 0.06 * np.sin(2 * np.pi * tone * overtone * second) / overtone
+        bar[:2000] += 0.3 * np.sin(2 * np.pi * 60 * second[:2000]) * drum
+        bar[8000:10_000] += 0.2 * rng.standard_normal(2000) * drum
+    return made.ravel()
+
+
+HOSTILE = {"default": {}, **MODES, "translation": {"task": "translate", "language": "fr"}}
+
+
+@pytest.mark.parametrize("mode", HOSTILE)
+def test_noise_silence_and_music_have_no_words(base, tmp_path, mode) -> None:
     import soundfile
 
-    rng = np.random.default_rng(0)
-    noise = (0.05 * rng.standard_normal(20 * 16_000)).astype(np.float32)
-    options = Options(vad=vad, guards=Guards())
-    for name, samples in {"noise": noise, "silence": np.zeros_like(noise)}.items():
-        soundfile.write(tmp_path / f"{name}.wav", samples, 16_000, "FLOAT")
-        (outcome,) = base.transcribe([str(tmp_path / f"{name}.wav")], options)
-        assert outcome.transcript.text == "", name
+    rng, length = np.random.default_rng(0), 20 if mode in ("no vad", "sequential") else 120
+    noise = 0.05 * rng.standard_normal(length * 16_000)
+    sounds = {"noise": noise, "silence": np.zeros_like(noise), "music": music(length, rng)}
+    for name, samples in sounds.items():
+        soundfile.write(tmp_path / f"{name}.wav", samples.astype(np.float32), 16_000, "FLOAT")
+    options = Options(guards=Guards(), **HOSTILE[mode])
+    for outcome in base.transcribe([str(tmp_path / f"{name}.wav") for name in sounds], options):
+        assert outcome.transcript.text == "", outcome.source

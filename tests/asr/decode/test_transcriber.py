@@ -15,9 +15,10 @@ from transformers import WhisperForConditionalGeneration
 from forescribe.asr.audio.containers import Pcm
 from forescribe.asr.audio.reading import Recording, open_audio
 from forescribe.asr.decode import transcriber as transcriber_module
+from forescribe.asr.decode.accounting import DOUBTFUL
 from forescribe.asr.decode.guards import Guards, Judgement
 from forescribe.asr.decode.outcome import Partial
-from forescribe.asr.decode.recordings import window_decoder
+from forescribe.asr.decode.recordings import window_decoder, window_results
 from forescribe.asr.decode.transcriber import Options, Outcome, Progress, Transcriber
 from forescribe.asr.errors import AudioError, UsageError
 from forescribe.asr.formats.files import srt, tsv, txt, vtt
@@ -333,6 +334,28 @@ def test_a_window_leaves_its_recordings_language_only_with_confidence(
     for decoded in outcome.decoded:
         expected = tokens.prompt(decoded.language, "transcribe", timestamps=True)
         assert decoded.result.request.prompt == expected
+
+
+def test_a_doubtful_language_is_told(shared, three_windows, monkeypatch) -> None:
+    options = Options(vad=False)
+
+    def warned(options: Options, *verdicts: tuple[str, float]) -> list[str]:
+        hears(monkeypatch, *verdicts)
+        (outcome,) = shared.transcribe([three_windows], options)
+        made = Transcript.from_dict(json.loads(json.dumps(outcome.transcript.to_dict())))
+        return [w.message for w in made.warnings if w.code == "doubtful_language"]
+
+    # Only what the first window was heard as is the recording's language.
+    (message,) = warned(options, ("en", 0.2), ("en", 0.8), ("en", 0.8))
+    assert message.startswith("the language was detected as en with a probability of 0.20")
+    assert message.endswith("name the language (--language)")
+    assert warned(options, ("en", DOUBTFUL - 0.01), ("en", 0.1), ("en", 0.1))
+    assert not warned(options, ("en", DOUBTFUL), ("en", 0.1), ("en", 0.1))
+    assert not warned(replace(options, language="en"))
+
+    # Without text the language does not matter.
+    monkeypatch.setattr(window_results, "texts_of", lambda whisper, decoded: [])
+    assert not warned(options, ("en", 0.2), ("en", 0.8), ("en", 0.8))
 
 
 @pytest.mark.parametrize("language", [None, "auto", "Auto"])

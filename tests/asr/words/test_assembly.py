@@ -15,6 +15,7 @@ from tests.asr.model import folders
 TOKENIZER = folders.tokenizer()  # one token for each byte
 STEP = 320  # samples of 20 ms
 OFFSET = 7 * 480_000
+LENGTH = 480_000
 
 
 def tokens(text: str) -> list[int]:
@@ -34,7 +35,7 @@ def timed(text: str, borders: list[int], pauses: list[Pause] | None = None) -> l
         boundaries += [start * STEP] * (len(tokens(word)) - signs) + [end * STEP] * signs
     times = TokenTimes((*boundaries, borders[-1] * STEP), (1.0,) * len(boundaries))
     ((*result,),) = assemble_words(
-        TOKENIZER, "en", [(tokens(text), text)], times, pauses or [], OFFSET
+        TOKENIZER, "en", [(tokens(text), text)], times, pauses or [], OFFSET, length=LENGTH
     )
     return [
         (w.text, (w.start_sample - OFFSET) / STEP, (w.end_sample - OFFSET) / STEP) for w in result
@@ -68,7 +69,7 @@ def test_a_character_broken_in_two_leaves_one_word_with_all_of_the_text():
     broken = tokens(" caf\u00e9")[:-1]
     whole = TOKENIZER.decode(broken, clean_up_tokenization_spaces=False)
     times = TokenTimes(tuple(range(0, 320 * (len(broken) + 1), 320)), (0.5,) * len(broken))
-    ((*result,),) = assemble_words(TOKENIZER, "en", [(broken, whole)], times, [], 0)
+    ((*result,),) = assemble_words(TOKENIZER, "en", [(broken, whole)], times, [], 0, length=LENGTH)
     assert "".join(word.text for word in result) == whole
     assert result[-1].end_sample == times.boundaries[-1]
 
@@ -79,7 +80,7 @@ def test_a_sign_takes_no_time_from_its_neighbours():
     boundaries = tuple(STEP * at for at in (0, 2, 4, 10, 30, 32, 34, 40))
     chances = (0.5, 0.5, 0.5, 0.001, 1.0, 1.0, 1.0)
     ((first, second),) = assemble_words(
-        TOKENIZER, "en", [(ids, text)], TokenTimes(boundaries, chances), [], 0
+        TOKENIZER, "en", [(ids, text)], TokenTimes(boundaries, chances), [], 0, length=LENGTH
     )
     assert (first.start_sample, first.end_sample) == (0, 10 * STEP)
     assert (second.start_sample, second.end_sample) == (30 * STEP, 40 * STEP)
@@ -125,6 +126,14 @@ def test_a_number_may_last_as_long_as_it_is_spoken():
     assert found[3] == (" $1,234,567.", 60, 260)
 
 
+def test_every_word_lasts_at_least_a_step_of_the_encoder():
+    """The path may put several tokens on one frame, also on the last one."""
+    borders = [10, 10, 10, 40, 1500, 1500]
+    found = timed(" a b c one two", borders)
+    assert found == [(" a", 10, 11), (" b", 11, 12), (" c", 12, 40), (" one", 40, 1499),
+                     (" two", 1499, 1500)]  # fmt: skip
+
+
 PIECES = st.sampled_from(
     [" a", " the", " well-known", " 10:30", " $1,250", " 12%", ",", ".", "?", ' "', '"', " -", " ...",
      " (", ")", " caf\u00e9", "\u96e8", " \u2014", " "]
@@ -149,21 +158,25 @@ def windows(draw):
 def test_words_are_the_text_in_order_and_inside_their_window(window, language):
     texts, times, pauses, length = window
     segments = [(tokens(text), text) for text in texts]
-    found = assemble_words(TOKENIZER, language, segments, times, pauses, OFFSET)
+    found = assemble_words(TOKENIZER, language, segments, times, pauses, OFFSET, length=length)
     assert ["".join(w.text for w in each) for each in found] == texts
     every = [word for each in found for word in each]
     edges = [at for word in every for at in (word.start_sample, word.end_sample)]
     assert edges == sorted(edges)
     assert not edges or OFFSET <= edges[0] and edges[-1] <= OFFSET + length
     assert all(0 <= word.probability <= 1 for word in every)
+    least = min(STEP, length // max(1, len(every)))
+    assert all(word.end_sample - word.start_sample >= least for word in every)
 
 
 @given(windows())
 def test_a_text_with_words_has_no_word_of_signs_alone(window):
-    texts, times, pauses, _ = window
+    texts, times, pauses, length = window
     for text, found in zip(
         texts,
-        assemble_words(TOKENIZER, "en", [(tokens(t), t) for t in texts], times, pauses, 0),
+        assemble_words(
+            TOKENIZER, "en", [(tokens(t), t) for t in texts], times, pauses, 0, length=length
+        ),
         strict=True,
     ):
         spoken = [w for w in found if any(c.isalnum() for c in w.text)]

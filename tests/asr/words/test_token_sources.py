@@ -72,7 +72,7 @@ def test_the_words_sources_joined_are_those_of_the_tokens(text, data):
     count = len(ids)
     written = data.draw(st.lists(st.sampled_from(TOKEN_SOURCES), min_size=count, max_size=count))
     times = TokenTimes(tuple(range(0, 320 * (count + 1), 320)), (0.5,) * count)
-    (found,) = assemble_words(tokenizer, "en", [(ids, text)], times, [], 0, written)
+    (found,) = assemble_words(tokenizer, "en", [(ids, text)], times, [], 0, written, length=480_000)
     assert [who for word in found for who in word.sources] == written
     assert [len(word.sources) for word in found] == [
         s.count for s in split_words(tokenizer, "en", ids)

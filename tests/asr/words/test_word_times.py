@@ -46,7 +46,8 @@ def test_words_that_the_target_reads_are_timed_within_the_aims(whisper, spoken):
     work = Utterance(whisper.encode(features)[0], prompt, tokens, len(samples))
     (times,) = token_times(whisper, [work])
     quiet = pauses(features[0], len(samples))
-    (found,) = assemble_words(whisper.tokenizer, "en", [(tokens, text)], times, quiet, 0)
+    parts = [(tokens, text)]
+    (found,) = assemble_words(whisper.tokenizer, "en", parts, times, quiet, 0, length=len(samples))
     errors = compare(spoken, found)
     assert errors.matched == len(spoken)
     assert errors.within_aims

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from forescribe.speculative.models.lean.zero_pages import zeros
+from forescribe.speculative.native.slot_caches import cross_caches
 
 CPU = torch.device("cpu")
 STATUS = Path("/proc/self/status")
@@ -24,12 +25,22 @@ def test_they_are_zero_and_belong_to_the_tensor(shape, dtype):
     assert part.equal(torch.ones_like(part))
 
 
-@pytest.mark.skipif(not STATUS.is_file(), reason="only Linux tells a process's memory")
-def test_only_what_is_written_takes_memory():
-    def own() -> int:
-        line = next(x for x in STATUS.read_text().splitlines() if x.startswith("RssAnon"))
-        return int(line.split()[1]) * 1024
+def own() -> int:
+    """Bytes of this process that are no file's."""
+    if not STATUS.is_file():
+        pytest.skip("only Linux tells a process's memory")
+    line = next(x for x in STATUS.read_text().splitlines() if x.startswith("RssAnon"))
+    return int(line.split()[1]) * 1024
 
+
+def test_keys_and_values_of_windows_take_memory_as_rows_are_used():
+    before = own()
+    made = cross_caches(4, strips=64, size=1 << 19)  # 256 MB
+    assert own() - before < 64 << 20
+    assert made.shape == (4, 2, 64 << 19) and not made[3, 1, -5:].any()
+
+
+def test_only_what_is_written_takes_memory():
     before = own()
     rows = zeros((64, 1 << 20), torch.float32, CPU)  # 256 MB
     assert own() - before < 64 << 20
