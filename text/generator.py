@@ -97,8 +97,9 @@ class TextGenerator:
             checks.whole("gamma", gamma, 0)
         self.target, self.draft, self.device = target, draft, device
         if context is None:
-            drafts = isinstance(draft, LanguageModel) and not universal
-            models = [target, draft] if drafts else [target]
+            models = [target]
+            if isinstance(draft, LanguageModel) and not universal:
+                models.append(draft)
             context = default_context(models, device, batch)
         self.context = context
         self.vocabulary = target.vocabulary

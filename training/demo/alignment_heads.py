@@ -117,7 +117,9 @@ def measure(whisper: Whisper, group: Sequence[Read], numbers: Sequence[int]) -> 
         borders = boundaries(each.maps[list(numbers)].float().mean(0), count, length)
         times = TokenTimes(borders, (1.0,) * count)
         parts = [(each.tokens, each.text)]
-        (found,) = assemble_words(whisper.tokenizer, "en", parts, times, each.quiet, 0, length=length)
+        (found,) = assemble_words(
+            whisper.tokenizer, "en", parts, times, each.quiet, 0, length=length
+        )
         total += compare(each.speech.words, found)
     return total
 

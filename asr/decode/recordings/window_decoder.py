@@ -140,7 +140,7 @@ class WindowDecoder:
         best = self._rejected.pop(tag, attempt)
         if attempt.judgement is not Judgement.RETRY or attempt.rank > best.rank:
             best = attempt
-        # Without a voice no sampled text is worth more than the greedy one: what passes would be invented.
+        # Without a voice nothing is sampled: a text that passes at last would be invented.
         if attempt.judgement is Judgement.RETRY and tag.heard:
             retry = retry_of(result.request, options.guards)
             if retry is not None:
