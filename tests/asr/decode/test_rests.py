@@ -157,21 +157,25 @@ def test_without_timestamps_windows_go_on_behind_the_last_word(demo, whole, monk
 
 
 def test_a_closing_timestamp_behind_words_that_are_not_written_is_not_believed(
-    demo, whole, monkeypatch
+    demo, monkeypatch
 ) -> None:
     """As whisper-base closed eighteen tokens at the end of 23.5 s of speech."""
     special = demo.whisper.tokens
 
     def few(result: Result) -> Result:
+        if result.request.tag.window.part:
+            return result
         text = [t for t in result.tokens if t < special.end]
         stamps = [t for t in result.tokens if special.stamp(t) is not None]
         return with_tokens(result, (stamps[0], *text[:12], stamps[-1], special.end))
 
-    answers(monkeypatch, few, only=2)
-    (outcome,) = demo.transcribe([MEMO], ENGLISH)
+    answers(monkeypatch, few)
+    (outcome,) = demo.transcribe([MEMO], replace(ENGLISH, keep_encoder_states=True))
     made = outcome.transcript
-    assert sum(d.continued for d in outcome.decoded) >= 2
-    assert len(made.text) > 0.95 * len(whole.transcript.text)
+    # The bundled model's attention finds an end in two of the three windows: it knows no cut texts.
+    assert sum(d.continued for d in outcome.decoded) == 2
+    written = [t for d in outcome.decoded for t in d.tokens if t < special.end]
+    assert len(written) > 3 * 12 + 20  # more than what the changed answers say
     starts = [s.start_sample for s in made.segments]
     assert starts == sorted(starts)
     assert all(a.end_sample <= b.start_sample for a, b in pairwise(made.segments))
