@@ -150,6 +150,7 @@ def test_too_little_speech_is_refused_with_what_is_needed(recordings: Path, tmp_
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_training_raises_acceptance(recordings: Path, tmp_path: Path) -> None:
     """From two of the target's layers, which follow it hardly at all. By steps, so that a slow machine
     learns as much as a fast one; at the first depth, which does not depend on the accepted lengths."""

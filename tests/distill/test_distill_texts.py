@@ -328,6 +328,7 @@ def test_ctrl_c_while_training_leaves_a_draft_and_the_same_run_goes_on(
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_killed_run_goes_on_with_its_labels_and_its_checkpoint(
     data: Path, tmp_path: Path
 ) -> None:

@@ -105,6 +105,7 @@ def check(client: openai.OpenAI, id: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_batch_survives_kills_of_the_process(tmp_path) -> None:
     chance, process = random.Random(SEED), Process(tmp_path)
     try:
@@ -123,6 +124,7 @@ def test_a_batch_survives_kills_of_the_process(tmp_path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_batch_survives_kills_of_replicas(tmp_path) -> None:
     """Two processes on one PostgreSQL: when the one that works on the batch dies, the other goes on."""
     if not URL:
