@@ -89,7 +89,9 @@ class Reloader:
             return
         signal.signal(signal.SIGHUP, self._signalled)
         if self.settings.watch_settings_s:
-            threading.Thread(target=self._watch, args=(file,), name="settings", daemon=True).start()
+            threading.Thread(
+                target=self._watch, args=(file, _mark(file)), name="settings", daemon=True
+            ).start()
 
     def stop(self) -> None:
         """Watch the file no longer."""
@@ -142,8 +144,8 @@ class Reloader:
     def _signalled(self, number: int, frame: FrameType | None) -> None:
         threading.Thread(target=self.reload, name="reload").start()
 
-    def _watch(self, file: Path) -> None:
-        seen = _mark(file)
+    def _watch(self, file: Path, seen: tuple[int, int, int] | None) -> None:
+        """`seen` is the file's mark before the thread began: a change while it starts is one."""
         while not self._stopped.wait(self.settings.watch_settings_s):
             now = _mark(file)
             if now != seen:

@@ -25,6 +25,7 @@ CPU = choose("cpu")
 def file(tmp_path_factory) -> Path:
     """A llama of two layers with random weights and bytes for tokens."""
     gguf = pytest.importorskip("gguf", reason="GGUF files are read by gguf: scripts/setup gguf")
+    pytest.importorskip("accelerate", reason="transformers reads GGUF with it: scripts/setup gguf")
     path = tmp_path_factory.mktemp("gguf") / "small.gguf"
     width, layers, wide = 32, 2, 64
     tokens = [*sorted(bytes_to_unicode().values()), "ab", "<|end|>"]
@@ -94,7 +95,7 @@ def test_a_damaged_file_is_refused_in_one_line(file, tmp_path) -> None:
 
 def test_without_its_reader_a_file_says_what_to_install(file, monkeypatch) -> None:
     monkeypatch.setattr(published_formats.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(LoadError, match=r"package gguf: pip install 'forescribe\[gguf\]'"):
+    with pytest.raises(LoadError, match="gguf and accelerate: pip install gguf accelerate"):
         load(file, CPU)
 
 

@@ -52,9 +52,13 @@ def check_library(config: Any) -> None:
 
 
 def check_gguf() -> None:
-    """Raises LoadError where the package is missing with which transformers reads GGUF files."""
-    if importlib.util.find_spec("gguf") is None:
-        raise LoadError("GGUF files are read with the package gguf: pip install 'forescribe[gguf]'")
+    """Raises LoadError where a package is missing with which transformers reads GGUF files."""
+    missing = [m for m in ("gguf", "accelerate") if importlib.util.find_spec(m) is None]
+    if missing:
+        raise LoadError(
+            "GGUF files are read with the packages gguf and accelerate: "
+            f"pip install {' '.join(missing)}"
+        )
 
 
 def inexact(method: str, problem: str) -> LoadError:
