@@ -679,10 +679,11 @@ def test_ctrl_c_ends_it_in_one_line_and_keeps_what_is_done(pair, here) -> None:
     running = separate("a.wav", "pipe", *pair, "-f", "txt", "--batch-size", "1", cwd=here)
     try:
         deadline = time.monotonic() + 120
-        while not (here / "a.txt").exists() and running.poll() is None:
+        record = here / NAME
+        while not (record.exists() and record.read_text()) and running.poll() is None:
             assert time.monotonic() < deadline
             time.sleep(0.05)
-        time.sleep(0.2)  # from the file's name in place to the wait for the pipe
+        time.sleep(0.5)  # from the record to the wait for the pipe
         running.send_signal(signal.SIGINT)
         out, err = running.communicate(timeout=60)
     finally:
@@ -691,7 +692,7 @@ def test_ctrl_c_ends_it_in_one_line_and_keeps_what_is_done(pair, here) -> None:
     assert running.returncode == 130
     assert out == "" and "Traceback" not in err
     *before, last = err.splitlines()
-    assert sum(line.startswith("forescribe: interrupted; ") for line in before) == 1
+    assert sum(line.startswith("forescribe: interrupted; ") for line in before) == 1, err
     assert last == "1 cancelled; the same command goes on"
     assert [p.name for p in here.glob("*.t*")] == ["a.txt"]
     records = [json.loads(line) for line in (here / NAME).read_text().splitlines()]

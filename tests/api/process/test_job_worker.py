@@ -83,10 +83,12 @@ def _leave(url: str, folder: Path) -> None:
         one.start("--worker")
         ids = [front.submit(f"job{n}", 6, 1.0).json()["id"] for n in range(2)]
         until(lambda: begun(one) >= 4, 120, "the worker does nothing")
-        two.start("--worker")
         assert one.process is not None
-        one.process.send_signal(signal.SIGTERM)
+        one.process.send_signal(
+            signal.SIGTERM
+        )  # before `two` starts: that may take as long as the jobs
         one.process.wait(30)  # drain_s is 0 here
+        two.start("--worker")
         held = [line for line in lines() if line[0] == str(one.process.pid) and line[1] == "begin"]
         for n, id in enumerate(ids):
             assert front.ended(id)["state"] == "succeeded"
