@@ -8,6 +8,7 @@ from benchmarks.faults.catalogue import run
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["F1", "F4", "F9", "F11", "F14", "F19", "F20"])
 def test_jobs_survive(name) -> None:
     row = run(name, long=False, seed=0)
@@ -15,6 +16,7 @@ def test_jobs_survive(name) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_replicas_and_workers_survive() -> None:
     """On PostgreSQL and objects; the long form, with twenty kills, is `benchmarks.faults --long F21`."""
     row = run("F21", long=False, seed=0)
