@@ -19,12 +19,6 @@ from forescribe.asr.model.published import locate
 from tests.asr.model import folders
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch) -> Path:
-    monkeypatch.setenv("FORESCRIBE_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "converted"
-
-
 @pytest.fixture(scope="module")
 def original(tmp_path_factory) -> Path:
     return folders.write(tmp_path_factory.mktemp("original") / "whisper")

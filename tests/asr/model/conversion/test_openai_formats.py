@@ -33,12 +33,6 @@ from tests.real import model, voice
 CPU = choose("cpu")
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch) -> Path:
-    monkeypatch.setenv("FORESCRIBE_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "converted"
-
-
 @pytest.fixture(scope="module")
 def original(tmp_path_factory) -> Path:
     """Wide enough for blocks of 32 numbers, its languages the first ones of Whisper's."""
