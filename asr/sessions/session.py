@@ -116,7 +116,11 @@ class Session:
         self.reading.note(Note(submission))
 
     def close(self) -> None:
-        """End `run` after its step. Recordings that are not complete fail with CapacityError."""
+        """End `run` after its step. Recordings that are not complete fail with CapacityError; their readers
+        end with the block that they read."""
+        with self.reading.changed:
+            for submission in list(self._live):
+                submission.stopped = True
         self.reading.close()
 
     @property

@@ -29,7 +29,7 @@ from ..decode.recordings.window_decoder import WindowDecoder
 from ..decode.recordings.window_requests import bind
 from ..decode.recordings.window_results import in_order
 from ..decode.recordings.word_timer import WordTimer
-from ..errors import ForescribeError, UsageError
+from ..errors import CapacityError, ForescribeError, UsageError
 from ..segment.windows import Window
 from .parts import Part, PartQueue
 
@@ -113,6 +113,7 @@ class Submission:
         self.recording: RecordingState | None = None  # None until it has been opened
         self.outcome: Outcome | None = None
         self.settled = False  # there is an outcome, or it was cancelled
+        self.stopped = False  # its reader ends before the next block
         self.source_released = False  # no reader will use the source again
 
     def time_phases(self, phases: PhaseTimes | None) -> None:
@@ -124,12 +125,19 @@ class Submission:
     def read(self) -> Generator[Window, None, None]:
         """The windows with speech, in order. Raises what `open_audio` and the decoder raise."""
         with open_audio(self.source, name=self.name) as audio:
-            audio.tap = self.tap
+            audio.tap = self._block_read
             recording = RecordingState(self.source, audio, self.name, time.perf_counter())
             for decoded in self._windows.restore(recording):
                 self._parts.add(decoded)
             self.recording = recording
             yield from recording.spoken_windows(self._windows.read(recording))
+
+    def _block_read(self, samples: Samples) -> None:
+        # Silence makes no window: without this, hours of it would be read after the recording's end.
+        if self.stopped:
+            raise CapacityError(f"{self.name}: its reading was stopped")
+        if self.tap is not None:
+            self.tap(samples)
 
     @property
     def fully_read(self) -> bool:
@@ -181,7 +189,7 @@ class Submission:
         the engine."""
         if self.settled:
             return
-        self.outcome, self.settled = outcome, True
+        self.outcome, self.settled, self.stopped = outcome, True, True
         if self.recording is not None:
             self.decoder.forget(self.recording)
 

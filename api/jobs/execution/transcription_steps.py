@@ -91,6 +91,8 @@ class TranscriptionSteps:
             self.active.crashes.exposed(job, lambda: self.active.check(job)),
             open_audio(samples, name=NAME) as recording,
         ):
+            # Hours of silence are read in one go: look after each block whether the job goes on.
+            recording.tap = lambda samples: self.active.check(job)
             detector = session.context.voice_detector()
             return plan_of(recording, detector, options.windows, skip_silence=options.vad)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from unittest.mock import Mock
 from urllib.parse import unquote
@@ -242,6 +243,26 @@ def test_a_cancelled_job_frees_its_rows_and_writes_no_more(client, held, transcr
     assert client.post(f"{JOBS}/{job}/cancel").json() == after
     again = client.post(f"{JOBS}/{job}/retry")
     assert again.status_code == 202 and ended(client, job)["state"] == "succeeded"
+
+
+def test_a_job_that_is_being_cut_can_be_cancelled(client, monkeypatch) -> None:
+    """Hours of silence are read in one go, before there is a window to cancel."""
+    begun, go, blocks = threading.Event(), threading.Event(), []
+
+    def watched(recording, *args, **kwargs) -> None:
+        for block in recording.blocks():
+            blocks.append(block)
+            begun.set()
+            assert go.wait(30)
+
+    monkeypatch.setattr("forescribe.asr.segment.cut_plan.plan_of", watched)
+    job = submit(client, silence(300)).json()["id"]
+    assert begun.wait(30)
+    assert client.post(f"{JOBS}/{job}/cancel").json()["state"] == "cancelled"
+    go.set()
+    until(lambda: not client.app.state.jobs.engine.running())
+    assert len(blocks) == 1
+    assert client.get(f"{JOBS}/{job}").json()["state"] == "cancelled"
 
 
 def test_a_queued_job_can_be_cancelled(tmp_path, transcriber, decoders, held) -> None:

@@ -248,6 +248,34 @@ def test_a_cancelled_recording_is_out_of_its_rows_before_the_next_round(whisper)
     assert other.outcome() is not None
 
 
+@pytest.mark.parametrize("how", ["cancelled", "closed"])
+def test_silence_is_not_read_on_after_the_end(whisper, how) -> None:
+    """An hour of it makes no window: a reader would be held until the end of the file."""
+    begun, go, blocks, ear = threading.Event(), threading.Event(), [], Ear()
+
+    def tap(samples) -> None:
+        blocks.append(len(samples))
+        begun.set()
+        assert go.wait(SOON)
+
+    with running(Session(transcriber(whisper))) as session:
+        submission = session.submit(silence(3600), GERMAN, ear, tap=tap)
+        assert begun.wait(SOON)
+        session.cancel(submission) if how == "cancelled" else session.close()
+        end_s = time.monotonic() + SOON
+        while not submission.stopped and time.monotonic() < end_s:
+            time.sleep(0.01)
+        go.set()
+        outcome = ear.outcome()
+    assert len(blocks) == 1
+    if how == "cancelled":
+        assert outcome is None
+    else:
+        assert outcome is not None and outcome.error is not None
+        assert outcome.error.message == "the service is stopping"
+    drained(session)
+
+
 class Watched(io.BytesIO):
     """A file that notes who touches it too late."""
 
