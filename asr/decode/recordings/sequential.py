@@ -24,7 +24,7 @@ from ..outcome import Decoded
 from .call import Call
 from .recording_state import RecordingState, WindowTag
 from .seeking import advance, previous_text
-from .window_requests import language_in, pauses_for, prompt_room
+from .window_requests import language_in, pauses_for, prompt_room, settled_language
 from .window_results import Extent
 
 # Above this temperature the text so far, that of the window included, is no context (openai/whisper).
@@ -141,7 +141,7 @@ class SequentialWindows:
     def _request(self, tag: SequentialTag) -> Request:
         self.context.watch.start()
         features = tag.position.audio.all_features(tag.position.frame)
-        known = self.call.bound.language or tag.recording.language
+        known = self.call.bound.language or settled_language(tag.recording)
         rows = [each[None] for each in features]
         (encoded,) = encode_features(self.context.whisper, rows, [known is None])
         self.context.watch.mark("encode")

@@ -17,6 +17,7 @@ from ...formats.transcript import seconds
 from ...model.loading import EncoderStates, Whisper
 from ...model.special_tokens import AUTO, CANNOT_TRANSLATE, language_code
 from ...segment.pauses import Pause, pauses
+from ..accounting import DOUBTFUL
 from ..decoding_context import DecodingContext
 from ..drafting import SCRIPT_SLOTS
 from ..encoding import EncodedWindow
@@ -144,13 +145,24 @@ def seed_of(start: int, temperature: float) -> int:
     return int(bits) << 32 | start & 0xFFFFFFFF
 
 
+def settled_language(recording: RecordingState) -> str | None:
+    """The recording's language; None while it is unknown or doubtful."""
+    probability = recording.language_probability
+    return None if probability is None or probability < DOUBTFUL else recording.language
+
+
 def language_in(recording: RecordingState, window: EncodedWindow) -> str:
-    """The language to decode a window in: that of the recording's first window with speech, unless
-    another language is very probable. Sets the recording's language with its first window."""
+    """The language to decode a window in: the recording's, unless another one is very probable.
+
+    The recording's language is that of its first window whose language is not doubtful, and until then the
+    most probable so far. This function sets it.
+    """
     assert window.language is not None
     language, probability = window.language
-    if recording.language is None:
+    before = recording.language_probability
+    if settled_language(recording) is None and (before is None or probability > before):
         recording.language, recording.language_probability = language, probability
+    assert recording.language is not None
     return recording.language if probability < CONFIDENT else language
 
 

@@ -336,6 +336,28 @@ def test_a_window_leaves_its_recordings_language_only_with_confidence(
         assert decoded.result.request.prompt == expected
 
 
+@pytest.mark.parametrize(
+    ("verdicts", "written", "language"),
+    [
+        ([("de", 0.2), ("fr", 0.6), ("fr", 0.7)], ["de", "fr", "fr"], ("fr", 0.6)),
+        ([("de", 0.2), ("fr", 0.1), ("fr", 0.3)], ["de", "de", "fr"], ("fr", 0.3)),
+        ([("de", 0.2), ("fr", 0.6), ("en", 0.8)], ["de", "fr", "fr"], ("fr", 0.6)),
+        ([("fr", DOUBTFUL), ("en", 0.6), ("en", 0.8)], ["fr", "fr", "fr"], ("fr", DOUBTFUL)),
+    ],
+)
+def test_a_doubtful_language_gives_way_to_a_more_probable_one(
+    shared, three_windows, monkeypatch, verdicts, written, language
+) -> None:
+    hears(monkeypatch, *verdicts)
+    options = Options(vad=False, keep_encoder_states=True)
+    (outcome,) = shared.transcribe([three_windows], options)
+    assert [d.language for d in outcome.decoded] == written
+    made = outcome.transcript
+    assert made is not None and (made.language, made.language_probability) == language
+    mixed = [w.code for w in made.warnings if w.code == "mixed_languages"]
+    assert len(mixed) == (len(set(written)) > 1)
+
+
 def test_a_doubtful_language_is_told(shared, three_windows, monkeypatch) -> None:
     options = Options(vad=False)
 
@@ -345,8 +367,7 @@ def test_a_doubtful_language_is_told(shared, three_windows, monkeypatch) -> None
         made = Transcript.from_dict(json.loads(json.dumps(outcome.transcript.to_dict())))
         return [w.message for w in made.warnings if w.code == "doubtful_language"]
 
-    # Only what the first window was heard as is the recording's language.
-    (message,) = warned(options, ("en", 0.2), ("en", 0.8), ("en", 0.8))
+    (message,) = warned(options, ("en", 0.2), ("en", 0.1), ("en", 0.1))
     assert message.startswith("the language was detected as en with a probability of 0.20")
     assert message.endswith("name the language (--language)")
     assert warned(options, ("en", DOUBTFUL - 0.01), ("en", 0.1), ("en", 0.1))
