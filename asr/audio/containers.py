@@ -237,8 +237,7 @@ class _SoundFileReader:
         try:
             while len(block := self.sound.read(READ_FRAMES, dtype="float32", always_2d=True)):
                 yield Pcm(block, self.sound.samplerate)
-            if self.file.error is not None:
-                raise self.file.error
+            self.file.check()
         except soundfile.LibsndfileError as error:
             self.notices.append(
                 Notice("corrupt_audio", f"reading stopped at damaged data ({_reason(error)})")
@@ -254,15 +253,17 @@ class _AvReader:
 
         # libav prints to stderr, over the caller's progress bar; what matters is also raised.
         av.logging.set_level(av.logging.PANIC)
+        self._file = CallbackFile(file)
         try:
             self.container: InputContainer = av.open(
-                file,
+                self._file,
                 mode="r",
                 container_options={"format_whitelist": demuxers, "protocol_whitelist": "file"},
                 io_open=_refuse_to_open,
                 **_lenient_metadata(av.__version__),
             )
         except (av.FFmpegError, ValueError) as error:
+            self._file.check()
             if lacks_index(file):
                 raise AudioError(
                     f"{name}: cut off: the index of this kind of file (mp4, m4a, mov) stands at its "
@@ -345,8 +346,10 @@ class _AvReader:
             try:
                 packet = next(packets)
             except StopIteration:
+                self._file.check()
                 return
             except Exception as error:  # the container itself ends or is damaged here
+                self._file.check()
                 if not _is_damage(error):
                     raise
                 text = f"reading stopped at damaged data ({_reason(error)})"

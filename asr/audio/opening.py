@@ -42,12 +42,12 @@ class CallbackFile:
     """A file for a library that reads it through callbacks of C, where an exception is printed and ignored.
 
     Positions outside of the file, to which damaged headers lead, are moved into it. An error in reading ends
-    the file and is kept in `error`.
+    the file; `check` raises it.
     """
 
     def __init__(self, file: BinaryIO) -> None:
         self._file, self._size = file, file.seek(0, os.SEEK_END)
-        self.error: OSError | None = None
+        self._error: OSError | None = None
         file.seek(0)
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
@@ -61,8 +61,13 @@ class CallbackFile:
         try:
             return self._file.read(count)
         except OSError as error:
-            self.error = error
+            self._error = error
             return b""
+
+    def check(self) -> None:
+        """Raises the error that ended the file, if there was one."""
+        if self._error is not None:
+            raise self._error
 
 
 def unreadable(name: str, error: OSError | ValueError) -> AudioError:

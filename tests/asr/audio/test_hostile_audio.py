@@ -169,13 +169,19 @@ def test_a_frame_with_another_rate_is_damaged(rate) -> None:
     assert containers._pcm(frame) is None
 
 
-def test_a_header_that_leads_out_of_the_file_prints_nothing(tmp_path, capfd) -> None:
-    """libsndfile seeks there, through a callback whose exceptions are printed."""
+@pytest.mark.parametrize("kind", ["AIFF", "CAF"])
+def test_a_header_that_leads_out_of_the_file_prints_nothing(tmp_path, capfd, kind) -> None:
+    """libsndfile (AIFF) and libav (CAF, whose chunks have 64-bit sizes) seek there, through callbacks whose
+    exceptions are printed."""
     file = io.BytesIO()
-    soundfile.write(file, NOISE, RATE, format="AIFF", subtype="PCM_16")
-    whole, path = file.getvalue(), tmp_path / "a.aiff"
+    soundfile.write(file, NOISE, RATE, format=kind, subtype="PCM_16")
+    whole, path = file.getvalue(), tmp_path / "a.bin"
     for at in range(12, 60):
-        path.write_bytes(whole[:at] + b"\xff" + whole[at + 1 :])
+        path.write_bytes(
+            whole[:at] + b"\xff" + whole[at + 1 :]
+            if kind == "AIFF"
+            else whole[:at] + whole[at + 5 :]
+        )
         try:
             with open_audio(path) as recording:
                 assert sum(map(len, recording.blocks())) <= 4 * len(NOISE)
@@ -184,14 +190,18 @@ def test_a_header_that_leads_out_of_the_file_prints_nothing(tmp_path, capfd) -> 
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_disk_that_fails_in_the_middle_of_a_wav_is_an_error() -> None:
+@pytest.mark.parametrize("kind", ["WAV", "FLAC"])
+def test_a_disk_that_fails_in_the_middle_of_a_file_is_an_error(kind) -> None:
     class Failing(io.BytesIO):
         def read(self, count: int | None = -1) -> bytes:
             if self.tell() > 50_000:
                 raise OSError(5, "Input/output error")
             return super().read(count)
 
-    file = Failing(riff())
+    written = io.BytesIO()
+    soundfile.write(written, np.tile(NOISE, 4), RATE, format=kind, subtype="PCM_16")
+    assert len(written.getvalue()) > 60_000
+    file = Failing(written.getvalue())
     with (
         pytest.raises(AudioError, match="Input/output error") as caught,
         open_audio(file, name="a") as recording,
