@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
@@ -22,6 +23,17 @@ if not os.environ.keys() & {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"}:
 # Workers share the cores: more threads than cores cost several times what they gain.
 if int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")) > 1:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_advice() -> Iterator[None]:
+    """Commands print the same on machines without native kernels. The advice to compile them has tests of its
+    own, which call it directly."""
+    from forescribe.speculative.native.compiling import background_build
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(background_build, "advice", lambda *args, **options: None)
+        yield
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 
 from forescribe.speculative.engine.faults import release
 from forescribe.speculative.requests import Request, Result
@@ -161,9 +160,8 @@ class WindowDecoder:
         """The decoded window with its segments and the voice that they leave out; what the answer leaves
         at its end is queued as the next part."""
         whisper = self.context.whisper
-        rest = rest_of(whisper, self.bound.options, tag, decoded, states)
+        decoded, rest = rest_of(whisper, self.bound.options, tag, decoded, states)
         if rest is not None:
-            decoded = replace(decoded, end=rest.start, continued=True)
             self.rests.append((tag.recording, rest))
         segments = segments_of(whisper, decoded)
         tag.recording.segments[tag.start] = segments

@@ -86,6 +86,26 @@ def test_an_answer_of_its_first_segments_goes_on_behind_its_last_word(
     assert errors({"lj-1": outcome}).deletions <= 3 and errors({"lj-1": outcome}).insertions <= 3
 
 
+def test_a_segment_that_an_answer_leaves_out_is_written_by_the_next_part(base, monkeypatch) -> None:
+    """As whisper-base leaves out a turn of another speaker, and begins the next segment before it."""
+    special, dropped = base.whisper.tokens, []
+
+    def without_the_second(result: Result) -> Result:
+        stamps = [i for i, t in enumerate(result.tokens) if t >= special.timestamp_begin]
+        if len(stamps) < 6 or result.request.tag.window.part:
+            return result
+        dropped.append(result.tokens[stamps[2] + 1 : stamps[3]])
+        return with_tokens(
+            result, (*result.tokens[: stamps[2] + 1], *result.tokens[stamps[4] + 1 :])
+        )
+
+    answers(monkeypatch, without_the_second)
+    (outcome,) = base.transcribe([str(voice("lj-1"))], ENGLISH)
+    assert len(dropped) >= 3 and sum(map(len, dropped)) > 30
+    found = errors({"lj-1": outcome})
+    assert found.deletions <= 1 and found.insertions <= 3
+
+
 def test_words_are_in_order_inside_the_audio_and_joined_they_are_the_text(read) -> None:
     for outcome in read.values():
         made = outcome.transcript

@@ -172,8 +172,7 @@ def test_a_closing_timestamp_behind_words_that_are_not_written_is_not_believed(
     answers(monkeypatch, few)
     (outcome,) = demo.transcribe([MEMO], replace(ENGLISH, keep_encoder_states=True))
     made = outcome.transcript
-    # The bundled model's attention finds an end in two of the three windows: it knows no cut texts.
-    assert sum(d.continued for d in outcome.decoded) == 2
+    assert {d.index for d in outcome.decoded if d.continued} == {0, 1, 2}
     written = [t for d in outcome.decoded for t in d.tokens if t < special.end]
     assert len(written) > 3 * 12 + 20  # more than what the changed answers say
     starts = [s.start_sample for s in made.segments]

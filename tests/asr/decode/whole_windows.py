@@ -13,7 +13,9 @@ from forescribe.speculative.requests import Result
 
 def whole(patch: pytest.MonkeyPatch) -> None:
     """No further parts, and no voice that is missed."""
-    patch.setattr(window_decoder, "rest_of", lambda *_: None)
+    patch.setattr(
+        window_decoder, "rest_of", lambda whisper, options, tag, decoded, states: (decoded, None)
+    )
     patch.setattr(window_decoder, "accounted", lambda decoded, *_: decoded)
 
 

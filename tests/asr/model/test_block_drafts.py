@@ -103,6 +103,7 @@ def test_a_head_drafts_alone(target: Path, tmp_path: Path) -> None:
         drafter_for(whisper, None, "cascade")
 
 
+@pytest.mark.native
 def test_a_head_has_no_8_bit_form_but_its_target_may(target: Path, tmp_path: Path) -> None:
     pair, int8 = Pair(target, write(tmp_path / "head", target)), choose("cpu", None, "int8")
     with pytest.raises(ModelError, match="no 8-bit form"):
