@@ -78,7 +78,9 @@ def tokens_of(whisper: Whisper, decoded: Decoded) -> Iterator[Token]:
     """The tokens of a window's text; their bytes joined are that text."""
     if decoded.state != "decoded":
         return
-    pairs = zip(decoded.tokens, decoded.result.logprobs, strict=True)
+    pairs = zip(
+        decoded.tokens, decoded.result.logprobs, strict=False
+    )  # the first tokens may count alone
     scored = ((token, logprob) for token, logprob in pairs if token < whisper.tokens.end)
     for part in stretches(decoded.tokens, whisper.tokens, decoded.length):
         own = list(islice(scored, len(part.tokens)))

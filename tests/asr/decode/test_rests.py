@@ -4,6 +4,7 @@ is told."""
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import pairwise
@@ -17,6 +18,7 @@ from forescribe.asr.decode.isolation import Ended, IsolatedEngine
 from forescribe.asr.decode.recordings.window_results import LEAST, MOST_PARTS, accounted
 from forescribe.asr.decode.transcriber import Options, Outcome, Transcriber
 from forescribe.asr.sessions.session import Session
+from forescribe.asr.sessions.window_groups import Group
 from forescribe.speculative.requests import Result
 from tests.asr.sessions.test_session import Ear, running
 
@@ -82,6 +84,20 @@ def closed_early(transcriber: Transcriber) -> Callable[[Result], Result]:
     return change
 
 
+def closed_late(transcriber: Transcriber) -> Callable[[Result], Result]:
+    """As whisper-base closed eighteen tokens at the end of 23.5 s of speech."""
+    special = transcriber.whisper.tokens
+
+    def change(result: Result) -> Result:
+        if result.request.tag.window.part:
+            return result
+        text = [t for t in result.tokens if t < special.end]
+        stamps = [t for t in result.tokens if special.stamp(t) is not None]
+        return with_tokens(result, (stamps[0], *text[:12], stamps[-1], special.end))
+
+    return change
+
+
 def words(text: str) -> list[str]:
     return "".join(c for c in text.lower() if c.isalnum() or c == " ").split()
 
@@ -131,8 +147,9 @@ def test_a_part_is_what_its_samples_are_alone(demo, monkeypatch) -> None:
         assert part.result.tokens[:left] == expected[:left]
 
 
-def test_a_session_goes_on_as_a_call_does(demo, monkeypatch) -> None:
-    answers(monkeypatch, closed_early(demo))
+@pytest.mark.parametrize("closed", [closed_early, closed_late])
+def test_a_session_goes_on_as_a_call_does(demo, monkeypatch, closed) -> None:
+    answers(monkeypatch, closed(demo))
     (called,) = demo.transcribe([MEMO], ENGLISH)
     with running(Session(demo, readers=1)) as session:
         listener = Ear()
@@ -141,7 +158,12 @@ def test_a_session_goes_on_as_a_call_does(demo, monkeypatch) -> None:
     assert outcome.transcript.text == called.transcript.text
     assert outcome.transcript.coverage == called.transcript.coverage
     assert "".join(part.text for part in listener.parts).strip() == called.transcript.text
-    assert any(d.continued for d in outcome.decoded)
+    parts = [d for d in outcome.decoded if d.continued]
+    cut = [d for d in parts if len(d.tokens) < len(d.result.tokens)]
+    assert parts and bool(cut) == (closed is closed_late)
+    groups = [Group(0, outcome.decoded, (None,) * len(outcome.decoded), "en", 1.0)]
+    (kept,) = [Group.from_dict(json.loads(json.dumps(g.to_dict()))) for g in groups]
+    assert [d.tokens for d in kept.decoded] == [d.tokens for d in outcome.decoded]
 
 
 def test_without_timestamps_windows_go_on_behind_the_last_word(demo, whole, monkeypatch) -> None:
@@ -159,17 +181,8 @@ def test_without_timestamps_windows_go_on_behind_the_last_word(demo, whole, monk
 def test_a_closing_timestamp_behind_words_that_are_not_written_is_not_believed(
     demo, monkeypatch
 ) -> None:
-    """As whisper-base closed eighteen tokens at the end of 23.5 s of speech."""
     special = demo.whisper.tokens
-
-    def few(result: Result) -> Result:
-        if result.request.tag.window.part:
-            return result
-        text = [t for t in result.tokens if t < special.end]
-        stamps = [t for t in result.tokens if special.stamp(t) is not None]
-        return with_tokens(result, (stamps[0], *text[:12], stamps[-1], special.end))
-
-    answers(monkeypatch, few)
+    answers(monkeypatch, closed_late(demo))
     (outcome,) = demo.transcribe([MEMO], replace(ENGLISH, keep_encoder_states=True))
     made = outcome.transcript
     assert {d.index for d in outcome.decoded if d.continued} == {0, 1, 2}
