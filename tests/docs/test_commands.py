@@ -272,7 +272,7 @@ def marked(command: Command) -> Any:
     return pytest.param(command, marks=[pytest.mark.native] if native else [], id=str(command))
 
 
-@pytest.mark.parametrize("command", map(marked, LINES))
+@pytest.mark.parametrize("command", [marked(command) for command in LINES])
 def test_a_command_on_the_samples_works(command: Command, samples, tmp_path, monkeypatch, capfd):
     (tmp_path / "samples").symlink_to(samples)
     monkeypatch.chdir(tmp_path)
