@@ -78,9 +78,8 @@ def tokens_of(whisper: Whisper, decoded: Decoded) -> Iterator[Token]:
     """The tokens of a window's text; their bytes joined are that text."""
     if decoded.state != "decoded":
         return
-    pairs = zip(
-        decoded.tokens, decoded.result.logprobs, strict=False
-    )  # the first tokens may count alone
+    # There are more probabilities than tokens where only the first tokens of an answer count.
+    pairs = zip(decoded.tokens, decoded.result.logprobs, strict=False)
     scored = ((token, logprob) for token, logprob in pairs if token < whisper.tokens.end)
     for part in stretches(decoded.tokens, whisper.tokens, decoded.length):
         own = list(islice(scored, len(part.tokens)))

@@ -119,7 +119,7 @@ class Session:
         """End `run` after its step. Recordings that are not complete fail with CapacityError; their readers
         end with the block that they read."""
         with self.reading.changed:
-            for submission in list(self._live):
+            for submission in list(self._live):  # the engine's thread removes those that have ended
                 submission.stopped = True
         self.reading.close()
 

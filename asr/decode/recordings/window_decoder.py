@@ -158,7 +158,7 @@ class WindowDecoder:
 
     def _followed(self, tag: WindowTag, decoded: Decoded, states: EncoderStates) -> Decoded:
         """The decoded window with its segments and the voice that they leave out; what the answer leaves
-        at its end is queued as the next part."""
+        of its window is queued as the next part."""
         whisper = self.context.whisper
         decoded, rest = rest_of(whisper, self.bound.options, tag, decoded, states)
         if rest is not None:

@@ -259,15 +259,9 @@ def _first_tokens(
     parts: Sequence[tuple[Stretch, str]], tokens: Sequence[int], count: int, end: int
 ) -> tuple[int, ...]:
     """The tokens of an answer before the text token number `count` of its segments with text."""
-    for part, _ in parts:
-        if count < len(part.tokens):
-            number = part.first + count
-            break
-        count -= len(part.tokens)
-    else:
-        return tuple(tokens)
     texts = [place for place, token in enumerate(tokens) if token < end]
-    return tuple(tokens[: texts[number]])
+    counted = [texts[part.first + i] for part, _ in parts for i in range(len(part.tokens))]
+    return tuple(tokens[: counted[count]])
 
 
 def rest_of(
