@@ -117,4 +117,19 @@ def _packed(values: np.ndarray, kind: str) -> tuple[int, bytes]:
     if values.ndim > 2:  # convolutions stay in float16
         return _packed(values, "f16")
     number = GGMLQuantizationType[kind]
+    if kind in K_SCALES:
+        return int(number), _k_blocks(values.size, kind)
     return int(number), quantize(values.astype(np.float32), number).tobytes()
+
+
+K_SCALES = {"Q4_K": (144, (0, 2)), "Q6_K": (210, (208,))}
+"""Bytes of a block of 256 numbers, and where its scales in float16 are."""
+
+
+def _k_blocks(count: int, kind: str) -> bytes:
+    """Random blocks: gguf reads these formats, but does not write them."""
+    size, scales = K_SCALES[kind]
+    blocks = np.random.default_rng(0).integers(0, 256, (count // 256, size), dtype=np.uint8)
+    for at in scales:
+        blocks[:, at : at + 2] = np.array([0.01], "<f2").view(np.uint8)
+    return blocks.tobytes()

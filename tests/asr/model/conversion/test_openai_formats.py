@@ -36,12 +36,22 @@ CPU = choose("cpu")
 @pytest.fixture(scope="module")
 def original(tmp_path_factory) -> Path:
     """Wide enough for blocks of 32 numbers, its languages the first ones of Whisper's."""
+    return make_original(tmp_path_factory, 32)
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory) -> Path:
+    """Wide enough for the blocks of 256 numbers that K-quants have."""
+    return make_original(tmp_path_factory, 256)
+
+
+def make_original(tmp_path_factory: pytest.TempPathFactory, width: int) -> Path:
     patch = pytest.MonkeyPatch()
     patch.setattr(folders, "CODES", ("en", "zh", "de"))
     patch.setattr(
         folders, "SPECIALS", tuple(base_vocabulary.special_tokens(256 + 2 + 3 + 6 + 1501, 256))
     )
-    sizes = {"d_model": 32, "encoder_ffn_dim": 128, "decoder_ffn_dim": 128}
+    sizes = {"d_model": width, "encoder_ffn_dim": 4 * width, "decoder_ffn_dim": 4 * width}
     made = folders.write(tmp_path_factory.mktemp("original") / "whisper", **sizes)
     patch.undo()
     return made
@@ -116,6 +126,48 @@ def block(data: bytes, kind: str) -> list[float]:
     numbers = [digit | (high >> i & 1) << 4 for i, digit in enumerate(digits)]
     centre = 0 if kind.endswith("1") else {"Q5_0": 16, "Q4_0": 8}[kind]
     return [float(f(n - centre) * scale + least) for n in numbers]
+
+
+@pytest.mark.parametrize("kind", ["Q4_K", "Q6_K"])
+def test_numbers_of_k_quants_are_those_that_the_blocks_stand_for(wide, tmp_path, kind) -> None:
+    pytest.importorskip("gguf", reason="quantised files are read by gguf: scripts/setup gguf")
+    made = weights(converted(write_ggml(wide, tmp_path / "ggml-mine.bin", kind)))
+    data = (tmp_path / "ggml-mine.bin").read_bytes()
+    for theirs, ours in (("blocks.0.mlp.0", "layers.0.fc1"), ("token_embedding", "embed_tokens")):
+        named = f"decoder.{theirs}.weight".encode()
+        block = data[data.index(named) + len(named) :]
+        expected = {"Q4_K": q4_k, "Q6_K": q6_k}[kind](block)
+        values = made[f"model.decoder.{ours}.weight"].float().flatten()[:256]
+        assert len(set(expected)) > 50
+        assert values.tolist() == pytest.approx(expected, rel=1e-6)
+
+
+def q4_k(data: bytes) -> list[float]:
+    """The 256 numbers of a block, by ggml's `dequantize_row_q4_K`."""
+    scale, least = np.frombuffer(data[:4], "<f2").astype(np.float32)
+    packed, made = data[4:16], []
+    for group in range(8):
+        if group < 4:
+            factor, offset = packed[group] & 63, packed[group + 4] & 63
+        else:
+            factor = packed[group + 4] & 15 | packed[group - 4] >> 6 << 4
+            offset = packed[group + 4] >> 4 | packed[group] >> 6 << 4
+        for byte in data[16 + group // 2 * 32 :][:32]:
+            digit = byte >> 4 if group % 2 else byte & 15
+            made.append(float(scale * factor * digit - least * offset))
+    return made
+
+
+def q6_k(data: bytes) -> list[float]:
+    """The 256 numbers of a block, by ggml's `dequantize_row_q6_K`."""
+    scale = np.frombuffer(data[208:210], "<f2").astype(np.float32)[0]
+    factors, made = np.frombuffer(data[192:208], np.int8), []
+    for number in range(256):
+        half, quarter, at = number // 128, number % 128 // 32, number % 32
+        low = data[64 * half + 32 * (quarter % 2) + at] >> 4 * (quarter // 2) & 15
+        high = data[128 + 32 * half + at] >> 2 * quarter & 3
+        made.append(float(scale * factors[number // 16] * ((low | high << 4) - 32)))
+    return made
 
 
 def test_a_quantised_file_without_its_reader_says_what_to_install(
