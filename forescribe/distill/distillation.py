@@ -26,6 +26,7 @@ from .draft_training import DraftTraining, Progress, TrainingPlan
 from .labels.held_out import split
 from .labels.label_rows import LabelRow
 from .labels.label_store import LabelStore
+from .labels.sparse_distribution import CutHead
 from .pairs.draft_pair import DraftPair, Hook
 from .pairs.speech_labels import Skipped
 from .pruning.angular_distance import Choice, spaced
@@ -35,6 +36,9 @@ from .results.draft_selection import Prices
 from .results.engine_runs import measured_prices
 from .whole_files import put_bytes, writing
 from .work_folder import WorkFolder
+
+HEAD_COVERAGE = 0.995
+"""Share of the labels' tokens that a cut head has: the rarest ones make it twice as large."""
 
 LABEL_SHARE = 0.4
 """Share of the minutes in which labels are made, at most; what they leave is for the training."""
@@ -46,7 +50,7 @@ Label = Callable[[LabelStore, Callable[[], bool]], list[Skipped]]
 @dataclass(frozen=True)
 class DistillSettings:
     """What is asked for. `layers` of the target make the draft where `start` is None. `record` are the
-    settings that a repeated command must have too."""
+    settings that a repeated command must have too, `label_record` those of them on which labels depend."""
 
     output: Path
     start: Path | None
@@ -61,6 +65,7 @@ class DistillSettings:
     overwrite: bool = False
     keep_labels: bool = False
     record: Mapping[str, Any] = field(default_factory=dict)
+    label_record: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if (self.start is None) == (self.layers is None):
@@ -78,15 +83,22 @@ class Distillation:
         *,
         stop: Stop,
         hook: Hook,
+        say: Callable[[str], None] = lambda line: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`say` is called with lines for people."""
         self.pair, self.label, self.settings = pair, label, settings
-        self.stop, self.hook, self.clock = stop, hook, clock
+        self.stop, self.hook, self.say, self.clock = stop, hook, say, clock
 
     def run(self) -> dict[str, Any] | None:
         """Raises UsageError for too little data, OutputError where the disk refuses."""
         settings = self.settings
-        with WorkFolder(settings.output, settings.record, overwrite=settings.overwrite) as work:
+        with WorkFolder(
+            settings.output,
+            settings.record,
+            labels=settings.label_record,
+            overwrite=settings.overwrite,
+        ) as work:
             skipped = self._label(work)
             if self.stop.requested:
                 return None
@@ -94,15 +106,18 @@ class Distillation:
             start = self._start(work, rows)
             if self.stop.requested:
                 return None
+            listed = self._listed(rows) if settings.cut_head else None
             self.hook("prices", 0, None, "")
-            prices = self._prices(work, start, held_out)
-            training = self._training(work, start, rows, held_out, prices)
+            prices = self._prices(work, start, held_out, listed)
+            self.say(prices.verdict())
+            training = self._training(work, start, rows, held_out, prices, listed)
             progress = training.run(self.stop, self.hook)
             training.load_best()
             with writing(settings.output):
                 _replace(self.pair, training.draft, work.path / "made", settings.output)
-            head = self._cut(rows, held_out) if settings.cut_head else None
-            report = self._report(work, start, rows, held_out, progress, prices, skipped, head)
+            if listed is not None:
+                put_bytes(settings.output / FILE, listed.to_json().encode())
+            report = self._report(work, start, rows, held_out, progress, prices, skipped, listed)
             work_is_over = progress.finished and not settings.keep_labels
             if work_is_over:
                 work.remove()
@@ -142,11 +157,17 @@ class Distillation:
             _write(self.pair, self.pair.pruned(kept), work.start)
         return work.start
 
-    def _prices(self, work: WorkFolder, start: Path, held_out: Sequence[LabelRow]) -> Prices:
+    def _prices(
+        self,
+        work: WorkFolder,
+        start: Path,
+        held_out: Sequence[LabelRow],
+        listed: DraftTokens | None,
+    ) -> Prices:
         known = work.read("prices")
         if known is not None:
             return Prices({int(gamma): seconds for gamma, seconds in known.items()})
-        prices = measured_prices(self.pair, start, held_out, self.settings.batch)
+        prices = measured_prices(self.pair, start, held_out, self.settings.batch, listed)
         work.keep("prices", prices.round_s)
         return prices
 
@@ -157,6 +178,7 @@ class Distillation:
         rows: Sequence[LabelRow],
         held_out: Sequence[LabelRow],
         prices: Prices,
+        listed: DraftTokens | None,
     ) -> DraftTraining:
         settings = self.settings
         seconds = 60 * settings.minutes - float(work.read("label_seconds") or 0.0)
@@ -167,21 +189,22 @@ class Distillation:
             on_policy=settings.on_policy,
         )
         torch.manual_seed(settings.seed)
-        draft = self.pair.open(start)
-        return DraftTraining(self.pair, draft, rows, held_out, prices, plan, work.checkpoint)
+        draft, head = self.pair.open(start), None
+        if listed is not None:
+            head = CutHead.of(listed.ids, listed.vocab_size, self.pair.device.torch)
+        return DraftTraining(self.pair, draft, rows, held_out, prices, plan, work.checkpoint, head)
 
-    def _cut(self, rows: Sequence[LabelRow], held_out: Sequence[LabelRow]) -> dict[str, Any]:
-        """Cut the output head to the tokens of the labels; the share of held-out tokens that it loses."""
-        vocabulary = DraftVocabulary(self.settings.output)
+    def _listed(self, rows: Sequence[LabelRow]) -> DraftTokens:
+        """The tokens of the labels, but for the rarest."""
+        vocabulary = DraftVocabulary(self.pair.target_folder)
         counted = Counter(token for row in rows for token in row.tokens[row.begin :])
-        made = DraftTokens.most_frequent(
-            counted, vocabulary.always, vocabulary.size, "labels of forescribe distill"
+        return DraftTokens.most_frequent(
+            counted,
+            vocabulary.always,
+            vocabulary.size,
+            "labels of forescribe distill",
+            coverage=HEAD_COVERAGE,
         )
-        put_bytes(self.settings.output / FILE, made.to_json().encode())
-        listed = set(made.ids)
-        tokens = [token for row in held_out for token in row.tokens[row.begin :]]
-        lost = sum(token not in listed for token in tokens) / len(tokens)
-        return {"tokens": len(made.ids), "of": made.vocab_size, "lost_share": round(lost, 5)}
 
     def _report(
         self,
@@ -192,7 +215,7 @@ class Distillation:
         progress: Progress,
         prices: Prices,
         skipped: Sequence[Skipped],
-        head: dict[str, Any] | None,
+        listed: DraftTokens | None,
     ) -> dict[str, Any]:
         settings, pair = self.settings, self.pair
         self.hook("report", 0, None, "")
@@ -210,20 +233,29 @@ class Distillation:
             "steps": progress.step,
             "batch": settings.batch,
             "round_ms_by_gamma": prices.to_json(),
+            "pays": prices.verdict(),
             "chosen": chosen.to_json(),
             "evaluations": [e.to_json() for e in progress.evaluations],
         }
         drafts = {"before": start, "after": settings.output}
-        figures = figures_of(pair, drafts, held_out, settings.batch)
+        figures = figures_of(pair, drafts, held_out, settings.batch, listed)
         for name, of_kind in figures.items():
             report[name] = {kind: found.to_json() for kind, found in of_kind.items()}
         report["speedup"] = {name: round(speedup(made), 3) for name, made in figures.items()}
-        report["head"] = head
+        report["head"] = None if listed is None else _head(listed, held_out)
         report["skipped"] = [{"name": s.name, "reason": s.reason} for s in skipped]
         report["versions"] = versions()
         put_bytes(settings.output / "report.md", markdown(report).encode())
         put_bytes(settings.output / "report.json", _json(report))
         return report
+
+
+def _head(listed: DraftTokens, held_out: Sequence[LabelRow]) -> dict[str, Any]:
+    """The size of a cut head, and the share of the held-out tokens that it lacks."""
+    known = set(listed.ids)
+    tokens = [token for row in held_out for token in row.tokens[row.begin :]]
+    lost = sum(token not in known for token in tokens) / len(tokens)
+    return {"tokens": len(known), "of": listed.vocab_size, "lost_share": round(lost, 5)}
 
 
 def _json(value: Any) -> bytes:

@@ -25,6 +25,7 @@ from forescribe.speculative.errors import load_cause
 
 from .labels.label_batches import BatchSource, collate
 from .labels.label_rows import LabelRow
+from .labels.sparse_distribution import CutHead
 from .losses import hybrid, parts_of, warm_up
 from .on_policy import drafted_batch
 from .optimizers import Optimizers, rate
@@ -108,7 +109,9 @@ class Progress:
 
 
 @torch.inference_mode()
-def traces_of(pair: DraftPair, draft: Any, rows: Sequence[LabelRow]) -> list[Trace]:
+def traces_of(
+    pair: DraftPair, draft: Any, rows: Sequence[LabelRow], head: CutHead | None = None
+) -> list[Trace]:
     """The accept traces of rows, in float32 and after the target's own text."""
     ordered = sorted(rows, key=lambda row: len(row.tokens))
     found: list[Trace] = []
@@ -116,8 +119,10 @@ def traces_of(pair: DraftPair, draft: Any, rows: Sequence[LabelRow]) -> list[Tra
     for start in range(0, len(ordered), together):
         group = ordered[start : start + together]
         batch = collate(group).to(pair.device.torch)
-        parts = parts_of(pair.logits(draft, batch), batch.wanted, batch.greedy)
-        accepted = torch.where(batch.greedy, parts.equal.float(), parts.overlap).tolist()
+        wanted = batch.wanted if head is None else batch.wanted.under(head)
+        parts = parts_of(pair.logits(draft, batch, head), wanted, batch.greedy)
+        equal = parts.equal if head is None else parts.equal & head.has(batch.wanted.choice)
+        accepted = torch.where(batch.greedy, equal.float(), parts.overlap).tolist()
         place = 0
         for row in group:
             values = tuple(accepted[place : place + row.answered])
@@ -127,7 +132,8 @@ def traces_of(pair: DraftPair, draft: Any, rows: Sequence[LabelRow]) -> list[Tra
 
 
 class DraftTraining:
-    """One training; `checkpoint` is its file. Raises UsageError for a checkpoint of another draft."""
+    """One training; `checkpoint` is its file. With a cut head, the draft learns and is tried as it is served
+    with that head. Raises UsageError for a checkpoint of another draft."""
 
     def __init__(
         self,
@@ -138,10 +144,12 @@ class DraftTraining:
         prices: Prices,
         plan: TrainingPlan,
         checkpoint: Path,
+        head: CutHead | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.pair, self.draft, self.held_out = pair, draft.to(pair.device.torch), held_out
         self.prices, self.plan, self.checkpoint, self.clock = prices, plan, checkpoint, clock
+        self.head = head
         size = pair.step_size
         self.source = BatchSource(
             rows,
@@ -239,9 +247,13 @@ class DraftTraining:
         batch = self.source.draw(state.step).to(self.pair.device.torch)
         if self.plan.on_policy and progress > WARM_UP and state.step % 2:
             rows = self.source.draw_rows(state.step)
-            batch = drafted_batch(self.pair, self.draft, rows, self.plan.seed, state.step)
+            batch = drafted_batch(
+                self.pair, self.draft, rows, self.plan.seed, state.step, self.head
+            )
+        if self.head is not None:
+            batch = batch.under(self.head)
         with self._autocast():
-            logits = self.pair.logits(self.draft, batch)
+            logits = self.pair.logits(self.draft, batch, self.head)
         parts = parts_of(logits, batch.wanted, batch.greedy)
         loss = warm_up(parts) if progress < WARM_UP else hybrid(parts)
         loss.backward()
@@ -257,7 +269,7 @@ class DraftTraining:
 
     def _evaluate(self) -> None:
         state = self.state
-        traces = traces_of(self.pair, self.draft, self.held_out)
+        traces = traces_of(self.pair, self.draft, self.held_out, self.head)
         gain, gamma = self.prices.gain(traces)
         made = Evaluation(state.step, state.seconds, gain, gamma, agreement(traces))
         state.evaluations.append(made)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, kl_div
 
-from .labels.sparse_distribution import SparseDistribution
+from .labels.sparse_distribution import LEAST, SparseDistribution
 
 CHOICE_WEIGHT = 0.5
 """Of the cross-entropy on the target's choice, beside the divergence."""
@@ -47,7 +47,8 @@ def parts_of(logits: Tensor, wanted: SparseDistribution, greedy: Tensor) -> Part
     logs = logits.float().log_softmax(-1)
     q = logs.gather(1, wanted.ids)  # [N, R]
     p, rest = wanted.probabilities, wanted.rest
-    lump = (1 - q.exp().sum(-1)).clamp(min=TINY).log()
+    listed = torch.where(wanted.logs > LEAST, q.exp(), 0.0).sum(-1)
+    lump = (1 - listed).clamp(min=TINY).log()
     divergence = (p * (wanted.logs - q)).sum(-1) + rest * (rest.clamp(min=TINY).log() - lump)
     chosen = q[:, 0]
     drawn = torch.minimum(p, q.exp()).sum(-1)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from .labels.label_batches import LabelBatch, collate
 from .labels.label_rows import LabelRow
-from .labels.sparse_distribution import SparseDistribution
+from .labels.sparse_distribution import CutHead, SparseDistribution
 from .pairs.draft_pair import DraftPair
 
 LENGTH = 5
@@ -26,7 +26,12 @@ LENGTH = 5
 
 @torch.no_grad()
 def drafted_batch(
-    pair: DraftPair, draft: Any, rows: Sequence[LabelRow], seed: int, step: int
+    pair: DraftPair,
+    draft: Any,
+    rows: Sequence[LabelRow],
+    seed: int,
+    step: int,
+    head: CutHead | None = None,
 ) -> LabelBatch:
     """The rows, each cut at a random place of its answer and continued by the draft: its choice in greedy
     rows, drawn in others. Labels are the target's, for the drafted positions and the one before."""
@@ -43,7 +48,8 @@ def drafted_batch(
     greedy = torch.tensor([row.greedy for row in rows], device=device)
     for ahead in range(LENGTH):
         asked = replace(batch, tokens=tokens, row=number, place=cut + ahead - 1)
-        tokens[number, cut + ahead] = _next(pair.logits(draft, asked), greedy, generator)
+        chosen = _next(pair.logits(draft, asked, head), greedy, generator)
+        tokens[number, cut + ahead] = chosen if head is None else head.ids[chosen]
     places = cut[:, None] - 1 + torch.arange(LENGTH, device=device)
     asked = LabelBatch(
         tokens,

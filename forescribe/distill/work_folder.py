@@ -20,17 +20,30 @@ from .whole_files import put_bytes, writing
 
 NAME = ".distill"
 
+LABELS = ("labels", "lock", "label_settings.json")
+"""What is kept when another run with the same labels begins."""
+
 
 class WorkFolder:
     """The work folder of an output folder, which is created; a context manager that keeps others out.
+    `labels` are those of the settings on which the labels depend: with `overwrite`, labels that were made by
+    the same ones are used again.
 
     Raises UsageError for an output folder that holds something else, a work folder of other settings, or one
     in which another process is at work; OutputError where the disk refuses.
     """
 
-    def __init__(self, output: Path, settings: Mapping[str, Any], *, overwrite: bool) -> None:
+    def __init__(
+        self,
+        output: Path,
+        settings: Mapping[str, Any],
+        *,
+        labels: Mapping[str, Any],
+        overwrite: bool,
+    ) -> None:
         self.output, self.path = output, output / NAME
         self.settings, self.overwrite = dict(settings), overwrite
+        self.label_settings = dict(labels)
         self._lock: IO[bytes] | None = None
 
     def __enter__(self) -> Self:
@@ -96,10 +109,13 @@ class WorkFolder:
 
     def _begin(self, begun: bool) -> None:
         if begun and self.overwrite:
+            kept = LABELS if self.read("label_settings") == self.label_settings else ("lock",)
             for entry in self.path.iterdir():
+                if entry.name in kept:
+                    continue
                 if entry.is_dir():
                     shutil.rmtree(entry, ignore_errors=True)
-                elif entry.name != "lock":
+                else:
                     entry.unlink()
             begun = False
         if begun:
@@ -108,7 +124,9 @@ class WorkFolder:
             if different:
                 raise UsageError(
                     f"-o {self.output}: a run with another {different[0]} was begun there: repeat its "
-                    "command to go on, or give --overwrite to begin anew"
+                    "command to go on, or give --overwrite to begin anew, with the labels that are there "
+                    "if model, data and language are the same"
                 )
             return
+        self.keep("label_settings", self.label_settings)
         self.keep("settings", self.settings)

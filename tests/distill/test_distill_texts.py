@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +21,20 @@ from forescribe.asr.batch.interrupts import Stop
 from forescribe.asr.errors import UsageError
 from forescribe.cli.main import app
 from forescribe.distill.distillation import Distillation, DistillSettings
-from forescribe.distill.draft_training import DraftTraining, TrainingPlan
+from forescribe.distill.draft_training import DraftTraining, TrainingPlan, traces_of
 from forescribe.distill.labels.label_rows import GENERAL
 from forescribe.distill.labels.label_store import LabelStore
+from forescribe.distill.labels.sparse_distribution import CutHead
 from forescribe.distill.pairs.text_labels import label_prompts
 from forescribe.distill.pairs.text_pair import TextPair
 from forescribe.distill.pairs.text_prompts import prompts_of
-from forescribe.distill.results.draft_selection import Prices
+from forescribe.distill.results.draft_selection import Prices, tokens_per_round
+from forescribe.distill.results.engine_runs import run_rows
 from forescribe.distill.work_folder import WorkFolder
-from forescribe.speculative.drafters.draft_tokens import FILE
+from forescribe.speculative.drafters.draft_tokens import FILE, DraftTokens
 from forescribe.speculative.models import bundled
 from forescribe.text import Options, TextGenerator
+from tests.distill.made_rows import made_row
 
 WORDS = "life ceiling river garden window letter market winter bridge doctor music paper".split()
 LINES = [f'{{"messages": [{{"role": "user", "content": "Define \\"{w}\\"."}}]}}' for w in WORDS]
@@ -174,6 +178,29 @@ def test_the_best_state_is_the_one_with_the_most_expected_speed(
     assert all(torch.equal(v, start[name]) for name, v in weights(training).items())
 
 
+def test_a_draft_with_a_cut_head_is_trained_and_tried_with_it(
+    pair: TextPair, labels: Path, tmp_path: Path
+) -> None:
+    """Against the engine with the same head: a trace counts what the head lacks as rejected."""
+    rows = [row for row in LabelStore(labels).rows() if row.greedy]
+    counted = Counter(token for row in rows for token in row.tokens[row.begin :])
+    listed = DraftTokens.most_frequent(counted, (), pair.model.vocab_size, "labels", coverage=0.8)
+    head = CutHead.of(listed.ids, pair.model.vocab_size, torch.device("cpu"))
+    draft = pair.open(bundled.path("text-draft"))
+    plan = TrainingPlan(steps=3, on_policy=True)
+    file = tmp_path / "checkpoint.pt"
+    training = DraftTraining(pair, draft, rows[4:], rows[:4], PRICES, plan, file, head)
+    with Stop() as stop:
+        assert training.run(stop, silent).finished
+    cut = traces_of(pair, draft, rows, head)
+    whole = traces_of(pair, draft, rows)
+    assert sum(map(sum, (t.accepted for t in cut))) != sum(map(sum, (t.accepted for t in whole)))
+    (tmp_path / "made").mkdir()
+    pair.save(draft, tmp_path / "made")
+    run = run_rows(pair, tmp_path / "made", rows, 4, 2, listed)
+    assert run.stats.mean_acceptance_length == pytest.approx(tokens_per_round(cut, 4), rel=0.05)
+
+
 def test_a_checkpoint_of_another_draft_is_refused(
     pair: TextPair, labels: Path, tmp_path: Path
 ) -> None:
@@ -256,23 +283,37 @@ def test_a_folder_that_holds_something_is_left_alone(made: Path, data: Path) -> 
         distill("--text", data, "-o", file, "--steps", 1)
 
 
+def work_folder(out: Path, seed: int, *, data: str = "a", overwrite: bool = False) -> WorkFolder:
+    return WorkFolder(out, {"seed": seed}, labels={"data": [data]}, overwrite=overwrite)
+
+
 def test_other_settings_do_not_go_on_with_a_run(tmp_path: Path) -> None:
-    with WorkFolder(tmp_path / "out", {"seed": 1}, overwrite=False) as work:
+    out = tmp_path / "out"
+    with work_folder(out, 1) as work:
         work.keep("prices", {"0": 1})
-        with (
-            pytest.raises(UsageError, match="another process"),
-            WorkFolder(tmp_path / "out", {"seed": 1}, overwrite=False),
-        ):
+        with pytest.raises(UsageError, match="another process"), work_folder(out, 1):
             pass
-    with WorkFolder(tmp_path / "out", {"seed": 1}, overwrite=False) as work:
+    with work_folder(out, 1) as work:
         assert work.read("prices") == {"0": 1}
-    with (
-        pytest.raises(UsageError, match="another seed"),
-        WorkFolder(tmp_path / "out", {"seed": 2}, overwrite=False),
-    ):
+    with pytest.raises(UsageError, match="another seed"), work_folder(out, 2):
         pass
-    with WorkFolder(tmp_path / "out", {"seed": 2}, overwrite=True) as work:
+    with work_folder(out, 2, overwrite=True) as work:
         assert work.read("prices") is None
+
+
+def test_labels_are_used_again_where_what_they_depend_on_is_the_same(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with work_folder(out, 1) as work:
+        LabelStore(work.labels).add("key", [made_row(0)])
+        work.keep("labelled", {"skipped": []})
+        work.keep("label_seconds", 30.0)
+        (work.path / "start").mkdir()
+    with work_folder(out, 2, overwrite=True) as work:
+        assert LabelStore(work.labels).has("key")
+        assert work.read("labelled") is None  # more may be made
+        assert work.read("label_seconds") is None and not work.start.exists()
+    with work_folder(out, 2, data="b", overwrite=True) as work:
+        assert not LabelStore(work.labels).has("key")
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from forescribe.distill.labels.held_out import split
 from forescribe.distill.labels.label_batches import BatchSource, collate
 from forescribe.distill.labels.label_rows import GENERAL, OWN, LabelRow
 from forescribe.distill.labels.label_store import LabelStore
+from forescribe.distill.labels.sparse_distribution import CutHead
 from tests.distill.made_rows import made_row, spoken
 
 
@@ -117,6 +118,21 @@ def test_only_text_tokens_of_answers_are_replaced_and_the_labels_stay() -> None:
         assert int(after.tokens[different].max()) < 20
         assert before.wanted.ids.tolist() == after.wanted.ids.tolist()
     assert changed > 100
+
+
+def test_positions_that_a_cut_head_cannot_predict_leave_a_batch() -> None:
+    rows = [made_row(number) for number in range(6)]
+    batch = collate(rows)
+    listed = sorted({int(t) for t in batch.wanted.choice[::2]})
+    head = CutHead.of(listed, 32, torch.device("cpu"))
+    cut = batch.under(head)
+    there = [int(t) in listed for t in batch.wanted.choice]
+    assert 0 < len(cut.row) == sum(there) < len(batch.row)
+    assert cut.place.tolist() == [
+        p for p, has in zip(batch.place.tolist(), there, strict=True) if has
+    ]
+    chosen = [int(t) for t, has in zip(batch.wanted.choice, there, strict=True) if has]
+    assert head.ids[cut.wanted.choice].tolist() == chosen
 
 
 def test_general_rows_make_up_their_share_of_the_batches() -> None:

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy, kl_div
 
-from forescribe.distill.labels.sparse_distribution import SparseDistribution
-from forescribe.distill.losses import hybrid, parts_of, warm_up
+from forescribe.distill.labels.sparse_distribution import CutHead, SparseDistribution
+from forescribe.distill.losses import TINY, hybrid, parts_of, warm_up
 
 
 @given(seed=st.integers(0, 10_000), size=st.integers(2, 40), positions=st.integers(1, 6))
@@ -45,6 +45,22 @@ def test_unlisted_tokens_lower_divergence_and_overlap_never_raise_them(
     whole = parts_of(draft, SparseDistribution.of(target, listed=24), drawn)
     assert bool((few.divergence <= whole.divergence + 1e-4).all())
     assert bool((few.overlap <= whole.overlap + 1e-6).all())
+
+
+@given(seed=st.integers(0, 10_000), kept=st.sets(st.integers(0, 11), min_size=1))
+def test_under_a_cut_head_the_other_tokens_are_one(seed: int, kept: set[int]) -> None:
+    rng = torch.Generator().manual_seed(seed)
+    target, draft = (2 * torch.randn(5, 12, generator=rng) for _ in range(2))
+    head = CutHead.of(sorted(kept), 12, torch.device("cpu"))
+    assert head.has(torch.arange(12)).tolist() == [token in kept for token in range(12)]
+    wanted = SparseDistribution.of(target, listed=12)
+    drawn = torch.zeros(5, dtype=torch.bool)
+    parts = parts_of(draft[:, head.ids], wanted.under(head), drawn)
+    p, q = target.softmax(-1)[:, head.ids], draft[:, head.ids].softmax(-1)
+    rest = (1 - p.sum(-1)).clamp(min=0)
+    assert torch.allclose(parts.overlap, torch.minimum(p, q).sum(-1), atol=1e-5)
+    dense = (p * (p.log() - q.log())).sum(-1) + rest * (rest.clamp(min=TINY) / TINY).log()
+    assert torch.allclose(parts.divergence, dense, atol=1e-3, rtol=1e-3)
 
 
 def test_a_forbidden_token_has_no_share_in_any_loss() -> None:

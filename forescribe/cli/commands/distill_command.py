@@ -83,7 +83,11 @@ class DistillOptions:
     ] = False
     keep_labels: Annotated[
         bool,
-        option(OUTPUT, "--keep-labels", help="Keep the labels and the checkpoint at the end."),
+        option(
+            OUTPUT,
+            "--keep-labels",
+            help="Keep labels and checkpoint; with --overwrite, another run uses the labels again.",
+        ),
     ] = False
     cut_head: Annotated[
         bool,
@@ -227,6 +231,11 @@ class DistillOptions:
             "model": self.model or ("demo-text" if self.text else "large")
         }
 
+    def label_record(self) -> dict[str, Any]:
+        """What decides the labels. A draft does, as its own encoder's states are kept with them."""
+        names = ("data", "mix", "text", "language", "model", "draft", "max_tokens", "seed")
+        return {name: self.record()[name] for name in names} | {"pruned": self.layers is not None}
+
     def settings(self, start: Path | None) -> DistillSettings:
         """For the library. Raises UsageError where there is nothing to begin with."""
         from forescribe.distill.distillation import DistillSettings
@@ -250,6 +259,7 @@ class DistillOptions:
             self.overwrite,
             self.keep_labels,
             self.record(),
+            self.label_record(),
         )
 
 
@@ -273,7 +283,12 @@ def distill(**values: Any) -> None:
             make = _texts if options.text else _recordings
             pair, start, label = make(options, stop, bar)
             settings = options.settings(start)
-        report = Distillation(pair, label, settings, stop=stop, hook=bar).run()
+
+        def say(line: str) -> None:
+            if not options.quiet:
+                console.print(line, markup=False)
+
+        report = Distillation(pair, label, settings, stop=stop, hook=bar, say=say).run()
     if report is None:
         typer.echo("forescribe: interrupted; the same command goes on with the labels", err=True)
         raise typer.Exit(INTERRUPTED)

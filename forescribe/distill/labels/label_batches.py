@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .label_rows import GENERAL, LabelRow
-from .sparse_distribution import SparseDistribution
+from .sparse_distribution import CutHead, SparseDistribution
 
 MISLED = 0.04
 """Share of the answer's text tokens that are replaced in the input."""
@@ -35,6 +35,19 @@ class LabelBatch:
     wanted: SparseDistribution
     greedy: Tensor
     states: Tensor | None
+
+    def under(self, head: CutHead) -> LabelBatch:
+        """The positions whose choice a cut head has, with distributions over it: at the others no draft of
+        that head can be accepted."""
+        there = head.has(self.wanted.choice)
+        wanted = SparseDistribution(self.wanted.ids[there], self.wanted.logs[there]).under(head)
+        return replace(
+            self,
+            row=self.row[there],
+            place=self.place[there],
+            wanted=wanted,
+            greedy=self.greedy[there],
+        )
 
     def to(self, device: torch.device) -> LabelBatch:
         """The same on a device."""

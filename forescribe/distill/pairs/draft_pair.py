@@ -13,12 +13,14 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from forescribe.speculative.device import Device
+from forescribe.speculative.drafters.draft_tokens import DraftTokens
 from forescribe.speculative.engine.engine import Engine
 from forescribe.speculative.protocols import Schedule
 from forescribe.speculative.requests import Request
 
 from ..labels.label_batches import LabelBatch
 from ..labels.label_rows import LabelRow
+from ..labels.sparse_distribution import CutHead
 
 Hook = Callable[[str, float, float | None, str], None]
 """Called with the stage, what is done, the whole (None: unknown) and a note."""
@@ -59,8 +61,9 @@ class DraftPair(Protocol):
     def pruned(self, layers: Sequence[int]) -> Any:
         """A draft to train that has these of the target's decoder layers, likewise."""
 
-    def logits(self, draft: Any, batch: LabelBatch) -> Tensor:
-        """The draft's logits [N, V] at the predicted positions of a batch, with gradients."""
+    def logits(self, draft: Any, batch: LabelBatch, head: CutHead | None = None) -> Tensor:
+        """The draft's logits [N, V] at the predicted positions of a batch, with gradients; [N, L] of the
+        tokens of a cut head."""
 
     def target_logits(self, batch: LabelBatch, begins: Tensor) -> Tensor:
         """The target's logits [N, V] there, processed as it is served; answers begin at `begins [B]`."""
@@ -68,8 +71,15 @@ class DraftPair(Protocol):
     def request(self, row: LabelRow, tag: int) -> Request:
         """What the engine is asked, to write the row's answer again."""
 
-    def engine(self, draft: Path | None, schedule: Schedule, batch: int) -> Engine:
-        """An engine as it is served, with the draft of a folder."""
+    def engine(
+        self,
+        draft: Path | None,
+        schedule: Schedule,
+        batch: int,
+        listed: DraftTokens | None = None,
+    ) -> Engine:
+        """An engine as it is served, with the draft of a folder; its head cut to `listed`, by default to the
+        folder's own list, where it has one."""
 
     def save(self, draft: Any, folder: Path) -> None:
         """Write a draft's configuration, weights and tokenizer. Raises OSError."""

@@ -37,6 +37,7 @@ from forescribe.speculative.requests import Request
 
 from ..labels.label_batches import LabelBatch
 from ..labels.label_rows import LabelRow
+from ..labels.sparse_distribution import CutHead
 from ..pruning.pruned_models import pruned_whisper
 from .companion_files import copy_companions, save_weights
 from .draft_pair import StepSize
@@ -82,8 +83,8 @@ class SpeechPair:
     def pruned(self, layers: Sequence[int]) -> Any:
         return _frozen(pruned_whisper(self.target, layers))
 
-    def logits(self, draft: Any, batch: LabelBatch) -> Tensor:
-        return _forward(draft, batch)
+    def logits(self, draft: Any, batch: LabelBatch, head: CutHead | None = None) -> Tensor:
+        return _forward(draft, batch, head)
 
     @torch.no_grad()
     def target_logits(self, batch: LabelBatch, begins: Tensor) -> Tensor:
@@ -100,11 +101,17 @@ class SpeechPair:
         states = EncoderStates(target, (draft,))
         return Request(prompt=row.tokens[: row.begin], encoder_states=states, tag=tag)
 
-    def engine(self, draft: Path | None, schedule: Schedule, batch: int) -> Engine:
+    def engine(
+        self,
+        draft: Path | None,
+        schedule: Schedule,
+        batch: int,
+        listed: DraftTokens | None = None,
+    ) -> Engine:
         whisper, drafter = self.whisper, None
         if draft is not None:
             model = self.device.placed(self._loaded(draft))
-            listed = DraftTokens.beside(draft, model.config.vocab_size)
+            listed = listed or DraftTokens.beside(draft, model.config.vocab_size)
             drafter = ModelDrafter(
                 whisper_decoder(
                     model,
@@ -148,7 +155,7 @@ class SpeechPair:
             return kind.from_pretrained(folder, dtype=torch.float32)
 
 
-def _forward(model: Any, batch: LabelBatch) -> Tensor:
+def _forward(model: Any, batch: LabelBatch, head: CutHead | None = None) -> Tensor:
     assert batch.states is not None
     dtype = model.proj_out.weight.dtype
     hidden = model.model.decoder(
@@ -156,7 +163,10 @@ def _forward(model: Any, batch: LabelBatch) -> Tensor:
         encoder_hidden_states=batch.states.to(dtype),
         use_cache=False,
     ).last_hidden_state
-    logits: Tensor = model.proj_out(hidden[batch.row, batch.place])
+    predicted = hidden[batch.row, batch.place]
+    if head is not None:  # the whole head is most of the work of a draft of few layers
+        return torch.nn.functional.linear(predicted, model.proj_out.weight[head.ids])
+    logits: Tensor = model.proj_out(predicted)
     return logits
 
 

@@ -30,6 +30,7 @@ from forescribe.text.language_model import LANGUAGE_MODEL, LanguageModel
 
 from ..labels.label_batches import LabelBatch
 from ..labels.label_rows import LabelRow
+from ..labels.sparse_distribution import CutHead
 from ..pruning.pruned_models import pruned_causal
 from .companion_files import copy_companions, save_weights
 from .draft_pair import StepSize
@@ -77,9 +78,10 @@ class TextPair:
     def pruned(self, layers: Sequence[int]) -> Any:
         return self._frozen(pruned_causal(self.target, layers))
 
-    def logits(self, draft: Any, batch: LabelBatch) -> Tensor:
+    def logits(self, draft: Any, batch: LabelBatch, head: CutHead | None = None) -> Tensor:
         logits: Tensor = draft(input_ids=batch.tokens, use_cache=False).logits
-        return logits[batch.row, batch.place]
+        predicted = logits[batch.row, batch.place]
+        return predicted if head is None else predicted[:, head.ids]
 
     @torch.no_grad()
     def target_logits(self, batch: LabelBatch, begins: Tensor) -> Tensor:
@@ -95,11 +97,17 @@ class TextPair:
             tag=tag,
         )
 
-    def engine(self, draft: Path | None, schedule: Schedule, batch: int) -> Engine:
+    def engine(
+        self,
+        draft: Path | None,
+        schedule: Schedule,
+        batch: int,
+        listed: DraftTokens | None = None,
+    ) -> Engine:
         drafter = None
         if draft is not None:
             model = self.place.placed(self._loaded(draft))
-            listed = DraftTokens.beside(draft, model.config.vocab_size)
+            listed = listed or DraftTokens.beside(draft, model.config.vocab_size)
             drafter = ModelDrafter(
                 causal_decoder(
                     model,

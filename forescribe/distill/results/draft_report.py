@@ -13,6 +13,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from forescribe.speculative.drafters.draft_tokens import DraftTokens
+
 from ..labels.label_rows import LabelRow
 from ..pairs.draft_pair import DraftPair
 from .engine_runs import EngineRun, run_rows
@@ -53,7 +55,11 @@ class KindFigures:
 
 
 def figures_of(
-    pair: DraftPair, drafts: Mapping[str, Path], rows: Sequence[LabelRow], batch: int
+    pair: DraftPair,
+    drafts: Mapping[str, Path],
+    rows: Sequence[LabelRow],
+    batch: int,
+    listed: DraftTokens | None = None,
 ) -> dict[str, dict[str, KindFigures]]:
     """The figures of each draft by kind. Each row is decoded once with every draft, and once without."""
     found: dict[str, dict[str, KindFigures]] = {name: {} for name in drafts}
@@ -62,7 +68,7 @@ def figures_of(
         greedy = tuple(row.greedy for row in chosen)
         plain = run_rows(pair, None, chosen, 0, batch)
         for name, draft in drafts.items():
-            drafted = run_rows(pair, draft, chosen, GAMMA, batch)
+            drafted = run_rows(pair, draft, chosen, GAMMA, batch, listed)
             found[name][kind] = KindFigures(drafted, plain, greedy)
     return found
 
@@ -97,6 +103,8 @@ def markdown(report: Mapping[str, Any]) -> str:
         f"For `{report['settings']['model']}`, from `{report['start']}`: {rows['trained']} rows learnt, "
         f"{rows['held_out']} held out, {seconds['labels']:.0f} s of labels and "
         f"{seconds['training']:.0f} s of training ({report['steps']} steps).",
+        "",
+        f"Rounds as measured before: {report['pays']}.",
         "",
         f"Held-out data through the engine at gamma {GAMMA}, batch {report['batch']}:",
         "",

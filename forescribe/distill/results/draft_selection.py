@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from forescribe.speculative.engine.schedule import expected_tokens
+
 GAMMAS = (2, 4, 6, 8)
 """Draft lengths that are priced: those of the engine's schedule up to 8."""
 
@@ -66,6 +68,18 @@ def agreement(traces: Iterable[Trace]) -> float:
     return sum(values) / len(values) if values else 0.0
 
 
+def _rate(tokens: float, gamma: int) -> float:
+    """The acceptance rate with which a round of `gamma` drafts writes so many tokens on average."""
+    low, high = 0.0, 1.0
+    for _ in range(40):
+        middle = (low + high) / 2
+        if expected_tokens(middle, gamma) < tokens:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
 @dataclass(frozen=True)
 class Prices:
     """Seconds of a round by its number of drafts, 0 included: target, draft and all that is around them."""
@@ -81,6 +95,29 @@ class Prices:
             if gamma
         ]
         return max([(1.0, 0), *gains], key=lambda pair: (pair[0], -pair[1]))
+
+    def break_even(self) -> tuple[float, int] | None:
+        """The least acceptance rate of single drafts at which drafting is as fast as gamma 0, and the gamma
+        that needs no more; None where not even drafts that are always accepted pay."""
+        found = [
+            (_rate(seconds / self.round_s[0], gamma), gamma)
+            for gamma, seconds in sorted(self.round_s.items())
+            if gamma and seconds <= (gamma + 1) * self.round_s[0]
+        ]
+        return min(found, default=None)
+
+    def verdict(self) -> str:
+        """`break_even` in words."""
+        found = self.break_even()
+        if found is None:
+            return (
+                "no draft of this shape can pay here: a round costs more than plain decoding of all its "
+                "tokens would. Fewer layers, --cut-head or another device change that"
+            )
+        rate, gamma = found
+        return (
+            f"a draft of this shape pays from an acceptance rate of {rate:.2f} on, at gamma {gamma}"
+        )
 
     def to_json(self) -> dict[str, float]:
         """By gamma, in milliseconds."""

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from forescribe.speculative.drafters.draft_tokens import DraftTokens
 from forescribe.speculative.engine.stats import Stats
 from forescribe.speculative.errors import SpeculativeError
 from forescribe.speculative.protocols import Poll
@@ -59,11 +60,16 @@ class EngineRun:
 
 
 def run_rows(
-    pair: DraftPair, draft: Path | None, rows: Sequence[LabelRow], gamma: int, batch: int
+    pair: DraftPair,
+    draft: Path | None,
+    rows: Sequence[LabelRow],
+    gamma: int,
+    batch: int,
+    listed: DraftTokens | None = None,
 ) -> EngineRun:
     """Decode rows again with a draft of a folder. Raises SpeculativeError where one fails."""
     schedule = Metered(gamma)
-    engine = pair.engine(draft if gamma else None, schedule, batch)
+    engine = pair.engine(draft if gamma else None, schedule, batch, listed)
     requests = (pair.request(row, number) for number, row in enumerate(rows))
     began = time.perf_counter()
     results = sorted(engine.run(requests), key=lambda r: int(r.request.tag))
@@ -90,9 +96,13 @@ def measured_prices(
     draft: Path,
     rows: Sequence[LabelRow],
     batch: int,
+    listed: DraftTokens | None = None,
     gammas: Sequence[int] = GAMMAS,
 ) -> Prices:
-    """Times of a round at each draft length, on a few greedy rows where there are any."""
+    """Times of a round at each draft length, on a few greedy rows where there are any; with the head cut to
+    `listed`, which is most of the price of a draft of few layers."""
     chosen = ([row for row in rows if row.greedy] or list(rows))[:TIMED_ROWS]
-    run_rows(pair, draft, chosen[:1], gammas[0], batch)  # caches, packed weights, threads
-    return Prices({g: run_rows(pair, draft, chosen, g, batch).round_s for g in (0, *gammas)})
+    run_rows(pair, draft, chosen[:1], gammas[0], batch, listed)  # caches, packed weights, threads
+    return Prices(
+        {g: run_rows(pair, draft, chosen, g, batch, listed).round_s for g in (0, *gammas)}
+    )
