@@ -24,6 +24,9 @@ INTERRUPTED = 130
 """Exit code: 128 + SIGINT, as in shells; the same for SIGTERM, which has the same effect."""
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+JOIN_S = 1.0
+"""Seconds for which the end waits for the thread that writes to stderr: nobody may be reading it."""
+
 SHOW_CURSOR = b"\x1b[?25h"
 CLEAR_LINE = b"\r\x1b[K"
 ENDING = (
@@ -47,7 +50,8 @@ class Stop:
             self._reader, self._writer = os.pipe()
             os.set_blocking(self._writer, False)
             self._wakeup = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
-            threading.Thread(target=_watch, args=(self._reader,), daemon=True).start()
+            self._watcher = threading.Thread(target=_watch, args=(self._reader,), daemon=True)
+            self._watcher.start()
         return self
 
     def __exit__(
@@ -59,6 +63,7 @@ class Stop:
         if self._before:
             signal.set_wakeup_fd(self._wakeup)
             os.close(self._writer)  # the watching thread reads the end of the pipe, and ends
+            self._watcher.join(JOIN_S)  # a process that ends sooner would not say why
             for number, handler in self._before.items():
                 signal.signal(number, handler)
             self._before = {}
