@@ -6,9 +6,15 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import jiwer
 import pytest
 
+from forescribe.asr.decode.transcriber import Outcome
 from forescribe.asr.model.conversion.converting import cache_folder
+
+BASE, TINY = "whisper-base", "whisper-tiny.en"
+READ = ("lj-1", "jfk", "librispeech-1089")
+"""Recordings of people who read in English."""
 
 MODELS = cache_folder() / "real"
 VOICES = Path(os.environ.get("FORESCRIBE_VOICES", "../shared/real/voices"))
@@ -34,3 +40,9 @@ def normal(text: str) -> str:
     from transformers.models.whisper.english_normalizer import EnglishTextNormalizer
 
     return str(EnglishTextNormalizer({})(text))
+
+
+def errors(outcomes: dict[str, Outcome]) -> jiwer.WordOutput:
+    """Of transcripts by name, after Whisper's normaliser."""
+    references = [normal(voice(name).with_suffix(".txt").read_text()) for name in outcomes]
+    return jiwer.process_words(references, [normal(o.transcript.text) for o in outcomes.values()])

@@ -56,6 +56,8 @@ class NoiseBank:
 
     def cut(self, count: int, rng: np.random.Generator) -> np.ndarray:
         kind = self.kinds[rng.integers(len(self.kinds))]
+        if count > len(kind):
+            kind = np.tile(kind, -(-count // len(kind)))
         start = rng.integers(0, len(kind) - count + 1)
         return kind[start : start + count]
 
