@@ -25,7 +25,16 @@ Format = Literal["json", "text", "srt", "verbose_json", "vtt", "diarized_json"]
 MAX_HINT = 1_000_000
 """Characters of a hint: more than a day of speech."""
 
+MAX_PROMPT = 100_000
+"""Characters of a prompt, of which a model reads the last 223 tokens."""
+
+MAX_LISTED, MAX_NAME = 1000, 1000
+"""Entries of a list, and characters of one."""
+
 _NAME = re.compile(r"([^\[\]]+)(?:\[([^\[\]]*)\])?")
+
+
+Entry = Annotated[str, Field(max_length=MAX_NAME)]
 
 
 class VadConfig(BaseModel):
@@ -45,7 +54,7 @@ class TranslationForm(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     model: str
-    prompt: str | None = None
+    prompt: str | None = Field(None, max_length=MAX_PROMPT)
     response_format: Literal["json", "text", "srt", "verbose_json", "vtt"] = "json"
     temperature: float = Field(0.0, ge=0, le=1)
 
@@ -58,9 +67,11 @@ class TranscriptionForm(BaseModel):
 
     model: str
     language: str | None = None
-    languages: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
-    keywords: tuple[str, ...] = ()
-    prompt: str | None = None
+    languages: Annotated[tuple[Entry, ...], Field(min_length=1, max_length=MAX_LISTED)] | None = (
+        None
+    )
+    keywords: Annotated[tuple[Entry, ...], Field(max_length=MAX_LISTED)] = ()
+    prompt: str | None = Field(None, max_length=MAX_PROMPT)
     hint: str | None = Field(None, max_length=MAX_HINT)
     response_format: Format = "json"
     temperature: float = Field(0.0, ge=0, le=1)
@@ -141,6 +152,8 @@ def _elements(name: str, value: str) -> list[str]:
     if not value.lstrip().startswith("["):
         return [value]
     items = loads(value, name)
+    if len(items) > MAX_LISTED:  # before each is checked
+        raise ApiError("invalid_value", f"{name}: more than {MAX_LISTED} entries", param=name)
     if not isinstance(items, list) or not all(isinstance(item, str) for item in items):
         raise ApiError("invalid_value", f"{name}: not a list of strings", param=name)
     return items

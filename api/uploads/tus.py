@@ -153,6 +153,11 @@ class Uploads:
                 if max(path.stat().st_mtime, self._part(path.stem).stat().st_mtime) < oldest:
                     with self._locked(path.stem):
                         self._remove(path.stem)
+        for part in self.folder.glob("up_*.part"):  # a process was killed between its two files
+            with suppress(FileNotFoundError):
+                orphan = not self._description(part.stem).exists()
+                if orphan and part.stat().st_mtime < oldest:
+                    part.unlink()
 
     @contextmanager
     def _creating(self) -> Iterator[None]:

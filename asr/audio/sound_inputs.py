@@ -17,14 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import AudioError, UsageError
-from .containers import MAX_RATE
+from .containers import MAX_RATE, MIN_RATE
 from .decoded_file import DecodedFile
 
 ARRAY = "<array>"
 """The name of a recording that was given as samples."""
-
-LEAST_RATE = 1000
-"""Hz. A second becomes 16,000 samples, whatever its rate was."""
 
 MOST_CHANNELS = 64
 LOUDEST_FLOAT = 100.0
@@ -113,9 +110,9 @@ def _sound(samples: Any, own: Any, rate: float | None) -> Sound:
     hertz = own if own is not None else rate
     if hertz is None:
         raise UsageError("samples need their rate: sample_rate=16000, or (samples, 16000)")
-    if not _is_number(hertz) or hertz != int(hertz) or not LEAST_RATE <= hertz <= MAX_RATE:
+    if not _is_number(hertz) or hertz != int(hertz) or not MIN_RATE <= hertz <= MAX_RATE:
         raise UsageError(
-            f"sample_rate is {hertz!r}; a whole number from {LEAST_RATE} to {MAX_RATE} Hz is needed"
+            f"sample_rate is {hertz!r}; a whole number from {MIN_RATE} to {MAX_RATE} Hz is needed"
         )
     array = _array(samples)
     if array.ndim == 2 and array.shape[0] < array.shape[1]:
@@ -136,8 +133,11 @@ def _array(samples: Any) -> NDArray[Any]:
     if hasattr(
         samples, "detach"
     ):  # a tensor of torch, on any device, in a format that numpy may lack
-        samples = samples.detach().cpu()
-        samples = (samples.float() if samples.is_floating_point() else samples).numpy()
+        try:
+            samples = samples.detach().cpu()
+            samples = (samples.float() if samples.is_floating_point() else samples).numpy()
+        except (NotImplementedError, TypeError, RuntimeError) as error:  # sparse, or on `meta`
+            raise UsageError(f"this tensor has no samples to read: {error}") from error
     try:
         array = np.asarray(samples)
     except ValueError as error:

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ..errors import Code, ForescribeError, OutputError
+from ..errors import Code, ForescribeError, OutputError, UsageError
 from ..formats.transcript import Json, Transcript, seconds
 from ..records.recording_sources import STDIN, identity
 from ..storage.locations import is_url
@@ -111,6 +111,23 @@ class Manifest:
         self._names: dict[str, dict[str, None]] = {}
         self._attempts: Counter[str] = Counter()
         self.refresh()
+        self._check_own()
+
+    def _check_own(self) -> None:
+        """Raises UsageError for a file of this name that is not a manifest: other programs have lists of
+        recordings that are called so."""
+        if not self._read or self._attempts or self._wrote:
+            return
+        with self.path.open("rb") as file:
+            lines = file.read(self._read).split(b"\n")
+        for line in lines:
+            with suppress(ValueError):
+                entry = json.loads(line)
+                if not (isinstance(entry, dict) and entry.keys() >= {"path", "status"}):
+                    raise UsageError(
+                        f"{self.path} was not written by forescribe, which records its results in files of "
+                        "that name: name another folder with -o"
+                    )
 
     def relative(self, path: str | Path) -> str:
         """Return a path in the form of records."""

@@ -12,6 +12,9 @@ from typing import Any
 
 from ..errors import UsageError
 
+LARGEST = 16 << 20
+"""Bytes of a text: more than any recording has words."""
+
 _TIMES = re.compile(r"^\s*(\d+:)?\d+:\d+[.,]\d+\s*-->")
 _TAG = re.compile(r"</?[a-zA-Z][^>]*>|\{\\[^}]*\}")
 _BLOCK = re.compile(r"^(WEBVTT|NOTE|STYLE|REGION)\b")
@@ -22,7 +25,13 @@ def read_reference_text(path: str | Path) -> str:
     UsageError for a file that cannot be read or holds no text."""
     file = Path(path)
     try:
-        content = file.read_text(encoding="utf-8-sig")
+        with file.open("rb") as opened:
+            data = opened.read(LARGEST + 1)
+        if len(data) > LARGEST:
+            raise UsageError(
+                f"--reference-text {path} has more than {LARGEST} bytes: it is no text"
+            )
+        content = data.decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"--reference-text {path} cannot be read: {error}") from error
     readers = {".srt": _subtitles, ".vtt": _subtitles, ".json": _json, ".tsv": _tsv}

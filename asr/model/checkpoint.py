@@ -17,6 +17,7 @@ from forescribe.speculative.models.checkpoint_files import (
     CONFIG,
     GENERATION,
     damaged,
+    integer_weights,
     miscounted,
     misshapen,
     shapes_in,
@@ -65,6 +66,7 @@ def read_model(
     try:
         shapes = shapes_in(folder)
         wrong = miscounted(folder, shapes, {"decoder_layers": "decoder.layers."})
+        wrong = wrong or integer_weights(folder)
         if wrong is not None:
             raise ValueError(wrong)
         with quiet():

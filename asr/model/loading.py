@@ -220,7 +220,7 @@ def _special_tokens(target: Any, tokenizer: Any, pair: Pair) -> SpecialTokens:
                 f"its tokenizer has the special token {strange[0]}, and its vocabulary has the ids 0 to "
                 f"{size - 1}"
             )
-        problem = tokens.unchoosable(options, size)
+        problem = tokens.unchoosable(options, size) or tokens.misaligned(options, target.config)
         if problem is not None:
             raise ValueError(f"in its generation_config.json {problem}")
     except (ValueError, AttributeError, TypeError) as error:

@@ -7,6 +7,7 @@ ids and text; nothing of audio or models.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -15,6 +16,8 @@ from ..errors import UsageError
 from ..formats.transcript import SAMPLE_RATE
 from .conversion.converting import ENGLISH_ONLY
 from .published import as_ids
+
+_LANGUAGE = re.compile(r"<\|[a-z]{2,3}\|>")
 
 Task = Literal["transcribe", "translate"]
 TASKS: tuple[Task, ...] = ("transcribe", "translate")
@@ -140,6 +143,12 @@ class SpecialTokens:
         tasks = dict(getattr(generation_config, "task_to_id", None) or {})
         if getattr(generation_config, "is_multilingual", False) and not languages:
             raise ValueError("its generation_config.json has no lang_to_id")
+        strange = [str(key) for key in languages if not _LANGUAGE.fullmatch(str(key))]
+        if strange:
+            raise ValueError(
+                f"its generation_config.json has {strange[0]!r} in lang_to_id, where <|en|> and its like "
+                "are expected"
+            )
         if languages and not tasks.keys() >= set(TASKS):
             raise ValueError("its generation_config.json has no task_to_id for both tasks")
         return cls(
@@ -152,6 +161,27 @@ class SpecialTokens:
             previous=id_of("<|startofprev|>"),
             other_ends=ends[1:],
         )
+
+    @staticmethod
+    def misaligned(generation_config: Any, config: Any) -> str | None:
+        """What is wrong with `alignment_heads`, by which words are timed; None where nothing is."""
+        listed = getattr(generation_config, "alignment_heads", None)
+        if not listed:
+            return None
+        layers, heads = config.decoder_layers, config.decoder_attention_heads
+        try:
+            there = all(
+                type(layer) is int
+                and type(head) is int
+                and 0 <= layer < layers
+                and 0 <= head < heads
+                for layer, head in listed
+            )
+        except (TypeError, ValueError):
+            there = False
+        if there:
+            return None
+        return f"alignment_heads are not pairs of a layer below {layers} and a head below {heads}"
 
     def unchoosable(self, generation_config: Any, vocab_size: int) -> str | None:
         """What a model's suppressed tokens forbid altogether, so that a window would be decoded to nothing or

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from math import prod
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -75,25 +76,42 @@ def damaged(folder: Path) -> str | None:
 def shapes_in(folder: Path) -> Shapes:
     """The shapes of the tensors in a folder's safetensors files, of which only the headers are read. Empty
     where the weights have another form or cannot be read, which loading them will say."""
-    index = folder / f"{WEIGHTS[0]}.index.json"
-    if (folder / WEIGHTS[0]).is_file():
-        paths = [folder / WEIGHTS[0]]
-    elif index.is_file():
-        weight_map = _object(index).get("weight_map")
-        names = weight_map.values() if isinstance(weight_map, dict) else ()
-        paths = [folder / name for name in sorted({str(name) for name in names})]
-    else:
-        paths = sorted(folder.glob("*.safetensors"))
     from safetensors import safe_open
 
     shapes: dict[str, tuple[int, ...]] = {}
     try:
-        for path in paths:
+        for path in _weight_files(folder):
             with safe_open(path, "np") as file:
                 shapes |= {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}
     except Exception:  # safetensors has an error class for every kind of damage
         return {}
     return shapes
+
+
+def integer_weights(folder: Path) -> str | None:
+    """A tensor of a folder's safetensors files that holds integers, which are rounded weights without what
+    they were multiplied with; None where there is none, or where `shapes_in` would be empty."""
+    from safetensors import safe_open
+
+    with suppress(Exception):  # damaged, as in `shapes_in`
+        for path in _weight_files(folder):
+            with safe_open(path, "np") as file:
+                for name in file.keys():
+                    kind = str(file.get_slice(name).get_dtype())
+                    if not kind.startswith(("F", "BF")):
+                        return f"its tensor {name} is of type {kind}, and weights are floats"
+    return None
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    index = folder / f"{WEIGHTS[0]}.index.json"
+    if (folder / WEIGHTS[0]).is_file():
+        return [folder / WEIGHTS[0]]
+    if index.is_file():
+        weight_map = _object(index).get("weight_map")
+        names = weight_map.values() if isinstance(weight_map, dict) else ()
+        return [folder / name for name in sorted({str(name) for name in names})]
+    return sorted(folder.glob("*.safetensors"))
 
 
 def miscounted(folder: Path, shapes: Shapes, parts: Mapping[str, str]) -> str | None:

@@ -60,16 +60,23 @@ def bind(options: Options, context: DecodingContext) -> BoundOptions:
     return BoundOptions(options, language, previous, hint_tokens(context.whisper, options.hint))
 
 
+PROMPT_CHARACTERS = 64
+"""Characters of a prompt that are read, for each of the tokens that it may have."""
+
+
 def prompt_tokens(whisper: Whisper, text: str | None) -> tuple[int, ...]:
     """The last tokens of previous text that fit into a prompt. Raises UsageError."""
     if not text or not text.strip():
         return ()
     if whisper.tokens.previous is None:
         raise UsageError("this model has no token for previous text, so it takes no prompt")
+    room = prompt_room(whisper)
+    # Megabytes would be held as tokens, of which the last ones count. No word has so many characters a token.
+    text = text.strip()[-PROMPT_CHARACTERS * room :]
     ids = whisper.tokenizer.encode(" " + text.strip(), add_special_tokens=False)
     if any(token >= whisper.tokens.end for token in ids):
         raise UsageError("the initial prompt holds a special token such as <|endoftext|>")
-    return tuple(ids[-prompt_room(whisper) :])
+    return tuple(ids[-room:])
 
 
 def hint_tokens(whisper: Whisper, text: str | None) -> tuple[int, ...]:

@@ -163,6 +163,7 @@ class BenchTextOptions:
             "--threads",
             metavar="N",
             min=0,
+            max=1024,
             help="CPU threads; 0 leaves the number to PyTorch.",
         ),
     ] = 0
@@ -307,6 +308,7 @@ class BenchTranscribeOptions:
             "--threads",
             metavar="N",
             min=0,
+            max=1024,
             help="CPU threads; 0 is all cores.",
         ),
     ] = 0

@@ -182,6 +182,7 @@ ThreadCount = Annotated[
         "--threads",
         metavar="N",
         min=0,
+        max=1024,
         help="CPU threads; 0 leaves the number to PyTorch.",
     ),
 ]

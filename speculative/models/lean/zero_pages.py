@@ -16,7 +16,7 @@ from torch import Tensor
 
 def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
     """As `torch.zeros`. On CPUs the tensor owns a mapping of its own, aligned to pages: for large ones that
-    are written in part."""
+    are written in part. Raises MemoryError."""
     count = prod(shape)
     if device.type != "cpu" or count == 0:
         return torch.zeros(shape, dtype=dtype, device=device)
@@ -25,4 +25,7 @@ def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Ten
 
 def _mapping(size: int) -> mmap.mmap:
     # Private: shared memory would be a file's, with a limit of its own.
-    return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    try:
+        return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (OSError, OverflowError) as error:
+        raise MemoryError(f"not enough memory for a cache of {size} bytes") from error

@@ -6,6 +6,7 @@ Requests are made of bytes, as no client library would send them.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from urllib.parse import quote
 
@@ -384,10 +385,21 @@ def test_what_is_loaded_can_be_sent_again(data) -> None:
 
 
 def test_nesting_has_one_limit_whoever_notices_it() -> None:
-    for depth in (33, 900, 2000, 200_000):
+    for depth in (33, 900, 2000, 100_000):
         with pytest.raises(ApiError, match="nested deeper than 32"):
             loads("[" * depth + "]" * depth, "body")
     assert loads("[" * 32 + "]" * 32, "body")
+
+
+@pytest.mark.parametrize("value", ["[]", '""', "{}"])
+def test_more_values_than_any_request_needs_are_refused_before_they_are_read(value) -> None:
+    many = "[" + f"{value}," * 2_000_000 + f"{value}]"
+    began = time.process_time()
+    for data in (many, many.encode()):
+        with pytest.raises(ApiError, match="more than 150000 values"):
+            loads(data, "body")
+    assert time.process_time() - began < 0.5
+    assert len(loads(json.dumps([*range(100_000)]), "body")) == 100_000
 
 
 def test_text_and_numbers_are_checked() -> None:

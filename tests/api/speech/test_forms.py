@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -106,6 +108,11 @@ def test_what_is_not_given_has_the_contracts_default() -> None:
         ([MODEL, ("known_speaker_names", '["a", "b", "c", "d", "e"]')], "known_speaker_names"),
         ([MODEL, ("beam_size", "5")], "beam_size"),
         ([MODEL, ("[]", "5")], "[]"),
+        ([MODEL, ("prompt", "a" * 100_001)], "prompt"),
+        ([MODEL, ("keywords", json.dumps(["a"] * 1001))], "keywords"),
+        ([MODEL, *[("keywords[]", "a")] * 1001], "keywords"),
+        ([MODEL, ("keywords[]", "a" * 1001)], "keywords"),
+        ([MODEL, ("languages", json.dumps(["en"] * 1001))], "languages"),
     ],
 )
 def test_what_is_wrong_is_named_as_the_client_knows_it(fields, param) -> None:

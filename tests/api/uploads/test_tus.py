@@ -7,6 +7,7 @@ import base64
 import hashlib
 import os
 import threading
+import time
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -259,3 +260,18 @@ def test_an_upload_that_nobody_goes_on_with_expires(tmp_path) -> None:
     with pytest.raises(ApiError):
         uploads.get(id, "")
     assert not list((tmp_path / "uploads").iterdir())
+
+
+def test_bytes_whose_description_is_lost_expire_too(tmp_path) -> None:
+    """A process was killed between the two files of an upload."""
+    now = [time.time()]
+    uploads = Uploads(tmp_path / "uploads", LIMITS, lambda: now[0])
+    kept, lost = uploads.create("a", 10), uploads.create("a", 10)
+    (tmp_path / "uploads" / f"{lost.id}.json").unlink()
+    uploads.expire(60.0)
+    assert (tmp_path / "uploads" / f"{lost.id}.part").exists()
+    now[0] += 30.0
+    os.utime(tmp_path / "uploads" / f"{kept.id}.part", (now[0], now[0]))
+    now[0] += 40.0
+    uploads.expire(60.0)
+    assert {p.stem for p in (tmp_path / "uploads").glob("*.part")} == {kept.id}

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from forescribe.asr.batch import fingerprint
 from forescribe.asr.batch.inputs import Source
 from forescribe.asr.batch.manifest import NAME
-from forescribe.asr.errors import AudioError, OutputError, out_of_memory
+from forescribe.asr.errors import AudioError, OutputError, UsageError, out_of_memory
 from tests.asr.typists import Outcome, Typist, batch, run, text_of, write_wav
 
 ROOT = Path(__file__).parents[3]
@@ -605,3 +605,13 @@ def test_any_other_error_of_the_transcriber_is_not_hidden() -> None:
     calls(2)
     with pytest.raises(ZeroDivisionError):
         run(["calls"], "out", Typist(trouble=_raise(ZeroDivisionError())))
+
+
+@pytest.mark.parametrize("line", ['{"audio_filepath": "s.wav"}', "[1]"])
+def test_a_file_of_the_manifests_name_that_is_none_is_left_alone(line) -> None:
+    """NeMo's lists of recordings are called so."""
+    calls(1)
+    Path("manifest.jsonl").write_text(line + "\n")
+    with pytest.raises(UsageError, match=r"manifest.jsonl was not written by forescribe.* -o"):
+        run(["calls"], ".")
+    assert Path("manifest.jsonl").read_text() == line + "\n"

@@ -71,3 +71,11 @@ def test_files_without_text_are_refused_by_name(tmp_path, name, content, message
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(UsageError, match=r"missing\.txt cannot be read"):
         read_reference_text(tmp_path / "missing.txt")
+
+
+@pytest.mark.parametrize("name", ["/dev/zero", "film.txt"])
+def test_what_is_much_larger_than_a_text_is_not_read(tmp_path, name) -> None:
+    with (tmp_path / "film.txt").open("wb") as film:
+        film.truncate(1 << 34)
+    with pytest.raises(UsageError, match="more than 16777216 bytes: it is no text"):
+        read_reference_text(tmp_path / name)

@@ -348,6 +348,10 @@ RULES = [  # of the target's generation_config.json
     ("begin_suppress_tokens", [VOCAB], "says begin_suppress_tokens 1768"),
     ("forced_decoder_ids", [[1, None], [2, 99999]], "says forced_decoder_ids 99999"),
     ("task_to_id", {"transcribe": -1, "translate": 2}, "says task_to_id -1"),
+    ("lang_to_id", {"en": 260}, "'en' in lang_to_id, where <|en|> and its like"),
+    ("alignment_heads", [[-1, 0]], "alignment_heads are not pairs of a layer below 2"),
+    ("alignment_heads", [[0, 99]], "alignment_heads are not pairs"),
+    ("alignment_heads", "x", "alignment_heads are not pairs"),
     ("suppress_tokens", EVERY, "suppress_tokens has its end-of-text token"),
     ("begin_suppress_tokens", EVERY, "leave no token to begin a text with"),
     ("begin_suppress_tokens", EVERY[267:], "leave no timestamp to begin with"),
@@ -576,3 +580,12 @@ def test_a_device_without_room_is_said_in_one_line(target, monkeypatch, error) -
     monkeypatch.setattr(torch.nn.Module, "to", full)
     with pytest.raises(CapacityError, match=r"cpu has no room .* --model .*target"):
         load(Pair(target), CPU)
+
+
+def test_integers_are_no_weights(tmp_path) -> None:
+    folder = folders.write(tmp_path / "rounded")
+    file = folder / "model.safetensors"
+    tensors = {name: (8 * t).to(torch.int8) for name, t in load_file(file).items()}
+    save_file(tensors, file, {"format": "pt"})
+    with pytest.raises(ModelError, match=r"its tensor \S+ is of type I8, and weights are floats"):
+        load(Pair(folder), CPU)

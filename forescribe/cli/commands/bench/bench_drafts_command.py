@@ -129,7 +129,14 @@ class BenchDraftsOptions:
     ] = AUTO
     threads: Annotated[
         int,
-        option(PERFORMANCE, "--threads", metavar="N", min=0, help="CPU threads; 0 is all cores."),
+        option(
+            PERFORMANCE,
+            "--threads",
+            metavar="N",
+            min=0,
+            max=1024,
+            help="CPU threads; 0 is all cores.",
+        ),
     ] = 0
     engine: EngineName = AUTO
     dtype: Annotated[

@@ -48,3 +48,9 @@ def test_only_what_is_written_takes_memory():
     assert own() - before < 64 << 20
     rows.fill_(1)
     assert own() - before > 192 << 20
+
+
+@pytest.mark.parametrize("size", [1 << 50, 1 << 70])
+def test_more_than_a_machine_has_is_a_lack_of_memory(size):
+    with pytest.raises(MemoryError, match=f"a cache of {size} bytes"):
+        zeros((size,), torch.uint8, CPU)
