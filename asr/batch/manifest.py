@@ -121,13 +121,15 @@ class Manifest:
         with self.path.open("rb") as file:
             lines = file.read(self._read).split(b"\n")
         for line in lines:
-            with suppress(ValueError):
+            try:
                 entry = json.loads(line)
-                if not (isinstance(entry, dict) and entry.keys() >= {"path", "status"}):
-                    raise UsageError(
-                        f"{self.path} was not written by forescribe, which records its results in files of "
-                        "that name: name another folder with -o"
-                    )
+            except ValueError:  # half a line of a killed process
+                continue
+            if not (isinstance(entry, dict) and entry.keys() >= {"path", "status"}):
+                raise UsageError(
+                    f"{self.path} was not written by forescribe, which records its results in files of "
+                    "that name: name another folder with -o"
+                )
 
     def relative(self, path: str | Path) -> str:
         """Return a path in the form of records."""

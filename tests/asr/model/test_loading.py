@@ -348,10 +348,6 @@ RULES = [  # of the target's generation_config.json
     ("begin_suppress_tokens", [VOCAB], "says begin_suppress_tokens 1768"),
     ("forced_decoder_ids", [[1, None], [2, 99999]], "says forced_decoder_ids 99999"),
     ("task_to_id", {"transcribe": -1, "translate": 2}, "says task_to_id -1"),
-    ("lang_to_id", {"en": 260}, "'en' in lang_to_id, where <|en|> and its like"),
-    ("alignment_heads", [[-1, 0]], "alignment_heads are not pairs of a layer below 2"),
-    ("alignment_heads", [[0, 99]], "alignment_heads are not pairs"),
-    ("alignment_heads", "x", "alignment_heads are not pairs"),
     ("suppress_tokens", EVERY, "suppress_tokens has its end-of-text token"),
     ("begin_suppress_tokens", EVERY, "leave no token to begin a text with"),
     ("begin_suppress_tokens", EVERY[267:], "leave no timestamp to begin with"),
@@ -589,3 +585,22 @@ def test_integers_are_no_weights(tmp_path) -> None:
     save_file(tensors, file, {"format": "pt"})
     with pytest.raises(ModelError, match=r"its tensor \S+ is of type I8, and weights are floats"):
         load(Pair(folder), CPU)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("lang_to_id", {"en": 260}, "'en' in lang_to_id, where <|en|> and its like"),
+        ("alignment_heads", [[-1, 0]], "alignment_heads are not pairs of a layer below 2"),
+        ("alignment_heads", [[0, 99]], "alignment_heads are not pairs"),
+        ("alignment_heads", "x", "alignment_heads are not pairs"),
+    ],
+)
+def test_settings_that_would_fail_at_the_first_window_are_refused(
+    tmp_path, key, value, said
+) -> None:
+    folder = folders.write(tmp_path / "copy")
+    change(folder / "generation_config.json", **{key: value})
+    with pytest.raises(ModelError) as refused:
+        load(Pair(folder), CPU)
+    assert said in str(refused.value)
