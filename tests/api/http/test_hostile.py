@@ -129,7 +129,8 @@ def test_no_text_of_a_field_is_a_fault(client, value) -> None:
                 parts.insert(0, part("model", b"random"))
             answer = client.post(path, headers=MULTIPART, content=body(*parts))
             refused(answer, (path, name))
-            plain = value.isascii() and b"\0" not in value and name in ("prompt", "keywords")
+            longest = {"prompt": 100_000, "keywords": 1000}.get(name, -1)
+            plain = value.isascii() and b"\0" not in value and len(value) <= longest
             assert (answer.json()["error"]["code"] == "invalid_audio") is plain, (path, name)
     for name in (b"\xff", b"a\x00", b"\xed\xa0\x80", b"x" * 5000, b"[]", b"model[" + b"a" * 100):
         raw = part("NAME", value).replace(b"NAME", name)
