@@ -21,8 +21,8 @@ MAX_DEPTH = 32
 """Levels of nesting. The contracts here need at most five."""
 
 MAX_MARKS = 150_000
-"""Commas and brackets in a text, which its values are no more than: a prompt of tokens for the longest
-context fits. Five million empty lists took 11 s, in which no other request was answered."""
+"""Commas and opening brackets in a text, a bound of the number of its values: a prompt of tokens for a
+context of 131,072 fits. Five million empty lists took 11 s, in which no other request was answered."""
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 

@@ -31,10 +31,9 @@ MAX_PROMPT = 100_000
 MAX_LISTED, MAX_NAME = 1000, 1000
 """Entries of a list, and characters of one."""
 
-_NAME = re.compile(r"([^\[\]]+)(?:\[([^\[\]]*)\])?")
-
-
 Entry = Annotated[str, Field(max_length=MAX_NAME)]
+
+_NAME = re.compile(r"([^\[\]]+)(?:\[([^\[\]]*)\])?")
 
 
 class VadConfig(BaseModel):

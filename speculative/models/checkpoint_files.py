@@ -89,8 +89,8 @@ def shapes_in(folder: Path) -> Shapes:
 
 
 def integer_weights(folder: Path) -> str | None:
-    """A tensor of a folder's safetensors files that holds integers, which are rounded weights without what
-    they were multiplied with; None where there is none, or where `shapes_in` would be empty."""
+    """What is wrong where a weight or bias in a folder's safetensors files holds integers: rounded numbers
+    without their scales. None where none does, or where the files cannot be read."""
     from safetensors import safe_open
 
     with suppress(Exception):  # damaged, as in `shapes_in`
@@ -98,7 +98,8 @@ def integer_weights(folder: Path) -> str | None:
             with safe_open(path, "np") as file:
                 for name in file.keys():
                     kind = str(file.get_slice(name).get_dtype())
-                    if not kind.startswith(("F", "BF")):
+                    of_layer = name.endswith(("weight", "bias"))
+                    if of_layer and not kind.startswith(("F", "BF")):
                         return f"its tensor {name} is of type {kind}, and weights are floats"
     return None
 

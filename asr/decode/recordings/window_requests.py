@@ -71,7 +71,7 @@ def prompt_tokens(whisper: Whisper, text: str | None) -> tuple[int, ...]:
     if whisper.tokens.previous is None:
         raise UsageError("this model has no token for previous text, so it takes no prompt")
     room = prompt_room(whisper)
-    # Megabytes would be held as tokens, of which the last ones count. No word has so many characters a token.
+    # Only the last tokens are used, so megabytes of text are not tokenised: few tokens are longer than this.
     text = text.strip()[-PROMPT_CHARACTERS * room :]
     ids = whisper.tokenizer.encode(" " + text.strip(), add_special_tokens=False)
     if any(token >= whisper.tokens.end for token in ids):

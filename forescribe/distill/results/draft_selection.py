@@ -112,7 +112,7 @@ class Prices:
         if found is None:
             return (
                 "no draft of this shape can pay here: a round costs more than plain decoding of all its "
-                "tokens would. Fewer layers, --cut-head or another device change that"
+                "tokens would. Fewer layers, --cut-head or another device may change that"
             )
         rate, gamma = found
         return (

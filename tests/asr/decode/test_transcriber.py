@@ -19,6 +19,7 @@ from forescribe.asr.decode.accounting import DOUBTFUL
 from forescribe.asr.decode.guards import Guards, Judgement
 from forescribe.asr.decode.outcome import Partial
 from forescribe.asr.decode.recordings import window_decoder, window_results
+from forescribe.asr.decode.recordings.window_requests import prompt_tokens
 from forescribe.asr.decode.transcriber import Options, Outcome, Progress, Transcriber
 from forescribe.asr.errors import AudioError, UsageError
 from forescribe.asr.formats.files import srt, tsv, txt, vtt
@@ -443,6 +444,21 @@ def test_a_long_prompt_keeps_its_end(shared, recordings) -> None:
     ids = shared.whisper.tokenizer.encode(text, add_special_tokens=False)
     assert prompt[1:32] == tuple(ids[-31:])
     assert prompt[32] == shared.whisper.tokens.start
+
+
+def test_of_a_prompt_of_megabytes_only_the_end_is_tokenised(shared, monkeypatch) -> None:
+    words = " ".join(f"w{number % 97}" for number in range(500_000))
+    tokenizer, read = shared.whisper.tokenizer, []
+    expected = tokenizer.encode(words[-10_000:], add_special_tokens=False)
+    encode = type(tokenizer).encode
+
+    def counted(self, text, **options):
+        read.append(len(text))
+        return encode(self, text, **options)
+
+    monkeypatch.setattr(type(tokenizer), "encode", counted)
+    assert prompt_tokens(shared.whisper, words) == tuple(expected[-31:])
+    assert read and max(read) < 20_000
 
 
 @pytest.mark.parametrize("text", [None, "", "  \n"])
