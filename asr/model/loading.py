@@ -220,10 +220,25 @@ def _special_tokens(target: Any, tokenizer: Any, pair: Pair) -> SpecialTokens:
                 f"its tokenizer has the special token {strange[0]}, and its vocabulary has the ids 0 to "
                 f"{size - 1}"
             )
-        problem = tokens.unchoosable(options, size) or tokens.misaligned(options, target.config)
+        problem = tokens.unchoosable(options, size) or tokens.strange_alignment_heads(options)
         if problem is not None:
             raise ValueError(f"in its generation_config.json {problem}")
     except (ValueError, AttributeError, TypeError) as error:
         raise ModelError(f"--model {pair.target} is not a Whisper model: {error}") from error
     options.eos_token_id, options.decoder_start_token_id = tokens.end, tokens.start
+    _drop_alignment_heads_of_another_model(target, pair)
     return replace(tokens, made_for=made_for(pair.target))
+
+
+def _drop_alignment_heads_of_another_model(target: Any, pair: Pair) -> None:
+    """Distilled checkpoints are published with the heads of the model that they were distilled from, some in
+    layers that they do not have: their words are timed as if no heads were listed."""
+    layers, heads = target.config.decoder_layers, target.config.decoder_attention_heads
+    listed = getattr(target.generation_config, "alignment_heads", None) or ()
+    if any(layer >= layers or head >= heads for layer, head in listed):
+        log.warning(
+            "--model %s: its alignment_heads are of a model with more layers or heads; words are timed by "
+            "all heads of the upper half of its layers, which is less exact",
+            pair.target,
+        )
+        target.generation_config.alignment_heads = None

@@ -163,25 +163,16 @@ class SpecialTokens:
         )
 
     @staticmethod
-    def misaligned(generation_config: Any, config: Any) -> str | None:
-        """What is wrong with `alignment_heads`, by which words are timed; None where nothing is."""
+    def strange_alignment_heads(generation_config: Any) -> str | None:
+        """What is wrong with the form of `alignment_heads`, which time words; None where nothing is."""
         listed = getattr(generation_config, "alignment_heads", None)
-        if not listed:
-            return None
-        layers, heads = config.decoder_layers, config.decoder_attention_heads
         try:
-            there = all(
-                type(layer) is int
-                and type(head) is int
-                and 0 <= layer < layers
-                and 0 <= head < heads
-                for layer, head in listed
-            )
+            pairs = [(layer, head) for layer, head in listed or ()]
         except (TypeError, ValueError):
-            there = False
-        if there:
+            pairs = [(-1, -1)]
+        if all(type(number) is int and number >= 0 for pair in pairs for number in pair):
             return None
-        return f"alignment_heads are not pairs of a layer below {layers} and a head below {heads}"
+        return "alignment_heads are not pairs of a layer and a head"
 
     def unchoosable(self, generation_config: Any, vocab_size: int) -> str | None:
         """What a model's suppressed tokens forbid altogether, so that a window would be decoded to nothing or

@@ -22,6 +22,7 @@ from forescribe.asr.decode.transcriber import Options, Transcriber
 from forescribe.asr.errors import CapacityError, ModelError
 from forescribe.asr.model.loading import EncoderStates, Whisper, load
 from forescribe.asr.model.presets import Pair
+from forescribe.asr.words.timing import alignment_heads
 from forescribe.speculative.device import Device, choose
 from forescribe.speculative.errors import LoadError
 from forescribe.speculative.models.families.model_engine import ModelEngine
@@ -591,8 +592,8 @@ def test_integers_are_no_weights(tmp_path) -> None:
     ("key", "value", "said"),
     [
         ("lang_to_id", {"en": 260}, "'en' in lang_to_id, where <|en|> and its like"),
-        ("alignment_heads", [[-1, 0]], "alignment_heads are not pairs of a layer below 2"),
-        ("alignment_heads", [[0, 99]], "alignment_heads are not pairs"),
+        ("alignment_heads", [[-1, 0]], "alignment_heads are not pairs of a layer and a head"),
+        ("alignment_heads", [[0, 1, 2]], "alignment_heads are not pairs"),
         ("alignment_heads", "x", "alignment_heads are not pairs"),
     ],
 )
@@ -604,3 +605,14 @@ def test_settings_that_would_fail_at_the_first_window_are_refused(
     with pytest.raises(ModelError) as refused:
         load(Pair(folder), CPU)
     assert said in str(refused.value)
+
+
+@pytest.mark.parametrize("heads", [[[0, 1], [2, 0]], [[0, 99]]])
+def test_alignment_heads_of_another_model_are_dropped_with_a_warning(
+    tmp_path, caplog, heads
+) -> None:
+    folder = folders.write(tmp_path / "distilled")
+    change(folder / "generation_config.json", alignment_heads=heads)
+    whisper = load(Pair(folder), CPU)
+    assert "its alignment_heads are of a model with more layers or heads" in caplog.text
+    assert alignment_heads(whisper) == [(1, 0), (1, 1)]
