@@ -25,6 +25,7 @@ class Bench:
     def __init__(self, folder, kind: str) -> None:
         self.kind = kind
         self.store = Store.open(folder, _fresh() if kind == "postgresql" else None)
+        self.waiting = threading.Event()
         self.go, self.stopping = threading.Event(), threading.Event()
         self.done: Counter[tuple] = Counter()
         self.engine = self._engine()
@@ -41,6 +42,7 @@ class Bench:
 
     def _step(self, step: str, *args):
         if step == "wait":
+            self.waiting.set()
             while not self.go.wait(0.01):
                 if self.stopping.is_set():
                     raise Stopping
@@ -178,7 +180,7 @@ def test_work_that_is_resumed_while_it_runs_here_runs_until_both_executions_have
     from forescribe.api.jobs.engines import dbos_engine
 
     bench.enqueue(work("a"))
-    until(lambda: bench.count("a").get("first") == 1)
+    until(bench.waiting.is_set)  # so its first step is recorded
     bench.engine.resume("a:1", bench.engine.executor)
     until(lambda: dbos_engine._running["a:1"] == 2)
     bench.go.set()
