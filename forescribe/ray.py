@@ -4,7 +4,7 @@
     from forescribe.ray import transcribe
 
     dataset = ray.data.from_items([{"path": "calls/a.mp3"}])
-    print(transcribe(dataset, model="demo").take_all())
+    print(transcribe(dataset, model="tiny.en").take_all())
 
 Needs the extra `cluster`; see docs/cluster.md.
 """

@@ -99,7 +99,7 @@ def try_wheel(folder: Path) -> None:
     imports = "import forescribe.api.app, forescribe.api.jobs.service"
     run(folder / "venv" / "bin" / "python", "-c", imports, cwd=folder)
     formats = ("-f", "txt,srt,json", "-o", "out")
-    run(program, "transcribe", memo, "--model", "demo", *formats, cwd=folder)
+    run(program, "transcribe", memo, "--model", "tiny.en", *formats, cwd=folder)
     check = ROOT / "scripts" / "check_output.py"
     run(sys.executable, check, "out", "memo", memo.with_suffix(".txt"), "--wer", "0.10", cwd=folder)
     run(program, "diarize", memo, "--diarizer", "embedded", "-f", "rttm", "-o", "out", cwd=folder)
@@ -158,7 +158,9 @@ def main() -> None:
         try_wheel(folder)
         program, port = folder / "venv" / "bin" / "forescribe", free_port()
         stored = f"FORESCRIBE_DATA_DIR={folder / 'data'}"
-        try_service(["env", stored, program, "serve", "--model", "demo", "--port", str(port)], port)
+        try_service(
+            ["env", stored, program, "serve", "--model", "tiny.en", "--port", str(port)], port
+        )
 
 
 if __name__ == "__main__":

@@ -36,14 +36,14 @@ class Command:
 
 COMMANDS = (
     Command(
-        "forescribe transcribe samples/conversation.flac --model demo --diarize -o out -f txt,srt"
+        "forescribe transcribe samples/conversation.flac --model tiny.en --diarize -o out -f txt,srt"
     ),
     Command("tail -n 7 out/conversation.txt"),
     Command(
-        "forescribe transcribe samples -r --model demo --diarize -o out -f txt,srt",
+        "forescribe transcribe samples -r --model tiny.en --diarize -o out -f txt,srt",
         "again: what is done is skipped",
     ),
-    Command("forescribe audit samples/memo.flac --model demo"),
+    Command("forescribe audit samples/memo.flac --model tiny.en"),
 )
 
 

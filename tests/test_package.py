@@ -150,7 +150,7 @@ def test_samples_are_a_recording_in_every_form(spoken, tmp_path: Path) -> None:
             )
         ),
     ]
-    transcriber = forescribe.Transcriber.load("demo", device="cpu", batch=4, network=False)
+    transcriber = forescribe.Transcriber.load("tiny.en", device="cpu", batch=4, network=False)
     outcomes = list(transcriber.transcribe(forms))
     assert [outcome.error for outcome in outcomes] == [None] * len(forms)
     texts = {outcome.transcript.text for outcome in outcomes}
@@ -161,7 +161,7 @@ def test_samples_are_a_recording_in_every_form(spoken, tmp_path: Path) -> None:
 
 def test_an_array_with_its_rate_is_transcribed(spoken) -> None:
     samples, rate = spoken
-    transcript = forescribe.transcribe(samples, "demo", sample_rate=rate, local_files_only=True)
+    transcript = forescribe.transcribe(samples, "tiny.en", sample_rate=rate, local_files_only=True)
     assert transcript.duration == pytest.approx(8.0)
     assert len(transcript.text.split()) > 10
 

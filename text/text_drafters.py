@@ -39,7 +39,7 @@ def drafter_for(
     if draft is None:
         return None
     if draft == NGRAM:
-        return NgramDrafter(hint_slots=1)  # the prompt is searched in any case
+        return NgramDrafter(hint_slots=1, early=device.synchronous)  # the prompt is searched anyway
     if isinstance(draft, str):
         setting = drafter_registry.DrafterSetting(target, device, gamma, context)
         return drafter_registry.create(draft, setting)

@@ -1,6 +1,6 @@
 """The transcribers of a run: one, and another with a smaller batch if memory runs out.
 
-    make = TranscriberFactory(lambda size: Transcriber.load("demo", batch=size))
+    make = TranscriberFactory(lambda size: Transcriber.load("tiny.en", batch=size))
     make(8).transcribe(...)
     make(4).transcribe(...)      # the same weights; the first transcriber's slots are freed
 

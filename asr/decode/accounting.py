@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from forescribe.speculative.engine.faults import release
-from forescribe.speculative.requests import Result
 
 from ..audio.reading import Input
 from ..errors import AudioError, CapacityError, ForescribeError, out_of_memory
@@ -17,16 +16,10 @@ from ..formats.transcript import PLACES, Coverage, Json, Notice, Segment, Span, 
 from ..printable import clipped
 from ..segment.windows import Window, total
 from ..words import token_sources
-from ..words.segments import mean_logprob
 from .outcome import Decoded, Outcome
 
 REASON_LENGTH = 500
 """The most characters of a reason: exceptions quote what they were given."""
-
-DEMO_LOGPROB = -0.4
-"""Below this mean log-probability a window is not what the demo model was trained for. Measured: -0.27 or
-above in every window of the samples, noise included; -0.89 to -0.43 in clips of 29 readers
-(LibriSpeech), all of which pass Whisper's own guard of -1."""
 
 DOUBTFUL = 0.5
 """Below this probability a detected language is doubtful. Measured with whisper-base on 248 cuts of human
@@ -35,11 +28,6 @@ voices, clean and in noise: 8 of 9 wrong languages and 8 of 239 right ones were 
 
 TEXTS = 10
 """The most texts that were left out and are quoted."""
-
-PURPOSE = (
-    "the demo model understands synthetic English of a limited vocabulary and nothing else: it is for "
-    "trying and testing; use another model for real recordings"
-)
 
 
 def fault(name: str, cause: BaseException) -> ForescribeError:
@@ -192,9 +180,8 @@ def undrafted(done: Iterable[Decoded]) -> list[Notice]:
     return [_notice("draft_failed", text, without)]
 
 
-def doubtful(done: Iterable[Decoded], *, demo: bool) -> list[Notice]:
-    """Warnings for windows whose text was kept although the guards rejected it at every temperature, or
-    that are unlike the demo model's training data."""
+def doubtful(done: Iterable[Decoded]) -> list[Notice]:
+    """A warning for windows whose text was kept although the guards rejected it at every temperature."""
     doubted = [d for d in done if d.doubt is not None]
     if not doubted:
         return []
@@ -202,16 +189,7 @@ def doubtful(done: Iterable[Decoded], *, demo: bool) -> list[Notice]:
         f"doubtful text at {_places(doubted)}; check it against the recording, name the language, or use "
         "a larger model"
     )
-    return [
-        _notice("doubtful_text", text, doubted),
-        *([Notice("demo_model", PURPOSE)] if demo else []),
-    ]
-
-
-def outside_demo(result: Result) -> str | None:
-    """Why a window that passes the guards is unlike the demo model's training data; None if it is not."""
-    mean = mean_logprob(result.logprobs)
-    return None if mean >= DEMO_LOGPROB else f"improbable (mean log-probability {mean:.2f})"
+    return [_notice("doubtful_text", text, doubted)]
 
 
 def _notice(code: str, message: str, windows: Sequence[Decoded]) -> Notice:

@@ -16,7 +16,6 @@ from forescribe.speculative.graphs.side_stream import SideStream
 
 from ..audio.features import LogMel
 from ..model.loading import Whisper
-from ..model.presets import bundled_folder
 from ..segment.vad import Detector, SileroDetector
 from ..segment.windows import Samples
 from .isolation import IsolatedEngine
@@ -71,11 +70,6 @@ class DecodingContext:
     def forward(self) -> str:
         """What runs the forwards of the target's decoder: a name of `ModelEngine`."""
         return str(getattr(self.engine.target, "engine", self.whisper.engine))
-
-    @property
-    def is_demo(self) -> bool:
-        """Whether the target is the bundled demo model."""
-        return self.whisper.pair.target == bundled_folder("demo")
 
     def voice_detector(self) -> Detector:
         """The voice activity detector, loaded on first use. Raises ModelError."""

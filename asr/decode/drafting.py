@@ -5,35 +5,28 @@ Knows which sources there are and what they read; nothing of requests or schedul
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Final
 
 import torch
-from torch import Tensor
 
 from forescribe.speculative.drafters.cascade import Cascade
 from forescribe.speculative.drafters.heads.whisper_block_drafter import WhisperBlockDrafter
 from forescribe.speculative.drafters.model_drafter import ModelDrafter, confidence_for
 from forescribe.speculative.drafters.ngram import NgramDrafter
 from forescribe.speculative.drafters.routing_drafter import RoutingDrafter
-from forescribe.speculative.drafters.script import Breaks, ScriptDrafter, Scripts, padded
+from forescribe.speculative.drafters.script import Breaks, ScriptDrafter
 from forescribe.speculative.models.heads.whisper_block import WhisperBlock
 from forescribe.speculative.protocols import Drafter
-from forescribe.speculative.requests import Request
 
-from ..errors import ModelError, UsageError
-from ..model.ctc_reader import FILE, CtcReader
+from ..errors import UsageError
 from ..model.loading import Whisper
 
 AUTO: Final = "auto"
 MODEL: Final = "model"
 CASCADE: Final = "cascade"
-CTC: Final = "ctc"
 
-SOURCES: Final = (AUTO, MODEL, CASCADE, CTC)
-"""What drafts: the best choice, the draft model alone, the model with the text that a request brings, or the
-model with that and with what the encoder's CTC head reads."""
+SOURCES: Final = (AUTO, MODEL, CASCADE)
+"""What drafts: the best choice, the draft model alone, or the model with the text that a request brings."""
 
 SCRIPT_SLOTS: Final = 16384
 """Tokens of a text that drafts are copied from: about an hour and a half of speech."""
@@ -41,15 +34,11 @@ SCRIPT_SLOTS: Final = 16384
 ENDS: Final = (".", "?", "!", "\u3002", "\uff1f", "\uff01")
 """Marks at the end of a sentence, of Chinese and Japanese too."""
 
-SPOKEN_SLOTS: Final = 512
-"""Tokens of what the CTC head reads in a window; an answer has at most 448."""
-
 
 def drafter_for(whisper: Whisper, gamma: int | None, source: str = AUTO) -> Drafter:
     """The drafter of a pair. `source` is one of `SOURCES`; `auto` is the cascade where an unused source
     costs nothing (CPUs), and the model elsewhere; a block head drafts alone. Raises UsageError for an
-    unknown source, or one that a block head cannot be joined with, ModelError where the target has no CTC
-    head."""
+    unknown source, or one that a block head cannot be joined with."""
     if source not in SOURCES:
         raise UsageError(f"unknown drafter {source!r}; known: {', '.join(SOURCES)}")
     if whisper.block is not None:
@@ -61,15 +50,11 @@ def drafter_for(whisper: Whisper, gamma: int | None, source: str = AUTO) -> Draf
         source = CASCADE if adaptive else MODEL
     model = _model(whisper, gamma)
     if source == MODEL:
-        return NgramDrafter() if model is None else model
+        return NgramDrafter(early=adaptive) if model is None else model
     special = whisper.tokens.end
     free: dict[str, Drafter] = {
         "text": ScriptDrafter(slots=SCRIPT_SLOTS, special_from=special, breaks=_breaks(whisper)),
     }
-    if source == CTC:
-        free["ctc"] = ScriptDrafter(
-            _ctc(whisper), slots=SPOKEN_SLOTS, special_from=special, breaks=_breaks(whisper)
-        )
     if model is None:
         free["answer"] = NgramDrafter(hint_slots=1)  # the hint has a source of its own
     return Cascade(free, model, adaptive=adaptive)
@@ -112,19 +97,3 @@ def _breaks(whisper: Whisper) -> Breaks:
     after = torch.zeros(max(vocabulary.values()) + 1, dtype=torch.bool)
     after[[number for name, number in vocabulary.items() if name.endswith(ends)]] = True
     return Breaks(after, none=whisper.tokens.no_timestamps)
-
-
-def _ctc(whisper: Whisper) -> Scripts:
-    """What the encoder's CTC head reads in the windows of requests."""
-    folder = Path(whisper.target.name_or_path)
-    width = whisper.target.config.d_model
-    reader = CtcReader.beside(folder, whisper.tokenizer, width, whisper.device.torch)
-    if reader is None:
-        raise ModelError(
-            f"--drafter ctc: {whisper.pair.target} has no {FILE} beside its weights; leave it out"
-        )
-
-    def scripts(requests: Sequence[Request]) -> Tensor:
-        return padded(reader.read([r.encoder_states.target for r in requests]))
-
-    return scripts

@@ -1,6 +1,6 @@
 """Transcriber: one object for many recordings; the windows of all of them share the engine's slots.
 
-    transcriber = Transcriber.load("demo")
+    transcriber = Transcriber.load("tiny.en")
     for outcome in transcriber.transcribe(["samples/memo.flac"]):
         print(outcome.transcript.text)
 
@@ -134,11 +134,6 @@ class Transcriber:
     def detector(self) -> Detector | None:
         """The voice activity detector; None until a recording needs one."""
         return self.context.detector
-
-    @property
-    def is_demo(self) -> bool:
-        """Whether the target is the bundled demo model."""
-        return self.context.is_demo
 
     def stats(self) -> Stats:
         """The engine's statistics since the transcriber was created, with the seconds before the

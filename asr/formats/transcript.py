@@ -22,7 +22,6 @@ from .transcript_json import (
     without_nan,
 )
 from .transcript_parts import (
-    ONCE,
     PLACES,
     STATES,
     TOKEN_SOURCES,
@@ -39,7 +38,6 @@ from .transcript_parts import (
 from .units import SAMPLE_RATE, SAMPLES_PER_SEEK, Json, samples_at, seconds
 
 __all__ = [
-    "ONCE",
     "PLACES",
     "SAMPLES_PER_SEEK",
     "SAMPLE_RATE",

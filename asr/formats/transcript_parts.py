@@ -21,10 +21,6 @@ TOKEN_SOURCES: tuple[TokenSource, ...] = ("accepted", "correction", "bonus", "pl
 """Where a token comes from: drafted and accepted; the target's own after a rejection, after full
 acceptance, or in a round without drafts."""
 
-ONCE = frozenset({"demo_model"})
-"""Codes of notices that apply to all recordings of a run alike: the terminal shows them once."""
-
-
 PLACES = 3
 """The most places that a notice lists; it counts the others."""
 

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from forescribe.speculative.device import Device
 from forescribe.speculative.errors import LoadError
 from forescribe.speculative.models.attention import use_products
@@ -28,6 +30,7 @@ from forescribe.speculative.models.families.whisper_encoders import native_encod
 from forescribe.speculative.models.families.whisper_engines import checked_engine
 from forescribe.speculative.models.hub import Role
 from forescribe.speculative.models.quantized.int8_linear import quantize_whisper
+from forescribe.speculative.models.quantized.stored_int8 import BORROWED, float_weights
 from forescribe.speculative.models.quiet import quiet
 from forescribe.speculative.models.whisper_decoder import decoder_only, encoder_of
 from forescribe.speculative.native.native_encoder import NativeEncoder
@@ -55,10 +58,10 @@ _FEATURES = ("preprocessor_config.json", "processor_config.json")  # one of them
 
 
 def read_model(
-    folder: Path, role: Role, device: Device, engine: ModelEngine
+    folder: Path, role: Role, device: Device, engine: ModelEngine, target: Any = None
 ) -> tuple[Any, ModelEngine]:
-    """A model and the engine that runs its decoder. Raises ModelError, and CapacityError where the device has
-    no room."""
+    """A model and the engine that runs its decoder; `target` lends a draft the weights that it lacks, see
+    `read_weights`. Raises ModelError, and CapacityError where the device has no room."""
     from transformers import AutoConfig, WhisperForCausalLM, WhisperForConditionalGeneration
 
     if device.int8 and role == "model":  # before the weights are read
@@ -66,7 +69,6 @@ def read_model(
     try:
         shapes = shapes_in(folder)
         wrong = miscounted(folder, shapes, {"decoder_layers": "decoder.layers."})
-        wrong = wrong or integer_weights(folder)
         if wrong is not None:
             raise ValueError(wrong)
         with quiet():
@@ -85,12 +87,7 @@ def read_model(
         )
         if wrong is not None:
             raise ValueError(wrong)
-        with quiet():
-            # Mismatches are allowed here, to be reported by name below.
-            model, report = kind.from_pretrained(
-                folder, dtype=device.stored, output_loading_info=True, ignore_mismatched_sizes=True
-            )
-        _check_complete(report)
+        model = read_weights(kind, folder, config, device.stored, target)
     except Exception as error:  # safetensors, pickle and configurations raise various errors
         raise ModelError(
             f"--{role} {folder} cannot be loaded as a Whisper model: "
@@ -103,6 +100,34 @@ def read_model(
     if device.products:
         use_products(model)
     return model, found
+
+
+def read_weights(
+    kind: Any, folder: Path, config: Any, dtype: torch.dtype, target: Any = None
+) -> Any:
+    """The model of a folder, of a class of transformers. Weights of 8-bit integers become floats, and a draft
+    without embeddings has those of `target`. Raises ValueError for weights that are missing, of another
+    shape, or of integers without scales."""
+    from transformers import GenerationConfig
+
+    scaled, wrong = integer_weights(folder)
+    if wrong is not None:
+        raise ValueError(wrong)
+    held = shapes_in(folder)
+    lent = {} if target is None else {name: target.get_parameter(name) for name in BORROWED}
+    source: dict[str, Any] = {"pretrained_model_name_or_path": folder}
+    if scaled or (held and lent.keys() - held):
+        state = float_weights(folder, lent)
+        source = {"pretrained_model_name_or_path": None, "config": config, "state_dict": state}
+    with quiet():
+        # Mismatches are allowed here, to be reported by name below.
+        model, report = kind.from_pretrained(
+            **source, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True
+        )
+        if "state_dict" in source and (folder / GENERATION).is_file():
+            model.generation_config = GenerationConfig.from_pretrained(folder)
+    _check_complete(report)
+    return model
 
 
 def _supported(folder: Path, role: Role, choose: Callable[[], ModelEngine]) -> ModelEngine:

@@ -105,7 +105,7 @@ def load_draft(
     """The draft in a folder, and the pair's extractors with its own; `language` is that of the audio, where
     it is known. Raises ModelError for a folder without a Whisper model, and, as `model_mismatch`, for one
     that cannot draft for this target."""
-    model, engine = read_model(folder, "draft", device, engine)
+    model, engine = read_model(folder, "draft", device, engine, target.model)
     _check_states(target, model, name)
     tokenizer = read_tokenizer(folder, model.config)
     shared = same_encoder(target.model, model, target.device.stored, device.stored)

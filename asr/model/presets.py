@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from forescribe.speculative.models import bundled
 from forescribe.speculative.models.hub import Role, find, folder_or_hub_id, local
 
 from ..errors import ModelError
@@ -27,7 +28,6 @@ __all__ = [
     "Cached",
     "Pair",
     "Preset",
-    "bundled_folder",
     "cached",
     "locate",
     "made_for",
@@ -35,12 +35,17 @@ __all__ = [
 ]
 
 DEFAULT = "large"
+BUNDLED = "tiny.en"
+ALIASES = {"demo": BUNDLED}
+"""Other names of presets."""
+
 NO_DRAFT = "none"
 
 
 @dataclass(frozen=True)
 class Draft:
-    """A draft by hub id or bundled name; `languages` (ISO 639-1) where it pays, None for all."""
+    """A draft by hub id, or by the name of a bundled folder; `languages` (ISO 639-1) where it pays, None for
+    all."""
 
     name: str
     languages: frozenset[str] | None = None
@@ -51,14 +56,13 @@ class Preset:
     """A target with the drafts that fit it.
 
     `drafts` in order of preference: the first that covers the language is taken. `note` says in
-    one line what to expect. `bundled` names are folders of this package, not hub ids.
+    one line what to expect. Names without a slash are folders of this package, others hub ids.
     """
 
     name: str
     target: str
     drafts: tuple[Draft, ...] = ()
     note: str = ""
-    bundled: bool = False
 
     def drafts_for(self, language: str | None) -> tuple[Draft, ...]:
         """The draft for a language, if there is one; for languages that are yet to be detected (None) the
@@ -115,7 +119,7 @@ _LARGE_V3_DRAFTS = (
     Draft("kotoba-tech/kotoba-whisper-v2.0", JAPANESE),
     *_TINY,  # by a map of its token ids, with its own 80 mel bins
 )
-_TINY_EN = (Draft("openai/whisper-tiny.en", ENGLISH),)
+_TINY_EN = (Draft(BUNDLED, ENGLISH),)
 
 PRESETS: Mapping[str, Preset] = {
     preset.name: preset
@@ -160,10 +164,10 @@ PRESETS: Mapping[str, Preset] = {
         ),
         Preset("tiny", "openai/whisper-tiny", (), "no smaller model exists to draft for it"),
         Preset(
-            "tiny.en",
-            "openai/whisper-tiny.en",
-            (),
-            "English only; no smaller model exists to draft for it",
+            BUNDLED,
+            BUNDLED,
+            (Draft(f"{BUNDLED}-draft", ENGLISH),),
+            "bundled, no download: English only, stored in 8 bits; also called demo",
         ),
         Preset(
             "turbo",
@@ -197,13 +201,6 @@ PRESETS: Mapping[str, Preset] = {
             "English only; itself a draft of medium.en, its own words",
         ),
         Preset("distil-small.en", "distil-whisper/distil-small.en", (), "English only"),
-        Preset(
-            "demo",
-            "demo",
-            (Draft("demo-draft", ENGLISH),),
-            "bundled, no download: understands synthetic English only, for trying and testing",
-            bundled=True,
-        ),
     )
 }
 
@@ -213,8 +210,7 @@ def resolve(model: str | None, draft: str | None, language: str | None = None) -
 
     Args:
         model: preset, hub id, local folder, or a file of whisper.cpp or openai-whisper, by its path or by its
-            name (`ggml-base.bin`, `base.pt`) where these programs keep it; None for `large`. `demo`
-            is chosen only by its name.
+            name (`ggml-base.bin`, `base.pt`) where these programs keep it; None for `large`.
         draft: likewise; None for the target's own, "none" for no draft model.
         language: ISO 639-1 code of the audio if it is known, for the choice among drafts.
 
@@ -231,7 +227,7 @@ def resolve(model: str | None, draft: str | None, language: str | None = None) -
     own = preset.drafts_for(language) if preset else ()
     if preset is None or not own:
         return Pair(target)
-    names = [_folder_or_id(preset, draft.name) for draft in own]
+    names = [_folder_or_id(draft.name) for draft in own]
     rest = names[1] if names[1:] else None
     return Pair(target, names[0], own[0].languages, rest, language)
 
@@ -239,8 +235,8 @@ def resolve(model: str | None, draft: str | None, language: str | None = None) -
 def made_for(target: str | Path) -> frozenset[str] | None:
     """The languages (ISO 639-1) that a target was made for, where these are fewer than its tokens name; None
     for other models, which are known by their tokens alone."""
-    if target == bundled_folder("demo"):
-        return ENGLISH
+    if isinstance(target, Path) and target.parent == bundled.FOLDER:
+        return MADE_FOR.get(target.name)
     return MADE_FOR.get(target) if isinstance(target, str) else None
 
 
@@ -254,21 +250,20 @@ def _cached(preset: Preset) -> Cached:
     return Cached(
         preset,
         target=find(_target(preset)) is not None,
-        draft=all(find(_folder_or_id(preset, d.name)) is not None for d in drafts)
-        if drafts
-        else None,
+        draft=all(find(_folder_or_id(d.name)) is not None for d in drafts) if drafts else None,
     )
 
 
 def _named_draft(name: str) -> tuple[str | Path, frozenset[str] | None]:
     """What `--draft NAME` means, and the languages in which it pays."""
     preset = _preset_of(name)
+    own = {draft.name: draft.languages for p in PRESETS.values() for draft in p.drafts}
+    if preset is None and name in own:
+        return _folder_or_id(name), own[name]
     if preset is None:
         draft = _name(name, "draft")
         return draft, _languages(draft)
-    if preset.bundled:  # the small half of the bundled pair is the draft
-        return _folder_or_id(preset, preset.drafts[0].name), preset.drafts[0].languages
-    return preset.target, _languages(preset.target)
+    return _target(preset), _languages(preset.target)
 
 
 def _preset_of(name: str) -> Preset | None:
@@ -276,27 +271,21 @@ def _preset_of(name: str) -> Preset | None:
 
     Other programs name targets by the part after `whisper-`: `large-v3-turbo`.
     """
+    name = ALIASES.get(name, name)
     if name in PRESETS:
         return PRESETS[name]
     if os.path.isdir(local(name)):
         return None
     targets = (name, f"openai/whisper-{name}")
-    return next((p for p in PRESETS.values() if p.target in targets and not p.bundled), None)
+    return next((p for p in PRESETS.values() if p.target in targets), None)
 
 
 def _target(preset: Preset) -> str | Path:
-    return _folder_or_id(preset, preset.target)
+    return _folder_or_id(preset.target)
 
 
-def _folder_or_id(preset: Preset, name: str) -> str | Path:
-    return bundled_folder(name) if preset.bundled else name
-
-
-def bundled_folder(name: str) -> Path:
-    """The folder of a bundled model."""
-    from forescribe.speculative.models import bundled
-
-    return bundled.FOLDER / name
+def _folder_or_id(name: str) -> str | Path:
+    return name if "/" in name else bundled.FOLDER / name
 
 
 def _name(name: str, role: Role) -> str | Path:
@@ -314,8 +303,4 @@ def _name(name: str, role: Role) -> str | Path:
 
 
 def _languages(name: str | Path) -> frozenset[str] | None:
-    for preset in PRESETS.values():
-        for draft in preset.drafts:
-            if draft.name == name:
-                return draft.languages
     return MADE_FOR.get(name) if isinstance(name, str) else None

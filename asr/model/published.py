@@ -31,6 +31,7 @@ ENGLISH = frozenset({"en"})
 FRENCH, JAPANESE = frozenset({"fr"}), frozenset({"ja"})
 
 MADE_FOR: Mapping[str, frozenset[str]] = {
+    "tiny.en": ENGLISH,  # bundled
     "openai/whisper-tiny.en": ENGLISH,
     "openai/whisper-base.en": ENGLISH,
     "openai/whisper-small.en": ENGLISH,
@@ -64,7 +65,7 @@ WHISPER = hub.Family(
     files=tuple(FILES),
     presets="`forescribe models` lists the presets",
     alternatives={
-        "model": "or try `--model demo` (bundled; understands synthetic English only)",
+        "model": "or try `--model tiny.en` (bundled; English only)",
         "draft": "or decode without it: `--draft none`",
     },
 )

@@ -95,8 +95,8 @@ def check_request(language: str | None, task: str, made_for: frozenset[str] | No
 class SpecialTokens:
     """Token ids. `languages` maps ISO 639-1 codes; empty, like `tasks`, in English-only models.
 
-    `made_for` are the codes of those languages that the weights were trained for, None for all: the bundled
-    demo and distilled models keep the tokens of all, but write their own language after any of them.
+    `made_for` are the codes of those languages that the weights were trained for, None for all:
+    distilled models keep the tokens of all, but write their own language after any of them.
     """
 
     start: int

@@ -29,7 +29,7 @@ TRIES = 4
 def break_engine(long: bool, rng: random.Random) -> str:
     """A job that exhausts the memory, then an engine that hangs."""
     stall = f"stall_s={STALL_S}"
-    with server("--real", "demo", "--concurrency", "4", "--setting", stall) as s:
+    with server("--real", "tiny.en", "--concurrency", "4", "--setting", stall) as s:
         s.start()
         until(
             lambda: s.http.get("/ready").status_code == 200, PATIENCE_S, "the model is not loaded"
@@ -59,7 +59,7 @@ def _memory(s: Server, sounds: list[bytes], texts: list[str], times: int) -> str
     answer = s.http.post(
         "/v1/audio/transcriptions",
         files={"file": ("a.wav", sounds[0])},
-        data={"model": "demo", "response_format": "text"},
+        data={"model": "tiny.en", "response_format": "text"},
         timeout=PATIENCE_S,
     )
     holds(

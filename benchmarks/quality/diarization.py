@@ -1,6 +1,6 @@
 """Accuracy and speed of a diarization engine, for turns and for the speakers of words.
 
-    python -m benchmarks.quality.diarization samples --model demo
+    python -m benchmarks.quality.diarization samples --model tiny.en
     python -m benchmarks.quality.diarization samples mixtures ami telephone --data DATA --json out.json
 
 `samples` are the bundled recordings, with words; `telephone` is the 30 s call in pyannote.audio;

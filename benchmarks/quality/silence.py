@@ -56,7 +56,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         prog="python -m benchmarks.quality.silence", description=__doc__.splitlines()[0]
     )
     add = parser.add_argument
-    add("--model", default="demo", help="preset, hub id in the cache, or folder")
+    add("--model", default="tiny.en", help="preset, hub id in the cache, or folder")
     add("--minutes", type=float, default=10, help="of each kind and level")
     add("--kinds", nargs="+", choices=list(sounds.KINDS), default=list(sounds.KINDS))
     add("--ways", nargs="+", choices=list(SETTINGS), default=list(SETTINGS))

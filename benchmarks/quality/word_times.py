@@ -26,7 +26,8 @@ from benchmarks import provenance
 from forescribe.asr.decode.transcriber import Options, Transcriber
 from forescribe.asr.errors import ForescribeError
 from forescribe.bench.columns import layout
-from training.demo.evaluate import sentence_sets
+from training.sentences import meeting
+from training.sentences.held_out import held_out, read_lines
 from training.speech.timed_speech import TimedSpeech, lay, speak_timed
 from training.speech.voices import RATE, Voice, held_out_voices
 from training.speech.word_errors import MEDIAN_S, P95_S, WordErrors, compare, quantile
@@ -40,7 +41,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         prog="python -m benchmarks.quality.word_times", description=__doc__.splitlines()[0]
     )
     add = parser.add_argument
-    add("--model", default="demo", help="preset, hub id in the cache, or folder")
+    add("--model", default="tiny.en", help="preset, hub id in the cache, or folder")
     add("--per-voice", type=int, default=34, help="sentences in each of the nine voices")
     add("--voices", type=int, help="only the first so many")
     add("--batch", type=int, default=8)
@@ -69,6 +70,12 @@ def material(per_voice: int, voices: Sequence[Voice]) -> dict[str, TimedSpeech]:
         )
         for n, voice in enumerate(voices)
     }
+
+
+def sentence_sets() -> dict[str, list[str]]:
+    """`domain`, held-out sentences of the meeting grammar, and `open`, written ones."""
+    domain = [t for t in meeting.sentences(12_000, seed=2024) if held_out(t)]
+    return {"domain": domain[:200], "open": read_lines("open_eval.txt")}
 
 
 def mixed(sets: dict[str, list[str]]) -> list[str]:

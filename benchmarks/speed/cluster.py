@@ -99,7 +99,7 @@ def results(out: Path) -> dict[str, object]:
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--model", default="demo")
+    parser.add_argument("--model", default="tiny.en")
     parser.add_argument("--count", type=int, default=60, help="recordings")
     parser.add_argument("--seconds", type=float, default=20.0, help="mean length of a recording")
     parser.add_argument("--workers", type=int, default=2)

@@ -1,6 +1,6 @@
 """The cost of diarization during a transcription: each alone, then both together.
 
-    python -m benchmarks.speed.diarization_overhead --model demo samples/*.flac
+    python -m benchmarks.speed.diarization_overhead --model tiny.en samples/*.flac
 
 Targets: both together take at most 1.25 times the slower of the two, with the same words, and
 diarization alone runs at 8 times real time or faster. Needs an idle machine. CPU time is printed too:

@@ -81,7 +81,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     )
     add = parser.add_argument
     samples = sorted(map(str, (provenance.ROOT / "samples").glob("*.flac")))
-    add("--model", default="demo", help="preset, hub id in the cache, or folder")
+    add("--model", default="tiny.en", help="preset, hub id in the cache, or folder")
     add("--draft", help="likewise; the model's own by default")
     add("--audio", nargs="+", default=samples, metavar="FILE")
     add("--batch", nargs="+", type=int, default=[1, 8])

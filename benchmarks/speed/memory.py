@@ -73,7 +73,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     )
     add = parser.add_argument
     samples = sorted((provenance.ROOT / "samples").glob("*.flac"))
-    add("--model", default="demo", help="preset, hub id in the cache, or folder")
+    add("--model", default="tiny.en", help="preset, hub id in the cache, or folder")
     add("--audio", nargs="+", type=Path, default=samples, metavar="FILE", help="mono, 16 kHz")
     add("--minutes", nargs=2, type=float, default=[10, 600], metavar=("SHORT", "LONG"))
     add("--bound", type=float, default=200, help="MB")

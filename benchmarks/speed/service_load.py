@@ -1,6 +1,6 @@
 """The service under load, compared with the batch command on the same recordings and weights.
 
-    python -m benchmarks.speed.service_load --model demo --clients 1 8 32 --json load.json
+    python -m benchmarks.speed.service_load --model tiny.en --clients 1 8 32 --json load.json
 
 Starts a server process and sends recordings of 2 to 60 s, cut from the samples, over the loopback network.
 Each of the concurrent clients sends its next recording after the answer to the last one. The batch
@@ -346,7 +346,7 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--model", default="demo")
+    parser.add_argument("--model", default="tiny.en")
     parser.add_argument("--draft")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="auto")

@@ -197,7 +197,7 @@ def speech_pair(device: Device) -> Subject:
     from forescribe.asr.model.loading import load
     from forescribe.asr.model.presets import resolve
 
-    whisper = load(resolve("demo", None), device)
+    whisper = load(resolve("tiny.en", None), device)
     audio = [str(provenance.ROOT / "samples" / f"{n}.flac") for n in ("memo", "conversation")]
 
     def decode(batch: int, gamma: int) -> tuple[Stats, Written]:

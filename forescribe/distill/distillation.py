@@ -37,7 +37,7 @@ from .results.engine_runs import measured_prices
 from .whole_files import put_bytes, writing
 from .work_folder import WorkFolder
 
-HEAD_COVERAGE = 0.995
+HEAD_COVERAGE = 0.98
 """Share of the labels' tokens that a cut head has: the rarest ones make it twice as large."""
 
 LABEL_SHARE = 0.4

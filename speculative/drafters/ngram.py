@@ -23,16 +23,28 @@ _EMPTY = -1
 class NgramDrafter:
     """Proposes the continuation of the longest, then latest, earlier match of `longest` to 1 tokens.
 
-    `hint_slots` bounds the hint; a longer one keeps its last tokens.
+    `hint_slots` bounds the hint; a longer one keeps its last tokens. With `early` a greedy round is as wide
+    as its longest match, and plain decoding without one: this reads the device, which costs nothing on a CPU
+    but cannot be captured on a GPU. Rounds with sampled rows keep their width: draws depend on it.
     """
 
-    needs = Needs()
-
-    def __init__(self, *, longest: int = 3, shortest: int = 1, hint_slots: int = 256) -> None:
+    def __init__(
+        self,
+        *,
+        longest: int = 3,
+        shortest: int = 1,
+        hint_slots: int = 256,
+        early: bool = False,
+    ) -> None:
         if not 1 <= shortest <= longest:
             raise ValueError(f"need 1 <= shortest <= longest, got {shortest} and {longest}")
         self.longest, self.shortest, self.hint_slots = longest, shortest, hint_slots
+        self.early = early
         self.hints: Tensor | None = None  # [B, hint_slots], right-aligned, -1 in front
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(ends_early=self.early)
 
     def distribution(self, *, sampling: bool) -> Distribution:
         return Distribution.ONE_HOT
@@ -85,7 +97,9 @@ class NgramDrafter:
         take = best[:, None] + torch.arange(gamma, device=text.device)  # [B, G]
         tokens = text.gather(1, take.clamp_max(text.shape[1] - 1))
         usable = ((tokens != _EMPTY) & (take < end[:, None])).long().cumprod(1)
-        valid = torch.where(best > 0, usable.sum(1), 0)
+        valid = torch.where((best > 0) & rows.active, usable.sum(1), 0)
+        if self.early and not rows.mode.sampling:
+            tokens = tokens[:, : int(valid.amax())]
         return Draft(tokens=tokens.clamp_min(0), valid=valid)
 
     def observe(self, rows: Rows, draft: Draft, scores: Scores, verdict: Verdict) -> None:

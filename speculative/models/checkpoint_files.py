@@ -16,6 +16,8 @@ from typing import Any, TypeGuard
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 CONFIG, GENERATION = "config.json", "generation_config.json"
+SCALE = "_scale"
+"""What the name of a tensor's scales ends with: `quantized.stored_int8`."""
 
 Shapes = Mapping[str, tuple[int, ...]]
 """The shapes of a folder's tensors by name."""
@@ -80,7 +82,7 @@ def shapes_in(folder: Path) -> Shapes:
 
     shapes: dict[str, tuple[int, ...]] = {}
     try:
-        for path in _weight_files(folder):
+        for path in weight_files(folder):
             with safe_open(path, "np") as file:
                 shapes |= {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}
     except Exception:  # safetensors has an error class for every kind of damage
@@ -88,23 +90,31 @@ def shapes_in(folder: Path) -> Shapes:
     return shapes
 
 
-def integer_weights(folder: Path) -> str | None:
-    """What is wrong where a weight or bias in a folder's safetensors files holds integers: rounded numbers
-    without their scales. None where none does, or where the files cannot be read."""
+def integer_weights(folder: Path) -> tuple[bool, str | None]:
+    """Whether a folder's safetensors files hold weights of 8-bit integers with scales, and what is wrong
+    where a weight or bias holds integers without. Nothing is wrong where the files cannot be read."""
     from safetensors import safe_open
 
+    kinds: dict[str, str] = {}
     with suppress(Exception):  # damaged, as in `shapes_in`
-        for path in _weight_files(folder):
+        for path in weight_files(folder):
             with safe_open(path, "np") as file:
-                for name in file.keys():
-                    kind = str(file.get_slice(name).get_dtype())
-                    of_layer = name.endswith(("weight", "bias"))
-                    if of_layer and not kind.startswith(("F", "BF")):
-                        return f"its tensor {name} is of type {kind}, and weights are floats"
-    return None
+                kinds |= {name: str(file.get_slice(name).get_dtype()) for name in file.keys()}
+    scaled = False
+    for name, kind in kinds.items():
+        if not name.endswith(("weight", "bias")) or kind.startswith(("F", "BF")):
+            continue
+        if kind != "I8" or name + SCALE not in kinds:
+            return (
+                False,
+                f"its tensor {name} is of type {kind} without scales, and weights are floats",
+            )
+        scaled = True
+    return scaled, None
 
 
-def _weight_files(folder: Path) -> list[Path]:
+def weight_files(folder: Path) -> list[Path]:
+    """A folder's safetensors files, in the order of their names."""
     index = folder / f"{WEIGHTS[0]}.index.json"
     if (folder / WEIGHTS[0]).is_file():
         return [folder / WEIGHTS[0]]

@@ -857,7 +857,16 @@ def test_names_of_files_are_kept_in_downloads_as_far_as_file_systems_take_them(
 @contextmanager
 def served(port: int, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     """The real service with the demo pair; killed, with all its children, at the end."""
-    command = [sys.executable, "-m", "forescribe", "serve", "--model", "demo", "--port", str(port)]
+    command = [
+        sys.executable,
+        "-m",
+        "forescribe",
+        "serve",
+        "--model",
+        "tiny.en",
+        "--port",
+        str(port),
+    ]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("FORESCRIBE_")}
     environment["FORESCRIBE_DATA_DIR"] = str(folder)
     with subprocess.Popen(

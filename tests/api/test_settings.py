@@ -26,9 +26,9 @@ def test_the_command_wins_over_the_environment_and_that_over_the_file(
     file.write_text('model = "tiny"\nport = 1\nbatch_size = 3\n')
     monkeypatch.setenv("FORESCRIBE_MODEL", "small")
     monkeypatch.setenv("FORESCRIBE_PORT", "2")
-    made = load(file, model="demo", draft=None)
-    assert (made.model, made.port, made.batch_size, made.draft) == ("demo", 2, 3, None)
-    assert made.model_name == "demo"
+    made = load(file, model="tiny.en", draft=None)
+    assert (made.model, made.port, made.batch_size, made.draft) == ("tiny.en", 2, 3, None)
+    assert made.model_name == "tiny.en"
 
 
 def test_they_do_not_change() -> None:

@@ -187,7 +187,7 @@ def test_a_running_service_reloads_at_sighup(tmp_path, workers) -> None:
     text = f"workers = {workers}\nshare_device = true\njobs = false\nannounce_s = 0\ndrain_s = 0"
     write(file, text, team=KEY)
     command = "from forescribe.cli.main import main; main()"
-    arguments = ["serve", "--model", "demo", "--port", "0", "--settings", str(file)]
+    arguments = ["serve", "--model", "tiny.en", "--port", "0", "--settings", str(file)]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("FORESCRIBE_")}
     process = subprocess.Popen(
         [sys.executable, "-c", command, *arguments],

@@ -69,7 +69,7 @@ def clip(folder: Path) -> str:
 def test_few_functions_lie_between_the_command_and_the_forward_pass(
     stacks, tmp_path, monkeypatch
 ) -> None:
-    arguments = ["transcribe", clip(tmp_path), "--model", "demo", "-o", str(tmp_path / "out")]
+    arguments = ["transcribe", clip(tmp_path), "--model", "tiny.en", "-o", str(tmp_path / "out")]
     arguments += ["--engine", "modules"]  # whose layers the hook sees
     monkeypatch.setattr(sys, "argv", ["forescribe", *arguments])
     try:
@@ -86,7 +86,7 @@ def test_few_functions_lie_between_the_command_and_the_forward_pass(
 def test_few_functions_lie_between_transcribe_and_the_engines_step(
     stacks, tmp_path, long_form
 ) -> None:
-    transcriber = Transcriber.load("demo", batch=2, gamma=2, engine="modules")
+    transcriber = Transcriber.load("tiny.en", batch=2, gamma=2, engine="modules")
     transcriber.context.detector = EnergyDetector()
     options = Options(language="en", long_form=long_form)
     (outcome,) = transcriber.transcribe([clip(tmp_path)], options)

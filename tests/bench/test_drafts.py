@@ -109,3 +109,8 @@ def test_the_bundled_text_pair(tmp_path: Path):
 def test_what_cannot_be_measured_is_refused(arguments, message):
     with pytest.raises(UsageError, match=re.escape(message)):
         bench("drafts", *arguments)
+
+
+def test_a_row_that_drafted_nothing_wins_nothing():
+    nothing = replace(PLAIN_RUN, drafter="lookup", walls_s=[1.0])
+    assert drafts_table.fastest(rows_of([PLAIN_RUN, nothing])) == "fastest at batch 1: plain"

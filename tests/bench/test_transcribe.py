@@ -370,6 +370,7 @@ def test_clips_are_joined_whole_until_the_length_is_reached(monkeypatch):
     assert made.clips == ("a", "b", "a")  # three seconds and one of silence each
     assert made.length_s == 12.0
     assert made.reference.split() == ["a", "b", "a"]
+    assert audio.join(clips, 0).clips == ("a", "b")  # every recording, whatever the length
 
 
 def test_an_outcome_survives_its_way_through_json():

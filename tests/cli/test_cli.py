@@ -171,10 +171,13 @@ def test_a_mistyped_command_is_told_the_one_that_was_meant(forescribe, here, typ
         (["-f", "html"], "--report FILE.html"),
         (["-f", "srt,HTML"], "--report FILE.html"),
         (["-f", "jsn"], "did you mean 'json'?"),
-        (["--modle", "demo"], "--model"),
-        (["--model", "demo", "-l", "de"], "unknown language 'de' for this model; known: auto, en"),
-        (["--model", "demo", "-l", "German"], "known: auto, en"),
-        (["--model", "demo", "--task", "translate"], "cannot translate"),
+        (["--modle", "tiny.en"], "--model"),
+        (
+            ["--model", "tiny.en", "-l", "de"],
+            "unknown language 'de' for this model; known: auto, en",
+        ),
+        (["--model", "tiny.en", "-l", "German"], "known: auto, en"),
+        (["--model", "tiny.en", "--task", "translate"], "cannot translate"),
         (["--model", "small.en", "-l", "de", "--local-files-only"], "known: auto, en"),
     ],
 )
@@ -537,7 +540,7 @@ def test_a_missing_model_says_how_to_get_it(forescribe) -> None:
     done = forescribe("a.wav", "--device", "cpu", "--local-files-only")
     assert done.status == 2 and done.err.count("\n") == 1
     assert "openai/whisper-large-v3 is not in the model cache" in done.err
-    assert "hf download openai/whisper-large-v3" in done.err and "--model demo" in done.err
+    assert "hf download openai/whisper-large-v3" in done.err and "--model tiny.en" in done.err
 
 
 def test_a_spoilt_model_is_one_line(forescribe, pair, here) -> None:

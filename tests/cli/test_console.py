@@ -280,13 +280,6 @@ def test_a_look_is_wanted_a_few_times_a_second_and_never_in_a_log() -> None:
         assert not screen.wants
 
 
-def test_what_is_true_of_every_recording_is_said_once(capsys) -> None:
-    notices = Notice("doubtful_text", "doubtful"), Notice("demo_model", "for trying")
-    tell(console(), done("a.wav", *notices), done("b.wav", *notices))
-    err = capsys.readouterr().err
-    assert err.count("note doubtful") == 2 and err.count("note for trying") == 1
-
-
 def test_a_bar_knows_all_recordings_from_the_beginning() -> None:
     made = console()
     screen = on_terminal(made)

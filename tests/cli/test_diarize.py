@@ -43,7 +43,7 @@ def test_diarize_writes_turns_that_fit_the_reference_and_does_nothing_twice(tmp_
 def test_transcribe_puts_a_speaker_on_every_word_and_changes_none(tmp_path: Path) -> None:
     half = read_audio(CONVERSATION)[: 30 * 16_000]
     soundfile.write(tmp_path / "talk.wav", half, 16_000)
-    common = ("transcribe", str(tmp_path / "talk.wav"), "--model", "demo", "--word-timestamps")
+    common = ("transcribe", str(tmp_path / "talk.wav"), "--model", "tiny.en", "--word-timestamps")
     run(*common, "-o", str(tmp_path / "plain"), "-f", "json")
     speakers = ("--diarize", "--diarizer", "embedded")
     run(*common, *speakers, "-o", str(tmp_path / "spoken"), "-f", "all")
@@ -67,7 +67,7 @@ def test_the_sides_of_a_call_are_its_speakers(tmp_path: Path) -> None:
     left[round(5.0 * 16_000) :], right[: round(5.0 * 16_000)] = 0, 0
     soundfile.write(tmp_path / "call.wav", np.stack([left, right], 1), 16_000)
     run(
-        *("transcribe", str(tmp_path / "call.wav"), "--model", "demo", "--channels", "split"),
+        *("transcribe", str(tmp_path / "call.wav"), "--model", "tiny.en", "--channels", "split"),
         *("-o", str(tmp_path), "-f", "json"),
     )
     data = json.loads((tmp_path / "call.json").read_text())

@@ -38,12 +38,12 @@ def test_serve_hands_its_options_to_the_settings(monkeypatch, tmp_path) -> None:
     monkeypatch.setattr(
         listening_socket, "bound", lambda chosen: socket.create_server(("127.0.0.1", 0))
     )
-    options = ["--model", "demo", "--port", "2", "--batch-size", "3", "--settings", str(file)]
+    options = ["--model", "tiny.en", "--port", "2", "--batch-size", "3", "--settings", str(file)]
     options += ["--data-dir", str(tmp_path / "data")]
     result = CliRunner().invoke(main.app, ["serve", *options])
     assert result.exit_code == 0, result.output
     (made,) = ran
-    given = {"model": "demo", "port": 2, "batch_size": 3, "data_dir": tmp_path / "data"}
+    given = {"model": "tiny.en", "port": 2, "batch_size": 3, "data_dir": tmp_path / "data"}
     assert made.model_dump() == load(file, **given).model_dump()
     assert (made.max_requests, made.port, made.batch_size) == (7, 2, 3)
     assert made.data_folder == tmp_path / "data"
@@ -107,7 +107,7 @@ def test_a_server_that_is_told_to_stop_stops(tmp_path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    options = ["serve", "--model", "demo", "--port", str(port)]
+    options = ["serve", "--model", "tiny.en", "--port", str(port)]
     command = [sys.executable, "-m", "forescribe", *options]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("FORESCRIBE_")}
     environment["FORESCRIBE_DATA_DIR"] = str(tmp_path)  # jobs are on, and not at home

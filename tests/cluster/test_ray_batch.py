@@ -62,7 +62,7 @@ def calls(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def command(folder: Path, out: Path, *more: str) -> list[str]:
     return [sys.executable, "-m", "forescribe", "transcribe", str(folder), "-o", str(out)] + [
-        "--model", "demo", "--json", *more
+        "--model", "tiny.en", "--json", *more
     ]  # fmt: skip
 
 

@@ -27,7 +27,7 @@ address, out, diarize, *paths = sys.argv[1:]
 ray.init(address=address, log_to_driver=False)
 dataset = ray.data.from_items([{"path": path} for path in paths])
 given = {"diarize": True, "diarizer": "embedded"} if diarize == "yes" else {}
-rows = transcribe(dataset, model="demo", workers=1, num_cpus=1, device="cpu", **given).take_all()
+rows = transcribe(dataset, model="tiny.en", workers=1, num_cpus=1, device="cpu", **given).take_all()
 with open(out, "w") as file:
     json.dump(rows, file)
 """

@@ -31,7 +31,7 @@ def operator(monkeypatch: pytest.MonkeyPatch):
             return made[-1]
 
         monkeypatch.setattr(worker_models, "prepared_worker", prepared)
-        return Transcribe(model="demo", **options)
+        return Transcribe(model="tiny.en", **options)
 
     yield make
     for worker in made:
@@ -101,7 +101,7 @@ def test_another_column_may_hold_the_path(operator: Make) -> None:
 
 
 def test_options_are_those_of_the_command_and_are_checked() -> None:
-    made = order_of_options({"model": "demo", "diarize": True, "num_speakers": 2, "gamma": "2"})
+    made = order_of_options({"model": "tiny.en", "diarize": True, "num_speakers": 2, "gamma": "2"})
     assert made.models["gamma"] == 2
     assert made.speakers is not None and made.speakers.bounds.exactly == 2
     with pytest.raises(UsageError, match="output_dir: no option of an operator; known: batch_size"):

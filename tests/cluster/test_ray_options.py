@@ -62,7 +62,7 @@ def test_every_option_reaches_the_workers(tmp_path: Path, monkeypatch) -> None:
     options = TranscribeOptions(
         audio=[MEMO],
         cluster="auto",
-        model="demo",
+        model="tiny.en",
         draft="none",
         language="en",
         initial_prompt="Helen Porter",
@@ -85,7 +85,7 @@ def test_every_option_reaches_the_workers(tmp_path: Path, monkeypatch) -> None:
     assert (order.batch, order.readers, order.network, order.probe) == (4, 2, False, MEMO)
     assert order.folder == str(tmp_path)
     assert order.speakers == options.speakers
-    expected = {"model": "demo", "draft": "none", "gamma": 3, "drafter": "cascade"}
+    expected = {"model": "tiny.en", "draft": "none", "gamma": 3, "drafter": "cascade"}
     assert {name: order.models[name] for name in expected} == expected
     assert order.weights
 
@@ -100,14 +100,14 @@ def test_a_model_folder_is_named_from_the_root(tmp_path: Path, monkeypatch) -> N
 def test_a_pipe_is_refused(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe.wav"
     os.mkfifo(pipe)
-    options = TranscribeOptions(audio=[str(pipe)], cluster="auto", model="demo")
+    options = TranscribeOptions(audio=[str(pipe)], cluster="auto", model="tiny.en")
     with pytest.raises(UsageError, match="cannot read the pipe"):
         order_of(options, [Source(str(pipe))])
 
 
 def test_without_ray_the_command_says_what_to_install(tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    argv = ["forescribe", "transcribe", MEMO, "-o", str(tmp_path), "--model", "demo"]
+    argv = ["forescribe", "transcribe", MEMO, "-o", str(tmp_path), "--model", "tiny.en"]
     monkeypatch.setattr(sys, "argv", [*argv, "--cluster", "auto"])
     with pytest.raises(SystemExit) as ended:
         main()
@@ -117,7 +117,7 @@ def test_without_ray_the_command_says_what_to_install(tmp_path: Path, monkeypatc
 
 def test_a_dry_run_needs_no_cluster(tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    argv = ["forescribe", "transcribe", MEMO, "-o", str(tmp_path / "out"), "--model", "demo"]
+    argv = ["forescribe", "transcribe", MEMO, "-o", str(tmp_path / "out"), "--model", "tiny.en"]
     monkeypatch.setattr(sys, "argv", [*argv, "--cluster", "ray://head:10001", "--dry-run"])
     with pytest.raises(SystemExit) as ended:
         main()
@@ -142,7 +142,7 @@ def test_a_worker_that_could_give_other_results_refuses(
     from forescribe.asr.errors import ForescribeError
 
     monkeypatch.chdir(tmp_path)  # restored, whatever the worker does
-    options = TranscribeOptions(audio=[MEMO], cluster="auto", model="demo")
+    options = TranscribeOptions(audio=[MEMO], cluster="auto", model="tiny.en")
     order = order_of(options, [Source(MEMO)])
     check_machine(order)
     with pytest.raises(ForescribeError, match=said):
@@ -154,7 +154,7 @@ def test_the_decoder_connects_to_nothing_before_the_first_recording(tmp_path, mo
         notice = status = staticmethod(lambda text: None)
 
     monkeypatch.setattr("forescribe.cluster.ray_connection.require_ray", lambda: None)
-    options = TranscribeOptions(audio=[MEMO], cluster="ray://192.0.2.1:10001", model="demo")
+    options = TranscribeOptions(audio=[MEMO], cluster="ray://192.0.2.1:10001", model="tiny.en")
     batch = batch_of([MEMO], tmp_path / "out")
     make, decoding, stats = cluster_decoder(options, batch, Console())  # type: ignore[arg-type]
     assert decoding == options.decoding()

@@ -62,7 +62,7 @@ class Service:
                     "import_path": "forescribe.cluster:app",
                     "route_prefix": "/",
                     "args": {
-                        "model": "demo",
+                        "model": "tiny.en",
                         "jobs": False,
                         "api_keys": {"team": hashlib.sha256(KEY.encode()).hexdigest()},
                         "max_requests_per_key": LIMIT,

@@ -23,7 +23,7 @@ from forescribe.cluster.serve_app import (
 )
 
 CONFIG = Path(__file__).parents[2] / "deploy" / "ray" / "forescribe.yaml"
-OPEN = {"model": "demo", "open_to_all": True, "jobs": False}
+OPEN = {"model": "tiny.en", "open_to_all": True, "jobs": False}
 
 
 def needs_ray(test):
@@ -36,7 +36,7 @@ def needs_ray(test):
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"model": "demo", "jobs": False}, "no api_keys"),
+        ({"model": "tiny.en", "jobs": False}, "no api_keys"),
         (OPEN | {"jobs": True}, "database_url=postgresql"),
         (
             OPEN | {"jobs": True, "database_url": "sqlite:////tmp/jobs.db"},
@@ -45,7 +45,7 @@ def needs_ray(test):
         (OPEN | {"jobs": True, "database_url": "postgresql://db/jobs"}, "blobs_url=s3"),
         (OPEN | {"port": 9000}, "port: Serve decides this"),
         (OPEN | {"workers": 2}, "workers: Serve decides this"),
-        (OPEN | {"modle": "demo"}, "modle"),
+        (OPEN | {"modle": "tiny.en"}, "modle"),
     ],
 )
 def test_settings_that_would_lose_something_are_refused(given: dict, said: str) -> None:
@@ -55,7 +55,7 @@ def test_settings_that_would_lose_something_are_refused(given: dict, said: str) 
 
 def test_values_may_be_text_as_on_the_command_line() -> None:
     settings = settings_of(
-        {"model": "demo", "open_to_all": "true", "jobs": "false", "drain_s": "7"}
+        {"model": "tiny.en", "open_to_all": "true", "jobs": "false", "drain_s": "7"}
     )
     assert (settings.drain_s, settings.jobs) == (7.0, False)
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import soundfile
 import torch
+from safetensors import safe_open
 from transformers import (
     AutoModelForCausalLM,
     WhisperForConditionalGeneration,
@@ -25,6 +26,7 @@ from forescribe.distill.labels.label_rows import OWN
 from forescribe.distill.labels.label_store import LabelStore
 from forescribe.distill.pairs.speech_labels import label_recordings
 from forescribe.speculative.models import bundled
+from forescribe.speculative.models.quantized.stored_int8 import as_floats
 from tests.docs.pages import ROOT
 
 SAMPLES = ROOT / "samples"
@@ -40,11 +42,11 @@ def distill(*arguments: object) -> Any:
 
 @pytest.fixture(scope="module")
 def recordings(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Fourteen pieces of five seconds, and a file that is no recording."""
+    """Twenty pieces of five seconds, and a file that is no recording."""
     folder = tmp_path_factory.mktemp("recordings")
     audio, rate = soundfile.read(SAMPLES / "memo.flac", dtype="int16")
     assert rate == 16_000
-    for number in range(14):
+    for number in range(20):
         start = (number * PIECE) % (len(audio) - PIECE)
         soundfile.write(folder / f"{number:02d}.flac", audio[start : start + PIECE], rate)
     (folder / "broken.flac").write_bytes(b"fLaC is all that it has")
@@ -55,7 +57,7 @@ def recordings(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def made(recordings: Path) -> Path:
     """A draft of two of the target's layers, after two steps."""
     out = recordings.parent / "speech-draft"
-    arguments = ("--model", "demo", "--language", "en", "--layers", 2, "--choose", "spacing")
+    arguments = ("--model", "tiny.en", "--language", "en", "--layers", 2, "--choose", "spacing")
     result = distill(recordings, "-o", out, "--steps", 2, *arguments)
     assert result.exit_code == 0, result.output
     return out
@@ -64,7 +66,7 @@ def made(recordings: Path) -> Path:
 def test_labels_are_what_the_transcriber_writes_and_are_made_once(
     recordings: Path, tmp_path: Path
 ) -> None:
-    transcriber = Transcriber.load("demo", gamma=0, batch=2)
+    transcriber = Transcriber.load("tiny.en", gamma=0, batch=2)
     names = [str(path) for path in sorted(recordings.glob("0[0-2].flac"))]
     store, options, seen = LabelStore(tmp_path / "labels"), Options(language="en"), list[float]()
 
@@ -94,7 +96,7 @@ def test_labels_are_what_the_transcriber_writes_and_are_made_once(
 
 def test_a_made_draft_has_no_encoder_and_the_report_names_what_was_skipped(made: Path) -> None:
     report = json.loads((made / "report.json").read_text())
-    assert report["start"] == "layers [0, 11] of the target"
+    assert report["start"] == "layers [0, 3] of the target"
     assert [Path(s["name"]).name for s in report["skipped"]] == ["broken.flac"]
     assert "broken.flac" in (made / "report.md").read_text()
     for figures in (report["before"]["own"], report["after"]["own"]):
@@ -102,18 +104,16 @@ def test_a_made_draft_has_no_encoder_and_the_report_names_what_was_skipped(made:
     config = json.loads((made / "config.json").read_text())
     assert config["architectures"] == ["WhisperForCausalLM"]
     assert config["decoder_layers"] == 2
-    size = (made / "model.safetensors").stat().st_size
-    assert size == pytest.approx(
-        (bundled.path("demo-draft") / "model.safetensors").stat().st_size, rel=0.01
-    )
+    with safe_open(made / "model.safetensors", "pt") as file:
+        assert not [name for name in file.keys() if "encoder.layers" in name]
 
 
 def test_transcripts_with_a_made_draft_are_those_of_gamma_0(made: Path) -> None:
     options = Options(language="en")
     memo = str(SAMPLES / "memo.flac")
-    drafted = Transcriber.load("demo", str(made), gamma=4, batch=2)
+    drafted = Transcriber.load("tiny.en", str(made), gamma=4, batch=2)
     (one,) = drafted.transcribe([memo], options)
-    (other,) = Transcriber.load("demo", gamma=0, batch=2).transcribe([memo], options)
+    (other,) = Transcriber.load("tiny.en", gamma=0, batch=2).transcribe([memo], options)
     assert one.transcript is not None
     assert other.transcript is not None
     written = [
@@ -125,13 +125,14 @@ def test_transcripts_with_a_made_draft_are_those_of_gamma_0(made: Path) -> None:
     assert drafted.stats().drafted > 0
 
 
-def test_a_made_draft_assists_in_transformers(made: Path) -> None:
-    target = WhisperForConditionalGeneration.from_pretrained(bundled.path("demo")).eval()
+def test_a_made_draft_assists_in_transformers(made: Path, tmp_path: Path) -> None:
+    folder = as_floats(bundled.path("tiny.en"), tmp_path / "target")
+    target = WhisperForConditionalGeneration.from_pretrained(folder).eval()
     draft = AutoModelForCausalLM.from_pretrained(made).eval()
     processor = WhisperProcessor.from_pretrained(made)
     audio, _ = soundfile.read(SAMPLES / "memo.flac", dtype="float32", frames=5 * 16_000)
     features = processor(audio, sampling_rate=16_000, return_tensors="pt").input_features
-    settings = {"language": "en", "task": "transcribe", "max_new_tokens": 24}
+    settings = {"max_new_tokens": 24}
     plain = target.generate(features, **settings)
     assisted = target.generate(features, assistant_model=draft, **settings)
     assert plain.tolist() == assisted.tolist()
@@ -146,7 +147,7 @@ def test_recordings_that_cannot_be_read_are_refused_before_a_model_is_loaded(
 
 def test_too_little_speech_is_refused_with_what_is_needed(recordings: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"too little to learn from: 1 answers"):
-        distill(recordings / "00.flac", "-o", tmp_path / "out", "--model", "demo", "--steps", 1)
+        distill(recordings / "00.flac", "-o", tmp_path / "out", "--model", "tiny.en", "--steps", 1)
 
 
 @pytest.mark.slow
@@ -155,7 +156,7 @@ def test_training_raises_acceptance(recordings: Path, tmp_path: Path) -> None:
     """From two of the target's layers, which follow it hardly at all. By steps, so that a slow machine
     learns as much as a fast one; at the first depth, which does not depend on the accepted lengths."""
     out = tmp_path / "out"
-    arguments = ("--model", "demo", "--language", "en", "--layers", 2, "--steps", 300)
+    arguments = ("--model", "tiny.en", "--language", "en", "--layers", 2, "--steps", 300)
     assert distill(recordings, "-o", out, *arguments).exit_code == 0
     report = json.loads((out / "report.json").read_text())
     before, after = report["before"]["own"], report["after"]["own"]

@@ -45,7 +45,7 @@ class System:
     def of(cls, name: str, batch: int, gamma: int, head: Path, dtype: str | None) -> System:
         draft = {PLAIN: "none", DISTILLED: None, HEAD: str(head)}[name]
         made = Transcriber.load(
-            "demo",
+            "tiny.en",
             draft,
             language="en",
             device="cpu",
@@ -85,7 +85,7 @@ class System:
 
 def requests_of(recordings: list[str]) -> list[Request]:
     """The windows of recordings, encoded, with the prompt that they are decoded with."""
-    made = Transcriber.load("demo", "none", device="cpu", batch=8, gamma=0, network=False)
+    made = Transcriber.load("tiny.en", "none", device="cpu", batch=8, gamma=0, network=False)
     options = Options(language="en", guards=None, keep_encoder_states=True)
     found = []
     for outcome in made.transcribe(recordings, options):

@@ -1,6 +1,6 @@
 """Train a block head for the bundled Whisper target.
 
-    OMP_NUM_THREADS=1 nice python -m training.block.written_windows
+    OMP_NUM_THREADS=1 nice python -m training.block.written_windows --labels LABELS
     OMP_NUM_THREADS=1 nice python -m training.block.train_block --minutes 25
 
 The target is frozen; its tokens and states are those that `written_windows` stored. The head begins with the
@@ -21,15 +21,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, embedding, kl_div, linear
 
+from forescribe.asr.model.loading import load
+from forescribe.asr.model.presets import resolve
 from forescribe.distill.optimizers import Optimizers, rate
+from forescribe.speculative.device import choose
 from forescribe.speculative.models.heads.whisper_block import BlockShape, WhisperBlock
 from forescribe.speculative.models.heads.whisper_block_format import read_block, write_block
-from training.block.written_windows import TAPS, WORK
-from training.paths import BUNDLED, MADE
+from training.block.written_windows import WORK, taps_of
 
 BLOCK, LENGTHS = 11, (5, 8, 11)
 WINDOWS, ANCHORS = 4, 32
@@ -76,8 +77,8 @@ class Lesson:
 class Windows:
     """The windows of all files that exist so far."""
 
-    def __init__(self, written: Path, states: Path) -> None:
-        self.written, self.states = written, states
+    def __init__(self, written: Path) -> None:
+        self.written = written
         self.files: dict[str, list[Spoken]] = {}
         self.refresh()
 
@@ -88,7 +89,7 @@ class Windows:
 
     def _read(self, path: Path) -> Iterator[Spoken]:
         found, start = np.load(path), 0
-        states = torch.from_numpy(np.load(self.states / path.name)["states"])
+        states = torch.from_numpy(found["states"])
         tokens, taps = torch.from_numpy(found["tokens"]).long(), torch.from_numpy(found["taps"])
         for number, length in enumerate(found["lengths"].tolist()):
             first = start - number  # a window has a state less than tokens
@@ -253,33 +254,32 @@ def train(head: WhisperBlock, table: Tensor, windows: Windows, out: Path, second
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m training.block.train_block")
     parser.add_argument("--minutes", type=float, required=True)
-    parser.add_argument("--states", type=Path, default=MADE / "ctc")
     parser.add_argument("--written", type=Path, default=WORK)
     parser.add_argument("--out", type=Path, default=WORK / "head")
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
     options.out.mkdir(parents=True, exist_ok=True)
-    target = load_file(BUNDLED / "demo" / "model.safetensors")
+    whisper = load(resolve("tiny.en", None, "en"), choose("cpu"), network=False)
+    target = whisper.target.state_dict()
     table = target["model.decoder.embed_tokens.weight"].float()
     if (options.out / "model.safetensors").exists():
         head = read_block(options.out)
     else:
-        config = json.loads((BUNDLED / "demo" / "config.json").read_text())
-        draft = json.loads((BUNDLED / "demo-draft" / "config.json").read_text())
+        config, draft = whisper.target.config, whisper.drafts[0].model
         shape = BlockShape(
-            width=config["d_model"],
-            heads=config["decoder_attention_heads"],
-            inner=config["decoder_ffn_dim"],
-            layers=draft["decoder_layers"],
-            positions=config["max_target_positions"],
+            width=config.d_model,
+            heads=config.decoder_attention_heads,
+            inner=config.decoder_ffn_dim,
+            layers=draft.config.decoder_layers,
+            positions=config.max_target_positions,
             block=BLOCK,
-            taps=TAPS,
-            target_layers=config["decoder_layers"],
-            vocab=config["vocab_size"],
+            taps=taps_of(config.decoder_layers),
+            target_layers=config.decoder_layers,
+            vocab=config.vocab_size,
         )
-        head = begun(target, load_file(BUNDLED / "demo-draft" / "model.safetensors"), shape)
-    train(head, table, Windows(options.written, options.states), options.out, 60 * options.minutes)
+        head = begun(target, draft.state_dict(), shape)
+    train(head, table, Windows(options.written), options.out, 60 * options.minutes)
 
 
 if __name__ == "__main__":

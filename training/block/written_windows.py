@@ -1,10 +1,11 @@
 """What the target writes in windows of speech, with the hidden states that a block head reads.
 
-    python -m training.block.written_windows --states training/made/ctc
+    python -m training.block.written_windows --labels training/made/draft/.distill/labels
 
-Reads encoder states that `training.ctc.label` has stored, decodes them with the pair as usual, and stores
-tokens and tapped states as float16. The states come from the rounds themselves, so they cost nothing more
-than the decoding. A repeated command goes on behind the files that exist.
+Reads the encoder states that `forescribe distill --keep-labels` has stored, decodes them with the pair as
+usual, and stores tokens, encoder states and tapped states as float16. The tapped states come from the rounds
+themselves, so they cost nothing more than the decoding. A repeated command goes on behind the files that
+exist.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from forescribe.asr.decode.rules import whisper_rules
 from forescribe.asr.model.draft_model import EncoderStates
 from forescribe.asr.model.loading import Whisper, load
 from forescribe.asr.model.presets import resolve
+from forescribe.distill.labels.label_store import LabelStore
 from forescribe.speculative import Engine, Fixed
 from forescribe.speculative.device import choose
 from forescribe.speculative.drafters.model_drafter import ModelDrafter
@@ -33,27 +35,31 @@ from forescribe.speculative.requests import Request
 from forescribe.speculative.rows import Rows
 from training.paths import MADE
 
-TAPS = (0, 4, 8, -1)
-BATCH, GAMMA = 8, 4
+BATCH, GAMMA, PER_FILE = 8, 4, 16
 WORK = MADE / "block"
+
+
+def taps_of(layers: int) -> tuple[int, ...]:
+    """The target's states that a head reads: entering the first layer and two in the middle, and the last."""
+    return (0, layers // 3, 2 * layers // 3, -1)
 
 
 class NotingDrafter(ModelDrafter):
     """A draft model that keeps the target's tapped states of every request, by its tag."""
 
-    def __init__(self, model: object, width: int) -> None:
+    def __init__(self, model: object, width: int, taps: tuple[int, ...]) -> None:
         super().__init__(model)  # type: ignore[arg-type]
-        self.width = width
+        self.width, self.taps = width, taps
         self.found: dict[object, Tensor] = {}
         self._owners: dict[int, object] = {}
 
     @property
     def needs(self) -> Needs:
-        return replace(super().needs, taps=TAPS, prompt=True, always=True)
+        return replace(super().needs, taps=self.taps, prompt=True, always=True)
 
     def allocate(self, batch: int, slots: int, device: torch.device) -> None:
         super().allocate(batch, slots, device)
-        self.kept = torch.zeros(batch, slots + GAMMA + 1, len(TAPS), self.width)
+        self.kept = torch.zeros(batch, slots + GAMMA + 1, len(self.taps), self.width)
 
     def admit(
         self, rows: Tensor, tokens: Tensor, requests: Sequence[Request], taps: Tensor | None
@@ -98,7 +104,7 @@ class Writer:
         whisper = load(resolve(name, None, "en"), device, network=False)
         config = whisper.target.config
         draft = whisper.drafts[0].decoder(0)
-        drafter = NotingDrafter(draft, config.d_model)
+        drafter = NotingDrafter(draft, config.d_model, taps_of(config.decoder_layers))
         engine = Engine(
             whisper_decoder(
                 whisper.target,
@@ -130,11 +136,12 @@ class Writer:
         return [(t, taps[tag][: len(t) - 1]) for tag, t in sorted(tokens.items())]
 
 
-def store(path: Path, written: list[tuple[list[int], Tensor]]) -> None:
+def store(path: Path, states: Tensor, written: list[tuple[list[int], Tensor]]) -> None:
     partial = path.with_suffix(".tmp.npz")
     np.savez(
         partial,
-        tokens=np.array([t for tokens, _ in written for t in tokens], np.int16),
+        tokens=np.array([t for tokens, _ in written for t in tokens], np.int32),
+        states=states.half().numpy(),
         lengths=np.array([len(tokens) for tokens, _ in written]),
         taps=torch.cat([taps for _, taps in written]).half().numpy(),
     )
@@ -143,23 +150,24 @@ def store(path: Path, written: list[tuple[list[int], Tensor]]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m training.block.written_windows")
-    parser.add_argument("--model", default="demo")
-    parser.add_argument("--states", type=Path, default=MADE / "ctc")
+    parser.add_argument("--model", default="tiny.en")
+    parser.add_argument("--labels", type=Path, required=True)
     parser.add_argument("--out", type=Path, default=WORK)
     options = parser.parse_args()
     torch.set_num_threads(1)
     options.out.mkdir(parents=True, exist_ok=True)
     writer = Writer.of(options.model)
-    for source in sorted(options.states.glob("*-*.npz")):
-        path = options.out / source.name
-        if path.exists() or ".tmp" in source.name:
+    rows = [row.states for row in LabelStore(options.labels).rows() if row.states is not None]
+    for number, first in enumerate(range(0, len(rows), PER_FILE)):
+        path = options.out / f"windows-{number:04}.npz"
+        if path.exists():
             continue
         began = time.time()
-        states = torch.from_numpy(np.load(source)["states"]).float()
+        states = torch.stack([read()[0] for read in rows[first : first + PER_FILE]])
         written = writer.write(states)
         if len(written) < len(states):
-            raise RuntimeError(f"{source}: a window has no tokens")
-        store(path, written)
+            raise RuntimeError(f"{path}: a window has no tokens")
+        store(path, states, written)
         mean = sum(len(t) for t, _ in written) / len(written)
         print(f"{path.name}: {mean:.0f} tokens a window, {time.time() - began:.0f} s", flush=True)
 

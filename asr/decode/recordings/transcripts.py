@@ -71,7 +71,7 @@ def _warnings(
     return [
         *accounting.failed(done),
         *accounting.wordless(done),
-        *accounting.doubtful(done, demo=context.is_demo),
+        *accounting.doubtful(done),
         *accounting.mixed(done, language),
         *accounting.dropped(done, lambda d: text_of(context.whisper, d.result.tokens)),
         *accounting.untimed(done, recording.timing_faults),

@@ -119,8 +119,6 @@ def decoded_of(
     rejected = attempt.judgement is Judgement.RETRY
     broken = rejected and not math.isfinite(mean_logprob(result.logprobs))
     doubt = reason if rejected and not broken else None
-    if attempt.judgement is Judgement.KEEP and context.is_demo:
-        doubt = accounting.outside_demo(result)
     state: State = "decoded"
     if broken:
         state = "failed"

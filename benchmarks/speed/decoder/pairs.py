@@ -43,7 +43,7 @@ def speech_pair() -> DecoderPair:
     from forescribe.bench.speech.clips import join, read_clips
     from forescribe.speculative.models.families.whisper_engines import FORMS, whisper_decoder
 
-    whisper = load(resolve("demo", None), choose("cpu"))
+    whisper = load(resolve("tiny.en", None), choose("cpu"))
     paths = [str(provenance.ROOT / "samples" / f"{name}.flac") for name in SAMPLES]
     windows = join(read_clips(paths, None), 0).windows
     (draft,) = whisper.drafts

@@ -118,8 +118,13 @@ def _ratio(plain: Stats, drafting: Stats) -> float | None:
 
 
 def winners(rows: Sequence[DraftRow]) -> list[DraftRow]:
-    """The fastest exact row at each batch size, plain decoding included."""
-    exact = [row for row in rows if row.exact and row.wall_s is not None]
+    """The fastest exact row at each batch size, plain decoding included. A row that drafted nothing is plain
+    decoding under another name: what it was faster by is the machine's."""
+    exact = [
+        row
+        for row in rows
+        if row.exact and row.wall_s is not None and (row.plain or row.acceptance_rate is not None)
+    ]
     batches = dict.fromkeys(row.batch for row in exact)
     return [
         min((row for row in exact if row.batch == batch), key=lambda row: row.wall_s or 0.0)

@@ -23,7 +23,7 @@ from ..speech.wer import error_rate
 from .draft_options import Material, Options
 from .draft_rows import PLAIN, DraftRun
 
-MODEL = "demo"
+MODEL = "tiny.en"
 LOOKUP = "lookup"
 """Drafts without a model, copied from the text so far."""
 

@@ -18,6 +18,7 @@ from forescribe.asr.errors import ForescribeError, UsageError
 from forescribe.asr.model.presets import Pair, resolve
 from forescribe.asr.model.published import locate
 from forescribe.speculative.models.families.model_engine import ModelEngine
+from forescribe.speculative.models.quantized.stored_int8 import as_floats
 
 from .. import provenance
 from ..needs import INSTALL, missing
@@ -62,7 +63,7 @@ class Options:
     may be the faster."""
 
     audio: tuple[str, ...]
-    model: str = "demo"
+    model: str = "tiny.en"
     draft: str | None = None
     reference: tuple[str, ...] | None = None
     minutes: float = 10.0
@@ -187,8 +188,11 @@ def measured(options: Options, say: Callable[[str], None]) -> Result:
     clips = read_clips(options.audio, options.reference)
     check_words(clips)
     material = join(clips, options.minutes)
-    with tempfile.TemporaryDirectory() as scratch:
-        rows = run(options, target, draft, material, Path(scratch), say)
+    with tempfile.TemporaryDirectory() as name:
+        scratch = Path(name)
+        read = as_floats(target, scratch / "target")  # the other systems know no weights in 8 bits
+        drafts = None if draft is None else as_floats(draft, scratch / "draft", read)
+        rows = run(options, read, drafts, material, scratch, say)
     return Result(options, target, draft, material, rows)
 
 

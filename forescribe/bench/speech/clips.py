@@ -90,7 +90,7 @@ def _words(path: Path) -> str:
 
 
 def join(clips: Sequence[Clip], minutes: float) -> Material:
-    """Join whole clips, repeating them until the length is reached, and cut windows by voice activity.
+    """Join all clips, repeating them until the length is reached, and cut windows by voice activity.
 
     Clips are never shortened, as their reference texts cannot be. Raises AudioError without speech.
     """
@@ -100,7 +100,7 @@ def join(clips: Sequence[Clip], minutes: float) -> Material:
     for clip in cycle(clips):
         parts += [clip.samples, pause]
         chosen.append(clip)
-        if sum(map(len, parts)) >= length:
+        if len(chosen) >= len(clips) and sum(map(len, parts)) >= length:
             break
     pieces = cut(parts, SileroDetector())
     windows = tuple(window.samples for window in pieces if window.speech)

@@ -267,7 +267,7 @@ class BenchTranscribeOptions:
             metavar="MODEL",
             help="Preset, downloaded Hugging Face id or local folder.",
         ),
-    ] = "demo"
+    ] = "tiny.en"
     draft: Annotated[
         str | None,
         option(

@@ -109,7 +109,7 @@ def _is_speech(name: str) -> bool:
 
     if name in text.PRESETS:
         return False
-    if name in speech.PRESETS:
+    if name in speech.PRESETS or name in speech.ALIASES:
         return True
     import json
 

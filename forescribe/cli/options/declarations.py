@@ -107,9 +107,8 @@ DrafterName = Annotated[
         PERFORMANCE,
         "--drafter",
         metavar="NAME",
-        help="model: the draft model alone. cascade: joined with drafts copied from --reference-text. ctc: "
-        "and with those that the encoder's CTC head reads, where the model has one. auto: cascade "
-        "where it costs nothing.",
+        help="model: the draft model alone. cascade: joined with drafts copied from --reference-text. auto: "
+        "cascade where it costs nothing.",
     ),
 ]
 LocalFilesOnly = Annotated[

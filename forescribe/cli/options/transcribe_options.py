@@ -85,7 +85,7 @@ STDOUT = "-"
 PAGES = frozenset({"html", "htm", "report"})
 """What people call the page of --report where formats are named."""
 
-DRAFTERS = (AUTO, "model", "cascade", "ctc")
+DRAFTERS = (AUTO, "model", "cascade")
 """Those of `asr.decode.drafting`, which takes too long to import here."""
 
 NOT_IN_RESULTS = frozenset(

@@ -18,7 +18,7 @@ from rich.console import Console as Rich
 from rich.markup import escape as without_markup
 
 from forescribe.asr.batch.interrupts import INTERRUPTED
-from forescribe.asr.formats.transcript import ONCE, seconds
+from forescribe.asr.formats.transcript import seconds
 from forescribe.asr.printable import visible
 
 if TYPE_CHECKING:
@@ -44,7 +44,6 @@ class Console:
         self.wordless = 0  # samples
         self.failed: list[str] = []
         self.cancelled = 0
-        self.shown: frozenset[str] = frozenset()  # codes of notices that are shown once
         self.advised: set[str] = set()
         self.engines: set[str] = set()  # that have decoded
 
@@ -124,9 +123,7 @@ class Console:
             line += f" -> {escape(file_names(result.files))}"
         self.rich.print(line)
         for notice in transcript.warnings:
-            if notice.code not in self.shown:
-                self.rich.print(f"  [yellow]note[/] {escape(notice.message)}")
-            self.shown |= ONCE & {notice.code}
+            self.rich.print(f"  [yellow]note[/] {escape(notice.message)}")
 
     def _write(self, result: RecordingResult) -> None:
         """Write the record for scripts, with paths relative to the working directory."""

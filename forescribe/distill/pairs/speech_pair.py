@@ -17,6 +17,7 @@ from torch import Tensor
 
 from forescribe.asr.decode.rules import whisper_rules
 from forescribe.asr.errors import UsageError
+from forescribe.asr.model.checkpoint import read_weights
 from forescribe.asr.model.loading import EncoderStates, Whisper
 from forescribe.asr.model.published import locate
 from forescribe.speculative.device import Device
@@ -26,7 +27,6 @@ from forescribe.speculative.drafts import Prefix
 from forescribe.speculative.engine.engine import Engine
 from forescribe.speculative.models.families.whisper_engines import whisper_decoder
 from forescribe.speculative.models.load_lock import loading
-from forescribe.speculative.models.quiet import quiet
 from forescribe.speculative.models.whisper_decoder import (
     decoder_only,
     encoder_of,
@@ -151,8 +151,7 @@ class SpeechPair:
 
         config = AutoConfig.from_pretrained(folder)
         kind: Any = WhisperForCausalLM if decoder_only(config) else WhisperForConditionalGeneration
-        with quiet():
-            return kind.from_pretrained(folder, dtype=torch.float32)
+        return read_weights(kind, folder, config, torch.float32, self.target)
 
 
 def _forward(model: Any, batch: LabelBatch, head: CutHead | None = None) -> Tensor:

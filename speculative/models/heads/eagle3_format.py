@@ -25,15 +25,32 @@ from .published_tensors import (
 )
 
 FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
-NEUTRAL = ("use_cache", "use_sliding_window")
+NEUTRAL = (
+    "draft_vocab_size",
+    "eagle_aux_hidden_state_layer_ids",
+    "eagle_config",
+    "eagle_decoder_type",
+    "embed_requires_grad",
+    "has_lm_head",
+    "layer_types",
+    "max_window_layers",
+    "pretraining_tp",
+    "rope_scaling",
+    "rope_theta",
+    "speculators_config",
+    "speculators_model_type",
+    "speculators_version",
+    "target_hidden_size",
+    "torch_dtype",
+    "use_sliding_window",
+)
+"""Settings beside those of the layers that are read elsewhere, or change nothing that a head computes."""
 STANDARD = {
     "use_aux_hidden_state": "EAGLE-1 and 2 are not supported",
     "use_input_layernorm_in_first_layer": "every EAGLE-3 head has that norm",
     "use_last_layernorm": "every EAGLE-3 head has that norm",
 }
 """Settings of ModelOpt's `eagle_config` that are true of every EAGLE-3 head, with what is wrong otherwise."""
-STRANGE = ("norm", "fc_", "mask", "parallel", "markov", "confidence", "num_expert", "residual")
-"""Beginnings of the names of settings that change what a head computes."""
 
 
 def is_eagle3(raw: Mapping[str, Any]) -> bool:
@@ -50,7 +67,9 @@ def eagle3_head(
 ) -> ChainHead:
     """The record of a published head. Raises LoadError, with what does not fit, by name."""
     settings, layers = _settings(raw, name)
-    flags, config = _flags(settings, name), layer_config(layers, name)
+    config = layer_config(layers, name)
+    flags = _flags(settings, name)
+    _check_known({**layers, **settings}, config, name)
     width, source = config.hidden_size, settings.get("target_hidden_size") or config.hidden_size
     if source != target.width:
         raise LoadError(
@@ -133,16 +152,19 @@ def _flags(settings: Mapping[str, Any], name: str) -> dict[str, bool]:
     for key, wrong in STANDARD.items():
         if settings.get(key, True) is not True:
             raise LoadError(f"{name}: {key} is {settings[key]!r}: {wrong}")
-    for key, value in settings.items():
-        if key in (*FLAGS, *NEUTRAL, *STANDARD) or not value:
-            continue
-        if key == "parallel_draft_step" and value == 1:
-            continue
-        if value is True and key.startswith("use_") or key.startswith(STRANGE):
-            raise LoadError(
-                f"{name}: the setting {key} is not known, and may change what it computes"
-            )
     return flags
+
+
+def _check_known(settings: Mapping[str, Any], config: Any, name: str) -> None:
+    """Raises LoadError for a setting that is neither one of the layers' in transformers, nor a head's: it may
+    change what is computed, and the head would draft worse without a word."""
+    known = {*type(config)().to_dict(), *FLAGS, *NEUTRAL, *STANDARD} - {"sliding_window"}
+    if settings.get("layer_types") or settings.get("use_sliding_window") is False:
+        known.add("sliding_window")  # by layer; a window alone would be of all layers, or of none
+    for key, value in settings.items():
+        if key in known or not value or (key == "parallel_draft_step" and value == 1):
+            continue
+        raise LoadError(f"{name}: the setting {key} is not known, and may change what it computes")
 
 
 def _taps(

@@ -35,7 +35,7 @@ class Process:
         command = "from forescribe.cli.main import main; main()"
         log = folder / f"log-{uuid4().hex[:8]}"  # a pipe that nobody reads would fill
         with log.open("wb") as stderr:
-            arguments = ["serve", "--model", "demo", "--port", "0"]
+            arguments = ["serve", "--model", "tiny.en", "--port", "0"]
             self.process = subprocess.Popen(
                 [sys.executable, "-c", command, *arguments],
                 env=environment,

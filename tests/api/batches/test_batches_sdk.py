@@ -28,7 +28,7 @@ KEY = new_key()
 def client(tmp_path_factory) -> Iterator[openai.OpenAI]:
     folder = tmp_path_factory.mktemp("batches")
     settings = Settings(
-        model="demo", api_keys={"sdk": digest(KEY)}, drain_s=0, data_dir=folder, min_free_bytes=0
+        model="tiny.en", api_keys={"sdk": digest(KEY)}, drain_s=0, data_dir=folder, min_free_bytes=0
     )
     serving = Serving.of(settings)
     app = create_app(settings, serving, Jobs.open(settings, serving))

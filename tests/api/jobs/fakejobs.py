@@ -196,7 +196,7 @@ class Fake:
     def _app(self) -> FastAPI:
         app = FastAPI()
         app.include_router(page.router)
-        settings = Settings(model="demo")
+        settings = Settings(model="tiny.en")
         app.add_middleware(
             OriginGuard, settings=settings, metrics=SimpleNamespace(refused=self.forbidden.append)
         )
@@ -223,7 +223,7 @@ class Fake:
 
         @app.get("/v1/models")
         async def models() -> dict[str, Any]:
-            return {"object": "list", "data": [{"id": "demo", "object": "model"}]}
+            return {"object": "list", "data": [{"id": "tiny.en", "object": "model"}]}
 
         @app.get("/v1/jobs")
         async def listed(limit: int = 20, after: str = "") -> dict[str, Any]:

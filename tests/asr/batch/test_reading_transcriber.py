@@ -76,7 +76,7 @@ def test_results_are_the_same_with_and_without_readers(tmp_path: Path) -> None:
     broken = tmp_path / "broken.flac"
     broken.write_bytes(b"fLaC is all that it has")
     for readers in ("0", "2"):
-        arguments = ["--model", "demo", "--readers", readers, "-f", "txt,srt", "--gamma", "5"]
+        arguments = ["--model", "tiny.en", "--readers", readers, "-f", "txt,srt", "--gamma", "5"]
         paths = [str(path) for path in (*SAMPLES, broken)]
         result = CliRunner().invoke(
             app, ["transcribe", *paths, *arguments, "-o", str(tmp_path / readers)]

@@ -32,7 +32,7 @@ def recording(tmp_path_factory) -> str:
 
 
 def decoded(recording: str, **settings: object) -> tuple[list[tuple[int, ...]], Stats]:
-    transcriber = Transcriber.load("demo", device="cpu", network=False, **settings)
+    transcriber = Transcriber.load("tiny.en", device="cpu", network=False, **settings)
     options = Options(language="en", guards=None, keep_encoder_states=True)
     (outcome,) = transcriber.transcribe([recording], options)
     return tokens_of(outcome), transcriber.stats()
@@ -61,7 +61,7 @@ def test_drafts_in_any_format_change_no_token(plain, recording, engine, dtype):
 
 def test_the_drafts_format_is_the_fastest_unless_one_is_given():
     transcribers = {
-        dtype: Transcriber.load("demo", device="cpu", network=False, draft_dtype=dtype, engine=e)
+        dtype: Transcriber.load("tiny.en", device="cpu", network=False, draft_dtype=dtype, engine=e)
         for dtype, e in ((None, "auto"), ("float32", "auto"), ("bfloat16", "auto"))
     }
     place = transcribers[None].whisper.draft_place
@@ -77,13 +77,13 @@ def test_the_drafts_format_is_the_fastest_unless_one_is_given():
 
 @pytest.mark.parametrize("engine", ["lean", "modules"])
 def test_without_native_kernels_the_draft_has_its_targets_format(engine):
-    whisper = Transcriber.load("demo", device="cpu", network=False, engine=engine).whisper
+    whisper = Transcriber.load("tiny.en", device="cpu", network=False, engine=engine).whisper
     assert whisper.draft.dtype is torch.float32
 
 
 def test_an_unknown_format_is_refused_by_name():
     with pytest.raises(DeviceError, match="unknown dtype 'int3'; known: auto, float32"):
-        Transcriber.load("demo", device="cpu", network=False, draft_dtype="int3")
+        Transcriber.load("tiny.en", device="cpu", network=False, draft_dtype="int3")
 
 
 @pytest.mark.parametrize("own", [False, True], ids=["equal encoder", "own encoder"])
@@ -109,5 +109,5 @@ def test_an_encoder_is_shared_where_only_rounding_differs(tmp_path, monkeypatch,
 
 def test_the_pair_of_the_presets_shares_its_encoder_in_every_format():
     place = choose("cpu", "bfloat16")
-    whisper = load(resolve("demo", None), choose("cpu"), network=False, draft_device=place)
+    whisper = load(resolve("tiny.en", None), choose("cpu"), network=False, draft_device=place)
     assert whisper.shared_encoder and whisper.draft.dtype is place.dtype

@@ -9,7 +9,7 @@ import pytest
 from forescribe.asr.decode.drafting import SCRIPT_SLOTS, SOURCES, drafter_for
 from forescribe.asr.decode.recordings.window_requests import hint_for, hint_tokens
 from forescribe.asr.decode.transcriber import Options, Transcriber
-from forescribe.asr.errors import ModelError, UsageError
+from forescribe.asr.errors import UsageError
 from forescribe.speculative.drafters.cascade import Cascade
 from forescribe.speculative.drafters.model_drafter import ModelDrafter
 from tests.asr.model import folders
@@ -95,18 +95,7 @@ def test_of_a_very_long_text_a_window_gets_the_part_around_its_place():
 
 def test_what_a_drafter_is_called(pair):
     one = loaded(pair, gamma=3).whisper
-    kinds = {name: type(drafter_for(one, 3, name)) for name in SOURCES if name != "ctc"}
+    kinds = {name: type(drafter_for(one, 3, name)) for name in SOURCES}
     assert kinds == {"auto": Cascade, "model": ModelDrafter, "cascade": Cascade}
     with pytest.raises(UsageError, match="unknown drafter 'x'; known: auto, model"):
         drafter_for(one, 3, "x")
-    with pytest.raises(ModelError, match="has no ctc_head"):
-        drafter_for(one, 3, "ctc")
-
-
-def test_the_bundled_ctc_head_drafts_and_changes_no_token():
-    recordings = ["samples/memo.flac"]
-    options = Options(language="en", keep_encoder_states=True)
-    expected = tokens_of(Transcriber.load("demo", gamma=0, batch=2), recordings, options)
-    one = Transcriber.load("demo", "none", gamma=4, batch=2, drafter="ctc")
-    assert tokens_of(one, recordings, options) == expected
-    assert one.stats().mean_acceptance_length > 1.3

@@ -36,13 +36,13 @@ def test_drafts_change_no_token_of_a_quantised_target(recording):
 def test_other_engines_refuse_a_quantised_target_before_its_weights_are_read(monkeypatch, engine):
     monkeypatch.setattr(WhisperForConditionalGeneration, "from_pretrained", pytest.fail)
     with pytest.raises(ModelError, match=f"--model .*int8 does not run on the {engine} engine"):
-        Transcriber.load("demo", network=False, quantize="int8", engine=engine)
+        Transcriber.load("tiny.en", network=False, quantize="int8", engine=engine)
 
 
 def test_a_quantised_target_is_refused_where_the_kernels_are_missing(monkeypatch):
     monkeypatch.setattr(model_engine, "missing", lambda: "they are not compiled")
     with pytest.raises(ModelError, match=r"int8 needs the native engine \(they are not compiled\)"):
-        Transcriber.load("demo", network=False, quantize="int8")
+        Transcriber.load("tiny.en", network=False, quantize="int8")
 
 
 def test_a_draft_in_integers_changes_no_token_of_a_float32_target(recording):
@@ -55,7 +55,7 @@ def test_a_draft_in_integers_changes_no_token_of_a_float32_target(recording):
 def test_the_target_and_the_draft_are_quantised_apart():
     for quantize, draft in (("int8", "float32"), ("none", "int8")):
         whisper = Transcriber.load(
-            "demo", device="cpu", network=False, quantize=quantize, draft_dtype=draft
+            "tiny.en", device="cpu", network=False, quantize=quantize, draft_dtype=draft
         ).whisper
         assert is_int8(whisper.target) == (quantize == "int8")
         assert is_int8(whisper.draft) == (draft == "int8")
@@ -64,7 +64,7 @@ def test_the_target_and_the_draft_are_quantised_apart():
 
 @pytest.mark.native
 def test_an_audit_counts_what_differs_from_float32(recording):
-    pair = resolve("demo", None)
+    pair = resolve("tiny.en", None)
     quantized = load(pair, choose("cpu", None, "int8"), network=False)
     exact = load(pair, choose("cpu"), network=False)
     (report,) = audit(
@@ -80,7 +80,7 @@ def test_an_audit_counts_what_differs_from_float32(recording):
 @pytest.mark.native
 def test_the_record_of_a_result_says_so():
     for quantize in ("none", "int8"):
-        made = Transcriber.load("demo", device="cpu", network=False, quantize=quantize, gamma=0)
+        made = Transcriber.load("tiny.en", device="cpu", network=False, quantize=quantize, gamma=0)
         assert made.settings(Options())["quantize"] == quantize
 
 

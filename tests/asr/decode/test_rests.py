@@ -28,7 +28,7 @@ ENGLISH = Options(language="en")
 
 @pytest.fixture(scope="module")
 def demo() -> Transcriber:
-    return Transcriber.load("demo", batch=3, device="cpu")
+    return Transcriber.load("tiny.en", batch=3, device="cpu")
 
 
 @pytest.fixture(scope="module")

@@ -65,7 +65,7 @@ def spoken(*texts: str, speakers: tuple[str, ...] = (), seconds: float = 8.0) ->
         language="en",
         diarized=bool(speakers),
         stats={"rounds": 4, "drafted": 12, "accepted": 8, "wall_s": 0.5, **told},
-        settings={"model": "demo", "draft": None, "device": "cpu"},
+        settings={"model": "tiny.en", "draft": None, "device": "cpu"},
     )
 
 

@@ -85,7 +85,7 @@ def transcripts(draw: st.DrawFn) -> Transcript:
         language=draw(st.none() | st.sampled_from(["en", "de"])),
         language_probability=draw(numbers),
         warnings=tuple(Notice(draw(texts), draw(texts)) for _ in range(draw(st.integers(0, 2)))),
-        settings={"model": "demo", "gamma": 5, "draft": None},
+        settings={"model": "tiny.en", "gamma": 5, "draft": None},
         stats={"rounds": draw(st.integers(0, 9))},
         diarized=diarized,
         turns=tuple(turn() for _ in range(draw(st.integers(0, 2)))) if diarized else (),

@@ -14,7 +14,7 @@ from huggingface_hub import constants
 from huggingface_hub.errors import LocalEntryNotFoundError
 
 from forescribe.asr.errors import ModelError
-from forescribe.asr.model.presets import PRESETS, Pair, cached, made_for, resolve
+from forescribe.asr.model.presets import BUNDLED, PRESETS, Pair, cached, made_for, resolve
 from forescribe.asr.model.published import MADE_FOR, find, locate
 
 LARGE_V3 = "openai/whisper-large-v3"
@@ -26,7 +26,7 @@ DISTIL = "distil-whisper/distil-large-v3.5"
 def bundled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A bundled pair and an empty hub cache of our own, whatever this machine has."""
     folder = tmp_path / "bundled"
-    for name in ("demo", "demo-draft"):
+    for name in (BUNDLED, f"{BUNDLED}-draft"):
         _weights(folder / name)
     monkeypatch.setattr("forescribe.speculative.models.bundled.FOLDER", folder)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
@@ -56,14 +56,22 @@ def test_the_default_is_large_v3_with_its_english_draft() -> None:
     assert resolve(None, None) == resolve("large", None) == resolve(LARGE_V3, None) == expected
 
 
-def test_demo_is_taken_only_where_it_is_named(bundled: Path) -> None:
-    pair = Pair(bundled / "demo", bundled / "demo-draft", frozenset({"en"}))
-    assert resolve("demo", None) == pair
-    assert resolve("demo", "demo") == pair
-    assert resolve("demo", "none") == Pair(bundled / "demo")
-    for name in PRESETS.keys() - {"demo"}:
+def test_the_bundled_pair_is_a_target_only_where_it_is_named(bundled: Path) -> None:
+    target, draft, english = bundled / BUNDLED, bundled / f"{BUNDLED}-draft", frozenset({"en"})
+    assert resolve(BUNDLED, None) == resolve("demo", None) == Pair(target, draft, english)
+    assert resolve(BUNDLED, "none") == Pair(target)
+    for name in PRESETS.keys() - {BUNDLED}:
         assert isinstance(resolve(name, None).target, str)
-        assert not isinstance(resolve(name, None).draft, Path)
+
+
+def test_bundled_models_draft_for_others(bundled: Path) -> None:
+    """The target for larger ones without a download; the draft for its published weights."""
+    target, draft, english = bundled / BUNDLED, bundled / f"{BUNDLED}-draft", frozenset({"en"})
+    assert resolve("small.en", None) == Pair("openai/whisper-small.en", target, english)
+    assert resolve("base", "tiny.en") == Pair("openai/whisper-base", target, english)
+    published = "openai/whisper-tiny.en"
+    assert resolve(published, None) == Pair(published)
+    assert resolve(published, f"{BUNDLED}-draft") == Pair(published, draft, english)
 
 
 @pytest.mark.parametrize(
@@ -111,7 +119,8 @@ def test_a_misspelt_name_is_refused_with_the_presets(model: str, draft: str | No
 def test_every_preset_names_drafts_with_the_languages_that_they_were_made_for() -> None:
     for preset in PRESETS.values():
         for draft in preset.drafts:
-            assert preset.bundled or draft.languages == MADE_FOR.get(draft.name), draft
+            name = draft.name.removesuffix("-draft")
+            assert draft.languages == MADE_FOR.get(name), draft
 
 
 @pytest.mark.parametrize("name", ["large", "large-v3", "large-v2", "large-v1", "turbo", "medium"])
@@ -163,11 +172,11 @@ def test_a_half_finished_download_does_not_count(tmp_path: Path) -> None:
     assert find("somebody/model") == snapshot
 
 
-def test_a_missing_model_names_itself_how_to_fetch_it_and_the_demo() -> None:
+def test_a_missing_model_names_itself_how_to_fetch_it_and_what_is_bundled() -> None:
     with pytest.raises(ModelError) as caught:
         locate(LARGE_V3, network=False)
     assert caught.value.code == "model_not_found"
-    for part in (LARGE_V3, f"hf download {LARGE_V3}", "local folder to --model", "--model demo"):
+    for part in (LARGE_V3, f"hf download {LARGE_V3}", "local folder to --model", "--model tiny.en"):
         assert part in caught.value.message
     with pytest.raises(ModelError, match="--draft none"):
         locate(DISTIL, role="draft", network=False)
@@ -238,7 +247,7 @@ def test_cached_tells_target_and_draft_apart_without_a_network() -> None:
     _in_cache(LARGE_V3)
     state = {entry.preset.name: entry for entry in cached()}
     assert (state["large"].target, state["large"].draft) == (True, False)
-    assert (state["demo"].target, state["demo"].draft) == (True, True)
+    assert (state[BUNDLED].target, state[BUNDLED].draft) == (True, True)
     assert (state["turbo"].target, state["turbo"].draft) == (False, False)
     assert (state["tiny"].target, state["tiny"].draft) == (False, None)
     assert list(state) == list(PRESETS)

@@ -57,7 +57,7 @@ def test_words_are_counted_per_hour_and_way():
 
 @pytest.fixture(scope="module")
 def transcriber():
-    whisper = load(resolve("demo", None), choose("cpu"), network=False)
+    whisper = load(resolve("tiny.en", None), choose("cpu"), network=False)
     return Transcriber(whisper, batch=8)
 
 

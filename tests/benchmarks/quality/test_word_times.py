@@ -6,8 +6,6 @@ import json
 
 import pytest
 
-pytest.importorskip("jiwer", reason="training.demo.evaluate, whose sentences are read, needs jiwer")
-
 from benchmarks.quality import word_times
 from tests.asr.model import folders
 from training.speech.timed_speech import speak_timed

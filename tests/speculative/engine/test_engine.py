@@ -63,10 +63,11 @@ def drafters(kind: str) -> Drafter | None:
         "near": lambda: ModelDrafter(TinyModel(blur=0.3)),
         "other": lambda: ModelDrafter(TinyModel(seed=5)),
         "ngram": lambda: NgramDrafter(longest=3, hint_slots=16),
+        "ngram, early": lambda: NgramDrafter(longest=3, hint_slots=16, early=True),
     }[kind]()
 
 
-KINDS = ["none", "equal", "near", "other", "ngram"]
+KINDS = ["none", "equal", "near", "other", "ngram", "ngram, early"]
 
 
 def oracle(request: Request, processors: tuple = (), eos: int = EOS) -> tuple[int, ...]:
@@ -106,7 +107,7 @@ def test_plain_sampling_equals_the_oracle_with_the_same_noise(fields, batch):
 
 
 @settings(max_examples=20)
-@given(requests, st.sampled_from(["near", "ngram"]), st.integers(1, 5))
+@given(requests, st.sampled_from(["near", "ngram", "ngram, early"]), st.integers(1, 5))
 def test_a_sampled_row_does_not_depend_on_who_shares_the_batch(fields, kind, gamma):
     work = make(fields, temperature=1.0)
     together = run(work, kind, 4, gamma)

@@ -269,6 +269,7 @@ def engine(drafter: str, batch: int, gamma: int, *, eos=(0,), **options: Any) ->
         "near": lambda: ModelDrafter(TinyModel(blur=0.3)),
         "equal": lambda: ModelDrafter(TinyModel()),
         "ngram": lambda: NgramDrafter(hint_slots=4),
+        "ngram, early": lambda: NgramDrafter(hint_slots=4, early=True),
     }[drafter]()
     schedule = Fixed(gamma if made else 0)
     return Engine(TinyModel(), made, batch=batch, eos=eos, schedule=schedule, **options)
@@ -294,7 +295,7 @@ def tagged(work: list[Request]) -> list[Request]:
 
 
 @settings(max_examples=12)
-@given(requests, st.sampled_from(["near", "ngram"]), st.integers(1, 4))
+@given(requests, st.sampled_from(["near", "ngram", "ngram, early"]), st.integers(1, 4))
 def test_a_row_depends_on_its_seed_and_settings_alone(work, drafter, gamma):
     work = tagged(work)
     together = {r.request.tag: r for r in engine(drafter, 3, gamma, ranks=3).run(work)}
@@ -319,7 +320,7 @@ def test_plain_rounds_equal_the_oracle(work):
 
 
 @settings(max_examples=15)
-@given(requests, st.sampled_from(["near", "ngram"]))
+@given(requests, st.sampled_from(["near", "ngram", "ngram, early"]))
 def test_greedy_drafts_change_nothing_under_penalties(work, drafter):
     work = [replace(request, temperature=0.0) for request in tagged(work)]
     plain = {r.request.tag: r.tokens for r in engine("none", 2, 0, ranks=3).run(work)}

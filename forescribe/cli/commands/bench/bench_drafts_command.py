@@ -93,7 +93,7 @@ class BenchDraftsOptions:
             "-m",
             metavar="MODEL",
             help="Preset, downloaded Hugging Face id or local folder.  "
-            "[default: demo for recordings, demo-text for text]",
+            "[default: tiny.en for recordings, demo-text for text]",
         ),
     ] = None
     draft: Annotated[
@@ -112,7 +112,7 @@ class BenchDraftsOptions:
             MODEL,
             "--drafter",
             metavar="NAME,NAME",
-            help="Ways to draft in speech: model, cascade, ctc.  [default: model,cascade]",
+            help="Ways to draft in speech: model, cascade.  [default: model,cascade]",
         ),
     ] = None
     batch: Annotated[str, option(PERFORMANCE, "--batch", metavar="N,N", help="Batch sizes.")] = (

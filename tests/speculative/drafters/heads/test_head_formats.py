@@ -208,6 +208,18 @@ EAGLE3_REFUSALS: dict[str, tuple[Change, str]] = {
         r"norm\.weight holds torch\.int64",
     ),
     "a flag": (_set(norm_after_fc=True), r"the setting norm_after_fc is not known"),
+    **{
+        f"{key} that is not known": (_set(**{key: value}), f"the setting {key} is not known")
+        for key, value in (
+            ("attention_multiplier", 0.5),
+            ("embedding_multiplier", 12.0),
+            ("final_logit_softcapping", 30.0),
+            ("logit_softcap", 30.0),
+            ("qk_norm", True),
+            ("scale_embeddings", True),
+            ("sliding_window", 4),
+        )
+    },
     "parallel": (_set(parallel_drafting=True), r"the setting parallel_drafting is not known"),
     "a flag that is none": (_set(norm_output="yes"), r"norm_output is 'yes'"),
     "EAGLE-1": (_set(eagle_config={"use_aux_hidden_state": False}), r"EAGLE-1 and 2"),
