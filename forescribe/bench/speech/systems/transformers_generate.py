@@ -63,6 +63,8 @@ class Generate:
         self.tokenizer = WhisperTokenizer.from_pretrained(job.model)
         self.extractor = WhisperFeatureExtractor.from_pretrained(job.model)
         self.options: dict[str, Any] = {}
+        if getattr(self.model.generation_config, "is_multilingual", True):  # refused by others
+            self.options = {"language": LANGUAGE, "task": TASK}
         self.notes: list[str] = []
         if job.system != GENERATE:
             self.options["assistant_model"] = self._assistant(job, dtype)
@@ -102,8 +104,6 @@ class Generate:
             ).input_features.to(self.model.dtype)
             self.model.generate(
                 features,
-                language=LANGUAGE,
-                task=TASK,
                 return_timestamps=True,
                 num_beams=1,
                 do_sample=False,
