@@ -28,7 +28,7 @@ def test_drafts_change_no_token_of_a_quantised_target(recording):
     for draft in ("float32", "int8"):
         tokens, stats = decoded(recording, gamma=4, quantize="int8", draft_dtype=draft)
         assert tokens == plain
-        assert stats.acceptance_rate > 0.5
+        assert stats.acceptance_rate > 0.4
     assert sum(map(len, plain)) > 100
 
 
@@ -48,7 +48,7 @@ def test_a_quantised_target_is_refused_where_the_kernels_are_missing(monkeypatch
 def test_a_draft_in_integers_changes_no_token_of_a_float32_target(recording):
     plain, _ = decoded(recording, batch=1, gamma=0)
     tokens, stats = decoded(recording, gamma=4, draft_dtype="int8")
-    assert tokens == plain and stats.acceptance_rate > 0.5
+    assert tokens == plain and stats.acceptance_rate > 0.4
 
 
 @pytest.mark.native
