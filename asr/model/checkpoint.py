@@ -114,7 +114,7 @@ def read_weights(
     if wrong is not None:
         raise ValueError(wrong)
     held = shapes_in(folder)
-    lent = {} if target is None else {name: target.get_parameter(name) for name in BORROWED}
+    lent = {} if target is None else {n: target.get_parameter(n).detach().cpu() for n in BORROWED}
     source: dict[str, Any] = {"pretrained_model_name_or_path": folder}
     if scaled or (held and lent.keys() - held):
         state = float_weights(folder, lent)

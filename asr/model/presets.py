@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 DEFAULT = "large"
-BUNDLED = "tiny.en"
+BUNDLED, BUNDLED_DRAFT = "tiny.en", "tiny.en-draft"
 ALIASES = {"demo": BUNDLED}
 """Other names of presets."""
 
@@ -166,7 +166,7 @@ PRESETS: Mapping[str, Preset] = {
         Preset(
             BUNDLED,
             BUNDLED,
-            (Draft(f"{BUNDLED}-draft", ENGLISH),),
+            (Draft(BUNDLED_DRAFT, ENGLISH),),
             "bundled, no download: English only, stored in 8 bits; also called demo",
         ),
         Preset(
@@ -257,9 +257,8 @@ def _cached(preset: Preset) -> Cached:
 def _named_draft(name: str) -> tuple[str | Path, frozenset[str] | None]:
     """What `--draft NAME` means, and the languages in which it pays."""
     preset = _preset_of(name)
-    own = {draft.name: draft.languages for p in PRESETS.values() for draft in p.drafts}
-    if preset is None and name in own:
-        return _folder_or_id(name), own[name]
+    if name == BUNDLED_DRAFT:
+        return _folder_or_id(name), ENGLISH
     if preset is None:
         draft = _name(name, "draft")
         return draft, _languages(draft)

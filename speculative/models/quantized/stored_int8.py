@@ -70,7 +70,8 @@ def stored_int8(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def as_floats(folder: Path, out: Path, lent: Path | None = None) -> Path:
     """A folder that transformers alone can load, with the same numbers in float32: this one, or `out`, which
-    is written where the weights are 8-bit integers. `lent` is the folder of a draft's target.
+    is written where the weights are 8-bit integers. `lent` is the folder of a draft's target, for the
+    embeddings that the draft's own lacks.
 
     Raises ValueError as `float_weights` does.
     """
