@@ -86,6 +86,8 @@ def checked(rows: Rows, parts: Parts, draft: Draft, gamma: int) -> Draft:
         raise ValueError(
             f"drafts of shape {tuple(tokens.shape)}; need [{rows.batch}, up to {gamma}]"
         )
+    if width == 0:  # a drafter that proposes nothing for any row
+        return no_draft(rows)
     valid, known = draft.valid, (tokens >= 0) & (tokens < parts.target.vocab_size)
     room = rows.limits - rows.lengths - 1  # the last token is the target's
     most = torch.minimum(rows.gamma, room)
