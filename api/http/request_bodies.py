@@ -21,15 +21,19 @@ def media_type(request: Request) -> str:
 
 
 async def small_field(request: Request, name: str) -> Any:
-    """The field's value, from the body or else from the query; None if it is absent. Raises ApiError."""
-    value: Any = request.query_params.get(name)
+    """The field's value, from the body or else from the query; None if it is absent. Raises ApiError, for
+    other fields too: nothing is accepted and then ignored."""
+    fields: dict[str, Any] = dict(request.query_params)
     kind = media_type(request)
     if kind == "application/json":
-        value = (await json_object(request)).get(name, value)
+        fields |= await json_object(request)
     elif kind in ("multipart/form-data", "application/x-www-form-urlencoded"):
         async with request.form(max_files=0, max_fields=4, max_part_size=MAX_BYTES) as form:
-            value = form.get(name, value)
-    return value
+            fields |= form
+    for other in fields.keys() - {name}:
+        message = f"unknown field {other[:100]!r}; known: {name}"
+        raise ApiError("invalid_value", message, param=other[:100])
+    return fields.get(name)
 
 
 async def json_object(request: Request) -> dict[str, Any]:

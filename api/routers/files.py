@@ -131,6 +131,7 @@ async def one(id: FileId, files: FilesDep, caller: Caller) -> FileObject:
     return (await asyncio.to_thread(files.get, id, caller)).view()
 
 
+@router.head("/{id}/content", include_in_schema=False)
 @router.get("/{id}/content")
 async def content(id: FileId, request: Request, files: FilesDep, caller: Caller) -> Response:
     """The file, byte for byte; `Range` is supported."""

@@ -153,6 +153,7 @@ async def result(
     return answer(response_format, transcript, granularities=("word", "segment"))
 
 
+@router.head("/{id}/audio", include_in_schema=False)
 @router.get("/{id}/audio")
 async def audio(id: JobId, request: Request, jobs: JobsDep, caller: Caller) -> Response:
     """The uploaded file, byte for byte; `Range` is supported."""

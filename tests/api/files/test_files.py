@@ -33,6 +33,9 @@ def test_a_file_is_kept_as_it_is(client) -> None:
     assert content.headers["accept-ranges"] == "bytes"
     assert content.headers["content-type"] == "application/octet-stream"
     assert content.headers["x-content-type-options"] == "nosniff"
+    head = client.head(f"{FILES}/{file['id']}/content")
+    assert head.status_code == 200 and head.content == b""
+    assert head.headers["content-length"] == "9" and head.headers["etag"] == content.headers["etag"]
 
 
 @pytest.mark.parametrize(

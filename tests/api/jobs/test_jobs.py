@@ -332,6 +332,9 @@ def test_speakers_are_found_anew_on_the_same_words(client, monkeypatch, transcri
         words = [w["word"] for s in told["segments"] for w in s["words"]]
         assert words == [w["word"] for s in plain["segments"] for w in s["words"]]
     assert client.post(f"{JOBS}/{job}/diarize?num_speakers=0").status_code == 400
+    for sent in ({"params": {"speakers": 2}}, {"json": {"speakers": 2}}, {"data": {"speakers": 2}}):
+        answer = client.post(f"{JOBS}/{job}/diarize", **sent)
+        assert answer.status_code == 400 and "unknown field 'speakers'" in answer.text
 
 
 def test_a_diarizer_that_fails_leaves_the_transcript(client, monkeypatch) -> None:
