@@ -11,7 +11,7 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,7 +36,7 @@ class Sound:
     rate: int
 
 
-Input = (
+Input: TypeAlias = (
     str
     | os.PathLike[str]
     | bytes
