@@ -76,7 +76,6 @@ def test_the_gamma_that_gains_most_per_second_is_chosen() -> None:
     [
         ({0: 1.0, 2: 1.75, 4: 4.0}, 0.5, 2),  # 1 + 0.5 + 0.25 tokens
         ({0: 2.0, 2: 6.0}, 1.0, 2),  # as long as three plain rounds
-        ({0: 1.0, 2: 0.9}, 0.0, 2),
     ],
 )
 def test_break_even_is_where_a_round_writes_as_many_tokens_as_plain_rounds_in_its_time(
@@ -91,6 +90,12 @@ def test_a_shape_whose_rounds_cost_more_than_its_tokens_cannot_pay() -> None:
     dear = Prices({0: 1.0, 2: 3.1, 4: 5.5})
     assert dear.break_even() is None
     assert "no draft of this shape can pay" in dear.verdict()
+
+
+def test_times_that_cannot_be_are_not_called_a_price() -> None:
+    disturbed = Prices({0: 1.0, 2: 0.9})
+    assert disturbed.break_even() == (pytest.approx(0, abs=1e-6), 2)
+    assert "no acceptance rate can be named" in disturbed.verdict()
 
 
 def test_prices_are_written_in_milliseconds() -> None:

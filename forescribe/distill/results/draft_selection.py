@@ -115,6 +115,11 @@ class Prices:
                 "tokens would. Fewer layers, --cut-head or another device may change that"
             )
         rate, gamma = found
+        if rate < 0.01:
+            return (
+                "rounds with drafts took no longer than rounds without: other work on this machine disturbs "
+                "the times, so that no acceptance rate can be named"
+            )
         return (
             f"a draft of this shape pays from an acceptance rate of {rate:.2f} on, at gamma {gamma}"
         )
