@@ -17,6 +17,7 @@ from transformers import WhisperForConditionalGeneration
 
 pytest.importorskip("jiwer", reason="word error rates need jiwer (group bench)")
 
+from forescribe.asr.errors import UsageError
 from forescribe.asr.segment.windows import Window
 from forescribe.bench import columns
 from forescribe.bench.equality import Equality, compare
@@ -371,6 +372,18 @@ def test_clips_are_joined_whole_until_the_length_is_reached(monkeypatch):
     assert made.length_s == 12.0
     assert made.reference.split() == ["a", "b", "a"]
     assert audio.join(clips, 0).clips == ("a", "b")  # every recording, whatever the length
+
+
+def test_texts_that_are_not_required_are_those_of_all_or_of_none(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        soundfile.write(tmp_path / f"{name}.wav", np.zeros(1600, np.float32), 16000)
+    paths = [str(tmp_path / f"{name}.wav") for name in ("a", "b")]
+    (tmp_path / "a.txt").write_text("one")
+    assert [clip.words for clip in audio.read_clips(paths, None, required=False)] == ["", ""]
+    with pytest.raises(UsageError, match="no reference text"):
+        audio.read_clips(paths, None)
+    (tmp_path / "b.txt").write_text("two")
+    assert [clip.words for clip in audio.read_clips(paths, None, required=False)] == ["one", "two"]
 
 
 def test_an_outcome_survives_its_way_through_json():

@@ -19,7 +19,7 @@ from ..speech.clips import Material as Audio
 from ..speech.clips import join, read_clips
 from ..speech.measure import Series, child, measure
 from ..speech.systems.job import LANGUAGE, OURS, Job
-from ..speech.wer import error_rate
+from ..speech.wer import error_rate, normalise
 from .draft_options import Material, Options
 from .draft_rows import PLAIN, DraftRun
 
@@ -33,8 +33,9 @@ def speech_runs(options: Options, say: Callable[[str], None]) -> tuple[Material,
     ModelEngine.of(options.engine)
     name = options.model or MODEL
     target = locate(resolve(name, "none", LANGUAGE).target, role="model", network=False)
-    clips = read_clips(options.audio, options.reference)
-    check_words(clips)
+    clips = read_clips(options.audio, options.reference, required=False)
+    if options.reference:
+        check_words(clips)
     audio = join(clips, options.minutes)
     jobs = plan(options, target, drafts_of(options, name))
     with tempfile.TemporaryDirectory() as scratch:
@@ -110,6 +111,9 @@ def _run(label: str, series: Series, audio: Audio) -> DraftRun:
     written = series.median.written
     assert written is not None
     counts = written.drafting
+    rate = None  # drafts change no word: their rows are compared by tokens
+    if normalise(audio.reference):
+        rate = error_rate(audio.reference, " ".join(written.texts))
     stats = Stats(
         rounds=written.rounds,
         row_rounds=written.row_rounds,
@@ -126,5 +130,5 @@ def _run(label: str, series: Series, audio: Audio) -> DraftRun:
         tokens=written.tokens,
         stats=stats,
         steady=series.steady,
-        word_error_rate=error_rate(audio.reference, " ".join(written.texts)),
+        word_error_rate=rate,
     )

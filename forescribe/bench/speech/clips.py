@@ -64,12 +64,16 @@ def load_windows(path: Path) -> list[Samples]:
         return np.split(arrays["samples"], arrays["borders"][:-1])
 
 
-def read_clips(paths: Sequence[str], references: Sequence[str] | None) -> list[Clip]:
-    """Read recordings with the reference texts given, or with the .txt file beside each.
+def read_clips(
+    paths: Sequence[str], references: Sequence[str] | None, *, required: bool = True
+) -> list[Clip]:
+    """Read recordings with the reference texts given, or with the .txt file beside each. Texts that are not
+    `required` are those of all recordings or of none: the clips have no words where a file is missing.
 
-    Raises UsageError if a text is missing (a speed needs its error rate) or is not UTF-8,
-    AudioError if a recording cannot be read."""
+    Raises UsageError if a text is missing or is not UTF-8, AudioError if a recording cannot be read."""
     texts = [Path(p).with_suffix(".txt") for p in paths]
+    if references is None and not required and not all(text.is_file() for text in texts):
+        return [Clip(Path(p).name, read_audio(p), "") for p in paths]
     if references is not None:
         texts = [Path(r) for r in references]
     if len(texts) != len(paths):

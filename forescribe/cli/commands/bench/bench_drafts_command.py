@@ -55,8 +55,8 @@ class BenchDraftsOptions:
             INPUT,
             "--reference",
             metavar="FILE",
-            help="Reference text of a recording; give one per recording, in order.  "
-            "[default: the .txt file beside each recording]",
+            help="Reference text of a recording; give one per recording, in order. Without "
+            "texts there are no word errors.  [default: the .txt file beside each recording]",
         ),
     ] = None
     minutes: Annotated[
