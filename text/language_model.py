@@ -19,6 +19,7 @@ from forescribe.speculative.errors import LoadError
 from forescribe.speculative.models.checkpoint_files import (
     CONFIG,
     GENERATION,
+    check_complete,
     damaged,
     misshapen,
     missing,
@@ -39,6 +40,7 @@ from forescribe.speculative.models.quantized.published_formats import (
     check_library,
     method_of,
 )
+from forescribe.speculative.models.quantized.stored_int8 import float_model
 from forescribe.speculative.models.quiet import quiet
 
 from .vocabulary import Vocabulary
@@ -137,7 +139,7 @@ def load(
         if method_of(config) is None:  # quantised weights have shapes of their own
             with quiet():
                 _refuse(misshapen(shapes, lambda: kind.from_config(copy.deepcopy(config))))
-        model = device.placed(_read(kind, folder, device.stored, source))
+        model = device.placed(read_weights(folder, config, device.stored, source))
         if device.int8:
             method = method_of(config)
             if method is not None:
@@ -167,18 +169,24 @@ def load(
     )
 
 
-def _read(kind: Any, folder: Path, dtype: torch.dtype, source: Mapping[str, str]) -> Any:
-    """The model of a folder, or of the GGUF file in it that `source` names. Raises ValueError for a missing
-    weight: transformers would fill the gap with random numbers."""
+def read_weights(
+    folder: Path, config: Any, dtype: torch.dtype, source: Mapping[str, str] = NO_FILES
+) -> Any:
+    """The model of a folder, or of the GGUF file in it that `source` names; weights of 8-bit integers with
+    scales become floats, as in `stored_int8`. Raises ValueError for weights that are missing, of another
+    shape, or of integers without scales."""
+    from transformers import AutoModelForCausalLM
+
+    if not source and method_of(config) is None:
+        return float_model(AutoModelForCausalLM, folder, config, dtype)
+    kind: Any = AutoModelForCausalLM
     with quiet():
         model, report = kind.from_pretrained(
             folder, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True, **source
         )
     if source:  # they have been dequantised
         model.config.__dict__.pop("quantization_config", None)
-    wrong = sorted(report["missing_keys"]) or sorted(str(k) for k in report["mismatched_keys"])
-    if wrong:
-        raise ValueError(f"its weights lack {wrong[0]}, or have it in another shape")
+    check_complete(report)
     return model
 
 

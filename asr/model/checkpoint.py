@@ -19,7 +19,6 @@ from forescribe.speculative.models.checkpoint_files import (
     CONFIG,
     GENERATION,
     damaged,
-    integer_weights,
     miscounted,
     misshapen,
     shapes_in,
@@ -30,7 +29,7 @@ from forescribe.speculative.models.families.whisper_encoders import native_encod
 from forescribe.speculative.models.families.whisper_engines import checked_engine
 from forescribe.speculative.models.hub import Role
 from forescribe.speculative.models.quantized.int8_linear import quantize_whisper
-from forescribe.speculative.models.quantized.stored_int8 import BORROWED, float_weights
+from forescribe.speculative.models.quantized.stored_int8 import BORROWED, float_model
 from forescribe.speculative.models.quiet import quiet
 from forescribe.speculative.models.whisper_decoder import decoder_only, encoder_of
 from forescribe.speculative.native.native_encoder import NativeEncoder
@@ -108,26 +107,8 @@ def read_weights(
     """The model of a folder, of a class of transformers. Weights of 8-bit integers become floats, and a draft
     without embeddings has those of `target`. Raises ValueError for weights that are missing, of another
     shape, or of integers without scales."""
-    from transformers import GenerationConfig
-
-    scaled, wrong = integer_weights(folder)
-    if wrong is not None:
-        raise ValueError(wrong)
-    held = shapes_in(folder)
     lent = {} if target is None else {n: target.get_parameter(n).detach().cpu() for n in BORROWED}
-    source: dict[str, Any] = {"pretrained_model_name_or_path": folder}
-    if scaled or (held and lent.keys() - held):
-        state = float_weights(folder, lent)
-        source = {"pretrained_model_name_or_path": None, "config": config, "state_dict": state}
-    with quiet():
-        # Mismatches are allowed here, to be reported by name below.
-        model, report = kind.from_pretrained(
-            **source, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True
-        )
-        if "state_dict" in source and (folder / GENERATION).is_file():
-            model.generation_config = GenerationConfig.from_pretrained(folder)
-    _check_complete(report)
-    return model
+    return float_model(kind, folder, config, dtype, lent)
 
 
 def _supported(folder: Path, role: Role, choose: Callable[[], ModelEngine]) -> ModelEngine:
@@ -148,16 +129,6 @@ def _placed(model: Any, folder: Path, role: Role, device: Device) -> Any:
             f"{device.name} has no room for the weights of --{role} {folder}: free some, or take a "
             "smaller model or --dtype float16"
         ) from error
-
-
-def _check_complete(report: Mapping[str, Any]) -> None:
-    """Raise ValueError that names a missing weight: transformers would fill it with random numbers."""
-    missing = sorted(report["missing_keys"])
-    mismatched = sorted(str(key[0]) for key in report["mismatched_keys"])
-    if missing:
-        raise ValueError(f"its weights lack {missing[0]} ({len(missing)} in all)")
-    if mismatched:
-        raise ValueError(f"{mismatched[0]} has another shape than its config.json says")
 
 
 def read_tokenizer(folder: Path, config: Any) -> Any:

@@ -21,6 +21,7 @@ from torch.nn.functional import normalize
 from forescribe.asr.errors import ModelError
 from forescribe.asr.formats.transcript import SAMPLE_RATE
 from forescribe.asr.segment.vad import FRAME, LEVEL_FRAMES
+from forescribe.speculative.models.quantized.stored_int8 import floats
 
 from .noise_removal import speech_over_noise_db, subtract_noise
 
@@ -130,15 +131,14 @@ def _batches(starts: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
 
 
 def load(folder: Path, device: torch.device | str = "cpu") -> SpeakerEncoder:
-    """Load the encoder in a folder; stored in float16, computed in float32.
+    """Load the encoder in a folder, to compute in float32.
 
     Raises ModelError if the file is missing or holds something else.
     """
     path = folder / NAME
     encoder = SpeakerEncoder()
     try:
-        with safe_open(path, framework="pt") as file:
-            tensors = {key: file.get_tensor(key).float() for key in file.keys()}
+        tensors = weights(folder)
         names = {"mean", *(f"lstm.{n}" for n, _ in encoder.lstm.named_parameters())}
         names |= {"linear.weight", "linear.bias"}
         if tensors.keys() != names:
@@ -147,6 +147,16 @@ def load(folder: Path, device: torch.device | str = "cpu") -> SpeakerEncoder:
     except (OSError, ValueError, RuntimeError) as error:
         raise ModelError(f"no speaker encoder in {str(path)!r}: {error}") from error
     return encoder.to(device).eval().requires_grad_(False)
+
+
+def weights(folder: Path) -> dict[str, Tensor]:
+    """The encoder's tensors by name in float32; stored as 8-bit integers with scales, or as floats.
+
+    Raises ValueError for integers without scales, and what safetensors raises for a damaged file.
+    """
+    with safe_open(folder / NAME, framework="pt") as file:
+        stored = {key: file.get_tensor(key) for key in file.keys()}
+    return {key: tensor.float() for key, tensor in floats(stored).items()}
 
 
 def identity(folder: Path) -> str:

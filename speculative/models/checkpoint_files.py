@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from math import prod
 from pathlib import Path
@@ -99,7 +99,10 @@ def integer_weights(folder: Path) -> tuple[bool, str | None]:
     with suppress(Exception):  # damaged, as in `shapes_in`
         for path in weight_files(folder):
             with safe_open(path, "np") as file:
-                kinds |= {name: str(file.get_slice(name).get_dtype()) for name in file.keys()}
+                for name in file.keys():
+                    stored = file.get_slice(name)
+                    if not _causal_mask(stored.get_shape()):
+                        kinds[name] = str(stored.get_dtype())
     scaled = False
     for name, kind in kinds.items():
         if not name.endswith(("weight", "bias")) or kind.startswith(("F", "BF")):
@@ -111,6 +114,22 @@ def integer_weights(folder: Path) -> tuple[bool, str | None]:
             )
         scaled = True
     return scaled, None
+
+
+def check_complete(report: Mapping[str, Any]) -> None:
+    """Raise ValueError that names a weight that is missing, or of another shape, by transformers' report of
+    loading: it is filled with random numbers."""
+    absent = sorted(report["missing_keys"])
+    mismatched = sorted(str(key[0]) for key in report["mismatched_keys"])
+    if absent:
+        raise ValueError(f"its weights lack {absent[0]} ({len(absent)} in all)")
+    if mismatched:
+        raise ValueError(f"{mismatched[0]} has another shape than its config.json says")
+
+
+def _causal_mask(shape: Sequence[int]) -> bool:
+    """Whether a tensor may be a mask that GPT-Neo and GPT-NeoX store, as bytes, under the name of a bias."""
+    return len(shape) == 4 and shape[0] == shape[1] == 1 and shape[2] == shape[3]
 
 
 def weight_files(folder: Path) -> list[Path]:

@@ -33,6 +33,7 @@ from forescribe.distill.results.engine_runs import run_rows
 from forescribe.distill.work_folder import WorkFolder
 from forescribe.speculative.drafters.draft_tokens import FILE, DraftTokens
 from forescribe.speculative.models import bundled
+from forescribe.speculative.models.quantized.stored_int8 import as_floats
 from forescribe.text import Options, TextGenerator
 from tests.distill.made_rows import made_row
 
@@ -258,8 +259,9 @@ def test_a_made_draft_serves_and_its_texts_are_those_of_plain_decoding(made: Pat
     assert drafted.stats.faults == 0
 
 
-def test_a_made_draft_assists_in_transformers(made: Path) -> None:
-    target = AutoModelForCausalLM.from_pretrained(bundled.path("text")).eval()
+def test_a_made_draft_assists_in_transformers(made: Path, tmp_path: Path) -> None:
+    plain_target = as_floats(bundled.path("text"), tmp_path / "target")
+    target = AutoModelForCausalLM.from_pretrained(plain_target).eval()
     draft = AutoModelForCausalLM.from_pretrained(made).eval()
     tokens = torch.tensor([[0, 2, 300, 268, 87, 574, 299, 1, 3]])
     settings = {"max_new_tokens": 16, "do_sample": False, "pad_token_id": 1}

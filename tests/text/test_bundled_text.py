@@ -1,4 +1,4 @@
-"""The bundled text pair: what stock transformers loads, exact with its draft, and worth drafting for."""
+"""The bundled text pair: stored in 8 bits, exact with its draft, and worth drafting for."""
 
 from __future__ import annotations
 
@@ -7,12 +7,18 @@ from collections import Counter
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from forescribe.speculative import Engine, Fixed, ModelDrafter, Request
+from forescribe.speculative.device import choose
 from forescribe.speculative.models import bundled
 from forescribe.speculative.models.causal_lm import CausalDecoder
+from forescribe.speculative.models.quantized.stored_int8 import as_floats, float_weights
+from forescribe.text.language_model import load
 
+NAMES = "text", "text-draft"
+WEIGHTS = "model.safetensors"
 QUESTIONS = (
     'Define "song".',
     'Use "quiet" in a sentence.',
@@ -27,9 +33,11 @@ def tokenizer():
 
 
 @pytest.fixture(scope="module")
-def models():
-    names = ("text", "text-draft")
-    return tuple(AutoModelForCausalLM.from_pretrained(bundled.path(n)).eval() for n in names)
+def models(tmp_path_factory):
+    """Of stock transformers, from the numbers as floats."""
+    out = tmp_path_factory.mktemp("floats")
+    folders = [as_floats(bundled.path(n), out / n) for n in NAMES]
+    return tuple(AutoModelForCausalLM.from_pretrained(folder).eval() for folder in folders)
 
 
 @pytest.fixture(scope="module")
@@ -60,12 +68,24 @@ def decode(models, tokenizer, prompts, gamma: int, batch: int, temperature: floa
 
 
 def test_it_is_small_and_the_draft_uses_the_targets_tokens(models, tokenizer):
-    size = sum(f.stat().st_size for n in ("text", "text-draft") for f in bundled.path(n).iterdir())
-    assert size < 15e6
+    size = sum(f.stat().st_size for n in NAMES for f in bundled.path(n).iterdir())
+    assert size < 5e6
     other = AutoTokenizer.from_pretrained(bundled.path("text-draft"))
     assert other.get_vocab() == tokenizer.get_vocab()
     assert all(m.config.vocab_size == len(tokenizer) for m in models)
     assert all(m.dtype == torch.float32 for m in models)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_loader_reads_the_floats_that_the_integers_stand_for(name):
+    folder = bundled.path(name)
+    assert torch.int8 in {tensor.dtype for tensor in load_file(folder / WEIGHTS).values()}
+    model = load(folder, choose("cpu"), network=False).model
+    numbers, expected = model.state_dict(), float_weights(folder)
+    assert expected.keys() == numbers.keys() - {"lm_head.weight"}
+    assert all(torch.equal(numbers[n], tensor.float()) for n, tensor in expected.items())
+    assert torch.equal(numbers["lm_head.weight"], numbers["model.embed_tokens.weight"])
+    assert model.generation_config.max_length == 512  # of its generation_config.json
 
 
 def test_text_survives_the_tokenizer_and_the_signs_are_one_token_each(tokenizer):

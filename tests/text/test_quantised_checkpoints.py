@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from forescribe.speculative.errors import LoadError
 from forescribe.speculative.models import bundled
+from forescribe.speculative.models.quantized.stored_int8 import as_floats
 from forescribe.text.generator import Options, TextGenerator
 
 PROMPTS = ("The meeting on Tuesday", "Once upon a time", "She opened the door and")
@@ -31,6 +32,11 @@ def stored(model: Any, folder: Path) -> Path:
     return folder
 
 
+def plain(folder: Path) -> Path:
+    """The bundled model in a folder beside this one, for transformers alone."""
+    return as_floats(bundled.path("text"), folder.with_name("plain"))
+
+
 def by_torchao(folder: Path, *, activations: bool = False) -> Path:
     quantization = pytest.importorskip("torchao.quantization", reason="torchao is not installed")
     from transformers import TorchAoConfig
@@ -38,7 +44,7 @@ def by_torchao(folder: Path, *, activations: bool = False) -> Path:
     kind = "Int8DynamicActivationInt8WeightConfig" if activations else "Int8WeightOnlyConfig"
     config = TorchAoConfig(getattr(quantization, kind)())
     model = AutoModelForCausalLM.from_pretrained(
-        bundled.path("text"), dtype=torch.float32, quantization_config=config
+        plain(folder), dtype=torch.float32, quantization_config=config
     )
     return stored(model, folder)
 
@@ -49,7 +55,7 @@ def by_compressed_tensors(folder: Path) -> Path:
     )
     from compressed_tensors.compressors import ModelCompressor
 
-    model = AutoModelForCausalLM.from_pretrained(bundled.path("text"), dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(plain(folder), dtype=torch.float32)
     weights = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}
     quantization.apply_quantization_config(
         model,

@@ -18,19 +18,24 @@ import torch
 from safetensors.torch import save_file
 
 from forescribe.diarize.engines.voice_encoder import DIMENSION, NAME
+from forescribe.speculative.models.quantized.stored_int8 import stored_int8
 from training.paths import BUNDLED
 
 FOLDER = BUNDLED / "speakers"
 SOURCE = "Resemblyzer 0.1.4, pretrained.pt"
 LICENCE = "Apache-2.0"
+HALVES = frozenset({"lstm.weight_ih_l0"})
+"""Weights that stay in float16. These read mel power without logarithm, whose range 8 bits do not cover: with
+them in 8 bits vectors have a cosine of 0.91 to 0.96 with those of float16, otherwise 0.998."""
 
 
 def save(tensors: dict[str, torch.Tensor], name: str, digest: str) -> None:
-    """Save the weights in float16 with their source."""
+    """Save the weights in 8 bits, as `stored_int8` does, but for `HALVES`, with their source."""
     told = {"name": name, "source": SOURCE, "sha256": digest, "licence": LICENCE}
-    halves = {key: tensor.half().contiguous() for key, tensor in tensors.items()}
     FOLDER.mkdir(parents=True, exist_ok=True)
-    save_file(halves, FOLDER / NAME, metadata={"forescribe": json.dumps(told)})
+    save_file(
+        stored_int8(tensors, HALVES), FOLDER / NAME, metadata={"forescribe": json.dumps(told)}
+    )
 
 
 def main() -> None:

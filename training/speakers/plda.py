@@ -25,7 +25,7 @@ import torch
 from safetensors import safe_open
 from scipy.linalg import eigh
 
-from forescribe.diarize.engines.voice_encoder import NAME, WINDOW_SAMPLES
+from forescribe.diarize.engines.voice_encoder import NAME, WINDOW_SAMPLES, weights
 from training.speakers.encoder import FOLDER, save
 from training.speakers.folds import FOLDS, fold_of, split
 from training.speakers.vectors import STEP, WORK
@@ -215,7 +215,7 @@ def learn() -> None:
     store(plda, FOLDER)
     with safe_open(FOLDER / NAME, framework="pt") as file:
         data = json.loads(file.metadata()["forescribe"])
-        tensors = {key: file.get_tensor(key) for key in file.keys()}
+    tensors = weights(FOLDER)
     tensors["mean"] = torch.from_numpy(mean)
     # Stored voices can be compared only with the same mean.
     name = f"ge2e-{hashlib.sha256(mean.astype(np.float16).tobytes()).hexdigest()[:8]}"

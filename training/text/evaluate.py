@@ -18,14 +18,14 @@ from typing import Any
 
 import torch
 from torch.nn.functional import cross_entropy
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 
 from forescribe.speculative import Engine, ModelDrafter, Request, Result, Stats
 from forescribe.speculative.models.families.causal_engines import causal_decoder
 from forescribe.speculative.protocols import Poll, Schedule
 from training.paths import BUNDLED
 from training.text.corpus import Document, documents, glossary
-from training.text.export import DRAFT, TARGET
+from training.text.export import DRAFT, TARGET, opened
 from training.text.tokenizer import prompt_of, text_of
 
 COUNTS = {"definition": 16, "example": 8, "minutes": 4, "plain": 8}
@@ -47,9 +47,7 @@ class Pair:
 
     @staticmethod
     def load(folder: Path = BUNDLED) -> Pair:
-        target, draft = (
-            AutoModelForCausalLM.from_pretrained(folder / name).eval() for name in (TARGET, DRAFT)
-        )
+        target, draft = (opened(folder / name) for name in (TARGET, DRAFT))
         return Pair(target, draft, AutoTokenizer.from_pretrained(folder / TARGET))
 
     def engine(self, schedule: Schedule, batch: int = BATCH) -> Engine:

@@ -1,8 +1,8 @@
-"""Export the pair as folders that transformers' Auto classes load.
+"""Export the pair as folders that `forescribe.text` loads.
 
     python -m training.text.export                 # bundled/text and bundled/text-draft
 
-Weights are in float16, with "dtype": "float32" in config.json so that loading converts them to float32.
+Weights are stored in 8 bits (`stored_int8`), with "dtype": "float32" in config.json, which `as_floats` keeps.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
-from transformers import GenerationConfig, LlamaForCausalLM
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
+from forescribe.speculative.models.quantized.stored_int8 import stored_int8
+from forescribe.text.language_model import read_weights
 from training.paths import BUNDLED
 from training.text import model as pair
 from training.text.tokenizer import WORK, load
@@ -35,15 +37,17 @@ def export(model: LlamaForCausalLM, folder: Path, log: Path) -> None:
         pad_token_id=config.pad_token_id,
         max_length=config.max_position_embeddings,
     ).save_pretrained(folder)
-    half = {
-        name: value.half().contiguous()
-        for name, value in model.state_dict().items()
-        if name != "lm_head.weight"  # tied to the token embedding
-    }
-    save_file(half, folder / "model.safetensors", metadata={"format": "pt"})
+    weights = dict(model.state_dict())
+    weights.pop("lm_head.weight")  # tied to the token embedding
+    save_file(stored_int8(weights), folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "model.safetensors").chmod(0o644)
     load().save_pretrained(folder)
     shutil.copyfile(log, folder / "training-log.jsonl")
+
+
+def opened(folder: Path) -> LlamaForCausalLM:
+    """A model that `export` wrote, in float32."""
+    return read_weights(folder, LlamaConfig.from_pretrained(folder), torch.float32).eval()
 
 
 def main() -> None:

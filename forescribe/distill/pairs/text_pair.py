@@ -22,11 +22,10 @@ from forescribe.speculative.engine.engine import Engine
 from forescribe.speculative.models.families.causal_engines import causal_decoder
 from forescribe.speculative.models.hub import locate
 from forescribe.speculative.models.load_lock import loading
-from forescribe.speculative.models.quiet import quiet
 from forescribe.speculative.protocols import Schedule
 from forescribe.speculative.requests import Request
 from forescribe.speculative.rounds.accept import BlockVerification
-from forescribe.text.language_model import LANGUAGE_MODEL, LanguageModel
+from forescribe.text.language_model import LANGUAGE_MODEL, LanguageModel, read_weights
 
 from ..labels.label_batches import LabelBatch
 from ..labels.label_rows import LabelRow
@@ -139,10 +138,9 @@ class TextPair:
 
     @loading()
     def _loaded(self, folder: Path) -> Any:
-        from transformers import AutoModelForCausalLM
+        from transformers import AutoConfig
 
-        with quiet():
-            return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        return read_weights(folder, AutoConfig.from_pretrained(folder), torch.float32)
 
     def _frozen(self, draft: Any) -> Any:
         draft.requires_grad_(True)

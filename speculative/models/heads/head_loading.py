@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 from ...errors import LoadError
+from ..checkpoint_files import integer_weights
+from ..quantized.stored_int8 import floats
 from .dflash_format import dflash_head, is_dflash
 from .eagle3_format import eagle3_head, is_eagle3
 from .head_files import read_config, read_tensors, tensor_names
@@ -89,10 +91,15 @@ def load_mtp(folder: Path, target: Any, shape: TargetShape) -> ChainHead:
     if config.get("model_type") not in LEAN:
         from .mtp_modules import mtp_module_head
 
+        if integer_weights(folder)[0]:  # transformers reads the file again
+            raise LoadError(f"{shape.name}: an MTP layer of this family is not read in 8 bits")
         return mtp_module_head(target, tensor_names(folder), shape.name)
-    tensors = {
-        n: t.to(target.device, target.dtype) for n, t in read_tensors(folder, prefix).items()
-    }
+    stored = read_tensors(folder, prefix)
+    try:
+        stored = floats(stored)
+    except ValueError as error:
+        raise LoadError(f"{shape.name}: {error}") from error
+    tensors = {n: t.to(target.device, target.dtype) for n, t in stored.items()}
     with torch.device(target.device):
         return mtp_head(config, tensors, shape, shape.name)
 

@@ -3,7 +3,7 @@
     <name>        int8  [N, ...]
     <name>_scale  float [N]        w[n] = scale[n] q[n]      scale[n] = max |w[n]| / 127
 
-The bundled speech models are stored this way: half of float16's bytes. Decoding uses the floats, in the
+The bundled models are stored this way: half of float16's bytes. Decoding uses the floats, in the
 number format of the device; `--quantize int8` rounds a projection to the same integers again.
 
 The folder of a draft may also leave out the embeddings, which are its target's.
@@ -11,18 +11,29 @@ The folder of a draft may also leave out the embeddings, which are its target's.
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..checkpoint_files import CONFIG, SCALE, integer_weights, weight_files
+from ..checkpoint_files import (
+    CONFIG,
+    GENERATION,
+    SCALE,
+    check_complete,
+    integer_weights,
+    shapes_in,
+    weight_files,
+)
+from ..quiet import quiet
 from .int8_product import rounded
 
-__all__ = ["BORROWED", "as_floats", "float_weights", "stored_int8"]
+__all__ = ["BORROWED", "as_floats", "float_model", "float_weights", "floats", "stored_int8"]
 
 BORROWED = ("model.decoder.embed_tokens.weight", "model.decoder.embed_positions.weight")
 """Weights that a Whisper draft has from its target where its own files lack them: `distill` keeps them."""
@@ -32,17 +43,27 @@ def float_weights(folder: Path, lent: Mapping[str, Tensor] | None = None) -> dic
     """The tensors of a folder's safetensors files by name, those of integers as float32; of `lent` those that
     the files lack.
 
-    Raises ValueError for a scale of another length, and what safetensors raises for damaged files.
+    Raises ValueError as `floats` does, and what safetensors raises for damaged files.
     """
     from safetensors.torch import load_file
 
     stored: dict[str, Tensor] = {}
     for path in weight_files(folder):
         stored |= load_file(path)
+    return {**(lent or {}), **floats(stored)}
+
+
+def floats(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What stored tensors stand for: those of integers as float32, the others as they are.
+
+    Raises ValueError for integers without scales, and for scales of another length.
+    """
     weights = {}
     for name, tensor in stored.items():
         scale = stored.get(name + SCALE)
-        if tensor.dtype is torch.int8 and scale is not None:
+        if tensor.dtype is torch.int8:
+            if scale is None:
+                raise ValueError(f"its tensor {name} is of type I8 without scales")
             if scale.shape != tensor.shape[:1]:
                 raise ValueError(
                     f"{name} has {len(tensor)} rows, and its scales are {list(scale.shape)}"
@@ -51,15 +72,60 @@ def float_weights(folder: Path, lent: Mapping[str, Tensor] | None = None) -> dic
         elif name.endswith(SCALE) and name.removesuffix(SCALE) in stored:
             continue
         weights[name] = tensor
-    return {**(lent or {}), **weights}
+    return weights
 
 
-def stored_int8(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def float_model(
+    kind: Any,
+    folder: Path,
+    config: Any,
+    dtype: torch.dtype,
+    lent: Mapping[str, Tensor] | None = None,
+) -> Any:
+    """The model of a folder, of a class of transformers. Weights of 8-bit integers become floats, and those
+    that the files lack are `lent`.
+
+    Raises ValueError for weights that are missing, of another shape, or of integers without scales.
+    """
+    from transformers import GenerationConfig
+
+    scaled, wrong = integer_weights(folder)
+    if wrong is not None:
+        raise ValueError(wrong)
+    held = shapes_in(folder)
+    source: dict[str, Any] = {"pretrained_model_name_or_path": folder}
+    in_memory = scaled or bool(held and (lent or {}).keys() - held)
+    if in_memory:
+        kind, config = _class_of(kind, config)
+        state = float_weights(folder, lent)
+        source = {"pretrained_model_name_or_path": None, "config": config, "state_dict": state}
+    with quiet():
+        # Mismatches are allowed here, to be reported by name below.
+        model, report = kind.from_pretrained(
+            **source, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True
+        )
+        if in_memory and (folder / GENERATION).is_file():
+            model.generation_config = GenerationConfig.from_pretrained(folder)
+    check_complete(report)
+    return model
+
+
+def _class_of(kind: Any, config: Any) -> tuple[Any, Any]:
+    """The class, with its own configuration, that one of transformers' Auto classes chooses: these take
+    folders alone."""
+    if not hasattr(kind, "from_config"):
+        return kind, config
+    with torch.device("meta"), quiet():
+        model = kind.from_config(copy.deepcopy(config))
+    return type(model), model.config
+
+
+def stored_int8(weights: Mapping[str, Tensor], halves: Collection[str] = ()) -> dict[str, Tensor]:
     """What `float_weights` reads as these tensors: those of two or more dimensions rounded to int8, beside
-    their scales in float32, the others in float16."""
+    their scales in float32, the others and those named in `halves` in float16."""
     stored: dict[str, Tensor] = {}
     for name, tensor in weights.items():
-        if tensor.dim() < 2:
+        if tensor.dim() < 2 or name in halves:
             stored[name] = tensor.half().contiguous()
             continue
         integers, scale = rounded(tensor.detach().float().flatten(1))
@@ -73,7 +139,7 @@ def as_floats(folder: Path, out: Path, lent: Path | None = None) -> Path:
     is written where the weights are 8-bit integers. `lent` is the folder of a draft's target, for the
     embeddings that the draft's own lacks.
 
-    Raises ValueError as `float_weights` does.
+    Raises ValueError as `floats` does.
     """
     from safetensors.torch import save_file
 

@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 from forescribe.speculative.errors import LoadError
 from forescribe.speculative.models.bundled import path
 from forescribe.speculative.models.causal_lm import CausalDecoder
+from forescribe.speculative.models.quantized.stored_int8 import as_floats
 from forescribe.speculative.native import native_causal
 from forescribe.speculative.native.native_causal import NativeCausalDecoder, native_causal_gap
 from tests.speculative.models.causal_lms import VOCAB, WINDOW, causal_lm
@@ -149,8 +150,8 @@ def test_a_vocabulary_of_another_size(vocab):
 
 @pytest.mark.parametrize("name", ["text", "text-draft"])
 @torch.inference_mode()
-def test_the_bundled_weights(name):
-    model = AutoModelForCausalLM.from_pretrained(path(name)).eval()
+def test_the_bundled_weights(name, tmp_path):
+    model = AutoModelForCausalLM.from_pretrained(as_floats(path(name), tmp_path / name)).eval()
     pair = Pair(CausalDecoder(model), NativeCausalDecoder(model), batch=3, slots=530)
     pair.prefill([2, 0], 140, [None] * 2)  # more than one call takes
     pair.prefill([1], 7, [None])

@@ -24,16 +24,17 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 from forescribe.distill.optimizers import Optimizers, rate
 from forescribe.speculative.models.heads.dflash_format import dflash_head
 from forescribe.speculative.models.heads.eagle3_format import eagle3_head
 from forescribe.speculative.models.heads.head_record import BlockHead, Head, TargetShape
 from forescribe.speculative.models.heads.mtp_format import mtp_head
+from forescribe.speculative.models.quantized.stored_int8 import float_weights
 from training.paths import BUNDLED
 from training.text import packing
-from training.text.export import TARGET
+from training.text.export import TARGET, opened
 from training.text.heads import published
 from training.text.heads.losses import Lesson, block_loss, chain_loss
 from training.text.heads.written_texts import TEXTS, WORK
@@ -81,7 +82,7 @@ class Student:
         config, tensors = self.config, self.tensors
         if self.name == "mtp":
             shutil.copytree(BUNDLED / TARGET, temporary)
-            tensors = load_file(BUNDLED / TARGET / "model.safetensors") | tensors
+            tensors = float_weights(BUNDLED / TARGET) | tensors
             config = {k: v for k, v in config.items() if k != "mtp"}
         published.save(temporary, config, tensors)
         shutil.rmtree(folder, ignore_errors=True)
@@ -118,7 +119,7 @@ def students(target: LlamaForCausalLM, texts: list[list[int]], names: list[str])
 
 
 def train(seconds: float, names: list[str], texts: list[list[int]], log: Path) -> None:
-    target: LlamaForCausalLM = AutoModelForCausalLM.from_pretrained(BUNDLED / TARGET).eval()
+    target = opened(BUNDLED / TARGET)
     target.requires_grad_(False)
     config = target.config
     shape = TargetShape(TARGET, config.hidden_size, config.num_hidden_layers, config.vocab_size)

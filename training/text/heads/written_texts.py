@@ -10,15 +10,15 @@ import json
 import random
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
 
 from forescribe.speculative import Engine, Request
 from forescribe.speculative.models.families.causal_engines import causal_decoder
 from training.paths import BUNDLED, MADE
 from training.text.corpus import documents
-from training.text.export import TARGET
+from training.text.export import TARGET, opened
 from training.text.tokenizer import load, prompt_of
 
 WORK = MADE / "text" / "heads"
@@ -40,7 +40,7 @@ def prompts() -> list[list[int]]:
 
 def write(seconds: float) -> list[list[int]]:
     """Texts with their prompts, up to end-of-text, written for `seconds`."""
-    target = AutoModelForCausalLM.from_pretrained(BUNDLED / TARGET).eval()
+    target: Any = opened(BUNDLED / TARGET)
     engine = Engine(causal_decoder(target), batch=BATCH, eos=[target.config.eos_token_id])
     known, began, done = prompts(), time.time(), list[list[int]]()
     while time.time() - began < seconds:

@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 from forescribe.speculative.models.bundled import path
 from forescribe.speculative.models.causal_lm import CausalDecoder
 from forescribe.speculative.models.lean.lean_causal_decoder import LeanCausalDecoder
+from forescribe.speculative.models.quantized.stored_int8 import as_floats
 from tests.speculative.models.causal_lms import causal_lm
 from tests.speculative.models.families import tiny
 from tests.speculative.models.lean.pairs import TREE, Pair, close
@@ -84,8 +85,8 @@ def test_a_vocabulary_of_another_size(vocab):
 
 @pytest.mark.parametrize("name", ["text", "text-draft"])
 @torch.inference_mode()
-def test_the_bundled_weights_in_float32(name):
-    model = AutoModelForCausalLM.from_pretrained(path(name)).eval()
+def test_the_bundled_weights_in_float32(name, tmp_path):
+    model = AutoModelForCausalLM.from_pretrained(as_floats(path(name), tmp_path / name)).eval()
     pair = Pair(CausalDecoder(model), LeanCausalDecoder(model), batch=3, slots=530)
     pair.prefill([2, 0], 40, [None] * 2)
     pair.prefill([1], 7, [None])
