@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 
-from forescribe.speculative.drafts import Prefix
+from forescribe.speculative.types import Prefix
 
 from .audio.reading import Input
 from .decode.rules import whisper_rules

@@ -18,7 +18,7 @@ from typing import Any
 
 from forescribe.asr.errors import ModelError, UsageError
 from forescribe.speculative.drafters.draft_tokens import DraftTokens, is_list
-from forescribe.speculative.models.checkpoint_files import damaged
+from forescribe.speculative.models.checkpoint import damaged
 
 STDIN = "-"
 SUFFIXES = (".json", ".srt", ".tsv", ".txt", ".vtt")

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from .drafters.ngram import NgramDrafter
     from .engine.engine import Engine
     from .engine.schedule import Fixed, Goodput
-    from .engine.stats import Stats
     from .requests import Guarantee, Probe, Request, Result, Sampling, Source
     from .rounds.accept import GreedyMatch, TokenRejection
+    from .stats import Stats
 
 _HOMES = {
     "Device": "device",
@@ -34,7 +34,7 @@ _HOMES = {
     "Result": "requests",
     "Sampling": "requests",
     "Source": "requests",
-    "Stats": "engine.stats",
+    "Stats": "stats",
     "TokenRejection": "rounds.accept",
     "choose": "device",
 }

@@ -12,10 +12,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from .drafts import Chain, Distribution, Draft, Prefilled, Prefix, Scores, Topology, Verdict
 from .requests import Guarantee, Request
 from .rounds.choice import Allowed, Choice
 from .rows import Rows
+from .types import Chain, Distribution, Draft, Prefilled, Prefix, Scores, Topology, Verdict
 
 
 class Processor(Protocol):

@@ -1,17 +1,87 @@
 """What a caller asks of an engine and what comes back: requests, results and their options.
 
 Knows token ids; nothing of tensors, models or slots.
+
+Checks of the numbers in a request. Each raises RequestError with the name and the permitted values.
+
+Knows numbers and sequences; nothing of what they mean.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum, IntEnum
+from numbers import Integral, Real
 from typing import Any
 
-from . import checks
 from .errors import DecodingError, RequestError, SpeculativeError
+
+INT64 = 2**63 - 1
+ANY = float("inf")  # no upper bound, for numbers that are not stored in a tensor
+
+# Well inside the range of float32: a logit that overflows would give NaN.
+LARGEST = 1e6
+HOTTEST = 1e30
+
+
+def check_whole(
+    name: str, value: Any, least: int, most: float = INT64, *, must: str | None = None
+) -> None:
+    """Checks for an integer from `least` to `most`; a bool is not one."""
+    if isinstance(value, Integral) and not isinstance(value, bool) and least <= int(value) <= most:
+        return
+    bounds = f"{least} or more" if most >= INT64 else f"from {least} to {most}"
+    raise RequestError(f"{name} is {_shown(value)}; it must be a whole number, {must or bounds}")
+
+
+def check_real(name: str, value: Any, least: float, most: float, *, must: str) -> None:
+    """Checks for a number from `least` to `most`; NaN and bools are refused."""
+    if isinstance(value, Real) and not isinstance(value, bool) and least <= _float(value) <= most:
+        return
+    raise RequestError(f"{name} is {_shown(value)}; it must be {must}")
+
+
+def check_tokens(name: str, values: Any) -> None:
+    """Checks for a sequence of integers from 0 up."""
+    if not isinstance(values, Sequence) or isinstance(values, str | bytes):
+        raise RequestError(f"{name} is {_shown(values)}; it must be a tuple of token ids")
+    for value in values:
+        if not isinstance(value, Integral) or isinstance(value, bool) or value < 0:
+            raise RequestError(f"{name} holds {_shown(value)}; a token id is a whole number from 0")
+
+
+def check_text(name: str, value: Any) -> None:
+    """Checks for a string that can be encoded: half of a surrogate pair has no bytes, so no tokens."""
+    if not isinstance(value, str):
+        raise RequestError(f"{name} is {_shown(value)}; it must be text")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        half = value[error.start]
+        raise RequestError(f"{name} holds {half!a}, half of a surrogate pair") from None
+
+
+def check_in_vocabulary(name: str, values: Sequence[int], size: int) -> None:
+    """Checks that all `values`, which passed `tokens`, are below the vocabulary's `size`."""
+    if values and max(values) >= size:
+        raise RequestError(f"{name} holds token {max(values)}; the model has {size} tokens")
+
+
+def _float(value: Real) -> float:
+    try:
+        return float(value)
+    except OverflowError:  # an integer beyond all floats
+        return float("inf")
+
+
+def _shown(value: object) -> str:
+    """A short form: a client may send megabytes."""
+    try:
+        text = repr(value)
+    except ValueError:  # an integer of more digits than Python prints
+        return f"an {type(value).__name__} too long to print"
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 class Guarantee(Enum):
@@ -49,17 +119,17 @@ class Sampling:
     frequency: float = 0.0  # likewise, once for each occurrence
 
     def __post_init__(self) -> None:
-        checks.whole("top_k", self.top_k, 0, must="0 (all) or more, in 64 bits")
+        check_whole("top_k", self.top_k, 0, must="0 (all) or more, in 64 bits")
         tiny = 5e-324  # the least number above 0
-        checks.real("top_p", self.top_p, tiny, 1, must="above 0, up to 1")
-        checks.real("min_p", self.min_p, 0, 1, must="from 0 to 1")
-        most = checks.LARGEST
-        checks.real(
+        check_real("top_p", self.top_p, tiny, 1, must="above 0, up to 1")
+        check_real("min_p", self.min_p, 0, 1, must="from 0 to 1")
+        most = LARGEST
+        check_real(
             "repetition", self.repetition, 1 / most, most, must=f"from {1 / most:g} to {most:g}"
         )
         for name in ("presence", "frequency"):
             bounds = f"a number from {-most:g} to {most:g}"
-            checks.real(name, getattr(self, name), -most, most, must=bounds)
+            check_real(name, getattr(self, name), -most, most, must=bounds)
 
     @property
     def bounded(self) -> bool:
@@ -110,8 +180,8 @@ class Probe:
     tokens: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        checks.whole("the probe's slot", self.slot, 0)
-        checks.tokens("the probe", self.tokens)
+        check_whole("the probe's slot", self.slot, 0)
+        check_tokens("the probe", self.tokens)
 
 
 @dataclass(frozen=True)
@@ -137,23 +207,23 @@ class Request:
     tag: Any = None  # the caller's own key
 
     def __post_init__(self) -> None:
-        checks.tokens("the prompt", self.prompt)
+        check_tokens("the prompt", self.prompt)
         if not self.prompt:
             raise RequestError("a request needs at least one prompt token")
-        checks.tokens("the hint", self.hint)
-        checks.tokens("the guess", self.guess)
+        check_tokens("the hint", self.hint)
+        check_tokens("the guess", self.guess)
         if self.guess and self.temperature:
             raise RequestError(
                 f"a guess is verified at temperature 0 only, and the temperature is {self.temperature}"
             )
-        most = checks.HOTTEST
-        checks.real("temperature", self.temperature, 0, most, must=f"from 0 to {most:g}")
-        checks.whole("ranks", self.ranks, 0, checks.ANY)
+        most = HOTTEST
+        check_real("temperature", self.temperature, 0, most, must=f"from 0 to {most:g}")
+        check_whole("ranks", self.ranks, 0, ANY)
         for name in ("max_new_tokens", "gamma"):
             value = getattr(self, name)
             if value is not None:
-                checks.whole(name, value, 0, checks.ANY)
-        checks.whole("seed", self.seed, -checks.INT64 - 1, must="of 64 bits with a sign")
+                check_whole(name, value, 0, ANY)
+        check_whole("seed", self.seed, -INT64 - 1, must="of 64 bits with a sign")
         if self.probe is not None and self.probe.slot >= len(self.prompt):
             raise RequestError(f"probe slot {self.probe.slot} is behind the prompt")
 

@@ -1,12 +1,21 @@
 """The device state of all rows: tokens, lengths, and how each row is sampled.
 
 Knows tensors of fixed shapes; nothing of models, rounds or the host's records. Shapes: see `drafts`.
+
+The first rows of a batch as rows of their own, on the same memory.
+
+Knows tensors; nothing of slots or graphs.
+
+Counters on the device: what rounds drafted, accepted and emitted.
+
+A round adds to them without a host sync; the host reads them when it polls. Knows tensors only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -141,3 +150,52 @@ class Rows:
             for f in fields(owner)
         ]
         return {name: value for name, value in values if isinstance(value, Tensor)}
+
+
+_Record = TypeVar("_Record", Rows, SamplingRows)
+
+
+def first_rows(rows: Rows, count: int, mode: Mode, reach: int) -> Rows:
+    """Rows `0 .. count - 1` with a mode and a reach of their own. A round of them changes `rows`."""
+    view = _sliced(rows, count)
+    view.sampling, view.mode, view.reach = _sliced(rows.sampling, count), mode, reach
+    return view
+
+
+def _sliced(record: _Record, count: int) -> _Record:
+    values = {f.name: getattr(record, f.name) for f in fields(record)}
+    views: dict[str, Any] = {
+        name: value[:count] for name, value in values.items() if isinstance(value, Tensor)
+    }
+    return replace(record, **views)
+
+
+@dataclass(frozen=True)
+class Counters:
+    """Running sums over all rows and rounds.
+
+    `drafted` and `accepted` are `[G_max]`, per depth of the draft: entry i counts the rows whose
+    draft i + 1 was submitted, and kept.
+    """
+
+    drafted: Tensor
+    accepted: Tensor
+    judged: Tensor  # [] drafts that were kept, or the first of their row and round that was not
+    row_rounds: Tensor  # [] sum over rounds of the active rows
+    emitted: Tensor  # [] committed tokens
+
+    @staticmethod
+    def zeros(max_gamma: int, device: torch.device) -> Counters:
+        def zeros(*shape: int) -> Tensor:
+            return torch.zeros(shape, dtype=torch.int64, device=device)
+
+        return Counters(zeros(max_gamma), zeros(max_gamma), zeros(), zeros(), zeros())
+
+    def add(self, active: Tensor, drafted: Tensor, accepted: Tensor, emitted: Tensor) -> None:
+        """Adds one round: per row whether it was active, and its three counts (all `[B]`)."""
+        depth = torch.arange(self.drafted.shape[0], device=self.drafted.device)
+        self.drafted.add_((depth < drafted[:, None]).sum(0))
+        self.accepted.add_((depth < accepted[:, None]).sum(0))
+        self.judged.add_((accepted + (accepted < drafted)).sum())
+        self.row_rounds.add_(active.sum())
+        self.emitted.add_(emitted.sum())

@@ -29,10 +29,10 @@ if int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")) > 1:
 def no_advice() -> Iterator[None]:
     """Commands print the same on machines without native kernels. The advice to compile them has tests of its
     own, which call it directly."""
-    from forescribe.speculative.native.compiling import background_build
+    from forescribe.speculative.native import kernel_build
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(background_build, "advice", lambda *args, **options: None)
+        patch.setattr(kernel_build, "advice", lambda *args, **options: None)
         yield
 
 

@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 from forescribe.asr.formats.transcript import Coverage, Segment, Span, Transcript, Word
 from forescribe.asr.segment.windows import Window
 from forescribe.speculative.engine.schedule import expected_tokens
-from forescribe.speculative.engine.stats import Stats
+from forescribe.speculative.stats import Stats
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "notebooks"

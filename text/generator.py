@@ -20,19 +20,17 @@ from pathlib import Path
 
 import torch
 
-from forescribe.speculative import checks
+from forescribe.speculative import requests
 from forescribe.speculative.device import Device, choose
 from forescribe.speculative.engine.engine import Engine
 from forescribe.speculative.engine.schedule import schedule_for
-from forescribe.speculative.engine.stats import Stats
 from forescribe.speculative.errors import BrokenError, LoadError, RequestError
-from forescribe.speculative.models.families.causal_config import cache_numbers
-from forescribe.speculative.models.families.causal_engines import causal_decoder
-from forescribe.speculative.models.families.draft_precision import draft_device
-from forescribe.speculative.models.families.model_engine import ModelEngine
-from forescribe.speculative.models.load_lock import loading
+from forescribe.speculative.models.causal import cache_numbers
+from forescribe.speculative.models.checkpoint import loading
+from forescribe.speculative.models.engines import ModelEngine, causal_decoder, draft_device
 from forescribe.speculative.requests import Mode, Request, Result
 from forescribe.speculative.rounds.accept import BlockVerification
+from forescribe.speculative.stats import Stats
 
 from . import drafter_registry
 from .head_drafts import HeadDraft, load_draft
@@ -92,9 +90,9 @@ class TextGenerator:
         universal: bool = False,
     ) -> None:
         if context is not None:
-            checks.whole("context", context, 2, target.positions)
+            requests.check_whole("context", context, 2, target.positions)
         if gamma is not None:
-            checks.whole("gamma", gamma, 0)
+            requests.check_whole("gamma", gamma, 0)
         self.target, self.draft, self.device = target, draft, device
         if context is None:
             models = [target]

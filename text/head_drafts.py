@@ -13,16 +13,11 @@ import torch
 
 from forescribe.speculative.device import Device
 from forescribe.speculative.errors import LoadError
-from forescribe.speculative.models.families.model_engine import ModelEngine
-from forescribe.speculative.models.heads.head_loading import (
-    described,
-    format_in,
-    load_head,
-    load_mtp,
-)
-from forescribe.speculative.models.heads.head_record import Head, TargetShape
+from forescribe.speculative.models.checkpoint import loading
+from forescribe.speculative.models.engines import ModelEngine
+from forescribe.speculative.models.heads.formats import described, format_in, load_head, load_mtp
+from forescribe.speculative.models.heads.records import Head, TargetShape
 from forescribe.speculative.models.hub import find, locate
-from forescribe.speculative.models.load_lock import loading
 
 from .language_model import LANGUAGE_MODEL, LanguageModel, load
 

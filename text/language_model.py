@@ -16,32 +16,28 @@ import torch
 from forescribe.speculative.device import Device
 from forescribe.speculative.drafters.draft_tokens import DraftTokens
 from forescribe.speculative.errors import LoadError
-from forescribe.speculative.models.checkpoint_files import (
+from forescribe.speculative.models.causal import positions_of
+from forescribe.speculative.models.checkpoint import (
     CONFIG,
     GENERATION,
+    GGUF,
     check_complete,
+    check_gguf,
+    check_library,
     damaged,
+    loading,
+    method_of,
     misshapen,
     missing,
     overcounted,
+    quiet,
     shapes_in,
     strange_id,
 )
-from forescribe.speculative.models.families.causal_config import positions_of
-from forescribe.speculative.models.families.causal_engines import checked_engine
-from forescribe.speculative.models.families.model_engine import ModelEngine, int8_engine
-from forescribe.speculative.models.heads.head_loading import format_in
+from forescribe.speculative.models.engines import ModelEngine, checked_causal_engine, int8_engine
+from forescribe.speculative.models.heads.formats import format_in
 from forescribe.speculative.models.hub import NO_FILES, Family, Role, locate
-from forescribe.speculative.models.load_lock import loading
-from forescribe.speculative.models.quantized.int8_linear import quantize_causal
-from forescribe.speculative.models.quantized.published_formats import (
-    GGUF,
-    check_gguf,
-    check_library,
-    method_of,
-)
-from forescribe.speculative.models.quantized.stored_int8 import float_model
-from forescribe.speculative.models.quiet import quiet
+from forescribe.speculative.models.quantized import float_model, quantize_causal
 
 from .vocabulary import Vocabulary
 
@@ -147,7 +143,7 @@ def load(
                     f"its weights are quantised by {method} already: leave out --quantize"
                 )
             quantize_causal(model)
-        engine = checked_engine(model, engine, stored=device.stored, draft=role == "draft")
+        engine = checked_causal_engine(model, engine, stored=device.stored, draft=role == "draft")
     except torch.OutOfMemoryError:
         raise
     except LoadError as error:

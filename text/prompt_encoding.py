@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from forescribe.speculative import checks
+from forescribe.speculative import requests
 from forescribe.speculative.errors import RequestError
 
 from .vocabulary import Message, Vocabulary
@@ -36,7 +36,7 @@ def encode(
 
 def _ids(prompt: Prompt, vocabulary: Vocabulary) -> tuple[int, ...]:
     if isinstance(prompt, str):
-        checks.text("the prompt", prompt)
+        requests.check_text("the prompt", prompt)
         return vocabulary.encode(prompt)
     if not isinstance(prompt, Sequence) or isinstance(prompt, bytes):
         raise RequestError(f"the prompt is {type(prompt).__name__}, not text, tokens or messages")
@@ -47,7 +47,7 @@ def _ids(prompt: Prompt, vocabulary: Vocabulary) -> tuple[int, ...]:
     ids = tuple(item for item in prompt if isinstance(item, int))
     if len(ids) < len(prompt) and any(isinstance(item, Mapping) for item in prompt):
         raise RequestError("the prompt mixes messages with something else")
-    checks.tokens("the prompt", prompt)
+    requests.check_tokens("the prompt", prompt)
     return ids
 
 
@@ -55,4 +55,4 @@ def _check_messages(messages: Sequence[Message]) -> None:
     for number, message in enumerate(messages):
         for name, value in message.items():
             if isinstance(value, str):
-                checks.text(f"{name} of message {number}", value)
+                requests.check_text(f"{name} of message {number}", value)

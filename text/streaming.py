@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from forescribe.speculative import checks
-from forescribe.speculative.engine import faults
+from forescribe.speculative import requests
+from forescribe.speculative.engine import context
 from forescribe.speculative.errors import SpeculativeError
 from forescribe.speculative.requests import Finish, Partial, Ranked, Result, Sampling
 
@@ -37,10 +37,10 @@ class Options:
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None:
-            checks.whole("max_tokens", self.max_tokens, 1, checks.ANY)
-        checks.whole("logprobs", self.logprobs, 0, checks.ANY)
+            requests.check_whole("max_tokens", self.max_tokens, 1, requests.ANY)
+        requests.check_whole("logprobs", self.logprobs, 0, requests.ANY)
         for stop in self.stop:
-            checks.text("a stop string", stop)
+            requests.check_text("a stop string", stop)
         Stops(self.stop)
 
 
@@ -143,7 +143,7 @@ class TextStream:
         return Event(self.number, text + rest, tokens + more, completion)
 
     def _fault(self, error: Exception) -> Event:
-        failed = faults.fault(faults.WRITING, error)
+        failed = context.fault(context.WRITING, error)
         return Event(self.number, "", (), self.completion("failed", failed))
 
     def grow(

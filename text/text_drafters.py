@@ -9,11 +9,11 @@ from __future__ import annotations
 from typing import Final
 
 from forescribe.speculative.device import Device
-from forescribe.speculative.drafters.heads.head_drafter import drafter_of
+from forescribe.speculative.drafters.heads import drafter_of
 from forescribe.speculative.drafters.model_drafter import ModelDrafter, confidence_for
 from forescribe.speculative.drafters.ngram import NgramDrafter
 from forescribe.speculative.errors import LoadError
-from forescribe.speculative.models.families.causal_engines import causal_decoder
+from forescribe.speculative.models.engines import causal_decoder
 from forescribe.speculative.protocols import Drafter
 
 from . import drafter_registry

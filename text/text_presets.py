@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from forescribe.speculative.models import bundled
+from forescribe.speculative.models import hub
+from forescribe.speculative.models.checkpoint import GGUF
 from forescribe.speculative.models.hub import Role, folder_or_hub_id
-from forescribe.speculative.models.quantized.published_formats import GGUF
 
 from . import drafter_registry
 
@@ -73,7 +73,7 @@ def resolve(model: str | None, draft: str | None) -> Pair:
 
 
 def _place(preset: Preset, name: str) -> str | Path:
-    return bundled.FOLDER / name if preset.bundled else name
+    return hub.FOLDER / name if preset.bundled else name
 
 
 def _name(name: str, role: Role) -> str | Path:

@@ -14,10 +14,10 @@ from itertools import takewhile
 import torch
 from torch import Tensor
 
-from forescribe.speculative.drafts import Distribution, Draft, Scores, Verdict
 from forescribe.speculative.protocols import Model, Needs
 from forescribe.speculative.requests import Request
 from forescribe.speculative.rows import Rows
+from forescribe.speculative.types import Distribution, Draft, Scores, Verdict
 
 from .detokenizer import BROKEN
 from .vocabulary import Vocabulary

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, BinaryIO, Self
 from forescribe.asr.audio.fork_server import Bounds
 from forescribe.asr.audio.sandbox import Decoders
 from forescribe.asr.errors import ForescribeError, UsageError
-from forescribe.speculative.models.load_lock import loading
+from forescribe.speculative.models.checkpoint import loading
 
 from ..access.capacity import Admission
 from ..access.meter import Meter

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from forescribe.speculative.engine.stats import Stats
+    from forescribe.speculative.stats import Stats
 
     from ..decode.transcriber import Transcriber
 

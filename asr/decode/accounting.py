@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from forescribe.speculative.engine.faults import release
+from forescribe.speculative.engine.context import release
 
 from ..audio.reading import Input
 from ..errors import AudioError, CapacityError, ForescribeError, out_of_memory

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from forescribe.speculative.device import Stopwatch
 from forescribe.speculative.engine.engine import Engine
-from forescribe.speculative.graphs.side_stream import SideStream
+from forescribe.speculative.graphs.snapshots import SideStream
 
 from ..audio.features import LogMel
 from ..model.loading import Whisper

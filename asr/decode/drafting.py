@@ -10,10 +10,10 @@ from typing import Final
 import torch
 
 from forescribe.speculative.drafters.cascade import Cascade
-from forescribe.speculative.drafters.heads.whisper_block_drafter import WhisperBlockDrafter
+from forescribe.speculative.drafters.heads import WhisperBlockDrafter
 from forescribe.speculative.drafters.model_drafter import ModelDrafter, confidence_for
 from forescribe.speculative.drafters.ngram import NgramDrafter
-from forescribe.speculative.drafters.routing_drafter import RoutingDrafter
+from forescribe.speculative.drafters.routing import RoutingDrafter
 from forescribe.speculative.drafters.script import Breaks, ScriptDrafter
 from forescribe.speculative.models.heads.whisper_block import WhisperBlock
 from forescribe.speculative.protocols import Drafter

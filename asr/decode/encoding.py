@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from forescribe.speculative.graphs.side_stream import SideStream
+from forescribe.speculative.graphs.snapshots import SideStream
 
 from ..model.loading import EncoderStates, Whisper
 from ..segment.windows import Samples

@@ -17,8 +17,8 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from forescribe.speculative.engine.context import release
 from forescribe.speculative.engine.engine import Engine
-from forescribe.speculative.engine.faults import release
 from forescribe.speculative.requests import Finish, Request, Result
 
 

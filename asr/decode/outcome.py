@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from forescribe.speculative.engine.stats import Stats
 from forescribe.speculative.requests import Result
+from forescribe.speculative.stats import Stats
 
 from ..audio.reading import ARRAY, Input, Sound
 from ..errors import ForescribeError

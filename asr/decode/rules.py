@@ -32,8 +32,8 @@ from .timestamp_rule import FORBIDDEN, Timestamps
 if TYPE_CHECKING:
     from transformers import GenerationConfig, WhisperConfig
 
-    from forescribe.speculative.drafts import Chain, Prefix
     from forescribe.speculative.protocols import Processor
+    from forescribe.speculative.types import Chain, Prefix
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from forescribe.speculative.drafts import Chain, Prefix
+    from forescribe.speculative.types import Chain, Prefix
 
 FORBIDDEN = float("-inf")
 

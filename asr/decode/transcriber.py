@@ -16,11 +16,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from forescribe.speculative.device import choose
 from forescribe.speculative.engine.engine import Engine
 from forescribe.speculative.engine.schedule import schedule_for
-from forescribe.speculative.engine.stats import Stats
-from forescribe.speculative.models.families.draft_precision import draft_device
-from forescribe.speculative.models.families.model_engine import ModelEngine
-from forescribe.speculative.models.families.whisper_engines import whisper_decoder
-from forescribe.speculative.models.load_lock import loading
+from forescribe.speculative.models.checkpoint import loading
+from forescribe.speculative.models.engines import ModelEngine, draft_device, whisper_decoder
+from forescribe.speculative.stats import Stats
 
 from ..audio.features import LogMel
 from ..audio.reading import Input, Open, Sound, open_audio

@@ -10,8 +10,7 @@ from typing import Any
 
 from forescribe.speculative.device import Device
 from forescribe.speculative.errors import LoadError
-from forescribe.speculative.models.heads.whisper_block import BlockShape, WhisperBlock
-from forescribe.speculative.models.heads.whisper_block_format import read_block
+from forescribe.speculative.models.heads.whisper_block import BlockShape, WhisperBlock, read_block
 
 from ..errors import ModelError
 

@@ -14,25 +14,26 @@ import torch
 
 from forescribe.speculative.device import Device
 from forescribe.speculative.errors import LoadError
-from forescribe.speculative.models.attention import use_products
-from forescribe.speculative.models.checkpoint_files import (
+from forescribe.speculative.models.checkpoint import (
     CONFIG,
     GENERATION,
     damaged,
     miscounted,
     misshapen,
+    quiet,
     shapes_in,
     strange_id,
 )
-from forescribe.speculative.models.families.model_engine import ModelEngine, int8_engine
-from forescribe.speculative.models.families.whisper_encoders import native_encoder
-from forescribe.speculative.models.families.whisper_engines import checked_engine
+from forescribe.speculative.models.engines import (
+    ModelEngine,
+    checked_whisper_engine,
+    int8_engine,
+    native_encoder,
+)
 from forescribe.speculative.models.hub import Role
-from forescribe.speculative.models.quantized.int8_linear import quantize_whisper
-from forescribe.speculative.models.quantized.stored_int8 import BORROWED, float_model
-from forescribe.speculative.models.quiet import quiet
-from forescribe.speculative.models.whisper_decoder import decoder_only, encoder_of
-from forescribe.speculative.native.native_encoder import NativeEncoder
+from forescribe.speculative.models.modules import decoder_only, encoder_of, use_products
+from forescribe.speculative.models.quantized import BORROWED, float_model, quantize_whisper
+from forescribe.speculative.native.encoder import NativeEncoder
 
 from ..errors import CapacityError, ModelError, out_of_memory
 from .published import as_ids
@@ -95,7 +96,9 @@ def read_model(
     model = _placed(model, folder, role, device)
     if device.int8:
         quantize_whisper(model)
-    found = _supported(folder, role, lambda: checked_engine(model, engine, draft=role == "draft"))
+    found = _supported(
+        folder, role, lambda: checked_whisper_engine(model, engine, draft=role == "draft")
+    )
     if device.products:
         use_products(model)
     return model, found

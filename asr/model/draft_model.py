@@ -17,12 +17,10 @@ from torch import Tensor
 from forescribe.speculative.device import Device
 from forescribe.speculative.drafters.draft_tokens import DraftTokens
 from forescribe.speculative.errors import LoadError
-from forescribe.speculative.models.families.model_engine import ModelEngine
-from forescribe.speculative.models.families.whisper_engines import whisper_decoder
+from forescribe.speculative.models.engines import ModelEngine, whisper_decoder
+from forescribe.speculative.models.modules import encoder_of, same_encoder
 from forescribe.speculative.models.slot_model import SlotModel
-from forescribe.speculative.models.vocabularies.mapped_vocabulary import MappedVocabulary, mapped
-from forescribe.speculative.models.vocabularies.token_map import TokenMap
-from forescribe.speculative.models.whisper_decoder import encoder_of, same_encoder
+from forescribe.speculative.models.vocabularies import MappedVocabulary, TokenMap, mapped
 
 from ..errors import ModelError
 from .checkpoint import read_extractor, read_model, read_tokenizer

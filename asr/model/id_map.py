@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from forescribe.speculative.models.vocabularies.token_map import NONE, TokenMap
+from forescribe.speculative.models.vocabularies import NONE, TokenMap
 
 from .whisper_vocabulary import START, TASKS, Kind, Token, WhisperVocabulary
 

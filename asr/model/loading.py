@@ -14,13 +14,11 @@ import torch
 from torch import Tensor
 
 from forescribe.speculative.device import Device
-from forescribe.speculative.models.checkpoint_files import GENERATION
-from forescribe.speculative.models.families.model_engine import ModelEngine
-from forescribe.speculative.models.heads.whisper_block import WhisperBlock
-from forescribe.speculative.models.heads.whisper_block_format import is_block
-from forescribe.speculative.models.load_lock import loading
-from forescribe.speculative.models.whisper_decoder import encoder_of
-from forescribe.speculative.native.native_encoder import NativeEncoder
+from forescribe.speculative.models.checkpoint import GENERATION, loading
+from forescribe.speculative.models.engines import ModelEngine
+from forescribe.speculative.models.heads.whisper_block import WhisperBlock, is_block
+from forescribe.speculative.models.modules import encoder_of
+from forescribe.speculative.native.encoder import NativeEncoder
 
 from ..errors import ModelError
 from .block_draft import load_block

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from forescribe.speculative.models import bundled
+from forescribe.speculative.models import hub
 from forescribe.speculative.models.hub import Role, find, folder_or_hub_id, local
 
 from ..errors import ModelError
@@ -235,7 +235,7 @@ def resolve(model: str | None, draft: str | None, language: str | None = None) -
 def made_for(target: str | Path) -> frozenset[str] | None:
     """The languages (ISO 639-1) that a target was made for, where these are fewer than its tokens name; None
     for other models, which are known by their tokens alone."""
-    if isinstance(target, Path) and target.parent == bundled.FOLDER:
+    if isinstance(target, Path) and target.parent == hub.FOLDER:
         return MADE_FOR.get(target.name)
     return MADE_FOR.get(target) if isinstance(target, str) else None
 
@@ -284,7 +284,7 @@ def _target(preset: Preset) -> str | Path:
 
 
 def _folder_or_id(name: str) -> str | Path:
-    return name if "/" in name else bundled.FOLDER / name
+    return name if "/" in name else hub.FOLDER / name
 
 
 def _name(name: str, role: Role) -> str | Path:

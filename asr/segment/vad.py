@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from forescribe.speculative.models.load_lock import loading
+from forescribe.speculative.models.checkpoint import loading
 
 from ..errors import ModelError
 

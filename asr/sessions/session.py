@@ -20,8 +20,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from forescribe.speculative.engine.stats import Stats
 from forescribe.speculative.requests import Request
+from forescribe.speculative.stats import Stats
 
 from ..audio.reading import Input
 from ..decode.accounting import fault

@@ -25,9 +25,8 @@ from benchmarks.gpu.overlap import overlap
 from benchmarks.gpu.report import Section, card, run, table
 from benchmarks.gpu.sections import Bench, build, end_to_end, equality
 from benchmarks.gpu.timings import bandwidth, encoder, kernels, prefill, rounds
-from forescribe.speculative.device import choose
+from forescribe.speculative.device import at_most, can_set, choose
 from forescribe.speculative.errors import DeviceError
-from forescribe.speculative.thread_count import at_most, can_set
 
 SECTIONS = {
     "build": Section(build, 60),

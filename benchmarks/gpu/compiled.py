@@ -13,7 +13,7 @@ import torch
 from benchmarks.gpu.pair import decode
 from benchmarks.gpu.sections import Bench, Record, accepted
 from benchmarks.gpu.timings import active_rounds, best_ms
-from forescribe.speculative.graphs.capture import Capture, Function, function_of_its_own
+from forescribe.speculative.graphs.runner import Capture, Function, function_of_its_own
 from forescribe.speculative.graphs.shapes import ShapeSet
 
 BACKEND = "inductor"

@@ -9,7 +9,7 @@ from functools import partial
 from benchmarks.gpu import construction
 from benchmarks.gpu.sections import Bench, Record, encode
 from forescribe.speculative import Engine
-from forescribe.speculative.graphs.side_stream import SideStream
+from forescribe.speculative.graphs.snapshots import SideStream
 from forescribe.speculative.requests import Mode
 
 WINDOWS = 16

@@ -20,9 +20,9 @@ from benchmarks.gpu.text_path import TextPath
 from forescribe.asr.decode.rules import whisper_rules
 from forescribe.speculative import Engine, Fixed, ModelDrafter, Request
 from forescribe.speculative.device import Device
-from forescribe.speculative.models.lean.lean_whisper_decoder import LeanWhisperDecoder
-from forescribe.speculative.models.whisper_decoder import WhisperDecoder
-from forescribe.speculative.native.native_whisper import NativeWhisperDecoder
+from forescribe.speculative.models.lean import LeanWhisperDecoder
+from forescribe.speculative.models.modules import WhisperDecoder
+from forescribe.speculative.native.decoder import NativeWhisperDecoder
 from forescribe.speculative.protocols import Model, Schedule
 from forescribe.speculative.requests import Mode
 

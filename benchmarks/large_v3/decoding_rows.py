@@ -17,9 +17,9 @@ from benchmarks.gpu import construction
 from benchmarks.gpu.dimensions import Dimensions
 from benchmarks.gpu.pair import DECODERS, Known, Pair
 from forescribe.speculative import Engine, Fixed, ModelDrafter, Request
-from forescribe.speculative.models.families.whisper_encoders import difference
-from forescribe.speculative.models.lean.coverage import encoder_gap
-from forescribe.speculative.native.native_encoder import NativeEncoder, unsupported
+from forescribe.speculative.models.coverage import encoder_gap
+from forescribe.speculative.models.engines import difference
+from forescribe.speculative.native.encoder import NativeEncoder, unsupported_encoder
 
 HEADS = ("full", "frequent")
 """The draft's output head: all tokens, or those that the texts consist of."""
@@ -152,7 +152,7 @@ def encoders(pair: Pair) -> dict[str, Any]:
     found: dict[str, Any] = {
         "modules_s": min(_timed(lambda: encoder(mel)) for _ in range(2)),
         "native_s": None,
-        "problem": encoder_gap(encoder) or unsupported(encoder),
+        "problem": encoder_gap(encoder) or unsupported_encoder(encoder),
     }
     if found["problem"] is None:
         native = NativeEncoder(encoder)

@@ -34,9 +34,8 @@ from transformers.generation.logits_process import (
 from benchmarks import provenance
 from forescribe.bench.columns import layout
 from forescribe.speculative import Engine, Fixed, ModelDrafter, NgramDrafter, Request
-from forescribe.speculative.drafters.routing_drafter import RoutingDrafter
-from forescribe.speculative.models.vocabularies.mapped_vocabulary import MappedVocabulary, mapped
-from forescribe.speculative.models.vocabularies.token_map import NONE, TokenMap
+from forescribe.speculative.drafters.routing import RoutingDrafter
+from forescribe.speculative.models.vocabularies import NONE, MappedVocabulary, TokenMap, mapped
 from forescribe.speculative.protocols import Drafter, Rule
 from forescribe.speculative.requests import Sampling
 from forescribe.speculative.rounds.accept import BlockVerification, TokenRejection

@@ -31,7 +31,7 @@ from forescribe.bench.columns import layout
 from forescribe.speculative import Engine, Fixed, ModelDrafter, Request, Stats
 from forescribe.speculative.device import Device, Stopwatch, choose
 from forescribe.speculative.engine.schedule import expected_tokens
-from forescribe.speculative.models import bundled
+from forescribe.speculative.models import hub
 from forescribe.speculative.protocols import Model
 
 if TYPE_CHECKING:
@@ -160,12 +160,10 @@ def speed_ups(points: Sequence[Point]) -> dict[int, float]:
 
 
 def text_pair(device: Device) -> Subject:
-    from forescribe.speculative.models.families.causal_engines import causal_decoder
+    from forescribe.speculative.models.engines import causal_decoder
     from forescribe.text.language_model import LanguageModel, load
 
-    target, draft = (
-        load(bundled.path(name), device, network=False) for name in ("text", "text-draft")
-    )
+    target, draft = (load(hub.path(name), device, network=False) for name in ("text", "text-draft"))
     prompts = [target.vocabulary.chat([{"role": "user", "content": q}]) for q in QUESTIONS]
 
     def decoder(part: LanguageModel) -> Model:

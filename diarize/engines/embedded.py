@@ -26,7 +26,7 @@ from torch.nn.functional import normalize
 
 from forescribe.asr.formats.transcript import SAMPLE_RATE
 from forescribe.asr.segment.vad import FRAME, Detector, SileroDetector
-from forescribe.speculative.models import bundled
+from forescribe.speculative.models import hub
 
 from ..boundaries import refine_boundaries
 from ..diarizer import Engine, SimilarityThresholds
@@ -283,4 +283,4 @@ def build(
 @cache
 def folder() -> Path:
     """The folder of the bundled encoder and PLDA."""
-    return bundled.FOLDER / "speakers"
+    return hub.FOLDER / "speakers"

@@ -11,7 +11,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
 from forescribe.asr.errors import ModelError, UsageError
-from forescribe.speculative.models.load_lock import loading
+from forescribe.speculative.models.checkpoint import loading
 
 from ..diarizer import Diarizer
 from . import community

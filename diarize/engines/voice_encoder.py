@@ -21,7 +21,7 @@ from torch.nn.functional import normalize
 from forescribe.asr.errors import ModelError
 from forescribe.asr.formats.transcript import SAMPLE_RATE
 from forescribe.asr.segment.vad import FRAME, LEVEL_FRAMES
-from forescribe.speculative.models.quantized.stored_int8 import floats
+from forescribe.speculative.models.quantized import floats
 
 from .noise_removal import speech_over_noise_db, subtract_noise
 

@@ -13,7 +13,7 @@ from forescribe.asr.decode.options import Options
 from forescribe.asr.decode.outcome import Hook, Outcome, Progress
 from forescribe.asr.errors import AudioError, ForescribeError
 from forescribe.asr.formats.transcript import Coverage, Span, Transcript, samples_at
-from forescribe.speculative.engine.stats import Stats
+from forescribe.speculative.stats import Stats
 
 from ..blocks import diarize_blocks, split_into_blocks
 from ..diarizer import Bounds, Diarizer

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from forescribe.asr.decode.options import Options
     from forescribe.cli.options.transcribe_options import TranscribeOptions
     from forescribe.cli.terminal.console import Console
-    from forescribe.speculative.engine.stats import Stats
+    from forescribe.speculative.stats import Stats
 
     from .cluster_transcriber import ClusterTranscriber
 

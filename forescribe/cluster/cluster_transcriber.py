@@ -20,7 +20,7 @@ from forescribe.asr.batch.work_schedule import MAX_CRASHES
 from forescribe.asr.decode.outcome import Outcome
 from forescribe.asr.errors import AudioError, CapacityError, UsageError
 from forescribe.asr.records.recording_sources import Source
-from forescribe.speculative.engine.stats import Stats
+from forescribe.speculative.stats import Stats
 
 from .dispatch import Dispatch
 from .fleet import Event, Fleet, Lost, Refused, Reported, Started

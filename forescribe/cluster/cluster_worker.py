@@ -28,8 +28,8 @@ from forescribe.asr.records.recording_sources import Source
 from forescribe.asr.storage.backends import Entry
 from forescribe.asr.storage.opening_stores import Stores
 from forescribe.asr.storage.retrying import telling
-from forescribe.speculative.engine.stats import Stats
 from forescribe.speculative.errors import BrokenError, SpeculativeError
+from forescribe.speculative.stats import Stats
 
 from .work_records import Finished, Report, WorkOrder
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from forescribe.asr.errors import ForescribeError
-from forescribe.speculative.engine.stats import Stats
+from forescribe.speculative.stats import Stats
 
 if TYPE_CHECKING:
     from forescribe.asr.decode.options import Options

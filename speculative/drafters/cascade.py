@@ -5,6 +5,14 @@ no forward of the model is run if all rows do; or *before* the model's, which go
 the end of a sentence. Otherwise they go on *behind* the model's drafts: scoring another position is cheap.
 All is decided by measurement: how often tokens of each source are kept, in each row, and what the model's
 forwards and the target's positions cost. Knows rows and drafters; nothing of where scripts come from.
+
+Free drafts: proposals of sources that cost nothing, merged by row.
+
+Knows drafters and chances; nothing of models or prices.
+
+Trust: how often the tokens of each source were kept, per row, as tensors.
+
+Knows counts; nothing of drafters. Shapes: S sources, the rest as in `drafts`.
 """
 
 from __future__ import annotations
@@ -16,15 +24,103 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ..drafts import Distribution, Draft, Scores, Verdict
 from ..protocols import Drafter, Model, Needs
 from ..requests import Request
 from ..rows import Rows
-from .free_drafts import FreeDrafts, after, proposed
+from ..types import Distribution, Draft, Scores, Verdict
 from .model_drafter import ModelDrafter
 from .script import ScriptDrafter
-from .trust import Trust
 from .worth import Shape, Worth, believed_tokens
+
+
+@dataclass(frozen=True)
+class FreeDrafts:
+    """Proposals of the free sources, merged by row."""
+
+    tokens: Tensor  # [B, G]
+    valid: Tensor  # [B]
+    source: Tensor  # [B] number of the source
+    chance: Tensor  # [B] that a token is kept
+
+
+def proposed(
+    sources: Sequence[Drafter],
+    rows: Rows,
+    gamma: int,
+    chances: Tensor,
+    first: int,
+    *,
+    learnt: bool = True,
+) -> FreeDrafts:
+    """Drafts of the likeliest source that has any, by row; of the first one where nothing `learnt` is to
+    count. `chances` `[S, B]` are those of the sources, which are numbered from `first`."""
+    found: FreeDrafts | None = None
+    for number, (drafter, chance) in enumerate(zip(sources, chances, strict=True), start=first):
+        draft = drafter.propose(rows, gamma)
+        if found is None:
+            source = torch.full_like(draft.valid, number)
+            found = FreeDrafts(draft.tokens, draft.valid, source, chance)
+            continue
+        better = (chance > found.chance) & learnt
+        takes = (draft.valid > 0) & ((found.valid == 0) | better)
+        found = FreeDrafts(
+            torch.where(takes[:, None], draft.tokens, found.tokens),
+            torch.where(takes, draft.valid, found.valid),
+            torch.where(takes, number, found.source),
+            torch.where(takes, chance, found.chance),
+        )
+    assert found is not None
+    return found
+
+
+def after(rows: Rows, drafts: Tensor, count: Tensor) -> Rows:
+    """The rows as they are if the first `count` `[B]` of their drafts `[B, W]` are kept."""
+    column = torch.arange(drafts.shape[1], device=drafts.device)
+    slot = torch.where(column < count[:, None], rows.lengths[:, None] + column, rows.scratch)
+    tokens = rows.tokens.scatter(1, slot.clamp_max(rows.scratch), drafts)
+    return replace(rows, tokens=tokens, lengths=(rows.lengths + count).clamp_max(rows.scratch))
+
+
+DECAY = 0.9
+"""Weight of a row's earlier rounds in each new one: about ten rounds are remembered."""
+
+SHARED_DECAY = 0.99
+"""The same for all rows together."""
+
+SHARED_WORTH = 4.0
+"""Judged tokens of a row that the experience of all rows is worth."""
+
+PRIOR_KEPT, PRIOR_TRIED = 2.0, 4.0
+"""Assumed at first: half of the tokens are kept."""
+
+
+class Trust:
+    """The chance that a token of each source is kept, given that those before it were `[S, B]`."""
+
+    def __init__(self, sources: int, batch: int, device: torch.device) -> None:
+        self._kept = torch.zeros(sources, batch, device=device)
+        self._tried = torch.zeros(sources, batch, device=device)
+        self._shared = torch.tensor([PRIOR_KEPT, PRIOR_TRIED], device=device).repeat(sources, 1)
+
+    def reset(self, rows: Tensor) -> None:
+        """Forgets what was learnt on these rows alone."""
+        self._kept[:, rows] = 0
+        self._tried[:, rows] = 0
+
+    def chances(self, batch: int) -> Tensor:
+        """`[S, B]` of the first `batch` rows, above 0 and below 1."""
+        shared = (self._shared[:, :1] + 0.5) / (self._shared[:, 1:] + 1)
+        kept = self._kept[:, :batch] + SHARED_WORTH * shared
+        return kept / (self._tried[:, :batch] + SHARED_WORTH)
+
+    def learn(self, source: int, kept: Tensor, tried: Tensor) -> None:
+        """Counts of one round `[B]`: tokens of the source that were judged, and kept."""
+        batch, some = len(kept), tried > 0
+        for total, new in ((self._kept[source], kept), (self._tried[source], tried)):
+            total[:batch] = torch.where(some, DECAY * total[:batch] + new, total[:batch])
+        sums = torch.stack([kept.sum(), tried.sum()]).to(self._shared.dtype)
+        shared = self._shared[source]
+        shared.copy_(torch.where(some.any(), SHARED_DECAY * shared + sums, shared))
 
 
 @dataclass(frozen=True)

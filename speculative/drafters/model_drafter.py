@@ -12,14 +12,13 @@ import torch
 from torch import Tensor
 
 from ..device import Device
-from ..drafts import Distribution, Draft, Prefix, Scores, Verdict
 from ..protocols import GreedyModel, Model, Needs, NodeModel, Processor
 from ..requests import Request
-from ..rounds.accept import distribution, draw
+from ..rounds.accept import Stream, distribution, draw, uniform
 from ..rounds.choice import argmax, choose
-from ..rounds.noise import Stream, uniform
 from ..rounds.sampling import penalise
 from ..rows import Rows
+from ..types import Distribution, Draft, Prefix, Scores, Verdict
 
 CONFIDENCE = 0.2
 """A draft ends where its probability, by the draft model itself, falls below this. The bundled text pair

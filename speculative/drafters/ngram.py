@@ -12,10 +12,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..drafts import Distribution, Draft, Scores, Verdict
 from ..protocols import Model, Needs
 from ..requests import Request
 from ..rows import Rows
+from ..types import Distribution, Draft, Scores, Verdict
 
 _EMPTY = -1
 

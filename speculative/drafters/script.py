@@ -15,10 +15,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..drafts import Distribution, Draft, Scores, Verdict
 from ..protocols import Model, Needs
 from ..requests import Request
 from ..rows import Rows
+from ..types import Distribution, Draft, Scores, Verdict
 
 Scripts = Callable[[Sequence[Request]], Tensor]
 """The scripts `[K, M]` int64 of requests, left-aligned, -1 behind their ends; M may be 0."""

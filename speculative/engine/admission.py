@@ -1,6 +1,14 @@
 """Admission: whether a request fits an engine, and how it enters a free slot.
 
 Knows prompts, slots and the target's prefill; nothing of rounds or results.
+
+Lets a drafter read text that was written without it, in one launch for each piece.
+
+Knows rows, a drafter and captures; nothing of slots, backlogs or faults.
+
+Keeps a drafter up to date: prompts and text that it has not read, before it drafts.
+
+Knows the drafter and the backlog of the slots; nothing of schedules or results.
 """
 
 from __future__ import annotations
@@ -12,21 +20,20 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from .. import checks
+from .. import requests as checks
 from ..device import Device
 from ..errors import RequestError
+from ..graphs.runner import Capture, Function
 from ..graphs.shapes import ShapeSet
-from ..graphs.transfers import upload
-from ..protocols import Processor
+from ..graphs.snapshots import upload
+from ..protocols import Drafter, Processor
 from ..requests import Guarantee, Mode, Request
-from ..rounds.guesses import verify
-from ..rounds.processing import Parts
-from ..rounds.rule_choice import RuleChoice
-from ..rows import Rows
-from . import faults
+from ..rounds.accept import RuleChoice
+from ..rounds.round import Parts, verify
+from ..rows import Rows, first_rows
+from . import context as faults
 from .context import EngineContext
-from .inbox import failed
-from .slots import SlotState
+from .slots import SlotState, failed
 
 PROMPT_BUCKETS = (4, 8, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 
@@ -37,11 +44,11 @@ def check(request: Request, *, vocab: int, max_tokens: int, max_gamma: int, rank
         raise RequestError(
             f"the prompt has {len(request.prompt)} tokens; the model holds {max_tokens}"
         )
-    checks.in_vocabulary("the prompt", request.prompt, vocab)
-    checks.in_vocabulary("the hint", request.hint, vocab)
-    checks.in_vocabulary("the guess", request.guess, vocab)
+    checks.check_in_vocabulary("the prompt", request.prompt, vocab)
+    checks.check_in_vocabulary("the hint", request.hint, vocab)
+    checks.check_in_vocabulary("the guess", request.guess, vocab)
     if request.probe is not None:
-        checks.in_vocabulary("the probe", request.probe.tokens, vocab)
+        checks.check_in_vocabulary("the probe", request.probe.tokens, vocab)
     if request.ranks > ranks:
         raise RequestError(f"{request.ranks} ranked tokens; this engine keeps {ranks}")
     if request.gamma is not None and request.gamma > max_gamma:
@@ -262,3 +269,148 @@ class Admission:
         if request.max_new_tokens is None:
             return limit
         return min(limit, len(request.prompt) + request.max_new_tokens)
+
+
+PIECE = 32
+"""Tokens of a row that a drafter reads at once of those written without it: one shape, and its logits
+take no more memory than those of a few rounds."""
+
+
+class CatchUp:
+    """Reads the last tokens of the first rows in pieces of one size, captured for each number of rows.
+
+    A graph of its own, and not a part of a round's: as an axis of rounds it would double their captures.
+    How far back a piece begins is data of the device, so that one graph serves every piece. Reading a
+    piece again writes the same keys and values, and so does a capture, which reads a few times.
+    """
+
+    def __init__(
+        self, rows: Rows, drafter: Drafter, shapes: ShapeSet, capture: Capture | None = None
+    ) -> None:
+        self._rows, self._drafter, self._shapes = rows, drafter, shapes
+        self._capture = capture  # None: pieces are read operator by operator
+        self._graphs: dict[int, Function] = {}  # by the number of rows
+        self.piece = min(PIECE, rows.scratch - 1)
+        self._back = torch.zeros(1, dtype=torch.int64, device=rows.lengths.device)  # see `read`
+
+    def read(self, tokens: int, rows: int, *, captured: bool = True) -> int:
+        """Reads the last `tokens` of the first `rows` rows, and more where a piece is longer; returns how
+        many pieces there were. `captured` False runs operators one by one, which locates a fault."""
+        pieces = -(-tokens // self.piece)
+        for piece in range(pieces, 0, -1):
+            self._back.fill_(2 + piece * self.piece)  # the last two tokens are fed by `propose`
+            self._launch(rows, captured)()
+        return pieces
+
+    def warm_up(self) -> None:
+        """Reads one piece of the free rows, so that all numbers of rows are captured."""
+        for count in reversed(self._shapes.batches):
+            self.read(1, count)
+
+    @property
+    def captured(self) -> tuple[int, ...]:
+        """The numbers of rows that have been captured so far."""
+        return tuple(self._graphs)
+
+    def _launch(self, rows: int, captured: bool) -> Function:
+        if self._capture is None or not captured:
+            return self._of(self._rows.batch)
+        count = self._shapes.batch_for(rows)
+        if count not in self._graphs:
+            self._graphs[count] = self._capture(self._of(count))
+        return self._graphs[count]
+
+    def _of(self, count: int) -> Function:
+        view = first_rows(self._rows, count, Mode(), self._rows.scratch)
+        # A capture must not hold `self`.
+        drafter, back, piece = self._drafter, self._back, self.piece
+
+        def read() -> None:
+            drafter.catch_up(view, (view.lengths - back).clamp_min(0), piece)
+
+        return read
+
+
+class DraftReader:
+    """Lets the drafter read what is in the backlog. A row on which that fails is decoded without drafts."""
+
+    def __init__(
+        self,
+        context: EngineContext,
+        drafter: Drafter,
+        shapes: ShapeSet,
+        capture: Capture | None = None,
+    ) -> None:
+        self._context, self._drafter, self._shapes = context, drafter, shapes
+        self._texts = CatchUp(context.rows, drafter, shapes, capture)
+
+    @classmethod
+    def of(
+        cls, context: EngineContext, shapes: ShapeSet, capture: Capture | None = None
+    ) -> DraftReader | None:
+        """The reader of an engine; None where nothing is ever drafted."""
+        if context.drafter is None or not context.drafting:
+            return None
+        return cls(context, context.drafter, shapes, capture)
+
+    def read(self) -> None:
+        """Reads all prompts and all text that the drafter lacks."""
+        backlog, device = self._context.slots.backlog, self._context.device
+        if backlog.prompts:
+            pending, max_tokens = backlog.take_prompts(), self._context.max_tokens
+            self._context.watch.start()
+            self.read_prompts(Prompts.of(pending, device, max_tokens))
+            self._context.watch.mark("prefill")
+        if backlog.tokens:
+            self._read_texts(backlog.take_tokens(self._context.slots.longest))
+
+    def warm_up(self) -> None:
+        """Captures the reading of text on free rows, where the schedule may leave text unread."""
+        if 0 in self._shapes.gammas:
+            self._texts.warm_up()
+
+    def read_prompts(self, prompts: Prompts) -> None:
+        """Reads the prompts together; one by one if that fails."""
+        log = self._context.faults
+        error = log.attempt(partial(self._admit, prompts), faults.PROMPT)
+        if error is not None:
+            for one in prompts.alone():
+                if len(prompts.rows) > 1:
+                    error = log.attempt(partial(self._admit, one), faults.PROMPT)
+                if error is not None:
+                    self._context.slots.stop_drafting(one.rows[0], error)
+
+    def _admit(self, prompts: Prompts) -> None:
+        self._drafter.admit(prompts.index, prompts.tokens, prompts.requests, prompts.taps)
+        self._context.counts.draft_forwards += self._drafter.forwards(1)
+        self._context.device.mark_step()
+
+    def _read_texts(self, tokens: int) -> None:
+        """Reads the last `tokens` of the drafting rows together; row by row if that fails. Waits for a
+        device without events, so that the time of the next rounds does not include it."""
+        slots, log, watch = self._context.slots, self._context.faults, self._context.watch
+        watch.start()
+        drafting = slots.drafting()
+        if drafting:
+            with slots.masked_to(drafting):
+                together = partial(self._catch_up, tokens, max(drafting) + 1)
+                error = log.attempt(together, faults.CATCH_UP)
+            if error is not None:
+                self._read_alone(tokens, drafting)
+        if not self._context.device.events:
+            self._context.device.synchronize()
+        watch.mark("draft")
+
+    def _read_alone(self, tokens: int, rows: Sequence[int]) -> None:
+        """Reads the text of one row after the other, operator by operator."""
+        slots = self._context.slots
+        for row in rows:
+            read = partial(self._catch_up, tokens, row + 1, captured=False)
+            with slots.masked_to([row]):
+                error = self._context.faults.attempt(read, faults.CATCH_UP)
+            if error is not None:
+                slots.stop_drafting(row, error)
+
+    def _catch_up(self, tokens: int, rows: int, *, captured: bool = True) -> None:
+        pieces = self._texts.read(tokens, rows, captured=captured)
+        self._context.counts.draft_forwards += pieces * self._drafter.forwards(1)

@@ -22,20 +22,18 @@ import torch
 
 from ..device import Device, choose
 from ..errors import BrokenError, DecodingError
-from ..graphs.capture import capture_for
-from ..graphs.graph_runner import GraphRunner
-from ..graphs.preparation import Preparation
+from ..graphs.runner import GraphRunner, capture_for
 from ..graphs.shapes import Shape, ShapeSet
 from ..protocols import Drafter, Model, Processor, Rule, Schedule
 from ..requests import Mode, Partial, Request, Result
-from ..rounds.rule_choice import RuleChoice
-from .context import EngineContext, Sizes
-from .draft_reader import DraftReader
-from .faults import FaultBoundary
-from .inbox import Inbox, Run
+from ..rounds.accept import RuleChoice
+from ..stats import Stats
+from .admission import DraftReader
+from .context import EngineContext, FaultBoundary, Sizes
 from .schedule import Fixed
 from .scheduler import Scheduler
-from .stats import Stats
+from .slots import Inbox, Run
+from .warm_up import Preparation
 
 _NOTHING: Mapping[Any, int] = MappingProxyType({})
 

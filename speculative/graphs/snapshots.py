@@ -2,19 +2,103 @@
 
 Knows rows, counters and transfers; nothing of requests. Every read is one packed tensor: each copy costs a
 launch and a wait, whatever its size.
+
+Copies between host and device that stop neither of them.
+
+Knows tensors, streams and pinned memory; nothing of what the numbers mean. torch's own copies of ordinary
+host memory wait until the device has finished everything before them: an admission would stop the device for
+the time that the host takes to prepare the next round.
+
+Work beside the rounds: on cuda on a stream of its own, elsewhere at once.
+
+Knows streams and tensors; nothing of what is computed. An encoder multiplies large matrices while rounds wait
+for memory, so a device may do both; on the stream of the rounds the encoder would wait for those that are
+queued, and the next ones for the encoder.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from ..device import Device
-from ..rounds.counters import Counters
-from ..rows import Rows
-from .transfers import HostCopy, HostReader, Moment
+from ..rows import Counters, Rows
+
+
+def upload(values: Sequence[Any] | Tensor, dtype: torch.dtype, place: torch.device) -> Tensor:
+    """`values` as a tensor on the device. On cuda through pinned memory, which torch's allocator keeps until
+    the copy is done."""
+    host = values.to(dtype) if isinstance(values, Tensor) else torch.tensor(values, dtype=dtype)
+    if place.type != "cuda":
+        return host.to(place)
+    return host.pin_memory().to(place, non_blocking=True)
+
+
+def pinned(tensor: Tensor) -> Tensor:
+    """Host memory for a copy of `tensor` that the device writes by itself."""
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+
+
+class Moment:
+    """A point in the device's work. Only cuda has an event for it: elsewhere there is one stream."""
+
+    def __init__(self, device: Device) -> None:
+        self.event: Any = None
+        if device.events:
+            self.event = torch.cuda.Event(enable_timing=True)
+            self.event.record()
+
+    def seconds_to(self, later: Moment) -> float | None:
+        """Seconds of the device's work between two moments that have passed; None without events."""
+        return None if self.event is None else float(self.event.elapsed_time(later.event)) / 1000
+
+
+class HostReader:
+    """Reads tensors of the device without waiting for work that was queued later.
+
+    On cuda it copies to pinned memory on a stream of its own. Elsewhere a read is direct. Two kinds of
+    reads that wait for different moments need two readers: a stream keeps their order.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._stream: Any = None
+
+    def read(self, make: Callable[[], Tensor], after: Moment | None = None) -> HostCopy:
+        """Starts to copy the tensor that `make` returns, as it is at the moment `after` (None: now).
+        What `make` reads must not be written from that moment on until the copy has been read."""
+        if self._device.kind != "cuda":
+            return HostCopy(make(), None)
+        if self._stream is None:
+            self._stream = torch.cuda.Stream()
+        moment = Moment(self._device) if after is None else after
+        with torch.cuda.stream(self._stream):
+            self._stream.wait_event(moment.event)
+            tensor = make()
+            host = pinned(tensor)
+            host.copy_(tensor, non_blocking=True)
+            tensor.record_stream(self._stream)  # it may have been made on another one
+            done = torch.cuda.Event()
+            done.record()
+        return HostCopy(host, done)
+
+
+class HostCopy:
+    """A tensor on its way to the host."""
+
+    def __init__(self, tensor: Tensor, done: Any) -> None:
+        self._tensor, self._done = tensor, done
+
+    def tensor(self) -> Tensor:
+        """The tensor on the host; waits for the copy alone."""
+        if self._done is not None:
+            self._done.synchronize()
+        return self._tensor.cpu()
 
 
 @dataclass(frozen=True)
@@ -136,3 +220,46 @@ def _unpacked(packed: Tensor, begin: int, end: int, ranks: int) -> RowRecord:
 
 def _floats(bits: Tensor) -> Tensor:
     return bits.to(torch.int32).view(torch.float32)
+
+
+T = TypeVar("T")
+
+
+class SideStream:
+    """Runs functions on a stream of its own, one after another, from one thread."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._stream: Any = None
+
+    def run(self, work: Callable[[], T], meanwhile: Callable[[], bool] = lambda: False) -> T:
+        """Returns what `work` returns, when the device has computed it. Until then `meanwhile` is called as
+        long as it returns True: it may launch rounds. What `work` reads must be complete, or made by it."""
+        if self._device.kind != "cuda":
+            return work()
+        with self._current():
+            made = work()
+            done = torch.cuda.Event()
+            done.record()
+        while not done.query() and meanwhile():
+            pass
+        done.synchronize()
+        return made
+
+    def hand_over(self, tensor: Tensor) -> Tensor:
+        """A tensor that `run` has made, for the current stream: its memory is not used again for the side
+        stream before the current one has done what it does with the tensor."""
+        if self._device.kind == "cuda":
+            with self._device.guard():
+                tensor.record_stream(torch.cuda.current_stream())
+        return tensor
+
+    @contextmanager
+    def _current(self) -> Iterator[None]:
+        with self._device.guard():
+            if self._stream is None:
+                self._stream = torch.cuda.Stream()
+                # The weights were written on the current stream.
+                self._stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self._stream):
+                yield

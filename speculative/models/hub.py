@@ -5,6 +5,10 @@ there. Without a network that fails within seconds, with one line that says what
 
 Knows no family of models: a `Family` says which files to download and what a folder must contain.
 Import is light: the hub's client is loaded where it is used, torch and transformers never.
+
+The folders of the models that ship with the package: `demo` and `text`, each with its `-draft`.
+
+Knows where they are, nothing else; `bundled/README.md` describes them.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ from pathlib import Path
 from typing import Literal
 
 from ..errors import LoadError
-from .checkpoint_files import missing
+from .checkpoint import missing
 
 NO_FILES: Mapping[str, str] = {}
 
@@ -214,3 +218,19 @@ def _absent(name: str, family: Family, role: Role, why: str) -> str:
         f"{name} is not in the model cache and {why}: run `hf download {name}` with a network, "
         f"or give a local folder to --{role}{advice}"
     )
+
+
+# Next to `speculative/`, both in a checkout and in a wheel.
+FOLDER = Path(__file__).resolve().parents[2] / "bundled"
+
+
+def names() -> list[str]:
+    """The bundled models, sorted."""
+    return sorted(config.parent.name for config in FOLDER.glob("*/config.json"))
+
+
+def path(name: str) -> Path:
+    """The folder of a bundled model; an unknown name is refused with the known ones."""
+    if name not in names():
+        raise ValueError(f"no bundled model {name!r}; known: {', '.join(names())}")
+    return FOLDER / name

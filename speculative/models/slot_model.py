@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
-from ..drafts import Prefilled, Scores, Topology
-from .cache import SlotCache, chain_mask, tree_mask
+from ..types import Prefilled, Scores, Topology
+from .module_cache import SlotCache, chain_mask, tree_mask
 
 
 class Places(NamedTuple):

@@ -3,6 +3,12 @@
 Knows where a library goes. Needs a C++17 compiler (`CXX`, c++, g++ or clang++); writes beside the sources, or
 into the user's cache where that folder cannot be used. Exits with 1, and says why, where it cannot. Two of
 these never compile at a time: the second waits, or leaves (`--background`).
+
+Compiling while a command runs, for the next one, and what its user is told of it.
+
+Compiling takes 140 s of one core (g++ 12, all instruction sets): longer than most commands, so none waits. A
+process of its own, with the lowest priority, goes on when the command has ended. Knows processes; nothing of
+models.
 """
 
 from __future__ import annotations
@@ -11,18 +17,19 @@ import argparse
 import fcntl
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 
 from ..errors import LoadError
-from . import kernel_files, openmp
-from .compiling import compiler, library_file
-from .compiling.compiler import CompilerError
-from .library import Library, find
+from . import compiler, library_file
+from .compiler import CompilerError, find_compiler
+from .library import Library, find, missing
 
 HOW = "python -m forescribe.speculative.native.kernel_build"
 NICENESS = 19
@@ -36,13 +43,13 @@ def build(folder: Path | None = None, flags: Sequence[str] = ()) -> Path:
     try:
         folders = usable_folders() if folder is None else iter([folder])
         first = next(folders)
-        runtime = openmp.share()
-        threads = runtime is not None and compiler.calls_gnu_openmp(compiler.compiler())
+        runtime = library_file.share()
+        threads = runtime is not None and compiler.calls_gnu_openmp(compiler.find_compiler())
         with tempfile.TemporaryDirectory(prefix="forescribe-kernels-") as scratch:
             made = Path(scratch, "library.so")
             compiler.compile_library(
-                kernel_files.SOURCES,
-                kernel_files.source_hash(),
+                library_file.SOURCES,
+                library_file.source_hash(),
                 made,
                 openmp=threads,
                 flags=flags,
@@ -56,7 +63,7 @@ def _installed(made: Path, folders: Iterable[Path], runtime: Path | None) -> Pat
     """The library in the first folder from which it can be loaded: files of some cannot be executed."""
     problems = []
     for folder in folders:
-        target = folder / kernel_files.library_name()
+        target = folder / library_file.library_name()
         try:
             _make(folder)
             library_file.install(made, target, lambda copy: compiler.try_library(copy, runtime))
@@ -70,12 +77,12 @@ def usable_folders() -> Iterator[Path]:
     """The folders for libraries that can be written, and by nobody else, best first; each is made when it is
     asked for. Raises LoadError where there is none."""
     found, problems = False, []
-    for path in kernel_files.candidates():
+    for path in library_file.candidates():
         folder = path.parent
         try:
             _make(folder)
             with tempfile.TemporaryFile(dir=folder):
-                problem = library_file.untrusted(folder, kernel_files.package_of(folder))
+                problem = library_file.untrusted(folder, library_file.package_of(folder))
         except OSError as error:
             problem = str(error)
         if problem is None:
@@ -90,7 +97,7 @@ def usable_folders() -> Iterator[Path]:
 
 
 def _make(folder: Path) -> None:
-    shared = kernel_files.package_of(folder) is not None
+    shared = library_file.package_of(folder) is not None
     library_file.make_folder(folder, library_file.OPEN if shared else library_file.PRIVATE)
 
 
@@ -114,7 +121,7 @@ def compiling(folder: Path, *, wait: bool) -> Iterator[bool]:
 
 def failure_file(folder: Path) -> Path:
     """Where a process in the background leaves why it failed, so that the next one does not try again."""
-    return folder / f"{kernel_files.library_name()}.failed"
+    return folder / f"{library_file.library_name()}.failed"
 
 
 def in_background() -> None:
@@ -137,7 +144,7 @@ def in_foreground(*, force: bool) -> Library:
     found = find()
     if isinstance(found, Library) and not force:
         return found
-    compiler.compiler()
+    compiler.find_compiler()
     folder = next(usable_folders())
     with compiling(folder, wait=False) as alone:
         if alone:
@@ -176,3 +183,57 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 if __name__ == "__main__":
     sys.exit(main())
+
+
+VARIABLE = "FORESCRIBE_COMPILE"
+"""Environment variable: "never" starts no compiler, here and when a wheel is built."""
+SLOWER = "the native kernels, several times faster on CPUs, are not used"
+
+
+def advice(used: str, *, asked: str | None, device: str) -> str | None:
+    """What to tell the user of a command that decodes with the engine `used`, where it is not the native one
+    because this machine lacks the kernels; None where another engine was `asked` for, or the `device` is no
+    CPU. Where there is a compiler, it is started."""
+    if used == "native" or asked not in (None, "auto") or device != "cpu":
+        return None
+    problem = missing()
+    if problem is None:  # the model has no native form
+        return None
+    if os.environ.get(VARIABLE) == "never":
+        return f"{SLOWER}: {problem}"
+    try:
+        find_compiler()
+        folder = next(usable_folders())
+        failed = failure_file(folder)
+        if failed.exists():
+            reason = failed.read_text(errors="replace").strip()
+            return f"{SLOWER}: {reason}. To try again: {HOW} --force"
+        with compiling(folder, wait=False) as alone:
+            pass
+        if alone:
+            _start()
+    except CompilerError:
+        return (
+            f"{SLOWER}: there is no C++ compiler here. Install one (Debian, Ubuntu: apt-get install g++), or "
+            "forescribe's wheel for this platform, which contains them"
+        )
+    except (LoadError, OSError) as error:
+        return f"{SLOWER}: {error}"
+    return (
+        f"{SLOWER}: they are being compiled in the background, a few minutes, for the next command"
+    )
+
+
+def _start() -> None:
+    process = subprocess.Popen(
+        # -P, and another folder: nothing beside the user's recordings is imported.
+        [sys.executable, "-P", "-m", __name__, "--background"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        cwd="/",
+        start_new_session=True,  # an interrupt in the terminal is for the command
+    )
+    threading.Thread(
+        target=process.wait, daemon=True
+    ).start()  # no zombie in a process that lives long

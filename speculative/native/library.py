@@ -3,20 +3,192 @@
 Knows the C interface's functions; nothing of models. Before a file is executed, its content and its owner are
 checked (`compiling.library_file`); afterwards the interface's version and the hash of the sources, so that a
 library of other sources is never used.
+
+The records of `kernels/forescribe.h` for ctypes, field by field in the same order.
+
+Knows layouts in memory only. Pointers are plain addresses: the tensors that they lead to are kept alive by
+whoever fills a record.
+
+Memory for the intermediate results of native calls; grows to the largest call so far.
+
+Tensors as the kernels read them.
+
+A kernel gets an address. It checks the values that it reads there, but cannot see of what type they are or
+how many there are, so this is asked before the address is taken. Knows nothing of what the tensors mean.
 """
 
 from __future__ import annotations
 
 import ctypes
 import logging
-from ctypes import POINTER, byref, c_char_p, c_float, c_int32, c_int64, c_void_p
+from ctypes import POINTER, Structure, byref, c_char_p, c_float, c_int32, c_int64, c_void_p
+from enum import IntEnum
 from functools import lru_cache
 from pathlib import Path
 
+import torch
+from torch import Tensor
+
 from ..errors import LoadError
-from . import kernel_files, openmp
-from .compiling import library_file
-from .structures import ABI, ERRORS, Causal, Choice, Draft, Encoder, Step, Stored, Whisper
+from . import library_file
+
+ABI = 4
+
+
+class Stored(IntEnum):
+    """How a tensor is stored. Arithmetic is float32, but for products with bfloat16 matrices where the
+    processor multiplies bfloat16: there the other factors are rounded too, and sums are float32. Products
+    with int8 matrices, which only decoders have, round the other factor to int8, row by row
+    (`models.quantized`)."""
+
+    FLOAT32 = 0
+    BFLOAT16 = 1
+    INT8 = 2
+
+
+ACTIVATIONS = {"gelu": 0, "relu": 1, "silu": 2, "swish": 2}
+"""transformers' names of the activations that the kernels have."""
+
+ERRORS = {
+    1: "a shape that the kernels do not have",
+    2: "a slot or row outside the cache",
+    3: "a token outside the vocabulary",
+    4: "a workspace that is too small",
+    5: "an instruction set that this machine does not have",
+}
+
+
+class Linear(Structure):
+    _fields_ = [("weight", c_void_p), ("bias", c_void_p)]
+
+
+class Norm(Structure):
+    _fields_ = [("scale", c_void_p), ("shift", c_void_p)]
+
+
+class WhisperLayer(Structure):
+    _fields_ = [
+        ("self_norm", Norm),
+        ("qkv", Linear),
+        ("self_out", Linear),
+        ("cross_norm", Norm),
+        ("cross_query", Linear),
+        ("cross_out", Linear),
+        ("ffn_norm", Norm),
+        ("up", Linear),
+        ("down", Linear),
+        ("cross_key", c_void_p),
+        ("cross_key_bias", c_void_p),
+        ("cross_value", Linear),
+        ("keys", c_void_p),
+        ("values", c_void_p),
+        ("cross_keys", c_void_p),
+        ("cross_values", c_void_p),
+    ]
+
+
+class Whisper(Structure):
+    _fields_ = [
+        *((name, c_int64) for name in ("width", "heads", "layers", "ffn", "vocab", "positions",
+                                       "sources", "outputs", "batch", "slots")),
+        *((name, c_int32) for name in ("weight_storage", "cache_storage", "cross_storage",
+                                       "activation")),
+        ("eps", c_float),
+        ("embedding", c_void_p),
+        ("position", c_void_p),
+        ("norm", Norm),
+        ("head", Linear),
+        ("layer", c_void_p),
+    ]  # fmt: skip
+
+
+class CausalLayer(Structure):
+    _fields_ = [
+        ("input_norm", c_void_p),
+        ("qkv", Linear),
+        ("query_norm", c_void_p),
+        ("key_norm", c_void_p),
+        ("out", Linear),
+        ("post_norm", c_void_p),
+        ("gate_up", Linear),
+        ("down", Linear),
+        ("keys", c_void_p),
+        ("values", c_void_p),
+        ("window", c_int64),
+        ("rotary", c_int32),
+    ]
+
+
+class Causal(Structure):
+    _fields_ = [
+        *((name, c_int64) for name in ("width", "heads", "key_heads", "head", "layers", "ffn", "vocab",
+                                       "outputs", "columns", "positions", "batch", "slots")),
+        *((name, c_int32) for name in ("weight_storage", "cache_storage", "activation")),
+        *((name, c_float) for name in ("eps", "scale")),
+        *((name, c_void_p) for name in ("embedding", "cosine", "sine", "norm")),
+        ("projection", Linear),
+        ("layer", c_void_p),
+    ]  # fmt: skip
+
+
+class Choice(Structure):
+    _fields_ = [
+        *((name, c_int64) for name in ("count", "vocab", "split", "kinds")),
+        *((name, c_void_p) for name in ("logits", "bias", "kind", "low", "high", "joint", "tokens",
+                                        "logprobs")),
+        ("threads", c_int32),
+    ]  # fmt: skip
+
+
+class Draft(Structure):
+    _fields_ = [
+        *((name, c_int64) for name in ("depths", "columns")),
+        *((name, c_void_p) for name in ("active", "ids", "tokens", "start", "logprobs",
+                                         "belief")),
+        ("drafted", c_int64),
+        ("confidence", c_float),
+    ]  # fmt: skip
+
+
+class EncoderLayer(Structure):
+    _fields_ = [
+        ("attention_norm", Norm),
+        *((name, Linear) for name in ("query", "key", "value", "out")),
+        ("ffn_norm", Norm),
+        ("up", Linear),
+        ("down", Linear),
+    ]
+
+
+class Encoder(Structure):
+    _fields_ = [
+        *((name, c_int64) for name in ("width", "heads", "layers", "ffn", "mels", "sources")),
+        ("weight_storage", c_int32),
+        ("activation", c_int32),
+        ("eps", c_float),
+        ("conv1", Linear),
+        ("conv2", Linear),
+        ("position", c_void_p),
+        ("norm", Norm),
+        ("layer", c_void_p),
+    ]
+
+
+class Step(Structure):
+    kept: list[Tensor]
+    """The tensors that it leads to."""
+
+    _fields_ = [
+        *((name, c_int64) for name in ("batch", "nodes", "reach")),
+        *((name, c_void_p) for name in ("tokens", "start", "rows", "depths", "ancestry", "node", "logits",
+                                        "hidden", "tap_layers")),
+        ("tap_count", c_int64),
+        ("taps", c_void_p),
+        ("workspace", c_void_p),
+        ("workspace_bytes", c_int64),
+        ("threads", c_int32),
+    ]  # fmt: skip
+
 
 log = logging.getLogger(__name__)
 
@@ -59,11 +231,11 @@ class Library:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        problem = library_file.untrusted(path, kernel_files.package_of(path))
+        problem = library_file.untrusted(path, library_file.package_of(path))
         problem = problem or library_file.damaged(path)
         if problem is not None:
             raise LoadError(f"{path} is not loaded: {problem}; {BUILD} --force")
-        self.openmp = openmp.share()
+        self.openmp = library_file.share()
         try:
             self._functions = ctypes.CDLL(str(path))
             for name, (result, arguments) in _SIGNATURES.items():
@@ -72,7 +244,7 @@ class Library:
         except (OSError, AttributeError) as error:
             raise LoadError(f"{path} cannot be loaded ({error}); {BUILD} --force") from error
         found = (self._functions.fs_abi(), self._functions.fs_source_hash().decode())
-        if found != (ABI, kernel_files.source_hash()):
+        if found != (ABI, library_file.source_hash()):
             raise LoadError(f"{path} is of other sources; {BUILD} --force")
         self.choose(None)
 
@@ -193,7 +365,7 @@ def _found() -> Library | LoadError:
 def find() -> Library | LoadError:
     """The first library that can be used now, or why there is none; see `load`."""
     problems = []
-    for path in kernel_files.candidates():
+    for path in library_file.candidates():
         try:
             if path.exists():
                 return Library(path)
@@ -201,3 +373,38 @@ def find() -> Library | LoadError:
             log.warning("native kernels: %s", error)
             problems.append(str(error))
     return LoadError("; ".join(problems) or f"the native kernels are not compiled; {BUILD}")
+
+
+ALIGNMENT = 128
+
+
+class Workspace:
+    """One block of bytes, aligned to cache lines. Its content is undefined between calls."""
+
+    def __init__(self) -> None:
+        self._block: Tensor | None = None
+
+    def at_least(self, size: int) -> int:
+        """The address of `size` bytes, valid until the next call."""
+        if self._block is None or len(self._block) < size + ALIGNMENT:
+            self._block = torch.empty(size + ALIGNMENT, dtype=torch.uint8)
+        address = self._block.data_ptr()
+        return address + -address % ALIGNMENT
+
+    def release(self) -> None:
+        self._block = None
+
+
+def checked(name: str, tensor: Tensor, dtype: torch.dtype, *shape: int) -> Tensor:
+    """The tensor, contiguous: itself, or a copy. Raises ValueError for another dtype, device or shape. Takes
+    less than a microsecond, of the hundreds of a forward."""
+    if tensor.dtype is not dtype or tensor.shape != shape or not tensor.is_cpu:
+        raise ValueError(
+            f"the kernels read {name} as {_named(dtype)} {list(shape)} on the CPU, not as "
+            f"{_named(tensor.dtype)} {list(tensor.shape)} on {tensor.device}"
+        )
+    return tensor.contiguous()
+
+
+def _named(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -3,19 +3,67 @@
 A policy turns logits into probabilities, one-hot at temperature 0, and a draft without `probs` is
 one-hot as well, so greedy decoding and lookup drafts are cases of the one general rule. Inside the
 rules `p` is the target and `q` the draft, as in the papers.
+
+Uniform random numbers keyed by (seed, start of the round, slot, stream): each depends on nothing else.
+
+A sampled answer must not change with the rows that share its batch, which rules out a generator that
+is advanced by use. This is a counter-based hash instead: 32-bit integer mixing (C. Wellons' `lowbias32`)
+in int64 arithmetic, which every backend has, and no state.
+
+Why the start of the round is part of the key: a round that accepts only some of its drafts has already
+used the random numbers of the slots after them, and block verification decides by them. If the next
+round used them again it would condition on their outcome, and the text would no longer follow the
+target's distribution. A row commits at least one token per round, so no two of its rounds start at the
+same slot, and the start depends on the row's own text and drafts only.
+
+Which acceptance rule a round uses, and the guarantee that follows from it.
+
+Knows rules and drafters; nothing of requests.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from enum import IntEnum
+
 import torch
 from torch import Tensor
 
-from ..drafts import Distribution, Draft, Verdict
+from ..protocols import Drafter, Rule
 from ..requests import Guarantee
 from ..rows import Rows
+from ..types import Distribution, Draft, Verdict
 from .choice import argmax
-from .noise import Stream, uniform
 from .sampling import bound
+
+_MASK = 0xFFFFFFFF
+
+
+class Stream(IntEnum):
+    """Draws of one slot that must be independent of each other."""
+
+    DRAFT = 1
+    ACCEPT = 2
+    EXTRA = 3
+
+
+def _mix(x: Tensor) -> Tensor:
+    x = (x ^ (x >> 16)) * 0x7FEB352D & _MASK
+    x = (x ^ (x >> 15)) * 0x846CA68B & _MASK
+    return x ^ (x >> 16)
+
+
+def uniform(seed: Tensor, start: Tensor, slot: Tensor, stream: Stream) -> Tensor:
+    """Numbers in [0, 1) with 24 random bits, float32.
+
+    `start` is the row's length when the round began, `slot` the place of the token to be decided. All
+    three tensors are int64 and broadcast.
+    """
+    key = _mix((seed & _MASK) ^ (0x9E3779B9 * int(stream) & _MASK))
+    key = _mix(key ^ ((seed >> 32) & _MASK))
+    key = _mix(key ^ _mix(start & _MASK))
+    key = _mix(key ^ _mix(slot & _MASK))
+    return (key >> 8).float() * (1.0 / (1 << 24))
 
 
 def one_hot(tokens: Tensor, vocab: int, dtype: torch.dtype) -> Tensor:
@@ -213,3 +261,43 @@ class BlockVerification(_Sampling):
         success = (accept_u < h) & (column <= draft.valid[:, None])
         n = (column * success).amax(1) if len(column) else torch.zeros_like(draft.valid)
         return n, r.gather(1, n[:, None])[:, 0]
+
+
+@dataclass(frozen=True)
+class RuleChoice:
+    """`rule` for all rounds; where it is None, greedy match while all rows are at temperature 0 and
+    `sampled` otherwise, which is token rejection by default."""
+
+    rule: Rule | None
+    sampled: Rule | None
+    drafter: Drafter | None
+
+    def pick(self, *, sampling: bool) -> Rule:
+        """The rule for rounds with, or without, a row above temperature 0."""
+        if self.rule is not None:
+            return self.rule
+        if not sampling:
+            return GreedyMatch()
+        return TokenRejection() if self.sampled is None else self.sampled
+
+    def guarantee(self, *, sampling: bool) -> Guarantee:
+        """The guarantee of a result; for a greedy one a greedy-only rule is exact."""
+        guarantee = self.pick(sampling=sampling).guarantee(self._distribution(sampling))
+        if guarantee is Guarantee.GREEDY_ONLY and not sampling:
+            return Guarantee.EXACT
+        return guarantee
+
+    def check(self) -> None:
+        """Raises `ValueError` for a drafter whose drafts the rule cannot verify."""
+        for sampling in (False, True):
+            rule, distribution = self.pick(sampling=sampling), self._distribution(sampling)
+            if distribution not in rule.distributions:
+                known = ", ".join(sorted(member.value for member in rule.distributions))
+                raise ValueError(
+                    f"rule {rule.name!r} cannot verify {distribution.value} drafts; it takes: {known}"
+                )
+
+    def _distribution(self, sampling: bool) -> Distribution:
+        if self.drafter is None:
+            return Distribution.ONE_HOT
+        return self.drafter.distribution(sampling=sampling)

@@ -3,22 +3,114 @@
 Pure tensor code on fixed shapes: no host sync, no data-dependent shape, no branch on a tensor. What
 differs between rows is data (`lengths`, `valid`, `num_accepted`), so one graph serves every state.
 With gamma = 0 there is no draft and the round is plain decoding.
+
+From the target's logits to what the acceptance rule reads: processors, penalties and prefixes.
+
+A greedy round reads the best token of each position only; where the processors can say what they allow,
+it is found without processed logits (`choice`). All other rounds process the logits. Knows rows and
+processors; nothing of rules or drafters.
+
+Guesses: how answers may begin, verified together with their prompts.
+
+One forward over prompt and guess takes the place of the rounds that would have written the same tokens:
+greedy match at every position, under the logits processors, as in a round. The rows are a copy of those
+admitted, so nothing depends on the other rows. Knows rows and rounds; nothing of requests or slots.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypeGuard, TypeVar
 
 import torch
 from torch import Tensor
 
-from ..drafts import Draft, Verdict
-from ..requests import Source
-from ..rows import Rows
+from ..protocols import AllowingProcessor, Drafter, Model, Processor, Rule
+from ..requests import Mode, Source
+from ..rows import Counters, Rows, SamplingRows
+from ..types import Chain, Draft, Prefix, Verdict
 from .accept import GreedyMatch
-from .choice import Choice
-from .counters import Counters
-from .processing import Parts, choice, process, reads_choice
+from .choice import Choice, chooser
+from .sampling import penalise
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The parts of a round besides the rows."""
+
+    target: Model
+    drafter: Drafter | None
+    rule: Rule
+    processors: tuple[Processor, ...]
+    eos: Tensor  # [E] token ids that end a row
+
+
+def reads_choice(rows: Rows, parts: Parts) -> bool:
+    """Whether rounds of this mode need the best tokens only. Static, as the mode is."""
+    if rows.mode.penalised or rows.mode.ranked or not isinstance(parts.rule, GreedyMatch):
+        return False
+    count = len(parts.processors)
+    return count == 0 or (count == 1 and allows(parts.processors[0]))
+
+
+def allows(processor: Processor) -> TypeGuard[AllowingProcessor]:
+    """Whether a processor can say which tokens it allows."""
+    return hasattr(processor, "allowed")
+
+
+def choice(rows: Rows, parts: Parts, draft: Draft, tokens: Tensor, logits: Tensor) -> Choice:
+    """The best allowed tokens after `tokens [B, N]`, of `logits [B, N, V]`."""
+    choose = chooser(parts.target)
+    if not parts.processors:
+        return choose(logits, None)
+    processor = parts.processors[0]
+    assert allows(processor)  # see `reads_choice`
+    if draft.topology is None:
+        return choose(logits, processor.allowed(_chain(rows, tokens)))
+    nodes = _node_prefixes(rows, draft).chain()
+    best = choose(logits.flatten(0, 1)[:, None], processor.allowed(nodes))
+    return Choice(best.tokens.view(tokens.shape), best.logprobs.view(tokens.shape))
+
+
+def process(rows: Rows, parts: Parts, draft: Draft, tokens: Tensor, logits: Tensor) -> Tensor:
+    """Applies the logits processors, then the penalties, to `logits [B, N, V]` of `tokens [B, N]`."""
+    if not (parts.processors or rows.mode.penalised):
+        return logits
+    shape = logits.shape
+    if draft.topology is None:
+        prefix = _chain(rows, tokens).prefix()
+    else:
+        # Siblings share a depth but not a prefix: every node becomes a row of its own.
+        prefix = _node_prefixes(rows, draft)
+        logits = logits.flatten(0, 1)[:, None]
+    for processor in parts.processors:
+        logits = processor(logits, prefix)
+    if rows.mode.penalised:
+        logits = penalise(rows, logits, prefix)
+    return logits.reshape(shape)
+
+
+def _chain(rows: Rows, tokens: Tensor) -> Chain:
+    slots = (rows.lengths - 1)[:, None] + torch.arange(tokens.shape[1], device=tokens.device)
+    return Chain(rows.tokens, tokens, slots, rows.begin)
+
+
+def _node_prefixes(rows: Rows, draft: Draft) -> Prefix:
+    """Prefixes of all B * N nodes: the committed tokens, then the drafts on the way from the root."""
+    assert draft.topology is not None
+    parents, depths = draft.topology.parents, draft.topology.depths
+    texts = [rows.tokens]
+    for node, parent in enumerate(parents, start=1):
+        slot = rows.lengths - 1 + depths[node]
+        texts.append(texts[parent].scatter(1, slot[:, None], draft.tokens[:, node - 1 : node]))
+    last = torch.stack([rows.lengths - 1 + depth for depth in depths], dim=1)  # [B, N]
+    return Prefix(
+        tokens=torch.stack(texts, dim=1).flatten(0, 1),
+        last=last.reshape(-1, 1),
+        begin=rows.begin.repeat_interleave(len(depths), output_size=last.numel()),
+    )
+
 
 StageCallback = Callable[[str], None]  # called with the name of the stage that has just ended
 
@@ -176,3 +268,56 @@ def _sources(drafted: Tensor, verdict: Verdict, column: Tensor) -> Tensor:
 def is_end(tokens: Tensor, eos: Tensor) -> Tensor:
     """True where a token of `tokens [B, M]` is one of `eos [E]`."""
     return (tokens[..., None] == eos).any(-1)
+
+
+KEPT = ("tokens", "lengths", "active", "logprobs", "sources", "ranked", "ranked_logprobs")
+"""State of a row that a guess changes. Rounds and drafts are not counted: there were none."""
+
+_Record = TypeVar("_Record", Rows, SamplingRows)
+
+
+def verify(
+    rows: Rows,
+    index: Tensor,
+    parts: Parts,
+    guess: Tensor,
+    count: Tensor,
+    logits: Tensor,
+    mode: Mode,
+) -> None:
+    """Appends to the rows `index [K]` the longest beginning of `guess [K, G]` that the target writes too, and
+    the token that it writes next. The rows are at temperature 0 and hold their prompts. `count [K]` tokens of
+    a guess are meant; a row with none is left alone, and the others become active. `logits [K, G + 1, V]`
+    follow the prompt's last token and each one of the guess."""
+    some = _selected(rows, index)
+    some.sampling, some.mode = _selected(rows.sampling, index), mode
+    some.active = (count > 0) & (some.lengths < some.limits)
+    some.gamma = torch.full_like(some.gamma, guess.shape[1])
+    greedy = replace(parts, drafter=None, rule=GreedyMatch())
+    draft = checked(some, greedy, Draft(guess, count), guess.shape[1])
+    tokens = torch.cat([some.pending(), draft.tokens], dim=1)
+    judged, verdict = judge(some, greedy, draft, tokens, logits)
+    commit(some, greedy, draft, judged, verdict, Counters.zeros(guess.shape[1], index.device))
+    some.sources = _guess_sources(some, rows.lengths[index])
+    meant = count > 0
+    for name in KEPT:
+        old, new = getattr(rows, name), getattr(some, name)
+        shown = meant.view(-1, *[1] * (new.dim() - 1))
+        old[index] = torch.where(shown, new, old[index])
+
+
+def _guess_sources(rows: Rows, begin: Tensor) -> Tensor:
+    """Sources `[K, T]` of tokens written from slot `begin [K]` on: the last one is the target's own."""
+    slots = torch.arange(rows.sources.shape[1], device=begin.device)
+    last = (rows.lengths - 1)[:, None]
+    guessed = (slots >= begin[:, None]) & (slots <= last) & (rows.sources == Source.ACCEPTED)
+    own = (slots == last) & (last >= begin[:, None]) & ~guessed
+    sources = torch.where(guessed, int(Source.GUESSED), rows.sources)
+    return torch.where(own, int(Source.PLAIN), sources).to(rows.sources.dtype)
+
+
+def _selected(record: _Record, index: Tensor) -> _Record:
+    """A copy of some rows."""
+    values: dict[str, Any] = {f.name: getattr(record, f.name) for f in fields(record)}
+    tensors: dict[str, Any] = {n: v[index] for n, v in values.items() if isinstance(v, Tensor)}
+    return replace(record, **tensors)

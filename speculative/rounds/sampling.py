@@ -3,6 +3,14 @@
 Tensor functions of each row's own settings, and of each position's prefix with the drafts before it, so
 that target and draft are treated alike at every drafted position. Rows with default settings keep their
 logits bit for bit, whatever the other rows of the batch use.
+
+Thresholds of top-k and top-p; those of large vocabularies without sorting them.
+
+A float32 is mapped to an integer whose order is the reverse of the floats', and the lowest logit that is
+kept is found digit by digit: a histogram of the first digit over all tokens tells in which bin it lies,
+one of the next digit in that bin tells the rest. Exact for any logits, on fixed shapes and without a
+sync. The histograms cost the same for four tokens as for a thousand, so small vocabularies are sorted.
+Knows tensors only.
 """
 
 from __future__ import annotations
@@ -10,9 +18,99 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..drafts import Prefix
 from ..rows import Rows
-from .thresholds import top_k_top_p
+from ..types import Prefix
+
+DIGITS = (11, 11, 10)
+"""Bits of each digit. The histograms of two digits would be as large as half a vocabulary."""
+
+SORTED = 1024
+"""Vocabularies up to this size are sorted. For 40 rows of 4 tokens a sort takes 0.03 ms and histograms 0.9
+(two threads: 0.7), of 1,024 tokens 2.1 and 2.9 (1.0 and 0.9), of 4,096 tokens 11.6 and 4.8 (4.7 and 1.4)."""
+
+_LAST = 0x7FFFFFFF
+
+
+def top_k_top_p(logits: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
+    """The lowest number `[R, 1]` that is kept of `logits [R, V]`: the `top_k [R, 1]` largest (1 to V), and
+    of those the fewest that hold `top_p [R, 1]` of their probability. Tokens that tie with the last one
+    kept are kept too."""
+    find = _by_sorting if logits.shape[-1] <= SORTED else _by_histograms
+    by_k, by_p = find(logits, top_k, top_p)
+    # A top-p of 1 cuts nothing, although the running sum may reach 1 early by rounding.
+    return torch.maximum(by_k, by_p.masked_fill(top_p >= 1, float("-inf")))
+
+
+# Both sum probabilities in float64: a bin may hold many thousand small numbers.
+
+
+def _by_sorting(logits: Tensor, top_k: Tensor, top_p: Tensor) -> tuple[Tensor, Tensor]:
+    """The thresholds `[R, 1]` of top-k and of top-p among those tokens; arguments as of `top_k_top_p`."""
+    down, order = logits.sort(-1, descending=True)
+    by_k = down.gather(-1, top_k - 1)
+    mass, whole = _mass(logits, by_k)
+    held = mass.gather(-1, order).cumsum(-1) < top_p.double() * whole
+    # The sum over all tokens may miss the whole by rounding.
+    last = held.sum(-1, keepdim=True).clamp_max(logits.shape[-1] - 1)
+    return by_k, down.gather(-1, last)
+
+
+def _by_histograms(logits: Tensor, top_k: Tensor, top_p: Tensor) -> tuple[Tensor, Tensor]:
+    """What `_by_sorting` finds."""
+    ranks = _ranks(logits)
+    ones = torch.ones_like(logits[:1]).expand_as(logits)
+    by_k = _floats(_search(ranks, ones, top_k.to(logits.dtype)))
+    mass, whole = _mass(logits, by_k)
+    return by_k, _floats(_search(ranks, mass, top_p.double() * whole))
+
+
+def _mass(logits: Tensor, least: Tensor) -> tuple[Tensor, Tensor]:
+    """The probabilities `[R, V]`, and the sum `[R, 1]` of those of logits from `least [R, 1]` on."""
+    mass = logits.softmax(-1)
+    return mass.double(), (mass * (logits >= least)).sum(-1, keepdim=True)
+
+
+def _search(ranks: Tensor, weights: Tensor, target: Tensor) -> Tensor:
+    """The last rank `[R, 1]` before which less than `target [R, 1]` lies, of `ranks` with `weights`, both
+    `[R, V]`."""
+    shift = 32 - DIGITS[0]
+    here = (ranks >> shift).add_(1 << (DIGITS[0] - 1))  # the first digit has a sign
+    before, last = _bin(here.long(), weights, torch.zeros_like(target), target, 1 << DIGITS[0])
+    found = last.int() - (1 << (DIGITS[0] - 1))
+    for digit in DIGITS[1:]:
+        # Other ranks go to bins of their own, spread by their digit: additions to one bin would wait
+        # for each other.
+        bins, other = 1 << digit, (ranks >> shift).sub_(found).abs_().clamp_max_(1)
+        shift -= digit
+        here = (ranks >> shift).bitwise_and_(bins - 1).add_(other, alpha=bins)
+        before, last = _bin(here.long(), weights, before, target, bins)
+        found = (found << digit) + last.int()
+    return found
+
+
+def _bin(
+    here: Tensor, weights: Tensor, before: Tensor, target: Tensor, bins: int
+) -> tuple[Tensor, Tensor]:
+    """The weight `[R, 1]` before the last bin before which less than `target` lies, and its index
+    `[R, 1]`, where `weights [R, V]` lie in the bins `here [R, V]` and `before [R, 1]` lies before all."""
+    empty = torch.zeros((len(here), 2 * bins), dtype=weights.dtype, device=weights.device)
+    inside = empty.scatter_add_(1, here, weights)[:, :bins]
+    each = inside.cumsum(1).sub_(inside).add_(before)
+    last = (each < target).sum(1, keepdim=True).sub_(1).clamp_(0, bins - 1)
+    return each.gather(1, last), last
+
+
+def _ranks(logits: Tensor) -> Tensor:
+    """Integers `[R, V]` int32 in the reverse order of `logits [R, V]` float32."""
+    bits = (logits + 0.0).view(torch.int32)  # -0.0 becomes 0.0, which it is equal to
+    return ~(bits ^ ((bits >> 31) & _LAST))
+
+
+def _floats(ranks: Tensor) -> Tensor:
+    """The inverse of `_ranks`."""
+    keys = ~ranks
+    return (keys ^ ((keys >> 31) & _LAST)).view(torch.float32)
+
 
 CACHED = 1 << 18
 """Logits that `bound` treats at a time on CPUs: several arrays of them fit into a core's caches."""

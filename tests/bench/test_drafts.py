@@ -13,7 +13,7 @@ from forescribe.asr.errors import ForescribeError, UsageError
 from forescribe.bench.drafts import bench_drafts, drafts_table
 from forescribe.bench.drafts.draft_options import Material, Options
 from forescribe.bench.drafts.draft_rows import PLAIN, DraftRun, rows_of, winners
-from forescribe.speculative.engine.stats import Stats
+from forescribe.speculative.stats import Stats
 
 from .command import bench
 

@@ -12,8 +12,8 @@ from forescribe.bench.text import bench_text
 from forescribe.bench.text.bench_text import Options, Result, Row
 from forescribe.bench.text.text_systems import System
 from forescribe.speculative.device import choose
-from forescribe.speculative.engine.stats import Stats
 from forescribe.speculative.errors import SpeculativeError
+from forescribe.speculative.stats import Stats
 from forescribe.text.text_presets import Pair
 from tests.bench.command import bench
 from tests.text.language_models import POSITIONS, write

@@ -19,7 +19,7 @@ from forescribe.asr.errors import AudioError, ForescribeError, OutputError
 from forescribe.asr.formats.transcript import Coverage, Notice, Segment, Span, Transcript
 from forescribe.cli.terminal.console import Console
 from forescribe.cli.terminal.progress import EVERY_S, Screen, tail
-from forescribe.speculative.engine.stats import Stats
+from forescribe.speculative.stats import Stats
 
 A = Source("a.wav")
 STATS = Stats(row_rounds=10, drafted_at_depth=(10,), accepted_at_depth=(5,))

@@ -18,7 +18,7 @@ from forescribe.cli.main import app
 from forescribe.draft_lists import DraftVocabulary, Piece, files_of, read
 from forescribe.speculative.drafters.draft_tokens import FILE, DraftTokens
 from forescribe.speculative.errors import LoadError
-from forescribe.speculative.models import bundled
+from forescribe.speculative.models import hub
 from forescribe.text import Options as TextOptions
 from forescribe.text import TextGenerator
 from tests.docs.pages import ROOT
@@ -38,7 +38,7 @@ def draft_head(*arguments: str | Path, stdin: bytes | None = None) -> Any:
 def draft(tmp_path: Path) -> Path:
     """A copy of the bundled speech draft, without its own list."""
     ignored = shutil.ignore_patterns(FILE)
-    return Path(shutil.copytree(bundled.path("tiny.en-draft"), tmp_path / "draft", ignore=ignored))
+    return Path(shutil.copytree(hub.path("tiny.en-draft"), tmp_path / "draft", ignore=ignored))
 
 
 @pytest.fixture
@@ -199,18 +199,18 @@ def test_a_transcript_is_the_same_with_a_list_and_nothing_else_is_drafted(
 
 
 def test_a_text_draft_uses_its_list(tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(bundled.path("text-draft"), tmp_path / "draft"))
+    folder = Path(shutil.copytree(hub.path("text-draft"), tmp_path / "draft"))
     (tmp_path / "own.txt").write_text("The minutes of the sales meeting: the song was quiet. " * 3)
     draft_head(folder, tmp_path / "own.txt")
     how = TextOptions(max_tokens=40)
     prompt = 'Define "song".'
-    plain = TextGenerator.load(bundled.path("text"), None, gamma=0, device="cpu")
-    cut = TextGenerator.load(bundled.path("text"), folder, gamma=3, device="cpu")
+    plain = TextGenerator.load(hub.path("text"), None, gamma=0, device="cpu")
+    cut = TextGenerator.load(hub.path("text"), folder, gamma=3, device="cpu")
     texts = [[c.text for c in made.generate([prompt], how)] for made in (plain, cut)]
     assert texts[0] == texts[1]
     (folder / FILE).write_text("{}")
     with pytest.raises(LoadError, match=r"--draft .* is no list of tokens: it lacks 'ids'"):
-        TextGenerator.load(bundled.path("text"), folder, device="cpu")
+        TextGenerator.load(hub.path("text"), folder, device="cpu")
 
 
 def test_a_damaged_list_of_a_speech_draft_is_an_error_of_the_model(draft: Path) -> None:

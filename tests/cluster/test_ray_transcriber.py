@@ -18,7 +18,7 @@ from forescribe.asr.formats.transcript import Coverage, Span, Transcript
 from forescribe.cluster.cluster_transcriber import GIVE_UP_S, NOTICE_S, ClusterTranscriber
 from forescribe.cluster.fleet import Event, Lost, Refused, Reported, Started
 from forescribe.cluster.work_records import Finished, Report, WorkerInfo, WorkOrder
-from forescribe.speculative.engine.stats import Stats
+from forescribe.speculative.stats import Stats
 
 ORDER = WorkOrder("1", {}, Options(), batch=2)
 

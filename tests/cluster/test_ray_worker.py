@@ -18,8 +18,8 @@ from forescribe.asr.records.recording_sources import Source
 from forescribe.asr.storage.locations import Location
 from forescribe.cluster.cluster_worker import ClusterWorker
 from forescribe.cluster.work_records import Report, WorkOrder
-from forescribe.speculative.engine.stats import Stats
 from forescribe.speculative.errors import BrokenError
+from forescribe.speculative.stats import Stats
 
 WAIT_S = 30.0
 

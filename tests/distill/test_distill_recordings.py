@@ -25,8 +25,8 @@ from forescribe.cli.main import app
 from forescribe.distill.labels.label_rows import OWN
 from forescribe.distill.labels.label_store import LabelStore
 from forescribe.distill.pairs.speech_labels import label_recordings
-from forescribe.speculative.models import bundled
-from forescribe.speculative.models.quantized.stored_int8 import as_floats
+from forescribe.speculative.models import hub
+from forescribe.speculative.models.quantized import as_floats
 from tests.docs.pages import ROOT
 
 SAMPLES = ROOT / "samples"
@@ -126,7 +126,7 @@ def test_transcripts_with_a_made_draft_are_those_of_gamma_0(made: Path) -> None:
 
 
 def test_a_made_draft_assists_in_transformers(made: Path, tmp_path: Path) -> None:
-    folder = as_floats(bundled.path("tiny.en"), tmp_path / "target")
+    folder = as_floats(hub.path("tiny.en"), tmp_path / "target")
     target = WhisperForConditionalGeneration.from_pretrained(folder).eval()
     draft = AutoModelForCausalLM.from_pretrained(made).eval()
     processor = WhisperProcessor.from_pretrained(made)

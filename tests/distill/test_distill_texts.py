@@ -32,8 +32,8 @@ from forescribe.distill.results.draft_selection import Prices, tokens_per_round
 from forescribe.distill.results.engine_runs import run_rows
 from forescribe.distill.work_folder import WorkFolder
 from forescribe.speculative.drafters.draft_tokens import FILE, DraftTokens
-from forescribe.speculative.models import bundled
-from forescribe.speculative.models.quantized.stored_int8 import as_floats
+from forescribe.speculative.models import hub
+from forescribe.speculative.models.quantized import as_floats
 from forescribe.text import Options, TextGenerator
 from tests.distill.made_rows import made_row
 
@@ -49,7 +49,7 @@ def silent(stage: str, done: float, whole: float | None, note: str) -> None:
 
 @pytest.fixture(scope="module")
 def generator() -> TextGenerator:
-    return TextGenerator.load(bundled.path("text"), bundled.path("text-draft"), batch=8)
+    return TextGenerator.load(hub.path("text"), hub.path("text-draft"), batch=8)
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +126,7 @@ def test_paragraphs_are_continued_from_their_first_words_and_bad_files_are_named
 def trained(pair: TextPair, labels: Path, folder: Path, steps: int, seed: int = 0) -> DraftTraining:
     rows = LabelStore(labels).rows()
     torch.manual_seed(0)
-    draft = pair.open(bundled.path("text-draft"))
+    draft = pair.open(hub.path("text-draft"))
     plan = TrainingPlan(seed=seed, steps=steps, on_policy=True)
     return DraftTraining(pair, draft, rows[6:], rows[:6], PRICES, plan, folder / "checkpoint.pt")
 
@@ -158,7 +158,7 @@ def test_one_seed_gives_one_draft_also_when_it_is_interrupted_on_the_way(
     assert rest.state.step == whole.state.step == 6
     one, two = weights(whole), weights(rest)
     assert all(torch.equal(one[name], two[name]) for name in one)
-    start = pair.open(bundled.path("text-draft")).state_dict()
+    start = pair.open(hub.path("text-draft")).state_dict()
     changed = {name for name in one if not torch.equal(one[name], start[name])}
     assert changed
     assert not any("embed" in name or "lm_head" in name for name in changed)  # frozen
@@ -175,7 +175,7 @@ def test_the_best_state_is_the_one_with_the_most_expected_speed(
     assert state.chosen.step == 0
     assert state.evaluations[-1].gain < state.chosen.gain
     training.load_best()
-    start = pair.open(bundled.path("text-draft")).state_dict()
+    start = pair.open(hub.path("text-draft")).state_dict()
     assert all(torch.equal(v, start[name]) for name, v in weights(training).items())
 
 
@@ -187,7 +187,7 @@ def test_a_draft_with_a_cut_head_is_trained_and_tried_with_it(
     counted = Counter(token for row in rows for token in row.tokens[row.begin :])
     listed = DraftTokens.most_frequent(counted, (), pair.model.vocab_size, "labels", coverage=0.8)
     head = CutHead.of(listed.ids, pair.model.vocab_size, torch.device("cpu"))
-    draft = pair.open(bundled.path("text-draft"))
+    draft = pair.open(hub.path("text-draft"))
     plan = TrainingPlan(steps=3, on_policy=True)
     file = tmp_path / "checkpoint.pt"
     training = DraftTraining(pair, draft, rows[4:], rows[:4], PRICES, plan, file, head)
@@ -247,7 +247,7 @@ def test_the_report_has_acceptance_by_kind_and_depth_beside_equality(made: Path)
 
 def test_a_made_draft_serves_and_its_texts_are_those_of_plain_decoding(made: Path) -> None:
     assert (made / FILE).is_file()
-    drafted = TextGenerator.load(bundled.path("text"), made, batch=2, gamma=3)
+    drafted = TextGenerator.load(hub.path("text"), made, batch=2, gamma=3)
     prompts = ["Heavy snow closed the", "She wore a green", "The chairman asked"]
     for temperature in (0.0, 1.0):
         options = Options(max_tokens=24, temperature=temperature, seed=3)
@@ -260,7 +260,7 @@ def test_a_made_draft_serves_and_its_texts_are_those_of_plain_decoding(made: Pat
 
 
 def test_a_made_draft_assists_in_transformers(made: Path, tmp_path: Path) -> None:
-    plain_target = as_floats(bundled.path("text"), tmp_path / "target")
+    plain_target = as_floats(hub.path("text"), tmp_path / "target")
     target = AutoModelForCausalLM.from_pretrained(plain_target).eval()
     draft = AutoModelForCausalLM.from_pretrained(made).eval()
     tokens = torch.tensor([[0, 2, 300, 268, 87, 574, 299, 1, 3]])
@@ -341,7 +341,7 @@ def test_ctrl_c_while_training_leaves_a_draft_and_the_same_run_goes_on(
     pair: TextPair, labels: Path, tmp_path: Path
 ) -> None:
     settings = DistillSettings(
-        tmp_path / "out", bundled.path("text-draft"), steps=4, record={"model": "demo-text"}
+        tmp_path / "out", hub.path("text-draft"), steps=4, record={"model": "demo-text"}
     )
 
     def copied(store: LabelStore, until: Any) -> list[Any]:

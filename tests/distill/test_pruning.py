@@ -176,7 +176,7 @@ def prune(*arguments: object) -> Any:
 
 
 def test_a_pruned_text_draft_loads_and_its_text_is_that_of_plain_decoding(tmp_path: Path) -> None:
-    from forescribe.speculative.models import bundled
+    from forescribe.speculative.models import hub
     from forescribe.text import Options, TextGenerator
 
     data = tmp_path / "words.txt"
@@ -189,7 +189,7 @@ def test_a_pruned_text_draft_loads_and_its_text_is_that_of_plain_decoding(tmp_pa
     report = json.loads((out / "prune.json").read_text())
     assert report["kept"] == [0, 4, 8, 12]
     assert len(report["distances"]["1"]) == 16
-    target = bundled.path("text")
+    target = hub.path("text")
     drafted = TextGenerator.load(target, out, batch=2, gamma=4)
     prompts = ["Heavy snow closed the", "She wore a green"]
     options = Options(max_tokens=24)

@@ -17,9 +17,9 @@ from forescribe.asr.decode.rules import whisper_rules
 from forescribe.speculative import Engine, Fixed, ModelDrafter, Request, device
 from forescribe.speculative.device import Device, available, choose, keep_to_one_core
 from forescribe.speculative.errors import DeviceError
-from forescribe.speculative.graphs import transfers
-from forescribe.speculative.graphs.capture import CudaCapture, capture_for
-from forescribe.speculative.models.whisper_decoder import WhisperDecoder
+from forescribe.speculative.graphs import snapshots
+from forescribe.speculative.graphs.runner import CudaCapture, capture_for
+from forescribe.speculative.models.modules import WhisperDecoder
 from forescribe.speculative.requests import Result
 from forescribe.speculative.testing import TinyModel
 from tests.speculative.models.whispers import EOS, SOT, decoder_only, encoder_states, whisper
@@ -486,7 +486,7 @@ def cards(monkeypatch) -> Cards:
 
 @pytest.mark.parametrize("gamma", [0, 3])
 def test_all_that_an_engine_launches_goes_to_its_own_card(cards, monkeypatch, gamma) -> None:
-    monkeypatch.setattr(transfers, "pinned", torch.empty_like)
+    monkeypatch.setattr(snapshots, "pinned", torch.empty_like)
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: None)
     capture = CudaCapture.__call__
 

@@ -8,9 +8,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from forescribe.speculative import thread_count
-from forescribe.speculative.device import keep_to_one_core
-from forescribe.speculative.thread_count import at_most, can_set, set_thread_count
+from forescribe.speculative import device
+from forescribe.speculative.device import at_most, can_set, keep_to_one_core, set_thread_count
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +22,7 @@ def three_threads() -> Iterator[None]:
 
 def mkl_threads() -> int:
     """MKL's number for the calling thread; OpenMP's where torch has no MKL."""
-    count = getattr(thread_count._library(), "MKL_Get_Max_Threads", torch.get_num_threads)
+    count = getattr(device._library(), "MKL_Get_Max_Threads", torch.get_num_threads)
     return int(count())
 
 
@@ -87,7 +86,7 @@ def test_blocks_can_be_within_a_thread_of_its_own_number() -> None:
 
 
 def test_without_the_functions_nothing_is_changed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(thread_count, "_library", lambda: None)
+    monkeypatch.setattr(device, "_library", lambda: None)
     assert not can_set()
     with at_most(1):
         assert torch.get_num_threads() == 3

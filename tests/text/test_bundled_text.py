@@ -12,9 +12,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from forescribe.speculative import Engine, Fixed, ModelDrafter, Request
 from forescribe.speculative.device import choose
-from forescribe.speculative.models import bundled
-from forescribe.speculative.models.causal_lm import CausalDecoder
-from forescribe.speculative.models.quantized.stored_int8 import as_floats, float_weights
+from forescribe.speculative.models import hub
+from forescribe.speculative.models.modules import CausalDecoder
+from forescribe.speculative.models.quantized import as_floats, float_weights
 from forescribe.text.language_model import load
 
 NAMES = "text", "text-draft"
@@ -29,14 +29,14 @@ QUESTIONS = (
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return AutoTokenizer.from_pretrained(bundled.path("text"))
+    return AutoTokenizer.from_pretrained(hub.path("text"))
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
     """Of stock transformers, from the numbers as floats."""
     out = tmp_path_factory.mktemp("floats")
-    folders = [as_floats(bundled.path(n), out / n) for n in NAMES]
+    folders = [as_floats(hub.path(n), out / n) for n in NAMES]
     return tuple(AutoModelForCausalLM.from_pretrained(folder).eval() for folder in folders)
 
 
@@ -68,9 +68,9 @@ def decode(models, tokenizer, prompts, gamma: int, batch: int, temperature: floa
 
 
 def test_it_is_small_and_the_draft_uses_the_targets_tokens(models, tokenizer):
-    size = sum(f.stat().st_size for n in NAMES for f in bundled.path(n).iterdir())
+    size = sum(f.stat().st_size for n in NAMES for f in hub.path(n).iterdir())
     assert size < 5e6
-    other = AutoTokenizer.from_pretrained(bundled.path("text-draft"))
+    other = AutoTokenizer.from_pretrained(hub.path("text-draft"))
     assert other.get_vocab() == tokenizer.get_vocab()
     assert all(m.config.vocab_size == len(tokenizer) for m in models)
     assert all(m.dtype == torch.float32 for m in models)
@@ -78,7 +78,7 @@ def test_it_is_small_and_the_draft_uses_the_targets_tokens(models, tokenizer):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_loader_reads_the_floats_that_the_integers_stand_for(name):
-    folder = bundled.path(name)
+    folder = hub.path(name)
     assert torch.int8 in {tensor.dtype for tensor in load_file(folder / WEIGHTS).values()}
     model = load(folder, choose("cpu"), network=False).model
     numbers, expected = model.state_dict(), float_weights(folder)
@@ -154,7 +154,7 @@ def test_sampled_text_follows_the_targets_distribution(models, tokenizer, prompt
 
 
 def test_the_card_tells_what_was_measured():
-    folder = bundled.path("text")
+    folder = hub.path("text")
     record = json.loads((folder / "evaluation.json").read_text())
     card = (folder / "README.md").read_text("utf-8")
     assert record["equal"] is True

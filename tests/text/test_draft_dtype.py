@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from forescribe.speculative.models import bundled
+from forescribe.speculative.models import hub
 from forescribe.text.generator import TextGenerator
 from forescribe.text.streaming import Options
 
@@ -14,8 +14,8 @@ PROMPTS = ('Define "song".', "Write the minutes of the sales meeting on March 3.
 
 def generator(draft_dtype: str | None = None, engine: str | None = None, **settings: object):
     return TextGenerator.load(
-        bundled.path("text"),
-        bundled.path("text-draft"),
+        hub.path("text"),
+        hub.path("text-draft"),
         device="cpu",
         network=False,
         engine=engine,

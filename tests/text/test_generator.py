@@ -20,7 +20,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from forescribe.speculative import Sampling
 from forescribe.speculative.device import Device
 from forescribe.speculative.errors import DecodingError, LoadError, RequestError
-from forescribe.speculative.models.families.causal_config import cache_numbers
+from forescribe.speculative.models.causal import cache_numbers
 from forescribe.speculative.requests import Mode
 from forescribe.text import TextGenerator
 from forescribe.text.detokenizer import HELD, Detokenizer

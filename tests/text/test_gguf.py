@@ -12,8 +12,8 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from forescribe.speculative.device import choose
 from forescribe.speculative.errors import LoadError
-from forescribe.speculative.models.quantized import published_formats
-from forescribe.speculative.models.quiet import quiet
+from forescribe.speculative.models import checkpoint
+from forescribe.speculative.models.checkpoint import quiet
 from forescribe.text.generator import Options, TextGenerator
 from forescribe.text.language_model import load
 from forescribe.text.text_presets import resolve
@@ -94,7 +94,7 @@ def test_a_damaged_file_is_refused_in_one_line(file, tmp_path) -> None:
 
 
 def test_without_its_reader_a_file_says_what_to_install(file, monkeypatch) -> None:
-    monkeypatch.setattr(published_formats.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(checkpoint.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(LoadError, match="gguf and accelerate: pip install gguf accelerate"):
         load(file, CPU)
 

@@ -18,7 +18,7 @@ from forescribe.bench.text.bench_text import load_pair
 from forescribe.cli.main import app
 from forescribe.speculative.device import choose
 from forescribe.speculative.errors import LoadError
-from forescribe.speculative.models.families.model_engine import ModelEngine
+from forescribe.speculative.models.engines import ModelEngine
 from forescribe.text import TextGenerator
 from forescribe.text import drafter_registry as registry
 from forescribe.text.generator import Options

@@ -11,9 +11,8 @@ from torch import Tensor
 
 from forescribe.speculative.device import choose
 from forescribe.speculative.errors import LoadError
-from forescribe.speculative.models.families.causal_engines import causal_decoder
-from forescribe.speculative.models.families.model_engine import ModelEngine
-from forescribe.speculative.models.quantized import published_formats
+from forescribe.speculative.models import checkpoint
+from forescribe.speculative.models.engines import ModelEngine, causal_decoder
 from forescribe.text.language_model import load
 from tests.speculative.models.families import tiny
 
@@ -26,7 +25,7 @@ from . import language_models
      ("compressed-tensors", "compressed-tensors")],
 )  # fmt: skip
 def test_they_are_refused_with_the_library_to_install(tmp_path, monkeypatch, method, package):
-    monkeypatch.setattr(published_formats.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(checkpoint.importlib.util, "find_spec", lambda name: None)
     folder = language_models.write(tmp_path / "model")
     file = folder / "config.json"
     config = json.loads(file.read_text(encoding="utf-8"))
@@ -40,8 +39,8 @@ def test_they_are_refused_with_the_library_to_install(tmp_path, monkeypatch, met
 
 
 def test_plain_checkpoints_need_no_library():
-    assert published_formats.method_of(SimpleNamespace()) is None
-    published_formats.check_library(SimpleNamespace(quantization_config={"quant_method": "fp8"}))
+    assert checkpoint.method_of(SimpleNamespace()) is None
+    checkpoint.check_library(SimpleNamespace(quantization_config={"quant_method": "fp8"}))
 
 
 class Packed(Tensor):

@@ -11,8 +11,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from forescribe.speculative.errors import LoadError
-from forescribe.speculative.models import bundled
-from forescribe.speculative.models.quantized.stored_int8 import as_floats
+from forescribe.speculative.models import hub
+from forescribe.speculative.models.quantized import as_floats
 from forescribe.text.generator import Options, TextGenerator
 
 PROMPTS = ("The meeting on Tuesday", "Once upon a time", "She opened the door and")
@@ -28,13 +28,13 @@ pytestmark = [
 def stored(model: Any, folder: Path) -> Path:
     """The model in a folder, with the tokenizer of the bundled one."""
     model.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(bundled.path("text")).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(hub.path("text")).save_pretrained(folder)
     return folder
 
 
 def plain(folder: Path) -> Path:
     """The bundled model in a folder beside this one, for transformers alone."""
-    return as_floats(bundled.path("text"), folder.with_name("plain"))
+    return as_floats(hub.path("text"), folder.with_name("plain"))
 
 
 def by_torchao(folder: Path, *, activations: bool = False) -> Path:
@@ -86,7 +86,7 @@ def test_quantised_weights_give_the_text_of_generate(write: Any, tmp_path: Path)
         with torch.inference_mode():
             answer = model.generate(ids, do_sample=False, max_length=ids.shape[1] + TOKENS)
         expected.append(tuple(answer[0, ids.shape[1] :].tolist()))
-    shutil.copytree(bundled.path("text-draft"), tmp_path / "draft")
+    shutil.copytree(hub.path("text-draft"), tmp_path / "draft")
     for gamma, batch in ((0, 1), (4, 1), (4, 4)):
         generator = TextGenerator.load(folder, tmp_path / "draft", batch=batch, gamma=gamma)
         assert generator.target.engine == "modules"

@@ -11,9 +11,9 @@ from transformers import AutoModelForCausalLM
 
 from forescribe.speculative.device import choose
 from forescribe.speculative.errors import LoadError
-from forescribe.speculative.models.heads.head_loading import load_mtp
-from forescribe.speculative.models.heads.head_record import TargetShape
-from forescribe.speculative.models.quantized.stored_int8 import as_floats, stored_int8
+from forescribe.speculative.models.heads.formats import load_mtp
+from forescribe.speculative.models.heads.records import TargetShape
+from forescribe.speculative.models.quantized import as_floats, stored_int8
 from forescribe.text.generator import Options, TextGenerator
 from forescribe.text.language_model import load
 from tests.text.language_models import write

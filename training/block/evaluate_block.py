@@ -21,8 +21,8 @@ import torch
 
 from forescribe.asr.decode.transcriber import Options, Transcriber
 from forescribe.asr.model.draft_model import EncoderStates
-from forescribe.speculative.engine.stats import Stats
 from forescribe.speculative.requests import Request
+from forescribe.speculative.stats import Stats
 from training.block.train_block import BLOCK, LENGTHS
 from training.paths import SAMPLES
 

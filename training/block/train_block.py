@@ -28,8 +28,12 @@ from forescribe.asr.model.loading import load
 from forescribe.asr.model.presets import resolve
 from forescribe.distill.optimizers import Optimizers, rate
 from forescribe.speculative.device import choose
-from forescribe.speculative.models.heads.whisper_block import BlockShape, WhisperBlock
-from forescribe.speculative.models.heads.whisper_block_format import read_block, write_block
+from forescribe.speculative.models.heads.whisper_block import (
+    BlockShape,
+    WhisperBlock,
+    read_block,
+    write_block,
+)
 from training.block.written_windows import WORK, taps_of
 
 BLOCK, LENGTHS = 11, (5, 8, 11)

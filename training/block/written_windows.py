@@ -28,11 +28,11 @@ from forescribe.distill.labels.label_store import LabelStore
 from forescribe.speculative import Engine, Fixed
 from forescribe.speculative.device import choose
 from forescribe.speculative.drafters.model_drafter import ModelDrafter
-from forescribe.speculative.drafts import Draft, Scores, Verdict
-from forescribe.speculative.models.families.whisper_engines import whisper_decoder
+from forescribe.speculative.models.engines import whisper_decoder
 from forescribe.speculative.protocols import Needs
 from forescribe.speculative.requests import Request
 from forescribe.speculative.rows import Rows
+from forescribe.speculative.types import Draft, Scores, Verdict
 from training.paths import MADE
 
 BATCH, GAMMA, PER_FILE = 8, 4, 16

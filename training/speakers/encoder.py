@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import save_file
 
 from forescribe.diarize.engines.voice_encoder import DIMENSION, NAME
-from forescribe.speculative.models.quantized.stored_int8 import stored_int8
+from forescribe.speculative.models.quantized import stored_int8
 from training.paths import BUNDLED
 
 FOLDER = BUNDLED / "speakers"

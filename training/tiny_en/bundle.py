@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from forescribe.asr.model.presets import locate
 from forescribe.speculative.drafters.draft_tokens import FILE
-from forescribe.speculative.models.quantized.stored_int8 import BORROWED, stored_int8
+from forescribe.speculative.models.quantized import BORROWED, stored_int8
 from training.paths import BUNDLED
 
 TARGET, DRAFT = "tiny.en", "tiny.en-draft"

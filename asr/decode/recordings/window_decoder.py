@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from forescribe.speculative.engine.faults import release
+from forescribe.speculative.engine.context import release
 from forescribe.speculative.requests import Request, Result
 
 from ...errors import ForescribeError, out_of_memory

@@ -10,7 +10,7 @@ import time
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from forescribe.speculative.engine.faults import release
+from forescribe.speculative.engine.context import release
 
 from ...formats.transcript import TokenSource, Word
 from ...model.loading import EncoderStates, Whisper

@@ -15,7 +15,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, TypeVar
 
-from forescribe.speculative.models.checkpoint_files import missing, shapes_in
+from forescribe.speculative.models.checkpoint import missing, shapes_in
 
 from .converting import MappedFile, cache_folder, user_cache
 from .ctranslate2 import WEIGHTS, is_ctranslate2, read_variables

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forescribe.speculative.models.checkpoint_files import missing
+from forescribe.speculative.models.checkpoint import missing
 
 from ...errors import ModelError
 

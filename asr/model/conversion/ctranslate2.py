@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forescribe.speculative.models.checkpoint_files import missing
+from forescribe.speculative.models.checkpoint import missing
 
 from ...errors import ModelError
 from .converting import MappedFile, Settings, convert_once, write_model

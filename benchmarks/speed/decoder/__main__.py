@@ -20,7 +20,7 @@ from pathlib import Path
 
 from benchmarks import provenance
 from forescribe.bench.columns import layout
-from forescribe.speculative.models.families.model_engine import ModelEngine
+from forescribe.speculative.models.engines import ModelEngine
 
 from . import forward, rounds
 from .forward import ForwardRow

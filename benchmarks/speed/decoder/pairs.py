@@ -12,8 +12,8 @@ from typing import Any
 from benchmarks import provenance
 from benchmarks.speed.when_it_pays import QUESTIONS
 from forescribe.speculative.device import choose
-from forescribe.speculative.models import bundled
-from forescribe.speculative.models.families.model_engine import Form, ModelEngine
+from forescribe.speculative.models import hub
+from forescribe.speculative.models.engines import Form, ModelEngine
 from forescribe.speculative.protocols import Model, Processor
 from forescribe.speculative.requests import Request
 
@@ -41,7 +41,8 @@ def speech_pair() -> DecoderPair:
     from forescribe.asr.model.loading import load
     from forescribe.asr.model.presets import resolve
     from forescribe.bench.speech.clips import join, read_clips
-    from forescribe.speculative.models.families.whisper_engines import FORMS, whisper_decoder
+    from forescribe.speculative.models.engines import WHISPER_FORMS as FORMS
+    from forescribe.speculative.models.engines import whisper_decoder
 
     whisper = load(resolve("tiny.en", None), choose("cpu"))
     paths = [str(provenance.ROOT / "samples" / f"{name}.flac") for name in SAMPLES]
@@ -68,13 +69,12 @@ def speech_pair() -> DecoderPair:
 
 def text_pair() -> DecoderPair:
     """The bundled text pair, on eight questions."""
-    from forescribe.speculative.models.families.causal_engines import FORMS, causal_decoder
+    from forescribe.speculative.models.engines import CAUSAL_FORMS as FORMS
+    from forescribe.speculative.models.engines import causal_decoder
     from forescribe.text.language_model import load
 
     device = choose("cpu")
-    target, draft = (
-        load(bundled.path(name), device, network=False) for name in ("text", "text-draft")
-    )
+    target, draft = (load(hub.path(name), device, network=False) for name in ("text", "text-draft"))
     prompts = [target.vocabulary.chat([{"role": "user", "content": q}]) for q in QUESTIONS]
     return DecoderPair(
         target=lambda engine: causal_decoder(target.model, engine=engine),

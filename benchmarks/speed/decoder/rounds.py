@@ -14,7 +14,7 @@ import torch
 from forescribe.speculative import Engine, Fixed, ModelDrafter, Stats, choose
 from forescribe.speculative.drafters.model_drafter import confidence_for
 from forescribe.speculative.engine.schedule import schedule_for
-from forescribe.speculative.models.families.model_engine import ModelEngine
+from forescribe.speculative.models.engines import ModelEngine
 
 from .pairs import DecoderPair
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from forescribe.speculative.engine.stats import Stats
+from forescribe.speculative.stats import Stats
 
 from ..equality import Equality, Tokens, compare
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from forescribe.asr.model.presets import resolve
 from forescribe.asr.model.published import locate
-from forescribe.speculative.engine.stats import Stats
-from forescribe.speculative.models.families.model_engine import ModelEngine
+from forescribe.speculative.models.engines import ModelEngine
+from forescribe.speculative.stats import Stats
 
 from ..speech.bench_transcribe import check_words
 from ..speech.clips import Material as Audio

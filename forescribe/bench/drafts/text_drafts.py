@@ -12,9 +12,8 @@ from pathlib import Path
 import torch
 
 from forescribe.speculative.device import Device, choose
-from forescribe.speculative.engine.stats import Stats
-from forescribe.speculative.models.families.draft_precision import draft_device
-from forescribe.speculative.models.families.model_engine import ModelEngine
+from forescribe.speculative.models.engines import ModelEngine, draft_device
+from forescribe.speculative.stats import Stats
 from forescribe.text.head_drafts import HeadDraft, load_draft
 from forescribe.text.language_model import LanguageModel, load
 from forescribe.text.text_presets import NGRAM, resolve

@@ -17,8 +17,8 @@ from pathlib import Path
 from forescribe.asr.errors import ForescribeError, UsageError
 from forescribe.asr.model.presets import Pair, resolve
 from forescribe.asr.model.published import locate
-from forescribe.speculative.models.families.model_engine import ModelEngine
-from forescribe.speculative.models.quantized.stored_int8 import as_floats
+from forescribe.speculative.models.engines import ModelEngine
+from forescribe.speculative.models.quantized import as_floats
 
 from .. import provenance
 from ..needs import INSTALL, missing

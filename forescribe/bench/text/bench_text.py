@@ -22,8 +22,7 @@ import torch
 from forescribe.asr.errors import UsageError
 from forescribe.speculative.device import Device, choose
 from forescribe.speculative.errors import LoadError
-from forescribe.speculative.models.families.draft_precision import draft_device
-from forescribe.speculative.models.families.model_engine import ModelEngine
+from forescribe.speculative.models.engines import ModelEngine, draft_device
 from forescribe.text import drafter_registry
 from forescribe.text.language_model import LanguageModel, check_draft, load
 from forescribe.text.text_presets import MTP, NGRAM, Pair, resolve

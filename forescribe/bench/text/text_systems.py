@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from forescribe.speculative.device import Device
-from forescribe.speculative.engine.stats import Stats
+from forescribe.speculative.stats import Stats
 from forescribe.text.generator import CONTEXT, Options, TextGenerator
 from forescribe.text.head_drafts import HeadDraft
 from forescribe.text.language_model import LanguageModel

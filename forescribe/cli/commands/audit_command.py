@@ -86,8 +86,7 @@ def audit(**values: Any) -> None:
     from forescribe.asr.model.loading import load
     from forescribe.asr.model.presets import resolve
     from forescribe.speculative.device import choose
-    from forescribe.speculative.models.families.draft_precision import draft_device
-    from forescribe.speculative.models.families.model_engine import ModelEngine
+    from forescribe.speculative.models.engines import ModelEngine, draft_device
 
     decoding = Options(
         language=options.language,

@@ -99,7 +99,7 @@ def draft_head(**values: Any) -> None:
     from forescribe.asr.formats.files import put
     from forescribe.draft_lists import DraftVocabulary, files_of, list_of
     from forescribe.speculative.drafters.draft_tokens import file_for
-    from forescribe.speculative.models.quiet import quiet
+    from forescribe.speculative.models.checkpoint import quiet
 
     files = files_of(options.texts)
     folder = _folder(options.draft)

@@ -39,7 +39,7 @@ from ..options.option_records import (
 )
 
 if TYPE_CHECKING:
-    from forescribe.speculative.engine.stats import Stats
+    from forescribe.speculative.stats import Stats
     from forescribe.text.generator import TextGenerator
     from forescribe.text.streaming import Completion, Options
     from forescribe.text.text_presets import Pair
@@ -314,7 +314,7 @@ def generate(**values: Any) -> None:
 
 
 def _load(options: GenerateOptions, batch: int) -> TextGenerator:
-    from forescribe.speculative.native.compiling.background_build import advice
+    from forescribe.speculative.native.kernel_build import advice
     from forescribe.text.generator import TextGenerator
     from forescribe.text.text_presets import resolve
 

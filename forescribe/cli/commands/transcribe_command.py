@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from forescribe.asr.decode.transcriber import Transcriber
     from forescribe.asr.formats.report import Reports
     from forescribe.asr.storage.opening_stores import Stores
-    from forescribe.speculative.engine.stats import Stats
+    from forescribe.speculative.stats import Stats
 
     from ..terminal.console import Console
 
@@ -176,7 +176,7 @@ def _load(options: TranscribeOptions, batch: Batch, stop: Stop, console: Console
     console.status("loading the model")
     with stop.interruptible():
         from forescribe.asr.decode.transcriber import Transcriber
-        from forescribe.speculative.native.compiling.background_build import advice
+        from forescribe.speculative.native.kernel_build import advice
 
         decoding = options.decoding()
 

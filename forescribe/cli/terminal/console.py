@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from forescribe.asr.formats.report import Reports
     from forescribe.asr.formats.transcript import Transcript
     from forescribe.asr.storage.locations import Location
-    from forescribe.speculative.engine.stats import Stats
+    from forescribe.speculative.stats import Stats
 
 
 class Console:

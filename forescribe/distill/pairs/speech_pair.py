@@ -23,17 +23,13 @@ from forescribe.asr.model.published import locate
 from forescribe.speculative.device import Device
 from forescribe.speculative.drafters.draft_tokens import DraftTokens
 from forescribe.speculative.drafters.model_drafter import ModelDrafter
-from forescribe.speculative.drafts import Prefix
 from forescribe.speculative.engine.engine import Engine
-from forescribe.speculative.models.families.whisper_engines import whisper_decoder
-from forescribe.speculative.models.load_lock import loading
-from forescribe.speculative.models.whisper_decoder import (
-    decoder_only,
-    encoder_of,
-    same_encoder,
-)
+from forescribe.speculative.models.checkpoint import loading
+from forescribe.speculative.models.engines import whisper_decoder
+from forescribe.speculative.models.modules import decoder_only, encoder_of, same_encoder
 from forescribe.speculative.protocols import Schedule
 from forescribe.speculative.requests import Request
+from forescribe.speculative.types import Prefix
 
 from ..labels.label_batches import LabelBatch
 from ..labels.label_rows import LabelRow

@@ -19,9 +19,9 @@ from forescribe.speculative.device import Device
 from forescribe.speculative.drafters.draft_tokens import DraftTokens
 from forescribe.speculative.drafters.model_drafter import ModelDrafter
 from forescribe.speculative.engine.engine import Engine
-from forescribe.speculative.models.families.causal_engines import causal_decoder
+from forescribe.speculative.models.checkpoint import loading
+from forescribe.speculative.models.engines import causal_decoder
 from forescribe.speculative.models.hub import locate
-from forescribe.speculative.models.load_lock import loading
 from forescribe.speculative.protocols import Schedule
 from forescribe.speculative.requests import Request
 from forescribe.speculative.rounds.accept import BlockVerification

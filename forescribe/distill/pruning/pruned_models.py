@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from forescribe.asr.errors import UsageError
-from forescribe.speculative.models.load_lock import loading
+from forescribe.speculative.models.checkpoint import loading
 
 _LAYER = re.compile(r"^(.*\blayers\.)(\d+)(\..*)$")
 

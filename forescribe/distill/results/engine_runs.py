@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from forescribe.speculative.drafters.draft_tokens import DraftTokens
-from forescribe.speculative.engine.stats import Stats
 from forescribe.speculative.errors import SpeculativeError
 from forescribe.speculative.protocols import Poll
+from forescribe.speculative.stats import Stats
 
 from ..labels.label_rows import LabelRow
 from ..pairs.draft_pair import DraftPair

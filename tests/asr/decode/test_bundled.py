@@ -23,9 +23,9 @@ from forescribe.asr.errors import UsageError
 from forescribe.asr.model.loading import load
 from forescribe.asr.model.presets import resolve
 from forescribe.speculative import Request, Stats, choose
-from forescribe.speculative.models import bundled
-from forescribe.speculative.models.quantized.stored_int8 import as_floats
-from forescribe.speculative.models.whisper_decoder import encoder_of
+from forescribe.speculative.models import hub
+from forescribe.speculative.models.modules import encoder_of
+from forescribe.speculative.models.quantized import as_floats
 from tests.asr.decode.test_equality import first_pass
 
 SAMPLES = Path(__file__).parents[3] / "samples"
@@ -46,7 +46,7 @@ def whisper():
 def floats(tmp_path_factory) -> dict[str, Path]:
     """The folders of target and draft in float32, which transformers alone can load."""
     out, names = tmp_path_factory.mktemp("floats"), ("tiny.en", "tiny.en-draft")
-    return {n: as_floats(bundled.path(n), out / n, bundled.path("tiny.en")) for n in names}
+    return {n: as_floats(hub.path(n), out / n, hub.path("tiny.en")) for n in names}
 
 
 def test_the_pair_knows_english_alone(whisper):
@@ -164,7 +164,7 @@ def test_transformers_alone_transcribes_with_the_numbers_as_floats(floats):
 
 def test_the_pair_is_small():
     weights = [
-        p for name in ("tiny.en", "tiny.en-draft") for p in bundled.path(name).glob("*.safetensors")
+        p for name in ("tiny.en", "tiny.en-draft") for p in hub.path(name).glob("*.safetensors")
     ]
     assert 1e6 < sum(p.stat().st_size for p in weights) <= 44e6
 

@@ -14,8 +14,8 @@ from forescribe.asr.model.loading import load
 from forescribe.asr.model.presets import resolve
 from forescribe.speculative import choose
 from forescribe.speculative.errors import DeviceError
-from forescribe.speculative.models.families import model_engine
-from forescribe.speculative.models.quantized.int8_linear import is_int8
+from forescribe.speculative.models import engines
+from forescribe.speculative.models.quantized import is_int8
 from tests.asr.decode import test_draft_dtype
 from tests.asr.decode.test_draft_dtype import decoded
 
@@ -40,7 +40,7 @@ def test_other_engines_refuse_a_quantised_target_before_its_weights_are_read(mon
 
 
 def test_a_quantised_target_is_refused_where_the_kernels_are_missing(monkeypatch):
-    monkeypatch.setattr(model_engine, "missing", lambda: "they are not compiled")
+    monkeypatch.setattr(engines, "missing", lambda: "they are not compiled")
     with pytest.raises(ModelError, match=r"int8 needs the native engine \(they are not compiled\)"):
         Transcriber.load("tiny.en", network=False, quantize="int8")
 

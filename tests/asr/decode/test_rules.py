@@ -23,10 +23,10 @@ from forescribe.asr.decode.rules import (
     whisper_rules,
 )
 from forescribe.asr.decode.timestamp_rule import Timestamps
-from forescribe.speculative.drafts import Prefix
 from forescribe.speculative.protocols import Processor
 from forescribe.speculative.requests import Probe
 from forescribe.speculative.rounds.choice import Choice, choose
+from forescribe.speculative.types import Prefix
 
 # A vocabulary in Whisper's order: 40 text tokens, end-of-text, special tokens, 24 timestamps.
 EOS, SOT, NO_SPEECH, NO_TIMESTAMPS, STAMPS, V = 40, 41, 46, 47, 48, 72

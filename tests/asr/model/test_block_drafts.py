@@ -17,10 +17,9 @@ from forescribe.asr.model.loading import EncoderStates, load
 from forescribe.asr.model.presets import Pair
 from forescribe.speculative import Engine, Fixed, Request
 from forescribe.speculative.device import choose
-from forescribe.speculative.drafters.heads.whisper_block_drafter import WhisperBlockDrafter
-from forescribe.speculative.models.families.whisper_engines import whisper_decoder
-from forescribe.speculative.models.heads.whisper_block import BlockShape, WhisperBlock
-from forescribe.speculative.models.heads.whisper_block_format import write_block
+from forescribe.speculative.drafters.heads import WhisperBlockDrafter
+from forescribe.speculative.models.engines import whisper_decoder
+from forescribe.speculative.models.heads.whisper_block import BlockShape, WhisperBlock, write_block
 from tests.asr.model import folders
 
 CPU = choose("cpu")

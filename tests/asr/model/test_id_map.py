@@ -13,7 +13,7 @@ from transformers import GenerationConfig, WhisperConfig, WhisperTokenizer
 
 from forescribe.asr.model.id_map import token_map
 from forescribe.asr.model.whisper_vocabulary import Kind, Token, WhisperVocabulary, alphabetic
-from forescribe.speculative.models.vocabularies.token_map import NONE
+from forescribe.speculative.models.vocabularies import NONE
 
 from . import large_v3, mapped_pairs
 from .mapped_pairs import OLDER, V3, YUE

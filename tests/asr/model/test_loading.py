@@ -25,12 +25,11 @@ from forescribe.asr.model.presets import Pair
 from forescribe.asr.words.timing import alignment_heads
 from forescribe.speculative.device import Device, choose
 from forescribe.speculative.errors import LoadError
-from forescribe.speculative.models.families.model_engine import ModelEngine
-from forescribe.speculative.models.families.whisper_engines import checked_engine
-from forescribe.speculative.models.lean.lean_whisper_decoder import LeanWhisperDecoder
+from forescribe.speculative.models.engines import ModelEngine, checked_whisper_engine
+from forescribe.speculative.models.lean import LeanWhisperDecoder
+from forescribe.speculative.models.modules import encoder_of
 from forescribe.speculative.models.slot_model import SlotModel
-from forescribe.speculative.models.whisper_decoder import encoder_of
-from forescribe.speculative.native import native_whisper
+from forescribe.speculative.native import decoder
 from forescribe.speculative.native.library import missing
 from tests.asr.model import folders
 
@@ -529,9 +528,7 @@ def test_the_lean_engine_is_taken_unless_the_modules_are_asked_for(target) -> No
 
 @pytest.fixture
 def no_kernels(monkeypatch) -> None:
-    monkeypatch.setattr(
-        native_whisper, "missing", lambda: "they are not compiled; build them with: ..."
-    )
+    monkeypatch.setattr(decoder, "missing", lambda: "they are not compiled; build them with: ...")
 
 
 def test_without_kernels_auto_is_lean_and_native_is_refused_with_the_command(
@@ -555,11 +552,11 @@ def test_a_lean_form_that_computes_something_else_is_replaced_by_the_modules(
 def test_a_decoder_with_hooks_has_no_lean_form(target, no_kernels) -> None:
     model = load(Pair(target), CPU).target
     handle = model.model.decoder.layers[0].fc1.register_forward_hook(lambda *_: None)
-    assert checked_engine(model) == "modules"
+    assert checked_whisper_engine(model) == "modules"
     with pytest.raises(LoadError, match="lean engine has no form of this whisper: hooks"):
-        checked_engine(model, ModelEngine.LEAN)
+        checked_whisper_engine(model, ModelEngine.LEAN)
     handle.remove()
-    assert checked_engine(model) == "lean"
+    assert checked_whisper_engine(model) == "lean"
 
 
 def test_a_spoilt_draft_is_named_as_the_draft(target, copy) -> None:

@@ -18,7 +18,7 @@ from forescribe.asr.model.presets import Pair
 from forescribe.asr.segment import vad
 from forescribe.diarize.engines import registry
 from forescribe.speculative.device import Device, choose
-from forescribe.speculative.models.load_lock import loading
+from forescribe.speculative.models.checkpoint import loading
 from tests.asr.model import folders
 
 OVERLAP_S = 0.3

@@ -23,9 +23,8 @@ from forescribe.asr.model.loading import Whisper, load
 from forescribe.asr.model.presets import Pair
 from forescribe.speculative import Engine, Fixed, ModelDrafter, Request
 from forescribe.speculative.device import choose
-from forescribe.speculative.models.families.model_engine import ModelEngine
-from forescribe.speculative.models.families.whisper_engines import whisper_decoder
-from forescribe.speculative.models.vocabularies.mapped_vocabulary import MappedVocabulary
+from forescribe.speculative.models.engines import ModelEngine, whisper_decoder
+from forescribe.speculative.models.vocabularies import MappedVocabulary
 from tests.asr import recordings
 from tests.asr.decode.test_equality import first_pass
 

@@ -28,7 +28,7 @@ def bundled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     folder = tmp_path / "bundled"
     for name in (BUNDLED, f"{BUNDLED}-draft"):
         _weights(folder / name)
-    monkeypatch.setattr("forescribe.speculative.models.bundled.FOLDER", folder)
+    monkeypatch.setattr("forescribe.speculative.models.hub.FOLDER", folder)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     return folder
 

@@ -19,10 +19,10 @@ from benchmarks.quality.sampling import (
     measure,
     requests,
 )
-from forescribe.speculative.drafts import Distribution
 from forescribe.speculative.requests import Guarantee
 from forescribe.speculative.rounds import accept
-from forescribe.speculative.rounds.noise import uniform
+from forescribe.speculative.rounds.accept import uniform
+from forescribe.speculative.types import Distribution
 from tests.speculative.rounds import test_rounds
 
 TEXTS = 1000  # of each kind

@@ -19,8 +19,8 @@ from benchmarks.speed.when_it_pays import (
 )
 from forescribe.speculative.device import choose
 from forescribe.speculative.engine.schedule import expected_tokens
-from forescribe.speculative.models import bundled
-from forescribe.speculative.models.families.causal_engines import causal_decoder
+from forescribe.speculative.models import hub
+from forescribe.speculative.models.engines import causal_decoder
 from forescribe.text.language_model import load
 
 alphas = st.floats(0.01, 0.99)
@@ -99,6 +99,6 @@ def test_a_measurement_names_the_engines_and_its_equality(tmp_path, monkeypatch,
     )
     assert options.command(options) == 0
     found = json.loads(record.read_text())
-    chosen = causal_decoder(load(bundled.path("text"), choose("cpu"), network=False).model).engine
+    chosen = causal_decoder(load(hub.path("text"), choose("cpu"), network=False).model).engine
     assert found["equal"] is True and found["engines"]["text"]["target"] == str(chosen)
     assert f"text: engine {chosen}, of the draft" in capsys.readouterr().out

@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 
 from forescribe.asr.errors import ModelError
 from forescribe.diarize.engines.voice_encoder import NAME, load, weights
-from forescribe.speculative.models.bundled import FOLDER
-from forescribe.speculative.models.quantized.stored_int8 import float_weights, stored_int8
+from forescribe.speculative.models.hub import FOLDER
+from forescribe.speculative.models.quantized import float_weights, stored_int8
 from training.speakers.encoder import HALVES
 
 SPEAKERS = FOLDER / "speakers"

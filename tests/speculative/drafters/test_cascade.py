@@ -8,13 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forescribe.speculative import Engine, Fixed, Goodput, ModelDrafter, NgramDrafter, Request
-from forescribe.speculative.drafters.cascade import Cascade
-from forescribe.speculative.drafters.prices import Line
+from forescribe.speculative.drafters.cascade import Cascade, Trust
 from forescribe.speculative.drafters.script import Breaks, ScriptDrafter
-from forescribe.speculative.drafters.trust import Trust
-from forescribe.speculative.reference import decode
+from forescribe.speculative.drafters.worth import Line
 from forescribe.speculative.requests import Guarantee
-from forescribe.speculative.testing import TinyModel
+from forescribe.speculative.testing import TinyModel, decode
 
 EOS, NEVER = 10, 99
 BREAKS = Breaks(torch.arange(12) % 3 == 0, count=1)

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from forescribe.speculative import Engine, Fixed, ModelDrafter, Request
-from forescribe.speculative.drafts import Prefix
 from forescribe.speculative.protocols import Poll
 from forescribe.speculative.testing import TinyModel
+from forescribe.speculative.types import Prefix
 
 
 class OneHead(TinyModel):

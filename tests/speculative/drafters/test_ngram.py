@@ -10,9 +10,9 @@ from torch.nn.functional import one_hot
 
 from forescribe.speculative import Engine, Fixed
 from forescribe.speculative.drafters.ngram import NgramDrafter
-from forescribe.speculative.drafts import Scores
 from forescribe.speculative.requests import Request
 from forescribe.speculative.testing import TinyModel
+from forescribe.speculative.types import Scores
 
 GAMMA = 5
 

@@ -17,10 +17,9 @@ from forescribe.speculative.drafters.script import (
     ScriptDrafter,
     padded,
 )
-from forescribe.speculative.drafts import Draft
-from forescribe.speculative.reference import decode
 from forescribe.speculative.rows import Rows
-from forescribe.speculative.testing import TinyModel
+from forescribe.speculative.testing import TinyModel, decode
+from forescribe.speculative.types import Draft
 
 EOS, SPECIAL = 10, 100
 

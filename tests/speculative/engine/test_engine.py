@@ -20,12 +20,11 @@ from forescribe.speculative import (
     Request,
     Source,
 )
-from forescribe.speculative.drafts import Distribution, Prefix
-from forescribe.speculative.graphs import catch_up
+from forescribe.speculative.engine import admission
 from forescribe.speculative.protocols import Drafter, Poll
-from forescribe.speculative.reference import decode
 from forescribe.speculative.requests import Finish, Guarantee, Result
-from forescribe.speculative.testing import ScriptedDrafter, TinyModel
+from forescribe.speculative.testing import ScriptedDrafter, TinyModel, decode
+from forescribe.speculative.types import Distribution, Prefix
 
 EOS = 0
 NEVER = 99  # an end-of-text that no model here can write
@@ -154,7 +153,7 @@ class Planned:
 def test_plain_rounds_leave_no_hole_in_what_a_drafter_has_read(
     temperature, plan, at_once, monkeypatch
 ):
-    monkeypatch.setattr(catch_up, "PIECE", at_once)
+    monkeypatch.setattr(admission, "PIECE", at_once)
     work = [
         Request(
             prompt=tuple(range(1, n)), encoder_states=n % 8, seed=n, temperature=temperature, tag=n

@@ -17,13 +17,13 @@ from torch import Tensor
 
 from forescribe.speculative import Engine, Fixed, ModelDrafter, Probe, Request, Sampling
 from forescribe.speculative.device import Device
-from forescribe.speculative.drafts import Distribution, Draft, Prefilled, Prefix, Scores, Verdict
 from forescribe.speculative.errors import BrokenError, DecodingError, RequestError
 from forescribe.speculative.protocols import Poll
 from forescribe.speculative.requests import Finish, Result, Source
 from forescribe.speculative.rounds.accept import GreedyMatch, TokenRejection
 from forescribe.speculative.rows import Rows
 from forescribe.speculative.testing import TinyModel
+from forescribe.speculative.types import Distribution, Draft, Prefilled, Prefix, Scores, Verdict
 
 BATCH, NEVER = 3, 99
 MARK = 9

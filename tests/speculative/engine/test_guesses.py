@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forescribe.speculative import Engine, Fixed, ModelDrafter, Request, Source
-from forescribe.speculative.drafts import Prefix
 from forescribe.speculative.engine.admission import padded_to_bucket
 from forescribe.speculative.errors import RequestError
 from forescribe.speculative.protocols import Needs
 from forescribe.speculative.requests import Finish, Probe, Sampling
 from forescribe.speculative.testing import TinyModel
+from forescribe.speculative.types import Prefix
 from tests.speculative.test_device import Pretend
 
 from .test_engine import EOS, KINDS, NEVER, POSITIONS, Planned, drafters, oracle

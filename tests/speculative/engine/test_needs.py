@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from forescribe.speculative import Engine, Fixed, Request
-from forescribe.speculative.drafts import Distribution, Draft, Scores, Verdict
 from forescribe.speculative.protocols import Model, Needs
 from forescribe.speculative.rows import Rows
 from forescribe.speculative.testing import TinyModel
+from forescribe.speculative.types import Distribution, Draft, Scores, Verdict
 
 from .test_engine import EOS, NEVER, Planned, oracle
 

@@ -8,9 +8,8 @@ from forescribe.speculative import Engine, Fixed, Goodput, ModelDrafter, Request
 from forescribe.speculative.engine.schedule import expected_tokens
 from forescribe.speculative.errors import SpeculativeError
 from forescribe.speculative.protocols import Poll
-from forescribe.speculative.reference import decode
 from forescribe.speculative.rows import Rows
-from forescribe.speculative.testing import TinyModel
+from forescribe.speculative.testing import TinyModel, decode
 
 
 def run_round(schedule: Goodput, costs: dict[int, float], alpha: float, rounds: int) -> list[int]:

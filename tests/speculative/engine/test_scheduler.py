@@ -7,21 +7,17 @@ import torch
 
 from forescribe.speculative import Fixed, ModelDrafter, Request
 from forescribe.speculative.device import Device
-from forescribe.speculative.drafts import Prefix
-from forescribe.speculative.engine.context import EngineContext, Sizes
-from forescribe.speculative.engine.draft_reader import DraftReader
-from forescribe.speculative.engine.faults import FaultLog, SingleRowProcessor
-from forescribe.speculative.engine.pacing import Pacing
-from forescribe.speculative.engine.scheduler import Scheduler
+from forescribe.speculative.engine.admission import DraftReader
+from forescribe.speculative.engine.context import EngineContext, FaultLog, SingleRowProcessor, Sizes
+from forescribe.speculative.engine.scheduler import Pacing, Scheduler
 from forescribe.speculative.errors import RequestError
 from forescribe.speculative.graphs.shapes import ShapeSet
-from forescribe.speculative.graphs.snapshots import SnapshotCopy
-from forescribe.speculative.graphs.transfers import HostCopy, Moment
+from forescribe.speculative.graphs.snapshots import HostCopy, Moment, SnapshotCopy
 from forescribe.speculative.protocols import Poll
 from forescribe.speculative.requests import Finish, Guarantee, Mode, Source
-from forescribe.speculative.rounds.accept import GreedyMatch, TokenRejection
-from forescribe.speculative.rounds.rule_choice import RuleChoice
+from forescribe.speculative.rounds.accept import GreedyMatch, RuleChoice, TokenRejection
 from forescribe.speculative.testing import TinyModel
+from forescribe.speculative.types import Prefix
 
 CPU = Device("cpu", torch.float32)
 

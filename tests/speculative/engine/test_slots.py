@@ -7,8 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forescribe.speculative.engine.inbox import Inbox
-from forescribe.speculative.engine.slots import DraftBacklog, RequestQueue, Slots, SlotState
+from forescribe.speculative.engine.slots import DraftBacklog, Inbox, RequestQueue, Slots, SlotState
 from forescribe.speculative.errors import DecodingError
 from forescribe.speculative.requests import Finish, Request
 from forescribe.speculative.rows import Rows

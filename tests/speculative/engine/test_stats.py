@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forescribe.speculative.engine.stats import Stats
-from forescribe.speculative.rounds.counters import Counters
+from forescribe.speculative.rows import Counters
+from forescribe.speculative.stats import Stats
 
 counts = st.integers(0, 1000)
 stretches_of_decoding = st.builds(

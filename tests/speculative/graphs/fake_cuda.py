@@ -21,8 +21,8 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from forescribe.speculative import Engine
 from forescribe.speculative.device import Device
 from forescribe.speculative.engine import engine
-from forescribe.speculative.graphs import transfers
-from forescribe.speculative.graphs.capture import CudaCapture
+from forescribe.speculative.graphs import snapshots
+from forescribe.speculative.graphs.runner import CudaCapture
 from tests.speculative.graphs.recorder import Forbidden, Recorder, compare, tensors
 
 READS = ("item", "tolist", "__bool__", "__int__", "__float__", "__index__", "numpy")
@@ -151,7 +151,7 @@ class FakeCuda(TorchDispatchMode):
         self._quiet = False  # reads are allowed
         for name, value in self._names().items():
             monkeypatch.setattr(torch.cuda, name, value)
-        monkeypatch.setattr(transfers, "pinned", self._pin)
+        monkeypatch.setattr(snapshots, "pinned", self._pin)
         monkeypatch.setattr(Tensor, "record_stream", self._record_stream)
         monkeypatch.setattr(engine, "capture_for", self._capture_for)
         for name in READS:

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from forescribe.speculative import Engine, ModelDrafter, Request
-from forescribe.speculative.graphs import catch_up
-from forescribe.speculative.graphs.catch_up import CatchUp
+from forescribe.speculative.engine import admission
+from forescribe.speculative.engine.admission import CatchUp
 from forescribe.speculative.graphs.shapes import ShapeSet
-from forescribe.speculative.models.lean.lean_whisper_decoder import LeanWhisperDecoder
+from forescribe.speculative.models.lean import LeanWhisperDecoder
 from forescribe.speculative.protocols import Poll
 from forescribe.speculative.requests import Mode
 from forescribe.speculative.rows import Rows
@@ -57,7 +57,7 @@ def test_a_perfect_drafter_is_never_rejected_after_captured_reading(
     cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch, piece: int
 ) -> None:
     """A hole in what the drafter has read would cost acceptance, and nothing else would show it."""
-    monkeypatch.setattr(catch_up, "PIECE", piece)
+    monkeypatch.setattr(admission, "PIECE", piece)
     engine = Engine(
         TinyModel(positions=90),
         ModelDrafter(TinyModel(positions=90)),

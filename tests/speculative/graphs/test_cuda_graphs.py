@@ -10,8 +10,8 @@ import torch
 
 from forescribe.speculative import Engine, Request
 from forescribe.speculative.graphs.shapes import ShapeSet
-from forescribe.speculative.models.lean.lean_whisper_decoder import LeanWhisperDecoder
-from forescribe.speculative.models.whisper_decoder import WhisperDecoder
+from forescribe.speculative.models.lean import LeanWhisperDecoder
+from forescribe.speculative.models.modules import WhisperDecoder
 from forescribe.speculative.requests import Mode, Result
 from tests.speculative.graphs.fake_cuda import CudaOnCpu, FakeCuda, running
 from tests.speculative.graphs.recorder import Forbidden, Recorder, compare

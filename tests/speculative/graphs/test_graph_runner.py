@@ -10,15 +10,14 @@ import torch
 
 from forescribe.speculative import Fixed, ModelDrafter, Request
 from forescribe.speculative.device import Device
+from forescribe.speculative.engine.admission import DraftReader
 from forescribe.speculative.engine.context import EngineContext, Sizes
-from forescribe.speculative.engine.draft_reader import DraftReader
-from forescribe.speculative.engine.inbox import Inbox
 from forescribe.speculative.engine.scheduler import Scheduler
-from forescribe.speculative.engine.slots import SlotState
-from forescribe.speculative.graphs.graph_runner import GraphRunner
+from forescribe.speculative.engine.slots import Inbox, SlotState
+from forescribe.speculative.graphs.runner import GraphRunner
 from forescribe.speculative.graphs.shapes import Shape, ShapeSet
 from forescribe.speculative.requests import Mode
-from forescribe.speculative.rounds.rule_choice import RuleChoice
+from forescribe.speculative.rounds.accept import RuleChoice
 from forescribe.speculative.testing import TinyModel
 
 GAMMA = 3

@@ -15,8 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from forescribe.speculative.device import Device
 from forescribe.speculative.graphs.shapes import ShapeSet
-from forescribe.speculative.models.lean.lean_whisper_decoder import LeanWhisperDecoder
-from forescribe.speculative.models.whisper_decoder import WhisperDecoder
+from forescribe.speculative.models.lean import LeanWhisperDecoder
+from forescribe.speculative.models.modules import WhisperDecoder
 from forescribe.speculative.requests import Mode
 from tests.speculative.graphs.recorder import Recorder, check_operator, compare, tensors
 from tests.speculative.graphs.workloads import (

@@ -13,7 +13,7 @@ from forescribe.asr.decode.encoding import NotFinite, encode_windows
 from forescribe.asr.decode.isolation import IsolatedEngine
 from forescribe.asr.model.loading import EncoderStates
 from forescribe.speculative.device import Device
-from forescribe.speculative.graphs.side_stream import SideStream
+from forescribe.speculative.graphs.snapshots import SideStream
 from tests.speculative.graphs.fake_cuda import CudaOnCpu, FakeCuda, running
 from tests.speculative.graphs.recorder import Forbidden
 from tests.speculative.graphs.workloads import tiny_engine, tiny_requests

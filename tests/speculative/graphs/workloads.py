@@ -9,7 +9,7 @@ from typing import Any
 from forescribe.asr.decode.rules import whisper_rules
 from forescribe.speculative import Engine, ModelDrafter, NgramDrafter, Request
 from forescribe.speculative.device import Device
-from forescribe.speculative.models.whisper_decoder import WhisperDecoder
+from forescribe.speculative.models.modules import WhisperDecoder
 from forescribe.speculative.requests import Mode, Probe, Sampling
 from forescribe.speculative.testing import TinyModel
 from tests.speculative.models.whispers import EOS, SOT, decoder_only, encoder_states, whisper

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
 
-from forescribe.speculative.models import attention
-from forescribe.speculative.models.attention import FEW, MANY, attend, use_products
+from forescribe.speculative.models import modules
+from forescribe.speculative.models.modules import FEW, MANY, attend, use_products
 from tests.speculative.models.whispers import SOT, whisper
 
 
@@ -64,7 +64,7 @@ def test_only_few_queries_over_many_keys_are_taken_from_the_fused_kernel(
 ):
     fused = []
     monkeypatch.setattr(
-        attention, "sdpa_attention_forward", lambda *a, **k: fused.append(a) or (a[1], None)
+        modules, "sdpa_attention_forward", lambda *a, **k: fused.append(a) or (a[1], None)
     )
     query, key = torch.zeros(1, 2, few, 8, dtype=dtype), torch.zeros(1, 2, many, 8, dtype=dtype)
     attend(kind(), query, key, key, None)
@@ -83,6 +83,6 @@ def test_an_unmodified_model_takes_it_by_name():
             input_ids=tokens, encoder_hidden_states=states, use_cache=False
         ).last_hidden_state
 
-    assert ours.config._attn_implementation == attention.NAME
-    assert theirs.config._attn_implementation != attention.NAME
+    assert ours.config._attn_implementation == modules.NAME
+    assert theirs.config._attn_implementation != modules.NAME
     assert torch.allclose(scores(ours), scores(theirs), atol=1e-12)

@@ -12,9 +12,8 @@ from transformers import MambaConfig, MambaForCausalLM
 
 from forescribe.speculative import Engine, Fixed, ModelDrafter, NgramDrafter, Request
 from forescribe.speculative.errors import LoadError
-from forescribe.speculative.models.causal_lm import CausalDecoder
-from forescribe.speculative.models.families.causal_engines import causal_decoder
-from forescribe.speculative.models.families.model_engine import ModelEngine
+from forescribe.speculative.models.engines import ModelEngine, causal_decoder
+from forescribe.speculative.models.modules import CausalDecoder
 from tests.speculative.models.causal_lms import EOS, FAMILIES, POSITIONS, VOCAB, causal_lm, forward
 
 RAGGED = ((5,), (7, 8, 9), tuple(range(20, 37)), (3, 3), tuple(range(50, 29, -1)), (40, 41, 42, 43))

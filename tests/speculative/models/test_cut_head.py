@@ -12,18 +12,15 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PhiConfig
 
 from forescribe.speculative import Engine, Fixed, ModelDrafter, Request
-from forescribe.speculative.drafts import Draft
 from forescribe.speculative.errors import LoadError
-from forescribe.speculative.models.causal_lm import CausalDecoder
-from forescribe.speculative.models.cut_head import with_cut_head
-from forescribe.speculative.models.lean.lean_causal_decoder import LeanCausalDecoder
-from forescribe.speculative.models.lean.lean_whisper_decoder import LeanWhisperDecoder
-from forescribe.speculative.models.whisper_decoder import WhisperDecoder
-from forescribe.speculative.native.native_causal import NativeCausalDecoder
-from forescribe.speculative.native.native_whisper import NativeWhisperDecoder
+from forescribe.speculative.models.lean import LeanCausalDecoder, LeanWhisperDecoder
+from forescribe.speculative.models.modules import CausalDecoder, WhisperDecoder
+from forescribe.speculative.models.weights import with_cut_head
+from forescribe.speculative.native.decoder import NativeCausalDecoder, NativeWhisperDecoder
 from forescribe.speculative.requests import Guarantee, Sampling
 from forescribe.speculative.rows import Rows
 from forescribe.speculative.testing import TinyModel
+from forescribe.speculative.types import Draft
 
 from ..native.cases import SLOTS, VOCAB, Shape, model, states
 from .causal_lms import causal_lm

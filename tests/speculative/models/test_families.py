@@ -9,15 +9,9 @@ import torch
 
 from forescribe.speculative import Engine, Fixed, NgramDrafter, Request
 from forescribe.speculative.errors import LoadError
-from forescribe.speculative.models import cache
-from forescribe.speculative.models.causal_lm import CausalDecoder
-from forescribe.speculative.models.families import causal_model
-from forescribe.speculative.models.families.causal_config import (
-    CHUNKED,
-    SLIDING,
-    WINDOWS,
-    positions_of,
-)
+from forescribe.speculative.models import causal, module_cache
+from forescribe.speculative.models.causal import CHUNKED, SLIDING, WINDOWS, positions_of
+from forescribe.speculative.models.modules import CausalDecoder
 from forescribe.speculative.models.slot_model import SlotModel
 from tests.speculative.models.families import CHUNK, POSITIONS, WINDOW, tiny
 
@@ -159,17 +153,17 @@ def test_what_would_be_wrong_is_refused_by_name(name):
 def test_rounding_is_told_from_what_is_wrong(monkeypatch, dtype):
     CausalDecoder(tiny("mistral").to(dtype))
     CausalDecoder(tiny("mixtral").to(dtype))  # where rounding turns a choice of experts
-    monkeypatch.setattr(causal_model, "strange_windows", lambda *_: "")
+    monkeypatch.setattr(causal, "strange_windows", lambda *_: "")
     with pytest.raises(LoadError, match="gpt_neo is not supported: logits behind several tokens"):
         CausalDecoder(tiny("gpt_neo", attention_types=NEO, window_size=6).to(dtype))
 
 
 def wider(mask, positions, window):
-    return cache.window_mask(mask, positions, window + 1)
+    return module_cache.window_mask(mask, positions, window + 1)
 
 
 def shifted(mask, positions, chunk):
-    return cache.chunk_mask(mask, positions + 1, chunk)
+    return module_cache.chunk_mask(mask, positions + 1, chunk)
 
 
 @pytest.mark.parametrize(
@@ -183,7 +177,7 @@ def shifted(mask, positions, chunk):
 )
 def test_a_wrong_mask_is_found(monkeypatch, kind, layers, name, wrong):
     model = tiny(kind)
-    monkeypatch.setattr(causal_model, name, wrong)
+    monkeypatch.setattr(causal, name, wrong)
     with pytest.raises(LoadError, match=f"{kind} is not supported: logits behind .* with windows"):
         CausalDecoder(model)
     monkeypatch.undo()
@@ -236,7 +230,7 @@ def test_frequencies_that_follow_the_longest_text_end_where_training_did():
 def test_rows_that_change_each_other_are_found(monkeypatch, name):
     """Whatever the reason: here frequencies whose limit is not known."""
     kind, changes = RIGHT[name]
-    monkeypatch.setattr(causal_model, "positions_of", lambda config: POSITIONS + 1)
+    monkeypatch.setattr(causal, "positions_of", lambda config: POSITIONS + 1)
     with pytest.raises(LoadError, match="depends on how long the others in its batch are"):
         CausalDecoder(tiny(kind, **changes))
 

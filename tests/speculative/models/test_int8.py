@@ -11,24 +11,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forescribe.speculative.errors import LoadError
+from forescribe.speculative.models import engines
 from forescribe.speculative.models.agreement import LENGTH, Reading, dependence
-from forescribe.speculative.models.cut_head import cut, with_cut_head
-from forescribe.speculative.models.families import causal_engines as causal
-from forescribe.speculative.models.families import model_engine
-from forescribe.speculative.models.families.causal_engines import causal_decoder
-from forescribe.speculative.models.families.model_engine import ModelEngine
-from forescribe.speculative.models.families.whisper_engines import checked_engine
-from forescribe.speculative.models.lean.projections import fused, linear_of
-from forescribe.speculative.models.quantized.int8_linear import (
+from forescribe.speculative.models.engines import (
+    ModelEngine,
+    causal_decoder,
+    checked_whisper_engine,
+)
+from forescribe.speculative.models.quantized import (
     Int8Linear,
+    int8_product,
     is_int8,
     quantize_causal,
     quantize_whisper,
+    quantized,
+    rounded,
 )
-from forescribe.speculative.models.quantized.int8_product import int8_product, quantized, rounded
-from forescribe.speculative.native import native_whisper
-from forescribe.speculative.native.native_causal import NativeCausalDecoder
-from forescribe.speculative.native.native_whisper import NativeWhisperDecoder
+from forescribe.speculative.models.weights import cut, fused, linear_of, with_cut_head
+from forescribe.speculative.native import decoder as native_whisper
+from forescribe.speculative.native.decoder import NativeCausalDecoder, NativeWhisperDecoder
 from tests.speculative.models.causal_lms import causal_lm
 from tests.speculative.native.cases import Shape, model
 
@@ -156,14 +157,14 @@ def quantised_causal_lm(family: str) -> Any:
 @pytest.mark.parametrize("engine", [ModelEngine.LEAN, ModelEngine.MODULES, ModelEngine.AUTO])
 def test_every_engine_runs_a_quantised_draft_and_passes_its_comparison(engine):
     whisper = quantised_whisper(Shape(size=32, inner=64))
-    assert checked_engine(whisper, engine, draft=True) in ("native", "lean", "modules")
-    assert causal.checked_engine(quantised_causal_lm("llama"), engine, draft=True)
+    assert checked_whisper_engine(whisper, engine, draft=True) in ("native", "lean", "modules")
+    assert engines.checked_causal_engine(quantised_causal_lm("llama"), engine, draft=True)
 
 
 @pytest.mark.parametrize("engine", [ModelEngine.LEAN, ModelEngine.MODULES])
 def test_a_quantised_target_is_refused_on_an_engine_whose_drafts_could_change_tokens(engine):
     whisper, lm = quantised_whisper(Shape(size=32, inner=64)), quantised_causal_lm("llama")
-    for check, target in ((checked_engine, whisper), (causal.checked_engine, lm)):
+    for check, target in ((checked_whisper_engine, whisper), (engines.checked_causal_engine, lm)):
         with pytest.raises(LoadError, match=f"int8 does not run on the {engine} engine.*native"):
             check(target, engine)
 
@@ -171,20 +172,20 @@ def test_a_quantised_target_is_refused_on_an_engine_whose_drafts_could_change_to
 def test_a_quantised_target_does_not_fall_back_to_another_engine(monkeypatch):
     """Neither where the kernels are missing, nor where they have no form of the model."""
     with pytest.raises(LoadError, match=r"int8 needs the native engine \(gemma2 has none\)"):
-        causal.checked_engine(quantised_causal_lm("gemma2"))
+        engines.checked_causal_engine(quantised_causal_lm("gemma2"))
     whisper = quantised_whisper(Shape(size=32, inner=64))
-    for module in (model_engine, native_whisper):
+    for module in (engines, native_whisper):
         monkeypatch.setattr(module, "missing", lambda: "no compiler")
     with pytest.raises(LoadError, match=r"int8 needs the native engine \(no compiler\)"):
-        checked_engine(whisper)
-    assert checked_engine(whisper, draft=True) == "lean"
+        checked_whisper_engine(whisper)
+    assert checked_whisper_engine(whisper, draft=True) == "lean"
 
 
 @pytest.mark.native
 def test_loading_compares_the_bits_of_several_tokens_with_those_of_one(monkeypatch):
     """A kernel whose sums depend on the number of tokens is not used for a quantised model."""
     whisper, lm = quantised_whisper(Shape(size=32, inner=64)), quantised_causal_lm("llama")
-    assert checked_engine(whisper) == causal.checked_engine(lm) == "native"
+    assert checked_whisper_engine(whisper) == engines.checked_causal_engine(lm) == "native"
     assert dependence(NativeCausalDecoder(lm), Reading.of(60, LENGTH, lm.device)) is None
 
     def shifted(kind: type) -> None:
@@ -198,8 +199,8 @@ def test_loading_compares_the_bits_of_several_tokens_with_those_of_one(monkeypat
         monkeypatch.setattr(kind, "score", near)
 
     for kind, check, make in (
-        (NativeWhisperDecoder, checked_engine, lambda: quantised_whisper(Shape(inner=64))),
-        (NativeCausalDecoder, causal.checked_engine, lambda: quantised_causal_lm("qwen3")),
+        (NativeWhisperDecoder, checked_whisper_engine, lambda: quantised_whisper(Shape(inner=64))),
+        (NativeCausalDecoder, engines.checked_causal_engine, lambda: quantised_causal_lm("qwen3")),
     ):
         shifted(kind)
         with pytest.raises(LoadError, match="several tokens at once are not to the last bit"):

@@ -10,14 +10,13 @@ from torch import Tensor
 
 from forescribe.asr.decode.rules import whisper_rules
 from forescribe.speculative import Engine, Fixed, Request
-from forescribe.speculative.drafts import Distribution, Draft, Scores, Topology, Verdict
-from forescribe.speculative.models.lean.lean_whisper_decoder import LeanWhisperDecoder
-from forescribe.speculative.models.whisper_decoder import WhisperDecoder
+from forescribe.speculative.models.lean import LeanWhisperDecoder
+from forescribe.speculative.models.modules import WhisperDecoder
 from forescribe.speculative.protocols import Model, Needs
-from forescribe.speculative.reference import decode
 from forescribe.speculative.requests import Guarantee, Source
 from forescribe.speculative.rows import Rows
-from forescribe.speculative.testing import TinyModel
+from forescribe.speculative.testing import TinyModel, decode
+from forescribe.speculative.types import Distribution, Draft, Scores, Topology, Verdict
 from tests.speculative.models.whispers import EOS, SOT, encoder_states, forward, whisper
 
 TREE = Topology((0, 0, 1, 1, 2, 3))  # two first tokens, their children, and one deeper node

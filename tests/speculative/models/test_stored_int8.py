@@ -16,12 +16,7 @@ from forescribe.asr.errors import ModelError
 from forescribe.asr.model.loading import load
 from forescribe.asr.model.presets import Pair
 from forescribe.speculative.device import choose
-from forescribe.speculative.models.quantized.stored_int8 import (
-    BORROWED,
-    as_floats,
-    float_weights,
-    stored_int8,
-)
+from forescribe.speculative.models.quantized import BORROWED, as_floats, float_weights, stored_int8
 from tests.asr.model import folders
 
 WEIGHTS = "model.safetensors"
@@ -131,14 +126,14 @@ def test_scales_that_are_missing_or_too_few_are_named(stored, tmp_path, change, 
 @pytest.mark.weights
 def test_the_bundled_numbers_are_the_published_ones_rounded():
     from forescribe.asr.model.published import locate
-    from forescribe.speculative.models import bundled
+    from forescribe.speculative.models import hub
     from tests.real import TINY, model
 
     source = locate(model(TINY), network=False)
     published = load_file(source / WEIGHTS)
-    expected, found = stored_int8(published), load_file(bundled.path("tiny.en") / WEIGHTS)
+    expected, found = stored_int8(published), load_file(hub.path("tiny.en") / WEIGHTS)
     assert found.keys() == expected.keys()
     assert all(torch.equal(tensor, found[name]) for name, tensor in expected.items())
-    ours = json.loads((bundled.path("tiny.en") / "generation_config.json").read_text())
+    ours = json.loads((hub.path("tiny.en") / "generation_config.json").read_text())
     theirs = json.loads((source / "generation_config.json").read_text())
     assert ours == theirs

@@ -12,13 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from forescribe.speculative.models.causal_lm import CausalDecoder
-from forescribe.speculative.models.lean.lean_causal_decoder import LeanCausalDecoder
-from forescribe.speculative.models.lean.lean_whisper_decoder import LeanWhisperDecoder
+from forescribe.speculative.models.lean import LeanCausalDecoder, LeanWhisperDecoder
+from forescribe.speculative.models.modules import CausalDecoder, WhisperDecoder
 from forescribe.speculative.models.slot_model import SlotModel
-from forescribe.speculative.models.whisper_decoder import WhisperDecoder
-from forescribe.speculative.native.native_causal import PROMPT, NativeCausalDecoder
-from forescribe.speculative.native.native_whisper import NativeWhisperDecoder
+from forescribe.speculative.native.decoder import PROMPT, NativeCausalDecoder, NativeWhisperDecoder
 from tests.speculative.models.causal_lms import VOCAB, causal_lm
 from tests.speculative.models.whispers import encoder_states, whisper
 

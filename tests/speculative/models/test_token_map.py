@@ -14,18 +14,19 @@ from torch import Tensor
 from transformers import WhisperForCausalLM
 
 from forescribe.speculative import Engine, Fixed, ModelDrafter, Request
-from forescribe.speculative.drafts import Draft
-from forescribe.speculative.models.lean.lean_whisper_decoder import LeanWhisperDecoder
-from forescribe.speculative.models.vocabularies.mapped_vocabulary import (
+from forescribe.speculative.models.lean import LeanWhisperDecoder
+from forescribe.speculative.models.modules import WhisperDecoder
+from forescribe.speculative.models.vocabularies import (
+    NONE,
     MappedGreedyVocabulary,
     MappedVocabulary,
+    TokenMap,
     mapped,
 )
-from forescribe.speculative.models.vocabularies.token_map import NONE, TokenMap
-from forescribe.speculative.models.whisper_decoder import WhisperDecoder
-from forescribe.speculative.native.native_whisper import NativeWhisperDecoder
+from forescribe.speculative.native.decoder import NativeWhisperDecoder
 from forescribe.speculative.rows import Rows
 from forescribe.speculative.testing import TinyModel
+from forescribe.speculative.types import Draft
 
 from ..native.cases import SLOTS, VOCAB, Shape, model, states
 

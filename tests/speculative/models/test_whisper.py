@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from forescribe.asr.decode.rules import whisper_rules
 from forescribe.speculative import Engine, Fixed, ModelDrafter, NgramDrafter, Request
-from forescribe.speculative.models.lean.lean_whisper_decoder import LeanWhisperDecoder
-from forescribe.speculative.models.whisper_decoder import WhisperDecoder, same_encoder
-from forescribe.speculative.reference import decode
+from forescribe.speculative.models.lean import LeanWhisperDecoder
+from forescribe.speculative.models.modules import WhisperDecoder, same_encoder
+from forescribe.speculative.testing import decode
 from tests.speculative.models.whispers import (
     EOS,
     NO_TIMESTAMPS,

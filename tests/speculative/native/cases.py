@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from transformers import WhisperConfig, WhisperForCausalLM
 
-from forescribe.speculative.models.whisper_decoder import WhisperDecoder
+from forescribe.speculative.models.modules import WhisperDecoder
+from forescribe.speculative.native.decoder import NativeWhisperDecoder
 from forescribe.speculative.native.library import load
-from forescribe.speculative.native.native_whisper import NativeWhisperDecoder
 
 VOCAB, POSITIONS, SLOTS = 53, 40, 64
 BFLOAT16_PRODUCTS = "avx512bf16"

@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from forescribe.speculative.device import Device
-from forescribe.speculative.models.bundled import path
-from forescribe.speculative.models.families.model_engine import ModelEngine
-from forescribe.speculative.models.whisper_decoder import WhisperDecoder
+from forescribe.speculative.models.engines import ModelEngine
+from forescribe.speculative.models.hub import path
+from forescribe.speculative.models.modules import WhisperDecoder
+from forescribe.speculative.native.decoder import NativeWhisperDecoder
+from forescribe.speculative.native.encoder import NativeEncoder
 from forescribe.speculative.native.library import load, missing
-from forescribe.speculative.native.native_encoder import NativeEncoder
-from forescribe.speculative.native.native_whisper import NativeWhisperDecoder
 from forescribe.text import TextGenerator
 from forescribe.text.generator import Options
 from forescribe.text.language_model import load as load_text

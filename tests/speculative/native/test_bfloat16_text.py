@@ -17,13 +17,12 @@ from torch import Tensor
 
 from forescribe.speculative.device import Device
 from forescribe.speculative.errors import LoadError
-from forescribe.speculative.models.bundled import path
-from forescribe.speculative.models.causal_lm import CausalDecoder
-from forescribe.speculative.models.families.causal_engines import causal_decoder
-from forescribe.speculative.models.families.model_engine import ModelEngine
-from forescribe.speculative.models.lean.lean_causal_decoder import LeanCausalDecoder
-from forescribe.speculative.native.native_causal import NativeCausalDecoder
-from forescribe.speculative.native.structures import Stored
+from forescribe.speculative.models.engines import ModelEngine, causal_decoder
+from forescribe.speculative.models.hub import path
+from forescribe.speculative.models.lean import LeanCausalDecoder
+from forescribe.speculative.models.modules import CausalDecoder
+from forescribe.speculative.native.decoder import NativeCausalDecoder
+from forescribe.speculative.native.library import Stored
 from forescribe.text import TextGenerator
 from forescribe.text.generator import Options
 from forescribe.text.language_model import load

@@ -13,11 +13,10 @@ from pathlib import Path
 import pytest
 
 from forescribe.speculative.errors import LoadError
-from forescribe.speculative.native import kernel_build, kernel_files, library
-from forescribe.speculative.native.compiling import background_build, compiler
-from forescribe.speculative.native.compiling.background_build import advice
-from forescribe.speculative.native.compiling.compiler import CompilerError
-from forescribe.speculative.native.compiling.library_file import damaged, make_folder
+from forescribe.speculative.native import compiler, kernel_build, library, library_file
+from forescribe.speculative.native.compiler import CompilerError
+from forescribe.speculative.native.kernel_build import advice
+from forescribe.speculative.native.library_file import damaged, make_folder
 
 compiled = pytest.mark.skipif(library.missing() is not None, reason=str(library.missing()))
 
@@ -28,10 +27,10 @@ MISSING = "the native kernels are not compiled"
 def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Two places for libraries, both empty."""
     tmp_path.chmod(0o755)
-    found = [tmp_path / name / kernel_files.library_name() for name in ("one", "two")]
-    monkeypatch.setattr(kernel_files, "candidates", lambda: found)
-    monkeypatch.setattr(background_build, "missing", lambda: MISSING)
-    monkeypatch.delenv(background_build.VARIABLE, raising=False)
+    found = [tmp_path / name / library_file.library_name() for name in ("one", "two")]
+    monkeypatch.setattr(library_file, "candidates", lambda: found)
+    monkeypatch.setattr(kernel_build, "missing", lambda: MISSING)
+    monkeypatch.delenv(kernel_build.VARIABLE, raising=False)
     return found
 
 
@@ -39,7 +38,7 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 def started(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Grows by one for each process that is started in the background."""
     found: list[int] = []
-    monkeypatch.setattr(background_build, "_start", lambda: found.append(1))
+    monkeypatch.setattr(kernel_build, "_start", lambda: found.append(1))
     return found
 
 
@@ -182,7 +181,7 @@ def test_nothing_is_compiled_for_what_does_not_use_it(
 def test_nothing_is_compiled_for_a_model_without_a_native_form(
     gxx: Path, places: list[Path], started: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(background_build, "missing", lambda: None)
+    monkeypatch.setattr(kernel_build, "missing", lambda: None)
     assert told() == "" and not started
 
 
@@ -197,7 +196,7 @@ def test_without_a_compiler_the_hint_says_what_to_install(
 def test_a_variable_forbids_it(
     gxx: Path, places: list[Path], started: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(background_build.VARIABLE, "never")
+    monkeypatch.setenv(kernel_build.VARIABLE, "never")
     assert told().endswith(MISSING) and not started
     assert not places[0].parent.exists()
 
@@ -236,7 +235,7 @@ def test_the_process_outlives_the_command_and_imports_nothing_of_its_folder(tmp_
     python.chmod(0o755)
     code = (
         "import sys; sys.executable = sys.argv[1]\n"
-        "from forescribe.speculative.native.compiling.background_build import _start\n"
+        "from forescribe.speculative.native.kernel_build import _start\n"
         "_start()\n"
     )
     run = subprocess.run(

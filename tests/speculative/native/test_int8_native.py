@@ -12,12 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forescribe.speculative import Engine, Fixed, ModelDrafter, Request
-from forescribe.speculative.models.quantized.int8_linear import quantize_causal, quantize_whisper
-from forescribe.speculative.models.quantized.int8_product import int8_product
-from forescribe.speculative.models.whisper_decoder import WhisperDecoder
+from forescribe.speculative.models.modules import WhisperDecoder
+from forescribe.speculative.models.quantized import int8_product, quantize_causal, quantize_whisper
+from forescribe.speculative.native.decoder import NativeCausalDecoder, NativeWhisperDecoder
 from forescribe.speculative.native.library import load, missing
-from forescribe.speculative.native.native_causal import NativeCausalDecoder
-from forescribe.speculative.native.native_whisper import NativeWhisperDecoder
 from tests.speculative.models.causal_lms import EOS, causal_lm
 
 from . import cases

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from forescribe.speculative.errors import LoadError
-from forescribe.speculative.native import kernel_build, kernel_files, library, openmp
-from forescribe.speculative.native.compiling import library_file
+from forescribe.speculative.native import kernel_build, library, library_file
 
 
 @pytest.mark.native
@@ -50,7 +49,7 @@ def test_the_best_instruction_set_is_taken_unless_another_is_chosen() -> None:
 @pytest.mark.native
 def test_a_library_of_other_sources_is_refused(monkeypatch) -> None:
     path = library.load().path
-    monkeypatch.setattr(kernel_files, "source_hash", lambda: "0" * 16)
+    monkeypatch.setattr(library_file, "source_hash", lambda: "0" * 16)
     with pytest.raises(LoadError, match="of other sources"):
         library.Library(path)
 
@@ -64,18 +63,18 @@ def test_what_is_no_library_is_refused(tmp_path) -> None:
 
 
 def test_the_hash_names_all_sources(monkeypatch, tmp_path) -> None:
-    before = kernel_files.source_hash()
-    for path in kernel_files.source_files():
+    before = library_file.source_hash()
+    for path in library_file.source_files():
         (tmp_path / path.name).write_bytes(path.read_bytes())
-    monkeypatch.setattr(kernel_files, "SOURCES", tmp_path)
-    assert kernel_files.source_hash() == before
+    monkeypatch.setattr(library_file, "SOURCES", tmp_path)
+    assert library_file.source_hash() == before
     with (tmp_path / "vector.h").open("a") as file:
         file.write("\n")
-    assert kernel_files.source_hash() != before
+    assert library_file.source_hash() != before
 
 
 def test_without_a_compiler_the_command_says_so(monkeypatch, capsys) -> None:
-    monkeypatch.setattr(kernel_files, "candidates", list)
+    monkeypatch.setattr(library_file, "candidates", list)
     monkeypatch.setenv("CXX", "no-such-compiler")
     assert kernel_build.main([]) == 1
     assert "no C++ compiler found (no-such-compiler)" in capsys.readouterr().err
@@ -94,9 +93,9 @@ def test_a_folder_that_cannot_be_written_is_passed_over(monkeypatch, tmp_path) -
     blocked.write_text("")
     tmp_path.chmod(0o755)
     other = tmp_path / "cache" / "name"
-    monkeypatch.setattr(kernel_files, "candidates", lambda: [blocked / "name", other])
+    monkeypatch.setattr(library_file, "candidates", lambda: [blocked / "name", other])
     assert next(kernel_build.usable_folders()) == other.parent
-    monkeypatch.setattr(kernel_files, "candidates", lambda: [blocked / "name"])
+    monkeypatch.setattr(library_file, "candidates", lambda: [blocked / "name"])
     with pytest.raises(LoadError, match="none of the folders"):
         next(kernel_build.usable_folders())
 
@@ -104,4 +103,4 @@ def test_a_folder_that_cannot_be_written_is_passed_over(monkeypatch, tmp_path) -
 def test_torch_uses_the_runtime_that_is_shared() -> None:
     assert torch.get_num_threads() >= 1
     if sys.platform == "linux":
-        assert openmp.share() in openmp.runtimes()
+        assert library_file.share() in library_file.runtimes()

@@ -14,9 +14,8 @@ from pathlib import Path
 import pytest
 
 from forescribe.speculative.errors import LoadError
-from forescribe.speculative.native import kernel_files, library
-from forescribe.speculative.native.compiling import library_file
-from forescribe.speculative.native.compiling.library_file import (
+from forescribe.speculative.native import library, library_file
+from forescribe.speculative.native.library_file import (
     SCRATCH,
     damaged,
     hash_file,
@@ -34,7 +33,7 @@ NOBODY = 65534
 def put(folder: Path, content: bytes = b"a library") -> Path:
     """A file in its place, with the hash of its content."""
     make_folder(folder, 0o700)
-    path = folder / kernel_files.library_name()
+    path = folder / library_file.library_name()
     made = folder / "made"
     made.write_bytes(content)
     install(made, path, lambda copy: None)
@@ -177,7 +176,7 @@ def test_a_user_without_a_home_has_no_cache(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(Path, "home", no_home)
-    assert [p.parent for p in kernel_files.candidates()] == [kernel_files.FOLDER / "build"]
+    assert [p.parent for p in library_file.candidates()] == [library_file.FOLDER / "build"]
 
 
 @root
@@ -203,11 +202,11 @@ def test_a_relative_cache_is_ignored(
     """It would be another folder wherever the command runs: beside recordings from somebody else."""
     monkeypatch.setenv("XDG_CACHE_HOME", value)
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert kernel_files.user_cache() == tmp_path / ".cache" / "forescribe" / "kernels"
+    assert library_file.user_cache() == tmp_path / ".cache" / "forescribe" / "kernels"
     monkeypatch.setenv("HOME", "home")
-    assert kernel_files.user_cache() is None
+    assert library_file.user_cache() is None
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "x"))
-    assert kernel_files.user_cache() == tmp_path / "x" / "forescribe" / "kernels"
+    assert library_file.user_cache() == tmp_path / "x" / "forescribe" / "kernels"
 
 
 def test_folders_are_private_whatever_the_umask_is(tmp_path: Path) -> None:

@@ -11,15 +11,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from forescribe.speculative.drafts import Topology
-from forescribe.speculative.native.library import load, missing
-from forescribe.speculative.native.native_causal import NativeCausalDecoder
-from forescribe.speculative.native.native_encoder import NativeEncoder
-from forescribe.speculative.native.native_step import choose_natively
-from forescribe.speculative.native.native_whisper import NativeWhisperDecoder
-from forescribe.speculative.native.packing.packer import Packer
-from forescribe.speculative.native.structures import Stored
+from forescribe.speculative.native.decoder import (
+    NativeCausalDecoder,
+    NativeWhisperDecoder,
+    choose_natively,
+)
+from forescribe.speculative.native.encoder import NativeEncoder
+from forescribe.speculative.native.library import Stored, load, missing
+from forescribe.speculative.native.packing import Packer
 from forescribe.speculative.rounds.choice import Allowed
+from forescribe.speculative.types import Topology
 
 from ..models.causal_lms import causal_lm
 from .cases import SLOTS, VOCAB, Shape, model, states

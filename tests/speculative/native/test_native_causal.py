@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
 from forescribe.speculative.errors import LoadError
-from forescribe.speculative.models.bundled import path
-from forescribe.speculative.models.causal_lm import CausalDecoder
-from forescribe.speculative.models.quantized.stored_int8 import as_floats
-from forescribe.speculative.native import native_causal
-from forescribe.speculative.native.native_causal import NativeCausalDecoder, native_causal_gap
+from forescribe.speculative.models.hub import path
+from forescribe.speculative.models.modules import CausalDecoder
+from forescribe.speculative.models.quantized import as_floats
+from forescribe.speculative.native import decoder as native_causal
+from forescribe.speculative.native.decoder import NativeCausalDecoder, native_causal_gap
 from tests.speculative.models.causal_lms import VOCAB, WINDOW, causal_lm
 from tests.speculative.models.families import tiny
 from tests.speculative.models.lean.pairs import TREE, Pair, close

@@ -13,9 +13,9 @@ from transformers import WhisperConfig
 from transformers.models.whisper.modeling_whisper import WhisperEncoder
 
 from forescribe.speculative.errors import LoadError
-from forescribe.speculative.models.families import whisper_encoders
-from forescribe.speculative.models.families.model_engine import ModelEngine
-from forescribe.speculative.native.native_encoder import NativeEncoder, unsupported
+from forescribe.speculative.models import engines
+from forescribe.speculative.models.engines import ModelEngine
+from forescribe.speculative.native.encoder import NativeEncoder, unsupported_encoder
 
 pytestmark = pytest.mark.native
 
@@ -112,9 +112,9 @@ def test_features_of_another_shape_are_refused():
 
 
 def test_what_it_cannot_run_is_named():
-    assert "not a multiple of 8" in str(unsupported(encoder(size=12)))
-    assert "torch.float16" in str(unsupported(encoder().half()))
-    assert "activation" in str(unsupported(encoder(activation="gelu_new")))
+    assert "not a multiple of 8" in str(unsupported_encoder(encoder(size=12)))
+    assert "torch.float16" in str(unsupported_encoder(encoder().half()))
+    assert "activation" in str(unsupported_encoder(encoder(activation="gelu_new")))
     with pytest.raises(LoadError, match="not a multiple of 8"):
         NativeEncoder(encoder(size=12))
 
@@ -129,7 +129,7 @@ class Model(torch.nn.Module):
 
 
 def chosen(modules: WhisperEncoder, asked: ModelEngine, engine: ModelEngine = ModelEngine.NATIVE):
-    return whisper_encoders.native_encoder(Model(modules), engine, asked)
+    return engines.native_encoder(Model(modules), engine, asked)
 
 
 def test_it_encodes_where_it_runs_the_decoder():
@@ -160,8 +160,8 @@ def test_another_encoder_is_refused_by_name_and_replaced_by_auto(caplog):
 def test_a_difference_is_found_when_a_model_is_loaded():
     modules = encoder()
     native = NativeEncoder(modules)
-    assert whisper_encoders.difference(modules, native) is None
+    assert engines.difference(modules, native) is None
     changed = copy.deepcopy(modules)
     with torch.no_grad():
         changed.layers[1].fc2.weight.mul_(1.05)
-    assert "states differ by" in str(whisper_encoders.difference(changed, native))
+    assert "states differ by" in str(engines.difference(changed, native))

@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from forescribe.speculative import Engine, Fixed, ModelDrafter, Request
+from forescribe.speculative.native.decoder import (
+    NativeCausalDecoder,
+    NativeWhisperDecoder,
+    choose_natively,
+)
 from forescribe.speculative.native.library import load
-from forescribe.speculative.native.native_causal import NativeCausalDecoder
-from forescribe.speculative.native.native_step import choose_natively
-from forescribe.speculative.native.native_whisper import NativeWhisperDecoder
 from forescribe.speculative.rounds.choice import Allowed, choose
 
 from ..models.causal_lms import causal_lm

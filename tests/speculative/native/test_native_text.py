@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from forescribe.speculative.models.bundled import path
+from forescribe.speculative.models.hub import path
 from forescribe.speculative.requests import Sampling
 from forescribe.text import TextGenerator
 from forescribe.text.generator import Options

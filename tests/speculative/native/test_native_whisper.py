@@ -7,9 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forescribe.speculative.drafts import Topology
 from forescribe.speculative.errors import LoadError
-from forescribe.speculative.native.native_whisper import NativeWhisperDecoder, unsupported
+from forescribe.speculative.native.decoder import NativeWhisperDecoder, unsupported
+from forescribe.speculative.types import Topology
 
 from . import cases
 from .cases import SLOTS, Shape, adapters, prefill, states, tokens

@@ -9,16 +9,13 @@ import weakref
 import pytest
 import torch
 
-from forescribe.speculative.models.families import causal_engines, whisper_engines
-from forescribe.speculative.models.families.causal_engines import causal_decoder
-from forescribe.speculative.models.families.whisper_engines import checked_engine
-from forescribe.speculative.native import native_whisper
-from forescribe.speculative.native.library import load
-from forescribe.speculative.native.native_causal import NativeCausalDecoder
-from forescribe.speculative.native.native_whisper import NativeWhisperDecoder
-from forescribe.speculative.native.packing import shared_weights
-from forescribe.speculative.native.packing.packer import Packer
-from forescribe.speculative.native.structures import Stored
+from forescribe.speculative.models import engines
+from forescribe.speculative.models.engines import causal_decoder, checked_whisper_engine
+from forescribe.speculative.native import decoder as native_whisper
+from forescribe.speculative.native import packing
+from forescribe.speculative.native.decoder import NativeCausalDecoder, NativeWhisperDecoder
+from forescribe.speculative.native.library import Stored, load
+from forescribe.speculative.native.packing import Packer
 from tests.speculative.models.causal_lms import causal_lm
 from tests.speculative.native.cases import SLOTS, Shape, model, prefill
 
@@ -88,16 +85,14 @@ def test_packed_weights_are_freed_with_the_model():
 
 def test_what_was_packed_for_a_refused_engine_is_freed(monkeypatch):
     whisper, llama = copy.deepcopy(model(SHAPE)), copy.deepcopy(causal_lm("llama"))
-    monkeypatch.setattr(
-        whisper_engines, "adapter_difference", lambda model, adapter: _build(adapter)
-    )
+    monkeypatch.setattr(engines, "adapter_difference", lambda model, adapter: _build(adapter))
     with pytest.raises(Exception, match="logits"):
-        checked_engine(whisper, whisper_engines.ModelEngine.NATIVE)
-    assert whisper not in shared_weights._packed
+        checked_whisper_engine(whisper, engines.ModelEngine.NATIVE)
+    assert whisper not in packing._packed
     monkeypatch.setattr(NativeCausalDecoder, "_difference", lambda self: "other logits")
     with pytest.raises(Exception, match="other logits"):
-        causal_decoder(llama, engine=causal_engines.ModelEngine.NATIVE)
-    assert llama not in shared_weights._packed
+        causal_decoder(llama, engine=engines.ModelEngine.NATIVE)
+    assert llama not in packing._packed
 
 
 def _build(adapter) -> str:
@@ -123,10 +118,10 @@ def test_every_number_counts_in_the_sum_of_a_parameter(shape, dtype):
         size = max(1, torch.Size(shape).numel())
         whole = block[first : first + size].view(shape)
         for at in range(size):
-            before = shared_weights._sums([whole])
+            before = packing._sums([whole])
             block[first + at] += 1
-            assert shared_weights._sums([whole]) != before
-    assert shared_weights._sums([torch.zeros(2, 3)]) != shared_weights._sums([torch.zeros(3, 2)])
+            assert packing._sums([whole]) != before
+    assert packing._sums([torch.zeros(2, 3)]) != packing._sums([torch.zeros(3, 2)])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -136,5 +131,5 @@ def test_rows_and_columns_that_change_places_are_seen(dtype, shape):
     for axis in range(weight.ndim):
         order = torch.arange(shape[axis]).roll(1)
         moved = weight.index_select(axis, order)
-        assert shared_weights._sums([moved]) != shared_weights._sums([weight])
-        assert shared_weights._sums([weight.clone()]) == shared_weights._sums([weight])
+        assert packing._sums([moved]) != packing._sums([weight])
+        assert packing._sums([weight.clone()]) == packing._sums([weight])

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from forescribe.speculative.native import kernel_files
-from forescribe.speculative.native.compiling import compiler
+from forescribe.speculative.native import compiler, library_file
 
 CASES = {"whisper": 20, "decoders": 60, "encoders": 60, "choices": 1000, "arguments": 1}
 FLAGS = ("-std=c++17", "-O1", "-g", "-ffp-contract=off", "-fno-math-errno", "-Wno-psabi",
@@ -26,7 +25,7 @@ FLAGS = ("-std=c++17", "-O1", "-g", "-ffp-contract=off", "-fno-math-errno", "-Wn
 )
 def test_random_inputs_stay_in_their_buffers_and_results_agree(tmp_path: Path) -> None:
     try:
-        command = [*compiler.compiler(), *FLAGS]
+        command = [*compiler.find_compiler(), *FLAGS]
     except compiler.CompilerError as error:
         pytest.skip(str(error))
     isas = {
@@ -36,11 +35,11 @@ def test_random_inputs_stay_in_their_buffers_and_results_agree(tmp_path: Path) -
     }
     has = [f"-DFS_HAS_{name.upper()}" for name in isas]
     jobs = [
-        [*command, *flags, f"-DFS_ISA={name}", "-c", str(kernel_files.SOURCES / "numeric.cpp")]
+        [*command, *flags, f"-DFS_ISA={name}", "-c", str(library_file.SOURCES / "numeric.cpp")]
         for name, flags in isas.items()
     ]
-    jobs.append([*command, *has, "-c", str(kernel_files.SOURCES / "dispatch.cpp")])
-    tests = sorted((kernel_files.FOLDER / "tests").glob("*.cpp"))
+    jobs.append([*command, *has, "-c", str(library_file.SOURCES / "dispatch.cpp")])
+    tests = sorted((library_file.FOLDER / "tests").glob("*.cpp"))
     jobs += [[*command, "-c", str(path)] for path in tests]
     objects = [tmp_path / f"{i}.o" for i in range(len(jobs))]
     with ThreadPoolExecutor(2) as pool:

@@ -13,15 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from forescribe.speculative.native import kernel_files, library
-from forescribe.speculative.native.compiling.background_build import VARIABLE
-from forescribe.speculative.native.compiling.library_file import hash_file
+from forescribe.speculative.native import library, library_file
+from forescribe.speculative.native.kernel_build import VARIABLE
+from forescribe.speculative.native.library_file import hash_file
 from tests.test_architecture import ROOT
 
 pytest.importorskip("hatchling", reason="needs `scripts/setup test`")
 compiled = pytest.mark.skipif(library.missing() is not None, reason=str(library.missing()))
 
-LIBRARY = f"forescribe/kernels/build/{kernel_files.library_name()}"
+LIBRARY = f"forescribe/kernels/build/{library_file.library_name()}"
 
 
 def build(folder: Path, **environment: str) -> tuple[Path | None, str]:

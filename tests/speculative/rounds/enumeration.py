@@ -20,14 +20,12 @@ import torch
 from torch import Tensor
 
 from forescribe.speculative.drafters.model_drafter import ModelDrafter
-from forescribe.speculative.drafts import Draft, Verdict
 from forescribe.speculative.requests import Mode
 from forescribe.speculative.rounds.accept import draw
-from forescribe.speculative.rounds.counters import Counters
-from forescribe.speculative.rounds.processing import Parts
-from forescribe.speculative.rounds.round import run_round
-from forescribe.speculative.rows import Rows
+from forescribe.speculative.rounds.round import Parts, run_round
+from forescribe.speculative.rows import Counters, Rows
 from forescribe.speculative.testing import TinyModel
+from forescribe.speculative.types import Draft, Verdict
 
 V = 3
 TOP = 1 - 2**-53  # the largest random number

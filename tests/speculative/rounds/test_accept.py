@@ -7,7 +7,6 @@ import itertools
 import pytest
 import torch
 
-from forescribe.speculative.drafts import Draft, Topology
 from forescribe.speculative.requests import Mode
 from forescribe.speculative.rounds.accept import (
     BlockVerification,
@@ -18,6 +17,7 @@ from forescribe.speculative.rounds.accept import (
     policy,
 )
 from forescribe.speculative.rows import Rows
+from forescribe.speculative.types import Draft, Topology
 from tests.speculative.rounds.enumeration import (
     DRAFT_DISTRIBUTIONS,
     V,

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from forescribe.speculative import Engine, Fixed, ModelDrafter, NgramDrafter, Request
-from forescribe.speculative.drafts import Chain, Draft, Prefix, Topology
 from forescribe.speculative.requests import Mode
 from forescribe.speculative.rounds.accept import GreedyMatch, TokenRejection
 from forescribe.speculative.rounds.choice import CHUNK, SMALL, Allowed, argmax, choose
-from forescribe.speculative.rounds.processing import Parts, choice, process, reads_choice
+from forescribe.speculative.rounds.round import Parts, choice, process, reads_choice
 from forescribe.speculative.rows import Rows
 from forescribe.speculative.testing import TinyModel
+from forescribe.speculative.types import Chain, Draft, Prefix, Topology
 
 NONE = float("-inf")
 

@@ -10,10 +10,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from forescribe.asr.decode.rules import whisper_rules
 from forescribe.speculative import Engine, Fixed, ModelDrafter, NgramDrafter, Request
-from forescribe.speculative.drafters.routing_drafter import RoutingDrafter
-from forescribe.speculative.models.vocabularies.mapped_vocabulary import MappedVocabulary, mapped
-from forescribe.speculative.models.vocabularies.token_map import NONE, TokenMap
-from forescribe.speculative.models.whisper_decoder import WhisperDecoder
+from forescribe.speculative.drafters.routing import RoutingDrafter
+from forescribe.speculative.models.modules import WhisperDecoder
+from forescribe.speculative.models.vocabularies import NONE, MappedVocabulary, TokenMap, mapped
 from forescribe.speculative.protocols import Drafter
 from forescribe.speculative.requests import Mode, Sampling
 from forescribe.speculative.rounds.round import run_round

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from forescribe.speculative.rounds import noise
-from forescribe.speculative.rounds.noise import Stream, uniform
+from forescribe.speculative.rounds import accept
+from forescribe.speculative.rounds.accept import Stream, uniform
 
 
 def grid(stream: Stream) -> torch.Tensor:
@@ -42,5 +42,5 @@ def test_the_ends_of_the_range_are_zero_and_less_than_one(monkeypatch):
     """All bits of a key unset, or set: 1 would accept nothing, and draw a token of zero weight."""
     zero = torch.tensor(0)
     for bits, expected in ((0, 0.0), (0xFFFFFFFF, 1 - 2**-24)):
-        monkeypatch.setattr(noise, "_mix", lambda key, bits=bits: torch.full_like(key, bits))
+        monkeypatch.setattr(accept, "_mix", lambda key, bits=bits: torch.full_like(key, bits))
         assert float(uniform(zero, zero, zero, Stream.EXTRA)) == expected

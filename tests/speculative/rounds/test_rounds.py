@@ -6,14 +6,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from forescribe.speculative.drafts import Draft, Topology
 from forescribe.speculative.rounds.accept import BlockVerification, GreedyMatch, TokenRejection
 from forescribe.speculative.rounds.choice import Choice
-from forescribe.speculative.rounds.counters import Counters
-from forescribe.speculative.rounds.processing import Parts
-from forescribe.speculative.rounds.round import checked, commit
-from forescribe.speculative.rows import Rows
+from forescribe.speculative.rounds.round import Parts, checked, commit
+from forescribe.speculative.rows import Counters, Rows
 from forescribe.speculative.testing import TinyModel
+from forescribe.speculative.types import Draft, Topology
 from tests.speculative.rounds.enumeration import (
     DRAFT_DISTRIBUTIONS,
     Chance,

@@ -21,15 +21,14 @@ from transformers.generation.logits_process import (
 )
 
 from forescribe.speculative import Engine, Fixed, ModelDrafter, NgramDrafter, Request
-from forescribe.speculative.drafts import Prefix
 from forescribe.speculative.errors import RequestError
-from forescribe.speculative.reference import decode
 from forescribe.speculative.requests import Mode, Sampling
-from forescribe.speculative.rounds import thresholds
+from forescribe.speculative.rounds import sampling as thresholds
 from forescribe.speculative.rounds.accept import BlockVerification, TokenRejection, distribution
 from forescribe.speculative.rounds.sampling import bound, penalise
 from forescribe.speculative.rows import Rows
-from forescribe.speculative.testing import TinyModel
+from forescribe.speculative.testing import TinyModel, decode
+from forescribe.speculative.types import Prefix
 from tests.speculative.rounds.enumeration import V, joint, speculative_joint
 
 CPU = torch.device("cpu")

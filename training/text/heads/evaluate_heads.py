@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from forescribe.speculative.models.quiet import quiet
+from forescribe.speculative.models.checkpoint import quiet
 from forescribe.text import TextGenerator
 from forescribe.text.generator import Options
 from training.paths import BUNDLED

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, embedding, kl_div, linear
 from transformers import LlamaForCausalLM
 
-from forescribe.speculative.models.heads.head_record import BlockHead, ChainHead, Output, Run
+from forescribe.speculative.models.heads.records import BlockHead, ChainHead, Output, Run
 from training.text.packing import Pack
 
 DECAY = 0.8  # weight of each depth, relative to the one before

@@ -27,11 +27,10 @@ from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 
 from forescribe.distill.optimizers import Optimizers, rate
-from forescribe.speculative.models.heads.dflash_format import dflash_head
-from forescribe.speculative.models.heads.eagle3_format import eagle3_head
-from forescribe.speculative.models.heads.head_record import BlockHead, Head, TargetShape
-from forescribe.speculative.models.heads.mtp_format import mtp_head
-from forescribe.speculative.models.quantized.stored_int8 import float_weights
+from forescribe.speculative.models.heads.formats import dflash_head, eagle3_head
+from forescribe.speculative.models.heads.mtp import mtp_head
+from forescribe.speculative.models.heads.records import BlockHead, Head, TargetShape
+from forescribe.speculative.models.quantized import float_weights
 from training.paths import BUNDLED
 from training.text import packing
 from training.text.export import TARGET, opened

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from forescribe.speculative import Engine, Request
-from forescribe.speculative.models.families.causal_engines import causal_decoder
+from forescribe.speculative.models.engines import causal_decoder
 from training.paths import BUNDLED, MADE
 from training.text.corpus import documents
 from training.text.export import TARGET, opened

@@ -24,7 +24,7 @@ from transformers.generation.candidate_generator import AssistedCandidateGenerat
 from transformers.utils import logging
 
 from forescribe.asr.formats.transcript import SAMPLE_RATE
-from forescribe.speculative.models.whisper_decoder import decoder_only, same_encoder
+from forescribe.speculative.models.modules import decoder_only, same_encoder
 
 from ..clips import Samples
 from .job import ASSISTED, GENERATE, LANGUAGE, TASK, Drafting, Job, Written, use_threads

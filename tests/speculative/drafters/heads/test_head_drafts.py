@@ -14,13 +14,12 @@ import torch
 from torch import Tensor
 
 from forescribe.speculative import Engine, Request
-from forescribe.speculative.drafters.heads.head_drafter import drafter_of
-from forescribe.speculative.drafts import Draft
+from forescribe.speculative.drafters.heads import drafter_of
 from forescribe.speculative.engine.schedule import Fixed
-from forescribe.speculative.models.families.causal_engines import causal_decoder
-from forescribe.speculative.models.families.model_engine import ModelEngine
+from forescribe.speculative.models.engines import ModelEngine, causal_decoder
 from forescribe.speculative.protocols import Poll
 from forescribe.speculative.rows import Rows
+from forescribe.speculative.types import Draft
 
 from ...models.causal_lms import EOS, VOCAB, causal_lm
 from . import tiny_heads

@@ -15,16 +15,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from forescribe.speculative.errors import LoadError
-from forescribe.speculative.models.heads.bodies import LeanBody
-from forescribe.speculative.models.heads.head_files import read_tensors, tensor_names
-from forescribe.speculative.models.heads.head_loading import (
-    HeadFormat,
-    described,
-    format_in,
-    load_head,
-)
-from forescribe.speculative.models.heads.head_record import LAST, ChainHead, Head
-from forescribe.speculative.models.heads.mtp_format import mtp_head
+from forescribe.speculative.models.heads.formats import HeadFormat, described, format_in, load_head
+from forescribe.speculative.models.heads.mtp import mtp_head
+from forescribe.speculative.models.heads.records import LAST, ChainHead, Head, LeanBody
+from forescribe.speculative.models.heads.tensors import read_tensors, tensor_names
 from training.text.heads import published
 
 from . import tiny_heads

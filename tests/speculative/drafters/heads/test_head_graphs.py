@@ -8,10 +8,9 @@ import pytest
 import torch
 
 from forescribe.speculative import Engine, Request
-from forescribe.speculative.drafters.heads.head_drafter import drafter_of
+from forescribe.speculative.drafters.heads import drafter_of
 from forescribe.speculative.engine.schedule import Fixed
-from forescribe.speculative.models.families.causal_engines import causal_decoder
-from forescribe.speculative.models.families.model_engine import ModelEngine
+from forescribe.speculative.models.engines import ModelEngine, causal_decoder
 from forescribe.speculative.requests import Sampling
 from tests.speculative.rounds.test_graph import BATCH, GAMMA, Watch, rounds
 

@@ -15,20 +15,23 @@ from scipy.stats import chi2
 from torch import Tensor
 
 from forescribe.speculative import Engine, Request
-from forescribe.speculative.drafters.heads.chain_drafter import ChainDrafter
-from forescribe.speculative.drafters.heads.head_drafter import drafter_of
-from forescribe.speculative.drafters.heads.sharing import SharedLayers
+from forescribe.speculative.drafters.heads import ChainDrafter, SharedLayers, drafter_of
 from forescribe.speculative.engine.schedule import Fixed
 from forescribe.speculative.errors import LoadError
-from forescribe.speculative.models.families.causal_engines import causal_decoder
-from forescribe.speculative.models.families.model_engine import ModelEngine
-from forescribe.speculative.models.heads.bodies import LeanBody, LeanForm, LeanLayer
-from forescribe.speculative.models.heads.head_record import LAST, ChainHead, Output, Taps
-from forescribe.speculative.models.lean.projections import Linear
-from forescribe.speculative.reference import decode
+from forescribe.speculative.models.engines import ModelEngine, causal_decoder
+from forescribe.speculative.models.heads.records import (
+    LAST,
+    ChainHead,
+    LeanBody,
+    LeanForm,
+    LeanLayer,
+    Output,
+    Taps,
+)
+from forescribe.speculative.models.weights import Linear
 from forescribe.speculative.requests import Sampling
 from forescribe.speculative.rounds.accept import BlockVerification, TokenRejection
-from forescribe.speculative.testing import TinyModel
+from forescribe.speculative.testing import TinyModel, decode
 
 from ...models.causal_lms import EOS, POSITIONS, VOCAB
 from . import tiny_heads

@@ -15,16 +15,12 @@ from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from forescribe.speculative import Engine
-from forescribe.speculative.drafters.heads.head_drafter import drafter_of
+from forescribe.speculative.drafters.heads import drafter_of
 from forescribe.speculative.engine.schedule import Fixed
 from forescribe.speculative.errors import LoadError
-from forescribe.speculative.models.families.causal_engines import causal_decoder
-from forescribe.speculative.models.families.model_engine import ModelEngine
-from forescribe.speculative.models.heads.head_files import tensor_names
-from forescribe.speculative.models.heads.mtp_modules import (
-    mtp_module_head,
-    published_layers,
-)
+from forescribe.speculative.models.engines import ModelEngine, causal_decoder
+from forescribe.speculative.models.heads.mtp import mtp_module_head, published_layers
+from forescribe.speculative.models.heads.tensors import tensor_names
 
 from ...models.causal_lms import EOS, SHARED
 from .test_head_drafts import GAMMA, Watched, requests, taps_of

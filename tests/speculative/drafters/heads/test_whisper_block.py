@@ -17,13 +17,12 @@ from scipy.stats import chi2
 from transformers import WhisperForConditionalGeneration
 
 from forescribe.speculative import Engine, Request
-from forescribe.speculative.drafters.heads.whisper_block_drafter import WhisperBlockDrafter
+from forescribe.speculative.drafters.heads import WhisperBlockDrafter
 from forescribe.speculative.engine.schedule import Fixed
 from forescribe.speculative.errors import LoadError
-from forescribe.speculative.models.families.model_engine import ModelEngine
-from forescribe.speculative.models.families.whisper_engines import whisper_decoder
-from forescribe.speculative.models.heads.whisper_block import WhisperBlock
-from forescribe.speculative.models.heads.whisper_block_format import (
+from forescribe.speculative.models.engines import ModelEngine, whisper_decoder
+from forescribe.speculative.models.heads.whisper_block import (
+    WhisperBlock,
     is_block,
     read_block,
     write_block,

@@ -9,10 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forescribe.speculative.models.heads.dflash_format import dflash_head
-from forescribe.speculative.models.heads.eagle3_format import eagle3_head
-from forescribe.speculative.models.heads.head_record import Head, TargetShape
-from forescribe.speculative.models.heads.mtp_format import mtp_head
+from forescribe.speculative.models.heads.formats import dflash_head, eagle3_head
+from forescribe.speculative.models.heads.mtp import mtp_head
+from forescribe.speculative.models.heads.records import Head, TargetShape
 from training.text.heads import published
 
 from ...models.causal_lms import causal_lm

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forescribe.speculative.drafts import Topology
 from forescribe.speculative.models.slot_model import SlotModel
+from forescribe.speculative.types import Topology
 
 TREE = Topology((0, 0, 1, 1, 2, 3))
 

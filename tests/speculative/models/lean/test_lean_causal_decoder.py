@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
-from forescribe.speculative.models.bundled import path
-from forescribe.speculative.models.causal_lm import CausalDecoder
-from forescribe.speculative.models.lean.lean_causal_decoder import LeanCausalDecoder
-from forescribe.speculative.models.quantized.stored_int8 import as_floats
+from forescribe.speculative.models.hub import path
+from forescribe.speculative.models.lean import LeanCausalDecoder
+from forescribe.speculative.models.modules import CausalDecoder
+from forescribe.speculative.models.quantized import as_floats
 from tests.speculative.models.causal_lms import causal_lm
 from tests.speculative.models.families import tiny
 from tests.speculative.models.lean.pairs import TREE, Pair, close

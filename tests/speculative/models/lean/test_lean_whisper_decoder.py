@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import WhisperForCausalLM, WhisperForConditionalGeneration
 
-from forescribe.speculative.models.bundled import path
-from forescribe.speculative.models.lean.lean_whisper_decoder import LeanWhisperDecoder
-from forescribe.speculative.models.quantized.stored_int8 import as_floats
-from forescribe.speculative.models.whisper_decoder import WhisperDecoder
+from forescribe.speculative.models.hub import path
+from forescribe.speculative.models.lean import LeanWhisperDecoder
+from forescribe.speculative.models.modules import WhisperDecoder
+from forescribe.speculative.models.quantized import as_floats
 from tests.speculative.models.lean.pairs import TREE, Pair, close
 from tests.speculative.models.whispers import FRAMES, WIDTH, encoder_states, whisper
 

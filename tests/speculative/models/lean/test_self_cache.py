@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from forescribe.speculative.models.lean.lean_whisper_decoder import LeanWhisperDecoder
-from forescribe.speculative.models.lean.self_cache import SelfCache
+from forescribe.speculative.models.caches import SelfCache
+from forescribe.speculative.models.lean import LeanWhisperDecoder
 from forescribe.speculative.requests import Mode
 from tests.speculative.graphs.test_hpu_graphs import HPU
 from tests.speculative.graphs.workloads import whisper_engine

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from forescribe.speculative.models.lean.zero_pages import zeros
-from forescribe.speculative.native.slot_caches import cross_caches
+from forescribe.speculative.models.caches import cross_caches, zeros
 
 CPU = torch.device("cpu")
 STATUS = Path("/proc/self/status")

@@ -1,0 +1,138 @@
+"""What an engine does before its first request, on free rows: shapes are captured, threads are counted.
+
+Knows rounds and the drafter's reading; nothing of requests, queues or results.
+
+How many threads run a round on a CPU: one or all, by measurement.
+
+A round of few rows consists of operators so small that waking a second thread costs more than it saves;
+one of many rows does not. Which of the two it is depends on model, batch and machine. Knows rounds and
+free rows; nothing of requests. Prompts and encoders are not limited: their operators are large.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from ..device import at_most, can_set
+from ..graphs.runner import GraphRunner
+from ..requests import Mode
+from ..rounds.round import Parts, run_round
+from ..rows import Counters, Rows
+from . import context as faults
+from .admission import DraftReader
+from .context import EngineContext
+from .scheduler import Scheduler
+
+SECONDS = 0.4
+"""Time after which no further pair of rounds is measured; nothing is measured where one round takes a
+third of it, as its operators are large then."""
+
+PAIRS = 8
+"""Rounds measured with each number of threads, at most."""
+
+GAIN = 0.95
+"""One thread is chosen where its best round takes less than this share of the other's."""
+
+
+class RoundThreads:
+    """The number of threads for the rounds of one engine: all, until `choose` finds one to be faster."""
+
+    def __init__(self) -> None:
+        self.limit: int | None = None  # None: all threads
+        self.seconds: dict[int, float] = {}  # best round by number of threads; empty: not measured
+
+    def choose(
+        self, run: Callable[[], object], clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        """Measures `run`, which runs a round, with one thread and with all threads in turn."""
+        every = torch.get_num_threads()
+        if every == 1 or not can_set():
+            return
+        began = clock()
+        run()  # the first one allocates memory and starts threads
+        if clock() - began > SECONDS / 3:
+            return
+        best = {every: float("inf"), 1: float("inf")}
+        for _ in range(PAIRS):
+            for count in best:
+                with at_most(count):
+                    start = clock()
+                    run()
+                    best[count] = min(best[count], clock() - start)
+            if clock() - began > SECONDS:
+                break
+        self.seconds = best
+        self.limit = 1 if best[1] < GAIN * best[every] else None
+
+    def limited(self) -> AbstractContextManager[None]:
+        """Applies the choice to operators of the calling thread in a block."""
+        return nullcontext() if self.limit is None else at_most(self.limit)
+
+
+def measured_round(parts: Parts, gamma: int, *, batch: int, slots: int) -> Callable[[], object]:
+    """A round of `batch` active rows with one token each, for measurement: it writes to rows of its own,
+    and to the caches of target and drafter, whose rows must be free."""
+    device = parts.eos.device
+    rows = Rows.empty(batch, slots, device)
+    rows.limits.fill_(slots - gamma - 1)
+    rows.gamma.fill_(gamma)
+    rows.reach = min(slots, 64)
+    counters = Counters.zeros(max(gamma, 1), device)
+
+    def run() -> None:
+        rows.lengths.fill_(1)
+        rows.active.fill_(True)
+        run_round(rows, parts, gamma, counters)
+
+    return run
+
+
+class Preparation:
+    """Runs rounds that no request needs, while the engine is idle. Raises `RuntimeError` otherwise."""
+
+    def __init__(
+        self,
+        context: EngineContext,
+        runner: GraphRunner,
+        reader: DraftReader | None,
+        scheduler: Scheduler,
+    ) -> None:
+        self._context, self._runner, self._reader = context, runner, reader
+        self._scheduler = scheduler
+        self.threads = RoundThreads()
+
+    @torch.inference_mode()
+    def warm_up(self) -> None:
+        """Runs every common shape once, so that it is captured. What it counted is forgotten."""
+        self._check_idle("warm_up")
+        context = self._context
+        before = replace(context.counts)
+        with context.device.guard():
+            self._runner.warm_up()
+            if self._reader is not None:
+                self._reader.warm_up()
+            context.device.synchronize()
+        context.counts = before
+
+    @torch.inference_mode()
+    def choose_threads(self) -> None:
+        """Measures on a CPU whether one thread or all run rounds faster."""
+        self._check_idle("choose_threads")
+        context = self._context
+        if context.device.kind != "cpu":
+            return
+        gamma = min(context.max_gamma, 5)
+        run = measured_round(
+            self._runner.parts(Mode()), gamma, batch=context.rows.batch, slots=context.rows.scratch
+        )
+        context.faults.attempt(partial(self.threads.choose, run), faults.ENGINE)
+
+    def _check_idle(self, name: str) -> None:
+        if not self._scheduler.idle:
+            raise RuntimeError(f"{name}() needs an idle engine: it runs rounds")

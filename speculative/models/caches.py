@@ -1,0 +1,254 @@
+"""Keys and values of self-attention for all layers in one tensor.
+
+Knows slots; nothing of masks or models. One scatter writes the keys and the values of a layer, and one
+gather and one scatter move those of all layers.
+
+No NaN of an earlier sequence reaches the next one in its row. A masked key still meets a weight of zero,
+and 0 * NaN is NaN, so a prompt clears the slots behind it. On a CPU these are those that a forward may have
+written, which the host knows without reading the device (`_written`); slots beyond are zero since the
+allocation, and take no memory: rows are allocated for the longest text, and most are far shorter. Elsewhere
+they are all: forwards are captured or compiled there, and numbers that one changes are conditions of the
+other compiled ones, which would be compiled again after every larger forward.
+
+Zeros that take no memory on a CPU until they are written.
+
+`torch.zeros` writes every page. Pages of a new anonymous mapping are zero without being written, and the
+system provides each of them at its first write. Knows memory; nothing of caches.
+
+Cross-attention of a few queries over many encoder states, in the layout that the device's product wants.
+
+Knows keys and values of encoder states; nothing of decoders. Two layouts with the same methods:
+
+    Transposed  keys and values [B, H, d, S], attention as two matrix products: float32 and float64 on CPUs.
+                Projections of encoder states are written where they stay, without a copy.
+    Natural     keys and values [B, H, S, d], torch's fused attention: every other device and dtype.
+
+Every admission overwrites the whole strip of its row, so nothing of an earlier sequence remains.
+
+Caches that the kernels read and write.
+
+Knows layouts; nothing of models. Self-attention keys and values lie as in every engine, `[B, H, T, d]` per
+layer; cross-attention has the kernels' own layout, which only they read.
+"""
+
+from __future__ import annotations
+
+import mmap
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from math import prod
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from ..native.library import Stored
+from .weights import Linear
+
+
+def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """As `torch.zeros`. On CPUs the tensor owns a mapping of its own, aligned to pages: for large ones that
+    are written in part. Raises MemoryError."""
+    count = prod(shape)
+    if device.type != "cpu" or count == 0:
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return torch.frombuffer(_mapping(count * dtype.itemsize), dtype=dtype).view(*shape)
+
+
+def _mapping(size: int) -> mmap.mmap:
+    # Private: shared memory would be a file's, with a limit of its own.
+    try:
+        return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (OSError, OverflowError) as error:
+        raise MemoryError(f"not enough memory for a cache of {size} bytes") from error
+
+
+class SelfCache:
+    """Keys and values `[L, 2, B, K, T, d]`: for layer l, `[l, 0]` are the keys and `[l, 1]` the values."""
+
+    def __init__(
+        self,
+        *,
+        layers: int,
+        batch: int,
+        heads: int,
+        slots: int,
+        size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        shape = (layers, 2, batch, heads, slots, size)
+        self.kv = zeros(shape, dtype, device)
+        self._tracked = device.type == "cpu"
+        self._reach = self._nodes = 0  # the largest of all forwards so far, where tracked
+
+    @property
+    def layers(self) -> list[tuple[Tensor, Tensor]]:
+        """Keys and values `[B, K, T, d]` of every layer, as views."""
+        return [(layer[0], layer[1]) for layer in self.kv]
+
+    @property
+    def _written(self) -> int:
+        # A row wrote below the reach of the time, and one that has ended goes on to write from the slot
+        # where it ended: with more nodes than then, past that reach by at most their number.
+        slots = self.kv.shape[4]
+        return min(self._reach + self._nodes, slots) if self._tracked else slots
+
+    def clear(self, rows: Tensor, length: int) -> None:
+        """Zeroes what earlier sequences of `rows [K]` left behind slot `length`."""
+        self._reach = max(self._reach, length)
+        self.kv[:, :, :, :, length : self._written].index_fill_(2, rows, 0)
+
+    def write_prompt(self, layer: int, rows: Tensor, kv: Tensor) -> None:
+        """Writes `kv [2, K, heads, P, d]` to the first P slots of `rows [K]`."""
+        self.kv[layer, :, :, :, : kv.shape[3]].index_copy_(1, rows, kv)
+
+    def readable(self, rows: int, reach: int, nodes: int) -> list[Tensor]:
+        """Keys and values `[2, B, K, reach, d]` of every layer, for a forward of the first `rows` rows that
+        writes `nodes` tokens."""
+        if self._tracked:
+            self._reach, self._nodes = max(self._reach, reach), max(self._nodes, nodes)
+        return list(self.kv[:, :, :rows, :, :reach].unbind(0))
+
+    def index(self, slots: Tensor) -> Tensor:
+        """Where a forward that writes to `slots [B, N]` puts `kv [2, B, K, N, d]`."""
+        _, two, _, heads, _, size = self.kv.shape
+        return slots[None, :, None, :, None].expand(two, len(slots), heads, slots.shape[1], size)
+
+    def write(self, layer: int, index: Tensor, kv: Tensor) -> None:
+        self.kv[layer].scatter_(3, index, kv)
+
+    def move(self, source: Tensor, target: Tensor) -> None:
+        """Copies keys and values from slots `source [B, M]` to slots `target [B, M]`, row by row.
+
+        All reads come before all writes, so overlapping paths are safe.
+        """
+        layers = self.kv.shape[0]
+        whole = (layers, *self.index(source).shape)
+        taken = self.kv.gather(4, self.index(source).expand(whole))
+        self.kv.scatter_(4, self.index(target).expand(whole), taken)
+
+
+EXACT = frozenset({torch.float32, torch.float64})  # below, products would round the scores
+
+
+class Sources(ABC):
+    """Keys and values of encoder states for `layers` layers and `batch` rows of S states.
+
+    `weights` is `WhisperWeights.cross_kv`. Queries are `[B, N, H, d]` and carry the scale.
+    """
+
+    def __init__(self, weights: Linear, keys: Tensor, values: Tensor) -> None:
+        assert weights.bias is not None
+        self.keys, self.values = keys, values  # [L, B, ...]
+        layers, width = len(keys), weights.weight.shape[1]
+        self.weight = weights.weight.view(layers, 2, width, width)
+        self.bias = weights.bias.view(layers, 2, width)
+
+    @property
+    def layers(self) -> list[tuple[Tensor, Tensor]]:
+        """Keys and values of every layer, as views."""
+        return list(zip(self.keys, self.values, strict=True))
+
+    @abstractmethod
+    def admit(self, layer: int, rows: Tensor, states: Tensor, queries: Tensor) -> Tensor:
+        """Projects `states [K, S, D]` into `rows [K]` of a layer; `queries [K, P, H, d]` of the prompts read
+        them: returns `[K P, D]`."""
+
+    @abstractmethod
+    def attend(self, layer: int, queries: Tensor) -> Tensor:
+        """Attention of `queries [B, N, H, d]` of the first B rows: returns `[B N, D]`."""
+
+
+class Transposed(Sources):
+    """See the module."""
+
+    def admit(self, layer: int, rows: Tensor, states: Tensor, queries: Tensor) -> Tensor:
+        width = states.shape[2]
+        read = []
+        for row, own, asked in zip(rows.tolist(), states, queries, strict=True):
+            keys, values = self.keys[layer, row], self.values[layer, row]  # [H, d, S]
+            torch.mm(self.weight[layer, 0], own.t(), out=keys.view(width, -1))
+            bias = self.bias[layer, 1][:, None]
+            torch.addmm(bias, self.weight[layer, 1], own.t(), out=values.view(width, -1))
+            read.append(_products(asked[None], keys, values))
+        return torch.cat(read)
+
+    def attend(self, layer: int, queries: Tensor) -> Tensor:
+        rows = len(queries)
+        keys, values = self.keys[layer, :rows], self.values[layer, :rows]
+        return _products(queries, keys.flatten(0, 1), values.flatten(0, 1))
+
+
+class Natural(Sources):
+    """See the module."""
+
+    def admit(self, layer: int, rows: Tensor, states: Tensor, queries: Tensor) -> Tensor:
+        count, length, width = states.shape
+        both = torch.addmm(
+            self.bias[layer].flatten(), states.flatten(0, 1), self.weight[layer].flatten(0, 1).t()
+        )
+        kv = both.view(count, length, 2, *queries.shape[2:]).permute(2, 0, 3, 1, 4)
+        self.keys[layer].index_copy_(0, rows, kv[0])
+        self.values[layer].index_copy_(0, rows, kv[1])
+        return _fused(queries, kv[0], kv[1])
+
+    def attend(self, layer: int, queries: Tensor) -> Tensor:
+        rows = len(queries)
+        return _fused(queries, self.keys[layer, :rows], self.values[layer, :rows])
+
+
+def sources_for(
+    weights: Linear, *, layers: int, batch: int, heads: int, length: int, like: Tensor
+) -> Sources:
+    """Allocates cross-attention for `batch` rows of `length` states, as the tensor `like`."""
+    size = like.shape[-1] // heads
+    transposed = like.device.type == "cpu" and like.dtype in EXACT
+    shape = (size, length) if transposed else (length, size)
+    keys, values = (like.new_zeros((layers, batch, heads, *shape)) for _ in range(2))
+    return (Transposed if transposed else Natural)(weights, keys, values)
+
+
+def _products(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """`queries [B, N, H, d]`, keys and values `[B H, d, S]` -> `[B N, D]`."""
+    batch, nodes, heads, size = queries.shape
+    asked = queries.transpose(1, 2).reshape(batch * heads, nodes, size)
+    weights = torch.bmm(asked, keys).softmax(-1)
+    read = torch.bmm(weights, values.transpose(1, 2))  # [B H, N, d]
+    return read.view(batch, heads, nodes, size).transpose(1, 2).reshape(batch * nodes, -1)
+
+
+def _fused(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """`queries [B, N, H, d]`, keys and values `[B, H, S, d]` -> `[B N, D]`."""
+    read = scaled_dot_product_attention(queries.transpose(1, 2), keys, values, scale=1.0)
+    return read.transpose(1, 2).reshape(queries.shape[0] * queries.shape[1], -1)
+
+
+DTYPES = {Stored.FLOAT32: torch.float32, Stored.BFLOAT16: torch.bfloat16}
+
+
+class SelfCaches(SelfCache):
+    """Keys and values `[L, 2, B, H, T, d]` of `heads` heads in `slots` slots per row, on the CPU."""
+
+    def __init__(
+        self, layers: int, batch: int, heads: int, slots: int, size: int, stored: Stored
+    ) -> None:
+        super().__init__(
+            layers=layers,
+            batch=batch,
+            heads=heads,
+            slots=slots,
+            size=size,
+            dtype=DTYPES[stored],
+            device=torch.device("cpu"),
+        )
+
+    def addresses(self, layer: int) -> tuple[int, int]:
+        """Where the keys and the values of a layer begin."""
+        return self.kv[layer, 0].data_ptr(), self.kv[layer, 1].data_ptr()
+
+
+def cross_caches(layers: int, strips: int, size: int) -> Tensor:
+    """Zeroed bytes `[L, 2, strips * size]` for the keys and values of `strips` rows and heads. They take
+    memory as rows are used: 35 MB for each of whisper-base's."""
+    return zeros((layers, 2, strips * size), torch.uint8, torch.device("cpu"))

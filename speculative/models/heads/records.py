@@ -1,0 +1,315 @@
+"""The records of a head: what EAGLE-3, MTP and DFlash loaders make, and what drafters and trainers run.
+
+Letters besides those of `speculative.drafts`: H width of the head, n taps, U tokens that the head proposes,
+d size of an attention head. A chain head reads, at position t, the state of token t and the embedding of
+token t + 1, and predicts token t + 2. A block head predicts G tokens after the pending one in one pass.
+
+The layers of a head: as functions over plain tensors, or a layer of the target's own class.
+
+Both keep keys and values in a cache of transformers' interface, as the adapters of targets do: slots of rows
+in decoding, growing ones in training. Knows layers; nothing of taps, tokens or drafts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention
+from transformers.activations import ACT2FN
+
+from ...errors import LoadError
+from ..module_cache import LayerShape, window_mask
+from ..weights import Linear
+
+
+class Body(Protocol):
+    """The layers of a head."""
+
+    @property
+    def shapes(self) -> list[LayerShape]:
+        """The keys and values of each layer."""
+
+    def __call__(
+        self, inputs: Tensor, residual: Tensor, positions: Tensor, mask: Tensor, cache: Any
+    ) -> Tensor:
+        """States `[B, N, H]` of `inputs [B, N, I]` at `positions [B, N]`; the first layer adds to
+        `residual [B, N, H]`. `mask [B, 1, N, R]` is additive."""
+
+
+@dataclass(frozen=True, eq=False)
+class LeanLayer:
+    """One layer of Llama's or Qwen 3's form."""
+
+    input_norm: Tensor | None  # None: its input is normalised already
+    query: Linear  # [heads d, I]
+    key_value: Linear  # [2 kv_heads d, I]
+    query_norm: Tensor | None  # [d], of every head, before the rotation
+    key_norm: Tensor | None
+    out: Linear  # [H, heads d]
+    post_norm: Tensor
+    gate_up: Linear  # [2 F, H]
+    down: Linear  # [H, F]
+    window: int | None = None  # a query reads this many positions, itself included; None: all
+
+
+@dataclass(frozen=True, eq=False)
+class LeanForm:
+    """What the layers of a body have in common."""
+
+    heads: int
+    kv_heads: int
+    head_size: int
+    eps: float
+    activation: str  # transformers' name of it
+    inv_freq: Tensor  # [d / 2] float32
+    rotary_scale: float = 1.0
+
+
+@dataclass(frozen=True, eq=False)
+class LeanBody:
+    """Layers as functions over plain tensors."""
+
+    layers: tuple[LeanLayer, ...]
+    form: LeanForm
+
+    @property
+    def shapes(self) -> list[LayerShape]:
+        size = self.form.head_size
+        return [LayerShape(self.form.kv_heads, size, size) for _ in self.layers]
+
+    def __call__(
+        self, inputs: Tensor, residual: Tensor, positions: Tensor, mask: Tensor, cache: Any
+    ) -> Tensor:
+        angles = self.angles(positions, inputs.dtype)
+        x, states = inputs, residual
+        for index, layer in enumerate(self.layers):
+            if layer.input_norm is not None:
+                x = self._norm(x, layer.input_norm)
+            keys, values = self.keys_values(layer, x, angles)
+            keys, values = cache.update(keys, values, index)
+            reads = mask if layer.window is None else window_mask(mask, positions, layer.window)
+            x = states = self._layer(layer, x, states, angles, reads, keys, values)
+        return states
+
+    def angles(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Cosine and sine `[B, 1, N, d]` of `positions [B, N]`."""
+        half = positions[:, None, :, None].float() * self.form.inv_freq
+        angle = torch.cat([half, half], -1)
+        scale = self.form.rotary_scale
+        return (angle.cos() * scale).to(dtype), (angle.sin() * scale).to(dtype)
+
+    def keys_values(
+        self, layer: LeanLayer, x: Tensor, angles: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """Keys, rotated, and values `[B, kv_heads, N, d]` of `x [B, N, I]`."""
+        form = self.form
+        both = _linear(x, layer.key_value).unflatten(-1, (2, form.kv_heads, form.head_size))
+        keys, values = both.permute(2, 0, 3, 1, 4)
+        if layer.key_norm is not None:
+            keys = self._norm(keys, layer.key_norm)
+        return _rotated(keys, angles), values
+
+    def _layer(
+        self,
+        layer: LeanLayer,
+        x: Tensor,
+        residual: Tensor,
+        angles: tuple[Tensor, Tensor],
+        mask: Tensor,
+        keys: Tensor,
+        values: Tensor,
+    ) -> Tensor:
+        form = self.form
+        queries = (
+            _linear(x, layer.query).unflatten(-1, (form.heads, form.head_size)).transpose(1, 2)
+        )
+        if layer.query_norm is not None:
+            queries = self._norm(queries, layer.query_norm)
+        read = scaled_dot_product_attention(
+            _rotated(queries, angles),
+            keys,
+            values,
+            attn_mask=mask,
+            enable_gqa=form.heads != form.kv_heads,
+        )
+        states = residual + _linear(read.transpose(1, 2).flatten(2), layer.out)
+        gate, up = _linear(self._norm(states, layer.post_norm), layer.gate_up).chunk(2, -1)
+        return states + _linear(ACT2FN[form.activation](gate) * up, layer.down)
+
+    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        return rms_norm(x, x.shape[-1:], weight, self.form.eps)
+
+
+@dataclass(frozen=True, eq=False)
+class ModuleBody:
+    """One decoder layer of transformers, of the target's own class: whatever attention and experts it has.
+
+    `rotary` gives its angles.
+    """
+
+    layer: Any
+    rotary: Any
+    shape: LayerShape
+
+    @property
+    def shapes(self) -> list[LayerShape]:
+        return [self.shape]
+
+    def __call__(
+        self, inputs: Tensor, residual: Tensor, positions: Tensor, mask: Tensor, cache: Any
+    ) -> Tensor:
+        states: Any = self.layer(
+            inputs,
+            attention_mask=mask,
+            position_ids=positions,
+            position_embeddings=self.rotary(inputs, position_ids=positions),
+            past_key_values=cache,
+        )
+        found: Tensor = states[0] if isinstance(states, tuple) else states
+        return found
+
+
+def _linear(x: Tensor, weights: Linear) -> Tensor:
+    return linear(x, weights.weight, weights.bias)
+
+
+def _rotated(x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
+    cos, sin = angles
+    first, second = x.chunk(2, -1)
+    return x * cos + torch.cat([-second, first], -1) * sin
+
+
+LAST = -1
+"""The tap behind the target's final norm."""
+
+
+@dataclass(frozen=True)
+class TargetShape:
+    """The sizes of the target that a head must fit; `name` is for messages."""
+
+    name: str
+    width: int
+    layers: int
+    vocab: int
+
+
+@dataclass(frozen=True, eq=False)
+class Taps:
+    """How the target's states become the feature of a position: taps `[..., n, D]` to `[..., H]`.
+
+    The norms are one for each tap, or one for all of them together, or none. Without a projection the only
+    tap is the feature.
+    """
+
+    layers: tuple[int, ...]  # states entering these layers of the target, or LAST
+    eps: float
+    norms: tuple[Tensor, ...] = ()  # [D] each, or one of [n D]
+    project: Linear | None = None  # [H, n D]
+    after: Tensor | None = None  # [H], a norm of the projected feature
+
+    def __post_init__(self) -> None:
+        if not self.layers:
+            raise LoadError("the head reads no hidden states")
+        if self.project is None and len(self.layers) > 1:
+            raise LoadError("several taps need a projection")
+
+    def feature(self, taps: Tensor) -> Tensor:
+        """The features `[..., H]` of taps `[..., n, D]`."""
+        if len(self.norms) > 1:
+            width = taps.shape[-1:]
+            parts = [
+                rms_norm(taps[..., i, :], width, w, self.eps) for i, w in enumerate(self.norms)
+            ]
+            x = torch.cat(parts, -1)
+        else:
+            x = taps.flatten(-2)
+            if self.norms:
+                x = rms_norm(x, x.shape[-1:], self.norms[0], self.eps)
+        if self.project is not None:
+            x = linear(x, self.project.weight, self.project.bias)
+        return x if self.after is None else rms_norm(x, x.shape[-1:], self.after, self.eps)
+
+
+@dataclass(frozen=True, eq=False)
+class Output:
+    """From the last layer to logits: a norm, and an output layer of its own or the target's.
+
+    `ids` are the token ids of the own output layer's rows; None: row i is token i.
+    """
+
+    norm: Tensor  # [H]
+    eps: float
+    head: Linear | None = None  # [U, H]; None: the target's
+    ids: Tensor | None = None  # [U] int64
+
+    def normed(self, states: Tensor) -> Tensor:
+        return rms_norm(states, states.shape[-1:], self.norm, self.eps)
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """Where the positions of a pass are, what they read and where keys and values are kept."""
+
+    positions: Tensor  # [B, N]
+    mask: Tensor  # [B, 1, N, R], additive
+    cache: Any
+
+
+@dataclass(frozen=True, eq=False)
+class ChainHead:
+    """EAGLE-3, or an MTP layer: the input of position t joins the embedding of token t + 1 with feature t.
+
+    EAGLE-3's first layer reads both side by side, `[2 H]`, and its residual is the feature; MTP projects
+    them to `[H]` by `join`, which is input and residual of an ordinary layer.
+    """
+
+    family: str  # for people
+    taps: Taps
+    embed_norm: Tensor  # [E], E the width of embeddings
+    feature_norm: Tensor  # [H]
+    body: Body
+    output: Output
+    join: Linear | None = None  # [H, E + H]
+    residual_normed: bool = False  # norm_before_residual
+    feeds_normed: bool = False  # norm_output: the next feature is the state behind the norm
+    embedding: Tensor | None = None  # [V, E]; None: the target's
+
+    def step(self, embedded: Tensor, feature: Tensor, run: Run) -> Tensor:
+        """The states `[B, N, H]` of positions with these embeddings and features."""
+        eps = self.output.eps
+        left = rms_norm(embedded, embedded.shape[-1:], self.embed_norm, eps)
+        right = rms_norm(feature, feature.shape[-1:], self.feature_norm, eps)
+        x = torch.cat([left, right], -1)
+        if self.join is not None:
+            x = linear(x, self.join.weight, self.join.bias)
+            return self.body(x, x, run.positions, run.mask, run.cache)
+        residual = right if self.residual_normed else feature
+        return self.body(x, residual, run.positions, run.mask, run.cache)
+
+    def next_feature(self, states: Tensor) -> Tensor:
+        """What a draft step reads in place of a target's state, from the states before it."""
+        return self.output.normed(states) if self.feeds_normed else states
+
+
+@dataclass(frozen=True, eq=False)
+class BlockHead:
+    """DFlash: the target's states of committed tokens are keys and values of every layer; queries are the
+    pending token and `block - 1` masks."""
+
+    family: str
+    taps: Taps
+    body: LeanBody
+    output: Output
+    mask_token: int
+    block: int
+    embedding: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if self.block < 2:
+            raise LoadError(f"a block of {self.block} drafts nothing")
+
+
+Head = ChainHead | BlockHead

@@ -1,0 +1,381 @@
+"""Whisper's decoder as one function over plain tensors, under the core's `Model` protocol.
+
+It computes what transformers' modules compute, with a quarter of their operators: one product for query, key
+and value, one mask for all layers, keys of encoder states in the layout of the product, no cache objects.
+Shapes depend on the batch, the number of tokens and `reach` only, so a forward can be captured as a graph.
+
+Llama-like decoders as one function over plain tensors, under the core's `Model` protocol.
+
+RMS norms, rotary positions, grouped queries, a gated feed-forward; biases, norms of queries and keys, sliding
+windows and layers without positions where a model has them. One product gives query, key and value, one the
+two halves of the feed-forward; angles come from a table. The queries that share a key are rows of one
+product, so no key is repeated. `coverage.causal_gap` says which models have this form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import embedding, layer_norm, rms_norm, scaled_dot_product_attention
+from transformers.activations import ACT2FN
+
+from ..errors import LoadError
+from ..types import Prefilled, Scores, Topology
+from .caches import SelfCache, Sources, sources_for
+from .causal import FULL, SLIDING, CausalModel
+from .coverage import causal_gap
+from .slot_model import Places, SlotModel, path_slots
+from .weights import CausalLayer, CausalWeights, Norm, WhisperLayer, WhisperWeights, rows_of
+
+SelfAttention = Callable[[int, Tensor], Tensor]
+"""Writes keys and values of a layer and reads them: `[3, B, H, N, d]` -> `[B, H, N, d]`."""
+CrossAttention = Callable[[int, Tensor], Tensor]
+"""Reads the encoder states of a layer: `[B, N, H, d]` -> `[B N, D]`."""
+
+
+class LeanWhisperDecoder(SlotModel):
+    """The decoder of a Whisper model. Arguments as `models.whisper_decoder.WhisperDecoder`."""
+
+    engine = "lean"
+
+    def __init__(
+        self,
+        model: Any,
+        pick: Callable[[Any], Tensor] = lambda encoder_states: encoder_states,
+        *,
+        sources: int | None = None,
+        listed: Sequence[int] | None = None,
+    ) -> None:
+        config = model.config
+        self.weights, self.pick = WhisperWeights.of(model), pick
+        self.length = config.max_source_positions if sources is None else sources
+        self.activate = ACT2FN[self.weights.activation]
+        self.cache: WhisperCache | None = None
+        super().__init__(
+            device=self.weights.embedding.device,
+            dtype=self.weights.embedding.dtype,
+            vocab_size=config.vocab_size,
+            positions=config.max_target_positions,
+            layers=config.decoder_layers,
+            listed=listed,
+        )
+        if self.listed is not None:
+            self.weights = replace(self.weights, head=self.weights.head.rows(self.listed))
+
+    def allocate(self, batch: int, slots: int) -> None:
+        self.cache = WhisperCache(self.weights, batch, slots, self.length)
+
+    def release(self) -> None:
+        self.cache = None
+
+    def _allocated(self) -> WhisperCache:
+        if self.cache is None:
+            raise RuntimeError("allocate() comes before the first forward")
+        return self.cache
+
+    @torch.inference_mode()
+    def prefill(
+        self,
+        rows: Tensor,
+        tokens: Tensor,
+        encoder_states: Sequence[Any],
+        nodes: Tensor | None = None,
+    ) -> Prefilled:
+        cache, at = self._allocated(), self.prompt_places(tokens)
+        states = torch.stack([self.pick(s) for s in encoder_states]).to(self.device, self.dtype)
+        cache.own.clear(rows, tokens.shape[1])
+
+        def attend(layer: int, qkv: Tensor) -> Tensor:
+            cache.own.write_prompt(layer, rows, qkv[1:])
+            return scaled_dot_product_attention(
+                qkv[0], qkv[1], qkv[2], attn_mask=at.mask, scale=1.0
+            )
+
+        def cross(layer: int, queries: Tensor) -> Tensor:
+            return cache.sources.admit(layer, rows, states, queries)
+
+        hidden, taps = self._hidden(tokens, at.positions, attend, cross)
+        return Prefilled(self.head(self.chosen(hidden, nodes)), taps)
+
+    def score(
+        self, tokens: Tensor, start: Tensor, *, reach: int, topology: Topology | None = None
+    ) -> Scores:
+        hidden, taps = self._round(tokens, self.places(tokens, start, reach, topology), reach)
+        return Scores(self.head(hidden), taps)
+
+    def score_at(self, tokens: Tensor, start: Tensor, node: Tensor, *, reach: int) -> Tensor:
+        """See `NodeModel.score_at`."""
+        hidden, _ = self._round(tokens, self.places(tokens, start, reach, None), reach)
+        one = node[:, None, None].expand(-1, 1, hidden.shape[2])
+        return self.head(hidden.gather(1, one))
+
+    def commit(self, start: Tensor, path: Tensor) -> None:
+        self._allocated().own.move(*path_slots(start, path))
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        return embedding(tokens, self.weights.embedding)
+
+    def head(self, states: Tensor) -> Tensor:
+        return self.whole(self.weights.head(states).float())
+
+    def _round(self, tokens: Tensor, at: Places, reach: int) -> tuple[Tensor, Tensor | None]:
+        cache = self._allocated()
+        own = cache.own_attention(at, reach)
+        return self._hidden(tokens, at.positions, own, cache.sources.attend)
+
+    def _hidden(
+        self, tokens: Tensor, positions: Tensor, attend: SelfAttention, cross: CrossAttention
+    ) -> tuple[Tensor, Tensor | None]:
+        """The last hidden states `[B, N, D]` of `tokens [B, N]`, and the taps."""
+        weights, shape = self.weights, (*tokens.shape, -1, self.weights.head_size)
+        x = embedding(tokens, weights.embedding) + embedding(positions, weights.positions)
+        x = x.view(-1, weights.width)  # [B N, D]
+        states = {}
+        for index, layer in enumerate(weights.layers):
+            if index in self.taps:
+                states[index] = x.view(*tokens.shape, -1)
+            x = self._layer(index, layer, x, shape, attend, cross)
+        states[-1] = self._norm(x, weights.norm).view(*tokens.shape, -1)
+        return states[-1], self.tapped(states)
+
+    def _layer(
+        self,
+        index: int,
+        layer: WhisperLayer,
+        x: Tensor,
+        shape: tuple[int, ...],
+        attend: SelfAttention,
+        cross: CrossAttention,
+    ) -> Tensor:
+        """One layer over `x [B N, D]`; `shape` is (B, N, -1, d)."""
+        qkv = layer.qkv(self._norm(x, layer.self_norm)).view(*shape[:2], 3, -1, shape[3])
+        read = attend(index, qkv.permute(2, 0, 3, 1, 4)).transpose(1, 2).reshape(x.shape)
+        x = x + layer.out(read)
+        queries = layer.cross_q(self._norm(x, layer.cross_norm)).view(shape)
+        x = x + layer.cross_out(cross(index, queries))
+        inner = self.activate(layer.up(self._norm(x, layer.ffn_norm)))
+        return x + layer.down(inner)
+
+    def _norm(self, x: Tensor, norm: Norm) -> Tensor:
+        return layer_norm(x, x.shape[1:], norm.weight, norm.bias, self.weights.eps)
+
+
+class WhisperCache:
+    """Keys and values of `batch` rows: of `slots` tokens, and of `length` encoder states."""
+
+    def __init__(self, weights: WhisperWeights, batch: int, slots: int, length: int) -> None:
+        like, layers = weights.embedding, len(weights.layers)
+        self.own = SelfCache(
+            layers=layers,
+            batch=batch,
+            heads=weights.heads,
+            slots=slots,
+            size=weights.head_size,
+            dtype=like.dtype,
+            device=like.device,
+        )
+        self.sources: Sources = sources_for(
+            weights.cross_kv,
+            layers=layers,
+            batch=batch,
+            heads=weights.heads,
+            length=length,
+            like=like,
+        )
+
+    @property
+    def layers(self) -> list[tuple[Tensor, Tensor]]:
+        """Keys and values of self-attention, per layer."""
+        return self.own.layers
+
+    @property
+    def cross(self) -> list[tuple[Tensor, Tensor]]:
+        """Keys and values of the encoder states, per layer."""
+        return self.sources.layers
+
+    def own_attention(self, at: Places, reach: int) -> SelfAttention:
+        """Self-attention of a forward at these places, which reads below `reach`."""
+        rows, nodes = at.slots.shape
+        index, readable = self.own.index(at.slots), self.own.readable(rows, reach, nodes)
+
+        def attend(layer: int, qkv: Tensor) -> Tensor:
+            self.own.write(layer, index, qkv[1:])
+            keys, values = readable[layer]
+            return scaled_dot_product_attention(qkv[0], keys, values, attn_mask=at.mask, scale=1.0)
+
+        return attend
+
+
+Attention = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+"""Writes and reads a layer: layer, queries `[B, K, G N, d]`, keys and values `[2, B, K, N, d]`, mask
+`[B, 1, G N, R]` -> `[B, K, G N, d]`."""
+
+
+class LeanCausalDecoder(CausalModel):
+    """A Llama-like causal LM; arguments and errors as `CausalModel`."""
+
+    engine = "lean"
+    weights: CausalWeights
+    cache: SelfCache | None = None
+
+    def prepare(self) -> None:
+        gap = causal_gap(self.model)
+        if gap is not None:
+            raise LoadError(f"{self.config.model_type} has no lean form: {gap}")
+        weights = CausalWeights.of(self.model)
+        self.weights = weights = replace(weights, head=rows_of(weights.head, self.listed))
+        self.activate = ACT2FN[weights.activation]
+        self.groups = weights.heads // weights.kv_heads
+        self._angles: tuple[Tensor, Tensor] | None = None  # [slots, d] each
+
+    def allocate(self, batch: int, slots: int) -> None:
+        weights = self.weights
+        self.cache = SelfCache(
+            layers=len(weights.layers),
+            batch=batch,
+            heads=weights.kv_heads,
+            slots=slots,
+            size=weights.head_size,
+            dtype=self.dtype,
+            device=self.device,
+        )
+        self._angles = weights.angles(min(slots, self._positions), self.dtype)
+
+    def release(self) -> None:
+        self.cache = self._angles = None
+
+    def _allocated(self) -> SelfCache:
+        if self.cache is None:
+            raise RuntimeError("allocate() comes before the first forward")
+        return self.cache
+
+    @torch.inference_mode()
+    def prefill(
+        self,
+        rows: Tensor,
+        tokens: Tensor,
+        encoder_states: Sequence[Any],
+        nodes: Tensor | None = None,
+    ) -> Prefilled:
+        """Skips the head where no `nodes` are asked for: returns logits `[K, 0, V]`."""
+        cache, at = self._allocated(), self.prompt_places(tokens)
+        cache.clear(rows, tokens.shape[1])
+
+        def attend(layer: int, queries: Tensor, kv: Tensor, mask: Tensor) -> Tensor:
+            cache.write_prompt(layer, rows, kv)
+            return self._attention(queries, kv, mask)
+
+        hidden, taps = self._hidden(tokens, at, attend)
+        if nodes is not None:
+            return Prefilled(self._logits(self.chosen(hidden, nodes)), taps)
+        return Prefilled(torch.empty((len(tokens), 0, self.vocab_size), device=self.device), taps)
+
+    def score(
+        self, tokens: Tensor, start: Tensor, *, reach: int, topology: Topology | None = None
+    ) -> Scores:
+        at = self.places(tokens, start, reach, topology)
+        hidden, taps = self._hidden(tokens, at, self._cached(at, reach))
+        return Scores(self._logits(hidden), taps)
+
+    def score_at(self, tokens: Tensor, start: Tensor, node: Tensor, *, reach: int) -> Tensor:
+        """See `NodeModel.score_at`."""
+        at = self.places(tokens, start, reach, None)
+        hidden, _ = self._hidden(tokens, at, self._cached(at, reach))
+        one = node[:, None, None].expand(-1, 1, hidden.shape[2])
+        return self._logits(hidden.gather(1, one))
+
+    def commit(self, start: Tensor, path: Tensor) -> None:
+        self._allocated().move(*path_slots(start, path))
+
+    def _cached(self, at: Places, reach: int) -> Attention:
+        """Attention of a forward at these places, which reads below `reach`."""
+        cache = self._allocated()
+        index, readable = (
+            cache.index(at.slots),
+            cache.readable(len(at.slots), reach, at.slots.shape[1]),
+        )
+
+        def attend(layer: int, queries: Tensor, kv: Tensor, mask: Tensor) -> Tensor:
+            cache.write(layer, index, kv)
+            return self._attention(queries, readable[layer], mask)
+
+        return attend
+
+    def _attention(self, queries: Tensor, kv: Tensor, mask: Tensor) -> Tensor:
+        scale = self.weights.scale
+        return scaled_dot_product_attention(queries, kv[0], kv[1], attn_mask=mask, scale=scale)
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        return self.own_vocabulary(self.weights.head(hidden))
+
+    def _hidden(
+        self, tokens: Tensor, at: Places, attend: Attention
+    ) -> tuple[Tensor, Tensor | None]:
+        """The last hidden states `[B, N, D]` of `tokens [B, N]`, and the taps."""
+        assert self._angles is not None
+        weights = self.weights
+        x = embedding(self.known_tokens(tokens), weights.embedding).flatten(0, 1)
+        # Queries in groups are rows of one product, in the order group, token.
+        masks = {
+            kind: mask.repeat(1, 1, self.groups, 1) if self.groups > 1 else mask
+            for kind, mask in self.masks(at.mask, at.positions).items()
+        }
+        cos, sin = (embedding(at.positions, table)[:, :, None] for table in self._angles)
+        states = {}
+        for index, layer in enumerate(weights.layers):
+            if index in self.taps:
+                states[index] = x.view(*tokens.shape, -1)
+            mask = masks[FULL if layer.window is None else SLIDING]
+            heads = self._heads(x, layer, tokens.shape, (cos, sin))
+            x = self._layer(index, layer, x, heads, mask, attend)
+        states[-1] = self._norm(x, weights.norm).view(*tokens.shape, -1)
+        return states[-1], self.tapped(states)
+
+    def _heads(
+        self, x: Tensor, layer: CausalLayer, shape: torch.Size, angles: tuple[Tensor, Tensor]
+    ) -> Tensor:
+        """Queries, keys and values `[B, N, H + 2 K, d]`, the first two normalised and rotated."""
+        weights = self.weights
+        qkv = layer.qkv(self._norm(x, layer.input_norm))
+        heads = qkv.view(*shape, -1, weights.head_size)
+        asked = heads[:, :, : weights.heads + weights.kv_heads]
+        plain = asked
+        if layer.qk_norm is not None:
+            plain = rms_norm(asked, asked.shape[3:], None, weights.eps) * layer.qk_norm
+        if layer.rotary:
+            cos, sin = angles
+            turned = plain.roll(
+                weights.head_size // 2, -1
+            )  # sin carries the sign of the first half
+            torch.mul(plain, cos, out=asked)
+            asked.addcmul_(turned, sin)
+        elif plain is not asked:
+            asked.copy_(plain)
+        return heads
+
+    def _layer(
+        self,
+        index: int,
+        layer: CausalLayer,
+        x: Tensor,
+        heads: Tensor,
+        mask: Tensor,
+        attend: Attention,
+    ) -> Tensor:
+        """One layer over `x [B N, D]`."""
+        weights, (batch, nodes, _, size) = self.weights, heads.shape
+        queries = heads[:, :, : weights.heads].unflatten(2, (weights.kv_heads, self.groups))
+        queries = queries.permute(0, 2, 3, 1, 4).reshape(batch, weights.kv_heads, -1, size)
+        kv = heads[:, :, weights.heads :].unflatten(2, (2, weights.kv_heads))
+        read = attend(index, queries, kv.permute(2, 0, 3, 1, 4), mask)
+        read = read.view(batch, weights.kv_heads, self.groups, nodes, size).permute(0, 3, 1, 2, 4)
+        x = x + layer.out(read.reshape(batch * nodes, -1))
+        gate, up = layer.gate_up(self._norm(x, layer.post_norm)).chunk(2, -1)
+        return x + layer.down(self.activate(gate) * up)
+
+    def _norm(self, x: Tensor, norm: Norm) -> Tensor:
+        return rms_norm(x, x.shape[1:], norm.weight, self.weights.eps)

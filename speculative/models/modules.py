@@ -1,0 +1,375 @@
+"""Whisper under the core's `Model` protocol, over unmodified transformers classes.
+
+`WhisperForConditionalGeneration` (OpenAI's and distil-whisper's checkpoints) and the decoder-only
+`WhisperForCausalLM` both hold the same decoder. A request's encoder states are the encoder's output for
+its window; the cross-attention keys and values are computed once, when the request is admitted.
+
+The hidden states inside a transformers model, read while it runs.
+
+transformers' own `output_hidden_states` leaves hooks in a model for good, which other adapters of the same
+model refuse; those here last as long as one forward. Knows modules; nothing of any family.
+
+Text LLMs under the core's `Model` protocol, over unmodified transformers classes.
+
+Llama, Qwen, Gemma, Mistral, GPT-2 and every other decoder whose attention is full, a sliding window or
+in chunks: the mask alone determines what a layer reads, so families need no code of their own. A window
+saves no memory here, as the cache holds all positions, but the tokens are exact.
+
+What a configuration does not contain is tested on the model itself: see `speculative.models.agreement`.
+
+Attention of a few queries over many keys as two matrix products, for CPUs.
+
+A round of speculation asks G + 1 queries of 1,500 encoder positions. PyTorch's fused CPU
+kernel is made for many queries: on two cores, with four heads of 64, six queries took 1.7 ms in
+it (eight layers) and 1.0 ms as products; one query took the same in both. So scoring a draft
+costs less relative to a plain step, on which the gain of speculation depends. GPUs keep their own kernels.
+
+transformers looks such a function up by name, so the models stay unmodified.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import ModuleList
+from transformers.cache_utils import Cache, DynamicCache
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from ..errors import LoadError
+from ..types import Prefilled, Scores
+from .agreement import LENGTH, ROWS, Closeness, Reading, dependence, difference
+from .causal import SLIDING, CausalModel
+from .module_cache import LayerShape, SlotCache
+from .quantized import is_int8
+from .slot_model import ModuleModel, SlotModel
+from .weights import cut, with_cut_head
+
+States = dict[int, Tensor]
+"""By layer, the states `[B, N, D]` that enter it."""
+
+
+def layers_of(decoder: nn.Module, count: int) -> nn.ModuleList:
+    """The list of a decoder's layers, whatever its name. Raises LoadError where there is no such list, or
+    more than one."""
+    found = [m for m in decoder.children() if isinstance(m, nn.ModuleList) and len(m) == count]
+    if len(found) != 1:
+        name = type(decoder).__name__
+        raise LoadError(f"{name} has no single list of its {count} layers, so none can be tapped")
+    return found[0]
+
+
+@contextmanager
+def reading(
+    layers: nn.ModuleList, taps: tuple[int, ...], head: nn.Module | None = None
+) -> Iterator[States]:
+    """Notes the states that enter the tapped layers in the forward that is run meanwhile. Layer -1 is what
+    the `head` reads; without one it is left to the caller."""
+    states: States = {}
+
+    def note(index: int) -> Any:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            state = args[0] if args else kwargs["hidden_states"]
+            states[index] = torch.as_tensor(state)
+
+        return hook
+
+    with ExitStack() as stack:
+        for index in taps:
+            module = layers[index] if index >= 0 else head
+            if module is not None:
+                handle = module.register_forward_pre_hook(note(index), with_kwargs=True)
+                stack.callback(handle.remove)
+        yield states
+
+
+class WhisperDecoder(ModuleModel):
+    """The decoder of a Whisper model; `pick` selects this model's encoder output from a request's encoder
+    states, `sources` are the positions of those outputs if they are not the model's own. Of a draft, `listed`
+    are the only tokens that it proposes (None: all): its head has their rows alone."""
+
+    engine = "modules"
+
+    def __init__(
+        self,
+        model: Any,
+        pick: Callable[[Any], Tensor] = lambda encoder_states: encoder_states,
+        *,
+        sources: int | None = None,
+        listed: Sequence[int] | None = None,
+    ) -> None:
+        config = model.config
+        self.sources = config.max_source_positions if sources is None else sources
+        inner = model.model  # WhisperModel, or the wrapper of the decoder-only class
+        self.decoder, self.pick = inner.decoder, pick
+        self.config = config
+        super().__init__(
+            device=self.decoder.embed_tokens.weight.device,
+            dtype=self.decoder.embed_tokens.weight.dtype,
+            vocab_size=config.vocab_size,
+            positions=config.max_target_positions,
+            layers=config.decoder_layers,
+            listed=listed,
+        )
+        self.output = cut(model.proj_out, self.listed)
+        # Cross-attention is entered only if encoder states are given; with the cache filled, their
+        # content is never read.
+        self._seen = torch.empty((1, 0, config.d_model), device=self.device, dtype=self.dtype)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        embedded: Tensor = self.decoder.embed_tokens(tokens)
+        return embedded
+
+    def head(self, states: Tensor) -> Tensor:
+        return self.whole(self.output(states).float())
+
+    def new_cache(self, batch: int, slots: int) -> SlotCache:
+        heads = self.config.decoder_attention_heads
+        size = self.config.d_model // heads
+        return SlotCache(
+            batch=batch,
+            slots=slots,
+            layers=[LayerShape(heads, size, size)] * self.config.decoder_layers,
+            dtype=self.dtype,
+            device=self.device,
+            cross_slots=self.sources,
+        )
+
+    def stack_encoder_states(self, encoder_states: Sequence[Any]) -> Tensor:
+        return torch.stack([self.pick(m) for m in encoder_states]).to(self.device, self.dtype)
+
+    def forward(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        mask: Tensor,
+        cache: Cache,
+        encoder_states: Tensor | None,
+    ) -> Scores:
+        with reading(self.decoder.layers, self.taps) as states:
+            states[-1] = self.decoder(
+                input_ids=tokens,
+                position_ids=positions,
+                attention_mask=mask,
+                encoder_hidden_states=self._seen if encoder_states is None else encoder_states,
+                past_key_values=cache,
+                use_cache=True,
+            ).last_hidden_state
+        return Scores(self.head(states[-1]), self.tapped(states))
+
+
+@torch.inference_mode()
+def adapter_difference(model: Any, adapter: Callable[..., SlotModel]) -> str | None:
+    """A description of where an adapter of the model, made by `adapter(sources=...)`, differs from the
+    model's own decoder, None where it does not. Call it before attention is replaced. See
+    `speculative.models.agreement`."""
+    sources = 8  # the positions of a window would cost as much as an encoder's pass
+    decoder, modules, head = adapter(sources=sources), model.model.decoder, model.proj_out
+    if decoder.max_positions < LENGTH:
+        return f"it has {decoder.max_positions} positions, fewer than {LENGTH}"
+    reading = Reading.of(decoder.vocab_size, LENGTH, decoder.device)
+    generator = torch.Generator().manual_seed(1)
+    states = torch.randn((ROWS, sources, model.config.d_model), generator=generator)
+    states = states.to(decoder.device, decoder.dtype)
+
+    def plain() -> Tensor:
+        hidden = modules(
+            input_ids=reading.tokens, encoder_hidden_states=states, use_cache=False
+        ).last_hidden_state
+        logits: Tensor = head(hidden)
+        return logits.float()
+
+    logits = plain()
+    if not bool(logits.isfinite().any(-1).all()):
+        return f"its logits are no numbers in {str(decoder.dtype).removeprefix('torch.')}"
+    close = Closeness.of(
+        decoder.dtype, modules.get_input_embeddings(), plain, int8=is_int8(modules)
+    )
+    where = difference(decoder, logits, reading, close, list(states))
+    if where is not None:
+        return f"logits behind {where} are not those of its plain forward"
+    if decoder.invariant and is_int8(modules):
+        where = dependence(decoder, reading, list(states))
+    return where and f"in 8-bit integers its logits of {where}"
+
+
+def decoder_only(config: Any) -> bool:
+    """Whether a folder with this configuration holds a `WhisperForCausalLM`: a draft, never a target."""
+    return "WhisperForCausalLM" in (config.architectures or [])
+
+
+def encoder_of(model: Any) -> Any:
+    """The encoder of a `WhisperForConditionalGeneration`; None for the decoder-only class."""
+    return getattr(model.model, "encoder", None)
+
+
+def same_encoder(model: Any, other: Any, *stored: torch.dtype) -> bool:
+    """True where both encoders hold equal weights, so that one's output serves both; else False. Weights that
+    were rounded to different dtypes, `stored`, are compared after rounding both to each of them.
+
+    Compared tensor by tensor, never assumed from names: a fine-tuned encoder of the same shape would
+    silently cost acceptance.
+    """
+    encoder, second = encoder_of(model), encoder_of(other)
+    if encoder is None or second is None:
+        return second is None
+    weights, others = encoder.state_dict(), second.state_dict()
+    return weights.keys() == others.keys() and all(
+        weights[name].shape == others[name].shape
+        and torch.equal(_rounded(weights[name], stored), _rounded(others[name], stored))
+        for name in weights
+    )
+
+
+def _rounded(weight: Tensor, stored: Sequence[torch.dtype]) -> Tensor:
+    """A weight rounded to every dtype in turn; itself where they are one."""
+    if len(set(stored)) < 2:
+        return weight
+    for dtype in stored:
+        weight = weight.to(dtype)
+    return weight
+
+
+class CausalDecoder(CausalModel, ModuleModel):
+    """A causal LM that runs transformers' modules; see `CausalModel`.
+
+    Raises LoadError for layers that cache something other than plain keys and values (recurrent,
+    compressed) too.
+    """
+
+    engine = "modules"
+
+    def prepare(self) -> None:
+        self.layers = _shapes(self.model, self.config.model_type)
+        self.layer_list = ModuleList()
+        self.drafting = with_cut_head(self.model, self.listed)
+
+    def tap(self, layers: tuple[int, ...]) -> None:
+        super().tap(layers)
+        self.layer_list = layers_of(self.model.base_model, self.depth) if layers else ModuleList()
+
+    def new_cache(self, batch: int, slots: int) -> SlotCache:
+        return SlotCache(
+            batch=batch, slots=slots, layers=self.layers, dtype=self.dtype, device=self.device
+        )
+
+    @torch.inference_mode()
+    def prefill(
+        self,
+        rows: Tensor,
+        tokens: Tensor,
+        encoder_states: Sequence[Any],
+        nodes: Tensor | None = None,
+    ) -> Prefilled:
+        """Skips the head where no `nodes` are asked for: returns logits `[K, 0, V]`."""
+        cache, at = self._allocated().prefill(rows), self.prompt_places(tokens)
+        if nodes is not None:
+            scores = self.forward(tokens, at.positions, at.mask, cache, None)
+            return Prefilled(self.chosen(scores.logits, nodes), scores.taps)
+        inputs = self._inputs(tokens, at.positions, at.mask, cache)
+        # Of some families the base model is the whole one, whose head is then read from instead.
+        with reading(self.layer_list, self.taps, self.model.get_output_embeddings()) as states:
+            read = self.model.base_model(**inputs)
+        if -1 in self.taps and -1 not in states:
+            states[-1] = read.last_hidden_state
+        none = torch.empty((len(tokens), 0, self.vocab_size), device=self.device)
+        return Prefilled(none, self.tapped(states))
+
+    def forward(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        mask: Tensor,
+        cache: Cache,
+        encoder_states: Tensor | None,
+    ) -> Scores:
+        inputs = self._inputs(tokens, positions, mask, cache)
+        with reading(self.layer_list, self.taps, self.drafting.get_output_embeddings()) as states:
+            logits = self.drafting(**inputs).logits
+        return Scores(self.own_vocabulary(logits), self.tapped(states))
+
+    def _inputs(
+        self, tokens: Tensor, positions: Tensor, mask: Tensor, cache: Cache
+    ) -> dict[str, Any]:
+        masks = self.masks(mask, positions)
+        by_kind = bool(self.kinds) and len(masks) > 1
+        return {
+            "input_ids": self.known_tokens(tokens),
+            "position_ids": positions,
+            "attention_mask": masks if by_kind else masks.get(SLIDING, mask),
+            "past_key_values": cache,
+            "use_cache": True,
+        }
+
+
+@torch.inference_mode()
+def _shapes(model: Any, name: str) -> list[LayerShape]:
+    """Heads and sizes of each layer's keys and values, from those of one token: configurations define them
+    in a dozen ways."""
+    token = torch.zeros((1, 1), dtype=torch.int64, device=model.device)
+    refusal = LoadError(f"{name}: its layers do not cache plain keys and values")
+    try:
+        cache = model(input_ids=token, use_cache=True).past_key_values
+    except (torch.OutOfMemoryError, MemoryError):
+        raise
+    except Exception as error:
+        line = " ".join(str(error).split())[:150]
+        raise LoadError(
+            f"{name} keeps no keys and values that a cache could hold ({type(error).__name__}: {line})"
+        ) from error
+    shapes = []
+    for layer in cache.layers if isinstance(cache, DynamicCache) else ():
+        keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
+        if not isinstance(keys, Tensor) or not isinstance(values, Tensor):
+            raise refusal
+        if keys.dim() != 4 or keys.shape[:3] != values.shape[:3] or keys.shape[2] != 1:
+            raise refusal
+        shapes.append(LayerShape(keys.shape[1], keys.shape[3], values.shape[3]))
+    if not shapes:
+        raise refusal
+    return shapes
+
+
+NAME = "products"
+FEW, MANY = 16, 512  # queries at most, keys at least
+EXACT = frozenset({torch.float32, torch.float64})  # below, the fused kernel sums in float32 itself
+
+
+def attend(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """query `[B, heads, N, D]`, key and value `[B, heads, T, D]` -> `[B, N, heads, D]`.
+
+    Everything but few queries over many keys goes to the fused kernel.
+    """
+    few = query.shape[2] <= FEW and key.shape[2] >= MANY and key.shape[1] == query.shape[1]
+    causal = attention_mask is None and query.shape[2] > 1 and getattr(module, "is_causal", True)
+    if not few or causal or query.dtype not in EXACT or dropout:
+        result: tuple[Tensor, Tensor | None] = sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
+        )
+        return result
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    scores = torch.matmul(query if scale == 1 else query * scale, key.transpose(2, 3))
+    if attention_mask is not None:
+        scores += attention_mask
+    return torch.matmul(scores.softmax(-1), value).transpose(1, 2).contiguous(), None
+
+
+def use_products(model: Any) -> None:
+    """Makes a transformers model compute all attention with `attend`."""
+    ALL_ATTENTION_FUNCTIONS.register(NAME, attend)
+    ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, sdpa_mask)
+    model.set_attn_implementation(NAME)

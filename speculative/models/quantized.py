@@ -1,0 +1,271 @@
+"""Projections of 8-bit integers as modules, and models made of them.
+
+Knows `torch.nn.Linear` and where Whisper's and causal models' projections are; nothing of engines.
+
+Products with matrices of 8-bit integers, over torch operators: the arithmetic that all engines share.
+
+    w[n, k] = scale[n] q[n, k]       scale[n] = max |w[n]| / 127
+    x[r, k] ~ s[r] i[r, k]           s[r]     = max |x[r]| / 127
+
+An output is `(sum over k of q[n, k] i[r, k]) (s[r] scale[n])`. Sums are exact 32-bit integers, so a row's
+output has the same bits at every batch size, number of tokens and number of threads. One scale for all rows,
+as in torch's dynamic quantisation, would make a row depend on the rows beside it, its own drafts included.
+
+Weights that are stored as 8-bit integers with a scale for each row, read as floats.
+
+    <name>        int8  [N, ...]
+    <name>_scale  float [N]        w[n] = scale[n] q[n]      scale[n] = max |w[n]| / 127
+
+The bundled models are stored this way: half of float16's bytes. Decoding uses the floats, in the
+number format of the device; `--quantize int8` rounds a projection to the same integers again.
+
+The folder of a draft may also leave out the embeddings, which are its target's.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import shutil
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import LoadError
+from .checkpoint import (
+    CONFIG,
+    GENERATION,
+    SCALE,
+    check_complete,
+    integer_weights,
+    quiet,
+    shapes_in,
+    weight_files,
+)
+
+LARGEST = 127
+NOTHING = 2.0**-100
+"""Rows of smaller magnitude count as zeros: 127 divided by it must be a number."""
+
+
+def quantized(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """`weight [N, K]` as int8 `[N, K]` and the scale of each output, float32 `[N]`."""
+    return rounded(weight.detach().float())
+
+
+def rounded(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows `[R, K]` of float32 as int8, to the nearest (even at ties), and their scales `[R]`."""
+    top = rows.abs().amax(1, keepdim=True)
+    zero = top < NOTHING
+    factor = (LARGEST / top).masked_fill(zero, 0.0)
+    scale = (top / LARGEST).masked_fill(zero, 0.0)
+    return (rows * factor).round().to(torch.int8), scale[:, 0]
+
+
+def int8_product(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+    """`x [..., K]` times `weight [N, K]` of int8, in the dtype of `x`: `[..., N]`. K is 2 or more: torch's
+    product of integers leaves its result unwritten where it is 1."""
+    integers, rows = rounded(x.reshape(-1, x.shape[-1]).float())
+    sums: Tensor = torch._int_mm(integers, weight.t())
+    out = sums.float() * (rows[:, None] * scale)
+    if bias is not None:
+        out = out + bias.float()
+    return out.to(x.dtype).view(*x.shape[:-1], -1)
+
+
+class Int8Linear(torch.nn.Module):
+    """`weight [N, K]` of int8 with `scale [N]` and `bias [N]`: see `int8_product`."""
+
+    weight: torch.nn.Parameter
+    scale: torch.nn.Parameter
+    bias: torch.nn.Parameter | None
+
+    def __init__(self, weight: Tensor, scale: Tensor, bias: Tensor | None) -> None:
+        super().__init__()
+        self.out_features, self.in_features = weight.shape
+        for name, tensor in (("weight", weight), ("scale", scale), ("bias", bias)):
+            held = None if tensor is None else torch.nn.Parameter(tensor, requires_grad=False)
+            self.register_parameter(name, held)
+
+    @classmethod
+    def of(cls, linear: torch.nn.Linear) -> Int8Linear:
+        """A projection rounded to int8; its bias is shared."""
+        bias = None if linear.bias is None else linear.bias.detach()
+        return cls(*quantized(linear.weight), bias)
+
+    def rows(self, tokens: Tensor) -> Int8Linear:
+        """A projection to these outputs `[C]` alone."""
+        bias = None if self.bias is None else self.bias[tokens]
+        return Int8Linear(self.weight[tokens], self.scale[tokens], bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return int8_product(x, self.weight, self.scale, self.bias)
+
+
+def is_int8(model: Any) -> bool:
+    """Whether a model's projections are 8-bit integers."""
+    return any(isinstance(module, Int8Linear) for module in model.modules())
+
+
+def quantize_whisper(model: Any) -> None:
+    """Rounds the decoder of a Whisper and its head to int8, in place. The encoder and the projections of its
+    states to keys and values keep their format: they run once for a window."""
+    for layer in model.model.decoder.layers:
+        cross = (layer.encoder_attn.k_proj, layer.encoder_attn.v_proj)
+        _quantize(layer, keep=cross)
+    _quantize(model, only=(model.proj_out,))
+
+
+def quantize_causal(model: Any) -> None:
+    """Rounds all projections of a causal LM and its head to int8, in place; embeddings keep their format.
+    Raises LoadError for a model without layers of `torch.nn.Linear`."""
+    if not any(type(module) is torch.nn.Linear for module in model.base_model.modules()):
+        kind = model.config.model_type
+        raise LoadError(
+            f"--quantize int8 needs projections of torch.nn.Linear, and {kind} has none"
+        )
+    _quantize(model)
+
+
+def _quantize(
+    root: torch.nn.Module,
+    *,
+    keep: tuple[torch.nn.Module, ...] = (),
+    only: tuple[torch.nn.Module, ...] = (),
+) -> None:
+    for parent in list(root.modules()):
+        for name, child in parent.named_children():
+            wanted = not only or any(child is each for each in only)
+            if (
+                type(child) is torch.nn.Linear
+                and wanted
+                and not any(child is each for each in keep)
+            ):
+                setattr(parent, name, Int8Linear.of(child))
+
+
+BORROWED = ("model.decoder.embed_tokens.weight", "model.decoder.embed_positions.weight")
+"""Weights that a Whisper draft has from its target where its own files lack them: `distill` keeps them."""
+
+
+def float_weights(folder: Path, lent: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+    """The tensors of a folder's safetensors files by name, those of integers as float32; of `lent` those that
+    the files lack.
+
+    Raises ValueError as `floats` does, and what safetensors raises for damaged files.
+    """
+    from safetensors.torch import load_file
+
+    stored: dict[str, Tensor] = {}
+    for path in weight_files(folder):
+        stored |= load_file(path)
+    return {**(lent or {}), **floats(stored)}
+
+
+def floats(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What stored tensors stand for: those of integers as float32, the others as they are.
+
+    Raises ValueError for integers without scales, and for scales of another length.
+    """
+    weights = {}
+    for name, tensor in stored.items():
+        scale = stored.get(name + SCALE)
+        if tensor.dtype is torch.int8:
+            if scale is None:
+                raise ValueError(f"its tensor {name} is of type I8 without scales")
+            if scale.shape != tensor.shape[:1]:
+                raise ValueError(
+                    f"{name} has {len(tensor)} rows, and its scales are {list(scale.shape)}"
+                )
+            tensor = tensor.float().mul_(scale.float().view(-1, *[1] * (tensor.dim() - 1)))
+        elif name.endswith(SCALE) and name.removesuffix(SCALE) in stored:
+            continue
+        weights[name] = tensor
+    return weights
+
+
+def float_model(
+    kind: Any,
+    folder: Path,
+    config: Any,
+    dtype: torch.dtype,
+    lent: Mapping[str, Tensor] | None = None,
+) -> Any:
+    """The model of a folder, of a class of transformers. Weights of 8-bit integers become floats, and those
+    that the files lack are `lent`.
+
+    Raises ValueError for weights that are missing, of another shape, or of integers without scales.
+    """
+    from transformers import GenerationConfig
+
+    scaled, wrong = integer_weights(folder)
+    if wrong is not None:
+        raise ValueError(wrong)
+    held = shapes_in(folder)
+    source: dict[str, Any] = {"pretrained_model_name_or_path": folder}
+    in_memory = scaled or bool(held and (lent or {}).keys() - held)
+    if in_memory:
+        kind, config = _class_of(kind, config)
+        state = float_weights(folder, lent)
+        source = {"pretrained_model_name_or_path": None, "config": config, "state_dict": state}
+    with quiet():
+        # Mismatches are allowed here, to be reported by name below.
+        model, report = kind.from_pretrained(
+            **source, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True
+        )
+        if in_memory and (folder / GENERATION).is_file():
+            model.generation_config = GenerationConfig.from_pretrained(folder)
+    check_complete(report)
+    return model
+
+
+def _class_of(kind: Any, config: Any) -> tuple[Any, Any]:
+    """The class, with its own configuration, that one of transformers' Auto classes chooses: these take
+    folders alone."""
+    if not hasattr(kind, "from_config"):
+        return kind, config
+    with torch.device("meta"), quiet():
+        model = kind.from_config(copy.deepcopy(config))
+    return type(model), model.config
+
+
+def stored_int8(weights: Mapping[str, Tensor], halves: Collection[str] = ()) -> dict[str, Tensor]:
+    """What `float_weights` reads as these tensors: those of two or more dimensions rounded to int8, beside
+    their scales in float32, the others and those named in `halves` in float16."""
+    stored: dict[str, Tensor] = {}
+    for name, tensor in weights.items():
+        if tensor.dim() < 2 or name in halves:
+            stored[name] = tensor.half().contiguous()
+            continue
+        integers, scale = rounded(tensor.detach().float().flatten(1))
+        stored[name] = integers.view(tensor.shape).contiguous()
+        stored[name + SCALE] = scale.contiguous()
+    return stored
+
+
+def as_floats(folder: Path, out: Path, lent: Path | None = None) -> Path:
+    """A folder that transformers alone can load, with the same numbers in float32: this one, or `out`, which
+    is written where the weights are 8-bit integers. `lent` is the folder of a draft's target, for the
+    embeddings that the draft's own lacks.
+
+    Raises ValueError as `floats` does.
+    """
+    from safetensors.torch import save_file
+
+    if not integer_weights(folder)[0]:
+        return folder
+    weights = float_weights(folder)
+    if lent is not None:
+        borrowed = float_weights(lent)
+        weights |= {name: borrowed[name] for name in BORROWED if name not in weights}
+    out.mkdir(parents=True, exist_ok=True)
+    for path in folder.iterdir():
+        if path.suffix != ".safetensors" and path.is_file():
+            shutil.copyfile(path, out / path.name)
+    config = json.loads((out / CONFIG).read_text(encoding="utf-8"))
+    (out / CONFIG).write_text(json.dumps(config | {"dtype": "float32"}), encoding="utf-8")
+    save_file(weights, out / "model.safetensors", {"format": "pt"})
+    return out

@@ -1,0 +1,213 @@
+"""A draft under its target's token ids.
+
+A `MappedVocabulary` is a `Model` of the target's vocabulary around a model of another one: ids are translated
+on their way in, logits and drafted ids on their way out, by lookups of fixed shape. What has no partner has
+the logit -inf and is never drafted. Knows a `TokenMap` and an adapter; nothing of families of models.
+
+TokenMap: which token of a draft stands for which token of its target.
+
+Knows ids; nothing of texts, tokenizers, tensors or models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol, cast
+
+import torch
+from torch import Tensor
+
+from ..protocols import GreedyModel, Model, NodeModel
+from ..rounds.choice import Allowed, Choice
+from ..types import Prefilled, Scores, Topology
+
+NONE = -1
+"""In place of a target id: the draft's token has no partner."""
+
+
+@dataclass(frozen=True)
+class TokenMap:
+    """The ids of a target with V tokens and of a draft with W.
+
+    `to_draft [V]` says how the draft reads each target token: every one can be read, if only as a token that
+    stands in for it. `to_target [W]` says which target token a drafted one proposes, `NONE` where the target
+    has no such token: it is never drafted. Partners are pairs: `to_draft[to_target[d]] == d`.
+
+    Raises ValueError for ids outside of the vocabularies, and for a token with two partners.
+    """
+
+    to_draft: tuple[int, ...]
+    to_target: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        V, W = len(self.to_draft), len(self.to_target)
+        if not V or not W:
+            raise ValueError(f"vocabularies of {V} and {W} tokens")
+        if not all(0 <= draft < W for draft in self.to_draft):
+            raise ValueError(f"a target token is read as a token outside of the draft's {W}")
+        for draft, target in enumerate(self.to_target):
+            if target == NONE:
+                continue
+            if not 0 <= target < V:
+                raise ValueError(f"draft token {draft} is target token {target} of {V}")
+            if self.to_draft[target] != draft:
+                raise ValueError(
+                    f"draft token {draft} is target token {target}, which is read as "
+                    f"{self.to_draft[target]}"
+                )
+        if not self.partners:
+            raise ValueError("no token of the draft has a partner")
+
+    @cached_property
+    def partners(self) -> tuple[int, ...]:
+        """The draft's tokens that have a partner, ascending: all that it may propose."""
+        return tuple(d for d, target in enumerate(self.to_target) if target != NONE)
+
+    @property
+    def is_identity(self) -> bool:
+        """Whether both vocabularies are the same."""
+        whole = tuple(range(len(self.to_draft)))
+        return self.to_draft == whole and self.to_target == whole
+
+    def proposed(self, listed: Collection[int] | None) -> tuple[int, ...] | None:
+        """The draft's tokens that its head needs, ascending: those of `listed` (None: all) with a partner;
+        None where these are all of its tokens. Raises ValueError where none is left."""
+        if listed is None:
+            return None if len(self.partners) == len(self.to_target) else self.partners
+        known = frozenset(listed)
+        kept = tuple(d for d in self.partners if d in known)
+        if not kept:
+            raise ValueError("no token of the list has a partner")
+        return kept
+
+
+class HeadedModel(Model, Protocol):
+    """A model on a device whose head may have some tokens only: a `SlotModel` is one."""
+
+    device: torch.device
+    listed: Tensor | None
+
+
+class MappedVocabulary:
+    """`inner`, a draft with W tokens, as a `NodeModel` with the V tokens of its target.
+
+    Head rows of tokens without a partner are never computed: `inner` was made with a `listed` of
+    `TokenMap.proposed`. Raises ValueError for one that could propose more, or has another vocabulary.
+    Each forward costs one lookup of its tokens and one pass over its logits more than `inner` alone.
+    """
+
+    def __init__(self, inner: HeadedModel, token_map: TokenMap) -> None:
+        if inner.vocab_size != len(token_map.to_target):
+            raise ValueError(
+                f"a model of {inner.vocab_size} tokens, a map of {len(token_map.to_target)}"
+            )
+        heads = range(inner.vocab_size) if inner.listed is None else inner.listed.tolist()
+        if any(token_map.to_target[draft] == NONE for draft in heads):
+            raise ValueError("the model's head has tokens without a partner: cut them off")
+        self.inner, self.token_map = inner, token_map
+        self._to_draft = torch.tensor(token_map.to_draft, device=inner.device)
+        self._to_target = torch.tensor(token_map.to_target, device=inner.device)
+        known = frozenset(token_map.to_target[draft] for draft in heads)
+        absent = [target not in known for target in range(self.vocab_size)]
+        self._absent = torch.tensor(absent, device=inner.device)  # [V]
+        self.listed: Tensor | None = None
+        """The only tokens with finite logits, ascending; None: all."""
+        if any(absent):
+            self.listed = torch.tensor(sorted(known), device=inner.device)
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self.token_map.to_draft)
+
+    @property
+    def max_positions(self) -> int:
+        return self.inner.max_positions
+
+    def tap(self, layers: tuple[int, ...]) -> None:
+        self.inner.tap(layers)
+
+    def allocate(self, batch: int, slots: int) -> None:
+        self.inner.allocate(batch, slots)
+
+    def prefill(
+        self,
+        rows: Tensor,
+        tokens: Tensor,
+        encoder_states: Sequence[Any],
+        nodes: Tensor | None = None,
+    ) -> Prefilled:
+        """See `Model.prefill`; without `nodes` there are no logits, which nobody reads of a draft."""
+        read = self.inner.prefill(rows, self._to_draft[tokens], encoder_states, nodes)
+        logits = read.logits[:, :0] if nodes is None else read.logits
+        return Prefilled(self._written(logits), read.taps)
+
+    def score(
+        self, tokens: Tensor, start: Tensor, *, reach: int, topology: Topology | None = None
+    ) -> Scores:
+        read = self.inner.score(self._to_draft[tokens], start, reach=reach, topology=topology)
+        return Scores(self._written(read.logits), read.taps)
+
+    def score_at(self, tokens: Tensor, start: Tensor, node: Tensor, *, reach: int) -> Tensor:
+        """See `NodeModel.score_at`; of an `inner` without such a pass, all nodes are computed."""
+        read = self._to_draft[tokens]
+        if hasattr(self.inner, "score_at"):
+            logits = cast(NodeModel, self.inner).score_at(read, start, node, reach=reach)
+        else:
+            logits = self.inner.score(read, start, reach=reach).logits
+            logits = logits.gather(1, node[:, None, None].expand(-1, 1, logits.shape[2]))
+        return self._written(logits)
+
+    def commit(self, start: Tensor, path: Tensor) -> None:
+        self.inner.commit(start, path)
+
+    def _written(self, logits: Tensor) -> Tensor:
+        """Logits `[..., W]` as those of the target's tokens `[..., V]`."""
+        found = logits.index_select(-1, self._to_draft)
+        return found.masked_fill_(self._absent, float("-inf"))
+
+
+class MappedGreedyVocabulary(MappedVocabulary):
+    """The same for a model with passes of its own for greedy rounds, which stay in its own ids."""
+
+    def draft_greedy(
+        self,
+        tokens: Tensor,
+        start: Tensor,
+        node: Tensor,
+        active: Tensor,
+        *,
+        reach: int,
+        gamma: int,
+        confidence: float,
+    ) -> Tensor:
+        """See `GreedyModel.draft_greedy`."""
+        drafts = cast(GreedyModel, self.inner).draft_greedy(
+            self._to_draft[tokens],
+            start,
+            node,
+            active,
+            reach=reach,
+            gamma=gamma,
+            confidence=confidence,
+        )
+        return self._to_target[drafts]
+
+    def choose(self, logits: Tensor, allowed: Allowed | None = None) -> Choice:
+        """See `GreedyModel.choose`."""
+        return cast(GreedyModel, self.inner).choose(logits, allowed)
+
+
+Head = Sequence[int] | None
+"""The only tokens, in the draft's ids, that its head has; None: all."""
+
+
+def mapped(
+    build: Callable[[Head], HeadedModel], token_map: TokenMap, listed: Head = None
+) -> MappedVocabulary:
+    """A draft under its target's ids: `build` makes the adapter of the draft with a head of these tokens.
+    `listed` are the only ones, in the draft's ids, that it proposes."""
+    inner = build(token_map.proposed(listed))
+    kind = MappedGreedyVocabulary if hasattr(inner, "draft_greedy") else MappedVocabulary
+    return kind(inner, token_map)

@@ -1,0 +1,406 @@
+"""The weights of a decoder as plain tensors, read from an unmodified transformers model.
+
+Projections that read the same input are one matrix. Nothing here computes: the lean decoders do, and
+native kernels pack these records.
+
+Letters: D width, H heads, K heads of keys and values, d size of a head, F inner width, L layers, P positions,
+V vocabulary. A matrix is `[out, in]`, as `torch.nn.functional.linear` takes it.
+
+Projections and norms of transformers' modules as plain tensors; several projections as one matrix.
+
+Knows `torch.nn.Linear`, its form of 8-bit integers and modules with a weight; nothing of any model.
+
+The weights of Whisper's encoder as plain tensors, read from an unmodified transformers model.
+
+Letters: D width, F inner width, M mel bins, S positions of a window. A matrix is `[out, in]`.
+
+A draft's output head cut to a list of tokens.
+
+A draft is only a guess, so a head without the rare tokens changes no text: tokens without a row are never
+proposed. (Frequency-ranked drafts: Zhao et al. 2025, 2502.14856.) Knows heads; nothing of where a list
+comes from.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from ..errors import LoadError
+from .quantized import Int8Linear, int8_product
+
+
+@dataclass(frozen=True, eq=False)
+class Norm:
+    """Weight `[D]` of a normalisation; an RMS norm has no bias."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Linear:
+    """Weight `[out, in]` and bias `[out]` of a projection; in int8, the scale `[out]` of each output."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+    scale: Tensor | None = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """`x [..., in]` -> `[..., out]`."""
+        if self.scale is not None:
+            return int8_product(x, self.weight, self.scale, self.bias)
+        return linear(x, self.weight, self.bias)
+
+    def rows(self, outputs: Tensor | slice) -> Linear:
+        """The projection to these outputs alone."""
+        rest = (None if x is None else x[outputs] for x in (self.bias, self.scale))
+        return Linear(self.weight[outputs], *rest)
+
+
+def norm_of(module: Any) -> Norm:
+    """The weights of a normalisation."""
+    return Norm(*_tensors(module))
+
+
+def linear_of(module: Any) -> Linear:
+    """The weights of a `torch.nn.Linear`, or of its form in int8."""
+    scale = getattr(module, "scale", None)
+    return Linear(*_tensors(module), None if scale is None else scale.detach())
+
+
+def _tensors(module: Any) -> tuple[Tensor, Tensor | None]:
+    bias = getattr(module, "bias", None)
+    return module.weight.detach(), None if bias is None else bias.detach()
+
+
+def fused(modules: Sequence[Any], scales: Sequence[float] | None = None) -> Linear:
+    """Projections of one input as one matrix, each multiplied by its scale; a missing bias is zero where
+    another has one.
+
+    The modules' own weights become parts of that matrix, equal as before, so that no second copy remains:
+    query, key, value and feed-forward are most of a model. Only those with a scale are kept apart. In int8
+    it is a part of the outputs' scales.
+    """
+    factors = scales or [1.0] * len(modules)
+    parts = [linear_of(module) for module in modules]
+    own = [p.scale * s for p, s in zip(parts, factors, strict=True) if p.scale is not None]
+    if len(own) == len(parts):
+        scales = None
+    weight = _joined([part.weight for part in parts]) if scales is None else None
+    if weight is None:
+        scaled = [p.weight if own else p.weight * s for p, s in zip(parts, factors, strict=True)]
+        weight = torch.cat(scaled)
+        for module, view, factor in zip(
+            modules, weight.split([*map(_rows, parts)]), factors, strict=True
+        ):
+            if own or factor == 1:
+                module.weight.data = view
+    joined = torch.cat(own) if own else None
+    if all(p.bias is None for p in parts):
+        return Linear(weight, None, joined)
+    like = next(p.bias for p in parts if p.bias is not None)
+    biases = [
+        like.new_zeros(_rows(p)) if p.bias is None else p.bias * s
+        for p, s in zip(parts, factors, strict=True)
+    ]
+    return Linear(weight, torch.cat(biases), joined)
+
+
+def _rows(part: Linear) -> int:
+    return len(part.weight)
+
+
+def _joined(weights: Sequence[Tensor]) -> Tensor | None:
+    """The matrix that these are consecutive parts of, as an earlier call has left them, or None."""
+    first, end = weights[0], weights[0].data_ptr()
+    for weight in weights:
+        same = weight.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+        if not same or weight.data_ptr() != end or not weight.is_contiguous():
+            return None
+        end += weight.numel() * weight.element_size()
+    rows = sum(map(len, weights))
+    return first.as_strided((rows, first.shape[1]), first.stride(), first.storage_offset())
+
+
+@dataclass(frozen=True, eq=False)
+class WhisperLayer:
+    """One layer of Whisper's decoder. Both query projections contain attention's scale, `d ** -0.5`."""
+
+    self_norm: Norm
+    qkv: Linear  # [3 D, D]; the keys' bias is zero
+    out: Linear  # [D, D]
+    cross_norm: Norm
+    cross_q: Linear  # [D, D]
+    cross_out: Linear  # [D, D]
+    ffn_norm: Norm
+    up: Linear  # [F, D]
+    down: Linear  # [D, F]
+
+
+@dataclass(frozen=True, eq=False)
+class WhisperWeights:
+    """A Whisper decoder. `cross_kv` gives the cross-attention keys and values of all layers in one product:
+    its rows are the keys of layer 0, its values, the keys of layer 1, ..."""
+
+    embedding: Tensor  # [V, D]
+    positions: Tensor  # [P, D]
+    layers: tuple[WhisperLayer, ...]
+    norm: Norm
+    head: Linear  # [V, D]; the embedding itself where they are tied
+    cross_kv: Linear  # [L 2 D, D]
+    heads: int
+    activation: str  # transformers' name of it
+    eps: float  # of every layer norm
+
+    @property
+    def width(self) -> int:
+        return self.embedding.shape[1]
+
+    @property
+    def head_size(self) -> int:
+        return self.width // self.heads
+
+    @classmethod
+    def of(cls, model: Any) -> WhisperWeights:
+        """The weights of a `WhisperForConditionalGeneration` or `WhisperForCausalLM`. The model's modules
+        share them; only queries are copies, as their scale is part of them."""
+        decoder = model.model.decoder
+        cross = [p for x in decoder.layers for p in (x.encoder_attn.k_proj, x.encoder_attn.v_proj)]
+        return cls(
+            embedding=decoder.embed_tokens.weight.detach(),
+            positions=decoder.embed_positions.weight.detach(),
+            layers=tuple(_whisper_layer(layer) for layer in decoder.layers),
+            norm=norm_of(decoder.layer_norm),
+            head=linear_of(model.proj_out),
+            cross_kv=fused(cross),
+            heads=model.config.decoder_attention_heads,
+            activation=model.config.activation_function,
+            eps=decoder.layer_norm.eps,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class CausalLayer:
+    """One layer of a Llama-like decoder."""
+
+    input_norm: Norm
+    qkv: Linear  # [(H + 2 K) d, D]
+    q_norm: Norm | None  # [d], of every head, before the rotation
+    k_norm: Norm | None
+    qk_norm: Tensor | None  # [H + K, d], both for all heads
+    out: Linear  # [D, H d]
+    post_norm: Norm
+    gate_up: Linear  # [2 F, D]
+    down: Linear  # [D, F]
+    window: int | None  # a query reads this many positions, itself included; None: all
+    rotary: bool  # False: this layer knows no positions
+
+
+@dataclass(frozen=True, eq=False)
+class CausalWeights:
+    """A Llama-like decoder: RMS norms, rotary positions, a gated feed-forward.
+
+    The angle of position p is `p * inv_freq`, for both halves of a head; cosine and sine are multiplied by
+    `rotary_scale`. Scores are multiplied by `scale`.
+    """
+
+    embedding: Tensor  # [V, D]
+    layers: tuple[CausalLayer, ...]
+    norm: Norm
+    head: Linear  # [V, D]
+    inv_freq: Tensor  # [d / 2] float32
+    rotary_scale: float
+    heads: int
+    kv_heads: int
+    head_size: int
+    scale: float
+    activation: str  # transformers' name of it
+    eps: float
+
+    def angles(self, positions: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Cosine and sine `[positions, d]` of every position. The sines of the first half of a head are
+        negative: x is rotated to `x * cos + swapped(x) * sin`, with the halves of x swapped."""
+        places = torch.arange(positions, device=self.inv_freq.device).float()
+        half = places[:, None] * self.inv_freq
+        cos, sin = half.cos() * self.rotary_scale, half.sin() * self.rotary_scale
+        return torch.cat([cos, cos], 1).to(dtype), torch.cat([-sin, sin], 1).to(dtype)
+
+    @classmethod
+    def of(cls, model: Any) -> CausalWeights:
+        """The weights of a causal LM that `coverage.causal_gap` finds no fault with. The model's modules
+        share them, and compute as before."""
+        body, config = model.base_model, model.config
+        first = body.layers[0].self_attn
+        return cls(
+            embedding=body.embed_tokens.weight.detach(),
+            layers=tuple(_causal_layer(layer, config, i) for i, layer in enumerate(body.layers)),
+            norm=norm_of(body.norm),
+            head=linear_of(model.lm_head),
+            inv_freq=body.rotary_emb.inv_freq.float(),
+            rotary_scale=float(body.rotary_emb.attention_scaling),
+            heads=config.num_attention_heads,
+            kv_heads=config.num_key_value_heads,
+            head_size=first.head_dim,
+            scale=float(first.scaling),
+            activation=config.hidden_act,
+            eps=body.norm.variance_epsilon,
+        )
+
+
+def _whisper_layer(layer: Any) -> WhisperLayer:
+    attention, cross = layer.self_attn, layer.encoder_attn
+    scale = attention.scaling
+    return WhisperLayer(
+        self_norm=norm_of(layer.self_attn_layer_norm),
+        qkv=fused([attention.q_proj, attention.k_proj, attention.v_proj], (scale, 1, 1)),
+        out=linear_of(attention.out_proj),
+        cross_norm=norm_of(layer.encoder_attn_layer_norm),
+        cross_q=fused([cross.q_proj], (cross.scaling,)),
+        cross_out=linear_of(cross.out_proj),
+        ffn_norm=norm_of(layer.final_layer_norm),
+        up=linear_of(layer.fc1),
+        down=linear_of(layer.fc2),
+    )
+
+
+def _causal_layer(layer: Any, config: Any, index: int) -> CausalLayer:
+    attention, mlp = layer.self_attn, layer.mlp
+    q_norm, k_norm = (
+        norm_of(module) if (module := getattr(attention, name, None)) is not None else None
+        for name in ("q_norm", "k_norm")
+    )
+    kinds = getattr(config, "layer_types", None)
+    slides = kinds[index] == "sliding_attention" if kinds else True
+    window = getattr(config, "sliding_window", None) if slides else None
+    return CausalLayer(
+        input_norm=norm_of(layer.input_layernorm),
+        qkv=fused([attention.q_proj, attention.k_proj, attention.v_proj]),
+        q_norm=q_norm,
+        k_norm=k_norm,
+        qk_norm=_of_all_heads(q_norm, k_norm, config),
+        out=linear_of(attention.o_proj),
+        post_norm=norm_of(layer.post_attention_layernorm),
+        gate_up=fused([mlp.gate_proj, mlp.up_proj]),
+        down=linear_of(mlp.down_proj),
+        window=window,
+        rotary=bool(getattr(attention, "use_rope", True)),
+    )
+
+
+def _of_all_heads(q_norm: Norm | None, k_norm: Norm | None, config: Any) -> Tensor | None:
+    """The weights of both norms, one row for each head of queries and then of keys."""
+    if q_norm is None or k_norm is None:
+        return None
+    queries = q_norm.weight.expand(config.num_attention_heads, -1)
+    return torch.cat([queries, k_norm.weight.expand(config.num_key_value_heads, -1)])
+
+
+@dataclass(frozen=True, eq=False)
+class EncoderLayer:
+    """One layer. The query projection contains attention's scale, `d ** -0.5`."""
+
+    attention_norm: Norm
+    query: Linear  # [D, D], as the next three
+    key: Linear
+    value: Linear
+    out: Linear
+    ffn_norm: Norm
+    up: Linear  # [F, D]
+    down: Linear  # [D, F]
+
+
+@dataclass(frozen=True, eq=False)
+class EncoderWeights:
+    """A Whisper encoder. Convolutions read three frames at a time."""
+
+    conv1: Linear  # [D, M, 3]
+    conv2: Linear  # [D, D, 3]
+    positions: Tensor  # [S, D]
+    layers: tuple[EncoderLayer, ...]
+    norm: Norm
+    heads: int
+    activation: str  # transformers' name of the layers' activation
+    eps: float  # of every layer norm
+
+    @property
+    def width(self) -> int:
+        return self.positions.shape[1]
+
+    @property
+    def mels(self) -> int:
+        return self.conv1.weight.shape[1]
+
+    @classmethod
+    def of(cls, encoder: Any) -> EncoderWeights:
+        """The weights of a `WhisperEncoder`, which shares them; only queries are copies."""
+        return cls(
+            conv1=linear_of(encoder.conv1),
+            conv2=linear_of(encoder.conv2),
+            positions=encoder.embed_positions.weight.detach(),
+            layers=tuple(_layer(layer) for layer in encoder.layers),
+            norm=norm_of(encoder.layer_norm),
+            heads=encoder.config.encoder_attention_heads,
+            activation=encoder.config.activation_function,
+            eps=encoder.layer_norm.eps,
+        )
+
+
+def _layer(layer: Any) -> EncoderLayer:
+    attention = layer.self_attn
+    query, scale = linear_of(attention.q_proj), attention.scaling
+    return EncoderLayer(
+        attention_norm=norm_of(layer.self_attn_layer_norm),
+        query=Linear(query.weight * scale, None if query.bias is None else query.bias * scale),
+        key=linear_of(attention.k_proj),
+        value=linear_of(attention.v_proj),
+        out=linear_of(attention.out_proj),
+        ffn_norm=norm_of(layer.final_layer_norm),
+        up=linear_of(layer.fc1),
+        down=linear_of(layer.fc2),
+    )
+
+
+def rows_of(linear: Linear, tokens: Tensor | None) -> Linear:
+    """The rows of these tokens `[C]`; None: all."""
+    if tokens is None:
+        return linear
+    return linear.rows(tokens)
+
+
+def cut(head: torch.nn.Linear | Int8Linear, tokens: Tensor | None) -> torch.nn.Module:
+    """A head with the rows of these tokens `[C]`; None: the head itself."""
+    if tokens is None:
+        return head
+    if isinstance(head, Int8Linear):
+        return head.rows(tokens)
+    with torch.device("meta"):
+        made = torch.nn.Linear(head.in_features, len(tokens), bias=head.bias is not None)
+    made.weight = torch.nn.Parameter(head.weight.detach()[tokens], requires_grad=False)
+    if head.bias is not None:
+        made.bias = torch.nn.Parameter(head.bias.detach()[tokens], requires_grad=False)
+    return made
+
+
+def with_cut_head(model: Any, tokens: Tensor | None) -> Any:
+    """A copy of a transformers model that shares all weights but its head, which has the rows of these
+    tokens `[C]`; None: the model itself. Raises LoadError for a head that is no plain matrix."""
+    if tokens is None:
+        return model
+    head = model.get_output_embeddings()
+    names = [name for name, module in model.named_children() if module is head]
+    if type(head) not in (torch.nn.Linear, Int8Linear) or len(names) != 1:
+        raise LoadError(
+            f"{model.config.model_type}: its head is a {type(head).__name__}, which cannot be cut to a "
+            "list of tokens; draft without the list"
+        )
+    made = copy.copy(model)
+    made._modules = dict(model._modules)
+    setattr(made, names[0], cut(head, tokens))
+    return made

@@ -1,0 +1,370 @@
+"""Weights of a lean decoder in the layouts of the kernels.
+
+Knows the records of `models.lean.weights`. A `Packer` owns what it makes: addresses in the records of
+`structures` are valid as long as it lives.
+
+Weights of a Llama-like decoder in the layouts of the kernels.
+
+Knows `CausalWeights`; what it makes is owned by the `Packer` that it is given.
+
+Weights of Whisper's decoder in the layouts of the kernels.
+
+Knows `WhisperWeights`; what it makes is owned by the `Packer` that it is given.
+
+The weights of Whisper's encoder in the layouts of the kernels.
+
+Knows the record of `models.lean.encoder_weights`. Addresses are valid as long as the packer lives.
+
+Packed weights, made once for a model and used by all of its adapters.
+
+Packing takes as long as reading the weights several times, and the result as much memory as the weights. The
+adapter that is compared with the model when it is loaded, the one that decodes then, and those of further
+engines on the same model therefore share one. It is freed with the model.
+
+Knows models by identity and their parameters by their bits; nothing of how they are packed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from ctypes import Structure, addressof
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from ..models import weights as lean
+from ..models.weights import (
+    CausalLayer,
+    CausalWeights,
+    EncoderWeights,
+    Linear,
+    Norm,
+    WhisperWeights,
+)
+from . import library
+from . import library as c
+from .library import Library, Stored, checked
+
+PANEL = 16
+
+
+def weights_stored(packer: Packer, head: lean.Linear) -> Stored:
+    """How a model with this head stores its matrices: in int8 they all are, or none is."""
+    return packer.stored if head.scale is None else Stored.INT8
+
+
+class Packer:
+    """Packs matrices and keeps tensors alive. `stored` is the form of the matrices, but for those that the
+    model has in int8; vectors and embeddings stay float32, rounded to bfloat16 where `stored` is that, so
+    that they are those of a rounded model."""
+
+    def __init__(self, library: Library, stored: Stored) -> None:
+        self.library, self.stored = library, stored
+        self._kept: list[Tensor] = []
+
+    def plain(self, tensor: Tensor) -> int:
+        """The address of a contiguous float32 form of a tensor; of the tensor itself where it is one, and
+        need not be rounded."""
+        exact = tensor.detach().float()
+        if self.stored is Stored.BFLOAT16:
+            rounded = exact.to(torch.bfloat16).float()
+            exact = exact if torch.equal(rounded, exact) else rounded
+        return self.keep(exact.contiguous())
+
+    def stored_plain(self, tensor: Tensor) -> int:
+        """The address of a contiguous form of a tensor in the storage of the matrices."""
+        dtype = torch.bfloat16 if self.stored is Stored.BFLOAT16 else torch.float32
+        return self.keep(tensor.detach().to(dtype).contiguous())
+
+    def keep(self, tensor: Tensor) -> int:
+        self._kept.append(tensor)
+        return tensor.data_ptr()
+
+    def norm(self, norm: lean.Norm) -> c.Norm:
+        return c.Norm(
+            self.plain(norm.weight), norm.bias if norm.bias is None else self.plain(norm.bias)
+        )
+
+    def bias(self, bias: Tensor | None) -> int | None:
+        """A bias followed by zeros: the kernels read it in blocks of a panel."""
+        if bias is None:
+            return None
+        padded = torch.zeros(len(bias) + 2 * PANEL)
+        padded[: len(bias)] = bias
+        return self.plain(padded)
+
+    def matrix(self, weight: Tensor) -> int:
+        """Packs `weight [out, in]`."""
+        return self.matrices(weight[None])
+
+    def matrices(self, weights: Tensor) -> int:
+        """Packs `weights [n, out, in]` one after the other."""
+        source = weights.detach().float().contiguous()
+        count, outputs, inputs = source.shape
+        size = self.library.packed_bytes(outputs, inputs, self.stored)
+        packed = torch.empty(count * size, dtype=torch.uint8)
+        for i in range(count):
+            self.library.pack(
+                source[i].data_ptr(), outputs, inputs, self.stored, packed.data_ptr() + i * size
+            )
+        return self.keep(packed)
+
+    def integers(self, weight: Tensor, scale: Tensor) -> int:
+        """Packs `weight [out, in]` of int8 with `scale [out]`."""
+        outputs, inputs = weight.shape
+        source = checked("a matrix", weight, torch.int8, outputs, inputs)
+        scales = checked("its scales", scale.float(), torch.float32, outputs)
+        packed = torch.empty(
+            self.library.packed_bytes(outputs, inputs, Stored.INT8), dtype=torch.uint8
+        )
+        self.library.pack_int8(
+            source.data_ptr(), scales.data_ptr(), outputs, inputs, packed.data_ptr()
+        )
+        return self.keep(packed)
+
+    def linear(self, linear: lean.Linear) -> c.Linear:
+        if linear.scale is not None:
+            return c.Linear(self.integers(linear.weight, linear.scale), self.bias(linear.bias))
+        return c.Linear(self.matrix(linear.weight), self.bias(linear.bias))
+
+
+def causal_layers(packer: Packer, weights: CausalWeights) -> list[library.CausalLayer]:
+    """The records of all layers, without their caches."""
+    return [_layer(packer, layer) for layer in weights.layers]
+
+
+def causal_record(packer: Packer, weights: CausalWeights, vocab: int) -> library.Causal:
+    """The model's record for logits of `vocab` tokens, without layers, caches and angles."""
+    own = weights.head.weight.shape[0]
+    outputs = min(vocab, own)
+    head = weights.head.rows(slice(outputs))
+    return library.Causal(
+        width=weights.embedding.shape[1],
+        heads=weights.heads,
+        key_heads=weights.kv_heads,
+        head=weights.head_size,
+        layers=len(weights.layers),
+        ffn=weights.layers[0].down.weight.shape[1],
+        vocab=weights.embedding.shape[0],
+        outputs=outputs,
+        columns=vocab,
+        weight_storage=weights_stored(packer, head),
+        cache_storage=packer.stored,
+        activation=library.ACTIVATIONS[weights.activation],
+        eps=weights.eps,
+        scale=weights.scale,
+        embedding=packer.stored_plain(weights.embedding),
+        norm=packer.plain(weights.norm.weight),
+        projection=packer.linear(head),
+    )
+
+
+def angle_tables(weights: CausalWeights, positions: int) -> tuple[Tensor, Tensor]:
+    """Cosines and sines `[positions, d / 2]` in float32."""
+    angles = torch.arange(positions).float()[:, None] * weights.inv_freq
+    scale = weights.rotary_scale
+    return (angles.cos() * scale).contiguous(), (angles.sin() * scale).contiguous()
+
+
+def alternating(linear: Linear) -> Linear:
+    """`gate_up [2 F, D]` with 16 outputs of the gate, 16 of the other half, and so on, zero-padded."""
+    weight = _alternate(linear.weight)
+    rest = (
+        None if x is None else _alternate(x[:, None])[:, 0] for x in (linear.bias, linear.scale)
+    )
+    return Linear(weight, *rest)
+
+
+def _alternate(rows: Tensor) -> Tensor:
+    halves = rows.view(2, -1, rows.shape[1])
+    padded = pad(halves, (0, 0, 0, -halves.shape[1] % PANEL))
+    return padded.view(2, -1, PANEL, rows.shape[1]).transpose(0, 1).reshape(-1, rows.shape[1])
+
+
+def _layer(packer: Packer, layer: CausalLayer) -> library.CausalLayer:
+    def norm(given: Norm | None) -> int | None:
+        return None if given is None else packer.plain(given.weight)
+
+    return library.CausalLayer(
+        input_norm=norm(layer.input_norm),
+        qkv=packer.linear(layer.qkv),
+        query_norm=norm(layer.q_norm),
+        key_norm=norm(layer.k_norm),
+        out=packer.linear(layer.out),
+        post_norm=norm(layer.post_norm),
+        gate_up=packer.linear(alternating(layer.gate_up)),
+        down=packer.linear(layer.down),
+        window=layer.window or 0,
+        rotary=layer.rotary,
+    )
+
+
+def whisper_layers(packer: Packer, weights: WhisperWeights) -> list[library.WhisperLayer]:
+    """The records of all layers, without their caches."""
+    width, heads = weights.width, weights.heads
+    projections = weights.cross_kv.weight.view(len(weights.layers), 2, width, width)
+    biases = weights.cross_kv.bias
+    if biases is None:
+        biases = torch.zeros(len(weights.layers) * 2 * width)
+    biases = biases.view(len(weights.layers), 2, width)
+    return [
+        library.WhisperLayer(
+            self_norm=packer.norm(layer.self_norm),
+            qkv=packer.linear(layer.qkv),
+            self_out=packer.linear(layer.out),
+            cross_norm=packer.norm(layer.cross_norm),
+            cross_query=packer.linear(layer.cross_q),
+            cross_out=packer.linear(layer.cross_out),
+            ffn_norm=packer.norm(layer.ffn_norm),
+            up=packer.linear(layer.up),
+            down=packer.linear(layer.down),
+            cross_key=packer.plain(projections[i, 0]),
+            cross_key_bias=packer.plain(biases[i, 0]),
+            cross_value=library.Linear(
+                packer.matrices(projections[i, 1].reshape(heads, width // heads, width)),
+                packer.bias(
+                    pad(biases[i, 1].view(heads, -1), (0, -(width // heads) % PANEL)).flatten()
+                ),
+            ),
+        )
+        for i, layer in enumerate(weights.layers)
+    ]
+
+
+def whisper_record(packer: Packer, weights: WhisperWeights) -> library.Whisper:
+    """The model's record, without layers, caches and what an adapter chooses for those; a head with fewer
+    rows than the embedding gives fewer logits."""
+    return library.Whisper(
+        width=weights.width,
+        heads=weights.heads,
+        layers=len(weights.layers),
+        ffn=weights.layers[0].up.weight.shape[0],
+        vocab=weights.embedding.shape[0],
+        outputs=weights.head.weight.shape[0],
+        positions=weights.positions.shape[0],
+        weight_storage=weights_stored(packer, weights.head),
+        activation=library.ACTIVATIONS[weights.activation],
+        eps=weights.eps,
+        embedding=packer.plain(weights.embedding),
+        position=packer.plain(weights.positions),
+        norm=packer.norm(weights.norm),
+        head=packer.linear(weights.head),
+    )
+
+
+def encoder_record(packer: Packer, weights: EncoderWeights) -> tuple[library.Encoder, object]:
+    """The encoder's record, and the array of its layers, which must live as long."""
+    layers = [
+        library.EncoderLayer(
+            attention_norm=packer.norm(layer.attention_norm),
+            query=packer.linear(layer.query),
+            key=packer.linear(layer.key),
+            value=packer.linear(layer.value),
+            out=packer.linear(layer.out),
+            ffn_norm=packer.norm(layer.ffn_norm),
+            up=packer.linear(layer.up),
+            down=packer.linear(layer.down),
+        )
+        for layer in weights.layers
+    ]
+    array = (library.EncoderLayer * len(layers))(*layers)
+    record = library.Encoder(
+        width=weights.width,
+        heads=weights.heads,
+        layers=len(layers),
+        ffn=weights.layers[0].up.weight.shape[0],
+        mels=weights.mels,
+        sources=weights.positions.shape[0],
+        weight_storage=packer.stored,
+        activation=library.ACTIVATIONS[weights.activation],
+        eps=weights.eps,
+        conv1=packer.linear(_frames(weights.conv1, 1)),
+        conv2=packer.linear(_frames(weights.conv2, PANEL)),
+        position=packer.plain(weights.positions),
+        norm=packer.norm(weights.norm),
+        layer=addressof(array),
+    )
+    return record, array
+
+
+def _frames(convolution: Linear, multiple: int) -> Linear:
+    """A convolution `[D, M, 3]` as a matrix `[D, 3 M']` over three frames side by side, M' being M rounded
+    up to a multiple."""
+    weight = convolution.weight.permute(0, 2, 1)
+    weight = pad(weight, (0, -weight.shape[2] % multiple))
+    return Linear(weight.flatten(1), convolution.bias)
+
+
+Record = TypeVar("Record", bound=Structure)
+Layer = TypeVar("Layer", bound=Structure)
+
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+@dataclass(frozen=True, eq=False)
+class Packed(Generic[Record, Layer]):
+    """The records of a model and of its layers, without caches, and what owns their weights. Adapters copy
+    the records, as they have caches of their own."""
+
+    packer: Packer
+    record: Record
+    layers: Sequence[Layer]
+
+    def copy(self) -> Record:
+        """A copy of the model's record, without layers."""
+        return type(self.record).from_buffer_copy(self.record)
+
+
+_packed: WeakKeyDictionary[Any, tuple[object, Packed[Any, Any]]] = WeakKeyDictionary()
+"""The last form of each model, with what it was made of."""
+
+
+def packed_once(
+    model: Any,
+    form: Hashable,
+    parameters: Callable[[], Iterable[Tensor]],
+    make: Callable[[], Packed[Record, Layer]],
+) -> Packed[Record, Layer]:
+    """What `make` returned for this form of the model before, if it was the last one and the parameters
+    still have the same bits; else what it returns now. The check reads the weights once."""
+    known = _packed.get(model)
+    if known is not None and known[0] == (form, _sums(parameters())):
+        return known[1]
+    forget(model)  # before the new one is made: both at a time would be a third copy
+    made = make()
+    _packed[model] = (form, _sums(parameters())), made
+    return made
+
+
+def listed_key(listed: Tensor | None) -> Hashable:
+    """The tokens of a cut head, as part of a form."""
+    return None if listed is None else tuple(listed.tolist())
+
+
+def forget(model: Any) -> None:
+    """Frees what was packed for a model, once its adapters are gone: where another engine runs it."""
+    _packed.pop(model, None)
+
+
+def _sums(parameters: Iterable[Tensor]) -> object:
+    """Shapes and sums of the bits of parameters. A change of one number changes its sum, and so do two
+    rows or columns that change places."""
+    return [(tuple(p.shape), _sum(p.detach())) for p in parameters]
+
+
+def _sum(parameter: Tensor) -> int:
+    """A hash of the sums of all rows and of all columns. Bits are added as integers of their own size, which
+    wrap around: with wider sums torch takes sixteen times as long. Two numbers of 16 bits are read as one
+    where they lie so."""
+    bits = parameter.view(_BITS[parameter.itemsize])
+    even = parameter.ndim > 0 and parameter.shape[-1] % 2 == 0
+    if bits.dtype == torch.int16 and even and bits.is_contiguous():
+        if bits.storage_offset() % 2 == 0:
+            bits = bits.view(torch.int32)
+    matrix = bits.flatten(1) if bits.ndim > 1 else bits.reshape(-1, 1)
+    sums = [matrix.sum(axis, dtype=bits.dtype) for axis in (0, 1)]
+    return hash(tuple(each.cpu().numpy().tobytes() for each in sums))
