@@ -17,10 +17,10 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from forescribe.asr.formats import units
+from forescribe.asr.formats import transcript_parts
 
 if TYPE_CHECKING:
-    from forescribe.asr.decode.outcome import Outcome
+    from forescribe.asr.decode.options import Outcome
 
 SECONDS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1200.0, 3600.0)
 SPEEDS = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0)
@@ -122,7 +122,7 @@ class Metrics:
         self._audio_s.inc(transcript.duration)
         if outcome.wall_s > 0:
             self._speed.observe(transcript.duration / outcome.wall_s)
-        self._wordless_s.inc(units.seconds(transcript.coverage.wordless_samples or 0))
+        self._wordless_s.inc(transcript_parts.seconds(transcript.coverage.wordless_samples or 0))
         for span in transcript.coverage.spans:
             self._windows.labels(span.state).inc()
         self._fallbacks.inc(sum(d.tried > 0 for d in outcome.decoded))

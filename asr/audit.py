@@ -29,12 +29,12 @@ import torch
 
 from forescribe.speculative.types import Prefix
 
-from .audio.reading import Input
+from .audio.inputs import Input
 from .decode.rules import whisper_rules
 from .decode.transcriber import Decoded, Options, Outcome, Transcriber
-from .formats.transcript import seconds
+from .errors import visible
+from .formats.transcript_parts import seconds
 from .model.loading import EncoderStates, Whisper
-from .printable import visible
 
 
 @dataclass(frozen=True)

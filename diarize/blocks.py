@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from forescribe.asr.formats.transcript import SAMPLE_RATE, Notice
+from forescribe.asr.formats.transcript_parts import SAMPLE_RATE, Notice
 
 from .diarizer import Bounds, Diarization, Diarizer, Hook, Samples, Voice, ignore_progress
 from .speakers.linking import link_voices

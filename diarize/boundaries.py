@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from forescribe.asr.formats.transcript import SAMPLE_RATE
+from forescribe.asr.formats.transcript_parts import SAMPLE_RATE
 
 from .diarizer import Samples
 from .turns import Turns

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forescribe.asr.errors import UsageError
-from forescribe.asr.formats.transcript import Json, Notice
+from forescribe.asr.formats.transcript_parts import Json, Notice
 
 from .turns import Turns, appearance
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from forescribe.asr.errors import UsageError
-from forescribe.asr.formats.transcript import Turn, samples_at
+from forescribe.asr.formats.transcript_parts import Turn, samples_at
 
 ANONYMOUS = "SPEAKER_"
 """Prefix of the label of a speaker without a name; a number follows."""

@@ -18,10 +18,12 @@ if not (Path(__file__).parent / "asr" / "__init__.py").is_file():  # a checkout
     __path__.append(str(Path(__file__).resolve().parent.parent))
 
 if TYPE_CHECKING:
+    from forescribe.asr.formats.transcript import Transcript
+    from forescribe.asr.formats.transcript_parts import Segment, Word
+
     from .asr.decode.options import Options
     from .asr.decode.transcriber import Transcriber
     from .asr.errors import ForescribeError
-    from .asr.formats.transcript import Segment, Transcript, Word
     from .text import TextGenerator
     from .transcription import transcribe
 

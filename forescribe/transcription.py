@@ -16,9 +16,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from forescribe.asr.audio.reading import Input, as_input
-from forescribe.asr.decode.guards import Guards
-from forescribe.asr.decode.options import Options
+from forescribe.asr.audio.inputs import Input, as_input
+from forescribe.asr.decode.options import Guards, Options
 from forescribe.asr.decode.transcriber import Transcriber
 from forescribe.asr.errors import CapacityError, UsageError
 from forescribe.asr.model.special_tokens import Task
@@ -144,10 +143,9 @@ def _local(source: Input) -> Iterator[Input]:
     if not isinstance(source, str) or not is_url(source):
         yield source
         return
-    from forescribe.asr.batch.remote.spool import Spool
-    from forescribe.asr.records.recording_sources import Source
-    from forescribe.asr.storage.opening_stores import Stores
-    from forescribe.asr.storage.retrying import telling
+    from forescribe.asr.batch.spool import Spool
+    from forescribe.asr.records.sources import Source
+    from forescribe.asr.storage.stores import Stores, telling
 
     location = Location.parse(source)
     remote = Source(location.identity, location=location)

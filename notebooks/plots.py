@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from IPython.display import Audio
 
-    from forescribe.asr.formats.transcript import Transcript, Word
+    from forescribe.asr.formats.transcript import Transcript
+    from forescribe.asr.formats.transcript_parts import Word
     from forescribe.asr.segment.windows import Window
     from forescribe.speculative.stats import Stats
 

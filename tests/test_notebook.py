@@ -19,7 +19,8 @@ import pytest
 import soundfile
 from matplotlib.figure import Figure
 
-from forescribe.asr.formats.transcript import Coverage, Segment, Span, Transcript, Word
+from forescribe.asr.formats.transcript import Transcript
+from forescribe.asr.formats.transcript_parts import Coverage, Segment, Span, Word
 from forescribe.asr.segment.windows import Window
 from forescribe.speculative.engine.schedule import expected_tokens
 from forescribe.speculative.stats import Stats

@@ -48,8 +48,8 @@ def open_objects(url: str, folder: Path, cache_bytes: int) -> ObjectBlobs:
     """The blobs at a URL. Raises UsageError if it cannot be used, CapacityError if it does not answer."""
     try:
         from forescribe.asr.storage.locations import Location
-        from forescribe.asr.storage.opening_stores import open_store as open_objects_at
-        from forescribe.asr.storage.retrying import Retries
+        from forescribe.asr.storage.stores import Retries
+        from forescribe.asr.storage.stores import open_store as open_objects_at
     except ModuleNotFoundError as error:
         raise UsageError(
             f"blobs_url needs {error.name}: {how_to_install('serve', 's3')}"

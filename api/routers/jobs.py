@@ -17,7 +17,7 @@ from fastapi import APIRouter, Depends, Query, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from forescribe.asr.formats import files
-from forescribe.asr.formats.rttm import rttm
+from forescribe.asr.formats.files import rttm
 
 from ..dependencies import Caller, ClientDep, ServingDep, SettingsDep, reserve
 from ..errors import ApiError

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from forescribe.asr.formats import files
-from forescribe.asr.formats.transcript import Json, Segment, Transcript, Word
-from forescribe.asr.formats.transcript_json import notice_to_dict
+from forescribe.asr.formats.transcript import Transcript, notice_to_dict
+from forescribe.asr.formats.transcript_parts import Json, Segment, Word
 
 if TYPE_CHECKING:
     from forescribe.asr.sessions.parts import Token

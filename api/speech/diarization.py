@@ -26,7 +26,8 @@ from typing import TYPE_CHECKING, TypeVar
 from forescribe.asr.audio.fork_server import Bounds as Limits
 from forescribe.asr.audio.sandbox import Decoders
 from forescribe.asr.errors import ForescribeError
-from forescribe.asr.formats.transcript import SAMPLE_RATE, Transcript
+from forescribe.asr.formats.transcript import Transcript
+from forescribe.asr.formats.transcript_parts import SAMPLE_RATE
 
 from ..errors import ApiError
 

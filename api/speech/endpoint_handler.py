@@ -20,13 +20,14 @@ from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, Any
 
-from forescribe.asr.audio.decoded_file import DecodedFile
 from forescribe.asr.audio.fork_server import Bounds
+from forescribe.asr.audio.inputs import DecodedFile
 from forescribe.asr.audio.sandbox import Decoders
-from forescribe.asr.decode.outcome import Outcome
+from forescribe.asr.decode.options import Outcome
 from forescribe.asr.decode.transcriber import Transcriber
 from forescribe.asr.errors import ForescribeError
-from forescribe.asr.formats.transcript import Json, Transcript
+from forescribe.asr.formats.transcript import Transcript
+from forescribe.asr.formats.transcript_parts import Json
 from forescribe.asr.sessions.parts import Part
 from forescribe.asr.sessions.session import Session
 

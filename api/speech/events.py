@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from forescribe.asr.formats.transcript import Json, Transcript
+from forescribe.asr.formats.transcript import Transcript
+from forescribe.asr.formats.transcript_parts import Json
 
 from ..errors import ApiError
 from . import answers

@@ -5,8 +5,7 @@ Does not know HTTP; asks the serving for the model's languages.
 
 from __future__ import annotations
 
-from forescribe.asr.decode.guards import Guards
-from forescribe.asr.decode.options import Options
+from forescribe.asr.decode.options import Guards, Options
 from forescribe.asr.segment.windows import WindowOptions
 
 from ..errors import ApiError

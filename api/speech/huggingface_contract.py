@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from forescribe.asr.decode.guards import Guards
-from forescribe.asr.decode.options import Options
-from forescribe.asr.formats.transcript import Json, Transcript
+from forescribe.asr.decode.options import Guards, Options
+from forescribe.asr.formats.transcript import Transcript
+from forescribe.asr.formats.transcript_parts import Json
 
 from ..errors import ApiError
 from ..http.validation import loads

@@ -39,7 +39,7 @@ from .serving_metrics import watch
 from .transcription_stream import TranscriptionStream, TranscriptionTask
 
 if TYPE_CHECKING:
-    from forescribe.asr.audio.decoded_file import DecodedFile
+    from forescribe.asr.audio.inputs import DecodedFile
     from forescribe.asr.decode.transcriber import Transcriber
     from forescribe.asr.sessions.session import Session
     from forescribe.diarize.diarizer import Diarizer

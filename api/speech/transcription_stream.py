@@ -26,9 +26,8 @@ from ..metrics import Metrics
 from ..telemetry.tracing import PLACE, Tracing, Value
 
 if TYPE_CHECKING:
-    from forescribe.asr.audio.decoded_file import DecodedFile
-    from forescribe.asr.decode.options import Options
-    from forescribe.asr.decode.outcome import Outcome
+    from forescribe.asr.audio.inputs import DecodedFile
+    from forescribe.asr.decode.options import Options, Outcome
     from forescribe.asr.sessions.parts import Part
     from forescribe.asr.sessions.submission import Tap
 

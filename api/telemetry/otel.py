@@ -23,7 +23,7 @@ from opentelemetry.sdk.trace.export import (
 from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from forescribe.asr.decode.recordings.phase_times import PhaseTimes
+from forescribe.asr.decode.options import PhaseTimes
 from forescribe.asr.errors import ForescribeError, UsageError
 
 from ..errors import ApiError

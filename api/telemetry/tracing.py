@@ -18,7 +18,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from forescribe.asr.decode.recordings.phase_times import PhaseTimes
+    from forescribe.asr.decode.options import PhaseTimes
 
 Value = str | int | float | bool
 

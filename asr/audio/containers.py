@@ -27,9 +27,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import AudioError, ForescribeError
-from ..formats.transcript import PLACES, Notice
-from .headers import clock_s, has_xing, lacks_index, size_of, unread_bytes, wav_declared_s
-from .opening import CallbackFile, unreadable
+from ..formats.transcript_parts import PLACES, Notice
+from .opening import (
+    CallbackFile,
+    clock_s,
+    has_xing,
+    lacks_index,
+    size_of,
+    unread_bytes,
+    unreadable,
+    wav_declared_s,
+)
 
 if TYPE_CHECKING:
     import soundfile

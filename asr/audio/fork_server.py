@@ -31,12 +31,11 @@ from contextlib import suppress
 from dataclasses import asdict, astuple, dataclass, field
 from typing import Any, BinaryIO
 
-from ..errors import AudioError, ForescribeError, OutputError
-from ..formats.transcript import SAMPLE_RATE
-from ..printable import clipped
+from ..errors import AudioError, ForescribeError, OutputError, clipped
+from ..formats.transcript_parts import SAMPLE_RATE
 from ..segment.vad import Detector, SileroDetector
 from ..segment.windows import WindowOptions, cut
-from .decoded_file import WIDTH
+from .inputs import WIDTH
 from .reading import Samples, open_audio
 
 MESSAGE = 1 << 16

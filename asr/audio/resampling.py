@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ..formats.transcript import SAMPLE_RATE
+from ..formats.transcript_parts import SAMPLE_RATE
 
 Samples = NDArray[np.float32]
 

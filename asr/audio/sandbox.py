@@ -25,12 +25,19 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO, cast, get_args
 
-from ..errors import AudioError, CapacityError, Code, ForescribeError, OutputError
-from ..formats.transcript import Notice, merged
-from ..printable import clipped, one_line
+from ..errors import (
+    AudioError,
+    CapacityError,
+    Code,
+    ForescribeError,
+    OutputError,
+    clipped,
+    one_line,
+)
+from ..formats.transcript_parts import Notice, merged
 from ..segment.cut_plan import span_of
-from .decoded_file import WIDTH, DecodedFile, Spans
 from .fork_server import Bounds, Cutting
+from .inputs import WIDTH, DecodedFile, Spans
 
 TRIES = 2
 """A decoder that dies is started once more: the machine may have been short of memory."""

@@ -11,6 +11,31 @@ of memory, the run continues with half the batch, once.
 
 Recordings at locations are fetched ahead by a `Spool`; one that cannot be fetched fails alone. Knows
 nothing of models: a transcriber is anything with `transcribe(sources, options, hook)`.
+
+A stream of recordings that can be asked whether the next one is there already.
+
+    stream = SourceStream(pulled, is_ready)
+    if stream.ready: next(stream)        # does not wait
+
+A reader that collects recordings ahead need not wait for one that is still being fetched while it has
+others. Knows nothing of recordings.
+
+Writing in the background: results go to a distant store while the engine works.
+
+    queue = WriteQueue()
+    for result in queue.add(write): ...     # those that are written by now
+    for result in queue.rest(): ...         # waits for all others
+
+Bounded: if many results wait, adding one waits for the first. Knows calls that return results; nothing of
+what they do.
+
+The transcribers of a run: one, and another with a smaller batch if memory runs out.
+
+    make = TranscriberFactory(lambda size: Transcriber.load("tiny.en", batch=size))
+    make(8).transcribe(...)
+    make(4).transcribe(...)      # the same weights; the first transcriber's slots are freed
+
+Knows nothing of files or of why a batch is too large.
 """
 
 from __future__ import annotations
@@ -18,31 +43,70 @@ from __future__ import annotations
 import gc
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..audio.durations import length_s
+from ..audio.reading import length_s
 from ..errors import CapacityError, ForescribeError, out_of_memory
-from ..records.recording_sources import Source
+from ..records.sources import Source
 from ..storage.locations import Location
 from . import fingerprint
 from .interrupts import Stop
-from .outputs import Outputs
-from .recording_results import RecordingResult, ResultWriter, Writer
-from .remote.fetching import Fetching
-from .remote.local_copies import LocalCopy
-from .remote.recorded_outputs import RecordedOutputs
-from .remote.recorded_results import RecordedWriter
-from .remote.source_stream import SourceStream
-from .remote.spool import Spool
-from .remote.write_queue import WriteQueue
+from .outputs import Outputs, RecordedOutputs
+from .results import RecordedWriter, RecordingResult, ResultWriter, Writer
+from .spool import Fetching, LocalCopy, Spool
 
 if TYPE_CHECKING:
-    from ..decode.options import Options
-    from ..decode.outcome import Hook, Outcome
+    from forescribe.speculative.stats import Stats
+
+    from ..decode.options import Hook, Options, Outcome
+    from ..decode.transcriber import Transcriber
+
+
+class SourceStream(Iterator[Any]):
+    """The items of `pulled`; `is_ready` says whether its next one comes at once."""
+
+    def __init__(self, pulled: Iterator[Any], is_ready: Callable[[], bool]) -> None:
+        self.pulled, self.is_ready = pulled, is_ready
+
+    @property
+    def ready(self) -> bool:
+        return self.is_ready()
+
+    def __next__(self) -> Any:
+        return next(self.pulled)
+
+
+WRITERS = 8
+WAITING = 64
+"""Results that may wait: each holds a transcript in memory."""
+
+
+class WriteQueue:
+    """Calls in threads, and their results in the order in which they were added."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(WRITERS, "write")
+        self._written: deque[Future[RecordingResult]] = deque()
+
+    def add(self, write: Callable[[], RecordingResult]) -> Iterator[RecordingResult]:
+        """Call `write` in a thread; yields what is written by now."""
+        self._written.append(self._pool.submit(write))
+        while self._written and (self._written[0].done() or len(self._written) > WAITING):
+            yield self._written.popleft().result()
+
+    def rest(self) -> Iterator[RecordingResult]:
+        """Wait for everything that was added."""
+        while self._written:
+            yield self._written.popleft().result()
+
+    def close(self) -> None:
+        """Wait for the threads."""
+        self._pool.shutdown()
 
 
 class BatchTranscriber(Protocol):
@@ -354,3 +418,35 @@ def _longest_first(sources: list[Source], *, sort: bool) -> list[Source]:
         source if source.error else replace(source, length_s=length_s(source)) for source in sources
     ]
     return sorted(measured, key=lambda s: -(s.length_s or 0)) if sort else measured
+
+
+class TranscriberFactory:
+    """Makes transcribers by batch size, one at a time: making another ends the one before. `load` is
+    called once, for the first."""
+
+    def __init__(self, load: Callable[[int], Transcriber]) -> None:
+        self.load = load
+        self.current: Transcriber | None = None
+        self.earlier: list[Stats] = []
+
+    def __call__(self, size: int) -> Transcriber:
+        self.current = self.load(size) if self.current is None else self._resized(size)
+        return self.current
+
+    def stats(self) -> Stats | None:
+        """The sum over all transcribers; None before the first."""
+        if self.current is None:
+            return None
+        return sum(self.earlier, start=self.current.stats())
+
+    def _resized(self, size: int) -> Transcriber:
+        import torch
+
+        old, self.current = self.current, None  # its slots must be freed before new ones are made
+        assert old is not None
+        self.earlier.append(old.stats())
+        kind, whisper, gamma, detector = type(old), old.whisper, old.gamma, old.detector
+        del old
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        return kind(whisper, batch=size, gamma=gamma, detector=detector)

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..formats.transcript import Json
+from ..formats.transcript_parts import Json
 
 VERSION = 1
 """Increased when the results of older versions must be made again."""

@@ -5,6 +5,15 @@ In folders and for patterns, recordings are recognised by their first bytes or b
 damaged `.mp3` is included and fails by name later, as leaving it out would lose it silently. Hidden
 files and the results of other runs are skipped, and a folder is entered once, however many links
 lead there. Reads only the first bytes of a recording; knows nothing of what becomes of it.
+
+Finds recordings that cannot be read before any weights are searched for.
+
+    sources = check_readable(discover(names))
+    if any_readable(sources): ...                # load a model
+
+A run with nothing to transcribe must not download gigabytes to say so. Pipes and stdin are not
+opened, as they can be read only once. Imports are light: decoders are loaded with the first file
+that can be read.
 """
 
 from __future__ import annotations
@@ -14,14 +23,14 @@ import json
 import os
 import stat
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
-from ..audio.opening import unreadable
-from ..errors import AudioError, UsageError
-from ..printable import visible
-from ..records.recording_sources import LIST, NAMES, RESULTS, STDIN, Source, identity, remote_source
+from ..audio.opening import empty, open_path, unreadable
+from ..errors import AudioError, UsageError, visible
+from ..records.sources import LIST, NAMES, RESULTS, STDIN, Source, identity, remote_source
 from ..storage.locations import Location, is_url
-from ..storage.opening_stores import Stores
+from ..storage.stores import Stores
 
 HEAD = 4096
 """Bytes read to recognise a recording: two frames of any mp3 or aac."""
@@ -55,7 +64,7 @@ def discover(
             _check_told_apart(source, sources.setdefault(identity(source.path), source))
     if stores is None:
         return list(sources.values())
-    from .remote.remote_inputs import described
+    from .remote_inputs import described
 
     return described(sources.values(), stores)
 
@@ -75,7 +84,7 @@ def _check_told_apart(source: Source, first: Source) -> None:
 
 def _remote(name: str, stores: Stores, recursive: bool, named: set[str]) -> list[Source]:
     """The recordings that a URL stands for. Raises UsageError."""
-    from .remote.remote_inputs import expanded, is_object, listed
+    from .remote_inputs import expanded, is_object, listed
 
     location = Location.parse(name)
     if location.scheme == "file":
@@ -295,4 +304,57 @@ def _entry(line: str, path: Path | None, where: str, remote: Location | None = N
     return Source(str(relative) if relative.exists() else name, length_s=seconds)
 
 
-__all__ = ["NAMES", "STDIN", "Source", "discover", "holds_audio", "identity", "is_recording"]
+def check_readable(sources: Iterable[Source], *, decode: bool = True) -> list[Source]:
+    """Return the same recordings; those that cannot be read have an error.
+
+    With `decode`, files are decoded until one holds audio: a folder of a thousand costs one.
+    """
+    checked = [_opened(source) for source in sources]
+    for index, source in enumerate(checked):
+        if not decode or (source.error is None and not _is_file(source.path)):
+            break
+        if source.error is None:
+            checked[index] = source = _decoded(source)
+            if source.error is None:
+                break
+    return checked
+
+
+def any_readable(sources: Iterable[Source]) -> bool:
+    """Whether there is a recording to load a model for."""
+    return any(source.error is None for source in sources)
+
+
+def _opened(source: Source) -> Source:
+    known = source.error is not None or source.location is not None
+    if known or source.path == STDIN or _is_pipe(source.path):
+        return source
+    name = visible(source.path)
+    try:
+        with open_path(Path(source.path), name) as file:
+            return source if file.read(1) else replace(source, error=empty(name))
+    except AudioError as error:
+        return replace(source, error=error)
+    except OSError as error:  # it opens but cannot be read
+        return replace(source, error=unreadable(name, error))
+
+
+def _decoded(source: Source) -> Source:
+    from ..audio.reading import open_audio
+
+    try:
+        open_audio(source.path).close()
+    except AudioError as error:
+        return replace(source, error=error)
+    return source
+
+
+def _is_file(path: str) -> bool:
+    return path != STDIN and os.path.isfile(path)
+
+
+def _is_pipe(path: str) -> bool:
+    try:
+        return stat.S_ISFIFO(os.stat(path).st_mode)
+    except (OSError, ValueError):
+        return False

@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import Code, ForescribeError, OutputError, UsageError
-from ..formats.transcript import Json, Transcript, seconds
-from ..records.recording_sources import STDIN, identity
+from ..formats.transcript import Transcript
+from ..formats.transcript_parts import Json, seconds
+from ..records.sources import STDIN, identity
 from ..storage.locations import is_url
 
 NAME = "manifest.jsonl"

@@ -5,25 +5,167 @@
 
 Knows files and formats; how names are chosen is in `output_names`, what earlier runs wrote in
 `manifest`.
+
+The names of results: one per recording, so that no result ever overwrites another or a recording.
+
+A recording from a folder that was searched keeps its place below the output folder. A name is not
+chosen if the results of another recording have it, in this run or by the manifest of an earlier
+one, or if a file of that name is a recording itself. Knows names; writes nothing.
+
+Where results go when their records are created once: object storage, or a folder of several machines.
+
+    outputs = RecordedOutputs.plan(sources, "s3://out/2026", "json,srt", stores=stores)
+    outputs.begin(settings, overwrite=False)
+    outputs.write(source, transcript)            # s3://out/2026/a.json, s3://out/2026/a.srt
+
+Knows names, formats and records; `recorded_results` writes results and records in their order.
+
+Where results go, by what was named: a folder of this machine, stdout, or a location.
+
+    outputs = plan_outputs(sources, "s3://out/2026", "json,srt", stores=Stores())
+
+Knows the two kinds of outputs; writes nothing but a probe.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from typing import Protocol
 
 from ..errors import OutputError, UsageError
-from ..formats.files import TEMPORARY, formats, write
+from ..formats.files import TEMPORARY, formats, rendered, write
 from ..formats.subtitles import PLAIN, LineRules
 from ..formats.transcript import Transcript
-from ..records.recording_sources import Source
+from ..records.record_store import RecordFiles, RecordStore
+from ..records.sources import STDIN, Source, identity
+from ..records.stored_records import Run, StoredRecord
+from ..storage.locations import Location, is_url
+from ..storage.stores import Stores
+from . import fingerprint
 from .manifest import Manifest
-from .output_names import choose_stems, hashed_names
+
+
+class KnownNames(Protocol):
+    """What earlier runs have written, as `asr.batch.manifest.Manifest` knows it."""
+
+    @property
+    def folder(self) -> str | Path: ...
+
+    def key(self, path: str) -> str: ...
+
+    def owner(self, stem: str) -> str | None: ...
+
+    def stems_of(self, source: str) -> list[str]: ...
+
+    def fingerprint(self, output: str) -> str | None: ...
+
+
+LONGEST = 249
+"""Bytes of a stem: with its format, a name has at most 255 on the usual file systems. Keys in object
+storage are longer."""
+
+
+def choose_stems(
+    sources: Sequence[Source], formats: Sequence[str], manifest: KnownNames | None = None
+) -> dict[str, str]:
+    """File stems by source: the one its results have by the manifest, else the shortest one that no
+    other recording could have.
+
+    `a.mp3` and `a.wav` keep their extensions; `x/a.mp3` and `y/a.mp3` get a short hash of their paths.
+    """
+    choices = {source.path: _choices(source) for source in sources if source.error is None}
+    kept = _kept(choices, manifest) if manifest else {}
+    claims = Counter(
+        name
+        for path, names in choices.items()
+        for name in ({kept[path]} if path in kept else set(names))
+    )
+    taken = _Taken(choices, formats, manifest)
+    return {
+        path: kept.get(path)
+        or next((n for n in names if claims[n] == 1 and not taken(n, path)), names[-1])
+        for path, names in choices.items()
+    }
+
+
+def hashed_names(source: Source) -> tuple[str, ...]:
+    """The choices of last resort: stems with a hash of the path, the last one unique."""
+    return _choices(source)[2:]
+
+
+def _choices(source: Source) -> tuple[str, ...]:
+    """Possible stems, the best first; the last one is unique."""
+    digest = hashlib.sha256(os.fsencode(source.path)).hexdigest()
+    path = Path("stdin" if source.path == STDIN else source.path)
+    short, unique = _marked(path.stem, digest[:8]), _marked(path.stem, digest)
+    plain = (name if _size(name) <= LONGEST else short for name in (path.stem, path.name))
+    return tuple(os.path.join(source.place, name) for name in (*plain, short, unique))
+
+
+def _size(name: str) -> int:
+    return len(os.fsencode(name))
+
+
+def _marked(stem: str, mark: str) -> str:
+    """The stem with a mark; of a long one, as many whole characters as there is room for."""
+    room = LONGEST - len(mark) - 1
+    if _size(stem) > room:
+        stem = os.fsencode(stem)[:room].decode("utf-8", errors="ignore")
+    return f"{stem}-{mark}"
+
+
+def _kept(choices: dict[str, tuple[str, ...]], manifest: KnownNames) -> dict[str, str]:
+    """The names of earlier runs: a second `a` in the folder must not rename the first one."""
+    kept = {}
+    for path, names in choices.items():
+        earlier = manifest.stems_of(manifest.key(path))
+        name = next((stem for stem in earlier if stem in names), None)
+        if name is not None:
+            kept[path] = name
+    return kept
+
+
+class _Taken:
+    """Whether the files of a name are another recording's results, or a recording itself."""
+
+    def __init__(
+        self,
+        choices: dict[str, tuple[str, ...]],
+        formats: Sequence[str],
+        manifest: KnownNames | None,
+    ) -> None:
+        self.formats, self.manifest = formats, manifest
+        self.inputs = {identity(path) for path in choices}
+        self.keys = {manifest.key(path) for path in choices} if manifest else set()
+
+    def __call__(self, stem: str, path: str) -> bool:
+        if self.manifest is None:
+            return False
+        files = (os.path.join(self.manifest.folder, f"{stem}.{name}") for name in self.formats)
+        if any(file in self.inputs for file in files):
+            return True
+        owner = self.manifest.owner(stem)
+        if owner in (None, self.manifest.key(path)):
+            return False
+        return owner in self.keys or not self._moved(stem, path)
+
+    def _moved(self, stem: str, path: str) -> bool:
+        """Whether the owner is this recording at another place: its bytes are the same."""
+        assert self.manifest is not None
+        content = fingerprint.content(path)
+        return content is not None and any(
+            known is not None and known.startswith(f"sha256:{content}+")
+            for known in (self.manifest.fingerprint(f"{stem}.{name}") for name in self.formats)
+        )
+
 
 STDOUT = "-"
 
@@ -157,3 +299,193 @@ def _print(text: str) -> None:
         raise
     except OSError as error:
         raise OutputError(f"cannot write to stdout: {error.strerror}") from error
+
+
+class RecordedNames:
+    """What records say about names: the part of `asr.batch.manifest.Manifest` that choosing names needs."""
+
+    def __init__(
+        self, folder: str, records: Mapping[str, StoredRecord], existing: frozenset[str]
+    ) -> None:
+        self.folder, self.records, self.existing = folder, records, existing
+        self._outputs = {
+            output: stored for stored in records.values() for output in stored.record.outputs
+        }
+        self._stems = {
+            os.path.splitext(output)[0]: stored for output, stored in self._outputs.items()
+        }
+
+    def key(self, path: str) -> str:
+        return identity(path)
+
+    def fingerprint(self, output: str) -> str | None:
+        stored = self._outputs.get(output)
+        return stored.record.fingerprint if stored else None
+
+    def owner(self, stem: str) -> str | None:
+        """The source whose results have this name, if any of them exists."""
+        stored = self._stems.get(stem)
+        if stored and any(output in self.existing for output in stored.record.outputs):
+            return stored.source
+        return None
+
+    def stems_of(self, source: str) -> list[str]:
+        stored = self.records.get(source)
+        outputs = stored.record.outputs if stored else ()
+        stems = dict.fromkeys(os.path.splitext(output)[0] for output in outputs)
+        return [stem for stem in stems if self.owner(stem) == source]
+
+
+@dataclass(frozen=True)
+class RecordedOutputs:
+    """Names, formats and records of one run's results below `location`.
+
+    `existing` are the files there when the run was planned, and `known` the latest records of that time.
+    """
+
+    location: Location
+    store: RecordFiles
+    records: RecordStore
+    formats: tuple[str, ...]
+    stems: Mapping[str, str]
+    rules: LineRules = PLAIN
+    existing: frozenset[str] = frozenset()
+    known: Mapping[str, StoredRecord] = field(default_factory=dict)
+
+    @classmethod
+    def plan(
+        cls,
+        sources: Sequence[Source],
+        location: Location,
+        names: str,
+        *,
+        rules: LineRules = PLAIN,
+        stores: Stores,
+        check: bool = True,
+    ) -> RecordedOutputs:
+        """Choose names for the results of `sources` and read the records of earlier runs.
+
+        With `check`, see that the store can be written to and honours conditions. Raises UsageError for
+        formats and for locations that can only be read, LocatedError for stores.
+        """
+        chosen = tuple(format_.name for format_ in formats(names))
+        if not rules.plain and not {"srt", "vtt"} & set(chosen):
+            raise UsageError(
+                "line rules and --highlight-words shape subtitles: add srt or vtt to -f"
+            )
+        records = RecordStore.open(location, stores=stores)
+        store = stores.at(location)
+        if check:
+            store.check_create()
+        entries = store.list()
+        known = dict(records.load(entries))
+        existing = frozenset(entry.key for entry in entries)
+        told = RecordedNames(location.identity, known, existing)
+        stems = choose_stems(sources, chosen, told)
+        return cls(location, store, records, chosen, stems, rules, existing, known)
+
+    @property
+    def folder(self) -> None:
+        """No folder of this machine."""
+        return None
+
+    @property
+    def keeps_order(self) -> bool:
+        """No: files have names."""
+        return False
+
+    @property
+    def leaves_terminal_free(self) -> bool:
+        return True
+
+    def sweep(self) -> None:
+        """Nothing to do: an object appears whole or not at all."""
+
+    def begin(
+        self, sources: Sequence[Source], settings: str, *, overwrite: bool, dry_run: bool = False
+    ) -> Run:
+        """Begin or continue the run of the output; with `dry_run` nothing is written. Raises UsageError for
+        results of other settings."""
+        from importlib.metadata import version as installed
+
+        own = {identity(source.path) for source in sources}
+        sizes = [source.entry.size if source.entry is not None else None for source in sources]
+        for name, stored in self.known.items():  # what the run has from other inputs
+            if name not in own and not overwrite and stored.settings == settings:
+                sizes.append(stored.size)
+        known = [size for size in sizes if size is not None]
+        return self.records.begin(
+            settings=settings,
+            formats=self.formats,
+            overwrite=overwrite,
+            total=len(sizes),
+            total_bytes=sum(known) if len(known) == len(sizes) else None,
+            program=f"forescribe {installed('forescribe')}",
+            dry_run=dry_run,
+        )
+
+    def names(self, source: str) -> list[str]:
+        """The names of a recording's results, relative to the output."""
+        return [f"{self.stems[source]}.{name}" for name in self.formats]
+
+    def files(self, source: str) -> list[Location]:
+        """The locations of a recording's results."""
+        return [self.location / name for name in self.names(source)]
+
+    def stands(self, source: Source) -> StoredRecord | None:
+        """The record of a recording whose results need not be made again if its content is the same: of
+        this run or one that it continues, with all formats, whose files exist."""
+        run = self.records.joined
+        stored = self.known.get(identity(source.path))
+        if stored is None or source.path not in self.stems:
+            return None
+        files = self.names(source.path)
+        there = set(files) <= set(stored.record.outputs) and self.existing.issuperset(files)
+        fits = run is not None and there and stored.serves(run, frozenset(self.formats))
+        return stored if fits else None
+
+    def write(self, source: str, transcript: Transcript) -> list[str]:
+        """Write the transcript in all formats; returns the names of the files. Every format is rendered
+        before the first file appears. Raises OutputError and LocatedError."""
+        texts = [
+            (f"{self.stems[source]}.{f.name}", rendered(f, transcript, source))
+            for f in formats(self.formats, self.rules)
+        ]
+        for name, text in texts:
+            self.store.put(name, text.encode("utf-8", errors="replace"))
+        return [name for name, _ in texts]
+
+    def other_outputs(self, source: Source, mark: str | None, written: Iterable[str]) -> list[str]:
+        """Results of the same content and settings in other formats, which an earlier run has written."""
+        stored = self.known.get(identity(source.path))
+        if stored is None or mark is None or stored.record.fingerprint != mark:
+            return []
+        new = set(written)
+        suffixes = {PurePosixPath(name).suffix for name in new}
+        return [
+            name
+            for name in stored.record.outputs
+            if name not in new
+            and name in self.existing
+            and PurePosixPath(name).suffix not in suffixes
+        ]
+
+
+def plan_outputs(
+    sources: Sequence[Source],
+    where: str,
+    names: str,
+    *,
+    stores: Stores,
+    rules: LineRules = PLAIN,
+    dry_run: bool = False,
+) -> Outputs | RecordedOutputs:
+    """See `Outputs.plan` and `RecordedOutputs.plan`; with `dry_run` nothing is created."""
+    location = Location.parse(where) if is_url(where) else None
+    if location is not None and location.scheme == "file":
+        where, location = location.key, None
+    if location is None:
+        return Outputs.plan(sources, where, names, rules=rules, make_folder=not dry_run)
+    return RecordedOutputs.plan(
+        sources, location, names, rules=rules, stores=stores, check=not dry_run
+    )

@@ -1,14 +1,124 @@
-"""Options of one transcription call: frozen, and checked once. Knows nothing of models."""
+"""Options of one transcription call: frozen, and checked once. Knows nothing of models.
+
+Guards: whether a window's answer is kept, decoded again at a higher temperature, or silence.
+
+Whisper's own rules (Radford et al. 2022, section 4.5; openai/whisper `transcribe.py`), applied to each
+window separately, so that they work for windows decoded in parallel: only a window that fails is queued
+again. Pure functions of numbers; NaN counts as failure, because a comparison with NaN would silently
+disable the guard. Knows nothing of engines or text.
+
+The results of a call: progress while it runs, and an outcome for each recording.
+
+Records only; knows nothing of how they are made.
+
+When the phases of a recording's decoding began and ended, for traces.
+
+    phases = PhaseTimes()
+    session.submit(source, options, listener, phases=phases)
+    phases.spans["encode"]              # began, ended (Unix nanoseconds), and busy nanoseconds in between
+
+Windows of several recordings are encoded and decoded together, so the phases of a recording overlap, and
+its busy time includes that of others in the same batch. Knows no recording and no trace format.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from enum import Enum
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
-from ..errors import UsageError
+from forescribe.speculative.requests import Result
+from forescribe.speculative.stats import Stats
+
+from ..audio.inputs import ARRAY, Input, Sound
+from ..errors import ForescribeError, UsageError
+from ..formats.transcript import Transcript
+from ..formats.transcript_parts import Segment, State
 from ..model.special_tokens import TASKS, Task
 from ..segment.windows import WindowOptions
-from .guards import Guards
+
+if TYPE_CHECKING:
+    from ..model.loading import EncoderStates
+    from ..segment.windows import Run
+    from ..storage.locations import Entry
+
+
+class Judgement(Enum):
+    """What to do with an answer."""
+
+    KEEP = "keep"
+    RETRY = "retry"
+    SILENCE = "silence"
+
+
+@dataclass(frozen=True)
+class Guards:
+    """Thresholds; None disables one. Raises UsageError for invalid values.
+
+    An answer fails if its text compresses by more than `compression_ratio` (it repeats itself) or its
+    mean log-probability is below `logprob`. It is silence if the no-speech probability exceeds
+    `no_speech` while the answer is improbable. `temperatures` are tried in order.
+    """
+
+    compression_ratio: float | None = 2.4
+    logprob: float | None = -1.0
+    no_speech: float | None = 0.6
+    temperatures: tuple[float, ...] = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+
+    def __post_init__(self) -> None:
+        if not self.temperatures or not all(0 <= t < math.inf for t in self.temperatures):
+            raise UsageError(f"temperatures are {self.temperatures}; need one or more, from 0 up")
+        if list(self.temperatures) != sorted(set(self.temperatures)):
+            raise UsageError(f"temperatures are {self.temperatures}; they must rise")
+        if self.no_speech is not None and not 0 <= self.no_speech <= 1:
+            raise UsageError(f"no_speech is {self.no_speech}; it is a probability, 0 to 1")
+        # Beyond these limits every answer would fail, and NaN would disable the guard.
+        if self.compression_ratio is not None and not self.compression_ratio > 0:
+            raise UsageError(
+                f"compression_ratio is {self.compression_ratio}; it must be above 0, or None"
+            )
+        if self.logprob is not None and not self.logprob <= 0:
+            raise UsageError(
+                f"logprob is {self.logprob}; a mean log-probability is 0 or less, or None"
+            )
+
+    def judge(
+        self,
+        *,
+        compression_ratio: float,
+        mean_logprob: float,
+        no_speech_prob: float,
+        heard: bool = True,
+    ) -> tuple[Judgement, str | None]:
+        """Judge an answer; the reason is None where it is kept. `heard`: whether a detector heard a voice in
+        its window. If none did, the no-speech probability decides alone."""
+        if any(map(math.isnan, (compression_ratio, mean_logprob, no_speech_prob))):
+            return Judgement.RETRY, "the model's numbers are not finite"
+        improbable = self.logprob is not None and mean_logprob < self.logprob
+        likely_silent = self.no_speech is not None and no_speech_prob > self.no_speech
+        # openai/whisper: a window that is improbable and likely silent is skipped, even if it repeats.
+        if likely_silent and (improbable or self.logprob is None or not heard):
+            return Judgement.SILENCE, f"no speech (probability {no_speech_prob:.2f})"
+        if self.compression_ratio is not None and compression_ratio > self.compression_ratio:
+            return Judgement.RETRY, f"repeats itself (compression ratio {compression_ratio:.2f})"
+        if improbable:
+            return Judgement.RETRY, f"improbable (mean log-probability {mean_logprob:.2f})"
+        return Judgement.KEEP, None
+
+    def rank(self, *, compression_ratio: float, mean_logprob: float) -> tuple[bool, float]:
+        """The rank of an answer among those of a window that were all rejected, the highest for the one to
+        keep: those that do not repeat themselves first, then by mean log-probability (SYSTRAN/faster-whisper
+        `generate_with_fallback`; openai/whisper keeps the last one)."""
+        if math.isnan(mean_logprob):
+            return False, -math.inf
+        repeats = self.compression_ratio is not None and compression_ratio > self.compression_ratio
+        return not repeats, mean_logprob
+
+    def next_temperature(self, temperature: float) -> float | None:
+        """The temperature to try after this one; None after the last."""
+        return next((t for t in self.temperatures if t > temperature + 1e-9), None)
 
 
 @dataclass(frozen=True)
@@ -67,3 +177,118 @@ def _check_text(name: str, value: object) -> None:
         value.encode()
     except UnicodeEncodeError:
         raise UsageError(f"{name} {value!r} is not Unicode text; give it in UTF-8") from None
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """A window, samples `start` to `end`, with the engine's answer for it.
+
+    `encoder_states` are kept for audits only: those of an hour are gigabytes in a large model.
+    """
+
+    index: int
+    start: int
+    end: int
+    language: str
+    result: Result
+    tokens: tuple[int, ...]  # the tokens of the result that count
+    state: State = "decoded"
+    reason: str | None = None  # why its text does not count
+    encoder_states: EncoderStates | None = None
+    doubt: str | None = None  # why the guards rejected its text, where it was kept anyway
+    tried: float = 0.0  # the highest temperature that was tried; the answer may be of a lower one
+    continued: bool = False  # the next part of its window follows
+    wordless: tuple[Run, ...] = ()  # where a voice was heard and no word written
+    reach: int | None = None  # the end of its last word, where a voice goes on behind it
+
+    @property
+    def length(self) -> int:
+        """Samples."""
+        return self.end - self.start
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The outcome of a recording: a transcript, or an error."""
+
+    source: Input
+    transcript: Transcript | None = None
+    error: ForescribeError | None = None
+    wall_s: float = 0.0  # from its first block to its last word, other recordings included
+    decoded: tuple[Decoded, ...] = ()  # with `Options.keep_encoder_states`
+    # What another machine has read: the SHA-256 of the bytes, and what the store says about them.
+    content: str | None = None
+    entry: Entry | None = None
+    worker: str | None = None  # which of a fleet has transcribed it
+
+    @property
+    def name(self) -> str:
+        """The path as it was given; audio given as bytes or samples has none."""
+        if isinstance(self.source, bytes):
+            return "<bytes>"
+        in_memory = isinstance(self.source, Sound | tuple | Mapping)
+        return ARRAY if in_memory else str(self.source)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """The progress of a call. `total_s` is None where the container declares no length."""
+
+    source: Input
+    done_s: float  # of this recording
+    total_s: float | None
+    segments: tuple[Segment, ...]  # of the window that has just ended
+    stats: Stats  # of the call so far
+    spoken: tuple[
+        Segment, ...
+    ] = ()  # new segments in order, from the start of the recording without gaps
+
+
+@dataclass(frozen=True)
+class Partial:
+    """Text of the first window of a recording that is still being decoded. It may change."""
+
+    source: Input
+    text: str
+
+
+@runtime_checkable
+class Follows(Protocol):
+    """A hook that also shows text while it is being decoded. Reading that text waits for the device, so
+    `wants` says when it is needed."""
+
+    @property
+    def wants(self) -> bool: ...
+
+    def follow(self, partial: Partial) -> None: ...
+
+
+Hook = Callable[[Progress], None]
+
+
+@dataclass(frozen=True)
+class PhaseSpan:
+    """A phase: its first beginning, its last end, and the sum of its parts, in nanoseconds."""
+
+    began_ns: int
+    ended_ns: int
+    busy_ns: int = 0
+
+    def with_part(self, began_ns: int, ended_ns: int) -> PhaseSpan:
+        return PhaseSpan(
+            min(self.began_ns, began_ns),
+            max(self.ended_ns, ended_ns),
+            self.busy_ns + ended_ns - began_ns,
+        )
+
+
+class PhaseTimes:
+    """The phases of one recording by name: `encode`, `rounds`, `words`. Written by the engine's thread."""
+
+    def __init__(self) -> None:
+        self.spans: dict[str, PhaseSpan] = {}
+
+    def add(self, phase: str, began_ns: int, ended_ns: int) -> None:
+        """A part of a phase is over."""
+        known = self.spans.get(phase, PhaseSpan(began_ns, ended_ns))
+        self.spans[phase] = known.with_part(began_ns, ended_ns)

@@ -21,25 +21,22 @@ from forescribe.speculative.models.engines import ModelEngine, draft_device, whi
 from forescribe.speculative.stats import Stats
 
 from ..audio.features import LogMel
-from ..audio.reading import Input, Open, Sound, open_audio
+from ..audio.inputs import Input, Sound
+from ..audio.reading import Open, open_audio
 from ..errors import UsageError
-from ..formats.transcript import Json
+from ..formats.transcript_parts import Json
 from ..model.loading import Whisper, load
 from ..model.presets import resolve
 from ..model.special_tokens import AUTO, language_code
 from ..segment.vad import Detector
-from .decoding_context import DecodingContext
+from ..sessions.submission import Call, ParallelWindows
+from .context import DecodingContext, IsolatedEngine
 from .drafting import AUTO as AUTO_DRAFTER
 from .drafting import drafter_for
-from .isolation import IsolatedEngine
-from .options import Options
-from .outcome import Decoded, Hook, Outcome, Progress
-from .recordings.call import Call
-from .recordings.parallel import ParallelWindows
-from .recordings.sequential import SequentialWindows, sequential_extent
-from .recordings.transcripts import settings_of
-from .recordings.window_requests import bind
+from .options import Decoded, Hook, Options, Outcome, Progress
 from .rules import NoSpeech, whisper_rules
+from .sequential import SequentialWindows, sequential_extent
+from .windows import bind, settings_of
 
 __all__ = ["Decoded", "Hook", "Options", "Outcome", "Progress", "Transcriber"]
 

@@ -2,30 +2,22 @@
 
 Knows nothing of audio files, models or output formats; needs neither numpy nor torch. Its parts,
 defined in `transcript_parts`, can be imported from here too.
+
+Parts of a transcript as JSON objects, and back.
+
+Knows keys and types; `Transcript.to_dict` and `from_dict` put the parts together.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import cast
 
-from .transcript_json import (
-    Fields,
-    coverage_from_dict,
-    coverage_to_dict,
-    finite_or_none,
-    notice_from_dict,
-    notice_to_dict,
-    segment_from_dict,
-    segment_to_dict,
-    turn_to_dict,
-    without_nan,
-)
 from .transcript_parts import (
-    PLACES,
-    STATES,
-    TOKEN_SOURCES,
     Coverage,
+    Json,
     Notice,
     Segment,
     Span,
@@ -34,29 +26,221 @@ from .transcript_parts import (
     Turn,
     Word,
     merged,
+    samples_at,
+    seconds,
 )
-from .units import SAMPLE_RATE, SAMPLES_PER_SEEK, Json, samples_at, seconds
 
-__all__ = [
-    "PLACES",
-    "SAMPLES_PER_SEEK",
-    "SAMPLE_RATE",
-    "STATES",
-    "TOKEN_SOURCES",
-    "Coverage",
-    "Json",
-    "Notice",
-    "Segment",
-    "Span",
-    "State",
-    "TokenSource",
-    "Transcript",
-    "Turn",
-    "Word",
-    "merged",
-    "samples_at",
-    "seconds",
-]
+
+def segment_to_dict(segment: Segment, diarized: bool) -> dict[str, Json]:
+    """Whisper's keys and ours; with `diarized` the speaker, None if unknown."""
+    data: dict[str, Json] = {
+        "id": segment.id,
+        "seek": segment.seek,
+        "window": segment.window,
+        "window_start": seconds(segment.window_sample),
+        "start": segment.start,
+        "end": segment.end,
+        "text": segment.text,
+        "tokens": list(segment.tokens),
+        "temperature": finite_or_none(segment.temperature),
+        "avg_logprob": finite_or_none(segment.avg_logprob),
+        "compression_ratio": finite_or_none(segment.compression_ratio),
+        "no_speech_prob": finite_or_none(segment.no_speech_prob),
+    }
+    if segment.doubt is not None:
+        data["doubt"] = segment.doubt
+    if segment.words is not None:
+        data["words"] = [_word_to_dict(word, diarized) for word in segment.words]
+    if diarized:
+        data["speaker"] = segment.speaker
+        data["speaker_confidence"] = finite_or_none(segment.speaker_confidence)
+    return data
+
+
+def _word_to_dict(word: Word, diarized: bool) -> dict[str, Json]:
+    data: dict[str, Json] = {
+        "word": word.text,
+        "start": word.start,
+        "end": word.end,
+        "probability": finite_or_none(word.probability),
+    }
+    if word.sources is not None:
+        data["sources"] = list[Json](word.sources)
+    if diarized:
+        data["speaker"] = word.speaker
+        data["speaker_confidence"] = finite_or_none(word.speaker_confidence)
+        data["overlap"] = word.overlap
+    return data
+
+
+def turn_to_dict(turn: Turn) -> dict[str, Json]:
+    """Times in seconds."""
+    return {"start": turn.start, "end": turn.end, "speaker": turn.speaker}
+
+
+def notice_to_dict(notice: Notice) -> dict[str, Json]:
+    """Code and message; count and places, in seconds, of one that applies several times."""
+    data: dict[str, Json] = {"code": notice.code, "message": notice.message}
+    if notice.count > 1:
+        data |= {"count": notice.count, "places": list(notice.places)}
+    return data
+
+
+def notice_from_dict(record: Fields) -> Notice:
+    """The inverse of `notice_to_dict`. Raises ValueError for a count below 1."""
+    several = "count" in record.data
+    return Notice(
+        record.text("code"),
+        record.text("message"),
+        record.integer("count") if several else 1,
+        tuple(record.numbers("places")) if several else (),
+    )
+
+
+def coverage_to_dict(coverage: Coverage) -> dict[str, Json]:
+    """Totals and spans, in seconds."""
+    wordless = coverage.wordless_samples
+    return {
+        "decoded_s": seconds(coverage.decoded_samples),
+        "silent_s": seconds(coverage.silent_samples),
+        "failed_s": seconds(coverage.failed_samples),
+        "voice_without_words_s": None if wordless is None else seconds(wordless),
+        "spans": [
+            {
+                "start": seconds(span.start_sample),
+                "end": seconds(span.end_sample),
+                "state": span.state,
+                "reason": span.reason,
+            }
+            for span in coverage.spans
+        ],
+    }
+
+
+def segment_from_dict(record: Fields) -> Segment:
+    """The inverse of `segment_to_dict`."""
+    words = (
+        [_word_from_dict(item) for item in record.records("words")]
+        if "words" in record.data
+        else None
+    )
+    return Segment(
+        id=record.integer("id"),
+        window=record.integer("window"),
+        window_sample=samples_at(record.number("window_start")),
+        start_sample=samples_at(record.number("start")),
+        end_sample=samples_at(record.number("end")),
+        text=record.text("text"),
+        tokens=tuple(record.integers("tokens")),
+        temperature=record.optional_number("temperature"),
+        avg_logprob=record.optional_number("avg_logprob"),
+        compression_ratio=record.optional_number("compression_ratio"),
+        no_speech_prob=record.optional_number("no_speech_prob"),
+        words=None if words is None else tuple(words),
+        speaker=record.optional_text("speaker"),
+        speaker_confidence=record.optional_number("speaker_confidence"),
+        doubt=record.optional_text("doubt"),
+    )
+
+
+def _word_from_dict(record: Fields) -> Word:
+    return Word(
+        text=record.text("word"),
+        start_sample=samples_at(record.number("start")),
+        end_sample=samples_at(record.number("end")),
+        probability=record.optional_number("probability"),
+        speaker=record.optional_text("speaker"),
+        speaker_confidence=record.optional_number("speaker_confidence"),
+        overlap=record.optional_flag("overlap"),
+        sources=_token_sources(record) if "sources" in record.data else None,
+    )
+
+
+def _token_sources(record: Fields) -> tuple[TokenSource, ...]:
+    # Word rejects unknown ones.
+    return tuple(cast(TokenSource, str(item)) for item in record.items("sources"))
+
+
+def coverage_from_dict(record: Fields) -> Coverage:
+    """The inverse of `coverage_to_dict`; transcripts of earlier versions do not say what has no words."""
+    wordless = record.optional_number("voice_without_words_s")
+    spans = tuple(_span_from_dict(item) for item in record.records("spans"))
+    return Coverage(spans, None if wordless is None else samples_at(wordless))
+
+
+def _span_from_dict(record: Fields) -> Span:
+    return Span(
+        start_sample=samples_at(record.number("start")),
+        end_sample=samples_at(record.number("end")),
+        state=cast(State, record.text("state")),  # Span rejects unknown ones
+        reason=record.optional_text("reason"),
+    )
+
+
+def finite_or_none(value: float | None) -> float | None:
+    """None for NaN and infinities."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+def without_nan(value: Json) -> Json:
+    """Replace numbers that are not finite by None: JSON has none, and other readers refuse the
+    whole file."""
+    if isinstance(value, dict):
+        return {key: without_nan(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_nan(item) for item in value]
+    return finite_or_none(value) if isinstance(value, float) else value
+
+
+@dataclass(frozen=True)
+class Fields:
+    """A JSON object read by type, so that a wrong file fails here, naming the key, and not later."""
+
+    data: Mapping[str, Json]
+
+    def _get(self, key: str, kind: type | tuple[type, ...]) -> Json:
+        value = self.data[key]
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise TypeError(f"{key!r} is {type(value).__name__} in a transcript")
+        return value
+
+    def text(self, key: str) -> str:
+        return cast(str, self._get(key, str))
+
+    def integer(self, key: str) -> int:
+        return cast(int, self._get(key, int))
+
+    def number(self, key: str) -> float:
+        return cast(float, self._get(key, (int, float)))
+
+    def optional_text(self, key: str) -> str | None:
+        return None if self.data.get(key) is None else self.text(key)
+
+    def optional_number(self, key: str) -> float | None:
+        return None if self.data.get(key) is None else self.number(key)
+
+    def optional_flag(self, key: str) -> bool | None:
+        value = self.data.get(key)
+        if value is not None and not isinstance(value, bool):
+            raise TypeError(f"{key!r} is {type(value).__name__} in a transcript")
+        return value
+
+    def items(self, key: str) -> list[Json]:
+        return cast(list[Json], self._get(key, list))
+
+    def integers(self, key: str) -> list[int]:
+        return [int(cast(int, item)) for item in self.items(key)]
+
+    def numbers(self, key: str) -> list[float]:
+        return [float(cast(float, item)) for item in self.items(key)]
+
+    def record(self, key: str) -> Fields:
+        return Fields(cast(dict[str, Json], self._get(key, dict)))
+
+    def records(self, key: str) -> list[Fields]:
+        return [
+            Fields(cast(dict[str, Json], item)) for item in cast(list[Json], self._get(key, list))
+        ]
 
 
 @dataclass(frozen=True)

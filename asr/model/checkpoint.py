@@ -36,7 +36,7 @@ from forescribe.speculative.models.quantized import BORROWED, float_model, quant
 from forescribe.speculative.native.encoder import NativeEncoder
 
 from ..errors import CapacityError, ModelError, out_of_memory
-from .published import as_ids
+from .presets import as_ids
 
 _ENDS = ("eos_token_id", "decoder_start_token_id")
 _RULES = (

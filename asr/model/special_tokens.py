@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ..errors import UsageError
-from ..formats.transcript import SAMPLE_RATE
+from ..formats.transcript_parts import SAMPLE_RATE
 from .conversion.converting import ENGLISH_ONLY
-from .published import as_ids
+from .presets import as_ids
 
 _LANGUAGE = re.compile(r"<\|[a-z]{2,3}\|>")
 

@@ -8,10 +8,19 @@
 
 One process begins a run; any number may `join` it and create records, in threads or on other machines.
 Who works on what is not known here: a recording that two workers transcribe leaves one record.
+
+The files that records are kept in: what a store and a folder have in common, and the folder.
+
+    files = FolderFiles(Path("/mnt/shared/out"))
+    files.create("_forescribe/run.json", b"{}")      # False: another process was first
+
+A folder may be on a file system that several machines share: a file is created by a hard link, which
+fails if the name exists, on NFS too, and needs no locks.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import secrets
@@ -19,30 +28,140 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Protocol
 
 from ..batch.manifest import NAME as MANIFEST
 from ..batch.manifest import Record
 from ..batch.work_schedule import MAX_CRASHES
-from ..errors import ForescribeError, UsageError
-from ..storage.backends import Entry
-from ..storage.locations import Location, is_url
-from ..storage.opening_stores import Stores
-from .record_files import FolderFiles, RecordFiles
-from .run_settings import Run
+from ..errors import ForescribeError, OutputError, UsageError
+from ..formats.files import TEMPORARY
+from ..storage.locations import Entry, Location, is_url
+from ..storage.stores import Stores
 from .stored_records import (
     CRASHES,
     DOUBLED,
     RECORDS,
+    Run,
     StoredRecord,
     parsed,
-    record_key,
     source_hash,
 )
+
+
+class RecordFiles(Protocol):
+    """Small files by name, such as `asr.storage.stores.Store` has them."""
+
+    def list(self, prefix: str = "") -> list[Entry]: ...
+
+    def read(self, key: str) -> bytes:
+        """Raises FileNotFoundError or MissingError; OutputError or LocatedError for other reasons."""
+        ...
+
+    def create(self, key: str, data: bytes) -> bool:
+        """Write a file if there is none; False if there is one. Never visible in part."""
+        ...
+
+    def put(self, key: str, data: bytes) -> object:
+        """Write a file, replacing another one at once."""
+        ...
+
+
+class FolderFiles:
+    """Files below a folder. Raises OutputError for what cannot be written."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def list(self, prefix: str = "") -> list[Entry]:
+        top = self.folder / prefix
+        found = []
+        for place, _, names in os.walk(top):
+            for name in names:
+                path = Path(place, name)
+                with suppress(FileNotFoundError):  # a temporary file that has gone
+                    found.append(
+                        Entry(path.relative_to(self.folder).as_posix(), path.stat().st_size)
+                    )
+        return sorted(found, key=lambda entry: entry.key)
+
+    def read(self, key: str) -> bytes:
+        path = self.folder / key
+        try:
+            return path.read_bytes()
+        except FileNotFoundError:
+            raise
+        except NotADirectoryError as error:  # the folder is a file
+            raise FileNotFoundError(errno.ENOENT, "no such file", str(path)) from error
+        except OSError as error:
+            raise OutputError(
+                f"cannot read {str(path)!r}: {error.strerror or error}; check its permissions, or name "
+                "another folder"
+            ) from error
+
+    def create(self, key: str, data: bytes) -> bool:
+        path = self.folder / key
+        with _output_errors(path), self._temporary(path, data) as made:
+            try:
+                os.link(made, path)
+            except OSError as error:
+                # Over NFS the reply to a link that was made may be lost, and the repetition refused.
+                if os.stat(made).st_nlink == 2:
+                    return True
+                if isinstance(error, FileExistsError):
+                    return False
+                if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK):
+                    raise
+                return _exclusive(path, data)  # a file system without links
+        return True
+
+    def put(self, key: str, data: bytes) -> None:
+        path = self.folder / key
+        with _output_errors(path), self._temporary(path, data) as made:
+            os.replace(made, path)
+
+    @contextmanager
+    def _temporary(self, path: Path, data: bytes) -> Iterator[Path]:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        made = path.parent / TEMPORARY.format(secrets.token_hex(8))
+        try:
+            with made.open("xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            yield made
+        finally:
+            with suppress(OSError):
+                made.unlink(missing_ok=True)
+
+
+def _exclusive(path: Path, data: bytes) -> bool:
+    """Create a file by its name alone: a reader may see a part of it, which counts as no record."""
+    try:
+        with path.open("xb") as file:
+            file.write(data)
+    except FileExistsError:
+        return False
+    return True
+
+
+@contextmanager
+def _output_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, OutputError):
+            raise
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        raise OutputError(
+            f"cannot write {str(path)!r}: {error.strerror or error}; name another folder with -o",
+            code="storage_full" if full else "unwritable_output",
+        ) from error
+
 
 RUN = "_forescribe/run"
 READERS = 16
@@ -358,6 +477,3 @@ def crashed_record(record: Record) -> Record:
 
 def _run_key(number: int) -> str:
     return f"{RUN}{'' if number == 1 else f'.{number}'}.json"
-
-
-__all__ = ["MAX_CRASHES", "RecordStore", "crashed_record", "record_key"]

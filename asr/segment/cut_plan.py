@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..formats.transcript import Notice, seconds
-from ..formats.transcript_json import Fields, notice_from_dict, notice_to_dict
+from ..formats.transcript import Fields, notice_from_dict, notice_to_dict
+from ..formats.transcript_parts import Notice, seconds
 from .vad import Detector
 from .windows import Samples, Window, WindowOptions, WindowSpan, cut
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..formats.transcript import SAMPLE_RATE, seconds
+from ..formats.transcript_parts import SAMPLE_RATE, seconds
 from .vad import FRAME, Detector, Probabilities
 
 Samples = NDArray[np.float32]

@@ -23,17 +23,13 @@ from typing import TypeVar
 from forescribe.speculative.requests import Request
 from forescribe.speculative.stats import Stats
 
-from ..audio.reading import Input
-from ..decode.accounting import fault
-from ..decode.encoding import EncodedWindow, encode_windows
-from ..decode.isolation import Ended
-from ..decode.options import Options
-from ..decode.outcome import Outcome
-from ..decode.recordings.phase_times import PhaseTimes
-from ..decode.recordings.recording_state import RecordingState
+from ..audio.inputs import Input
+from ..decode.context import EncodedWindow, Ended, encode_windows
+from ..decode.options import Options, Outcome, PhaseTimes
+from ..decode.recording import RecordingState, fault
 from ..decode.transcriber import Transcriber
 from ..errors import CapacityError
-from .read_ahead import Note, ReadAhead, ReadWindow
+from .readers import Note, ReadAhead, ReadWindow
 from .submission import Listener, Submission, Tap
 
 T = TypeVar("T")

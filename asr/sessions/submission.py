@@ -4,34 +4,266 @@ thread puts results into it.
 There are two threads and no lock: the reader only adds (windows, silence, the end), and the engine's
 thread only reads what was added. Knows nothing of other recordings; `asr.sessions.session` distributes
 the slots.
+
+Call: the recordings of one `transcribe` call, so that the transcriber itself keeps no state.
+
+Keeps the engine's rows filled with requests, passes results on, and yields a recording's outcome when
+its last window has ended. Requests are pulled as rows become free, so hours of audio are never in memory.
+
+Faults are contained: one in a window costs that window, which the coverage reports as failed; one in
+reading costs that recording. Knows nothing of how windows are cut: that is a `WindowSource`'s work.
+
+ParallelWindows: recordings cut in their pauses, whose windows are decoded in parallel.
+
+Windows of several recordings are encoded together, up to a batch at a time where that is faster. Knows
+nothing of results.
 """
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import replace
 from typing import Protocol
 
 from forescribe.speculative.requests import Request
 
-from ..audio.reading import Input, Samples, open_audio
-from ..decode.decoding_context import DecodingContext
-from ..decode.encoding import EncodedWindow
-from ..decode.isolation import Ended
-from ..decode.options import Options
-from ..decode.outcome import Decoded, Outcome
-from ..decode.recordings.parallel import cut_windows, request_for, tag_of
-from ..decode.recordings.phase_times import PhaseTimes
-from ..decode.recordings.recording_state import RecordingState
-from ..decode.recordings.transcripts import outcome_of
-from ..decode.recordings.window_decoder import WindowDecoder
-from ..decode.recordings.window_requests import bind
-from ..decode.recordings.window_results import in_order
-from ..decode.recordings.word_timer import WordTimer
+from ..audio.inputs import Input
+from ..audio.reading import Open, Recording, Samples, open_audio
+from ..decode.context import DecodingContext, EncodedWindow, Ended, encode_windows
+from ..decode.options import Decoded, Hook, Options, Outcome, PhaseTimes
+from ..decode.recording import Extent, RecordingState, WindowTag, in_order, internal, whole_window
+from ..decode.windows import BoundOptions, WindowDecoder, bind, language_in, outcome_of, pauses_for
+from ..decode.word_timer import WordTimer
 from ..errors import CapacityError, ForescribeError, UsageError
-from ..segment.windows import Window
-from .parts import Part, PartQueue
+from ..segment.cut_plan import Plan, planned_windows
+from ..segment.windows import Window, cut
+from .parts import Part, PartQueue, ProgressReporter
+
+
+class WindowSource(Protocol):
+    """A way through long recordings: their windows, as requests."""
+
+    def requests(self, sources: Iterable[Input]) -> Generator[Request, None, None]:
+        """Requests that depend on no result, pulled as rows become free."""
+
+    def following(self, tag: WindowTag, decoded: Decoded) -> Request | None:
+        """The request that a window's result leads to, if any."""
+
+
+class Call:
+    """The recordings of one call. Raises nothing for a recording: its outcome holds the error."""
+
+    def __init__(
+        self,
+        context: DecodingContext,
+        bound: BoundOptions,
+        hook: Hook | None,
+        open: Open,
+        *,
+        extent: Extent = whole_window,
+    ) -> None:
+        self.context, self.bound, self.open = context, bound, open
+        self.recordings: list[RecordingState] = []
+        self.timer = WordTimer(context.whisper, bound.options.task, context.batch)
+        self.decoder = WindowDecoder(context, bound, self.timer, self._give_up, extent=extent)
+        self._reporter = ProgressReporter(context, hook)
+        self._failed: deque[Outcome] = deque()
+
+    def run(self, windows: WindowSource, sources: Iterable[Input]) -> Iterator[Outcome]:
+        """Yield outcomes as recordings end."""
+        engine, slots, decoder = self.context.engine, self.context.slots, self.decoder
+        requests, more = windows.requests(sources), True
+        try:
+            while more or decoder.in_engine:
+                while more and slots.free:
+                    request = next(requests, None)
+                    if request is None:
+                        more = False
+                    else:
+                        slots.submit(request)
+                for ended in slots.ended(engine.step()):
+                    self._finish(windows, ended)
+                    yield from self._outcomes()
+                if decoder.rests and not more:
+                    requests, more = windows.requests(()), True
+                self._reporter.show_partial(next(iter(self.recordings), None))
+                yield from self._outcomes()
+        finally:  # the caller may stop at any outcome
+            self._abandon(requests)
+
+    def begin(self, source: Input, audio: Recording) -> RecordingState:
+        """Add a recording that has been opened."""
+        name = Outcome(source).name
+        recording = RecordingState(source, audio, name, time.perf_counter())
+        self.recordings.append(recording)
+        return recording
+
+    def fail(self, source: Input, recording: RecordingState | None, error: ForescribeError) -> None:
+        """End a recording with an error; None where it could not be opened."""
+        if recording is not None:
+            if recording not in self.recordings:  # it has its outcome already
+                return
+            recording.failed = True
+            self._end(recording)
+            self.decoder.forget(recording)
+        wall = 0.0 if recording is None else time.perf_counter() - recording.started
+        self._failed.append(Outcome(source, error=error, wall_s=wall))
+
+    def _give_up(self, recording: RecordingState, error: ForescribeError) -> None:
+        self.fail(recording.source, recording, error)
+
+    def _finish(self, windows: WindowSource, ended: Ended) -> None:
+        decoded = self.decoder.finish(ended)
+        if decoded is None:
+            return
+        tag: WindowTag = ended.request.tag
+        request = windows.following(tag, decoded)
+        if request is not None:
+            self.context.slots.submit(request)
+        self._reporter.window_ended(tag.recording, decoded)
+
+    def _outcomes(self) -> Iterator[Outcome]:
+        while self._failed:
+            yield self._failed.popleft()
+        complete = [recording for recording in self.recordings if recording.complete]
+        if complete and self.timer.waiting:
+            self.timer.run()
+        for recording in complete:
+            self._end(recording)
+            yield outcome_of(self.context, self.bound, recording)
+
+    def _end(self, recording: RecordingState) -> None:
+        self.recordings.remove(recording)
+        self._reporter.recording_ended(recording)
+        recording.resources.close()
+
+    def _abandon(self, requests: Generator[Request, None, None]) -> None:
+        requests.close()
+        if self.decoder.in_engine:
+            self.decoder.drop(self.decoder.in_engine)
+            self.context.slots.settle()
+        for recording in self.recordings:
+            recording.resources.close()
+
+
+Ready = tuple[RecordingState, Window]
+"""A window that waits to be encoded."""
+
+
+class ParallelWindows:
+    """The `WindowSource` of independent windows."""
+
+    def __init__(self, call: Call) -> None:
+        self.call, self.context = call, call.context
+
+    def requests(self, sources: Iterable[Input]) -> Generator[Request, None, None]:
+        """Requests of all recordings in order, encoded in batches; parts of windows that have been begun go
+        first."""
+        windows, rests = self._spoken_windows(sources), self.call.decoder.rests
+        while True:
+            ready: list[Ready] = []
+            while len(ready) < self.context.encoded_together:
+                window = rests.popleft() if rests else next(windows, None)
+                if window is None:
+                    break
+                ready.append(window)
+            if not ready:
+                return
+            yield from self._encoded(ready)
+
+    def following(self, tag: WindowTag, decoded: Decoded) -> Request | None:
+        """None: what is left of a window waits with the others to be encoded."""
+        return None
+
+    def _spoken_windows(self, sources: Iterable[Input]) -> Iterator[Ready]:
+        for source in sources:
+            recording: RecordingState | None = None
+            try:
+                with self.call.open(source) as audio:
+                    recording = self.call.begin(source, audio)
+                    windows = self._cut(audio)
+                    for window in recording.spoken_windows(windows):
+                        yield recording, window
+            except Exception as error:  # of a decoder or our own: the other recordings go on
+                # A recording that has been read is complete, even if closing it fails.
+                if recording is None or not recording.fully_read:
+                    self.call.fail(source, recording, internal(source, error))
+
+    def _cut(self, audio: Recording) -> Iterator[Window]:
+        windows = cut_windows(self.context, self.call.bound.options, audio)
+        while True:
+            self.context.watch.start()
+            window = next(windows, None)
+            self.context.watch.mark("audio")
+            if window is None:
+                return
+            yield window
+
+    def _encoded(self, ready: list[Ready]) -> Iterator[Request]:
+        ready = [(recording, window) for recording, window in ready if not recording.failed]
+        if not ready:
+            return
+        self.context.watch.start()
+        detect = [self.call.decoder.detects_language(window) for _, window in ready]
+        encoded = encode_windows(self.context, [window.samples for _, window in ready], detect)
+        self.context.watch.mark("encode")
+        for (recording, window), result in zip(ready, encoded, strict=True):
+            request = None if recording.failed else self._request(recording, window, result)
+            if request is not None:
+                yield request
+
+    def _request(
+        self, recording: RecordingState, window: Window, encoded: EncodedWindow | Exception
+    ) -> Request | None:
+        """The request for a window; None where an exception has ended it."""
+        decoder = self.call.decoder
+        try:
+            return request_for(decoder, recording, window, encoded)
+        except Exception as error:
+            decoder.fail(tag_of(decoder, recording, window), error)
+            return None
+
+
+def cut_windows(context: DecodingContext, options: Options, audio: Recording) -> Iterator[Window]:
+    """The windows of a recording: those it was cut into before; else cut in its pauses."""
+    if audio.spans is not None:
+        return planned_windows(audio.blocks(), Plan(audio.spans))
+    detector = context.voice_detector()
+    return cut(audio.blocks(), detector, options.windows, skip_silence=options.vad)
+
+
+def request_for(
+    decoder: WindowDecoder,
+    recording: RecordingState,
+    window: Window,
+    encoded: EncodedWindow | Exception,
+) -> Request:
+    """The request for an encoded window. Raises the exception that encoding ended with."""
+    if isinstance(encoded, Exception):
+        raise encoded
+    bound = decoder.bound
+    tag = WindowTag(
+        recording,
+        window.index,
+        window.start,
+        window.end,
+        bound.language or window.language or language_in(recording, encoded),
+        pauses_for(bound.options, encoded.features, window.length),
+        window.voiced,
+        window,
+    )
+    return decoder.request(tag, encoded.encoder_states, bound.previous)
+
+
+def tag_of(decoder: WindowDecoder, recording: RecordingState, window: Window) -> WindowTag:
+    """The tag of a window that failed before its request was made."""
+    language = decoder.bound.language or window.language or recording.language or ""
+    return WindowTag(
+        recording, window.index, window.start, window.end, language, voiced=window.voiced
+    )
+
 
 Tap = Callable[[Samples], None]
 """Receives the samples of a recording as they are read."""

@@ -3,15 +3,34 @@
 A word is what stands between spaces, with the punctuation next to it: "10:30", "$1,250" and "well-known"
 are one word each (openai/whisper splits them at their punctuation). In a language without spaces each
 character is a word. Knows nothing of time.
+
+Segments: the text tokens of a window with their times.
+
+Whisper writes a segment as <|start|> text <|end|>. The last one may lack its end where the audio is cut
+off within a sentence; it then lasts until the end of the window. Pure functions of token ids.
+
+Token sources: how many tokens each source produced, and how many drafts were accepted at each depth.
+
+A round yields a run of accepted tokens and one further token of the target: a correction means that the
+next draft was judged and rejected, a bonus that no draft was left, a plain token that there were no
+drafts. So the sources of the tokens alone determine what became of every draft that was judged.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
+
+from forescribe.speculative.requests import Source
+
+from ..formats.transcript_parts import TOKEN_SOURCES, Json, TokenSource
+from ..model.special_tokens import SpecialTokens
 
 SPACELESS = {"zh", "ja", "th", "lo", "my", "yue"}
 
@@ -93,3 +112,97 @@ def _with_punctuation(parts: Sequence[list[Unit]]) -> list[list[Unit]]:
     if opening and words:
         words[-1] += opening
     return words or ([opening] if opening else [])
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Text tokens with their position in the window, in samples from its start. `first` is the number of
+    text tokens before them."""
+
+    start: int
+    end: int
+    tokens: tuple[int, ...]
+    first: int = 0
+
+
+def stretches(tokens: Sequence[int], special: SpecialTokens, length: int) -> list[Stretch]:
+    """The segments of a window of `length` samples, in order, never beyond it.
+
+    Special tokens other than timestamps are left out; stretches without text are dropped. A timestamp
+    before the previous one counts as the previous one, so stretches never overlap.
+    """
+    result: list[Stretch] = []
+    start, text, first = 0, list[int](), 0
+
+    def close(end: int) -> None:
+        nonlocal text, first
+        if text:
+            begin = min(start, length)
+            result.append(Stretch(begin, min(end, length), tuple(text), first))
+        first += len(text)
+        text = []
+
+    for token in tokens:
+        stamp = special.stamp(token)
+        if stamp is not None:
+            stamp = max(start, stamp)
+            close(stamp)
+            start = stamp
+        elif token < special.end:
+            text.append(token)
+    close(length)
+    return result
+
+
+def compression_ratio(text: str) -> float:
+    """The size of a text divided by its compressed size: far above 2 for repetitions (openai/whisper)."""
+    data = text.encode("utf-8")
+    return len(data) / len(zlib.compress(data)) if data else 0.0
+
+
+def mean_logprob(logprobs: Sequence[float]) -> float:
+    """The mean over all tokens, end-of-text included; NaN where there are none."""
+    return math.fsum(logprobs) / len(logprobs) if logprobs else math.nan
+
+
+def name_of(source: Source) -> TokenSource:
+    """The name of a source in a transcript. Prompt tokens are not part of transcripts."""
+    assert source is not Source.PROMPT
+    return cast(TokenSource, source.name.lower())
+
+
+def stats(results: Iterable[Sequence[Source]]) -> dict[str, Json]:
+    """Figures from the token sources of a recording's windows.
+
+    `written` counts tokens by source, timestamps and end tokens included. Entry i of
+    `judged_at_depth` counts the drafts at depth i + 1 that were judged, because all earlier drafts of
+    their round were accepted; entry i of `accepted_at_depth` those that were accepted.
+    """
+    counts, judged, accepted = Counter[TokenSource](), Counter[int](), Counter[int]()
+    for sources in results:
+        counts.update(map(name_of, sources))
+        for length, rejected in _rounds(sources):
+            accepted.update(range(length))
+            judged.update(range(length + rejected))
+    depths = range(max(judged, default=-1) + 1)
+    return {
+        "written": {name: counts[name] for name in TOKEN_SOURCES},
+        "judged_at_depth": [judged[depth] for depth in depths],
+        "accepted_at_depth": [accepted[depth] for depth in depths],
+    }
+
+
+def _rounds(sources: Sequence[Source]) -> Iterator[tuple[int, bool]]:
+    """The number of drafts accepted in each round, and whether the next one was rejected. The last
+    round may end with a draft: at the end of the text, or of the room for it. A guess was not drafted."""
+    length = 0
+    for source in sources:
+        if source is Source.GUESSED:
+            continue
+        if source is Source.ACCEPTED:
+            length += 1
+        else:
+            yield length, source is Source.CORRECTION
+            length = 0
+    if length:
+        yield length, False

@@ -44,7 +44,8 @@ from forescribe.api.settings import Settings
 from forescribe.api.speech.serving import Serving
 from forescribe.api.speech.transcription_stream import TranscriptionStream, TranscriptionTask
 from forescribe.api.worker_app import create_worker_app
-from forescribe.asr.formats.transcript import SAMPLE_RATE, Coverage, Segment, Span, Transcript
+from forescribe.asr.formats.transcript import Transcript
+from forescribe.asr.formats.transcript_parts import SAMPLE_RATE, Coverage, Segment, Span
 
 GROUP_S = 60
 """Seconds of audio that a group represents."""

@@ -27,7 +27,8 @@ from numpy.typing import NDArray
 
 from benchmarks.provenance import ROOT, record
 from forescribe.asr.audio.reading import read_audio
-from forescribe.asr.formats.transcript import Transcript, Word, samples_at
+from forescribe.asr.formats.transcript import Transcript
+from forescribe.asr.formats.transcript_parts import Word, samples_at
 from forescribe.bench.columns import layout
 from forescribe.diarize.attribution.transcript_speakers import attribute_speakers
 from forescribe.diarize.attribution.word_speakers import assign_speakers

@@ -23,7 +23,7 @@ import torch
 
 from benchmarks import provenance
 from benchmarks.quality import sounds
-from forescribe.asr.decode.guards import Guards
+from forescribe.asr.decode.options import Guards
 from forescribe.asr.decode.transcriber import Options, Transcriber
 from forescribe.asr.errors import ForescribeError
 from forescribe.bench.columns import layout

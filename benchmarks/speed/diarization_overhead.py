@@ -20,8 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from benchmarks.provenance import record
-from forescribe.asr.decode.options import Options
-from forescribe.asr.decode.outcome import Outcome
+from forescribe.asr.decode.options import Options, Outcome
 from forescribe.asr.decode.transcriber import Transcriber
 from forescribe.bench.columns import layout
 from forescribe.diarize.engines.registry import AUTO, load

@@ -40,11 +40,10 @@ import soundfile
 
 from benchmarks import provenance
 from forescribe.asr.audio.reading import read_audio
-from forescribe.asr.decode.guards import Guards
-from forescribe.asr.decode.options import Options
+from forescribe.asr.decode.options import Guards, Options
 from forescribe.asr.decode.transcriber import Transcriber
 from forescribe.asr.errors import ForescribeError
-from forescribe.asr.formats.transcript import SAMPLE_RATE
+from forescribe.asr.formats.transcript_parts import SAMPLE_RATE
 from forescribe.bench.columns import layout
 
 LENGTHS_S = (2.0, 4.0, 7.0, 12.0, 20.0, 29.0, 45.0, 60.0)

@@ -10,7 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate, groupby
 
-from forescribe.asr.formats.transcript import Segment, Transcript, Word
+from forescribe.asr.formats.transcript import Transcript
+from forescribe.asr.formats.transcript_parts import Segment, Word
 
 from ..turns import Turns
 from .word_speakers import Attribution, assign_speakers

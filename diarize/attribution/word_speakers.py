@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forescribe.asr.formats.subtitles import CLOSING, SENTENCE_ENDS
-from forescribe.asr.formats.transcript import SAMPLE_RATE, Word
+from forescribe.asr.formats.transcript_parts import SAMPLE_RATE, Word
 
 from ..turns import Turn, Turns
 from .backchannels import is_backchannel

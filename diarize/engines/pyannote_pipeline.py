@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from forescribe.asr.errors import CapacityError, out_of_memory
-from forescribe.asr.formats.transcript import SAMPLE_RATE, samples_at
+from forescribe.asr.formats.transcript_parts import SAMPLE_RATE, samples_at
 
 from ..diarizer import Bounds, Diarization, Engine, Hook, Samples, Voice, ignore_progress
 from ..turns import Turns

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from forescribe.asr.errors import ModelError
-from forescribe.asr.formats.transcript import SAMPLE_RATE
+from forescribe.asr.formats.transcript_parts import SAMPLE_RATE
 from forescribe.asr.segment.vad import FRAME, LEVEL_FRAMES
 from forescribe.speculative.models.quantized import floats
 

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
-from forescribe.asr.audio.reading import Input, read_audio
+from forescribe.asr.audio.inputs import Input
+from forescribe.asr.audio.reading import read_audio
 from forescribe.asr.errors import UsageError
-from forescribe.asr.formats.transcript import SAMPLE_RATE, Transcript
+from forescribe.asr.formats.transcript import Transcript
+from forescribe.asr.formats.transcript_parts import SAMPLE_RATE
 
 from ..diarizer import Bounds, Diarizer, Samples, Voice
 from .known_speakers import require_enough_speech

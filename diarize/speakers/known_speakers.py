@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forescribe.asr.errors import OutputError, UsageError
-from forescribe.asr.formats.transcript import SAMPLE_RATE
+from forescribe.asr.formats.transcript_parts import SAMPLE_RATE
 
 from ..blocks import mean_voice
 from ..diarizer import Diarization, SimilarityThresholds, Voice

@@ -24,7 +24,7 @@ from typing import BinaryIO
 import numpy as np
 
 from forescribe.asr.errors import OutputError
-from forescribe.asr.records.recording_sources import STDIN, identity
+from forescribe.asr.records.sources import STDIN, identity
 
 from ..blocks import mean_voice
 from ..diarizer import Diarization, Voice

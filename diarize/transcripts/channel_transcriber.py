@@ -12,11 +12,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from forescribe.asr.audio.reading import Input
-from forescribe.asr.decode.options import Options
-from forescribe.asr.decode.outcome import Hook, Outcome, Progress
+from forescribe.asr.audio.inputs import Input
+from forescribe.asr.decode.options import Hook, Options, Outcome, Progress
 from forescribe.asr.errors import ForescribeError, UsageError
-from forescribe.asr.formats.rttm import RECORDING
+from forescribe.asr.formats.files import RECORDING
 
 from .channels import merge_channels, split_channels
 from .diarizing_transcriber import SupportsTranscribe

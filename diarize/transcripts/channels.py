@@ -19,13 +19,13 @@ from forescribe.asr.audio.containers import open_container
 from forescribe.asr.audio.reading import LOUDEST
 from forescribe.asr.audio.resampling import Resampler, resampler
 from forescribe.asr.errors import AudioError, UsageError
-from forescribe.asr.formats.transcript import (
+from forescribe.asr.formats.transcript import Transcript
+from forescribe.asr.formats.transcript_parts import (
     SAMPLE_RATE,
     Coverage,
     Segment,
     Span,
     State,
-    Transcript,
     Turn,
     Word,
 )

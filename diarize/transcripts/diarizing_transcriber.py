@@ -18,12 +18,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from forescribe.asr.audio.reading import Input, Open, Recording, open_audio
-from forescribe.asr.decode.options import Options
-from forescribe.asr.decode.outcome import Hook, Outcome
+from forescribe.asr.audio.inputs import Input
+from forescribe.asr.audio.reading import Open, Recording, open_audio
+from forescribe.asr.decode.options import Hook, Options, Outcome
 from forescribe.asr.errors import AudioError, ForescribeError
-from forescribe.asr.formats.rttm import RECORDING
-from forescribe.asr.formats.transcript import Json, Notice, Transcript
+from forescribe.asr.formats.files import RECORDING
+from forescribe.asr.formats.transcript import Transcript
+from forescribe.asr.formats.transcript_parts import Json, Notice
 
 from ..attribution.transcript_speakers import attribute_speakers
 from ..diarizer import Bounds, Diarization, Diarizer

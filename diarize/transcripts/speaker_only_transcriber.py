@@ -8,11 +8,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Sequence
 
-from forescribe.asr.audio.reading import Input, open_audio
-from forescribe.asr.decode.options import Options
-from forescribe.asr.decode.outcome import Hook, Outcome, Progress
+from forescribe.asr.audio.inputs import Input
+from forescribe.asr.audio.reading import open_audio
+from forescribe.asr.decode.options import Hook, Options, Outcome, Progress
 from forescribe.asr.errors import AudioError, ForescribeError
-from forescribe.asr.formats.transcript import Coverage, Span, Transcript, samples_at
+from forescribe.asr.formats.transcript import Transcript
+from forescribe.asr.formats.transcript_parts import Coverage, Span, samples_at
 from forescribe.speculative.stats import Stats
 
 from ..blocks import diarize_blocks, split_into_blocks

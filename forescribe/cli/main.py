@@ -15,8 +15,7 @@ import typer
 from typer.main import get_command
 
 from forescribe.asr.batch.interrupts import INTERRUPTED, tell_at_the_end
-from forescribe.asr.errors import ForescribeError, UsageError
-from forescribe.asr.printable import one_line
+from forescribe.asr.errors import ForescribeError, UsageError, one_line
 
 from .commands.audit_command import audit
 from .commands.bench.bench_drafts_command import drafts

@@ -12,7 +12,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from forescribe.asr.errors import UsageError
-from forescribe.asr.records.recording_sources import Source
+from forescribe.asr.records.sources import Source
 
 from .work_records import WorkOrder
 
@@ -112,7 +112,7 @@ def _absolute(model: str | None) -> str | None:
 def _weights(options: TranscribeOptions) -> str | None:
     from forescribe.asr.batch import fingerprint
     from forescribe.asr.model.presets import resolve
-    from forescribe.asr.model.published import find
+    from forescribe.speculative.models.hub import find
 
     folder = find(resolve(options.model, options.draft).target)
     return None if folder is None else fingerprint.weights(folder)

@@ -17,9 +17,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from forescribe.asr.batch.work_schedule import MAX_CRASHES
-from forescribe.asr.decode.outcome import Outcome
+from forescribe.asr.decode.options import Outcome
 from forescribe.asr.errors import AudioError, CapacityError, UsageError
-from forescribe.asr.records.recording_sources import Source
+from forescribe.asr.records.sources import Source
 from forescribe.speculative.stats import Stats
 
 from .dispatch import Dispatch
@@ -27,8 +27,7 @@ from .fleet import Event, Fleet, Lost, Refused, Reported, Started
 from .work_records import Finished, Report, WorkOrder
 
 if TYPE_CHECKING:
-    from forescribe.asr.decode.options import Options
-    from forescribe.asr.decode.outcome import Hook
+    from forescribe.asr.decode.options import Hook, Options
 
 POLL_S = 0.5
 

@@ -21,13 +21,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from forescribe.asr.batch import fingerprint
-from forescribe.asr.batch.remote.local_copies import LocalCopy
-from forescribe.asr.batch.remote.spool import Spool
+from forescribe.asr.batch.spool import LocalCopy, Spool
 from forescribe.asr.errors import AudioError, CapacityError, ForescribeError, out_of_memory
-from forescribe.asr.records.recording_sources import Source
-from forescribe.asr.storage.backends import Entry
-from forescribe.asr.storage.opening_stores import Stores
-from forescribe.asr.storage.retrying import telling
+from forescribe.asr.records.sources import Source
+from forescribe.asr.storage.locations import Entry
+from forescribe.asr.storage.stores import Stores, telling
 from forescribe.speculative.errors import BrokenError, SpeculativeError
 from forescribe.speculative.stats import Stats
 
@@ -35,7 +33,7 @@ from .work_records import Finished, Report, WorkOrder
 
 if TYPE_CHECKING:
     from forescribe.asr.batch.batch import MakeTranscriber
-    from forescribe.asr.decode.outcome import Outcome, Progress
+    from forescribe.asr.decode.options import Outcome, Progress
 
 STATS_S = 1.0
 """How old the statistics of a report may be: reading them waits for the device."""

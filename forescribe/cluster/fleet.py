@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from forescribe.asr.errors import ForescribeError
-from forescribe.asr.records.recording_sources import Source
+from forescribe.asr.records.sources import Source
 from forescribe.speculative.errors import SpeculativeError
 
 from .work_records import Report, WorkerInfo, WorkOrder

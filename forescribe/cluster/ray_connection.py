@@ -20,9 +20,8 @@ from contextlib import contextmanager, suppress
 from typing import Any
 from unittest.mock import patch
 
-from forescribe.asr.errors import CapacityError, UsageError
+from forescribe.asr.errors import CapacityError, UsageError, visible
 from forescribe.asr.installing import how_to_install
-from forescribe.asr.printable import visible
 
 AUTO = "auto"
 

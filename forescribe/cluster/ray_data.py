@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forescribe.asr.errors import AudioError, ForescribeError, UsageError
-from forescribe.asr.records.recording_sources import Source
+from forescribe.asr.records.sources import Source
 from forescribe.asr.storage.locations import Location, is_url
 
 from .work_records import Finished, Report

@@ -20,7 +20,7 @@ from types import FrameType
 from typing import Any
 
 from forescribe.asr.errors import ForescribeError, UsageError
-from forescribe.asr.records.recording_sources import Source
+from forescribe.asr.records.sources import Source
 from forescribe.speculative.errors import SpeculativeError
 
 from .cluster_worker import ClusterWorker, portable

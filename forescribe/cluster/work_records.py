@@ -17,10 +17,9 @@ from forescribe.asr.errors import ForescribeError
 from forescribe.speculative.stats import Stats
 
 if TYPE_CHECKING:
-    from forescribe.asr.decode.options import Options
-    from forescribe.asr.decode.outcome import Progress
+    from forescribe.asr.decode.options import Options, Progress
     from forescribe.asr.formats.transcript import Transcript
-    from forescribe.asr.storage.backends import Entry
+    from forescribe.asr.storage.locations import Entry
     from forescribe.cli.options.speaker_options import SpeakerOptions
 
 

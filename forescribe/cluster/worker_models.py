@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 def prepared_worker(order: WorkOrder) -> ClusterWorker:
     """Load the models of an order. Raises UsageError for another version or storage that this machine does
     not see, ModelError for weights that are missing or differ."""
-    from forescribe.asr.batch.reading_transcriber import reading_ahead
-    from forescribe.asr.batch.transcribers import TranscriberFactory
+    from forescribe.asr.batch.batch import TranscriberFactory
+    from forescribe.asr.sessions.readers import reading_ahead
 
     check_machine(order)
 
@@ -94,8 +94,8 @@ def _check_weights(order: WorkOrder, host: str) -> None:
     if order.weights is None:
         return
     from forescribe.asr.batch import fingerprint
-    from forescribe.asr.model.presets import resolve
-    from forescribe.asr.model.published import find, locate
+    from forescribe.asr.model.presets import locate, resolve
+    from forescribe.speculative.models.hub import find
 
     target = resolve(order.models["model"], order.models["draft"]).target
     folder = locate(target) if order.network else find(target)

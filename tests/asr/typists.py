@@ -22,9 +22,10 @@ from forescribe.asr.batch.batch import Batch
 from forescribe.asr.batch.inputs import discover
 from forescribe.asr.batch.interrupts import INTERRUPTED, Stop
 from forescribe.asr.batch.outputs import Outputs
-from forescribe.asr.batch.recording_results import RecordingResult
+from forescribe.asr.batch.results import RecordingResult
 from forescribe.asr.errors import AudioError, ForescribeError
-from forescribe.asr.formats.transcript import Coverage, Segment, Span, Transcript, Word
+from forescribe.asr.formats.transcript import Transcript
+from forescribe.asr.formats.transcript_parts import Coverage, Segment, Span, Word
 
 RATE = 16_000
 SETTINGS = "5e77"

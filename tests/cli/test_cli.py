@@ -24,9 +24,9 @@ import torch
 from huggingface_hub import constants
 from typer.testing import CliRunner
 
-from forescribe.asr.batch import transcribers
+from forescribe.asr.batch import batch as transcribers
 from forescribe.asr.batch.manifest import NAME
-from forescribe.asr.model import loading, presets, published
+from forescribe.asr.model import loading, presets
 from forescribe.asr.model.presets import PRESETS
 from forescribe.cli import main as command_line
 from forescribe.diarize.engines import registry
@@ -574,7 +574,7 @@ def damaged(here: Path) -> dict[str, str]:
 @pytest.fixture
 def no_weights(monkeypatch) -> None:
     """A search for weights fails the test."""
-    for module in (published, presets, loading):
+    for module in (presets, presets, loading):
         for name in ("find", "locate"):
             monkeypatch.setattr(module, name, None, raising=False)
 
@@ -712,7 +712,7 @@ def test_ctrl_c_before_anything_has_begun_is_one_line(forescribe, monkeypatch) -
 
 @pytest.mark.parametrize(
     "where",
-    ["forescribe.asr.model.published.locate", "forescribe.asr.decode.transcriber.Transcriber.load"],
+    ["forescribe.asr.model.presets.locate", "forescribe.asr.decode.transcriber.Transcriber.load"],
 )
 def test_ctrl_c_before_a_word_was_heard_claims_no_speed(
     forescribe, pair, monkeypatch, where

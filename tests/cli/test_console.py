@@ -11,12 +11,13 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console as Rich
 
-from forescribe.asr.batch.inputs import Source
 from forescribe.asr.batch.manifest import Record, result_fields
-from forescribe.asr.batch.recording_results import RecordingResult
-from forescribe.asr.decode.outcome import Partial, Progress
+from forescribe.asr.batch.results import RecordingResult
+from forescribe.asr.decode.options import Partial, Progress
 from forescribe.asr.errors import AudioError, ForescribeError, OutputError
-from forescribe.asr.formats.transcript import Coverage, Notice, Segment, Span, Transcript
+from forescribe.asr.formats.transcript import Transcript
+from forescribe.asr.formats.transcript_parts import Coverage, Notice, Segment, Span
+from forescribe.asr.records.sources import Source
 from forescribe.cli.terminal.console import Console
 from forescribe.cli.terminal.progress import EVERY_S, Screen, tail
 from forescribe.speculative.stats import Stats

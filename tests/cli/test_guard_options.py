@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from forescribe.asr.decode.guards import Guards
+from forescribe.asr.decode.options import Guards
 from forescribe.asr.errors import UsageError
 from forescribe.cli.options.guard_options import guards
 

@@ -13,8 +13,7 @@ from typer.testing import CliRunner
 
 from forescribe.asr.errors import ModelError
 from forescribe.asr.model.conversion import caches
-from forescribe.asr.model.presets import resolve
-from forescribe.asr.model.published import WHISPER, locate
+from forescribe.asr.model.presets import WHISPER, locate, resolve
 from forescribe.cli.main import app
 from forescribe.speculative.models.hub import HubError, would_download
 from tests.asr.model import folders

@@ -17,13 +17,13 @@ from pathlib import Path
 import pytest
 
 from forescribe.asr.batch.inputs import discover
-from forescribe.asr.batch.remote.recorded_outputs import RecordedOutputs
-from forescribe.asr.batch.remote.recorded_results import RecordedWriter
+from forescribe.asr.batch.outputs import RecordedOutputs
+from forescribe.asr.batch.results import RecordedWriter
 from forescribe.asr.batch.work_schedule import IN_FLIGHT, Schedule, Work
 from forescribe.asr.records.record_store import RecordStore
-from forescribe.asr.records.recording_sources import Source
+from forescribe.asr.records.sources import Source
 from forescribe.asr.storage.locations import Location
-from forescribe.asr.storage.opening_stores import Stores, open_store
+from forescribe.asr.storage.stores import Stores, open_store
 from tests.asr.batch.remote.objects import FaultyStores
 from tests.asr.storage.faults import OK, REPLY_LOST, memory
 from tests.asr.typists import Outcome, transcript

@@ -11,7 +11,7 @@ import pytest
 
 from forescribe.asr.decode.options import Options
 from forescribe.asr.errors import ModelError, UsageError
-from forescribe.asr.records.recording_sources import Source
+from forescribe.asr.records.sources import Source
 from forescribe.cluster import ray_fleet
 from forescribe.cluster.fleet import Lost, Refused, Reported, Started
 from forescribe.cluster.ray_fleet import RayFleet, RayWorker, Slot, plan_slots

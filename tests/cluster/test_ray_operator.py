@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from forescribe.asr.errors import AudioError, UsageError
-from forescribe.asr.records.recording_sources import Source
+from forescribe.asr.records.sources import Source
 from forescribe.cluster import worker_models
 from forescribe.cluster.cluster_worker import ClusterWorker
 from forescribe.cluster.ray_data import OPTIONS, Transcribe, order_of_options, source_of

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from forescribe.asr.batch.batch import Batch
-from forescribe.asr.batch.inputs import Source
 from forescribe.asr.batch.outputs import Outputs
 from forescribe.asr.errors import UsageError
+from forescribe.asr.records.sources import Source
 from forescribe.cli.main import main
 from forescribe.cli.options.transcribe_options import TranscribeOptions
 from forescribe.cluster.cluster_command import cluster_decoder, order_of

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from forescribe.asr.batch.batch import Batch
-from forescribe.asr.batch.inputs import Source
 from forescribe.asr.batch.outputs import Outputs
-from forescribe.asr.decode.options import Options
-from forescribe.asr.decode.outcome import Progress
+from forescribe.asr.decode.options import Options, Progress
 from forescribe.asr.errors import CapacityError, ForescribeError, ModelError, UsageError
-from forescribe.asr.formats.transcript import Coverage, Span, Transcript
+from forescribe.asr.formats.transcript import Transcript
+from forescribe.asr.formats.transcript_parts import Coverage, Span
+from forescribe.asr.records.sources import Source
 from forescribe.cluster.cluster_transcriber import GIVE_UP_S, NOTICE_S, ClusterTranscriber
 from forescribe.cluster.fleet import Event, Lost, Refused, Reported, Started
 from forescribe.cluster.work_records import Finished, Report, WorkerInfo, WorkOrder

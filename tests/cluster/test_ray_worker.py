@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from forescribe.asr.batch import fingerprint
-from forescribe.asr.decode.options import Options
-from forescribe.asr.decode.outcome import Outcome, Progress
+from forescribe.asr.decode.options import Options, Outcome, Progress
 from forescribe.asr.errors import AudioError, ForescribeError, UsageError
-from forescribe.asr.formats.transcript import Coverage, Span, Transcript
-from forescribe.asr.records.recording_sources import Source
+from forescribe.asr.formats.transcript import Transcript
+from forescribe.asr.formats.transcript_parts import Coverage, Span
+from forescribe.asr.records.sources import Source
 from forescribe.asr.storage.locations import Location
 from forescribe.cluster.cluster_worker import ClusterWorker
 from forescribe.cluster.work_records import Report, WorkOrder

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from forescribe.asr.formats.transcript import Coverage, Segment, Span, Transcript, Word
+from forescribe.asr.formats.transcript import Transcript
+from forescribe.asr.formats.transcript_parts import Coverage, Segment, Span, Word
 from forescribe.diarize.turns import Turns
 
 RATE = 16_000

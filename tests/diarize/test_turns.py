@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forescribe.asr.errors import UsageError
-from forescribe.asr.formats.rttm import format_turns
+from forescribe.asr.formats.files import format_turns
 from forescribe.diarize.turns import Turn, Turns, appearance, read_rttm
 
 SECOND = 16_000

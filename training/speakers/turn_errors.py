@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
-from forescribe.asr.formats.transcript import Word, seconds
+from forescribe.asr.formats.transcript_parts import Word, seconds
 from forescribe.diarize.turns import Turns
 
 

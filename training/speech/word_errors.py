@@ -11,7 +11,7 @@ from difflib import SequenceMatcher
 
 import numpy as np
 
-from forescribe.asr.formats.transcript import Word
+from forescribe.asr.formats.transcript_parts import Word
 from training.sentences.held_out import fold
 from training.speech.timed_speech import TimedWord
 from training.speech.voices import RATE

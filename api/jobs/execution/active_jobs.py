@@ -25,7 +25,7 @@ from .decoded_groups import DecodedGroups
 from .step_control import MakeWay, RunReplaced
 
 if TYPE_CHECKING:
-    from forescribe.asr.audio.decoded_file import DecodedFile
+    from forescribe.asr.audio.inputs import DecodedFile
     from forescribe.asr.sessions.session import Session
 
 POLL_S = 0.1

@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING
 from forescribe.asr.errors import ForescribeError
 
 if TYPE_CHECKING:
-    from forescribe.asr.decode.outcome import Outcome
-    from forescribe.asr.decode.recordings.phase_times import PhaseTimes
+    from forescribe.asr.decode.options import Outcome, PhaseTimes
     from forescribe.asr.sessions.parts import Part
+    from forescribe.asr.sessions.planned import Group
     from forescribe.asr.sessions.session import Session
     from forescribe.asr.sessions.submission import Submission
-    from forescribe.asr.sessions.window_groups import Group
 
 
 class DecodedGroups:

@@ -23,7 +23,7 @@ from .step_control import RunReplaced
 
 if TYPE_CHECKING:
     from forescribe.asr.segment.cut_plan import Plan
-    from forescribe.asr.sessions.window_groups import Group
+    from forescribe.asr.sessions.planned import Group
 
 TRANSCRIPTS = frozenset({"spoken", "result"})
 """Roles of blobs that are transcripts: without speakers, and the result."""
@@ -71,7 +71,7 @@ class JobFiles:
 
     def groups(self, job: str) -> list[Group]:
         """The decoded groups, in order."""
-        from forescribe.asr.sessions.window_groups import Group
+        from forescribe.asr.sessions.planned import Group
 
         names = self.store.references.get_all(job, "group")
         return [Group.from_dict(self._json(name)) for name in names]

@@ -22,7 +22,7 @@ from .step_control import RunReplaced
 if TYPE_CHECKING:
     from forescribe.asr.decode.options import Options
     from forescribe.asr.segment.cut_plan import Plan
-    from forescribe.asr.sessions.window_groups import Group
+    from forescribe.asr.sessions.planned import Group
 
 
 class TranscriptionSteps:

@@ -24,9 +24,15 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import ModelError
 from ...installing import how_to_install
-from .base_vocabulary import Vocabulary, base_vocabulary, from_ranks, write_tokenizer
 from .converting import ENGLISH_ONLY, MappedFile, Settings, convert_once, write_model
-from .openai_models import PUBLISHED, Published
+from .openai_models import (
+    PUBLISHED,
+    Published,
+    Vocabulary,
+    base_vocabulary,
+    from_ranks,
+    write_tokenizer,
+)
 
 if TYPE_CHECKING:
     import numpy as np

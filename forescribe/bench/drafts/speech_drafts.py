@@ -9,8 +9,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from forescribe.asr.model.presets import resolve
-from forescribe.asr.model.published import locate
+from forescribe.asr.model.presets import locate, resolve
 from forescribe.speculative.models.engines import ModelEngine
 from forescribe.speculative.stats import Stats
 

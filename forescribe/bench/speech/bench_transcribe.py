@@ -15,8 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from forescribe.asr.errors import ForescribeError, UsageError
-from forescribe.asr.model.presets import Pair, resolve
-from forescribe.asr.model.published import locate
+from forescribe.asr.model.presets import Pair, locate, resolve
 from forescribe.speculative.models.engines import ModelEngine
 from forescribe.speculative.models.quantized import as_floats
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from forescribe.asr.audio.reading import read_audio
 from forescribe.asr.errors import AudioError, UsageError
-from forescribe.asr.formats.transcript import SAMPLE_RATE
+from forescribe.asr.formats.transcript_parts import SAMPLE_RATE
 from forescribe.asr.segment.vad import SileroDetector
 from forescribe.asr.segment.windows import cut
 

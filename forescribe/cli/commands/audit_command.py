@@ -80,11 +80,11 @@ def audit(**values: Any) -> None:
     options = AuditOptions(**values)
     from forescribe.asr.audit import Report
     from forescribe.asr.audit import audit as compare
-    from forescribe.asr.batch.inputs import Source
-    from forescribe.asr.batch.readable import any_readable, check_readable
+    from forescribe.asr.batch.inputs import any_readable, check_readable
     from forescribe.asr.decode.options import Options
     from forescribe.asr.model.loading import load
     from forescribe.asr.model.presets import resolve
+    from forescribe.asr.records.sources import Source
     from forescribe.speculative.device import choose
     from forescribe.speculative.models.engines import ModelEngine, draft_device
 

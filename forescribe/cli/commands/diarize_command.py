@@ -37,8 +37,8 @@ from ..options.remote_options import parse_bytes, refuse_links
 
 if TYPE_CHECKING:
     from forescribe.asr.batch.batch import Batch, MakeTranscriber
-    from forescribe.asr.batch.inputs import Source
-    from forescribe.asr.storage.opening_stores import Stores
+    from forescribe.asr.records.sources import Source
+    from forescribe.asr.storage.stores import Stores
     from forescribe.diarize.transcripts.speaker_only_transcriber import SpeakerOnlyTranscriber
 
     from ..options.speaker_options import SpeakerOptions
@@ -108,10 +108,8 @@ class DiarizeOptions:
 def diarize(**values: Any) -> None:
     """Find who speaks when, without transcribing."""
     options = DiarizeOptions(**values)
-    from forescribe.asr.batch.inputs import discover
-    from forescribe.asr.batch.readable import check_readable
-    from forescribe.asr.storage.opening_stores import Stores
-    from forescribe.asr.storage.retrying import telling
+    from forescribe.asr.batch.inputs import check_readable, discover
+    from forescribe.asr.storage.stores import Stores, telling
 
     from ..terminal.console import Console
 
@@ -141,10 +139,9 @@ def _batch(
     """The recordings that are to be diarized, and those that are up to date."""
     from forescribe.asr.batch import fingerprint
     from forescribe.asr.batch.batch import Batch
-    from forescribe.asr.batch.readable import any_readable
-    from forescribe.asr.batch.remote.fetching import Fetching
-    from forescribe.asr.batch.remote.planning import plan_outputs
-    from forescribe.asr.batch.remote.recorded_outputs import RecordedOutputs
+    from forescribe.asr.batch.inputs import any_readable
+    from forescribe.asr.batch.outputs import RecordedOutputs, plan_outputs
+    from forescribe.asr.batch.spool import Fetching
 
     outputs = plan_outputs(sources, options.output_dir, options.output_format, stores=stores)
     settings = ""
@@ -169,7 +166,7 @@ def _batch(
 def _load(options: DiarizeOptions, batch: Batch, stop: Stop, console: Console) -> MakeTranscriber:
     """The diarizer as a transcriber, or a placeholder that is never called if no recording can be
     read."""
-    from forescribe.asr.batch.readable import any_readable
+    from forescribe.asr.batch.inputs import any_readable
 
     if not any_readable(batch.todo):
         return _no_engine

@@ -303,11 +303,10 @@ Made = tuple["DraftPair", Path | None, "Label"]
 
 def _recordings(options: DistillOptions, stop: Stop, hook: Hook) -> Made:
     """The pair, the draft to begin with, and what labels recordings."""
-    from forescribe.asr.batch.inputs import discover
-    from forescribe.asr.batch.readable import any_readable, check_readable
+    from forescribe.asr.batch.inputs import any_readable, check_readable, discover
     from forescribe.asr.decode.options import Options
     from forescribe.asr.decode.transcriber import Transcriber
-    from forescribe.asr.model.published import locate
+    from forescribe.asr.model.presets import locate
     from forescribe.distill.labels.label_rows import GENERAL, OWN
     from forescribe.distill.labels.label_store import LabelStore
     from forescribe.distill.pairs.speech_labels import Skipped, label_recordings

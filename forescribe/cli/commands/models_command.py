@@ -92,8 +92,8 @@ def _loaded_by(name: str) -> dict[str, Any]:
 def _part(role: str, source: str) -> dict[str, Any]:
     """What is known of a model: where it is, or what would be downloaded."""
     from forescribe.asr.model.conversion.caches import describe
-    from forescribe.asr.model.published import WHISPER, find
-    from forescribe.speculative.models.hub import HubError, would_download
+    from forescribe.asr.model.presets import WHISPER
+    from forescribe.speculative.models.hub import HubError, find, would_download
 
     known: dict[str, Any] = {"role": role, "name": source}
     here = Path(source) if Path(source).is_file() else find(source, WHISPER.missing)

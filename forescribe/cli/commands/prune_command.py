@@ -104,7 +104,7 @@ def prune(**values: Any) -> None:
 def _is_speech(name: str) -> bool:
     """Whether a name is that of a Whisper model. Raises ModelError and LoadError."""
     from forescribe.asr.model import presets as speech
-    from forescribe.asr.model.published import locate
+    from forescribe.asr.model.presets import locate
     from forescribe.text import text_presets as text
 
     if name in text.PRESETS:
@@ -124,8 +124,7 @@ def _is_speech(name: str) -> bool:
 
 
 def _speech(options: PruneOptions) -> tuple[DraftPair, list[LabelRow]]:
-    from forescribe.asr.batch.inputs import discover
-    from forescribe.asr.batch.readable import any_readable, check_readable
+    from forescribe.asr.batch.inputs import any_readable, check_readable, discover
     from forescribe.asr.decode.options import Options
     from forescribe.asr.decode.transcriber import Transcriber
     from forescribe.distill.pairs.speech_labels import labelled_now

@@ -19,13 +19,12 @@ from ..options.transcribe_options import TranscribeOptions
 
 if TYPE_CHECKING:
     from forescribe.asr.batch.batch import Batch, BatchTranscriber, MakeTranscriber
-    from forescribe.asr.batch.inputs import Source
-    from forescribe.asr.batch.outputs import Outputs
-    from forescribe.asr.batch.remote.recorded_outputs import RecordedOutputs
+    from forescribe.asr.batch.outputs import Outputs, RecordedOutputs
     from forescribe.asr.decode.options import Options
     from forescribe.asr.decode.transcriber import Transcriber
     from forescribe.asr.formats.report import Reports
-    from forescribe.asr.storage.opening_stores import Stores
+    from forescribe.asr.records.sources import Source
+    from forescribe.asr.storage.stores import Stores
     from forescribe.speculative.stats import Stats
 
     from ..terminal.console import Console
@@ -38,11 +37,9 @@ def transcribe(**values: Any) -> None:
     Recordings whose results are up to date are skipped; manifest.jsonl in the output folder has a
     record of every recording."""
     options = TranscribeOptions(**values)
-    from forescribe.asr.batch.inputs import discover
-    from forescribe.asr.batch.readable import check_readable
-    from forescribe.asr.batch.remote.planning import plan_outputs
-    from forescribe.asr.storage.opening_stores import Stores
-    from forescribe.asr.storage.retrying import telling
+    from forescribe.asr.batch.inputs import check_readable, discover
+    from forescribe.asr.batch.outputs import plan_outputs
+    from forescribe.asr.storage.stores import Stores, telling
 
     from ..terminal.console import Console
     from ..terminal.dry_run import list_batch
@@ -120,9 +117,9 @@ def _batch(
 ) -> Batch:
     """The recordings that are to be transcribed, and those that are up to date."""
     from forescribe.asr.batch.batch import Batch
-    from forescribe.asr.batch.readable import any_readable
-    from forescribe.asr.batch.remote.fetching import Fetching
-    from forescribe.asr.batch.remote.recorded_outputs import RecordedOutputs
+    from forescribe.asr.batch.inputs import any_readable
+    from forescribe.asr.batch.outputs import RecordedOutputs
+    from forescribe.asr.batch.spool import Fetching
     from forescribe.asr.model.presets import made_for, resolve
     from forescribe.asr.model.special_tokens import check_request
 
@@ -151,7 +148,8 @@ def _fingerprint(options: TranscribeOptions, target: str | Path, *, network: boo
     """The hash of everything that decides a result, weights included. Downloads the weights if they are
     missing and `network` allows it; raises ModelError only then."""
     from forescribe.asr.batch import fingerprint
-    from forescribe.asr.model.published import find, locate
+    from forescribe.asr.model.presets import locate
+    from forescribe.speculative.models.hub import find
 
     folder = locate(target) if network else find(target)
     speakers = options.speakers
@@ -166,9 +164,9 @@ def _fingerprint(options: TranscribeOptions, target: str | Path, *, network: boo
 
 def _load(options: TranscribeOptions, batch: Batch, stop: Stop, console: Console) -> _Decoder:
     """The model, or a placeholder that is never called if no recording can be read."""
-    from forescribe.asr.batch.readable import any_readable
-    from forescribe.asr.batch.reading_transcriber import reading_ahead
-    from forescribe.asr.batch.transcribers import TranscriberFactory
+    from forescribe.asr.batch.batch import TranscriberFactory
+    from forescribe.asr.batch.inputs import any_readable
+    from forescribe.asr.sessions.readers import reading_ahead
 
     if not any_readable(batch.todo):
         return _Decoder(_no_model, None, lambda: None)

@@ -14,8 +14,8 @@ import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from forescribe.asr.batch.inputs import NAMES
 from forescribe.asr.errors import UsageError
+from forescribe.asr.records.sources import NAMES
 
 from .foreign_flag_table import FALSE, FOREIGN, FORMATS, SHORT, TRUE
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from forescribe.asr.errors import UsageError
 
 if TYPE_CHECKING:
-    from forescribe.asr.decode.guards import Guards
+    from forescribe.asr.decode.options import Guards
 
 
 def guards(enabled: bool, *, increment: str | None, **thresholds: str | None) -> Guards | None:
@@ -19,7 +19,7 @@ def guards(enabled: bool, *, increment: str | None, **thresholds: str | None) ->
 
     `thresholds` are `compression_ratio`, `logprob` and `no_speech`, None where not given.
     """
-    from forescribe.asr.decode.guards import Guards
+    from forescribe.asr.decode.options import Guards
 
     given: dict[str, Any] = {
         name: _number(f"--{name.replace('_', '-')}-threshold", text)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forescribe.asr.errors import UsageError
-from forescribe.asr.formats.transcript import Json
+from forescribe.asr.formats.transcript_parts import Json
 from forescribe.diarize.diarizer import Bounds
 from forescribe.diarize.speakers.known_speakers import KnownSpeaker, KnownSpeakers
 

@@ -74,8 +74,7 @@ from .transcribe_declarations import (
 )
 
 if TYPE_CHECKING:
-    from forescribe.asr.decode.guards import Guards
-    from forescribe.asr.decode.options import Options
+    from forescribe.asr.decode.options import Guards, Options
     from forescribe.asr.formats.subtitles import LineRules
 
     from .speaker_options import SpeakerOptions

@@ -18,17 +18,17 @@ from rich.console import Console as Rich
 from rich.markup import escape as without_markup
 
 from forescribe.asr.batch.interrupts import INTERRUPTED
-from forescribe.asr.formats.transcript import seconds
-from forescribe.asr.printable import visible
+from forescribe.asr.errors import visible
+from forescribe.asr.formats.transcript_parts import seconds
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from forescribe.asr.batch.inputs import Source
-    from forescribe.asr.batch.recording_results import RecordingResult
-    from forescribe.asr.decode.outcome import Hook
+    from forescribe.asr.batch.results import RecordingResult
+    from forescribe.asr.decode.options import Hook
     from forescribe.asr.formats.report import Reports
     from forescribe.asr.formats.transcript import Transcript
+    from forescribe.asr.records.sources import Source
     from forescribe.asr.storage.locations import Location
     from forescribe.speculative.stats import Stats
 

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from forescribe.asr.printable import visible
+from forescribe.asr.errors import visible
 
 from .console import file_names
 
 if TYPE_CHECKING:
     from forescribe.asr.batch.batch import Batch
-    from forescribe.asr.batch.inputs import Source
+    from forescribe.asr.records.sources import Source
 
 
 def list_batch(batch: Batch, *, as_json: bool) -> int:

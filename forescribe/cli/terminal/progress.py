@@ -17,12 +17,12 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from forescribe.asr.printable import one_line
+from forescribe.asr.errors import one_line
 
 if TYPE_CHECKING:
-    from forescribe.asr.batch.inputs import Source
-    from forescribe.asr.decode.outcome import Partial
-    from forescribe.asr.decode.outcome import Progress as WindowProgress
+    from forescribe.asr.decode.options import Partial
+    from forescribe.asr.decode.options import Progress as WindowProgress
+    from forescribe.asr.records.sources import Source
 
 EVERY_S = 0.2
 """Seconds between two updates of partial text: each one waits for the device."""

@@ -12,7 +12,7 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from forescribe.asr.printable import one_line
+from forescribe.asr.errors import one_line
 
 
 class StageBar:

@@ -8,10 +8,10 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from forescribe.asr.printable import visible
+from forescribe.asr.errors import visible
 
 if TYPE_CHECKING:
-    from forescribe.asr.records.run_status import RunStatus
+    from forescribe.asr.records.status import RunStatus
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 

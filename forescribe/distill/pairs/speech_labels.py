@@ -13,10 +13,9 @@ from dataclasses import dataclass, replace
 import torch
 
 from forescribe.asr.batch.interrupts import Stop
-from forescribe.asr.decode.options import Options
-from forescribe.asr.decode.outcome import Decoded, Outcome, Progress
+from forescribe.asr.decode.options import Decoded, Options, Outcome, Progress
 from forescribe.asr.decode.transcriber import Transcriber
-from forescribe.asr.printable import visible
+from forescribe.asr.errors import visible
 from forescribe.speculative.requests import Finish
 
 from ..labels.label_batches import collate

@@ -19,7 +19,7 @@ from forescribe.asr.decode.rules import whisper_rules
 from forescribe.asr.errors import UsageError
 from forescribe.asr.model.checkpoint import read_weights
 from forescribe.asr.model.loading import EncoderStates, Whisper
-from forescribe.asr.model.published import locate
+from forescribe.asr.model.presets import locate
 from forescribe.speculative.device import Device
 from forescribe.speculative.drafters.draft_tokens import DraftTokens
 from forescribe.speculative.drafters.model_drafter import ModelDrafter

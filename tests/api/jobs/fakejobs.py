@@ -28,12 +28,12 @@ from forescribe.api.http.origins import OriginGuard
 from forescribe.api.routers import page
 from forescribe.api.settings import Settings
 from forescribe.asr.formats.files import json_
-from forescribe.asr.formats.transcript import (
+from forescribe.asr.formats.transcript import Transcript
+from forescribe.asr.formats.transcript_parts import (
     Coverage,
     Notice,
     Segment,
     Span,
-    Transcript,
     Word,
     samples_at,
 )

@@ -13,7 +13,7 @@ import pytest
 
 from forescribe.api.jobs.engines.workflow_engine import Stopping
 from forescribe.api.jobs.execution.active_jobs import ActiveJobs
-from forescribe.asr.audio.decoded_file import DecodedFile
+from forescribe.asr.audio.inputs import DecodedFile
 
 
 class Serving:

@@ -429,7 +429,7 @@ def test_what_is_doubtful_in_a_transcript_is_told_by_the_job_as_well(client, mon
     from dataclasses import replace
 
     from forescribe.api.jobs.execution.decoded_groups import DecodedGroups
-    from forescribe.asr.formats.transcript import Notice
+    from forescribe.asr.formats.transcript_parts import Notice
 
     outcome = DecodedGroups.outcome
     doubt = Notice("doubtful_window", "0.0 s to 3.0 s: no try could save it")

@@ -9,8 +9,8 @@ import pytest
 
 from forescribe.api.access.keys import digest, new_key
 from forescribe.api.worker_app import create_worker_app
+from forescribe.asr.storage.errors import DeniedError, UnavailableError
 from forescribe.asr.storage.locations import Location
-from forescribe.asr.storage.storage_errors import DeniedError, UnavailableError
 from tests.api.conftest import memo, until
 from tests.api.jobs.application import JOBS, application, ended, events, ready, submit
 from tests.api.jobs.test_object_blobs import blobs_in

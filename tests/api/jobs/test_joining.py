@@ -9,8 +9,8 @@ from forescribe.api.jobs.storage.store import Store
 from forescribe.api.process.job_worker import worker_settings
 from forescribe.api.settings import Settings, load
 from forescribe.asr.errors import CapacityError, UsageError
+from forescribe.asr.storage.errors import DeniedError, UnavailableError
 from forescribe.asr.storage.locations import Location
-from forescribe.asr.storage.storage_errors import DeniedError, UnavailableError
 from tests.api.jobs.test_object_blobs import blobs_in
 
 POSTGRES = "postgresql://user:secret@db/forescribe"

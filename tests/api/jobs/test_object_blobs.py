@@ -14,7 +14,7 @@ from forescribe.api.jobs.blob_storage.blob_cache import BlobCache
 from forescribe.api.jobs.blob_storage.object_blobs import NAME, ObjectBlobs, _key
 from forescribe.asr.errors import StorageError
 from forescribe.asr.storage.locations import Location
-from forescribe.asr.storage.opening_stores import open_store
+from forescribe.asr.storage.stores import open_store
 from tests.api.conftest import until
 
 

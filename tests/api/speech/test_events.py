@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from forescribe.api.errors import ApiError
 from forescribe.api.speech import events as events_
 from forescribe.api.speech.events import PING, Deltas, data, events
-from forescribe.asr.decode.outcome import Outcome
+from forescribe.asr.decode.options import Outcome
 from forescribe.asr.sessions.parts import Part, Token
 from tests.api.jobs.fakejobs import transcript
 

@@ -16,9 +16,8 @@ from forescribe.api.errors import ApiError
 from forescribe.api.settings import Settings
 from forescribe.api.speech.serving import Serving
 from forescribe.api.speech.transcription_stream import TranscriptionTask
-from forescribe.asr.audio.decoded_file import DecodedFile
-from forescribe.asr.decode.guards import Guards
-from forescribe.asr.decode.options import Options
+from forescribe.asr.audio.inputs import DecodedFile
+from forescribe.asr.decode.options import Guards, Options
 from tests.api.conftest import Halves, sound, until
 from tests.api.http import raw
 

@@ -66,7 +66,7 @@ def test_the_words_are_those_of_the_transcriber(service, whisper, transcriber) -
     """The upload's way (streamed, in a session, beside others) changes no token."""
     audio = sound(35, 3)
     made = post(service(), audio, response_format="verbose_json", temperature="0").json()
-    from forescribe.asr.decode.guards import Guards
+    from forescribe.asr.decode.options import Guards
     from forescribe.asr.decode.transcriber import Transcriber
 
     alone = Transcriber(whisper, batch=4, gamma=2, detector=transcriber.detector)

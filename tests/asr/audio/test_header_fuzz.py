@@ -16,8 +16,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from forescribe.asr.audio.durations import length_of
-from forescribe.asr.audio.reading import open_audio
+from forescribe.asr.audio.reading import length_of, open_audio
 from forescribe.asr.errors import AudioError
 
 RATE = 16_000

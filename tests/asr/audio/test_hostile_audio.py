@@ -17,11 +17,10 @@ import soundfile
 
 from forescribe.asr.audio import containers
 from forescribe.asr.audio.containers import Pcm
-from forescribe.asr.audio.durations import length_of
-from forescribe.asr.audio.headers import UNREAD_BYTES, unread_bytes
-from forescribe.asr.audio.reading import from_array, open_audio, read_audio
+from forescribe.asr.audio.opening import UNREAD_BYTES, unread_bytes
+from forescribe.asr.audio.reading import from_array, length_of, open_audio, read_audio
 from forescribe.asr.errors import AudioError
-from forescribe.asr.formats.transcript import Notice
+from forescribe.asr.formats.transcript_parts import Notice
 
 RATE = 16_000
 NOISE = (0.1 * np.random.default_rng(0).standard_normal(3 * RATE)).astype(np.float32)

@@ -8,7 +8,7 @@ import torch
 from transformers import WhisperFeatureExtractor
 
 from forescribe.asr.audio.features import LogMel
-from forescribe.asr.audio.seekable import SeekableAudio
+from forescribe.asr.decode.sequential import SeekableAudio
 
 EXTRACTOR = WhisperFeatureExtractor(feature_size=80)
 

@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forescribe.asr.batch import fingerprint
-from forescribe.asr.batch.inputs import Source
 from forescribe.asr.batch.manifest import NAME
 from forescribe.asr.errors import AudioError, OutputError, UsageError, out_of_memory
+from forescribe.asr.records.sources import Source
 from tests.asr.typists import Outcome, Typist, batch, run, text_of, write_wav
 
 ROOT = Path(__file__).parents[3]

@@ -12,19 +12,12 @@ import soundfile
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forescribe.asr.audio.durations import length_s
-from forescribe.asr.batch.inputs import (
-    LIST,
-    RESULTS,
-    Source,
-    discover,
-    holds_audio,
-    identity,
-    is_recording,
-)
+from forescribe.asr.audio.reading import length_s
+from forescribe.asr.batch.inputs import discover, holds_audio, is_recording
 from forescribe.asr.batch.manifest import NAME
 from forescribe.asr.errors import UsageError
 from forescribe.asr.formats.files import FORMATS
+from forescribe.asr.records.sources import LIST, RESULTS, Source, identity
 from tests.asr.typists import write_wav
 
 

@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forescribe.asr.batch import outputs
-from forescribe.asr.batch.inputs import Source
 from forescribe.asr.batch.outputs import Outputs
 from forescribe.asr.errors import AudioError, OutputError, UsageError
-from forescribe.asr.formats.transcript import Coverage, Segment, Span, Transcript
+from forescribe.asr.formats.transcript import Transcript
+from forescribe.asr.formats.transcript_parts import Coverage, Segment, Span
+from forescribe.asr.records.sources import Source
 
 TRANSCRIPT = Transcript(
     segments=(Segment(0, 0, 0, 0, 16_000, " Grüße."),),

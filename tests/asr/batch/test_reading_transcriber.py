@@ -11,10 +11,9 @@ import pytest
 from typer.testing import CliRunner
 
 from forescribe.asr.audio.reading import Open, open_audio
-from forescribe.asr.batch.reading_transcriber import ReadingTranscriber, reading_ahead
-from forescribe.asr.decode.options import Options
-from forescribe.asr.decode.outcome import Outcome
+from forescribe.asr.decode.options import Options, Outcome
 from forescribe.asr.errors import UsageError
+from forescribe.asr.sessions.readers import ReadingTranscriber, reading_ahead
 from forescribe.cli.main import app
 from tests.docs.pages import ROOT
 

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, WhisperForConditionalGeneration, 
 
 from forescribe.asr.audio.reading import read_audio
 from forescribe.asr.audit import audit
-from forescribe.asr.decode.outcome import Decoded
+from forescribe.asr.decode.options import Decoded
 from forescribe.asr.decode.transcriber import Options, Outcome, Transcriber
 from forescribe.asr.errors import UsageError
 from forescribe.asr.model.loading import load

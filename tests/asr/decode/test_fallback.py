@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 import torch
 
-import forescribe.asr.decode.encoding
-from forescribe.asr.decode.guards import Guards, Judgement
-from forescribe.asr.decode.recordings.recording_state import WindowTag
-from forescribe.asr.decode.recordings.window_requests import seed_of
+import forescribe.asr.decode.context
+from forescribe.asr.decode.options import Guards, Judgement
+from forescribe.asr.decode.recording import WindowTag
 from forescribe.asr.decode.transcriber import Options, Transcriber
+from forescribe.asr.decode.windows import seed_of
 from forescribe.asr.errors import UsageError
 from forescribe.asr.model.loading import EncoderStates, load
 from forescribe.asr.model.presets import Pair
 from forescribe.asr.segment.vad import EnergyDetector
-from forescribe.asr.words.segments import mean_logprob
+from forescribe.asr.words.splitting import mean_logprob
 from forescribe.speculative import Guarantee, choose
 from tests.asr.decode.whole_windows import whole
 from tests.asr.model import folders
@@ -320,7 +320,7 @@ def test_a_window_whose_numbers_break_fails_alone(whisper, recording, monkeypatc
     """The model itself yields NaN here, and the encoder's check is off: the next window in that row must
     not inherit it."""
     monkeypatch.setattr(
-        forescribe.asr.decode.encoding,
+        forescribe.asr.decode.context,
         "_finite",
         lambda encoded: torch.ones(len(encoded), dtype=torch.bool),
     )

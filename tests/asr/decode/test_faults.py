@@ -19,11 +19,12 @@ import pytest
 import soundfile
 
 import forescribe.asr.audio.reading
-import forescribe.asr.decode.accounting
-from forescribe.asr.audio.seekable import SeekableAudio
-from forescribe.asr.decode.guards import Guards, Judgement
-from forescribe.asr.decode.outcome import Outcome
-from forescribe.asr.decode.recordings import window_decoder, window_requests, word_timer
+import forescribe.asr.decode.recording
+from forescribe.asr.decode import windows as window_decoder
+from forescribe.asr.decode import windows as window_requests
+from forescribe.asr.decode import word_timer
+from forescribe.asr.decode.options import Guards, Judgement, Outcome
+from forescribe.asr.decode.sequential import SeekableAudio
 from forescribe.asr.decode.transcriber import Options, Transcriber
 from forescribe.asr.errors import AudioError
 from forescribe.asr.model.loading import EncoderStates, Whisper, load
@@ -363,9 +364,9 @@ def in_words(one, patch):
 
 
 def in_figures(one, patch):
-    real = forescribe.asr.decode.accounting.stats
+    real = forescribe.asr.decode.recording.stats
     patch.setattr(
-        forescribe.asr.decode.accounting, "stats", raises(lambda done, wall: len(done) == 2, real)
+        forescribe.asr.decode.recording, "stats", raises(lambda done, wall: len(done) == 2, real)
     )
 
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from forescribe.asr.decode.drafting import SCRIPT_SLOTS, SOURCES, drafter_for
-from forescribe.asr.decode.recordings.window_requests import hint_for, hint_tokens
 from forescribe.asr.decode.transcriber import Options, Transcriber
+from forescribe.asr.decode.windows import hint_for, hint_tokens
 from forescribe.asr.errors import UsageError
 from forescribe.speculative.drafters.cascade import Cascade
 from forescribe.speculative.drafters.model_drafter import ModelDrafter

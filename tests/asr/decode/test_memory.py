@@ -11,7 +11,7 @@ import pytest
 import soundfile
 import torch
 
-from forescribe.asr.decode.guards import Guards
+from forescribe.asr.decode.options import Guards
 from forescribe.asr.decode.transcriber import Options, Transcriber
 from forescribe.asr.model.loading import EncoderStates, load
 from forescribe.asr.model.presets import Pair

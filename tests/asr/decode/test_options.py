@@ -9,8 +9,7 @@ import pytest
 
 from forescribe.asr.audio.fork_server import Bounds
 from forescribe.asr.audio.reading import from_array, open_audio
-from forescribe.asr.decode.guards import Guards
-from forescribe.asr.decode.options import Options
+from forescribe.asr.decode.options import Guards, Options
 from forescribe.asr.errors import UsageError
 from forescribe.asr.formats.subtitles import LineRules
 from forescribe.asr.segment.vad import EnergyDetector

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from forescribe.asr.decode.guards import Guards
+from forescribe.asr.decode.options import Guards
 from forescribe.asr.decode.transcriber import Options, Outcome, Transcriber
 from forescribe.speculative.requests import Result
 from tests.asr.decode.test_rests import answers, with_tokens

@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 
 from forescribe.asr.audio.reading import from_array
-from forescribe.asr.decode.outcome import Decoded
-from forescribe.asr.decode.recordings import word_timer
-from forescribe.asr.decode.recordings.recording_state import RecordingState, WindowTag
-from forescribe.asr.decode.recordings.window_results import in_order
-from forescribe.asr.decode.recordings.word_timer import WordTimer
+from forescribe.asr.decode import word_timer
+from forescribe.asr.decode.options import Decoded
+from forescribe.asr.decode.recording import RecordingState, WindowTag, in_order
+from forescribe.asr.decode.word_timer import WordTimer
 from forescribe.asr.segment.windows import Window
 from forescribe.asr.sessions.parts import PartQueue
 from forescribe.speculative.requests import Finish, Request, Result

@@ -14,11 +14,11 @@ import pytest
 import soundfile
 
 from forescribe.asr.audio.reading import read_audio
-from forescribe.asr.decode.isolation import Ended, IsolatedEngine
-from forescribe.asr.decode.recordings.window_results import LEAST, MOST_PARTS, accounted
+from forescribe.asr.decode.context import Ended, IsolatedEngine
+from forescribe.asr.decode.recording import LEAST, MOST_PARTS, accounted
 from forescribe.asr.decode.transcriber import Options, Outcome, Transcriber
+from forescribe.asr.sessions.planned import Group
 from forescribe.asr.sessions.session import Session
-from forescribe.asr.sessions.window_groups import Group
 from forescribe.speculative.requests import Result
 from tests.asr.sessions.test_session import Ear, running
 
@@ -248,7 +248,7 @@ def test_voice_behind_the_last_segment_is_counted() -> None:
 
 
 def _decoded(start: int, end: int):
-    from forescribe.asr.decode.outcome import Decoded
+    from forescribe.asr.decode.options import Decoded
     from forescribe.speculative.requests import Finish, Request
 
     result = Result(Request((1,)), (), (), (), Finish.STOP, 0, 0, 0)
@@ -256,6 +256,6 @@ def _decoded(start: int, end: int):
 
 
 def _segment(start: int, end: int):
-    from forescribe.asr.formats.transcript import Segment
+    from forescribe.asr.formats.transcript_parts import Segment
 
     return Segment(0, 0, 0, start, end, " text")

@@ -19,10 +19,10 @@ from forescribe.asr.decode.rules import (
     NoSpeech,
     Suppress,
     SuppressAtBegin,
+    Timestamps,
     WhisperRules,
     whisper_rules,
 )
-from forescribe.asr.decode.timestamp_rule import Timestamps
 from forescribe.speculative.protocols import Processor
 from forescribe.speculative.requests import Probe
 from forescribe.speculative.rounds.choice import Choice, choose

@@ -14,16 +14,16 @@ from transformers import WhisperForConditionalGeneration
 
 from forescribe.asr.audio.containers import Pcm
 from forescribe.asr.audio.reading import Recording, open_audio
+from forescribe.asr.decode import recording, windows
 from forescribe.asr.decode import transcriber as transcriber_module
-from forescribe.asr.decode.accounting import DOUBTFUL
-from forescribe.asr.decode.guards import Guards, Judgement
-from forescribe.asr.decode.outcome import Partial
-from forescribe.asr.decode.recordings import window_decoder, window_results
-from forescribe.asr.decode.recordings.window_requests import prompt_tokens
+from forescribe.asr.decode.options import Guards, Judgement, Partial
+from forescribe.asr.decode.recording import DOUBTFUL
 from forescribe.asr.decode.transcriber import Options, Outcome, Progress, Transcriber
+from forescribe.asr.decode.windows import prompt_tokens
 from forescribe.asr.errors import AudioError, UsageError
 from forescribe.asr.formats.files import srt, tsv, txt, vtt
-from forescribe.asr.formats.transcript import Coverage, Segment, Transcript
+from forescribe.asr.formats.transcript import Transcript
+from forescribe.asr.formats.transcript_parts import Coverage, Segment
 from forescribe.asr.model.loading import Whisper, load
 from forescribe.asr.model.presets import Pair
 from forescribe.asr.segment.vad import EnergyDetector
@@ -376,7 +376,7 @@ def test_a_doubtful_language_is_told(shared, three_windows, monkeypatch) -> None
     assert not warned(replace(options, language="en"))
 
     # Without text the language does not matter.
-    monkeypatch.setattr(window_results, "texts_of", lambda whisper, decoded: [])
+    monkeypatch.setattr(recording, "texts_of", lambda whisper, decoded: [])
     assert not warned(options, ("en", 0.2), ("en", 0.8), ("en", 0.8))
 
 
@@ -543,7 +543,7 @@ def test_a_hook_hears_the_text_in_order_and_follows_what_is_being_written(
 
     options = replace(GERMAN, vad=False, guards=Guards(temperatures=(0.0, 0.2, 0.4)))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(window_decoder, "attempt_of", harsh)
+        patch.setattr(windows, "attempt_of", harsh)
         (outcome,) = one.transcribe([three_windows], options, Reader())
     assert outcome.transcript is not None
     assert [s.tokens for s in told] == [s.tokens for s in outcome.transcript.segments]
@@ -611,13 +611,13 @@ def test_memory_is_kept_only_if_asked_for(shared, recordings) -> None:
 def test_a_window_on_its_way_out_holds_no_memory(whisper, recordings, monkeypatch) -> None:
     whole(monkeypatch)
     one, held = transcriber(whisper), []
-    real = window_decoder.decoded_of
+    real = windows.decoded_of
 
     def spy(*arguments, **named):
         held.append(real(*arguments, **named))
         return held[-1]
 
-    monkeypatch.setattr(window_decoder, "decoded_of", spy)
+    monkeypatch.setattr(windows, "decoded_of", spy)
     list(one.transcribe(recordings[:2], GERMAN))
     assert len(held) == 3
     assert all(d.encoder_states is None and d.result.request.encoder_states is None for d in held)

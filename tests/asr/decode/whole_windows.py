@@ -5,18 +5,18 @@ from __future__ import annotations
 
 import pytest
 
-from forescribe.asr.decode.guards import Judgement
-from forescribe.asr.decode.recordings import window_decoder
-from forescribe.asr.decode.recordings.window_results import Attempt
+from forescribe.asr.decode import windows
+from forescribe.asr.decode.options import Judgement
+from forescribe.asr.decode.recording import Attempt
 from forescribe.speculative.requests import Result
 
 
 def whole(patch: pytest.MonkeyPatch) -> None:
     """No further parts, and no voice that is missed."""
     patch.setattr(
-        window_decoder, "rest_of", lambda whisper, options, tag, decoded, states: (decoded, None)
+        windows, "rest_of", lambda whisper, options, tag, decoded, states: (decoded, None)
     )
-    patch.setattr(window_decoder, "accounted", lambda decoded, *_: decoded)
+    patch.setattr(windows, "accounted", lambda decoded, *_: decoded)
 
 
 def judged(result: Result, judgement: Judgement, reason: str | None = None) -> Attempt:

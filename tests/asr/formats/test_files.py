@@ -17,19 +17,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forescribe.asr.errors import OutputError, UsageError
-from forescribe.asr.formats.cues import milliseconds
 from forescribe.asr.formats.files import (
     FORMATS,
     Format,
     formats,
+    rttm,
     srt,
     tsv,
     txt,
     vtt,
     write,
 )
-from forescribe.asr.formats.rttm import rttm
-from forescribe.asr.formats.transcript import Coverage, Segment, Span, Transcript, Turn
+from forescribe.asr.formats.subtitles import milliseconds
+from forescribe.asr.formats.transcript import Transcript
+from forescribe.asr.formats.transcript_parts import Coverage, Segment, Span, Turn
 
 RATE = 16_000
 

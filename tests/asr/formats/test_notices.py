@@ -9,11 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forescribe.asr.batch.manifest import result_fields
-from forescribe.asr.errors import AudioError
-from forescribe.asr.formats.report_page import _plain
-from forescribe.asr.formats.transcript import Coverage, Notice, Transcript, merged
-from forescribe.asr.formats.transcript_parts import MESSAGE_LENGTH, MOST_NOTICES
-from forescribe.asr.printable import clipped
+from forescribe.asr.errors import AudioError, clipped
+from forescribe.asr.formats.report import _plain
+from forescribe.asr.formats.transcript import Transcript
+from forescribe.asr.formats.transcript_parts import (
+    MESSAGE_LENGTH,
+    MOST_NOTICES,
+    Coverage,
+    Notice,
+    merged,
+)
 
 notices = st.builds(
     Notice,

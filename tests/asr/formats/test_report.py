@@ -17,20 +17,21 @@ import pytest
 import soundfile
 
 from forescribe.asr.batch.manifest import Record
-from forescribe.asr.batch.recording_results import RecordingResult
+from forescribe.asr.batch.results import RecordingResult
 from forescribe.asr.errors import AudioError, OutputError, UsageError
 from forescribe.asr.formats import files as writers
-from forescribe.asr.formats import report_page
-from forescribe.asr.formats.report import Reports
-from forescribe.asr.formats.report_page import (
+from forescribe.asr.formats import report
+from forescribe.asr.formats.report import (
     IndexRow,
+    Reports,
     Sound,
     page_sound,
     render_index,
     render_page,
 )
-from forescribe.asr.formats.transcript import Coverage, Notice, Segment, Span, Transcript, Word
-from forescribe.asr.words.token_sources import stats
+from forescribe.asr.formats.transcript import Transcript
+from forescribe.asr.formats.transcript_parts import Coverage, Notice, Segment, Span, Word
+from forescribe.asr.words.splitting import stats
 from forescribe.cli import main as command_line
 from forescribe.speculative.requests import Source
 from tests import browser as browsing
@@ -101,12 +102,12 @@ def test_it_asks_nobody_for_anything() -> None:
 
 def test_modules_are_joined_whole_and_in_order() -> None:
     """No import is left, nothing is imported before it is there, and no two have one name."""
-    script = report_page._script()
+    script = report._script()
     assert not re.search(r"^(import|export) ", script, flags=re.M)
     seen: set[str] = set()
     names: list[str] = []
-    for module in report_page.MODULES:
-        text = report_page.view(module)
+    for module in report.MODULES:
+        text = report.view(module)
         assert set(re.findall(r'from "\./([\w.]+)"', text)) <= seen, module
         seen.add(module)
         found = r"^(?:export )?(?:async )?(?:function\*?|class|const|let) (\w+)"
@@ -118,7 +119,7 @@ def test_a_recording_travels_in_the_page_up_to_a_size(tmp_path, monkeypatch) -> 
     path = wav(tmp_path / "a b.wav")
     inside = page_sound(str(path), tmp_path / "out")
     assert inside.embedded and inside.src.startswith("data:audio/wav;base64,UklGR")
-    monkeypatch.setattr(report_page, "EMBEDDED_BYTES", path.stat().st_size - 1)
+    monkeypatch.setattr(report, "EMBEDDED_BYTES", path.stat().st_size - 1)
     beside = page_sound(str(path), tmp_path / "out")
     assert beside.src == "../a%20b.wav" and "is not in this page" in beside.note
     assert "media-src data:" not in render_page(spoken("one"), "a", beside)

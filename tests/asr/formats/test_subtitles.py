@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forescribe.asr.errors import UsageError
-from forescribe.asr.formats.cues import cues
 from forescribe.asr.formats.files import formats, srt, tsv, txt, vtt, write
-from forescribe.asr.formats.subtitles import PLAIN, LineRules, split_into_blocks
-from forescribe.asr.formats.transcript import Coverage, Segment, Span, Transcript, Word
+from forescribe.asr.formats.subtitles import PLAIN, LineRules, cues, split_into_blocks
+from forescribe.asr.formats.transcript import Transcript
+from forescribe.asr.formats.transcript_parts import Coverage, Segment, Span, Word
 
 RATE = 16_000
 

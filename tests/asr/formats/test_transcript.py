@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forescribe.asr.formats.transcript import (
+from forescribe.asr.formats.transcript import Transcript
+from forescribe.asr.formats.transcript_parts import (
     Coverage,
     Json,
     Notice,
     Segment,
     Span,
     State,
-    Transcript,
     Turn,
     Word,
     samples_at,

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import GenerationConfig, WhisperConfig, WhisperTokenizer
 
-from forescribe.asr.model.id_map import token_map
-from forescribe.asr.model.whisper_vocabulary import Kind, Token, WhisperVocabulary, alphabetic
+from forescribe.asr.model.vocabulary import Kind, Token, WhisperVocabulary, alphabetic, token_map
 from forescribe.speculative.models.vocabularies import NONE
 
 from . import large_v3, mapped_pairs

@@ -14,8 +14,17 @@ from huggingface_hub import constants
 from huggingface_hub.errors import LocalEntryNotFoundError
 
 from forescribe.asr.errors import ModelError
-from forescribe.asr.model.presets import BUNDLED, PRESETS, Pair, cached, made_for, resolve
-from forescribe.asr.model.published import MADE_FOR, find, locate
+from forescribe.asr.model.presets import (
+    BUNDLED,
+    MADE_FOR,
+    PRESETS,
+    Pair,
+    cached,
+    locate,
+    made_for,
+    resolve,
+)
+from forescribe.speculative.models.hub import find
 
 LARGE_V3 = "openai/whisper-large-v3"
 TINY = "openai/whisper-tiny"

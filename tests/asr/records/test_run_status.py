@@ -11,10 +11,8 @@ from typer.testing import CliRunner
 from forescribe.asr.batch.manifest import Record
 from forescribe.asr.errors import UsageError
 from forescribe.asr.records.record_store import RecordStore
-from forescribe.asr.records.run_settings import Run
-from forescribe.asr.records.run_status import BARS, RunStatus
-from forescribe.asr.records.status_reader import StatusReader
-from forescribe.asr.records.stored_records import StoredRecord
+from forescribe.asr.records.status import BARS, RunStatus, StatusReader
+from forescribe.asr.records.stored_records import Run, StoredRecord
 from forescribe.cli.main import app
 from forescribe.cli.terminal.status_text import status_lines
 from tests.asr.storage.faults import memory

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from transformers import WhisperFeatureExtractor
 
 from forescribe.asr.audio.features import LogMel
-from forescribe.asr.segment.pauses import HOP, SHORTEST, Pause, pauses, within
+from forescribe.asr.words.borders import HOP, SHORTEST_PAUSE, Pause, pauses, within
 
 RATE = 16_000
 MEL = LogMel(WhisperFeatureExtractor(feature_size=80))
@@ -65,7 +65,7 @@ def test_pauses_are_apart_long_enough_and_in_their_window(loud, length):
     assert not edges or edges[-1] <= length
     for pause in found:
         frames = range(pause.start // HOP, -(-pause.end // HOP))
-        assert len(frames) >= SHORTEST
+        assert len(frames) >= SHORTEST_PAUSE
         assert not any(loud[frame] for frame in frames)
 
 

@@ -11,19 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forescribe.asr.audio.reading import from_array, open_audio
-from forescribe.asr.decode.guards import Guards
-from forescribe.asr.decode.options import Options
+from forescribe.asr.decode.options import Guards, Options
 from forescribe.asr.decode.transcriber import Transcriber
-from forescribe.asr.formats.transcript import Notice
+from forescribe.asr.formats.transcript_parts import Notice
 from forescribe.asr.model.loading import load
 from forescribe.asr.model.presets import Pair
 from forescribe.asr.segment import cut_plan
 from forescribe.asr.segment.cut_plan import Plan, plan_of, planned_windows
 from forescribe.asr.segment.vad import EnergyDetector
 from forescribe.asr.segment.windows import WindowOptions, WindowSpan
-from forescribe.asr.sessions.planned import planned
+from forescribe.asr.sessions.planned import Group, planned
 from forescribe.asr.sessions.session import Session
-from forescribe.asr.sessions.window_groups import Group
 from forescribe.speculative.device import choose
 from tests.asr.model import folders
 

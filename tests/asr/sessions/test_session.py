@@ -16,10 +16,10 @@ import soundfile
 import torch
 from transformers import WhisperForConditionalGeneration
 
-from forescribe.asr.decode.guards import Guards
+from forescribe.asr.decode.options import Guards
 from forescribe.asr.decode.transcriber import Options, Outcome, Transcriber
 from forescribe.asr.errors import CapacityError, UsageError
-from forescribe.asr.formats.transcript import Segment
+from forescribe.asr.formats.transcript_parts import Segment
 from forescribe.asr.model.loading import Whisper, load
 from forescribe.asr.model.presets import Pair
 from forescribe.asr.segment.vad import EnergyDetector

@@ -10,12 +10,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from forescribe.asr.storage.backends import Backend, Reading
-from forescribe.asr.storage.locations import Location
+from forescribe.asr.storage.errors import UnavailableError
+from forescribe.asr.storage.locations import Backend, Location, Reading
 from forescribe.asr.storage.obstore_backend import ObstoreBackend
-from forescribe.asr.storage.retrying import Retries
-from forescribe.asr.storage.storage_errors import UnavailableError
-from forescribe.asr.storage.stores import Store
+from forescribe.asr.storage.stores import Retries, Store
 
 OK, LOST, REPLY_LOST, LAGS = "ok", "request lost", "reply lost", "listing lags"
 

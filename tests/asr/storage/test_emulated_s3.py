@@ -20,7 +20,7 @@ import soundfile
 
 from forescribe.asr.records.record_store import RecordStore
 from forescribe.asr.storage.locations import Location
-from forescribe.asr.storage.opening_stores import open_store
+from forescribe.asr.storage.stores import open_store
 from tests.asr.storage.emulator import (
     CUT_OFF,
     DAMAGED,

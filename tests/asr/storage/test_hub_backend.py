@@ -10,15 +10,15 @@ import httpx
 import pytest
 from huggingface_hub.errors import HfHubHTTPError
 
-from forescribe.asr.storage.hub_backend import HubBackend
-from forescribe.asr.storage.locations import Location
-from forescribe.asr.storage.storage_errors import (
+from forescribe.asr.storage.errors import (
     ChangedError,
     DeniedError,
     MissingError,
     UnavailableError,
     UnsupportedError,
 )
+from forescribe.asr.storage.locations import Location
+from forescribe.asr.storage.read_only_backends import HubBackend
 from forescribe.asr.storage.stores import Store
 from tests.asr.storage.faults import quick
 

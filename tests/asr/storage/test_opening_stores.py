@@ -8,18 +8,18 @@ from pathlib import Path
 import pytest
 
 from forescribe.asr.errors import StorageError, UsageError
-from forescribe.asr.storage.aws_profile import profile_settings
-from forescribe.asr.storage.locations import Location
-from forescribe.asr.storage.obstore_backend import ObstoreBackend
-from forescribe.asr.storage.opening_stores import open_store
-from forescribe.asr.storage.server_errors import by_status, located
-from forescribe.asr.storage.storage_errors import (
+from forescribe.asr.storage.errors import (
     DeniedError,
     LocatedError,
     MissingError,
     UnavailableError,
     UnsupportedError,
+    by_status,
+    located,
 )
+from forescribe.asr.storage.locations import Location
+from forescribe.asr.storage.obstore_backend import ObstoreBackend, profile_settings
+from forescribe.asr.storage.stores import open_store
 
 S3 = Location.parse("s3://bucket/a.mp3")
 

@@ -9,18 +9,15 @@ from pathlib import Path
 import pytest
 
 from forescribe.asr.errors import OutputError
-from forescribe.asr.storage.backends import Entry
-from forescribe.asr.storage.locations import Location
-from forescribe.asr.storage.obstore_backend import PAGE, ObstoreBackend
-from forescribe.asr.storage.opening_stores import Stores, open_store
-from forescribe.asr.storage.retrying import Retries
-from forescribe.asr.storage.storage_errors import (
+from forescribe.asr.storage.errors import (
     ChangedError,
     MissingError,
     UnavailableError,
     UnsupportedError,
 )
-from forescribe.asr.storage.stores import Store
+from forescribe.asr.storage.locations import Entry, Location
+from forescribe.asr.storage.obstore_backend import PAGE, ObstoreBackend
+from forescribe.asr.storage.stores import Retries, Store, Stores, open_store
 from tests.asr.storage.faults import (
     LOST,
     OK,

@@ -13,10 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from forescribe.asr.storage.locations import Location
-from forescribe.asr.storage.opening_stores import Stores
-from forescribe.asr.storage.retrying import Retries, telling
-from forescribe.asr.storage.storage_errors import (
+from forescribe.asr.storage.errors import (
     DeniedError,
     LocatedError,
     MissingError,
@@ -24,6 +21,8 @@ from forescribe.asr.storage.storage_errors import (
     UnreachableError,
     UnsupportedError,
 )
+from forescribe.asr.storage.locations import Location
+from forescribe.asr.storage.stores import Retries, Stores, telling
 from tests.asr.storage.faults import quick
 
 BODY = bytes(range(256)) * 8000

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forescribe.asr.model.special_tokens import SAMPLES_PER_STEP, SpecialTokens
-from forescribe.asr.words.segments import Stretch, compression_ratio, mean_logprob, stretches
+from forescribe.asr.words.splitting import Stretch, compression_ratio, mean_logprob, stretches
 
 SPECIAL = SpecialTokens(
     start=101,

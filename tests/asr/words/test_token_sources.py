@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forescribe.asr.decode.transcriber import Options, Transcriber
-from forescribe.asr.formats.transcript import TOKEN_SOURCES, Transcript, Word
+from forescribe.asr.formats.transcript import Transcript
+from forescribe.asr.formats.transcript_parts import TOKEN_SOURCES, Word
 from forescribe.asr.model.loading import load
 from forescribe.asr.model.presets import Pair
 from forescribe.asr.segment.vad import EnergyDetector
-from forescribe.asr.words.assembly import assemble_words
-from forescribe.asr.words.splitting import split_words
+from forescribe.asr.words.borders import assemble_words
+from forescribe.asr.words.splitting import name_of, split_words, stats
 from forescribe.asr.words.timing import TokenTimes
-from forescribe.asr.words.token_sources import name_of, stats
 from forescribe.speculative.device import choose
 from forescribe.speculative.requests import Source
 from tests.asr.model import folders

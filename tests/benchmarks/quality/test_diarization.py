@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.provenance import ROOT
 from benchmarks.quality.diarization import samples, spread
-from forescribe.asr.formats.transcript import Word
+from forescribe.asr.formats.transcript_parts import Word
 from forescribe.diarize.turns import Turns
 from training.speakers.mixtures import mixtures, speech
 from training.speakers.turn_errors import (

@@ -7,7 +7,8 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forescribe.asr.formats.transcript import Transcript, Word
+from forescribe.asr.formats.transcript import Transcript
+from forescribe.asr.formats.transcript_parts import Word
 from forescribe.diarize.attribution.transcript_speakers import attribute_speakers
 from forescribe.diarize.turns import Turns
 from tests.diarize.attribution.test_word_speakers import even, heard, words_and_turns

@@ -11,7 +11,7 @@ import pytest
 from benchmarks.quality.diarization import Case, ami, mixed, samples, telephone
 from forescribe.asr.audio.reading import read_audio
 from forescribe.asr.errors import ModelError
-from forescribe.asr.formats.transcript import Word
+from forescribe.asr.formats.transcript_parts import Word
 from forescribe.diarize.attribution.word_speakers import assign_speakers
 from forescribe.diarize.diarizer import Bounds, Diarization
 from forescribe.diarize.engines import embedded

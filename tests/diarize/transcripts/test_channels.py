@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 import soundfile
 
-from forescribe.asr.audio.reading import Input, read_audio
-from forescribe.asr.decode.options import Options
-from forescribe.asr.decode.outcome import Hook, Outcome
+from forescribe.asr.audio.inputs import Input
+from forescribe.asr.audio.reading import read_audio
+from forescribe.asr.decode.options import Hook, Options, Outcome
 from forescribe.asr.errors import AudioError, UsageError
-from forescribe.asr.formats.transcript import Coverage, Segment, Span, Transcript, Word
+from forescribe.asr.formats.transcript import Transcript
+from forescribe.asr.formats.transcript_parts import Coverage, Segment, Span, Word
 from forescribe.diarize.transcripts.channel_transcriber import ChannelTranscriber
 from forescribe.diarize.transcripts.channels import merge_channels, split_channels
 

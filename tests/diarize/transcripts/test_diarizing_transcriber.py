@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 import soundfile
 
-from forescribe.asr.audio.reading import Input, Recording, open_audio
-from forescribe.asr.decode.options import Options
-from forescribe.asr.decode.outcome import Hook, Outcome
+from forescribe.asr.audio.inputs import Input
+from forescribe.asr.audio.reading import Recording, open_audio
+from forescribe.asr.decode.options import Hook, Options, Outcome
 from forescribe.asr.errors import AudioError, CapacityError
-from forescribe.asr.formats.rttm import rttm
-from forescribe.asr.formats.transcript import Coverage, Segment, Span, Transcript, Word
+from forescribe.asr.formats.files import rttm
+from forescribe.asr.formats.transcript import Transcript
+from forescribe.asr.formats.transcript_parts import Coverage, Segment, Span, Word
 from forescribe.diarize.diarizer import Bounds
 from forescribe.diarize.speakers.known_speakers import KnownSpeaker
 from forescribe.diarize.transcripts.diarizing_transcriber import DiarizingTranscriber

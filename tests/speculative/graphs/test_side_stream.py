@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from forescribe.asr.decode.encoding import NotFinite, encode_windows
-from forescribe.asr.decode.isolation import IsolatedEngine
+from forescribe.asr.decode.context import IsolatedEngine, NotFinite, encode_windows
 from forescribe.asr.model.loading import EncoderStates
 from forescribe.speculative.device import Device
 from forescribe.speculative.graphs.snapshots import SideStream

@@ -125,7 +125,7 @@ def test_scales_that_are_missing_or_too_few_are_named(stored, tmp_path, change, 
 
 @pytest.mark.weights
 def test_the_bundled_numbers_are_the_published_ones_rounded():
-    from forescribe.asr.model.published import locate
+    from forescribe.asr.model.presets import locate
     from forescribe.speculative.models import hub
     from tests.real import TINY, model
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from forescribe.asr.formats.transcript import Word
+from forescribe.asr.formats.transcript_parts import Word
 from training.speech.timed_speech import TimedWord
 from training.speech.word_errors import WordErrors, compare, quantile
 

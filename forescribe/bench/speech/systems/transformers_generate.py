@@ -23,7 +23,7 @@ from transformers import (
 from transformers.generation.candidate_generator import AssistedCandidateGenerator
 from transformers.utils import logging
 
-from forescribe.asr.formats.transcript import SAMPLE_RATE
+from forescribe.asr.formats.transcript_parts import SAMPLE_RATE
 from forescribe.speculative.models.modules import decoder_only, same_encoder
 
 from ..clips import Samples

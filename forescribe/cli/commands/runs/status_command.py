@@ -50,7 +50,7 @@ def status(**values: Any) -> None:
     Read from the records in the output, so that it works from any machine, while many work and after
     they have ended."""
     options = StatusOptions(**values)
-    from forescribe.asr.records.status_reader import StatusReader
+    from forescribe.asr.records.status import StatusReader
 
     from ...terminal.status_text import status_lines
 

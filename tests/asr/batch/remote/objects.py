@@ -9,13 +9,12 @@ from typing import Any
 
 from forescribe.asr.batch.batch import Batch
 from forescribe.asr.batch.inputs import discover
-from forescribe.asr.batch.outputs import Outputs
-from forescribe.asr.batch.recording_results import RecordingResult
-from forescribe.asr.batch.remote.fetching import Fetching
-from forescribe.asr.batch.remote.recorded_outputs import RecordedOutputs
+from forescribe.asr.batch.outputs import Outputs, RecordedOutputs
+from forescribe.asr.batch.results import RecordingResult
+from forescribe.asr.batch.spool import Fetching
 from forescribe.asr.storage.locations import Location
 from forescribe.asr.storage.obstore_backend import ObstoreBackend
-from forescribe.asr.storage.opening_stores import Stores, open_store
+from forescribe.asr.storage.stores import Stores, open_store
 from tests.asr.storage.faults import OK, FaultyBackend, quick
 from tests.asr.typists import SETTINGS, Outcome, Typist, text_of, transcript, write_wav
 

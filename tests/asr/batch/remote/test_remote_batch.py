@@ -11,14 +11,13 @@ from pathlib import Path
 import pytest
 
 from forescribe.asr.batch.interrupts import Stop
-from forescribe.asr.batch.remote.fetching import Fetching
-from forescribe.asr.batch.remote.spool import Spool
+from forescribe.asr.batch.spool import Fetching, Spool
 from forescribe.asr.errors import UsageError
 from forescribe.asr.records.record_store import RecordStore
-from forescribe.asr.records.status_reader import StatusReader
+from forescribe.asr.records.status import StatusReader
+from forescribe.asr.storage.errors import DeniedError
 from forescribe.asr.storage.locations import Location
-from forescribe.asr.storage.opening_stores import Stores, open_store
-from forescribe.asr.storage.storage_errors import DeniedError
+from forescribe.asr.storage.stores import Stores, open_store
 from tests.asr.batch.remote.objects import (
     CopyTypist,
     FaultyStores,
@@ -360,7 +359,7 @@ def test_a_run_knows_the_recordings_of_all_its_commands(calls, out) -> None:
 
 def test_readers_do_not_wait_for_what_is_still_fetched(calls, out, monkeypatch) -> None:
     """The first recording is given on while the second one is under way."""
-    from forescribe.asr.audio.reader_pool import ReaderPool
+    from forescribe.asr.sessions.readers import ReaderPool
 
     def one_by_one(self) -> Spool:
         return Spool(self.stores, place=self.place, limit=self.limit, fetchers=1)

@@ -11,7 +11,7 @@ import pytest
 from forescribe.asr.batch.inputs import discover
 from forescribe.asr.errors import StorageError, UsageError
 from forescribe.asr.storage.locations import Location
-from forescribe.asr.storage.opening_stores import Stores, open_store
+from forescribe.asr.storage.stores import Stores, open_store
 from tests.asr.batch.remote.objects import FaultyStores
 from tests.asr.storage.faults import LOST, OK, memory, quick
 

@@ -11,13 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from forescribe.asr.batch.remote.local_copies import PREFIX
-from forescribe.asr.batch.remote.spool import Spool
+from forescribe.asr.batch.spool import PREFIX, Spool
 from forescribe.asr.errors import OutputError
-from forescribe.asr.records.recording_sources import Source, remote_source
+from forescribe.asr.records.sources import Source, remote_source
+from forescribe.asr.storage.errors import MissingError
 from forescribe.asr.storage.locations import Location
-from forescribe.asr.storage.opening_stores import Stores, open_store
-from forescribe.asr.storage.storage_errors import MissingError
+from forescribe.asr.storage.stores import Stores, open_store
 from tests.asr.storage.faults import memory, quick
 
 SIZE = 1000
@@ -147,7 +146,7 @@ def test_a_folder_that_cannot_be_written_is_an_error(tmp_path) -> None:
 
 def test_what_a_killed_process_left_is_removed_and_what_a_live_one_has_is_not(tmp_path) -> None:
     script = (
-        "import os, signal, sys; from forescribe.asr.batch.remote.local_copies import SpoolFolder; "
+        "import os, signal, sys; from forescribe.asr.batch.spool import SpoolFolder; "
         "folder = SpoolFolder(sys.argv[1]); (folder.path / '1.mp3').write_bytes(b'x'); "
         "os.kill(os.getpid(), signal.SIGKILL)"
     )

@@ -15,7 +15,7 @@ from transformers import WhisperForConditionalGeneration
 from forescribe.asr.errors import ModelError
 from forescribe.asr.model.conversion import converting, ctranslate2
 from forescribe.asr.model.conversion.ctranslate2 import converted, read_variables, usable
-from forescribe.asr.model.published import locate
+from forescribe.asr.model.presets import locate
 from tests.asr.model import folders
 
 

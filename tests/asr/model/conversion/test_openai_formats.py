@@ -16,14 +16,12 @@ from transformers import WhisperTokenizer
 
 from forescribe.asr.decode.transcriber import Options, Transcriber
 from forescribe.asr.errors import ModelError
-from forescribe.asr.model.conversion import base_vocabulary, openai_formats
-from forescribe.asr.model.conversion.base_vocabulary import from_ranks
+from forescribe.asr.model.conversion import openai_formats, openai_models
 from forescribe.asr.model.conversion.ctranslate2 import usable as converted_folder
 from forescribe.asr.model.conversion.openai_formats import converted, published
-from forescribe.asr.model.conversion.openai_models import PUBLISHED, Published
+from forescribe.asr.model.conversion.openai_models import PUBLISHED, Published, from_ranks
 from forescribe.asr.model.loading import load
-from forescribe.asr.model.presets import Pair
-from forescribe.asr.model.published import locate
+from forescribe.asr.model.presets import Pair, locate
 from forescribe.speculative.device import choose
 from tests.asr.model import folders
 from tests.asr.model.conversion import openai_files
@@ -49,7 +47,7 @@ def make_original(tmp_path_factory: pytest.TempPathFactory, width: int) -> Path:
     patch = pytest.MonkeyPatch()
     patch.setattr(folders, "CODES", ("en", "zh", "de"))
     patch.setattr(
-        folders, "SPECIALS", tuple(base_vocabulary.special_tokens(256 + 2 + 3 + 6 + 1501, 256))
+        folders, "SPECIALS", tuple(openai_models.special_tokens(256 + 2 + 3 + 6 + 1501, 256))
     )
     sizes = {"d_model": width, "encoder_ffn_dim": 4 * width, "decoder_ffn_dim": 4 * width}
     made = folders.write(tmp_path_factory.mktemp("original") / "whisper", **sizes)
@@ -305,7 +303,7 @@ def test_models_are_known_by_the_names_of_their_files(name, model) -> None:
 
 def test_a_pt_without_any_vocabulary_says_what_to_do(original, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setattr(base_vocabulary.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(openai_models.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *names: None)
     file = write_pt(original, tmp_path / "mine.pt")
     with pytest.raises(ModelError, match="run `hf download openai/whisper-tiny tokenizer.json`"):
@@ -323,7 +321,7 @@ def test_a_pt_takes_the_tokens_of_an_installed_openai_whisper(
     lines = [f"{base64.b64encode(t).decode()} {i}" for i, t in enumerate(tokens_of(original))]
     (assets / "multilingual.tiktoken").write_text("\n".join(lines))
     package = SimpleNamespace(submodule_search_locations=[str(tmp_path / "whisper")])
-    monkeypatch.setattr(base_vocabulary.importlib.util, "find_spec", lambda name: package)
+    monkeypatch.setattr(openai_models.importlib.util, "find_spec", lambda name: package)
     made = converted(write_pt(original, tmp_path / "mine.pt"), network=False)
     theirs = WhisperTokenizer.from_pretrained(original).get_vocab()
     assert WhisperTokenizer.from_pretrained(made).get_vocab() == theirs

@@ -1,0 +1,166 @@
+"""Inputs at locations: objects, folders of objects and patterns, by one listing each.
+
+Objects are recognised as recordings by their names: reading first bytes would be a request for each. As in
+folders, hidden ones and results are left out, and a folder's own name is not part of a recording's place.
+Knows names, sizes and tags; fetches nothing but lists.
+"""
+
+from __future__ import annotations
+
+import glob
+import posixpath
+import re
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+from ..audio.opening import empty
+from ..errors import AudioError, ForescribeError, UsageError, visible
+from ..records.sources import NAMES, Source, remote_source
+from ..storage.errors import MissingError
+from ..storage.locations import WEB, Entry, Location
+from ..storage.stores import Stores
+
+HEADS = 16
+"""Objects that are asked for at a time."""
+
+
+def is_object(location: Location) -> bool:
+    """Whether a location can name a single object: neither a pattern nor a folder with a slash."""
+    if location.scheme in WEB:
+        return True
+    return bool(location.key) and not location.key.endswith("/") and not _has_magic(location)
+
+
+def expanded(location: Location, stores: Stores, *, recursive: bool = False) -> list[Source]:
+    """The recordings that a location stands for. A folder without recordings, and a bucket that cannot be
+    listed, become a source with an error. Raises UsageError for a pattern that matches nothing."""
+    if location.scheme in WEB:
+        return [remote_source(location)]
+    try:
+        if _has_magic(location):
+            return _matched(location, stores)
+        if is_object(location):
+            store, key = stores.of(location)
+            try:
+                return [_source(location, store.head(key))]
+            except MissingError as error:
+                below = _below(location, stores, recursive)
+                return below or [remote_source(location, error=error)]
+        found = _below(location, stores, recursive)
+    except UsageError:
+        raise
+    except ForescribeError as error:
+        return [remote_source(location, error=error)]
+    if found:
+        return found
+    hint = "" if recursive else "; --recursive looks in the folders below it"
+    missing = AudioError(f"{location}: a folder without recordings{hint}", code="unreadable_file")
+    return [remote_source(location, error=missing)]
+
+
+def described(sources: Iterable[Source], stores: Stores) -> list[Source]:
+    """The same sources; those of lists with what their stores say about them. Web servers are not asked:
+    signed addresses may be valid for one request."""
+    with ThreadPoolExecutor(HEADS, "heads") as pool:
+        return list(pool.map(lambda source: _described(source, stores), sources))
+
+
+def listed(location: Location, stores: Stores) -> Iterator[tuple[str, str]]:
+    """The lines of a list that have content, each with its name for messages. Raises UsageError."""
+    store, key = stores.of(location)
+    try:
+        text = store.read(key).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"the list {location} cannot be read: not UTF-8") from error
+    lines = [(line, f"{location} line {n}") for n, line in enumerate(text.split("\n"), start=1)]
+    whole = [(line, where) for line, where in lines if line.strip()]
+    if not whole:
+        raise UsageError(f"the list {location} names no recording")
+    yield from whole
+
+
+def _described(source: Source, stores: Stores) -> Source:
+    location = source.location
+    if location is None or source.entry or source.error or location.scheme in WEB:
+        return source
+    try:
+        store, key = stores.of(location)
+        return replace(_source(location, store.head(key)), length_s=source.length_s)
+    except ForescribeError as error:
+        return replace(source, error=error)
+
+
+def _below(location: Location, stores: Stores, recursive: bool) -> list[Source]:
+    store = stores.at(location)
+    return [
+        _source(location / entry.key, entry, posixpath.dirname(entry.key))
+        for entry in store.list()
+        if _is_recording(entry.key) and (recursive or "/" not in entry.key)
+    ]
+
+
+def _matched(location: Location, stores: Stores) -> list[Source]:
+    parts = location.key.split("/")
+    first = next(n for n, part in enumerate(parts) if glob.has_magic(part))
+    top = replace(location, key="/".join(parts[:first]))
+    pattern, literal = _pattern(parts[first:]), "/".join(parts[first:])
+    found = [
+        _source(top / entry.key, entry)
+        for entry in stores.at(top).list()
+        if entry.key == literal or (pattern.fullmatch(entry.key) and _is_recording(entry.key))
+    ]
+    if not found:
+        raise UsageError(
+            f"no recording matches {str(location)!r}; check the pattern and its folder"
+        )
+    return found
+
+
+def _pattern(parts: list[str]) -> re.Pattern[str]:
+    """A pattern with `*`, `?` and `[]` within a part of a name, and `**` for any folders."""
+    text = ""
+    for number, part in enumerate(parts):
+        last = number == len(parts) - 1
+        if part == "**":
+            text += ".*" if last else "(?:[^/]+/)*"
+        else:
+            text += _part_pattern(part) + ("" if last else "/")
+    return re.compile(text, re.DOTALL)
+
+
+def _part_pattern(part: str) -> str:
+    """As `fnmatch.translate`, but nothing matches a slash."""
+    pieces = re.findall(r"\*+|\?|\[!?\]?[^\]]*\]|.", part, re.DOTALL)
+    text = ""
+    for piece in pieces:
+        if piece.startswith("*"):
+            text += "[^/]*"
+        elif piece == "?":
+            text += "[^/]"
+        elif len(piece) > 2 and piece[0] == "[":
+            negated = piece[1] == "!"
+            members = piece[1 + negated : -1].replace("\\", "\\\\").replace("[", "\\[")
+            text += f"[{'^/' if negated else ''}{members}]"
+        else:
+            text += re.escape(piece)
+    return text
+
+
+def _source(location: Location, entry: Entry, place: str = "") -> Source:
+    name = visible(str(location))
+    return remote_source(location, entry, place=place, error=None if entry.size else empty(name))
+
+
+def _is_recording(key: str) -> bool:
+    parts = key.split("/")
+    if any(part.startswith(".") for part in parts) or parts[0] == "_forescribe":
+        return False
+    return posixpath.splitext(key)[1].lower().removeprefix(".") in NAMES
+
+
+def _has_magic(location: Location) -> bool:
+    return location.scheme not in WEB and glob.has_magic(location.key)
+
+
+__all__ = ["described", "expanded", "is_object", "listed"]

@@ -1,0 +1,655 @@
+"""RecordingState: one recording that is being decoded, from its first window to its last.
+
+Knows which windows there are and how each of them ended; nothing of models or engines.
+
+Accounting: the coverage, statistics and warnings of a transcript, and errors as messages.
+
+Pure functions of a recording's windows. Knows nothing of models.
+
+Results: what the engine returned for a window becomes a `Decoded` and segments of text, and what it leaves
+of the window becomes the next part.
+
+Functions of records. Knows guards, timestamps and text; nothing of engines or word times.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any
+
+from forescribe.speculative.engine.context import release
+from forescribe.speculative.requests import Finish, Request, Result
+
+from ..audio.inputs import Input
+from ..audio.reading import Recording
+from ..errors import AudioError, CapacityError, ForescribeError, clipped, out_of_memory
+from ..formats.transcript_parts import (
+    PLACES,
+    SAMPLE_RATE,
+    Coverage,
+    Json,
+    Notice,
+    Segment,
+    Span,
+    State,
+    Word,
+    seconds,
+)
+from ..model.loading import EncoderStates, Whisper
+from ..segment.windows import Run, Window, total, within
+from ..words import splitting
+from ..words.borders import Pause
+from ..words.splitting import Stretch, compression_ratio, mean_logprob, split_words, stretches
+from ..words.timing import Utterance, token_times
+from .context import DecodingContext
+from .options import Decoded, Guards, Judgement, Options, Outcome
+
+
+@dataclass(eq=False)
+class RecordingState:
+    """A recording with its windows so far.
+
+    Each window ends once: as an entry of `decoded`, whatever came of it, or of `silent`. One whose answer
+    was closed early ends in several parts, which are entries of their own. `segments`, `words`, `faults`
+    and `timing_faults` are by the sample where a window or part starts; segments are without words,
+    `words` holds those of each segment. One thread may read windows while another one adds results.
+    """
+
+    source: Input
+    audio: Recording
+    name: str  # for messages
+    started: float
+    language: str | None = None
+    language_probability: float | None = None
+    window_count: int = 0  # windows found so far
+    fully_read: bool = False  # no window will follow
+    failed: bool = False
+    decoded: list[Decoded] = field(default_factory=list)
+    ended: set[int] = field(default_factory=set)  # indices of the decoded windows that have ended
+    silent: list[Window] = field(default_factory=list)  # without their samples
+    segments: dict[int, tuple[Segment, ...]] = field(default_factory=dict)
+    words: dict[int, list[tuple[Word, ...]]] = field(default_factory=dict)
+    faults: dict[int, Exception] = field(default_factory=dict)  # windows that could not be decoded
+    timing_faults: dict[int, Exception] = field(default_factory=dict)  # windows without word times
+    resources: ExitStack = field(default_factory=ExitStack)  # closed when decoding ends
+
+    @property
+    def complete(self) -> bool:
+        """Whether every window has ended."""
+        return self.fully_read and len(self.ended) + len(self.silent) == self.window_count
+
+    @property
+    def done_s(self) -> float:
+        """Seconds in windows that have ended."""
+        return seconds(sum(d.length for d in self.decoded) + sum(w.length for w in self.silent))
+
+    def add(self, decoded: Decoded) -> None:
+        """Record the end of a window, or of a part of one."""
+        assert decoded.index not in self.ended
+        self.decoded.append(decoded)
+        if not decoded.continued:
+            self.ended.add(decoded.index)
+        assert len(self.ended) + len(self.silent) <= self.window_count
+
+    def spoken_windows(self, windows: Iterable[Window]) -> Iterator[Window]:
+        """Count the windows and yield those with speech.
+
+        The last one is held back until the recording has been read to its end, so that its result
+        completes the transcript, however long the next recording takes to open.
+        """
+        held: Window | None = None
+        for window in windows:
+            self.window_count += 1
+            if not window.speech:
+                self.silent.append(window)
+                continue
+            if held is not None:
+                yield held
+            held = window
+        self.fully_read = True
+        if held is not None:
+            yield held
+
+
+@dataclass(frozen=True, eq=False)
+class WindowTag:
+    """The tag of a window's request: samples `start` to `end` of a recording.
+
+    `pauses` are known where words are to be timed, `voiced` are the runs with a voice, None if nothing
+    listened. `window` holds the samples, for what may be left of it; None where no part follows.
+    """
+
+    recording: RecordingState
+    index: int
+    start: int
+    end: int
+    language: str
+    pauses: tuple[Pause, ...] = ()
+    voiced: tuple[Run, ...] | None = None
+    window: Window | None = None
+
+    @property
+    def heard(self) -> bool:
+        """Whether there may be a voice."""
+        return self.voiced is None or bool(self.voiced)
+
+
+REASON_LENGTH = 500
+"""The most characters of a reason: exceptions quote what they were given."""
+
+DOUBTFUL = 0.5
+"""Below this probability a detected language is doubtful. Measured with whisper-base on 248 cuts of human
+voices, clean and in noise: 8 of 9 wrong languages and 8 of 239 right ones were below it (docs/transcribe.md).
+"""
+
+TEXTS = 10
+"""The most texts that were left out and are quoted."""
+
+
+def fault(name: str, cause: BaseException) -> ForescribeError:
+    """The error of the recording with this name for an exception; our own errors stay as they are."""
+    release(cause)
+    if isinstance(cause, ForescribeError):
+        return cause
+    error: ForescribeError
+    if out_of_memory(cause):
+        error = CapacityError(f"{name}: out of memory; try a smaller batch or a smaller model")
+    else:
+        text = f"{name}: {type(cause).__name__}: {cause}"
+        error = AudioError(text, code="internal_error")
+    error.__cause__ = cause
+    return error
+
+
+def internal(source: Input, cause: Exception) -> ForescribeError:
+    """The error of a source for an exception."""
+    return fault(Outcome(source).name, cause)
+
+
+def reason_of(error: BaseException) -> str:
+    """Why a window has no text, for the coverage."""
+    if isinstance(error, ForescribeError | ArithmeticError):
+        return clipped(str(error), REASON_LENGTH)
+    text = clipped(" ".join(str(error).split()), REASON_LENGTH)
+    return f"internal error ({type(error).__name__}: {text})"
+
+
+def coverage(done: Sequence[Decoded], silent: Iterable[Window]) -> Coverage:
+    spans = [span for d in done for span in _spans(d)]
+    spans += [Span(w.start, w.end, "silent", "no voice activity") for w in silent]
+    wordless = sum(total(d.wordless) for d in done)
+    return Coverage(tuple(sorted(spans, key=lambda span: span.start_sample)), wordless)
+
+
+def _spans(decoded: Decoded) -> list[Span]:
+    """A window in the coverage: decoded up to its last word, where a voice goes on behind that."""
+    start, end, reach = decoded.start, decoded.end, decoded.reach
+    if reach is None:
+        return [Span(start, end, decoded.state, decoded.reason or decoded.doubt)]
+    lost = Span(reach, end, "failed", "a voice, and the model wrote no words")
+    return [Span(start, reach, "decoded", decoded.doubt), lost] if start < reach else [lost]
+
+
+def stats(done: Sequence[Decoded], wall: float) -> dict[str, Json]:
+    """Statistics of a recording, counted by row, so that they do not depend on the rest of the batch."""
+    results = [d.result for d in done]
+    rounds, drafted, accepted = (
+        sum(getattr(r, name) for r in results) for name in ("rounds", "drafted", "accepted")
+    )
+    guarantees: list[Any] = sorted({r.guarantee.value for r in results})
+    return {
+        "windows": len(results),
+        "tokens": sum(len(r.tokens) for r in results),
+        "rounds": rounds,
+        "drafted": drafted,
+        "accepted": accepted,
+        "acceptance_rate": accepted / drafted if drafted else None,
+        "mean_acceptance_length": 1 + accepted / rounds if rounds else None,
+        **splitting.stats([r.sources for r in results]),
+        "guarantees": guarantees,
+        "wall_s": wall,
+    }
+
+
+# -- warnings -----------------------------------------------------------------------------------------
+
+
+def mixed(done: Iterable[Decoded], language: str | None) -> list[Notice]:
+    """A warning for windows in a language other than the recording's."""
+    languages = {d.language for d in done if d.state != "failed"} - {language}
+    if not languages:
+        return []
+    text = f"some windows are in another language: {', '.join(sorted(languages))}"
+    return [Notice("mixed_languages", text)]
+
+
+def uncertain(segments: Sequence[Segment], language: str, probability: float) -> list[Notice]:
+    """A warning for text in a detected language that is hardly more probable than the others."""
+    if not segments or probability >= DOUBTFUL:
+        return []
+    text = (
+        f"the language was detected as {language} with a probability of {probability:.2f}: if that is "
+        "wrong, so is the text; name the language (--language)"
+    )
+    return [Notice("doubtful_language", text)]
+
+
+def dropped(done: Iterable[Decoded], text_of: Callable[[Decoded], str]) -> list[Notice]:
+    """Warnings for text that was decoded but left out: one for each of the first windows, and one for the
+    rest."""
+    texts = [(d, text) for d in done if d.state != "decoded" and (text := text_of(d).strip())]
+    notices = [
+        Notice("dropped_text", f"{text!r} at {_span(d)} left out: {d.reason}")
+        for d, text in texts[:TEXTS]
+    ]
+    if rest := [d for d, _ in texts[TEXTS:]]:
+        message = f"more text left out at {_listed([_span(d) for d in rest])}"
+        notices.append(_notice("dropped_text", message, rest))
+    return notices
+
+
+def failed(done: Sequence[Decoded]) -> list[Notice]:
+    """A warning for windows whose decoding failed."""
+    lost = [d for d in done if d.state == "failed"]
+    if not lost:
+        return []
+    text = f"no text for {_places(lost)}: decoding failed there; transcribe the recording again"
+    return [_notice("failed_windows", text, lost)]
+
+
+def wordless(done: Iterable[Decoded]) -> list[Notice]:
+    """A warning for voice without words in windows whose text counts; the others have warnings of their
+    own."""
+    runs = [run for d in done if d.state == "decoded" for run in d.wordless]
+    if not runs:
+        return []
+    places = _listed([f"{seconds(a):.1f} to {seconds(b):.1f} s" for a, b in runs])
+    text = (
+        f"{seconds(total(runs)):.1f} s sound like a voice and have no words: {places}; listen to them, name "
+        "the language, or use a larger model"
+    )
+    starts = tuple(seconds(start) for start, _ in runs[:PLACES]) if len(runs) > 1 else ()
+    return [Notice("voice_without_words", text, len(runs), starts)]
+
+
+def untimed(done: Iterable[Decoded], faults: Mapping[int, BaseException]) -> list[Notice]:
+    """A warning for windows whose words could not be timed."""
+    without = [d for d in done if d.start in faults]
+    if not without:
+        return []
+    first = reason_of(faults[without[0].start])
+    spans = _listed([_span(d) for d in without])
+    text = f"no word times at {spans}: {first}; the text is complete"
+    return [_notice("words_untimed", text, without)]
+
+
+def undrafted(done: Iterable[Decoded]) -> list[Notice]:
+    """A warning for windows that were decoded without drafts because drafting failed. The words are the
+    same; decoding takes longer."""
+    without = [d for d in done if d.result.draft_error is not None]
+    if not without:
+        return []
+    spans = _listed([_span(d) for d in without])
+    text = (
+        f"decoded without drafts at {spans}: {without[0].result.draft_error}; the text is complete"
+    )
+    return [_notice("draft_failed", text, without)]
+
+
+def doubtful(done: Iterable[Decoded]) -> list[Notice]:
+    """A warning for windows whose text was kept although the guards rejected it at every temperature."""
+    doubted = [d for d in done if d.doubt is not None]
+    if not doubted:
+        return []
+    text = (
+        f"doubtful text at {_places(doubted)}; check it against the recording, name the language, or use "
+        "a larger model"
+    )
+    return [_notice("doubtful_text", text, doubted)]
+
+
+def _notice(code: str, message: str, windows: Sequence[Decoded]) -> Notice:
+    """A warning that applies to these windows."""
+    places = tuple(seconds(d.start) for d in windows[:PLACES]) if len(windows) > 1 else ()
+    return Notice(code, message, len(windows), places)
+
+
+def _places(windows: Sequence[Decoded]) -> str:
+    """Times with reasons; of many windows the first ones, and the total."""
+    places = _listed([f"{_span(d)} ({d.reason or d.doubt})" for d in windows])
+    if len(windows) == 1:
+        return places
+    length = seconds(sum(d.length for d in windows))
+    return f"{len(windows)} windows, {length:.1f} s in all: {places}"
+
+
+def _listed(texts: Sequence[str]) -> str:
+    more = len(texts) - PLACES
+    return ", ".join(texts[:PLACES]) + (f" and {more} more" if more > 0 else "")
+
+
+def _span(decoded: Decoded) -> str:
+    return f"{seconds(decoded.start):.1f} to {seconds(decoded.end):.1f} s"
+
+
+NOT_FINITE = "the model's numbers are not finite"
+
+LEAST = round(0.5 * SAMPLE_RATE)
+"""Samples of voice that are worth another pass of the encoder, and without words worth a warning: the edges
+of words reach over timestamps by less."""
+
+LONGEST = round(0.7 * SAMPLE_RATE)
+"""Samples that the last token may last. The attention gives it what follows where there is no end of text:
+2.1 s too much in whisper-base's first segment of a reader, 0.1 s at the ends of whole windows."""
+
+SLOW = (round(1.5 * SAMPLE_RATE), round(0.25 * SAMPLE_RATE))
+"""Samples of voice that a segment may hold, once and for every token, before its timestamps are checked.
+Published models close a segment behind words that they did not write: whisper-base gave 18 tokens 23.5 s and
+left out 18 s of speech. In 55 minutes of human readers 19 of 176 windows are checked, for 5 % of the time."""
+
+LONG, STRETCHED = round(1.0 * SAMPLE_RATE), round(1.8 * SAMPLE_RATE)
+"""Samples of voice that few tokens last, and none: the attention gives a token the speech beside it that was
+not written. Of 8,097 words of human readers by whisper-base 17 last longer than 1 s, and the longest, a year,
+1.66 s."""
+
+MOST_PARTS = 8
+"""Further parts of one window. Published models need one, rarely two (docs/development/log.md)."""
+
+Extent = Callable[[WindowTag, tuple[int, ...], State], tuple[int, tuple[int, ...]]]
+"""The sample where a window ends and the tokens of its answer that count, by its tag, the tokens of
+its answer and its state."""
+
+
+def whole_window(
+    tag: WindowTag, tokens: tuple[int, ...], state: State
+) -> tuple[int, tuple[int, ...]]:
+    """The extent of a window that was cut before it was decoded: all of its answer counts."""
+    return tag.end, tokens
+
+
+def text_of(whisper: Whisper, tokens: Iterable[int]) -> str:
+    """The text of tokens with its spaces, without special tokens."""
+    text: str = whisper.tokenizer.decode(
+        [token for token in tokens if token < whisper.tokens.end],
+        skip_special_tokens=True,
+        clean_up_tokenization_spaces=False,
+    )
+    return text
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """An answer for a window that was judged."""
+
+    result: Result
+    judgement: Judgement
+    reason: str | None
+    rank: tuple[bool, float]  # `Guards.rank`
+
+
+def attempt_of(whisper: Whisper, guards: Guards | None, result: Result, *, heard: bool) -> Attempt:
+    """An answer with its judgement; `heard` as of `Guards.judge`. Without guards only numbers that are not
+    finite are rejected."""
+    mean = mean_logprob(result.logprobs)
+    if guards is None:
+        if math.isfinite(mean):
+            return Attempt(result, Judgement.KEEP, None, (True, mean))
+        return Attempt(result, Judgement.RETRY, NOT_FINITE, (False, mean))
+    ratio = compression_ratio(text_of(whisper, result.tokens))
+    judgement, reason = guards.judge(
+        compression_ratio=ratio,
+        mean_logprob=mean,
+        no_speech_prob=result.probe[0],
+        heard=heard,
+    )
+    rank = guards.rank(compression_ratio=ratio, mean_logprob=mean)
+    return Attempt(result, judgement, reason, rank)
+
+
+def decoded_of(
+    context: DecodingContext,
+    tag: WindowTag,
+    attempt: Attempt,
+    *,
+    tried: float,
+    extent: Extent,
+    keep_encoder_states: bool,
+) -> Decoded:
+    """The window of the answer that was chosen.
+
+    An answer that the guards reject is kept with a doubt, as Whisper does, unless its probabilities are
+    not finite or no voice was heard in its window. `tried` is the highest temperature at which the window
+    was decoded.
+    """
+    result, reason = attempt.result, attempt.reason
+    rejected = attempt.judgement is Judgement.RETRY
+    broken = rejected and not math.isfinite(mean_logprob(result.logprobs))
+    doubt = reason if rejected and not broken else None
+    state: State = "decoded"
+    if broken:
+        state = "failed"
+    elif rejected and not tag.heard:
+        state, doubt, reason = "silent", None, f"no voice; {reason}"
+    elif attempt.judgement is Judgement.SILENCE:
+        state = "silent"
+    end, tokens = extent(tag, result.tokens, state)
+    request = result.request
+    return Decoded(
+        index=tag.index,
+        start=tag.start,
+        end=end,
+        language=tag.language,
+        result=replace(result, request=replace(request, encoder_states=None, tag=None)),
+        tokens=tokens,
+        state=state,
+        reason=None if doubt is not None else reason,
+        doubt=doubt,
+        tried=tried,
+        encoder_states=request.encoder_states if keep_encoder_states else None,
+    )
+
+
+def failed_window(whisper: Whisper, tag: WindowTag, error: Exception, extent: Extent) -> Decoded:
+    """The window of a request that an exception ended."""
+    request = Request((whisper.tokens.start,))
+    return Decoded(
+        index=tag.index,
+        start=tag.start,
+        end=extent(tag, (), "failed")[0],
+        language=tag.language,
+        result=Result(request, (), (), (), Finish.CANCELLED, 0, 0, 0),
+        tokens=(),
+        state="failed",
+        reason=reason_of(error),
+    )
+
+
+def texts_of(whisper: Whisper, decoded: Decoded) -> list[tuple[Stretch, str]]:
+    """The stretches of a window that hold text, with the text; none where it does not count."""
+    if decoded.state != "decoded":
+        return []
+    parts = stretches(decoded.tokens, whisper.tokens, decoded.length)
+    texts = [(part, text_of(whisper, part.tokens)) for part in parts]
+    return [(part, text) for part, text in texts if text.strip()]
+
+
+@dataclass(frozen=True)
+class Reach:
+    """The sample up to which an answer goes, and its tokens that count."""
+
+    end: int
+    tokens: tuple[int, ...]
+
+
+def reached(
+    whisper: Whisper,
+    options: Options,
+    decoded: Decoded,
+    states: EncoderStates,
+    voiced: Sequence[Run] = (),
+) -> Reach:
+    """How far an answer with text goes: to its last timestamp or, where text follows that, to the end of its
+    last word by the model's attention.
+
+    Where the timestamps leave room for speech that was not written (`_leaves_room`), the attention is asked
+    as well: an answer goes no further than to the word before the first one that lasts too long.
+    """
+    parts = texts_of(whisper, decoded)
+    special = whisper.tokens
+    written = [token for token in decoded.tokens if token != special.end]
+    last = parts[-1][0]
+    start, end = decoded.start + last.start, decoded.start + last.end
+    closed = special.stamp(written[-1]) is not None and start < end
+    if closed and not (
+        options.task == "transcribe" and _leaves_room([part for part, _ in parts], decoded, voiced)
+    ):
+        return Reach(end, decoded.tokens)
+    if options.task == "translate":  # the attention does not follow the order of translated words
+        return Reach(decoded.end, decoded.tokens)
+    tokens = tuple(token for part, _ in parts for token in part.tokens)
+    prompt = special.prompt(decoded.language, options.task, timestamps=False)
+    (times,) = token_times(whisper, [Utterance(states, prompt, tokens, decoded.length)])
+    bounds = [decoded.start + boundary for boundary in times.boundaries]
+    cut = _first_stretched(whisper, decoded.language, tokens, bounds, voiced)
+    if cut is not None:
+        end = min(bounds[cut], bounds[cut - 1] + LONGEST)
+        return Reach(end, _first_tokens(parts, decoded.tokens, cut, special.end))
+    said = min(bounds[-1], bounds[-2] + LONGEST)
+    return Reach(min(said, end) if closed else said, decoded.tokens)
+
+
+def _first_stretched(
+    whisper: Whisper,
+    language: str,
+    tokens: Sequence[int],
+    bounds: Sequence[int],
+    voiced: Sequence[Run],
+) -> int | None:
+    """The token before which an answer is cut: the first one of the first word that lasts too long, and of
+    the words before it that last long for a word; of the second word if that would leave none. None where
+    no word lasts too long. The last token may: `LONGEST` is for that."""
+    lasting = [_voice(voiced, a, b) for a, b in pairwise(bounds)]
+    words: list[tuple[int, int]] = []  # the first token, and how long the longest one lasts
+    first = 0
+    for word in split_words(whisper.tokenizer, language, tokens):
+        inner = lasting[first : min(first + word.count, len(tokens) - 1)]
+        words.append((first, max(inner, default=0)))
+        first += word.count
+    number = next((i for i, (_, longest) in enumerate(words) if longest > STRETCHED), None)
+    if number is None or len(words) < 2:
+        return None
+    while number and words[number - 1][1] > LONG:
+        number -= 1
+    return words[max(number, 1)][0]
+
+
+def _leaves_room(parts: Sequence[Stretch], decoded: Decoded, voiced: Sequence[Run]) -> bool:
+    """Whether a segment has few words for its voice, or much voice is between two segments."""
+    ends = [decoded.start + part.end for part in parts]
+    starts = [decoded.start + part.start for part in parts]
+    slow = any(
+        _voice(voiced, start, end) > SLOW[0] + SLOW[1] * len(part.tokens)
+        for start, end, part in zip(starts, ends, parts, strict=True)
+    )
+    between = zip(ends, starts[1:], strict=False)
+    return slow or any(_voice(voiced, end, start) > STRETCHED for end, start in between)
+
+
+def _voice(voiced: Sequence[Run], start: int, end: int) -> int:
+    return total(within(voiced, start, end))
+
+
+def _first_tokens(
+    parts: Sequence[tuple[Stretch, str]], tokens: Sequence[int], count: int, end: int
+) -> tuple[int, ...]:
+    """The tokens of an answer before the text token number `count` of its segments with text."""
+    texts = [place for place, token in enumerate(tokens) if token < end]
+    counted = [texts[part.first + i] for part, _ in parts for i in range(len(part.tokens))]
+    return tuple(tokens[: counted[count]])
+
+
+def rest_of(
+    whisper: Whisper, options: Options, tag: WindowTag, decoded: Decoded, states: EncoderStates
+) -> tuple[Decoded, Window | None]:
+    """An answer as far as it counts, and what it leaves of its window, as the next part; None where no voice
+    is left, or no part helps.
+
+    Whisper may close its answer before its window ends. With a pair of timestamps it says so: text continues
+    there, and its long-form algorithm starts the next window at that place (Radford et al. 2022, section
+    3.8). It also stops without saying so, or leaves out a sentence in the middle. So a window goes on behind
+    the last word before the first voice without words. Runs the target once where the timestamps do not
+    show that there is none.
+    """
+    window = tag.window
+    if window is None or window.part >= MOST_PARTS or not texts_of(whisper, decoded):
+        return decoded, None
+    reach = reached(whisper, options, decoded, states, window.voiced or ())
+    left = total(within(window.voiced or (), reach.end, window.end))
+    if tag.start >= reach.end or left < LEAST:
+        return decoded, None
+    rest = window.rest(reach.end, tag.language)
+    return replace(decoded, end=rest.start, tokens=reach.tokens, continued=True), rest
+
+
+def accounted(
+    decoded: Decoded, voiced: Sequence[Run] | None, segments: Sequence[Segment]
+) -> Decoded:
+    """A window with the voice behind its last segment, if there are `LEAST` samples of it, and with its reach
+    there. Between segments nothing is counted: a model may place its timestamps wrongly, and the words of a
+    gap are those next to it then."""
+    last = max((s.end_sample for s in segments), default=decoded.start)
+    runs = within(voiced or (), last, decoded.end)
+    if total(runs) < LEAST:
+        return decoded
+    return replace(decoded, wordless=runs, reach=last if decoded.state == "decoded" else None)
+
+
+def segments_of(whisper: Whisper, decoded: Decoded) -> tuple[Segment, ...]:
+    """A window's segments, without words."""
+    result, parts = decoded.result, texts_of(whisper, decoded)
+    ratio = compression_ratio(text_of(whisper, result.tokens)) if parts else 0.0
+    return tuple(
+        Segment(
+            id=0,
+            window=decoded.index,
+            window_sample=decoded.start,
+            start_sample=decoded.start + part.start,
+            end_sample=decoded.start + part.end,
+            text=text,
+            tokens=part.tokens,
+            temperature=result.request.temperature,
+            avg_logprob=mean_logprob(result.logprobs),
+            compression_ratio=ratio,
+            no_speech_prob=result.probe[0],
+            doubt=decoded.doubt,
+        )
+        for part, text in parts
+    )
+
+
+def timed_segments(whisper: Whisper, recording: RecordingState, decoded: Decoded) -> list[Segment]:
+    """A window's segments, with their words where these have been timed."""
+    segments = recording.segments.get(decoded.start)
+    if segments is None:  # restored: it was not decoded here
+        segments = recording.segments[decoded.start] = segments_of(whisper, decoded)
+    words = recording.words.get(decoded.start)
+    if words is None:
+        return list(segments)
+    return [_with_words(segment, own) for segment, own in zip(segments, words, strict=True)]
+
+
+def _with_words(segment: Segment, words: tuple[Word, ...]) -> Segment:
+    """A segment from its first to its last word (openai/whisper): timestamp tokens are less exact."""
+    if not words:
+        return replace(segment, words=words)
+    start, end = words[0].start_sample, max(word.end_sample for word in words)
+    return replace(segment, start_sample=start, end_sample=end, words=words)
+
+
+def in_order(decoded: Iterable[Decoded]) -> Sequence[Decoded]:
+    """Windows and their parts in the order of the recording."""
+    return sorted(decoded, key=lambda window: window.start)

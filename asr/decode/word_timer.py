@@ -1,0 +1,122 @@
+"""WordTimer: times the words of decoded windows, several windows in one forward pass.
+
+Windows wait here with their encoder states. Where timing fails, the window keeps its text and has no
+word times. Knows nothing of requests.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+from forescribe.speculative.engine.context import release
+
+from ..formats.transcript_parts import TokenSource, Word
+from ..model.loading import EncoderStates, Whisper
+from ..model.special_tokens import Task
+from ..words import splitting
+from ..words.borders import assemble_words, within
+from ..words.splitting import Stretch
+from ..words.timing import TokenTimes, Utterance, token_times
+from .context import apply_each
+from .options import Decoded, PhaseTimes
+from .recording import RecordingState, WindowTag, texts_of
+
+Waiting = tuple[WindowTag, Decoded]
+"""A window whose words are not timed yet; it holds its encoder states."""
+
+
+class WordTimer:
+    """Collects windows and times them as soon as there are `batch`; None waits for `run`."""
+
+    def __init__(self, whisper: Whisper, task: Task, batch: int | None) -> None:
+        self.whisper, self.task, self.batch = whisper, task, batch
+        self.waiting: list[Waiting] = []
+        self.phases: PhaseTimes | None = None
+
+    def add(self, tag: WindowTag, decoded: Decoded, encoder_states: EncoderStates) -> None:
+        """Queue a window, and time all that wait if the batch is full."""
+        self.waiting.append((tag, replace(decoded, encoder_states=encoder_states)))
+        if self.batch is not None and len(self.waiting) >= self.batch:
+            self.run()
+
+    def run(self) -> None:
+        """Time all windows that wait."""
+        waiting, self.waiting = self.waiting, []
+        self._time(waiting)
+
+    def run_for(self, indices: Collection[int]) -> None:
+        """Time the windows of these indices, in their order; the others wait on."""
+        chosen = [item for item in self.waiting if item[1].index in indices]
+        self.waiting = [item for item in self.waiting if item[1].index not in indices]
+        self._time(sorted(chosen, key=lambda item: item[1].start))
+
+    def forget(self, recording: RecordingState) -> None:
+        """Drop the windows of a recording."""
+        self.waiting = [item for item in self.waiting if item[0].recording is not recording]
+
+    def _time(self, waiting: Sequence[Waiting]) -> None:
+        began_ns = time.time_ns()
+        self._time_words(waiting)
+        if self.phases is not None and waiting:
+            self.phases.add("words", began_ns, time.time_ns())
+
+    def _time_words(self, waiting: Sequence[Waiting]) -> None:
+        work = [
+            (tag, decoded)
+            for tag, decoded in waiting
+            if tag.recording.segments[decoded.start] and not tag.recording.failed
+        ]
+        for (tag, decoded), times in zip(work, apply_each(self._token_times, work), strict=True):
+            try:
+                if isinstance(times, Exception):
+                    raise times
+                words = words_of(self.whisper, tag, decoded, times)
+                tag.recording.words[decoded.start] = words
+            except Exception as error:
+                release(error)
+                tag.recording.timing_faults[decoded.start] = error
+
+    def _token_times(self, work: Sequence[Waiting]) -> list[TokenTimes]:
+        utterances = [utterance_of(self.whisper, self.task, decoded) for _, decoded in work]
+        return token_times(self.whisper, utterances)
+
+
+def utterance_of(whisper: Whisper, task: Task, decoded: Decoded) -> Utterance:
+    """The text of a window, to be aligned with its encoder states."""
+    assert decoded.encoder_states is not None
+    prompt = whisper.tokens.prompt(decoded.language, task, timestamps=False)
+    tokens = tuple(token for part, _ in texts_of(whisper, decoded) for token in part.tokens)
+    return Utterance(decoded.encoder_states, prompt, tokens, decoded.length)
+
+
+def words_of(
+    whisper: Whisper, tag: WindowTag, decoded: Decoded, times: TokenTimes
+) -> list[tuple[Word, ...]]:
+    """The words of each segment of a window."""
+    parts = texts_of(whisper, decoded)
+    return assemble_words(
+        whisper.tokenizer,
+        decoded.language,
+        [(part.tokens, text) for part, text in parts],
+        times,
+        within(tag.pauses, decoded.length),  # the window may have been encoded beyond its end
+        decoded.start,
+        sources_of(decoded, parts, whisper.tokens.end),
+        length=decoded.length,
+    )
+
+
+def sources_of(
+    decoded: Decoded, parts: Sequence[tuple[Stretch, str]], first_special: int
+) -> list[TokenSource]:
+    """The source of each text token of a window's segments. In sequential decoding only the first
+    tokens of an answer count, so there may be more sources than tokens."""
+    pairs = zip(decoded.tokens, decoded.result.sources, strict=False)
+    sources = [splitting.name_of(source) for token, source in pairs if token < first_special]
+    return [
+        source
+        for part, _ in parts
+        for source in sources[part.first : part.first + len(part.tokens)]
+    ]

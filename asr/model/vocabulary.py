@@ -1,0 +1,272 @@
+"""What each token id of a Whisper model means, read from its files.
+
+Two models of the family rarely have the same ids: large-v3 inserted Cantonese, `.en` models have GPT-2's text
+tokens, fine-tunes add tokens, older tokenizer files lack the timestamps. A `WhisperVocabulary` gives every
+id a name by which two models can be compared. Knows tokenizers and configurations; nothing of pairs.
+
+The map between the token ids of a Whisper draft and its target, computed from what the ids mean.
+
+Tokens with the same meaning are partners. What has none is never drafted; a target token without a partner
+is read by the draft as another one that says nearly the same:
+
+| the target's token                           | the draft reads                                         |
+|----------------------------------------------|---------------------------------------------------------|
+| text                                         | the longest end of it that is one token of the draft    |
+| a language                                   | a related one (Cantonese: Chinese), or the start token  |
+| a language or task, by an English-only draft | the start token: it has never read the others           |
+| a timestamp behind the draft's last one      | the last one                                            |
+| another special token                        | a space, or the start token                             |
+
+This affects the share of drafts that are kept, and never the text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from functools import cached_property
+from typing import Any
+
+from forescribe.speculative.models.vocabularies import NONE, TokenMap
+
+from .presets import as_ids
+
+ALIASES: Mapping[str, str] = {"<|nocaptions|>": "<|nospeech|>", "<|jv|>": "<|jw|>"}
+"""Other names of one token: of openai's first release, and a language with two codes."""
+
+END, START, NO_TIMESTAMPS = "<|endoftext|>", "<|startoftranscript|>", "<|notimestamps|>"
+TASKS = ("<|translate|>", "<|transcribe|>")
+STEP_S = 0.02
+"""Seconds between two timestamps."""
+
+
+class Kind(Enum):
+    """What a token is for."""
+
+    TEXT = "text"
+    LANGUAGE = "language"
+    CONTROL = "control"  # of Whisper's own: start, tasks, previous text, no speech
+    TIMESTAMP = "timestamp"
+    OTHER = "other"  # added by a fine-tune, or without a name: padding of the weights
+
+
+@dataclass(frozen=True)
+class Token:
+    """The meaning of an id: tokens of two models mean the same if kind and name are the same. A text's name
+    is its bytes in GPT-2's alphabet; None: the model's files do not name it."""
+
+    kind: Kind
+    name: str | None
+
+
+@dataclass(frozen=True)
+class WhisperVocabulary:
+    """The tokens of a model by id. An `english_only` model has never read languages and tasks, although its
+    tokenizer names them."""
+
+    tokens: tuple[Token, ...]
+    english_only: bool = False
+
+    @classmethod
+    def of(cls, config: Any, tokenizer: Any, generation_config: Any = None) -> WhisperVocabulary:
+        """The vocabulary of a folder's configuration and tokenizer. Raises ValueError for a tokenizer that
+        names no end or start."""
+        names: dict[int, str] = {}
+        for name, token_id in tokenizer.get_vocab().items():
+            names[token_id] = name
+        size, stamp = int(config.vocab_size), f"<|{0:.2f}|>"
+        ids = {name: token_id for token_id, name in names.items()}
+        for needed in (END, START):
+            if ids.get(needed, size) >= size:
+                raise ValueError(f"its tokenizer has no {needed}")
+        # Older files end with <|notimestamps|>: the timestamps are the positions behind it.
+        first = ids.get(stamp)
+        if first is None:
+            before = ids.get(
+                NO_TIMESTAMPS, getattr(generation_config, "no_timestamps_token_id", None)
+            )
+            first = size if before is None else before + 1
+        stamps = range(first, first + int(config.max_source_positions) + 1)
+        end = min((ids[END], *as_ids(config.eos_token_id)))
+        plain = {
+            token_id
+            for token_id, added in tokenizer.added_tokens_decoder.items()
+            if not added.special
+        }
+        languages = frozenset(getattr(generation_config, "lang_to_id", None) or ())
+        tokens = []
+        for token_id in range(size):
+            name = names.get(token_id)
+            if name is None and token_id in stamps:
+                name = f"<|{(token_id - first) * STEP_S:.2f}|>"
+            tokens.append(_token(token_id, name, end, token_id in plain, languages))
+        english = getattr(generation_config, "is_multilingual", None) is False
+        return cls(tuple(tokens), english)
+
+    @cached_property
+    def ids(self) -> Mapping[Token, int]:
+        """The id of each named token; of several with one meaning the first."""
+        found: dict[Token, int] = {}
+        for token_id, token in enumerate(self.tokens):
+            if token.name is not None:
+                found.setdefault(token, token_id)
+        return found
+
+    def id_of(self, kind: Kind, name: str) -> int | None:
+        return self.ids.get(Token(kind, name))
+
+    @cached_property
+    def stamps(self) -> tuple[int, ...]:
+        """The timestamps in order."""
+        return tuple(i for i, token in enumerate(self.tokens) if token.kind is Kind.TIMESTAMP)
+
+    @cached_property
+    def text_count(self) -> int:
+        return sum(token.kind is Kind.TEXT for token in self.tokens)
+
+
+def _token(
+    token_id: int, name: str | None, end: int, plain: bool, languages: frozenset[str]
+) -> Token:
+    """The meaning of an id. `plain` says that the tokenizer added it and it is not special."""
+    if name is None:
+        return Token(Kind.OTHER, None)
+    if token_id < end:
+        return Token(Kind.TEXT, name)
+    name = ALIASES.get(name, name)
+    inner = name[2:-2] if name.startswith("<|") and name.endswith("|>") else None
+    if inner is None:
+        return Token(Kind.TEXT, alphabetic(name)) if plain else Token(Kind.OTHER, name)
+    if _is_stamp(inner):
+        return Token(Kind.TIMESTAMP, name)
+    if name in (END, START, NO_TIMESTAMPS, *TASKS) or name in _CONTROLS:
+        return Token(Kind.CONTROL, name)
+    if name in languages or inner in _codes():
+        return Token(Kind.LANGUAGE, name)
+    return Token(Kind.OTHER, name)
+
+
+_CONTROLS = frozenset({"<|startoflm|>", "<|startofprev|>", "<|nospeech|>"})
+
+
+def _codes() -> Mapping[str, str]:
+    from transformers.models.whisper.tokenization_whisper import LANGUAGES
+
+    return LANGUAGES
+
+
+def _is_stamp(inner: str) -> bool:
+    whole, dot, part = inner.partition(".")
+    return bool(dot) and len(part) == 2 and whole.isdigit() and part.isdigit()
+
+
+def alphabetic(text: str) -> str:
+    """A text's bytes as characters of GPT-2's alphabet, in which tokenizers name their text tokens."""
+    return "".join(_letters()[byte] for byte in text.encode())
+
+
+def _letters() -> Mapping[int, str]:
+    """GPT-2's printable character for each byte."""
+    if not _LETTERS:
+        printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+        others = [byte for byte in range(256) if byte not in printable]
+        _LETTERS.update({byte: chr(byte) for byte in printable})
+        _LETTERS.update({byte: chr(256 + i) for i, byte in enumerate(others)})
+    return _LETTERS
+
+
+_LETTERS: dict[int, str] = {}
+
+
+RELATED: Mapping[str, tuple[str, ...]] = {
+    "<|yue|>": ("<|zh|>",),
+    "<|nn|>": ("<|no|>",),
+    "<|no|>": ("<|nn|>",),
+    "<|nb|>": ("<|no|>", "<|nn|>"),
+    "<|gsw|>": ("<|de|>",),
+    "<|lb|>": ("<|de|>",),
+}
+"""Languages by which a draft may read one that it lacks: one that is written alike."""
+
+LEAST_SHARED = 0.5
+"""The share of the smaller text vocabulary that both must have. `.en` models and the others share 58 % of
+their text tokens, which are 99 % of English text (29,380 of 50,256; of 111,016 tokens of documentation)."""
+
+SPACE = "Ġ"
+
+
+def token_map(target: WhisperVocabulary, draft: WhisperVocabulary) -> TokenMap | None:
+    """The map of two models; None where their ids are the same. Raises ValueError, which says why, for
+    vocabularies with little in common."""
+    if target == draft:
+        return None
+    partners = _partners(target, draft)
+    shared = sum(target.tokens[i].kind is Kind.TEXT for i in partners)
+    smaller = min(target.text_count, draft.text_count)
+    if shared < LEAST_SHARED * smaller:
+        raise ValueError(f"they share {shared:,} of {smaller:,} text tokens")
+    to_target = [NONE] * len(draft.tokens)
+    for target_id, draft_id in partners.items():
+        to_target[draft_id] = target_id
+    stand_ins = _StandIns(draft)
+    to_draft = [
+        partners[i] if i in partners else stand_ins.of(token)
+        for i, token in enumerate(target.tokens)
+    ]
+    made = TokenMap(tuple(to_draft), tuple(to_target))
+    return None if made.is_identity else made
+
+
+def _partners(target: WhisperVocabulary, draft: WhisperVocabulary) -> dict[int, int]:
+    """The draft's id of each target id that means the same."""
+    found = {}
+    for token, target_id in target.ids.items():
+        draft_id = draft.ids.get(token)
+        if draft_id is not None and not _unread(token, target, draft):
+            found[target_id] = draft_id
+    return found
+
+
+def _unread(token: Token, target: WhisperVocabulary, draft: WhisperVocabulary) -> bool:
+    """Whether a draft has never read this token, although its tokenizer names it."""
+    if not draft.english_only or target.english_only:
+        return False
+    return token.kind is Kind.LANGUAGE or token.name in TASKS
+
+
+class _StandIns:
+    """What a draft reads in place of tokens that it lacks."""
+
+    def __init__(self, draft: WhisperVocabulary) -> None:
+        self._draft = draft
+        self._start = draft.ids[Token(Kind.CONTROL, START)]
+
+    def of(self, token: Token) -> int:
+        if token.kind is Kind.TEXT and token.name:
+            return self._ending(token.name)
+        if token.kind is Kind.LANGUAGE:
+            return self._language(token)
+        if token.kind is Kind.TIMESTAMP and self._draft.stamps:
+            return self._draft.stamps[-1]
+        if token.kind is Kind.OTHER:
+            return self._ending(SPACE)
+        return self._start
+
+    def _ending(self, name: str) -> int:
+        """The longest end of a text that is one token: what follows depends on it most. A space, or the start
+        token, where there is none."""
+        endings = (name[first:] for first in range(len(name)))
+        for text in (*endings, SPACE):
+            found = self._draft.id_of(Kind.TEXT, text)
+            if found is not None:
+                return found
+        return self._start
+
+    def _language(self, token: Token) -> int:
+        if not self._draft.english_only:
+            for name in RELATED.get(token.name or "", ()):
+                found = self._draft.id_of(Kind.LANGUAGE, name)
+                if found is not None:
+                    return found
+        return self._start
