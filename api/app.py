@@ -2,6 +2,13 @@
 
 app = create_app(load())                    # for uvicorn, or a test client
 app = create_app(settings, serving)         # with the caller's own engine
+
+The application of `forescribe worker`: jobs and a model, with no routes but those of operators.
+
+    app = create_worker_app(settings, serving, jobs)
+
+`/health`, `/ready` and `/metrics` answer without a key, because the port is the operators' own and reveals
+counts only; it is not opened unless it is asked for. Work comes from the queue.
 """
 
 from __future__ import annotations
@@ -15,22 +22,21 @@ from fastapi import APIRouter, Depends, FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 from .access.keys import Keyring
-from .access.limit_headers import LimitHeaders
+from .access.limits import LimitHeaders
 from .dependencies import browser_caller, caller
-from .http import exception_handlers
+from .http import errors
+from .http.errors import RequestId
 from .http.openapi import describe
 from .http.origins import EXPOSED, OriginGuard
 from .http.pace import Pace
-from .http.request_id import RequestId
-from .process.model_loads import Failure, log_unexpected
-from .process.readiness import Readiness
-from .process.watchdog import Watchdog, exit_failed, exit_hung
-from .routers import audio, docs, endpoints, health, metrics, models, page, text
+from .process.lifecycle import Watchdog, exit_failed, exit_hung
+from .process.models import Failure, log_unexpected
+from .routers import audio, endpoints, operations, page, text
+from .routers.operations import Readiness
 from .settings import Settings
-from .speech.front_end import FrontEnd, refuse_without_model
-from .speech.serving import Serving
-from .telemetry.request_spans import NO_TELEMETRY, RequestSpans
-from .text.text_serving import TextServing
+from .speech.serving import FrontEnd, Serving, refuse_without_model
+from .telemetry.traces import NO_TELEMETRY, RequestSpans
+from .text.serving import TextServing
 
 if TYPE_CHECKING:
     from .access.usage import Usage
@@ -61,8 +67,8 @@ def create_app(
     batches = None
     if jobs is not None:
         from .access.usage import Usage
-        from .batches.batch_service import Batches
-        from .files.file_store import Files
+        from .batches.service import Batches
+        from .files import Files
 
         usage = Usage(jobs.store.database, settings.rights, jobs.store.now)
         batches = Batches(jobs, Files(settings, jobs.store))
@@ -112,15 +118,15 @@ def create_app(
     app.state.readiness = Readiness(settings, engine, text_serving, jobs)
     text_serving.watch(engine.metrics)
     _add_middleware(app, settings, engine)
-    exception_handlers.install(app)
-    app.include_router(health.router)
+    errors.install(app)
+    app.include_router(operations.health_router)
     app.include_router(page.router)
-    app.include_router(docs.router, dependencies=[Depends(browser_caller)])
+    app.include_router(page.docs_router, dependencies=[Depends(browser_caller)])
     private = APIRouter(dependencies=[Depends(caller)])  # so no route here can omit the key
     with_model = [Depends(refuse_without_model)] if settings.front_end else []
     for module in (audio, endpoints):
         private.include_router(module.router, dependencies=with_model)
-    for module in (models, text, metrics):
+    for module in (operations, text, operations):
         private.include_router(module.router)
     if jobs is not None and batches is not None:
         from .routers import batches as batch_routes
@@ -129,10 +135,10 @@ def create_app(
         from .routers import uploads as upload_routes
 
         app.state.files, app.state.batches = batches.files, batches
-        exception_handlers.install_database(app)
+        errors.install_database(app)
         for module in (job_routes, upload_routes, file_routes, batch_routes):
             private.include_router(module.router)
-    private.include_router(metrics.usage_router)
+    private.include_router(operations.usage_router)
     app.include_router(private)
     describe(app)
     return app
@@ -144,7 +150,7 @@ def use_settings(app: FastAPI) -> None:
     app.state.keyring = Keyring(settings.api_keys)
     app.state.serving.admission.use_limits()
     if app.state.jobs is not None:
-        from .uploads.upload_limits import UploadLimits
+        from .uploads.tus import UploadLimits
 
         app.state.jobs.uploads.limits = UploadLimits.of(settings)
 
@@ -156,7 +162,7 @@ def _add_middleware(app: FastAPI, settings: Settings, serving: Serving) -> None:
         app.add_middleware(
             CORSMiddleware,
             allow_origins=settings.allowed_origins,
-            allow_methods=exception_handlers.METHODS,
+            allow_methods=errors.METHODS,
             allow_headers=["*"],
             expose_headers=EXPOSED,
             allow_private_network=True,
@@ -166,3 +172,51 @@ def _add_middleware(app: FastAPI, settings: Settings, serving: Serving) -> None:
     app.add_middleware(RequestId, metrics=serving.metrics)
     if serving.tracing.active:
         app.add_middleware(RequestSpans, tracing=serving.tracing)
+
+
+def create_worker_app(
+    settings: Settings,
+    serving: Serving,
+    jobs: Jobs,
+    *,
+    hung: Callable[[], None] = exit_hung,
+    failed: Callable[[Failure], None] = exit_failed,
+) -> FastAPI:
+    """Create a worker. `hung` and `failed` are as for `create_app`."""
+    serving.failed = failed
+    serving.ending.append(jobs.ending)
+    serving.closing.append(jobs.hand_over)
+    watchdog = Watchdog((serving,), settings.stall_s, hung)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        serving.start()
+        watchdog.start()
+        try:
+            try:
+                await asyncio.to_thread(jobs.start)
+            except Exception as error:  # the database or the disk: no job is lost
+                log_unexpected(error)
+                failed(Failure.of("the jobs' store", error))
+            yield
+        finally:
+            await asyncio.to_thread(jobs.stop)
+            await serving.stop()
+            await asyncio.to_thread(serving.tracing.close)
+            watchdog.stop()
+
+    app = FastAPI(
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        telemetry=NO_TELEMETRY,
+    )
+    app.state.settings, app.state.serving, app.state.jobs = settings, serving, jobs
+    app.state.readiness = Readiness(settings, serving, TextServing.of(settings), jobs)
+    app.add_middleware(RequestId, metrics=serving.metrics)
+    errors.install(app)
+    errors.install_database(app)
+    app.include_router(operations.health_router)
+    app.include_router(operations.metrics_router)
+    return app

@@ -10,9 +10,8 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
-from .access.capacity import Reservation
-from .access.clients import Client, network
 from .access.keys import Keyring, Scope
+from .access.limits import Client, Reservation, network
 from .errors import ApiError
 from .settings import Settings, loopback
 from .speech.serving import Serving

@@ -2,14 +2,21 @@
 
 Every application has its own registry, so that several applications in one process count separately. Does
 not know where the values come from.
+
+The gauges of speech serving, read when metrics are requested.
+
+Knows the session's slots and times; does not know requests.
 """
 
 from __future__ import annotations
 
 import math
+import shutil
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
+from importlib.metadata import version
 from types import MappingProxyType
 from typing import TYPE_CHECKING, cast
 
@@ -19,8 +26,12 @@ from prometheus_client.registry import Collector
 
 from forescribe.asr.formats import transcript_parts
 
+from .access.limits import Admission
+
 if TYPE_CHECKING:
     from forescribe.asr.decode.options import Outcome
+    from forescribe.asr.sessions.session import Session
+
 
 SECONDS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1200.0, 3600.0)
 SPEEDS = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0)
@@ -212,3 +223,61 @@ class _Stages(Collector):
         for stage, seconds in self.seconds().items():
             family.add_metric([stage], seconds)
         yield family
+
+
+def watch(
+    metrics: Metrics,
+    admission: Admission,
+    model: str,
+    ready: Callable[[], bool],
+    session: Callable[[], Session | None],
+) -> None:
+    """Register the gauges; `session` gives None until the model is loaded."""
+
+    def engine_seconds() -> dict[str, float]:
+        current = session()
+        return dict(current.stats.seconds) if current is not None else {}
+
+    def engine_counts() -> dict[str, float]:
+        current = session()
+        if current is None:
+            return {}
+        stats = current.stats
+        return {
+            "rounds": stats.rounds,
+            "row_rounds": stats.row_rounds,
+            "target_forwards": stats.target_forwards,
+            "draft_forwards": stats.draft_forwards,
+            "engine_faults": stats.faults,
+        }
+
+    metrics.build(lambda: _build(model, session()))
+    metrics.counts(engine_counts)
+    metrics.watch("ready", "Whether requests are admitted.", ready)
+    metrics.watch("requests_inside", "Requests in progress.", lambda: admission.requests)
+    metrics.watch("slots_busy", "Share of the engine's slots in use.", lambda: _busy(session()))
+    metrics.watch(
+        "scratch_free_bytes",
+        "Free space for uploads and their samples.",
+        lambda: shutil.disk_usage(tempfile.gettempdir()).free,
+    )
+    metrics.engine(engine_seconds)
+    metrics.watch("queued_audio_seconds", "Audio not yet decoded.", lambda: admission.seconds)
+
+
+def _build(model: str, session: Session | None) -> dict[str, str]:
+    """Version, model, engine and device; the last two are empty until the model is loaded."""
+    whisper = None if session is None else session.transcriber.whisper
+    return {
+        "version": version("forescribe"),
+        "model": model,
+        "engine": "" if whisper is None else str(whisper.engine),
+        "device": "" if whisper is None else whisper.device.name,
+    }
+
+
+def _busy(session: Session | None) -> float:
+    if session is None:
+        return 0.0
+    transcriber = session.transcriber
+    return 1 - transcriber.engine.free / transcriber.batch

@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ..access.limit_headers import HEADERS as LIMIT_HEADERS
+from ..access.addresses import ANY, Host, matches, same_origin
+from ..access.limits import HEADERS as LIMIT_HEADERS
 from ..errors import ApiError, refusal
 from ..metrics import Metrics
 from ..settings import Settings
-from .hosts import ANY, Host, matches, same_origin
 
 UNCHECKED_PATHS = frozenset({"/health", "/ready"})
 

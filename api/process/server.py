@@ -1,6 +1,20 @@
 """One service process: uvicorn over one engine, with the handling of signals.
 
 `api.process.workers` supervises several such processes, one for each device. Does not know routes.
+
+The end of a worker when the queue is empty, for batch systems that pay by the hour.
+
+    EndWhenIdle(serving, lambda: store.jobs.backlog()[0], finish, idle_s=60.0).start()
+
+Does not know what the jobs are.
+
+`forescribe worker`: one process with one model that takes jobs from the queue, and no clients.
+
+    run_worker(settings)                       # until SIGINT or SIGTERM
+    run_worker(settings, listening)            # with /health, /ready and /metrics on a bound socket
+
+At the signal it takes no more jobs and gives those that it has back to the queue; another process continues
+them after their last finished group. Does not know routes.
 """
 
 from __future__ import annotations
@@ -11,23 +25,24 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable
 from types import FrameType
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, Protocol
 
 import uvicorn
+from sqlalchemy.exc import DBAPIError
 
 from forescribe.asr.errors import CapacityError, UsageError
 from forescribe.asr.installing import how_to_install
 
-from ..app import create_app, use_settings
-from ..http.protocol import Protocol
+from ..app import create_app, create_worker_app, use_settings
+from ..http.pace import HttpProtocol
 from ..settings import Settings
 from ..settings_reload import Reloader
-from ..speech.front_end import FrontEnd
-from ..speech.serving import Serving
-from .model_loads import Failure
+from ..speech.serving import FrontEnd, Serving
+from .models import Failure
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -166,7 +181,7 @@ class OneProcess:
             port=settings.port,
             access_log=False,  # it logs paths and addresses
             log_config=None,
-            http=Protocol,
+            http=HttpProtocol,
             server_header=False,
             timeout_graceful_shutdown=math.ceil(settings.drain_s) + GRACE_S,
         )
@@ -186,7 +201,7 @@ def _usage(settings: Settings) -> Usage | None:
     if not settings.jobs:
         return None
     from ..access.usage import Usage
-    from ..jobs.storage.database import Database
+    from ..jobs.database import Database
 
     url = settings.database_url or f"sqlite:///{settings.data_folder / 'jobs.db'}"
     return Usage(Database.open(url), settings.rights)
@@ -204,3 +219,89 @@ def _jobs(settings: Settings, serving: Serving) -> Jobs | None:
             f"jobs need {error.name}: {how_to_install('serve')}, or set jobs = false"
         ) from error
     return Jobs.open(settings, serving)
+
+
+POLL_S = 1.0
+
+
+class Stateful(Protocol):
+    """The part of `api.process.lifecycle.Lifecycle` that is read."""
+
+    @property
+    def state(self) -> str: ...
+
+
+class EndWhenIdle:
+    """Calls `finish` once the model was ready and no job was open for `idle_s` seconds on end. A database
+    that is away does not count as empty."""
+
+    def __init__(
+        self,
+        serving: Stateful,
+        open_jobs: Callable[[], int],
+        finish: Callable[[], None],
+        idle_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.serving, self.open_jobs, self.finish = serving, open_jobs, finish
+        self.idle_s, self.clock = idle_s, clock
+        self._since: float | None = None
+
+    def start(self) -> None:
+        threading.Thread(target=self._watch, name="idle", daemon=True).start()
+
+    def look(self) -> bool:
+        """Look once, and return whether the worker was ended."""
+        if self.serving.state != "ready" or self._open():
+            self._since = None
+            return False
+        self._since = self.clock() if self._since is None else self._since
+        if self.clock() - self._since < self.idle_s:
+            return False
+        self.finish()
+        return True
+
+    def _watch(self) -> None:
+        while not self.look():
+            time.sleep(POLL_S)
+
+    def _open(self) -> bool:
+        try:
+            return self.open_jobs() > 0
+        except DBAPIError:
+            return True
+
+
+def run_worker(
+    settings: Settings, listening: socket.socket | None = None, idle_s: float | None = None
+) -> None:
+    """Work until a signal or a failure or, with `idle_s`, until no job was open for so long. Raises
+    UsageError if the jobs' store cannot be used."""
+    configure_logs()
+    serving = Serving.of(settings)
+    process = OneProcess(settings, serving)
+    jobs = process.jobs()
+    assert jobs is not None, "checked by `worker_settings`"
+    app = create_worker_app(settings, serving, jobs, failed=process.fail)
+    if idle_s is not None:
+        EndWhenIdle(serving, lambda: jobs.store.jobs.backlog()[0], process.finish, idle_s).start()
+    process.run(app, [] if listening is None else [listening])
+
+
+def worker_settings(settings: Settings) -> Settings:
+    """The settings as a worker needs them: no load balancer has to notice its end. Raises UsageError for
+    those that make no sense for it."""
+    if settings.database_url is None or settings.database_url.startswith("sqlite"):
+        raise UsageError(
+            "a worker takes jobs from a database that a service shares with it, and SQLite is a file of "
+            "one machine: give --database postgresql://user:password@host/name (database_url)"
+        )
+    if not settings.jobs:
+        raise UsageError("a worker does jobs, and jobs = false: set jobs = true")
+    if settings.front_end:
+        raise UsageError("front_end is for `forescribe serve`: a worker loads the model")
+    if settings.workers != 1:
+        raise UsageError(
+            "a worker is one process for one device: start one for each instead of workers"
+        )
+    return settings.model_copy(update={"announce_s": 0.0, "text_model": None})

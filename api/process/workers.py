@@ -6,6 +6,12 @@ A supervisor binds the address, starts the processes with the socket, and restar
 later each time it dies young. The socket is shared, so connections that wait to be accepted survive a
 worker. Worker 0 has the jobs: the others forward such requests to it (`api.process.forward`). Limits per
 key and minute, and the bounds of the queue, are separate for each worker. Holds no model and no thread.
+
+Start the service: in this process, or as several workers with this process as their supervisor.
+
+    run(settings)                 # returns at SIGINT or SIGTERM, once the work under way is done
+
+Knows neither routes nor models; `api.process.server` runs one process, `api.process.workers` several.
 """
 
 from __future__ import annotations
@@ -32,7 +38,7 @@ from forescribe.asr.errors import ForescribeError, UsageError
 from ..settings import Settings, SettingsSource
 from .forward import WorkerAddress
 from .listening_socket import BACKLOG, bound
-from .model_loads import LASTING
+from .models import LASTING
 from .server import GRACE_S, serve
 
 log = logging.getLogger("forescribe.api")
@@ -260,3 +266,16 @@ def _count(kind: str) -> int:
     from forescribe.speculative.device import available, device_count
 
     return device_count(kind) if available(kind) else 0
+
+
+def launch(settings: Settings, listening: socket.socket | None = None) -> None:
+    """Serve until SIGINT or SIGTERM, on a bound socket or on the address of the settings.
+
+    After the signal no new work is admitted, and the work under way has `drain_s` seconds to finish.
+    Exits with a special status if a model cannot be loaded (`api.process.model_loads`).
+    """
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(message)s")
+    if settings.workers == 1:
+        serve(settings, None if listening is None else [listening])
+    else:
+        run(settings, listening)

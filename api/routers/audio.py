@@ -16,13 +16,12 @@ from forescribe.asr.decode.options import Options
 from forescribe.asr.formats.transcript import Transcript
 
 from ..dependencies import ClientDep, ServingDep, SettingsDep
-from ..speech import form_options
-from ..speech.admitted_upload import AdmittedUpload, admitted, all_parts, while_connected
-from ..speech.answers import answer
-from ..speech.events import EventStream, events
+from ..speech import forms
+from ..speech.answers import EventStream, answer, events
 from ..speech.forms import TranscriptionForm, TranslationForm, parse
-from ..speech.transcription_stream import TranscriptionStream
-from .models import check_model
+from ..speech.serving import TranscriptionStream
+from ..speech.upload import AdmittedUpload, admitted, all_parts, while_connected
+from .operations import check_model
 
 router = APIRouter(prefix="/v1/audio", tags=["audio"])
 
@@ -46,7 +45,7 @@ async def transcriptions(
     async with admitted(request, settings, serving, client) as admission:
         form = parse(TranscriptionForm, admission.upload.fields)
         check_model(form.model, settings)
-        options = form_options.transcription(form, serving, settings)
+        options = forms.transcription(form, serving, settings)
         if form.diarized:
             return await _diarized(request, admission, form, options)
         stream = await admission.follow(options)
@@ -93,7 +92,7 @@ async def translations(
     async with admitted(request, settings, serving, client) as admission:
         form = parse(TranslationForm, admission.upload.fields)
         check_model(form.model, settings)
-        stream = await admission.follow(form_options.translation(form, serving))
+        stream = await admission.follow(forms.translation(form, serving))
     await all_parts(request, stream)
     return answer(form.response_format, _transcript(stream))
 

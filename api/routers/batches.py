@@ -1,6 +1,10 @@
 """`/v1/batches`: OpenAI's contract, for transcriptions and translations.
 
 A batch belongs to its API key: for other keys it does not exist. See docs/openai-batches.md.
+
+The dependency of routes that use batches.
+
+Does not know HTTP beyond the application's state; routes that need batches exist only if there are jobs.
 """
 
 from __future__ import annotations
@@ -11,17 +15,26 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Depends, Query, Request
 from pydantic import BaseModel
 
-from ..batches import batch_form
-from ..batches.batch_dependencies import BatchesDep
-from ..batches.batch_form import BatchForm
-from ..batches.batch_records import ID, Batch, BatchObject
-from ..batches.batch_service import Batches
+from ..batches import lines
+from ..batches.lines import BatchForm
+from ..batches.service import Batches
+from ..batches.table import ID, Batch, BatchObject
 from ..dependencies import Caller
 from ..errors import ApiError
-from ..http.request_bodies import json_object
-from ..jobs.job_dependencies import JobsDep
+from ..http.bodies import json_object
 from ..jobs.submissions import IdempotencyKey, fingerprint
-from .jobs import idempotency_key
+from .jobs import JobsDep, idempotency_key
+
+
+def batches(request: Request) -> Batches:
+    """The application's batches."""
+    batches = request.app.state.batches
+    assert isinstance(batches, Batches)
+    return batches
+
+
+BatchesDep = Annotated[Batches, Depends(batches)]
+
 
 router = APIRouter(prefix="/v1/batches", tags=["batches"])
 
@@ -62,7 +75,7 @@ async def create(
     The file is checked later: the batch is `validating` until then.
     """
     key = idempotency_key(request)
-    form = batch_form.parse(await json_object(request))
+    form = lines.parse_batch(await json_object(request))
     await asyncio.to_thread(jobs.submissions.check_room)
     expiry, mark = form.output_expires_after, None
     if key is not None:

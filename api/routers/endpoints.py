@@ -16,7 +16,7 @@ from ..dependencies import ClientDep, ServingDep, SettingsDep
 from ..errors import ApiError
 from ..settings import NO_DIARIZER
 from ..speech import huggingface_contract
-from ..speech.admitted_upload import admitted, all_parts, while_connected
+from ..speech.upload import admitted, all_parts, while_connected
 
 router = APIRouter(tags=["endpoints"])
 

@@ -1,6 +1,10 @@
 """`/v1/files`: OpenAI's contract, for the input and output of batches and for audio.
 
 A file belongs to its API key: for other keys it does not exist. See docs/openai-batches.md.
+
+The dependency of routes that use files.
+
+Does not know HTTP beyond the application's state; routes that need files exist only if there are jobs.
 """
 
 from __future__ import annotations
@@ -14,15 +18,23 @@ from starlette.responses import Response
 
 from ..dependencies import Caller, ClientDep, SettingsDep, reserve
 from ..errors import ApiError
-from ..files.file_dependencies import FilesDep
-from ..files.file_form import FileForm
-from ..files.file_store import Files
-from ..files.stored_file import ID, DeletedFile, FileObject, Purpose, StoredFile
-from ..http.byte_ranges import file_response
-from ..jobs.job_dependencies import JobsDep
+from ..files import ID, DeletedFile, FileForm, FileObject, Files, Purpose, StoredFile
+from ..http.bodies import file_response
 from ..settings import Settings
 from ..speech.forms import parse
 from ..uploads.multipart import Received, receive_form
+from .jobs import JobsDep
+
+
+def files(request: Request) -> Files:
+    """The application's files."""
+    files = request.app.state.files
+    assert isinstance(files, Files)
+    return files
+
+
+FilesDep = Annotated[Files, Depends(files)]
+
 
 MAX_LABEL_LENGTH = 255
 UNNAMED = "file"

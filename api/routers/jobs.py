@@ -2,14 +2,27 @@
 
 An answer of 202 means that the audio and every parameter are on disk. A job belongs to its API key: for
 other keys it does not exist.
+
+The progress of a job as server-sent events.
+
+    event: segment
+    id: 7
+    data: {"k": 2, "segments": [{"id": 11, "start": 61.2, "end": 64.0, "text": " ..."}]}
+
+Event ids are numbers of the job's log, so a client that reconnects names the last one it has seen and
+misses nothing. Does not know requests.
+
+The dependency of routes that use jobs.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import mimetypes
 import re
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Annotated, Any, Literal
 
@@ -21,21 +34,83 @@ from forescribe.asr.formats.files import rttm
 
 from ..dependencies import Caller, ClientDep, ServingDep, SettingsDep, reserve
 from ..errors import ApiError
-from ..http.blocking import in_thread
-from ..http.byte_ranges import file_response
-from ..http.request_bodies import small_field
-from ..http.validation import whole
-from ..jobs.job_dependencies import JobsDep
-from ..jobs.job_events import follow
-from ..jobs.job_form import JobForm, check
+from ..http.bodies import file_response, in_thread, small_field, whole
 from ..jobs.service import Jobs
-from ..jobs.storage.records import ENDED, Job, State
-from ..jobs.submissions import RETRY_S, Recording
-from ..speech.answers import answer
-from ..speech.events import EventStream
+from ..jobs.store import Store
+from ..jobs.submissions import RETRY_S, JobForm, Recording, check
+from ..jobs.tables import ENDED, Job, LogEntry, State
+from ..speech.answers import PING, PING_S, EventStream, answer
 from ..speech.forms import parse
 from ..uploads.multipart import Received, receive_form
-from .models import check_model
+from .operations import check_model
+
+POLL_S = 0.25
+"""Seconds between reads of the log. Other processes write to it too, so there is no notification."""
+
+
+async def follow(jobs: Jobs, id: str, after: int) -> AsyncIterator[bytes]:
+    """The entries numbered above `after` until the job ends, then `done`."""
+    store, n, sent_s = jobs.store, after, time.monotonic()
+    while True:
+        # The job is read first: an entry that is written between the two reads is sent now, and the end is
+        # seen in the next pass.
+        job = await asyncio.to_thread(store.jobs.get, id)
+        entries = await asyncio.to_thread(store.log.entries, id, n)
+        for entry in entries:
+            n = entry.n
+            yield await asyncio.to_thread(_event, store, id, entry)
+            sent_s = time.monotonic()
+        if job is None or (jobs.leaving and not entries and not job.ended):
+            return  # erased, or continued by the next process: the client reconnects
+        if job.ended and not entries:
+            yield _encoded("done", job.view(), n)
+            return
+        if time.monotonic() - sent_s > PING_S:
+            yield PING
+            sent_s = time.monotonic()
+        if not entries:
+            await asyncio.sleep(POLL_S)
+
+
+def _event(store: Store, id: str, entry: LogEntry) -> bytes:
+    data: Mapping[str, Any] = entry.data
+    if entry.kind == "segment":
+        data = _segments(store, entry.data)
+    elif entry.kind == "progress":
+        job = store.jobs.get(id)
+        total_s = 0.0 if job is None else job.progress()["total_s"]
+        data = {"done_s": entry.data["done_s"], "total_s": total_s}
+    else:
+        job = store.jobs.get(id)
+        # The current view with the state of that time.
+        data = {**(job.view() if job is not None else {"id": id}), "state": entry.data["state"]}
+    return _encoded(entry.kind, data, entry.n)
+
+
+def _segments(store: Store, data: Mapping[str, Any]) -> dict[str, Any]:
+    """The segments of a group; empty if its text has been erased."""
+    try:
+        group = json.loads(store.blobs.read(data["blob"]))
+    except FileNotFoundError:
+        group = {"segments": []}
+    numbered = enumerate(group["segments"], data["first"])
+    return {"k": data["k"], "segments": [{"id": i, **segment} for i, segment in numbered]}
+
+
+def _encoded(kind: str, data: Mapping[str, Any], n: int) -> bytes:
+    text = json.dumps(data, ensure_ascii=False, allow_nan=False)
+    return f"event: {kind}\nid: {n}\ndata: {text}\n\n".encode()
+
+
+def jobs(request: Request) -> Jobs:
+    """The application's jobs. Routes that need them exist only if there are jobs."""
+    jobs = request.app.state.jobs
+    assert isinstance(jobs, Jobs)
+    return jobs
+
+
+JobsDep = Annotated[Jobs, Depends(jobs)]
+
 
 MAX_KEY_LENGTH = 255
 MAX_LABEL_LENGTH = 255

@@ -15,15 +15,24 @@ from starlette.responses import JSONResponse, Response
 
 from forescribe.speculative.errors import RequestError
 
-from ..access.clients import Client
+from ..access.limits import Client
 from ..dependencies import ClientDep, ServingDep, reserve
 from ..errors import ApiError
-from ..speech.admitted_upload import while_connected
-from ..speech.events import PING, PING_S, EventStream, data
-from ..text.text_answers import ChatShape, Shape, TextShape, usage_of
-from ..text.text_forms import MAX_TEXTS, ChatForm, CompletionForm, FormT, TextForm, parse
-from ..text.text_request import TextRequest
-from ..text.text_serving import TextServing
+from ..speech.answers import PING, PING_S, EventStream, data
+from ..speech.upload import while_connected
+from ..text.forms import (
+    MAX_TEXTS,
+    ChatForm,
+    ChatShape,
+    CompletionForm,
+    FormT,
+    Shape,
+    TextForm,
+    TextShape,
+    parse,
+    usage_of,
+)
+from ..text.serving import TextRequest, TextServing
 
 if TYPE_CHECKING:
     from forescribe.text.streaming import Completion

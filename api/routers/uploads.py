@@ -20,11 +20,9 @@ from starlette.responses import Response
 
 from ..dependencies import Caller, ClientDep, reserve
 from ..errors import ApiError
-from ..http.blocking import in_thread
-from ..http.validation import label, whole
-from ..jobs.job_dependencies import JobsDep
-from ..uploads.tus import Upload
-from ..uploads.upload_store import UploadStore
+from ..http.bodies import in_thread, label, whole
+from ..uploads.tus import Upload, UploadStore
+from .jobs import JobsDep
 
 VERSION = "1.0.0"
 TUS = {"Tus-Resumable": VERSION, "Cache-Control": "no-store"}

@@ -18,7 +18,7 @@ from forescribe.asr.formats.transcript import Transcript
 from forescribe.asr.formats.transcript_parts import Json
 
 from ..errors import ApiError
-from ..http.validation import loads
+from ..http.bodies import loads
 
 if TYPE_CHECKING:
     from forescribe.diarize.diarizer import Bounds

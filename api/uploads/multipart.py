@@ -20,8 +20,7 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
 from ..errors import ApiError
-from ..http.request_bodies import media_type
-from ..http.validation import label, whole
+from ..http.bodies import label, media_type, whole
 from ..settings import Settings
 
 FIELDS = 64

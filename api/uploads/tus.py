@@ -8,6 +8,17 @@
 The offset is the size of the part file and is not stored elsewhere. The length that is known to be on disk
 is recorded as it grows; bytes beyond it are cut off at the next start, because a failing disk or power loss
 may have lost them. Does not know HTTP, so other protocols can use it.
+
+Limits of resumable uploads: of one, and of all that a client has open.
+
+    limits = UploadLimits.of(settings)
+    limits.check_length(length)
+    limits.check_open(OpenUploads(count=3, bytes=5 << 30), length)
+
+An upload is open from its creation until it becomes a job, is deleted or expires: so long it holds a file or
+a row, and its client may fill it to its length. Does not know where uploads are kept.
+
+The interface of resumable uploads: `tus` keeps them in a folder, `shared_uploads` for all replicas.
 """
 
 from __future__ import annotations
@@ -20,14 +31,69 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
 from ..errors import ApiError
-from ..jobs.storage.blobs import disk_errors
-from .upload_limits import OpenUploads, UploadLimits
+from ..jobs.blobs import disk_errors
+from ..settings import Settings
+
+RETRY_S = 60
+"""When a client with too many uploads had better try again: others of its uploads may be jobs by then."""
+
+
+@dataclass(frozen=True)
+class OpenUploads:
+    """The open uploads of one client; `bytes` as declared at their creation."""
+
+    count: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class UploadLimits:
+    """`max_bytes` of one upload; `max_open` and `max_open_bytes` of all open uploads of one client."""
+
+    max_bytes: int
+    max_open: int
+    max_open_bytes: int
+
+    @classmethod
+    def of(cls, settings: Settings) -> UploadLimits:
+        return cls(
+            settings.max_upload_bytes,
+            settings.max_open_uploads_per_key,
+            settings.max_open_bytes_per_key,
+        )
+
+    @property
+    def longest(self) -> int:
+        """Bytes of the longest upload that can be created."""
+        return min(self.max_bytes, self.max_open_bytes)
+
+    def check_length(self, length: int) -> None:
+        """Raises ApiError `empty_file`, `file_too_large`."""
+        if not length:
+            raise ApiError("empty_file", "Upload-Length: the file is empty", param="Upload-Length")
+        if length > self.longest:
+            raise ApiError("file_too_large", f"the upload is larger than {self.longest} bytes")
+
+    def check_open(self, before: OpenUploads, length: int) -> None:
+        """Raises ApiError `rate_limited` if a client with these uploads may not open another."""
+        if before.count >= self.max_open:
+            text = f"there are {before.count} unfinished uploads already, the maximum"
+        elif before.bytes + length > self.max_open_bytes:
+            text = (
+                f"unfinished uploads reserve {before.bytes} bytes already, and {self.max_open_bytes} "
+                "is the maximum"
+            )
+        else:
+            return
+        advice = "finish some and make them jobs, or delete them"
+        raise ApiError("rate_limited", f"{text}: {advice}", retry_after=RETRY_S)
+
 
 ID = re.compile(r"up_[0-9a-f]{32}")
 
@@ -242,3 +308,47 @@ class Part:
             new.write_text(str(self.offset))
             os.replace(new, self._synced)
         self._durable = self.offset
+
+
+class UploadPart(Protocol):
+    """An upload while it is written."""
+
+    length: int
+    """Bytes of the whole upload."""
+
+    def write(self, data: bytes) -> None:
+        """Append bytes. Raises ApiError `file_too_large` for data beyond the length."""
+
+    def sync(self) -> None:
+        """Make durable what was written."""
+
+
+class UploadStore(Protocol):
+    """Uploads by id and owner. The methods raise ApiError `not_found` for uploads of others too, `locked`
+    while another request uses the upload, `conflict` for a wrong offset or an incomplete one."""
+
+    limits: UploadLimits
+
+    def create(
+        self, owner: str, length: int, label: str | None = None, *, client: str = ""
+    ) -> Upload:
+        """Create an empty upload, which counts for the client, by default for the owner. Raises ApiError
+        `empty_file`, `file_too_large`, `rate_limited` if the client has too many; OutputError."""
+
+    def get(self, id: str, owner: str) -> Upload: ...
+
+    def appending(self, id: str, owner: str, offset: int) -> AbstractContextManager[UploadPart]: ...
+
+    def whole(self, id: str, owner: str) -> AbstractContextManager[BinaryIO]:
+        """The bytes of a complete upload."""
+
+    def digest(self, id: str, owner: str) -> bytes:
+        """SHA-256 of a complete upload."""
+
+    def delete(self, id: str, owner: str) -> None: ...
+
+    def recover(self) -> None:
+        """Make the uploads consistent at the start of a process."""
+
+    def expire(self, older_s: float) -> None:
+        """Remove uploads that were not written to for `older_s` seconds."""

@@ -26,24 +26,18 @@ from typing import Any, BinaryIO, ClassVar
 import uvicorn
 
 from forescribe.api.access.addresses import networks
-from forescribe.api.app import create_app
-from forescribe.api.jobs import service
-from forescribe.api.jobs.engines import dbos_engine
-from forescribe.api.jobs.engines.dbos_engine import DbosEngine
-from forescribe.api.jobs.engines.workflow_engine import WORKFLOWS, CallStep
-from forescribe.api.jobs.execution.active_jobs import ActiveJobs
-from forescribe.api.jobs.execution.diarization_step import DiarizationStep
-from forescribe.api.jobs.execution.job_files import JobFiles
-from forescribe.api.jobs.execution.steps import Steps
-from forescribe.api.jobs.execution.transcription_steps import TranscriptionSteps
-from forescribe.api.jobs.joining import check, open_store
-from forescribe.api.jobs.storage.blobs import Draft
+from forescribe.api.app import create_app, create_worker_app
+from forescribe.api.jobs import dbos_engine, service
+from forescribe.api.jobs.active import ActiveJobs
+from forescribe.api.jobs.blobs import Draft
+from forescribe.api.jobs.completion import Webhooks
+from forescribe.api.jobs.dbos_engine import DbosEngine
+from forescribe.api.jobs.recovery import check, open_store
+from forescribe.api.jobs.steps import DiarizationStep, JobFiles, Steps, TranscriptionSteps
 from forescribe.api.jobs.submissions import Submissions
-from forescribe.api.jobs.webhooks import Webhooks
+from forescribe.api.jobs.workflows import WORKFLOWS, CallStep
 from forescribe.api.settings import Settings
-from forescribe.api.speech.serving import Serving
-from forescribe.api.speech.transcription_stream import TranscriptionStream, TranscriptionTask
-from forescribe.api.worker_app import create_worker_app
+from forescribe.api.speech.serving import Serving, TranscriptionStream, TranscriptionTask
 from forescribe.asr.formats.transcript import Transcript
 from forescribe.asr.formats.transcript_parts import SAMPLE_RATE, Coverage, Segment, Span
 

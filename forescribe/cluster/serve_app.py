@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
     from ray.serve import Application
 
-    from forescribe.api.process.model_loads import Failure
+    from forescribe.api.process.models import Failure
     from forescribe.api.settings import Settings
     from forescribe.api.speech.serving import Serving
 
@@ -132,7 +132,7 @@ def replica_app(settings: Settings) -> tuple[FastAPI, Serving]:
     """The application of one replica. Its lifespan begins when the model is loaded, and raises if it
     cannot be."""
     from forescribe.api.app import create_app
-    from forescribe.api.process.watchdog import exit_failed
+    from forescribe.api.process.lifecycle import exit_failed
     from forescribe.api.speech.serving import Serving
 
     serving = Serving.of(settings)

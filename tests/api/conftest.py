@@ -16,7 +16,7 @@ import soundfile
 from fastapi.testclient import TestClient
 
 from forescribe.api.app import create_app
-from forescribe.api.process.model_loads import Failure
+from forescribe.api.process.models import Failure
 from forescribe.api.settings import Settings
 from forescribe.api.speech.serving import Serving
 from forescribe.asr.audio.sandbox import Decoders

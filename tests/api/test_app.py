@@ -140,7 +140,9 @@ def test_a_fault_of_ours_is_told_without_its_cause_and_logged_without_its_words(
     service, caplog, monkeypatch
 ) -> None:
     client = service()
-    monkeypatch.setattr("forescribe.api.routers.models.names", lambda settings: 1 / 0 or "secret")
+    monkeypatch.setattr(
+        "forescribe.api.routers.operations.names", lambda settings: 1 / 0 or "secret"
+    )
     with caplog.at_level("INFO", "forescribe.api"):
         answer = client.get("/v1/models", headers={"x-request-id": "mine"})
     assert answer.status_code == 500 and answer.json()["error"]["code"] == "internal_error"

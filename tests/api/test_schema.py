@@ -28,7 +28,7 @@ from forescribe.api.errors import STATUS
 from forescribe.api.http.openapi import METHODS, statuses
 from forescribe.api.jobs.engines.memory_engine import MemoryEngine
 from forescribe.api.jobs.service import Jobs
-from forescribe.api.jobs.storage.store import Store
+from forescribe.api.jobs.store import Store
 from forescribe.api.settings import Settings
 from forescribe.api.speech.serving import Serving
 from tests.api.conftest import Halves, until

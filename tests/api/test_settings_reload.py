@@ -14,9 +14,8 @@ from types import SimpleNamespace
 import httpx
 import pytest
 
-from forescribe.api.access.capacity import Admission
-from forescribe.api.access.clients import Client
 from forescribe.api.access.keys import digest, new_key
+from forescribe.api.access.limits import Admission, Client
 from forescribe.api.app import use_settings
 from forescribe.api.errors import ApiError
 from forescribe.api.process.workers import Supervisor, Worker

@@ -9,7 +9,7 @@ from fastapi.testclient import TestClient
 
 from forescribe.api.access.keys import digest, new_key
 from forescribe.api.access.usage import Usage
-from forescribe.api.jobs.storage.database import Database
+from forescribe.api.jobs.database import Database
 from forescribe.api.settings import Settings
 from tests.api.conftest import until
 from tests.api.test_text import app_of

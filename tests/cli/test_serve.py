@@ -16,7 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from forescribe.api.access.keys import Keyring
-from forescribe.api.process import launcher, listening_socket
+from forescribe.api.process import listening_socket, workers
 from forescribe.api.settings import Settings, load
 from forescribe.cli import main
 
@@ -34,7 +34,7 @@ def test_the_whole_command_starts_without_loading_anything_heavy() -> None:
 def test_serve_hands_its_options_to_the_settings(monkeypatch, tmp_path) -> None:
     file, ran = tmp_path / "service.toml", list[Settings]()
     file.write_text("max_requests = 7\nport = 1\n")
-    monkeypatch.setattr(launcher, "run", lambda settings, listening: ran.append(settings))
+    monkeypatch.setattr(workers, "launch", lambda settings, listening: ran.append(settings))
     monkeypatch.setattr(
         listening_socket, "bound", lambda chosen: socket.create_server(("127.0.0.1", 0))
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from forescribe.api.process.model_loads import Failure
+from forescribe.api.process.models import Failure
 from forescribe.api.speech.serving import Serving
 from forescribe.asr.errors import ModelError, UsageError
 from forescribe.cluster import app, serve_app

@@ -22,9 +22,9 @@ from typer.main import get_command
 
 from benchmarks.faults.harness import NotRun
 from benchmarks.faults.storage import database
-from forescribe.api.jobs.storage.records import NewJob
-from forescribe.api.jobs.storage.store import Store
-from forescribe.api.process.job_worker import worker_settings
+from forescribe.api.jobs.store import Store
+from forescribe.api.jobs.tables import NewJob
+from forescribe.api.process.server import worker_settings
 from forescribe.api.settings import PREFIX, Settings, load
 from forescribe.cli.main import app
 
@@ -153,7 +153,7 @@ def test_a_pod_has_time_to_drain(name, monkeypatch) -> None:
 
 
 def test_probes_ask_routes_that_need_no_key() -> None:
-    from forescribe.api.routers.health import router
+    from forescribe.api.routers.operations import health_router as router
 
     routes = {route.path for route in router.routes}
     for name in ("forescribe", "forescribe-worker"):
@@ -269,7 +269,7 @@ def test_the_scalers_query_counts_queued_seconds(tmp_path) -> None:
 
 
 def test_the_batch_ends_and_does_not_repeat_what_cannot_succeed() -> None:
-    from forescribe.api.process.model_loads import LASTING
+    from forescribe.api.process.models import LASTING
 
     job = named("Job", "forescribe-batch")["spec"]
     assert (

@@ -14,9 +14,9 @@ from uuid import uuid4
 
 from sqlalchemy import Connection, Select
 
-from ..storage.database import after_commit
-from ..storage.records import WorkItem, item_prefix
-from .workflow_engine import Pending, Stopping, Workflow
+from ..database import after_commit
+from ..tables import WorkItem, item_prefix
+from ..workflows import Pending, Stopping, Workflow
 
 
 class _Cancelled(BaseException):

@@ -263,8 +263,8 @@ def _check_called_back(
 
 def _objects(folder: Path, url: str) -> str:
     """After a sweep that takes no age into account: what is stored is what rows refer to."""
-    from forescribe.api.jobs.joining import open_objects
-    from forescribe.api.jobs.storage.store import Store
+    from forescribe.api.jobs.recovery import open_objects
+    from forescribe.api.jobs.store import Store
 
     blobs = open_objects(f"file://{folder / 'bucket'}", folder / "sweeper", 1 << 30)
     store = Store.open(folder / "sweeper", url, blobs)

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forescribe.api.access.capacity import MAX_RETRY_AFTER_S, SLOW_RATE, Admission
-from forescribe.api.access.clients import Client, network
+from forescribe.api.access.limits import MAX_RETRY_AFTER_S, SLOW_RATE, Admission, Client, network
 from forescribe.api.errors import ApiError
 from forescribe.api.settings import Settings
 

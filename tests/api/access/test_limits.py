@@ -9,11 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forescribe.api.access.capacity import Admission
-from forescribe.api.access.clients import Client
 from forescribe.api.access.keys import SCOPES, Rights, digest, new_key
-from forescribe.api.access.limit_headers import duration
-from forescribe.api.access.rate_limit import STEPS, RateLimit
+from forescribe.api.access.limits import STEPS, Admission, Client, RateLimit, duration
 from forescribe.api.app import create_app
 from forescribe.api.dependencies import NEEDS
 from forescribe.api.errors import ApiError

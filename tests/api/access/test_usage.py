@@ -12,10 +12,9 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from forescribe.api.access.keys import QUOTAS, Rights, digest, new_key
-from forescribe.api.access.meter import Amount, until
-from forescribe.api.access.usage import Usage
+from forescribe.api.access.usage import Amount, Usage, until
 from forescribe.api.errors import ApiError
-from forescribe.api.jobs.storage.database import Database
+from forescribe.api.jobs.database import Database
 from forescribe.api.settings import Settings
 from tests.api.batches.calls import begin, jsonl, line, lines_of, upload
 from tests.api.batches.calls import ended as batch_ended

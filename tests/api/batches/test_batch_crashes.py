@@ -13,11 +13,11 @@ from contextlib import contextmanager
 import pytest
 import sqlalchemy as sa
 
-from forescribe.api.batches.batch_runner import BatchRunner
-from forescribe.api.files.file_table import FILES as FILE_ROWS
-from forescribe.api.jobs.storage.blobs import Draft
-from forescribe.api.jobs.storage.tables import JOBS as JOB_ROWS
-from forescribe.api.jobs.storage.tables import REFERENCES
+from forescribe.api.batches.service import BatchRunner
+from forescribe.api.files import FILES as FILE_ROWS
+from forescribe.api.jobs.blobs import Draft
+from forescribe.api.jobs.tables import JOBS as JOB_ROWS
+from forescribe.api.jobs.tables import REFERENCES
 from tests.api.batches.calls import BATCHES, begin, ended, jsonl, line, lines_of, upload
 from tests.api.conftest import sound, until
 from tests.api.jobs.application import application, ready

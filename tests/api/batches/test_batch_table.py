@@ -8,10 +8,17 @@ from uuid import uuid4
 import pytest
 from sqlalchemy.exc import IntegrityError
 
-from forescribe.api.batches.batch_records import Batch, BatchError, LineError, LineRow
-from forescribe.api.batches.batch_table import BATCHES, LINES, BatchTable
-from forescribe.api.jobs.storage.records import NewJob
-from forescribe.api.jobs.storage.store import Store
+from forescribe.api.batches.table import (
+    BATCHES,
+    LINES,
+    Batch,
+    BatchError,
+    BatchTable,
+    LineError,
+    LineRow,
+)
+from forescribe.api.jobs.store import Store
+from forescribe.api.jobs.tables import NewJob
 
 URL = os.environ.get("FORESCRIBE_TEST_PG")
 

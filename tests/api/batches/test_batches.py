@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import pytest
 
 from forescribe.api.access.keys import digest, new_key
-from forescribe.api.batches.batch_runner import REST_S
+from forescribe.api.batches.service import REST_S
 from forescribe.api.errors import ApiError
-from forescribe.api.jobs.storage.records import NewJob
+from forescribe.api.jobs.tables import NewJob
 from forescribe.asr.errors import OutputError
 from tests.api.batches.calls import (
     BATCHES,

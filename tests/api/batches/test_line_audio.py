@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from forescribe.api.batches.line_audio import LineAudio
+from forescribe.api.batches.lines import LineAudio
 from tests.api.batches.calls import begin, ended, jsonl, line, lines_of
 from tests.api.conftest import memo
 from tests.api.jobs.application import JOBS, application, ready

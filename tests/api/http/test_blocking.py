@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from forescribe.api.http.blocking import in_thread
+from forescribe.api.http.bodies import in_thread
 
 
 def test_a_block_is_entered_and_left_in_threads_whatever_happens() -> None:

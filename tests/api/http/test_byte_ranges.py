@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from forescribe.api.errors import ApiError
-from forescribe.api.http.byte_ranges import is_served
+from forescribe.api.http.bodies import is_served
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from forescribe.api.errors import ApiError
-from forescribe.api.http.validation import loads, text, whole
+from forescribe.api.http.bodies import loads, text, whole
 from tests.api.conftest import sound, until
 from tests.api.contract import conforms
 from tests.api.jobs.application import JOBS, application, ready

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
+from forescribe.api.access.addresses import Host, same_origin
 from forescribe.api.access.keys import digest, new_key
 from forescribe.api.app import create_app
-from forescribe.api.http.hosts import Host, same_origin
 from forescribe.api.process.forward import Forward, WorkerAddress
 from forescribe.api.settings import Settings, load
 from forescribe.asr.errors import UsageError

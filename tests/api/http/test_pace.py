@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from forescribe.api.access.clients import Client
+from forescribe.api.access.limits import Client
 from forescribe.api.errors import ApiError
 from forescribe.api.http.pace import SILENT_S, Body, Pace
 from tests.api.conftest import sound, until

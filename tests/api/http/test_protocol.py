@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.routing import Route
 
-from forescribe.api.http.protocol import Protocol
+from forescribe.api.http.pace import HttpProtocol
 from tests.api.conftest import until
 from tests.api.contract import conforms
 
@@ -23,7 +23,7 @@ HEAD_S = 0.3
 GET = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
-class Hasty(Protocol):
+class Hasty(HttpProtocol):
     head_s = HEAD_S
 
 

@@ -11,15 +11,14 @@ from typing import Any
 from fastapi.testclient import TestClient
 
 from forescribe.api.app import create_app
-from forescribe.api.jobs.blob_storage.blob_store import BlobStore
+from forescribe.api.jobs.blobs import BlobStore
+from forescribe.api.jobs.completion import Webhooks
 from forescribe.api.jobs.engines.memory_engine import MemoryEngine
-from forescribe.api.jobs.engines.workflow_engine import JobEngine
 from forescribe.api.jobs.service import Jobs
-from forescribe.api.jobs.storage.store import Store
-from forescribe.api.jobs.webhooks import Webhooks
+from forescribe.api.jobs.store import Store
+from forescribe.api.jobs.workflows import JobEngine
 from forescribe.api.settings import Settings
-from forescribe.api.speech.front_end import FrontEnd
-from forescribe.api.speech.serving import Serving
+from forescribe.api.speech.serving import FrontEnd, Serving
 from forescribe.asr.audio.sandbox import Decoders
 from forescribe.asr.decode.transcriber import Transcriber
 from tests.api.conftest import Halves, until

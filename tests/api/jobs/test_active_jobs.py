@@ -11,8 +11,8 @@ from typing import Any, BinaryIO, cast
 
 import pytest
 
-from forescribe.api.jobs.engines.workflow_engine import Stopping
-from forescribe.api.jobs.execution.active_jobs import ActiveJobs
+from forescribe.api.jobs.active import ActiveJobs
+from forescribe.api.jobs.workflows import Stopping
 from forescribe.asr.audio.inputs import DecodedFile
 
 

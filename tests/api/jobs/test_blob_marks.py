@@ -21,11 +21,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from benchmarks.faults.harness import NotRun
 from benchmarks.faults.storage import database
-from forescribe.api.jobs.blob_storage.blob_marks import BlobMarks
-from forescribe.api.jobs.storage.database import Database
-from forescribe.api.jobs.storage.records import NewJob
-from forescribe.api.jobs.storage.store import Store
-from forescribe.api.jobs.storage.tables import BLOBS, JOBS, REFERENCES
+from forescribe.api.jobs.database import Database
+from forescribe.api.jobs.references import BlobMarks
+from forescribe.api.jobs.store import Store
+from forescribe.api.jobs.tables import BLOBS, JOBS, REFERENCES, NewJob
 from forescribe.asr.errors import OutputError
 from tests.api.jobs.test_object_blobs import blobs_in
 
@@ -113,7 +112,7 @@ def test_marks_of_old_deletions_are_forgotten(store, monkeypatch) -> None:
     for data in (b"a", b"b"):
         store.blobs.put(data)
     store.references.sweep_objects(0.0)
-    monkeypatch.setattr("forescribe.api.jobs.blob_storage.blob_marks.REMEMBERED_S", -1.0)
+    monkeypatch.setattr("forescribe.api.jobs.references.REMEMBERED_S", -1.0)
     BlobMarks(store.database).forget()
     with store.database.engine.connect() as tx:
         assert tx.execute(sa.select(BLOBS)).all() == []

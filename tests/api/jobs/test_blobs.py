@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from forescribe.api.jobs.storage.blobs import Blobs
-from forescribe.api.jobs.storage.store import Store
+from forescribe.api.jobs.blobs import Blobs
+from forescribe.api.jobs.store import Store
 from forescribe.asr.errors import OutputError
 
 ROOT = Path(__file__).parents[3]
@@ -51,7 +51,7 @@ def test_only_hashes_are_names(tmp_path, name) -> None:
 
 def test_a_process_that_dies_in_mid_write_leaves_no_blob(tmp_path) -> None:
     code = (
-        "import os, signal; from pathlib import Path; from forescribe.api.jobs.storage.blobs import Blobs\n"
+        "import os, signal; from pathlib import Path; from forescribe.api.jobs.blobs import Blobs\n"
         f"draft = Blobs(Path({str(tmp_path)!r})).draft(); draft.write(b'half'); draft.flush()\n"
         "os.kill(os.getpid(), signal.SIGKILL)"
     )

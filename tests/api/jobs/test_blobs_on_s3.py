@@ -8,11 +8,11 @@ import os
 import pytest
 import sqlalchemy as sa
 
-from forescribe.api.jobs.joining import open_objects
-from forescribe.api.jobs.storage.store import Store
-from forescribe.api.jobs.storage.tables import REFERENCES
-from forescribe.api.uploads.shared_uploads import SharedUploads
-from forescribe.api.uploads.upload_limits import UploadLimits
+from forescribe.api.jobs.recovery import open_objects
+from forescribe.api.jobs.store import Store
+from forescribe.api.jobs.tables import REFERENCES
+from forescribe.api.uploads.shared import SharedUploads
+from forescribe.api.uploads.tus import UploadLimits
 from forescribe.asr.errors import UsageError
 from tests.asr.storage.emulator import moto_environment, running
 

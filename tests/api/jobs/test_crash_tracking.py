@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from forescribe.api.jobs.execution.crash_tracking import CrashTracker
-from forescribe.api.jobs.storage.records import NewJob
-from forescribe.api.jobs.storage.store import Store
+from forescribe.api.jobs.active import CrashTracker
+from forescribe.api.jobs.store import Store
+from forescribe.api.jobs.tables import NewJob
 from tests.api.conftest import until
 
 

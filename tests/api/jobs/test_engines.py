@@ -11,9 +11,9 @@ import pytest
 import sqlalchemy as sa
 
 from forescribe.api.jobs.engines.memory_engine import MemoryEngine
-from forescribe.api.jobs.engines.workflow_engine import Stopping
-from forescribe.api.jobs.storage.records import WorkItem
-from forescribe.api.jobs.storage.store import Store
+from forescribe.api.jobs.store import Store
+from forescribe.api.jobs.tables import WorkItem
+from forescribe.api.jobs.workflows import Stopping
 from tests.api.conftest import until
 
 URL = os.environ.get("FORESCRIBE_TEST_PG")
@@ -34,7 +34,7 @@ class Bench:
         if self.kind == "memory":
             made = MemoryEngine(concurrency=2)
         else:
-            from forescribe.api.jobs.engines.dbos_engine import DbosEngine
+            from forescribe.api.jobs.dbos_engine import DbosEngine
 
             made = DbosEngine(self.store.database.engine, concurrency=2)
         made.start(self._step, {"transcribe": _play, "diarize": _broken})
@@ -177,7 +177,7 @@ def test_work_that_is_resumed_while_it_runs_here_runs_until_both_executions_have
         bench.kind != "sqlite"
     ):  # on PostgreSQL the one that lost holds a connection when the test ends
         pytest.skip("it is the same code in all databases")
-    from forescribe.api.jobs.engines import dbos_engine
+    from forescribe.api.jobs import dbos_engine
 
     bench.enqueue(work("a"))
     until(bench.waiting.is_set)  # so its first step is recorded
@@ -194,7 +194,7 @@ def test_work_of_another_version_is_taken_over_and_begins_anew(bench, monkeypatc
     for ever, and answers of the old play are none of the new one's."""
     if bench.kind == "memory":
         pytest.skip("nothing outlives the process")
-    from forescribe.api.jobs.engines import dbos_engine
+    from forescribe.api.jobs import dbos_engine
 
     bench.enqueue(work("a"), work("b"), work("c"), work("d", delay_s=0.5))
     until(lambda: bench.count("a").get("first") == bench.count("b").get("first") == 1)

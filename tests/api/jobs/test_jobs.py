@@ -366,7 +366,7 @@ def test_a_fault_that_passes_is_tried_again_and_one_that_stays_is_told(
     monkeypatch.setattr(transcriber.engine, "step", faulty)
     job = submit(client, memo(3)).json()["id"]
     assert ended(client, job)["state"] == "succeeded"
-    monkeypatch.setattr("forescribe.api.jobs.execution.steps.PAUSES_S", (0.01, 0.01))
+    monkeypatch.setattr("forescribe.api.jobs.steps.PAUSES_S", (0.01, 0.01))
     faults += [RuntimeError("secret")] * 10_000
     other = submit(client, sound(3)).json()["id"]
     over = ended(client, other)
@@ -428,7 +428,7 @@ def test_what_is_doubtful_in_a_transcript_is_told_by_the_job_as_well(client, mon
     """By the job, its last event and its result; a diarization that has no doubts takes none away."""
     from dataclasses import replace
 
-    from forescribe.api.jobs.execution.decoded_groups import DecodedGroups
+    from forescribe.api.jobs.active import DecodedGroups
     from forescribe.asr.formats.transcript_parts import Notice
 
     outcome = DecodedGroups.outcome

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from forescribe.api.access.keys import digest, new_key
-from forescribe.api.worker_app import create_worker_app
+from forescribe.api.app import create_worker_app
 from forescribe.asr.storage.errors import DeniedError, UnavailableError
 from forescribe.asr.storage.locations import Location
 from tests.api.conftest import memo, until
@@ -25,8 +25,8 @@ def blobs(tmp_path):
 
 @pytest.fixture
 def client(tmp_path, transcriber, decoders, blobs, monkeypatch):
-    monkeypatch.setattr("forescribe.api.jobs.execution.steps.PAUSES_S", (0.02, 0.02, 0.02))
-    monkeypatch.setattr("forescribe.api.jobs.execution.outages.AWAY_S", 0.01)
+    monkeypatch.setattr("forescribe.api.jobs.steps.PAUSES_S", (0.02, 0.02, 0.02))
+    monkeypatch.setattr("forescribe.api.jobs.active.AWAY_S", 0.01)
     with application(tmp_path / "data", transcriber, decoders, blobs=blobs) as client:
         yield ready(client)
 

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import OperationalError
 
 from forescribe.api.jobs.engines.memory_engine import MemoryEngine
-from forescribe.api.jobs.storage.tables import JOBS as JOB_ROWS
+from forescribe.api.jobs.tables import JOBS as JOB_ROWS
 from tests.api.conftest import memo, sound, until
 from tests.api.jobs.application import JOBS, application, ended, events, ready, submit
 
@@ -22,8 +22,8 @@ GREEDY = "0.9"
 
 @pytest.fixture
 def client(tmp_path, transcriber, decoders, monkeypatch):
-    monkeypatch.setattr("forescribe.api.jobs.execution.steps.PAUSES_S", (0.02, 0.02, 0.02))
-    monkeypatch.setattr("forescribe.api.jobs.execution.outages.AWAY_S", 0.01)
+    monkeypatch.setattr("forescribe.api.jobs.steps.PAUSES_S", (0.02, 0.02, 0.02))
+    monkeypatch.setattr("forescribe.api.jobs.active.AWAY_S", 0.01)
     with application(tmp_path, transcriber, decoders) as client:
         yield ready(client)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from forescribe.api.jobs import joining
-from forescribe.api.jobs.storage.store import Store
-from forescribe.api.process.job_worker import worker_settings
+from forescribe.api.jobs import recovery
+from forescribe.api.jobs.store import Store
+from forescribe.api.process.server import worker_settings
 from forescribe.api.settings import Settings, load
 from forescribe.asr.errors import CapacityError, UsageError
 from forescribe.asr.storage.errors import DeniedError, UnavailableError
@@ -82,13 +82,13 @@ def stores(tmp_path):
 def test_a_living_process_with_another_folder_is_not_joined(tmp_path) -> None:
     one, two = stores(tmp_path)
     others = Others(one, "a")
-    joining.check(one, "a", others.sleep, others.clock)
+    recovery.check(one, "a", others.sleep, others.clock)
     with pytest.raises(UsageError, match="same blobs_url for all, or the same data_dir"):
-        joining.check(two, "b", others.sleep, others.clock)
+        recovery.check(two, "b", others.sleep, others.clock)
     assert "b" not in two.heartbeats.all()
     same = Store.open(tmp_path / "one", f"sqlite:///{tmp_path / 'jobs.db'}")
-    joining.check(same, "c", others.sleep, others.clock)
-    assert others.now < joining.WATCH_S  # nothing to watch
+    recovery.check(same, "c", others.sleep, others.clock)
+    assert others.now < recovery.WATCH_S  # nothing to watch
     for store in (one, two, same):
         store.close()
 
@@ -97,8 +97,8 @@ def test_a_dead_process_with_another_folder_is_no_reason_to_refuse(tmp_path) -> 
     one, two = stores(tmp_path)
     one.heartbeats.beat("a", ())
     others = Others(one)
-    joining.check(two, "b", others.sleep, others.clock)
-    assert others.now >= joining.WATCH_S and "b" in two.heartbeats.all()
+    recovery.check(two, "b", others.sleep, others.clock)
+    assert others.now >= recovery.WATCH_S and "b" in two.heartbeats.all()
     for store in (one, two):
         store.close()
 
@@ -113,7 +113,7 @@ def test_two_processes_that_start_together_do_not_both_stay(tmp_path) -> None:
 
     one.heartbeats.beat("a", ())
     with pytest.raises(UsageError):
-        joining.check(two, "b", sleep, together.clock)
+        recovery.check(two, "b", sleep, together.clock)
     for store in (one, two):
         store.close()
 
@@ -128,12 +128,12 @@ def test_objects_are_one_place_for_all_folders(tmp_path) -> None:
         for name in ("one", "two")
     ]
     others = Others(made[0], "a")
-    joining.check(made[0], "a", others.sleep, others.clock)
-    joining.check(made[1], "b", others.sleep, others.clock)
+    recovery.check(made[0], "a", others.sleep, others.clock)
+    recovery.check(made[1], "b", others.sleep, others.clock)
     assert others.now == 0.0
     folder = Store.open(tmp_path, f"sqlite:///{tmp_path / 'jobs.db'}")
     with pytest.raises(UsageError):
-        joining.check(folder, "c", others.sleep, others.clock)
+        recovery.check(folder, "c", others.sleep, others.clock)
     for store in (*made, folder):
         store.close()
 
@@ -152,4 +152,4 @@ def test_storage_that_cannot_be_used_is_told_at_the_start(
     monkeypatch.setattr("forescribe.asr.storage.stores.Store.create", refuse)
     (tmp_path / "bucket").mkdir()
     with pytest.raises(kind, match="blobs_url: s3://bucket/service"):
-        joining.open_objects(f"file://{tmp_path / 'bucket'}", tmp_path / "own", 1 << 30)
+        recovery.open_objects(f"file://{tmp_path / 'bucket'}", tmp_path / "own", 1 << 30)

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from forescribe.api.jobs.blob_storage.blob_cache import BlobCache
-from forescribe.api.jobs.blob_storage.object_blobs import NAME, ObjectBlobs, _key
+from forescribe.api.jobs.object_blobs import NAME, BlobCache, ObjectBlobs, _key
 from forescribe.asr.errors import StorageError
 from forescribe.asr.storage.locations import Location
 from forescribe.asr.storage.stores import open_store

@@ -8,9 +8,9 @@ import pytest
 import sqlalchemy as sa
 from prometheus_client import CollectorRegistry
 
-from forescribe.api.jobs.engines.workflow_engine import Pending
-from forescribe.api.jobs.execution.crash_tracking import CrashTracker
-from forescribe.api.jobs.execution.recovery import (
+from forescribe.api.jobs.active import CrashTracker
+from forescribe.api.jobs.completion import JobMetrics
+from forescribe.api.jobs.recovery import (
     CHECK_S,
     DEAD_AFTER_S,
     MAX_CRASHES,
@@ -18,10 +18,9 @@ from forescribe.api.jobs.execution.recovery import (
     STUCK_AFTER_S,
     Recovery,
 )
-from forescribe.api.jobs.job_metrics import JobMetrics
-from forescribe.api.jobs.storage.records import NewJob
-from forescribe.api.jobs.storage.store import Store
-from forescribe.api.jobs.storage.tables import JOBS, TURNS
+from forescribe.api.jobs.store import Store
+from forescribe.api.jobs.tables import JOBS, TURNS, NewJob
+from forescribe.api.jobs.workflows import Pending
 
 
 class Engine:

@@ -17,12 +17,12 @@ import pytest
 from sqlalchemy import event
 from sqlalchemy.exc import OperationalError
 
-from forescribe.api.jobs.storage import database
-from forescribe.api.jobs.storage.blobs import Blobs, Draft
-from forescribe.api.jobs.storage.database import Database, database_disk_errors
-from forescribe.api.jobs.storage.records import NewJob
-from forescribe.api.jobs.storage.store import Store
-from forescribe.api.process.model_loads import PASSING
+from forescribe.api.jobs import database
+from forescribe.api.jobs.blobs import Blobs, Draft
+from forescribe.api.jobs.database import Database, database_disk_errors
+from forescribe.api.jobs.store import Store
+from forescribe.api.jobs.tables import NewJob
+from forescribe.api.process.models import PASSING
 from forescribe.asr.errors import CapacityError, OutputError, UsageError
 from tests.api.conftest import memo, until
 from tests.api.jobs.application import JOBS, application, ended, ready, submit
@@ -32,8 +32,8 @@ URL = os.environ.get("FORESCRIBE_TEST_PG")
 
 @pytest.fixture
 def client(tmp_path, transcriber, decoders, monkeypatch):
-    monkeypatch.setattr("forescribe.api.jobs.execution.steps.PAUSES_S", (0.01, 0.01, 0.01))
-    monkeypatch.setattr("forescribe.api.jobs.execution.outages.AWAY_S", 0.01)
+    monkeypatch.setattr("forescribe.api.jobs.steps.PAUSES_S", (0.01, 0.01, 0.01))
+    monkeypatch.setattr("forescribe.api.jobs.active.AWAY_S", 0.01)
     with application(tmp_path, transcriber, decoders) as client:
         yield ready(client)
 
@@ -200,7 +200,7 @@ def test_a_server_that_is_away_at_the_start_may_come_back(monkeypatch) -> None:
 @pytest.mark.slow
 def test_a_service_whose_database_is_away_ends_with_a_line_and_a_status() -> None:
     code = """
-from forescribe.api.process.launcher import run
+from forescribe.api.process.workers import run
 from forescribe.api.settings import Settings
 run(Settings(port=0, database_url="postgresql://nobody@127.0.0.1:1/none?connect_timeout=2",
              data_dir="{folder}"))
@@ -236,7 +236,7 @@ def test_a_server_that_a_partition_hides_is_given_up_within_half_a_minute() -> N
 @pytest.mark.skipif(not URL, reason="FORESCRIBE_TEST_PG names no database")
 def test_all_connections_to_postgresql_have_these_limits(tmp_path) -> None:
     """Those of DBOS too, which uses our engine."""
-    from forescribe.api.jobs.engines.dbos_engine import DbosEngine
+    from forescribe.api.jobs.dbos_engine import DbosEngine
 
     store = Store.open(tmp_path, URL)
     sockets: list[int] = []

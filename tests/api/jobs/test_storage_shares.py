@@ -9,11 +9,11 @@ import pytest
 
 from forescribe.api.access.keys import digest, new_key
 from forescribe.api.errors import ApiError
-from forescribe.api.files.file_store import Files
-from forescribe.api.files.file_table import FILES as FILE_ROWS
-from forescribe.api.jobs.storage.blobs import Blobs
-from forescribe.api.jobs.storage.store import Store
-from forescribe.api.jobs.storage_shares import StorageShares
+from forescribe.api.files import FILES as FILE_ROWS
+from forescribe.api.files import Files
+from forescribe.api.jobs.blobs import Blobs
+from forescribe.api.jobs.shares import StorageShares
+from forescribe.api.jobs.store import Store
 from forescribe.api.settings import Settings
 from tests.api.batches.calls import FILES, upload
 from tests.api.conftest import sound

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 from sqlalchemy.exc import IntegrityError
 
-from forescribe.api.jobs.storage.records import Callback, NewJob
-from forescribe.api.jobs.storage.store import Store
-from forescribe.api.jobs.storage.tables import EXPOSED, JOBS, KEYS
+from forescribe.api.jobs.store import Store
+from forescribe.api.jobs.tables import EXPOSED, JOBS, KEYS, Callback, NewJob
 
 
 @pytest.fixture

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-from forescribe.api.jobs.storage.database import Database
-from forescribe.api.jobs.storage.store import Store
-from forescribe.api.jobs.storage.tables import TURNS
-from forescribe.api.jobs.storage.task_turns import Turns, database_time
+from forescribe.api.jobs.database import Database, Turns, database_time
+from forescribe.api.jobs.store import Store
+from forescribe.api.jobs.tables import TURNS
 from tests.api.jobs.test_joining import stores
 
 
@@ -27,7 +26,7 @@ def test_one_of_all_processes_takes_a_turn(tmp_path) -> None:
 def test_retention_of_several_processes_runs_once(tmp_path, monkeypatch) -> None:
     from types import SimpleNamespace
 
-    from forescribe.api.jobs.retention import Retention
+    from forescribe.api.jobs.service import Retention
     from forescribe.api.settings import Settings
 
     asked = []

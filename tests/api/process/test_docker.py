@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from forescribe.api.routers import health
+from forescribe.api.routers import operations
 from forescribe.api.settings import OTHER_PREFIXES, PREFIX, Settings
 
 ROOT = Path(__file__).parents[3]
@@ -187,7 +187,7 @@ def test_port_health_check_and_settings_are_the_services(name) -> None:
     assert [step.rest for step in found if step.word == "EXPOSE"] == [str(port)]
     (check,) = [step.rest for step in found if step.word == "HEALTHCHECK"]
     path = re.search(rf"http://127\.0\.0\.1:{port}(/\w+)", check)
-    assert path and path[1] in {route.path for route in health.router.routes}
+    assert path and path[1] in {route.path for route in operations.health_router.routes}
     code = re.search(r'"-c", "(.*)"\]', check)
     assert code
     compile(code[1], name, "exec")

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 import uvicorn
 
-from forescribe.api.process.model_loads import LASTING, PASSING, Failure, Load
+from forescribe.api.process.lifecycle import STALLED, Watchdog
+from forescribe.api.process.models import LASTING, PASSING, Failure, Load
 from forescribe.api.process.server import Server
-from forescribe.api.process.watchdog import STALLED, Watchdog
 from forescribe.api.settings import Settings
 from forescribe.api.speech.serving import Serving
 from forescribe.asr.errors import CapacityError, ModelError, UsageError
@@ -148,7 +148,7 @@ def test_whether_another_start_can_help(error, lasting) -> None:
 
 
 def test_a_slow_load_is_told_in_the_log_and_is_no_hang(monkeypatch, caplog) -> None:
-    monkeypatch.setattr("forescribe.api.process.model_loads.PROGRESS_S", 0.01)
+    monkeypatch.setattr("forescribe.api.process.models.PROGRESS_S", 0.01)
     go, hung = threading.Event(), threading.Event()
     serving = Serving(Settings(model="random"), lambda: go.wait(20), Halves)
     watchdog = Watchdog((serving,), 0.05, hung.set)
@@ -191,7 +191,7 @@ def test_a_failed_load_ends_a_real_process_with_its_status_and_one_line(broken, 
 from forescribe.asr.errors import CapacityError, ModelError
 from forescribe.api.speech.serving import Serving
 from forescribe.api.settings import Settings
-from forescribe.api.process.launcher import run
+from forescribe.api.process.workers import run
 class Decoders:
     def start(self): pass
     def close(self): pass

@@ -12,7 +12,7 @@ from sqlalchemy.exc import OperationalError
 
 from benchmarks.faults.harness import NotRun, Server, right, until
 from benchmarks.faults.storage import database
-from forescribe.api.process.idle import EndWhenIdle
+from forescribe.api.process.server import EndWhenIdle
 
 
 def idle(open_jobs, serving=None):

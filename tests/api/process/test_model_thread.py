@@ -7,8 +7,7 @@ import threading
 import pytest
 
 from forescribe.api.process.lifecycle import Lifecycle
-from forescribe.api.process.model_loads import Failure
-from forescribe.api.process.model_thread import ModelThread
+from forescribe.api.process.models import Failure, ModelThread
 from forescribe.api.settings import Settings
 from forescribe.asr.errors import ModelError
 from tests.api.conftest import until

@@ -15,7 +15,7 @@ from fastapi.testclient import TestClient
 
 from forescribe.api.errors import ApiError
 from forescribe.api.metrics import Metrics, TimedValue
-from forescribe.api.process.readiness import FRESH_S, Readiness, Storage
+from forescribe.api.routers.operations import FRESH_S, Readiness, Storage
 from forescribe.api.settings import Settings
 from tests.api.jobs.application import application, ready
 
@@ -107,7 +107,7 @@ def limited(client, fresh, monkeypatch, least: int) -> None:
 def free(monkeypatch, client, *, scratch: int, data: int) -> None:
     """The disks have so many bytes left."""
     usage = shutil._ntuple_diskusage(1 << 40, 1, scratch)
-    monkeypatch.setattr("forescribe.api.process.readiness.shutil.disk_usage", lambda path: usage)
+    monkeypatch.setattr("forescribe.api.routers.operations.shutil.disk_usage", lambda path: usage)
     blobs = type(client.app.state.jobs.store.blobs)
     monkeypatch.setattr(blobs, "free", property(lambda self: data))
 
@@ -217,7 +217,7 @@ def test_a_disk_that_cannot_be_asked_is_not_ready_and_is_asked_again(monkeypatch
     now, state = [0.0], SimpleNamespace(state="ready")
     made = Readiness(Settings(min_free_bytes=1), state, state, None, clock=lambda: now[0])
     with monkeypatch.context() as patched:
-        patched.setattr("forescribe.api.process.readiness.shutil.disk_usage", gone)
+        patched.setattr("forescribe.api.routers.operations.shutil.disk_usage", gone)
         with pytest.raises(ApiError, match="cannot be read"):
             asyncio.run(made.check())
     now[0] += FRESH_S

@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from forescribe.api.process.forward import WorkerAddress
+from forescribe.api.process.listening_socket import bound
 from forescribe.api.process.workers import (
     HOPELESS,
     MAX_WAIT_S,
@@ -18,7 +19,6 @@ from forescribe.api.process.workers import (
     STABLE_AFTER_S,
     Supervisor,
     Worker,
-    bound,
     devices,
 )
 from forescribe.api.settings import Settings

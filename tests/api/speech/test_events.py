@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forescribe.api.errors import ApiError
-from forescribe.api.speech import events as events_
-from forescribe.api.speech.events import PING, Deltas, data, events
+from forescribe.api.speech import answers
+from forescribe.api.speech.answers import PING, Deltas, data, events
 from forescribe.asr.decode.options import Outcome
 from forescribe.asr.sessions.parts import Part, Token
 from tests.api.jobs.fakejobs import transcript
@@ -48,7 +48,7 @@ async def _collect(following) -> list[bytes]:
 
 
 def test_a_failure_on_the_way_is_an_event_of_its_own_and_the_last(monkeypatch) -> None:
-    monkeypatch.setattr(events_, "PING_S", 0.01)
+    monkeypatch.setattr(answers, "PING_S", 0.01)
     ping, error = asyncio.run(_collect(Failing()))
     assert ping == PING
     name, body = error.decode().splitlines()[:2]

@@ -9,13 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from starlette.testclient import TestClient
 
-from forescribe.api.access.clients import Client
 from forescribe.api.access.keys import digest, new_key
+from forescribe.api.access.limits import Client
 from forescribe.api.app import create_app
 from forescribe.api.errors import ApiError
 from forescribe.api.settings import Settings
-from forescribe.api.speech.serving import Serving
-from forescribe.api.speech.transcription_stream import TranscriptionTask
+from forescribe.api.speech.serving import Serving, TranscriptionTask
 from forescribe.asr.audio.inputs import DecodedFile
 from forescribe.asr.decode.options import Guards, Options
 from tests.api.conftest import Halves, sound, until

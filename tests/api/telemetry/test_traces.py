@@ -16,7 +16,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from forescribe.api.settings import Settings
-from forescribe.api.telemetry import trace_settings
+from forescribe.api.telemetry import traces
 from forescribe.api.telemetry.otel import OtelTracing
 from forescribe.asr.errors import UsageError
 from tests.api.batches.calls import begin, jsonl, line, upload
@@ -181,13 +181,13 @@ def test_a_step_that_fails_tells_its_code(client, kept) -> None:
     ],
 )
 def test_what_switches_traces_on(environment, setting, on) -> None:
-    assert trace_settings.configured(Settings(traces=setting), environment) is on
+    assert traces.configured(Settings(traces=setting), environment) is on
 
 
 def test_an_exporter_that_is_not_there_is_named(monkeypatch) -> None:
     monkeypatch.setenv("OTEL_TRACES_EXPORTER", "zipkin")
     with pytest.raises(UsageError, match="zipkin"):
-        trace_settings.of(Settings())
+        traces.of(Settings())
 
 
 def test_without_the_package_it_says_what_to_install(monkeypatch) -> None:
@@ -195,7 +195,7 @@ def test_without_the_package_it_says_what_to_install(monkeypatch) -> None:
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.delitem(sys.modules, "forescribe.api.telemetry.otel")
     with pytest.raises(UsageError, match="scripts/setup serve otel"):
-        trace_settings.of(Settings(traces=True))
+        traces.of(Settings(traces=True))
 
 
 def run(code: str, **environment: str) -> str:
@@ -270,7 +270,7 @@ def test_spans_are_sent_to_the_collector_of_the_environment(monkeypatch) -> None
     threading.Thread(target=server.serve_forever, daemon=True).start()
     url = f"http://127.0.0.1:{server.server_port}"
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", url)
-    made = trace_settings.of(Settings())
+    made = traces.of(Settings())
     with made.span("work"):
         pass
     made.close()

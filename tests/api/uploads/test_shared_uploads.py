@@ -12,10 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from forescribe.api.errors import ApiError
-from forescribe.api.jobs.storage.store import Store
-from forescribe.api.uploads import shared_uploads
-from forescribe.api.uploads.shared_uploads import SharedUploads
-from forescribe.api.uploads.upload_limits import UploadLimits
+from forescribe.api.jobs.store import Store
+from forescribe.api.uploads import shared
+from forescribe.api.uploads.shared import SharedUploads
+from forescribe.api.uploads.tus import UploadLimits
 from forescribe.asr.errors import StorageError
 from tests.api.jobs.test_object_blobs import blobs_in
 
@@ -37,7 +37,7 @@ class Replica:
 
 @pytest.fixture
 def replicas(tmp_path: Path, monkeypatch) -> Iterator[list[Replica]]:
-    monkeypatch.setattr(shared_uploads, "PIECE_BYTES", PIECE)
+    monkeypatch.setattr(shared, "PIECE_BYTES", PIECE)
     made = []
     for name in ("one", "two"):
         own = tmp_path / name

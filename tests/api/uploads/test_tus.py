@@ -13,11 +13,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from forescribe.api.access.clients import Client
 from forescribe.api.access.keys import digest, new_key
+from forescribe.api.access.limits import Client
 from forescribe.api.errors import ApiError
-from forescribe.api.uploads.tus import Uploads
-from forescribe.api.uploads.upload_limits import UploadLimits
+from forescribe.api.uploads.tus import UploadLimits, Uploads
 from tests.api.conftest import memo, until
 from tests.api.http import raw
 from tests.api.jobs.application import FORM, JOBS, application, ended, ready

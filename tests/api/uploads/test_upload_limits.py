@@ -11,11 +11,9 @@ import sqlalchemy as sa
 
 from forescribe.api.access.keys import digest, new_key
 from forescribe.api.errors import ApiError
-from forescribe.api.jobs.storage.store import Store
-from forescribe.api.uploads.shared_uploads import SharedUploads
-from forescribe.api.uploads.tus import Uploads
-from forescribe.api.uploads.upload_limits import UploadLimits
-from forescribe.api.uploads.upload_store import UploadStore
+from forescribe.api.jobs.store import Store
+from forescribe.api.uploads.shared import SharedUploads
+from forescribe.api.uploads.tus import UploadLimits, Uploads, UploadStore
 from tests.api.conftest import memo
 from tests.api.jobs.application import FORM, JOBS, application, ready
 from tests.api.jobs.test_object_blobs import blobs_in

@@ -153,7 +153,7 @@ def worker(**values: Any) -> None:
     settings = load(given.pop("settings"), **given, **named)
     with bound(settings) if listens else nullcontext() as listening:
         # After the port is bound: it takes seconds.
-        from forescribe.api.process.job_worker import run_worker, worker_settings
+        from forescribe.api.process.server import run_worker, worker_settings
 
         settings = worker_settings(settings)
         if listening is not None:

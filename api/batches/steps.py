@@ -1,0 +1,446 @@
+"""What is done with a batch in each of its states: validate, submit lines, settle them, write the output.
+
+Every step can be repeated: it reads from the rows what is left to do, and commits what it did. Does not know
+threads or HTTP, nor which process works on which batch.
+
+The input file of a batch: one JSON object per line, checked as a whole before anything is done.
+
+    {"custom_id": "call-1", "method": "POST", "url": "/v1/audio/transcriptions",
+     "body": {"model": "whisper-1", "file": "file-...", "response_format": "verbose_json"}}
+
+What is wrong with a line's form fails the whole batch, as at OpenAI: a file that was cut off or made for
+another endpoint is a mistake that concerns all of it. What is wrong with its body (a field, the
+recording) fails that line alone, later. Knows bytes and JSON; does not know forms, rows or files' ids.
+
+The output of a batch: one line of JSON for each request, in OpenAI's format.
+
+    {"id": "batch_req_...", "custom_id": "call-1", "error": null,
+     "response": {"status_code": 200, "request_id": "req_...", "body": {"text": "..."}}}
+
+Requests that succeeded are in one file, the others in another. A request that was refused has the answer
+that its route would have given; one that was never finished has only an `error`. Does not know rows.
+
+Prometheus series of batches. Labels never hold ids or names.
+
+The help text of each series defines it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any, BinaryIO
+
+from prometheus_client import CollectorRegistry, Counter, Gauge
+from sqlalchemy.exc import IntegrityError
+
+from forescribe.asr.formats.transcript import Transcript
+
+from ..errors import STATUS, ApiError
+from ..files import Files, StoredFile, derived_id
+from ..http.bodies import loads
+from ..jobs.blobs import BlobDraft
+from ..jobs.service import Jobs
+from ..jobs.submissions import shown
+from ..jobs.tables import NewJob
+from ..metrics import WHOLE_DATABASE, TimedValue
+from ..speech import answers
+from ..speech.answers import token_usage
+from ..speech.diarization import letter, relabelled
+from ..speech.forms import TranscriptionForm
+from . import lines as line_form
+from .lines import LineAudio, LineRequest, StoredAudio
+from .table import Batch, BatchError, BatchState, BatchTable, LineError, LineRow, LineState
+
+MAX_ERRORS = 100
+"""Errors that are told of one file."""
+
+MAX_LINE_BYTES = 16 << 20
+"""Four voices of 10 s fit in, as base64."""
+
+MAX_ID_LENGTH = 512
+
+
+@dataclass(frozen=True)
+class InputLine:
+    """One request. `at` and `length` are its place in the file, in bytes."""
+
+    at: int
+    length: int
+    custom_id: str
+    body: dict[str, Any]
+
+
+class _Refused(Exception):
+    def __init__(self, code: str, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.code, self.message, self.param = code, message, param
+
+
+def check(
+    file: BinaryIO, endpoint: str, max_lines: int
+) -> tuple[list[tuple[int, int]], list[BatchError]]:
+    """The places of all requests of a file, and what is wrong with it; with errors it cannot be used."""
+    places: list[tuple[int, int]] = []
+    errors: list[BatchError] = []
+    first_uses: dict[str, int] = {}
+    for number, at, data in _numbered(file):
+        try:
+            line = _parsed(at, data, endpoint)
+            first = first_uses.setdefault(line.custom_id, number)
+            if first != number:
+                text = f"the custom_id of line {first} is used again"
+                raise _Refused("duplicate_custom_id", text, "custom_id")
+            places.append((line.at, line.length))
+        except _Refused as error:
+            errors.append(
+                BatchError(code=error.code, message=error.message, param=error.param, line=number)
+            )
+        if len(places) > max_lines:
+            text = f"the file has more than {max_lines} requests"
+            return [], [BatchError(code="too_many_requests", message=text)]
+        if len(errors) >= MAX_ERRORS:
+            break
+    if not places and not errors:
+        errors.append(BatchError(code="empty_file", message="the file has no requests"))
+    return places, errors
+
+
+def read(file: BinaryIO, at: int, length: int) -> InputLine:
+    """A line of a file that was checked."""
+    file.seek(at)
+    data = loads(file.read(length), "line")
+    return InputLine(at, length, data["custom_id"], data["body"])
+
+
+def _numbered(file: BinaryIO) -> Iterator[tuple[int, int, bytes]]:
+    """The lines that are not blank, with their numbers from 1 and the bytes before them. A line that is
+    too long comes cut off, and is the last one."""
+    at = number = 0
+    while data := file.readline(MAX_LINE_BYTES + 1):
+        number += 1
+        if data.strip():
+            yield number, at, data
+        if len(data) > MAX_LINE_BYTES:
+            return
+        at += len(data)
+
+
+def _parsed(at: int, data: bytes, endpoint: str) -> InputLine:
+    if len(data) > MAX_LINE_BYTES:
+        raise _Refused("invalid_json_line", f"the line has more than {MAX_LINE_BYTES} bytes")
+    try:
+        value = loads(data, "line")
+    except ApiError as error:
+        raise _Refused("invalid_json_line", error.message) from error
+    if not isinstance(value, dict):
+        raise _Refused("invalid_json_line", "the line is not a JSON object")
+    for name, kind in (("custom_id", str), ("method", str), ("url", str), ("body", dict)):
+        if name not in value:
+            raise _Refused("missing_required_parameter", f"{name} is missing", name)
+        if not isinstance(value[name], kind):
+            what = "an object" if kind is dict else "a string"
+            raise _Refused("invalid_value", f"{name} is not {what}", name)
+    if not 0 < len(value["custom_id"]) <= MAX_ID_LENGTH:
+        text = f"custom_id has 1 to {MAX_ID_LENGTH} characters"
+        raise _Refused("invalid_value", text, "custom_id")
+    if value["method"] != "POST":
+        raise _Refused("invalid_method", "method is not POST", "method")
+    if value["url"] != endpoint:
+        raise _Refused("invalid_url", f"url is not the batch's endpoint, {endpoint}", "url")
+    unknown = sorted(value.keys() - {"custom_id", "method", "url", "body"})
+    if unknown:
+        raise _Refused("unknown_parameter", f"unknown field {unknown[0][:100]!r}", unknown[0][:100])
+    return InputLine(at, len(data), value["custom_id"], value["body"])
+
+
+UNDONE: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "expired": (
+            "batch_expired",
+            "This request could not be executed before the completion window expired.",
+        ),
+        "cancelled": (
+            "batch_cancelled",
+            "This request was not finished before the batch was cancelled.",
+        ),
+    }
+)
+"""Code and message of lines that were never finished, by state."""
+
+
+def succeeded(line: LineRow, custom_id: str, request: LineRequest, transcript: Transcript) -> bytes:
+    """The line of the output file."""
+    form = request.form
+    if isinstance(form, TranscriptionForm) and form.diarized:
+        transcript = relabelled(transcript, form.known_speaker_names, letter)
+    body = body_of(transcript, form.response_format, request.granularities)
+    return _line(line, custom_id, _response(line, 200, body), None)
+
+
+def failed(line: LineRow, custom_id: str) -> bytes:
+    """The line of the error file."""
+    if line.state in UNDONE:
+        code, message = UNDONE[line.state]
+        return _line(line, custom_id, None, {"code": code, "message": message})
+    told = line.error or LineError("internal_error", "the server failed")
+    code = told.code if told.code in STATUS else "internal_error"
+    error = ApiError(code, told.message, param=told.param)
+    return _line(line, custom_id, _response(line, error.status, error.body()), None)
+
+
+def body_of(transcript: Transcript, form: str, granularities: Sequence[str] | None) -> Any:
+    """What the route would have answered: an object, or a string for the formats that are plain text."""
+    if form == "text":
+        return f"{transcript.text}\n"
+    if form in answers.FILES:
+        render, _ = answers.FILES[form]
+        return render(transcript)
+    if form == "diarized_json":
+        return answers.diarized(transcript)
+    if form == "json":
+        return answers.short(transcript, None)
+    return answers.verbose(transcript, set(granularities or ("segment",)))
+
+
+def _response(line: LineRow, status: int, body: Any) -> dict[str, Any]:
+    return {
+        "status_code": status,
+        "request_id": f"req_{line.job.removeprefix('job_')}",
+        "body": body,
+    }
+
+
+def _line(
+    line: LineRow, custom_id: str, response: dict[str, Any] | None, error: dict[str, str] | None
+) -> bytes:
+    value = {"id": line.request, "custom_id": custom_id, "response": response, "error": error}
+    return json.dumps(value, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+
+
+class BatchMetrics:
+    """Counts of lines, and a gauge of batches that is read when metrics are requested."""
+
+    def __init__(self, registry: CollectorRegistry, unfinished: Callable[[], float]) -> None:
+        self._lines = Counter(
+            "forescribe_batch_lines", "Lines of batches by result.", ["state"], registry=registry
+        )
+        text = f"Batches that have not ended, {WHOLE_DATABASE}."
+        gauge = Gauge("forescribe_batches_open", text, registry=registry)
+        gauge.set_function(TimedValue(unfinished))
+
+    def ended(self, state: str) -> None:
+        self._lines.labels(state).inc()
+
+
+INPUT = "input"
+"""The role of the reference from a batch to the blob of its input, which outlives the client's file."""
+
+FAULT = LineError("internal_error", "the server failed")
+
+PAGE = 1000
+"""Lines that are read from the database at a time."""
+
+
+class BatchSteps:
+    """The steps, over the jobs and files of one database. `leave` raises if the process is to end."""
+
+    def __init__(
+        self,
+        jobs: Jobs,
+        files: Files,
+        table: BatchTable,
+        audio: LineAudio,
+        metrics: BatchMetrics,
+        leave: Callable[[], None],
+    ) -> None:
+        self.jobs, self.files, self.table, self.audio = jobs, files, table, audio
+        self.metrics, self.leave = metrics, leave
+        self.settings, self.serving, self.store = jobs.settings, jobs.serving, jobs.store
+
+    def validate(self, batch: Batch) -> None:
+        """Read the input once: insert all its lines, or fail the batch with what is wrong."""
+        with self._input(batch) as file:
+            places, errors = check(file, batch.endpoint, self.settings.max_batch_lines)
+        with self.store.transaction() as tx:
+            if errors:
+                self.table.fail(tx, batch.id, errors)
+            elif self.table.enter(tx, batch.id, "in_progress", ("validating",)):
+                lines = [LineRow(batch.id, k, at, length) for k, (at, length) in enumerate(places)]
+                self.table.insert_lines(tx, lines)
+
+    def settle(self, batch: Batch) -> None:
+        """Record the lines whose jobs have ended."""
+        for line, state, error in self.table.ended_jobs(batch.id):
+            if state == "succeeded":
+                self._end(line, None)
+            elif state is None:
+                self._end(line, LineError("job_not_found", "the job was deleted"))
+            elif state == "cancelled":
+                self._end(line, LineError("conflict", "the job was cancelled"))
+            else:
+                self._end(line, error or FAULT)
+
+    def submit(self, batch: Batch, line: LineRow) -> None:
+        """Create the line's job, or record why there is none. Raises ApiError if it has to wait: the
+        server is full, or the key has reached a limit that passes."""
+        try:
+            if self.store.jobs.get(line.job) is None:
+                self._create(batch, line)
+        except ApiError as error:
+            if error.status in (429, 503, 507) and error.code != "insufficient_quota":
+                raise
+            self._end(line, LineError(error.code, error.message, error.param))
+            return
+        with self.store.transaction() as tx:
+            self.table.set_line(tx, line, "submitted")
+
+    def drop(self, line: LineRow) -> None:
+        """Give up on a line that fails for reasons that are not its client's."""
+        self._end(line, FAULT)
+
+    def expire(self, batch: Batch) -> None:
+        """The completion window is over: end what is left."""
+        self._cancel_jobs(batch)
+        self.settle(batch)
+        with self.store.transaction() as tx:
+            if self.table.enter(tx, batch.id, "finalizing", ("in_progress",)):
+                self.table.end_lines(tx, batch.id, "expired")
+
+    def cancel(self, batch: Batch) -> None:
+        """The client has cancelled: end what is left, and keep what was finished."""
+        self._cancel_jobs(batch)
+        with self.store.transaction() as tx:
+            self.table.end_lines(tx, batch.id, "cancelled")
+        self.finish(batch)
+
+    def finish(self, batch: Batch) -> None:
+        """Write the output of a batch whose lines have all ended, and end it. If the process dies before
+        the rows are committed, the next one writes it again."""
+        output, errors = self.store.blobs.draft(), self.store.blobs.draft()
+        try:
+            usage = self._write(batch, output, errors)
+            for draft in (output, errors):
+                draft.flush()
+            counts = self.table.counts([batch.id])[batch.id]
+            state: BatchState = "cancelled" if batch.state == "cancelling" else "completed"
+            state = "expired" if counts.get("expired") else state
+            # Another process that does the same may have been faster.
+            with suppress(IntegrityError), self.store.blobs.shared_lock():
+                blobs = {
+                    role: draft.commit()
+                    for role, draft in (("output", output), ("errors", errors))
+                    if draft.size
+                }
+                with self.store.transaction() as tx:
+                    ids = {role: derived_id(batch.id, role) for role in blobs}
+                    ended = self.table.enter(
+                        tx,
+                        batch.id,
+                        state,
+                        (batch.state,),
+                        output_file=ids.get("output"),
+                        error_file=ids.get("errors"),
+                        usage=json.dumps(usage),
+                    )
+                    if ended:
+                        for role, draft in (("output", output), ("errors", errors)):
+                            if role in blobs:
+                                file = self._file(batch, ids[role], role, draft.size)
+                                self.files.insert(tx, file, blobs[role])
+        finally:
+            output.discard()
+            errors.discard()
+
+    # -- parts ------------------------------------------------------------------------------------
+
+    def _create(self, batch: Batch, line: LineRow) -> None:
+        with self._input(batch) as file:
+            request = line_form.parse_line(batch.endpoint, read(file, line.at, line.length).body)
+        form = line_form.job_form(request, self.serving, self.settings)
+        self.jobs.submissions.check_capacity(batch.owner, keyed=bool(batch.owner))
+        with self.audio.of(request, batch.owner, self.leave) as recording:
+            total_s = self._length_s(recording.audio)
+            self.serving.admission.charge(batch.owner, total_s)
+            options = {**shown(form), "batch": batch.id}
+            fields = form.model_dump(mode="json")
+            new = NewJob(line.job, batch.owner, recording.label, total_s, fields, options)
+            try:
+                self.jobs.submissions.submit(new, recording.audio)
+            except Exception as error:
+                self.serving.admission.give_back(batch.owner, total_s)
+                faster = isinstance(error, IntegrityError)  # another process was
+                if not faster or self.store.jobs.get(line.job) is None:
+                    raise
+
+    def _length_s(self, audio: StoredAudio) -> float:
+        """Raises ApiError for audio that cannot be decoded or is too long."""
+        audio.flush()
+        try:
+            with audio.path.open("rb") as file:
+                samples = asyncio.run(self.serving.decoded(file))
+        except FileNotFoundError as error:
+            text = "the file has been deleted"
+            raise ApiError("file_not_found", text, param="file") from error
+        samples.close()
+        return samples.duration_s
+
+    def _write(self, batch: Batch, output: BlobDraft, errors: BlobDraft) -> tuple[int, int]:
+        """Write all lines, and return the tokens read and written."""
+        read_tokens = written_tokens = 0
+        after = -1
+        with self._input(batch) as file:
+            while lines := self.table.lines(batch.id, limit=PAGE, after=after):
+                for line in lines:
+                    self.leave()
+                    given = read(file, line.at, line.length)
+                    transcript = self._transcript(batch, line)
+                    if isinstance(transcript, LineRow):
+                        errors.write(failed(transcript, given.custom_id))
+                        continue
+                    request = line_form.parse_line(batch.endpoint, given.body)
+                    usage = token_usage(transcript)
+                    read_tokens += int(str(usage["input_tokens"]))
+                    written_tokens += int(str(usage["output_tokens"]))
+                    output.write(succeeded(line, given.custom_id, request, transcript))
+                after = lines[-1].k
+        return read_tokens, written_tokens
+
+    def _transcript(self, batch: Batch, line: LineRow) -> Transcript | LineRow:
+        """The line's transcript; or the line itself if it has none, with the reason."""
+        if line.state != "succeeded":
+            return line
+        try:
+            return self.jobs.operations.transcript(line.job, batch.owner)
+        except (ApiError, FileNotFoundError):  # the client has deleted the job in the meantime
+            error = LineError("job_not_found", "the job was deleted")
+            self.table.lose_line(line, error)
+            return replace(line, state="failed", error=error)
+
+    def _end(self, line: LineRow, error: LineError | None) -> None:
+        state: LineState = "succeeded" if error is None else "failed"
+        with self.store.transaction() as tx:
+            ended = self.table.set_line(tx, line, state, error)
+        if ended:
+            self.metrics.ended(state)
+
+    def _cancel_jobs(self, batch: Batch) -> None:
+        for job in self.table.open_jobs(batch.id):
+            self.leave()
+            with suppress(ApiError):  # the client has deleted it
+                self.jobs.operations.cancel(job, batch.owner)
+
+    def _input(self, batch: Batch) -> BinaryIO:
+        name = self.store.references.get(batch.id, INPUT)
+        assert name is not None
+        return self.store.blobs.local(name).open("rb")
+
+    def _file(self, batch: Batch, id: str, role: str, size: int) -> StoredFile:
+        kept_s = batch.output_kept_s or self.settings.file_retention_s
+        now = max(self.store.now(), batch.created_at)  # the clock may have been set back
+        name = f"{batch.id}_{'output' if role == 'output' else 'error'}.jsonl"
+        return StoredFile(id, batch.owner, "batch_output", name, size, now, now + kept_s)

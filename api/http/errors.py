@@ -1,0 +1,196 @@
+"""Exception handlers: the answer for every exception that can reach the application.
+
+    install(app)
+
+All answers have one format (`api.errors`), except those of the two routes with the Hugging Face contract.
+
+The outermost layer: a request's id, its log line, and an answer for errors that nothing else handles.
+
+A request id is the client's own if it is a plain word, or else a new one; it is on every answer. The log
+contains no transcript text, file names or keys. An exception's message may contain any of them, so its type
+and place are logged, not its message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+import secrets
+import time
+import traceback
+from contextvars import ContextVar
+from pathlib import Path
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+from starlette.routing import Match
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from forescribe.asr.errors import ForescribeError
+
+from ..errors import ApiError, refusal
+from ..metrics import Metrics
+
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+
+_CODES = {404: "not_found", 405: "method_not_allowed"}
+
+
+def install(app: FastAPI) -> None:
+    app.add_exception_handler(ApiError, _api_error)
+    app.add_exception_handler(ForescribeError, _package_error)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(ClientDisconnect, _gone)
+
+
+def install_database(app: FastAPI) -> None:
+    """Install the handler for database errors, if there are jobs."""
+    from sqlalchemy.exc import DBAPIError
+
+    app.add_exception_handler(DBAPIError, _database_error)
+
+
+def allowed(app: FastAPI, scope: Scope) -> str:
+    """The methods of all routes that match the path: each route knows only its own."""
+    methods = [
+        method
+        for method in METHODS
+        if any(
+            route.matches({**scope, "method": method})[0] is Match.FULL
+            for route in app.router.routes
+        )
+    ]
+    return ", ".join(methods)
+
+
+def _answer(request: Request, error: ApiError) -> Response:
+    request.app.state.serving.metrics.refused(error.code)
+    return refusal(request.url.path, error)
+
+
+async def _api_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return _answer(request, error)
+
+
+async def _package_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ForescribeError)
+    return _answer(request, ApiError.of(error))
+
+
+async def _invalid(request: Request, error: Exception) -> Response:
+    """Answer 400, not FastAPI's 422, with the first invalid field."""
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    param = str(first["loc"][-1])
+    return _answer(request, ApiError("invalid_value", f"{param}: {first['msg']}", param=param))
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    """Errors of the framework: an unknown route, a wrong method, a body that cannot be read."""
+    assert isinstance(error, HTTPException)
+    code = _CODES.get(error.status_code, "invalid_value")
+    headers = dict(error.headers or {})
+    text = str(error.detail)
+    if code == "method_not_allowed":
+        headers["Allow"] = allowed(request.app, request.scope)
+        text = f"{request.method} is not a method of this route; it has {headers['Allow']}"
+    elif code == "not_found" and error.detail == "Not Found":
+        text = f"there is no route {request.url.path!r}"
+    response = _answer(request, ApiError(code, text))
+    response.headers.update(headers)
+    return response
+
+
+async def _database_error(request: Request, error: Exception) -> Response:
+    """Answer 503 if the database is away, so that clients retry. Other database errors are faults."""
+    from sqlalchemy.exc import DBAPIError
+
+    assert isinstance(error, DBAPIError)
+    if not await asyncio.to_thread(request.app.state.jobs.store.database.lost, error):
+        raise error
+    return _answer(
+        request, ApiError("not_ready", "the jobs' database cannot be reached; try again")
+    )
+
+
+async def _gone(request: Request, error: Exception) -> Response:
+    """The client has left; the status is for the log (nginx uses the same)."""
+    return Response(status_code=499)
+
+
+HEADER = "x-request-id"
+UNKNOWN = "unknown"
+UNLOGGED = frozenset({"/health", "/ready", "/metrics"})
+"""Routes that are requested every few seconds by machines: they are counted, but not logged."""
+
+WORD = re.compile(r"[A-Za-z0-9._-]{1,128}")
+
+log = logging.getLogger("forescribe.api")
+
+CURRENT: ContextVar[str | None] = ContextVar("request_id", default=None)
+"""The id of the current request, for log lines about it."""
+
+
+class RequestId:
+    """ASGI middleware; routes find the id in `state.request_id`."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self.app, self.metrics = app, metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        given = Headers(scope=scope).get(HEADER, "")
+        request_id = given if WORD.fullmatch(given) else f"req_{secrets.token_hex(12)}"
+        scope.setdefault("state", {})["request_id"] = request_id
+        CURRENT.set(request_id)
+        began, status = time.perf_counter(), 0
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message)[HEADER] = request_id
+            await send(message)
+
+        try:
+            await self.app(scope, receive, send_with_id)
+        except Exception as error:
+            report("fault", request_id=request_id, error=type(error).__name__, place=_place(error))
+            if status:
+                raise  # half of the answer is sent: the server has to close the connection
+            failed = ApiError("internal_error", "the server failed; the fault is logged")
+            await failed.response()(scope, receive, send_with_id)
+        finally:
+            # The route, never the path, which may contain anything.
+            route = getattr(scope.get("route"), "path", UNKNOWN)
+            wall_s = time.perf_counter() - began
+            self.metrics.answered(route, status, wall_s)
+            if route not in UNLOGGED:
+                report(
+                    "request",
+                    request_id=request_id,
+                    method=scope["method"],
+                    route=route,
+                    status=status,
+                    wall_s=round(wall_s, 4),
+                )
+
+
+def report(event: str, **facts: object) -> None:
+    """Write a log line."""
+    log.info(json.dumps({"event": event, **facts}))
+
+
+def _place(error: BaseException) -> str:
+    """The file and line that raised the error."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{Path(frame.filename).name}:{frame.lineno}"

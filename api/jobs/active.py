@@ -1,0 +1,478 @@
+"""What this process holds of the jobs that it is working on: decoded samples, and slots in the session.
+
+    samples = active.samples(job, files.audio)
+    active.check(job)               # raises if the job is not to be continued
+    active.release(job)             # frees both
+
+Knows the session and the decoders; does not know rows of jobs or the order of steps.
+
+The decoded groups of one job, handed from the engine's thread to the job's thread.
+
+    groups = DecodedGroups()
+    groups.submit(session, planned(..., listener=groups, grouped=groups.grouped))
+    groups.wait_for(0)                  # other groups may be finished before it
+    groups.outcome()
+
+Groups are decoded ahead of the thread that stores them, so the engine never waits for a disk. Does not
+know rows.
+
+Crash tracking: which jobs have work in code that can take the process down.
+
+    with tracker.exposed(job, check):    # waits for its turn; then the job is on record as exposed
+        ...
+
+Such code is voice activity detection, the engine and the diarizer. The record is a row that is committed
+before the work begins, so it outlives the process. The rows of a dead process name the jobs that may have
+killed it; jobs that wait, are being decoded (in a child process), written or called back did not.
+
+One death does not tell which of several exposed jobs caused it, and a process is also killed from outside.
+So a job that was exposed is a *suspect* until it progresses, and a suspect is exposed alone. Only a death
+without other exposed work counts against it. Other jobs wait meanwhile: for one group, because progress
+clears a suspect.
+
+Outages that are not a job's fault: a database or object storage that is away, a disk that is full.
+
+They are waited out, and do not count as attempts. Does not know what the steps do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import shutil
+import tempfile
+import threading
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from sqlalchemy.exc import DBAPIError
+
+from forescribe.asr.errors import ForescribeError, OutputError
+
+from ..settings import Settings
+from ..speech.serving import Serving
+from .store import Store
+from .workflows import MakeWay, RunReplaced, Stopping
+
+if TYPE_CHECKING:
+    from forescribe.asr.audio.inputs import DecodedFile
+    from forescribe.asr.decode.options import Outcome, PhaseTimes
+    from forescribe.asr.sessions.parts import Part
+    from forescribe.asr.sessions.planned import Group
+    from forescribe.asr.sessions.session import Session
+    from forescribe.asr.sessions.submission import Submission
+
+
+class DecodedGroups:
+    """A listener of the session that another thread can wait for."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._groups: dict[int, Group] = {}
+        self._outcome: Outcome | None = None
+        self._ended = False
+        self._reason: BaseException | None = None  # of a cancellation
+        self._session: Session | None = None
+        self._submission: Submission | None = None
+        self.phases: PhaseTimes | None = None
+
+    def submit(self, session: Session, submission: Submission) -> None:
+        """Queue the recording. Raises CapacityError if the session is closed."""
+        self._session, self._submission = session, submission
+        submission.time_phases(self.phases)
+        session.enter(submission)
+
+    # -- on the engine's thread -------------------------------------------------------------------
+
+    def progressed(self, part: Part) -> None:
+        """Ignored: `grouped` receives the same text with more detail."""
+
+    def grouped(self, group: Group) -> None:
+        with self._changed:
+            self._groups[group.k] = group
+            self._changed.notify_all()
+
+    def ended(self, outcome: Outcome | None) -> None:
+        with self._changed:
+            self._outcome, self._ended = outcome, True
+            self._changed.notify_all()
+
+    # -- on the job's thread ----------------------------------------------------------------------
+
+    def wait_for(self, k: int) -> Group:
+        """Group `k`, once it is decoded; it is returned only once. Raises the error of the recording, or
+        the reason given to `cancel`."""
+        with self._changed:
+            self._changed.wait_for(lambda: k in self._groups or self._ended or self._reason)
+            if k in self._groups and self._reason is None:
+                return self._groups.pop(k)
+        raise self._error()
+
+    def outcome(self) -> Outcome:
+        """The outcome with its transcript. Raises as `wait_for` does."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._ended or self._reason)
+        if self._reason is None and self._outcome is not None and self._outcome.error is None:
+            return self._outcome
+        raise self._error()
+
+    def _error(self) -> BaseException:
+        if self._reason is not None:
+            return self._reason
+        if self._outcome is not None and self._outcome.error is not None:
+            return self._outcome.error
+        return ForescribeError("the recording ended without one of its groups")
+
+    # -- from any thread --------------------------------------------------------------------------
+
+    def cancel(self, reason: BaseException) -> None:
+        """Free the recording's slots before the next round; the waiting thread raises `reason`."""
+        with self._changed:
+            self._reason = self._reason or reason
+            self._changed.notify_all()
+        if self._session is not None and self._submission is not None and not self._ended:
+            self._session.cancel(self._submission)
+
+    def wait_until_released(self, seconds: float) -> None:
+        """Wait until the session does not read the recording any more."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._ended or self._session is None, seconds)
+
+
+POLL_S = 0.1
+
+
+class CrashTracker:
+    """The exposed jobs of this process.
+
+    `other_requests` counts requests in the same engine that are not jobs. `make_way` is called with each
+    job that must leave because a suspect needs to be alone; that job is exposed again later.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        executor: str,
+        other_requests: Callable[[], int] = lambda: 0,
+        make_way: Callable[[str], None] = lambda job: None,
+    ) -> None:
+        self.records, self.executor = store.crashes, executor
+        self.other_requests, self.make_way = other_requests, make_way
+        self._changed = threading.Condition()
+        self._exposed: dict[str, bool] = {}  # job: whether no other job may be exposed
+        self._waiting: dict[str, int] = {}  # suspect: deaths of processes while it was exposed
+        self._ending = False
+
+    @contextmanager
+    def exposed(self, job: str, check: Callable[[], None]) -> Iterator[None]:
+        """Expose a job for a block."""
+        self.expose(job, check)
+        try:
+            yield
+        finally:
+            self.withdraw(job)
+
+    def expose(self, job: str, check: Callable[[], None]) -> None:
+        """Wait for the job's turn and put it on record. Does nothing if the job is exposed already.
+
+        `check` is called while waiting; it raises if the job is not to be continued.
+        """
+        with self._changed:
+            if job in self._exposed:
+                return
+        deaths = self.records.deaths(job)
+        self._wait_for_turn(job, deaths, check)
+        try:
+            if not self._ending:  # from then on, a kill is meant for the process
+                alone = deaths > 0 and not self.other_requests()
+                self.records.expose(self.executor, job, alone=alone)
+        except BaseException:
+            self._remove(job)
+            raise
+
+    def withdraw(self, job: str) -> None:
+        """Remove the job, if it is exposed. A row that cannot be written now is removed by `sync`."""
+        with self._changed:
+            exposed = job in self._exposed
+        if exposed:
+            try:
+                self.records.withdraw(self.executor, job)
+            except Exception:  # the database is away
+                pass
+            finally:
+                self._remove(job)
+
+    def progressed(self, job: str) -> None:
+        """The job is no longer a suspect: others may be exposed at the same time."""
+        with self._changed:
+            if job in self._exposed:
+                self._exposed[job] = False
+                self._changed.notify_all()
+
+    def request_joined(self) -> None:
+        """A request enters the engine: an exposed suspect is not alone any more."""
+        with self._changed:
+            suspect = any(self._exposed.values())
+        if suspect:
+            self.records.clear_alone(self.executor)
+
+    def sync(self) -> None:
+        """Make the rows of this process equal to its exposed jobs."""
+        with self._changed:
+            jobs = frozenset(self._exposed)
+        self.records.keep_only(self.executor, jobs)
+
+    def end(self) -> None:
+        """The process is about to end on purpose: from here on a kill counts against no job."""
+        with self._changed:
+            self._ending = True
+        self.records.keep_only(self.executor, frozenset())
+
+    def _wait_for_turn(self, job: str, deaths: int, check: Callable[[], None]) -> None:
+        with self._changed:
+            if deaths:
+                self._waiting[job] = deaths
+            try:
+                while not self._may_enter(job):
+                    others = [
+                        other for other, alone in self._exposed.items() if deaths and not alone
+                    ]
+                    for other in others:
+                        self.make_way(other)
+                    self._changed.wait(POLL_S)
+                    check()
+                self._exposed[job] = deaths > 0
+            finally:
+                self._waiting.pop(job, None)
+                self._changed.notify_all()
+
+    def _may_enter(self, job: str) -> bool:
+        """Suspects come first, those with the fewest deaths before the others."""
+        if job in self._waiting:
+            first = min(self._waiting, key=lambda suspect: (self._waiting[suspect], suspect))
+            return first == job and not self._exposed
+        return not self._waiting and not any(self._exposed.values())
+
+    def _remove(self, job: str) -> None:
+        with self._changed:
+            self._exposed.pop(job, None)
+            self._changed.notify_all()
+
+
+RELEASE_S = 10.0
+"""How long to wait for the engine's round and the reader's block in which a recording is cancelled."""
+
+
+class ActiveJobs:
+    """The samples and session listeners of jobs, by id."""
+
+    def __init__(self, serving: Serving, store: Store, executor: str) -> None:
+        self.serving = serving
+        self.stopping = threading.Event()
+        self.crashes = CrashTracker(
+            store, executor, lambda: serving.admission.requests, self._make_way
+        )
+        serving.joined = self.crashes.request_joined
+        self._lock = threading.Lock()
+        self._groups: dict[str, DecodedGroups] = {}
+        self._samples: dict[str, DecodedFile] = {}
+        self._abandoned: set[str] = set()
+        self._workflows: Counter[str] = Counter()  # executions of each job in this process
+        self._closed = False
+
+    @contextmanager
+    def working(self, job: str) -> Iterator[None]:
+        """Execute a workflow of the job in the block. When the job's last one leaves, everything that the
+        job holds here is freed.
+
+        A step frees it when it ends the run. But an engine may also end a workflow between two steps,
+        because it was cancelled or because another process owns it now; no step of it is called then.
+        """
+        with self._lock:
+            self._workflows[job] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._workflows[job] -= 1
+                last = not self._workflows[job]
+                if last:
+                    del self._workflows[job]
+            if last:
+                self.release(job)
+
+    def begin(self, job: str) -> None:
+        """A run of the job begins: an earlier `abandon` does not count for it."""
+        with self._lock:
+            self._abandoned.discard(job)
+
+    def check(self, job: str) -> None:
+        """Raises Stopping or RunReplaced if the job is not to be continued."""
+        if self.stopping.is_set():
+            raise Stopping
+        if job in self._abandoned:
+            raise RunReplaced
+
+    def pause(self, seconds: float) -> None:
+        """Raises Stopping if the process ends meanwhile."""
+        if self.stopping.wait(seconds):
+            raise Stopping
+
+    def session(self) -> Session:
+        """The session, once the model is loaded. If the engine is broken, waits for the end of the process,
+        because the next one continues. Raises Stopping if there will be no session."""
+        while self.serving.state in ("loading", "broken", "failed"):
+            self.pause(POLL_S)
+        if not self.serving.open or self.serving.session is None:
+            raise Stopping
+        return self.serving.session
+
+    def samples(
+        self, job: str, audio: Callable[[str], AbstractContextManager[Path]]
+    ) -> DecodedFile:
+        """The decoded samples of a job, kept until `release`; `audio` provides its file. Raises Stopping
+        if there is no session, and after `close`."""
+        with self._lock:
+            known = self._samples.get(job)
+        if known is not None:
+            return known
+        self.session()  # decoding while a model is still loading would slow both
+        with audio(job) as path, path.open("rb") as file:
+            decoded = asyncio.run(self.serving.decoded(file))
+        with self._lock:
+            known = self._samples.get(job)  # another step of the job may have been faster
+            if known is None and not self._closed:
+                self._samples[job] = decoded
+                return decoded
+        decoded.close()
+        if known is None:
+            raise Stopping
+        return known
+
+    def groups(self, job: str) -> DecodedGroups | None:
+        with self._lock:
+            return self._groups.get(job)
+
+    def set_groups(self, job: str, groups: DecodedGroups) -> None:
+        with self._lock:
+            self._groups[job] = groups
+
+    def release(self, job: str) -> None:
+        """Free the job's slots in the session and its samples."""
+        with self._lock:
+            groups, samples = self._groups.pop(job, None), self._samples.pop(job, None)
+        if groups is not None:
+            groups.cancel(RunReplaced())
+            groups.wait_until_released(RELEASE_S)
+        if samples is not None:
+            samples.close()
+        self.crashes.withdraw(job)
+
+    def abandon(self, job: str) -> None:
+        """End the current run's steps, and free the job's slots before the engine's next round."""
+        with self._lock:
+            self._abandoned.add(job)
+            groups = self._groups.get(job)
+        if groups is not None:
+            groups.cancel(RunReplaced())
+
+    def stop(self) -> None:
+        """End all waiting steps without an answer."""
+        self.stopping.set()
+        with self._lock:
+            active = list(self._groups.values())
+        for groups in active:
+            groups.cancel(Stopping())
+
+    def close(self) -> None:
+        """Close all samples, including those of jobs that ended between two steps."""
+        with self._lock:
+            self._closed = True
+            held, self._samples = list(self._samples.values()), {}
+        for samples in held:
+            samples.close()
+
+    def _make_way(self, job: str) -> None:
+        groups = self.groups(job)
+        if groups is not None:  # other work cannot be interrupted, and is waited for
+            groups.cancel(MakeWay())
+
+
+log = logging.getLogger("forescribe.api")
+
+STORAGE = frozenset({"storage_full", "unwritable_output"})
+AWAY = frozenset({"storage_unavailable", "storage_denied"})
+"""Codes of object storage that does not answer, throttles, or does not accept the credentials (any more)."""
+
+MIN_FREE_BYTES = 4 << 20
+"""With less a disk counts as full, whatever the settings say."""
+
+AWAY_S = 1.0
+"""Seconds between checks of a database or a disk that is away."""
+
+T = TypeVar("T")
+
+
+def report_fault(where: str, error: Exception) -> None:
+    """Log the type and the place of an error. Its message may contain text of a transcript."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    place = f"{Path(frame.filename).name}:{frame.lineno}"
+    entry = {"event": "job_fault", "in": where, "error": type(error).__name__, "place": place}
+    log.error(json.dumps(entry))
+
+
+class Outages:
+    """Waits for the database and the disks. All methods raise Stopping when the process ends."""
+
+    def __init__(self, settings: Settings, store: Store, active: ActiveJobs) -> None:
+        self.settings, self.store, self.active = settings, store, active
+
+    def wait_for_database(self, job: str | None, act: Callable[[], T]) -> T:
+        """The result of `act`, repeated while the database goes away. `job`: the one that `act` works on,
+        which holds nothing meanwhile; None if it only reads about one, whose run may be in progress."""
+        while True:
+            try:
+                return act()
+            except DBAPIError as error:
+                if not self.store.database.lost(error):
+                    raise
+                report_fault("database", error)
+            if job is not None:
+                self.active.release(job)  # groups that are not stored yet are decoded again
+            while not self.store.database.available():
+                self.active.pause(AWAY_S)
+
+    def wait_for_storage(self, job: str | None, act: Callable[[], T]) -> T:
+        """As `wait_for_database`, also while nothing can be written."""
+        while True:
+            try:
+                return self.wait_for_database(job, act)
+            except OutputError as error:
+                report_fault("storage", error)
+            self.wait_for_room()
+
+    def wait_for_room(self, check: Callable[[], None] = lambda: None) -> None:
+        """Wait until there is room on the disks. Raises what `check` raises."""
+        while True:
+            self.active.pause(AWAY_S)
+            check()
+            if self._room():
+                return
+
+    def caused(self, error: ForescribeError) -> bool:
+        """Whether an error comes from object storage that is away, or from a disk that is still full or
+        read-only."""
+        return error.code in AWAY or (error.code in STORAGE and not self._room())
+
+    def _room(self) -> bool:
+        minimum = max(self.settings.min_free_bytes, MIN_FREE_BYTES)
+        return (
+            self.store.blobs.free >= minimum
+            and shutil.disk_usage(tempfile.gettempdir()).free >= MIN_FREE_BYTES
+            and self.store.writable()
+        )

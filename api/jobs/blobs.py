@@ -1,0 +1,338 @@
+"""Blobs: files named by the hash of their bytes. A blob is complete and on disk, or it does not exist.
+
+    draft = blobs.draft()
+    draft.write(b"...")
+    with blobs.shared_lock():            # until a row refers to the blob
+        name = draft.commit()
+        ...
+    with blobs.exclusive_lock():         # now no blob is without its row
+        blobs.delete(name)
+
+Equal contents are stored once. A process that dies leaves drafts, which `sweep` removes. Does not know
+which rows refer to a blob.
+
+The interface of blob stores: `api.jobs.storage.blobs` on a local disk, `object_blobs` on S3 and the like.
+
+A blob's name begins with the SHA-256 of its bytes. A blob is complete, or it does not exist. Two ways protect
+a blob whose row is not committed yet: locks, where all processes share a disk, and marks in the database
+(`blob_marks`), where they do not; `marked` says which.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import os
+import re
+import secrets
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+from forescribe.asr.errors import OutputError
+
+NAME = re.compile(r"[0-9a-f]{64}")
+
+PIECE = 1 << 20
+"""Bytes that are copied at a time."""
+
+
+class Blobs:
+    """Blobs at `<root>/<aa>/<sha256>`, and drafts on the same file system, so that a rename is atomic."""
+
+    marked = False
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._drafts = root / "drafts"
+        with disk_errors():
+            self._drafts.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def place(self) -> str:
+        """The name of this folder, for all processes that share it. Raises OutputError."""
+        path = self.root / "identity"
+        with disk_errors():
+            if not path.exists():
+                new = self._drafts / secrets.token_hex(16)
+                new.write_text(secrets.token_hex(16))
+                with suppress(FileExistsError):
+                    os.link(new, path)  # complete, or not there; the first one stays
+                new.unlink()
+            return f"folder:{path.read_text()}"
+
+    def draft(self) -> Draft:
+        """Begin a new blob. Raises OutputError."""
+        return Draft(self, self._drafts / secrets.token_hex(16))
+
+    def put(self, data: bytes) -> str:
+        """Store the bytes and return their name. Raises OutputError."""
+        draft = self.draft()
+        try:
+            draft.write(data)
+            return draft.commit()
+        finally:
+            draft.discard()
+
+    def copy(self, file: BinaryIO) -> Draft:
+        """A draft with the whole content of a file. Raises OutputError."""
+        draft = self.draft()
+        draft.fill(file)
+        return draft
+
+    def read(self, name: str) -> bytes:
+        """Raises FileNotFoundError."""
+        return self.path(name).read_bytes()
+
+    def path(self, name: str) -> Path:
+        """Where the blob is, or would be."""
+        if not NAME.fullmatch(name):
+            raise ValueError(f"{name!r} is not a blob's name")
+        return self.root / name[:2] / name
+
+    @contextmanager
+    def held(self, name: str) -> Iterator[Path]:
+        """The blob's file."""
+        yield self.local(name)
+
+    def local(self, name: str) -> Path:
+        """The blob's file. Raises FileNotFoundError."""
+        path = self.path(name)
+        path.stat()
+        return path
+
+    def delete(self, name: str) -> None:
+        """Delete the blob, if it exists."""
+        self.path(name).unlink(missing_ok=True)
+
+    def names(self, older_s: float = 0.0) -> Iterator[str]:
+        """All blobs; with `older_s`, those written longer ago."""
+        newest = time.time() - older_s
+        for path in self.root.glob("??/*"):
+            if NAME.fullmatch(path.name) and (not older_s or path.stat().st_mtime <= newest):
+                yield path.name
+
+    def probe(self) -> None:
+        """Write and remove a byte. Raises OutputError if that fails."""
+        draft = self.draft()
+        try:
+            draft.write(b"\0")
+            draft.flush()
+        finally:
+            draft.discard()
+
+    def sweep(self, older_s: float) -> int:
+        """Remove drafts that have not been written to for `older_s` seconds, and return their number."""
+        oldest, count = time.time() - older_s, 0
+        for path in self._drafts.iterdir():
+            with suppress(FileNotFoundError):
+                if path.stat().st_mtime < oldest:
+                    path.unlink()
+                    count += 1
+        return count
+
+    def close(self) -> None:
+        """All files here outlive the process, or are removed by `sweep`."""
+
+    @property
+    def free(self) -> int:
+        """Free bytes on the disk."""
+        return shutil.disk_usage(self.root).free
+
+    @property
+    def requests(self) -> Mapping[str, int]:
+        """None: nothing is requested."""
+        return {}
+
+    @contextmanager
+    def shared_lock(self) -> Iterator[None]:
+        """Hold while a blob may exist that no row refers to yet. Several holders are possible."""
+        with self._locked(fcntl.LOCK_SH):
+            yield
+
+    @contextmanager
+    def exclusive_lock(self) -> Iterator[None]:
+        """Hold while blobs are deleted: no other process or thread holds `shared_lock`."""
+        with self._locked(fcntl.LOCK_EX):
+            yield
+
+    @contextmanager
+    def _locked(self, operation: int) -> Iterator[None]:
+        descriptor = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(descriptor, operation)
+            yield
+        finally:
+            os.close(descriptor)
+
+
+class DraftFile:
+    """A blob while it is written to a local file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.size = 0
+        self._hash = hashlib.sha256()
+        with disk_errors():
+            self._file = path.open("xb")
+
+    @property
+    def name(self) -> str:
+        """The SHA-256 of the bytes written so far."""
+        return self._hash.hexdigest()
+
+    def write(self, data: bytes) -> None:
+        """Append bytes. Raises OutputError."""
+        with disk_errors():
+            self._file.write(data)
+        self._hash.update(data)
+        self.size += len(data)
+
+    def fill(self, file: BinaryIO) -> None:
+        """Append the whole content of a file; an exception discards the draft. Raises OutputError."""
+        try:
+            file.seek(0)
+            while piece := file.read(PIECE):
+                self.write(piece)
+        except BaseException:
+            self.discard()
+            raise
+
+    def flush(self) -> None:
+        """Write everything to disk. Raises OutputError."""
+        with disk_errors():
+            self._file.flush()
+            os.fsync(self._file.fileno())
+
+    def discard(self) -> None:
+        """Remove the draft; does nothing after `commit`."""
+        with suppress(OSError):
+            self._file.close()
+        with suppress(OSError):  # a read-only disk: `sweep` removes it later
+            self.path.unlink(missing_ok=True)
+
+
+class Draft(DraftFile):
+    """A draft of a blob on this disk. `flush` does the slow part of `commit` in advance."""
+
+    def __init__(self, blobs: Blobs, path: Path) -> None:
+        super().__init__(path)
+        self.blobs = blobs
+
+    def commit(self) -> str:
+        """Make the blob durable, directory entry included, and return its name. Raises OutputError."""
+        with disk_errors():
+            self.flush()
+            self._file.close()
+            move_durably(self.path, self.blobs.path(self.name))
+        return self.name
+
+
+def move_durably(source: Path, target: Path) -> None:
+    """Rename a file that is on disk, and write its new directory entry to disk too."""
+    target.parent.mkdir(exist_ok=True)
+    os.replace(source, target)
+    for folder in (target.parent, target.parent.parent):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+@contextmanager
+def disk_errors() -> Iterator[None]:
+    """Raise OSError as OutputError with code `storage_full` or `unwritable_output`."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, OutputError):
+            raise
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        text = f"the job store cannot be written ({error.strerror}): free some space, or check its disk"
+        raise OutputError(text, code="storage_full" if full else "unwritable_output") from error
+
+
+class BlobDraft(Protocol):
+    """A blob while it is written to a local file."""
+
+    path: Path
+    size: int
+
+    @property
+    def name(self) -> str:
+        """The SHA-256 of the bytes written so far, as hexadecimal digits."""
+
+    def write(self, data: bytes) -> None:
+        """Append bytes. Raises OutputError."""
+
+    def flush(self) -> None:
+        """Complete the local file: afterwards `path` can be read. Raises OutputError."""
+
+    def commit(self) -> str:
+        """Store the blob and return its name. Raises OutputError, StorageError."""
+
+    def discard(self) -> None:
+        """Remove the local file; does nothing after `commit`."""
+
+
+class BlobStore(Protocol):
+    """Blobs by name. Methods that write raise OutputError for a local disk, StorageError for object storage
+    that refuses or does not answer."""
+
+    marked: bool
+    """Whether references are protected by marks in the database instead of locks."""
+
+    @property
+    def place(self) -> str:
+        """Tells stores apart: processes with equal places see the same blobs."""
+
+    def draft(self) -> BlobDraft: ...
+
+    def put(self, data: bytes) -> str:
+        """Store the bytes and return their name."""
+
+    def copy(self, file: BinaryIO) -> BlobDraft:
+        """A draft with the whole content of a file."""
+
+    def read(self, name: str) -> bytes:
+        """Raises FileNotFoundError."""
+
+    def held(self, name: str) -> AbstractContextManager[Path]:
+        """A local file with the blob, which exists for the block. Raises FileNotFoundError."""
+
+    def local(self, name: str) -> Path:
+        """A local file with the blob, to be opened at once. Raises FileNotFoundError."""
+
+    def delete(self, name: str) -> None:
+        """Delete the blob, if it exists."""
+
+    def names(self, older_s: float = 0.0) -> Iterator[str]:
+        """All blobs; with `older_s`, those stored longer ago."""
+
+    def probe(self) -> None:
+        """Write and remove a byte. Raises OutputError, StorageError."""
+
+    def sweep(self, older_s: float) -> int:
+        """Remove local files that nobody has used for `older_s` seconds, and return their number."""
+
+    def close(self) -> None:
+        """Remove what was only needed by this process."""
+
+    @property
+    def free(self) -> int:
+        """Free bytes on the local disk."""
+
+    @property
+    def requests(self) -> Mapping[str, int]:
+        """Requests to object storage so far, by kind; none on a local disk."""
+
+    def shared_lock(self) -> AbstractContextManager[None]:
+        """Hold while a blob may exist that no row refers to yet. Several holders are possible."""
+
+    def exclusive_lock(self) -> AbstractContextManager[None]:
+        """Hold while blobs are deleted."""

@@ -1,0 +1,272 @@
+"""The job database: SQLite in a file or PostgreSQL, by the same statements.
+
+    database = Database.open("sqlite:///jobs.db")
+    with database.transaction() as tx:
+        tx.execute(...)
+        after_commit(tx, callback)
+
+Knows connections, transactions and their faults; does not know what the rows mean.
+
+Turns: a task that one process does for all, such as retention, at most once in a period.
+
+    if turns.take("retention", 60.0):
+        ...
+
+Periods are measured by the database's clock, so no machine's clock matters. A process that dies in its turn
+delays the task by one period. Tasks must be repeatable: one that takes longer than its period overlaps with
+the next turn.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from types import MappingProxyType
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import event
+
+from forescribe.asr.errors import CapacityError, Code, OutputError, UsageError
+
+from .tables import KEYS, META, TURNS, create_tables
+
+Tx = sa.Connection
+
+CHECKPOINT_TRIES = 100
+"""Attempts to truncate SQLite's log, 50 ms apart: every reader delays it."""
+
+_AWAY = frozenset({"25006", "57P01", "57P02", "57P03", "53300"})
+"""PostgreSQL's codes: read only, shutting down, crashed, starting, too many connections."""
+
+PROBES: Mapping[str, str] = MappingProxyType(
+    {
+        "connect_timeout": "10",
+        "keepalives": "1",
+        "keepalives_idle": "10",
+        "keepalives_interval": "5",
+        "keepalives_count": "3",
+        "tcp_user_timeout": "20000",
+    }
+)
+"""How soon a connection to PostgreSQL counts as lost, in seconds and the last in milliseconds: by libpq's
+defaults a statement would wait 15 minutes for a server that a partition hides, and a silent connection two
+hours. The query of the URL takes precedence."""
+
+_FULL = ("SQLITE_FULL", "53100")
+_UNWRITABLE = ("SQLITE_READONLY", "SQLITE_IOERR", "SQLITE_CANTOPEN")
+
+
+def after_commit(tx: Tx, act: Callable[[], None]) -> None:
+    """Call `act` once the transaction is committed, and not at all if it is rolled back."""
+    tx.info["after_commit"].append(act)
+
+
+class Database:
+    """A SQLAlchemy engine with the tables of jobs."""
+
+    def __init__(self, engine: sa.Engine) -> None:
+        self.engine = engine
+
+    @classmethod
+    def open(cls, url: str) -> Database:
+        """Open a database and create missing tables.
+
+        Raises UsageError if it cannot be opened, CapacityError if the cause may pass by itself: a server
+        that is down, a full disk.
+        """
+        try:
+            engine = sa.create_engine(_address(url), pool_pre_ping=True)
+            if engine.dialect.name == "sqlite":
+                event.listen(engine, "connect", _configure_sqlite)
+            create_tables(engine)
+            return cls(engine)
+        except (sa.exc.SQLAlchemyError, ImportError, OSError) as error:
+            cause = getattr(error, "orig", None) or error
+            passes = isinstance(error, sa.exc.OperationalError) and not _permanent(error)
+            kind = CapacityError if passes else UsageError
+            raise kind(f"the jobs' database cannot be opened: {cause}") from error
+
+    def create(self, *tables: sa.Table) -> None:
+        """Create those of the tables that are missing; several processes may do so at a time."""
+        for table in tables:
+            try:
+                META.create_all(self.engine, tables=[table])
+            except sa.exc.DBAPIError:
+                if not sa.inspect(self.engine).has_table(table.name):
+                    raise
+
+    @contextmanager
+    def transaction(self) -> Iterator[Tx]:
+        """A transaction; callbacks of `after_commit` run once it is committed. Raises OutputError if the
+        database's disk is full or read-only."""
+        with database_disk_errors(), self.engine.begin() as tx:
+            if self.engine.dialect.name == "sqlite":
+                # Python's driver begins with the first write, so what was read before it could change.
+                tx.exec_driver_sql("BEGIN IMMEDIATE")
+            tx.info["after_commit"] = callbacks = list[Callable[[], None]]()
+            yield tx
+        for act in callbacks:
+            act()
+
+    def available(self) -> bool:
+        """Whether the database answers."""
+        try:
+            with self.engine.connect() as tx:
+                tx.execute(sa.select(1))
+            return True
+        except sa.exc.DBAPIError:
+            return False
+
+    def accepts_writes(self) -> bool:
+        """Whether a row can be inserted; it is rolled back."""
+        row = {"tenant": "", "key": "", "fingerprint": "", "job": "", "created_at": 0.0}
+        try:
+            with self.engine.connect() as tx:
+                tx.execute(sa.insert(KEYS).values(**row))
+                tx.rollback()
+        except sa.exc.SQLAlchemyError:
+            return False
+        return True
+
+    def lost(self, error: sa.exc.DBAPIError) -> bool:
+        """Whether the error means that the database went away: the connection was cut, the server is down,
+        or it is a replica that takes no writes yet."""
+        state = getattr(error.orig, "sqlstate", None) or ""
+        return error.connection_invalidated or state in _AWAY or not self.available()
+
+    def truncate_log(self) -> None:
+        """Remove deleted rows from SQLite's write-ahead log too, once no reader uses it."""
+        if self.engine.dialect.name != "sqlite":
+            return
+        with self.engine.connect() as tx:
+            for _ in range(CHECKPOINT_TRIES):
+                busy, *_ = tx.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)").one()
+                if not busy:
+                    return
+                time.sleep(0.05)
+
+    def close(self) -> None:
+        self.engine.dispose()
+
+
+def not_before(tx: Tx, now: float, *columns: sa.Column[Any]) -> sa.ColumnElement[float]:
+    """A time for an update: `now`, or the latest of the row's times if the clock was set back since."""
+    latest = sa.func.greatest if tx.dialect.name == "postgresql" else sa.func.max
+    return latest(now, *(sa.func.coalesce(column, now) for column in columns))
+
+
+@contextmanager
+def database_disk_errors() -> Iterator[None]:
+    """Raise disk errors of the database as OutputError, as `blobs.disk_errors` does for files."""
+    try:
+        yield
+    except sa.exc.DBAPIError as error:
+        code = _disk_error(error)
+        if code is None:
+            raise
+        text = "the jobs' database cannot be written: free some space, or check its disk"
+        raise OutputError(text, code=code) from error
+
+
+def _disk_error(error: sa.exc.DBAPIError) -> Code | None:
+    name = _error_name(error)
+    if name in _FULL:
+        return "storage_full"
+    return "unwritable_output" if str(name).startswith(_UNWRITABLE) else None
+
+
+def _permanent(error: sa.exc.OperationalError) -> bool:
+    """Whether the error stays until the configuration changes: a wrong path, user or database name."""
+    return str(_error_name(error)).startswith(("SQLITE_CANTOPEN", "SQLITE_READONLY", "28", "3D"))
+
+
+def _error_name(error: sa.exc.DBAPIError) -> str | None:
+    return getattr(error.orig, "sqlite_errorname", None) or getattr(error.orig, "sqlstate", None)
+
+
+def _address(url: str) -> sa.URL:
+    """The parts of a URL. Raises UsageError, without the part of a password such as `p@ss:word` that was
+    taken for the server or its port."""
+    with suppress(ValueError):
+        address = sa.make_url(_with_driver(url))
+        if "@" not in (address.host or ""):
+            return _with_probes(address)
+    raise UsageError(
+        "the jobs' database cannot be opened: the server or the port in database_url cannot be read; write "
+        "`@`, `:` and `/` in its password as %40, %3A and %2F"
+    )
+
+
+def _with_driver(url: str) -> str:
+    """Select the PostgreSQL driver that is installed; SQLAlchemy's default is another."""
+    scheme, _, rest = url.partition("://")
+    return f"postgresql+psycopg://{rest}" if scheme in ("postgres", "postgresql") else url
+
+
+def _with_probes(address: sa.URL) -> sa.URL:
+    """In the URL, so that every connection has them that DBOS opens by it."""
+    if address.get_backend_name() != "postgresql":
+        return address
+    return address.set(query={**PROBES, **address.query})
+
+
+def _configure_sqlite(connection: Any, record: object) -> None:
+    """Write-ahead log, and deleted rows are overwritten. Writers wait for each other."""
+    connection.isolation_level = "IMMEDIATE"
+    connection.execute("PRAGMA busy_timeout=30000")
+    connection.execute("PRAGMA journal_mode=WAL")
+    connection.execute("PRAGMA synchronous=FULL")
+    connection.execute("PRAGMA secure_delete=ON")
+    connection.execute("PRAGMA foreign_keys=ON")
+    if sqlite3.sqlite_version_info < (3, 42):
+        connection.create_function("unixepoch", -1, _unix_epoch)
+
+
+def _unix_epoch(*arguments: str) -> float:
+    """SQLite's `unixepoch('subsec')`, in seconds, which is NULL before SQLite 3.42: DBOS fills columns with
+    it from Python 3.12 on, whatever SQLite that Python has (3.40 on Debian 12)."""
+    if arguments != ("subsec",):
+        raise ValueError(f"unixepoch{arguments}: only unixepoch('subsec') is known here")
+    return round(time.time(), 3)
+
+
+class Turns:
+    """The turns of all processes of one database."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def take(self, task: str, period_s: float) -> bool:
+        """Whether this process may do the task now: nobody began it within the last `period_s` seconds."""
+        with self._database.transaction() as tx:
+            now = database_time(tx)
+            taken = tx.execute(
+                sa.update(TURNS)
+                .where(TURNS.c.task == task, TURNS.c.at <= now - period_s)
+                .values(at=now)
+            )
+            if taken.rowcount:
+                return True
+            return bool(insert_new(tx, TURNS, [{"task": task, "at": now}]))
+
+
+def database_time(tx: Tx) -> float:
+    """The database's clock, in Unix seconds."""
+    if tx.dialect.name == "postgresql":
+        query = "SELECT extract(epoch FROM clock_timestamp())"
+    else:
+        query = "SELECT (julianday('now') - 2440587.5) * 86400.0"
+    return float(tx.exec_driver_sql(query).scalar_one())
+
+
+def insert_new(tx: Tx, table: sa.Table, rows: list[dict[str, object]]) -> int:
+    """Insert the rows whose keys do not exist yet, and return their number. Waits for other transactions
+    that are inserting the same keys."""
+    if tx.dialect.name == "postgresql":
+        from sqlalchemy.dialects.postgresql import insert
+    else:
+        from sqlalchemy.dialects.sqlite import insert  # type: ignore[assignment]
+    return tx.execute(insert(table).values(rows).on_conflict_do_nothing()).rowcount

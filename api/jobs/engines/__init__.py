@@ -1,4 +1,0 @@
-"""What resumes a job after a crash: the interface, and the engines that implement it.
-
-Knows workflows, steps and their records; does not know transcription.
-"""

@@ -1,0 +1,320 @@
+"""The tables of the job database. Holds no transcript text.
+
+Names of tables and columns are part of the file format: databases of earlier versions must still open.
+
+Records of a job: what was requested, its current state, and its JSON view for clients.
+
+Times are Unix seconds, lengths are seconds of audio. Holds no transcript text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import sqlalchemy as sa
+
+META = sa.MetaData()
+
+JOBS = sa.Table(
+    "forescribe_jobs",
+    META,
+    sa.Column("id", sa.String, primary_key=True),
+    sa.Column("tenant", sa.String, nullable=False),  # the owner: the name of the API key
+    sa.Column("state", sa.String, nullable=False),
+    sa.Column("run", sa.Integer, nullable=False),
+    sa.Column("kind", sa.String, nullable=False),
+    sa.Column("label", sa.String),
+    sa.Column("created_at", sa.Float, nullable=False),
+    sa.Column("started_at", sa.Float),
+    sa.Column("finished_at", sa.Float),
+    sa.Column("total_s", sa.Float, nullable=False),
+    sa.Column("done_s", sa.Float, nullable=False),
+    sa.Column("options", sa.Text, nullable=False),
+    sa.Column("error_code", sa.String),
+    sa.Column("error_message", sa.String),
+    sa.Column("hook_url", sa.String),
+    sa.Column("hook_secret", sa.String),
+    sa.Column("hook_state", sa.String),
+    sa.Column("hook_tries", sa.Integer, nullable=False, default=0),
+    sa.Column("crashes", sa.Integer, nullable=False, default=0),
+    sa.Column("warnings", sa.Text),  # of the transcript; NULL: none, or none yet
+    sa.Index("forescribe_jobs_of", "tenant", "created_at", "id"),
+    sa.Index("forescribe_jobs_state", "state"),
+)
+
+REFERENCES = sa.Table(
+    "forescribe_refs",
+    META,
+    sa.Column("job", sa.String, primary_key=True),
+    sa.Column("role", sa.String, primary_key=True),  # audio, form, plan, group, spoken, result
+    sa.Column("k", sa.Integer, primary_key=True),
+    sa.Column("blob", sa.String, nullable=False, index=True),
+    sa.Column("tenant", sa.String),  # the owner for whom it counts; NULL: it is not counted
+    sa.Column("size", sa.BigInteger),  # of the blob in bytes
+    sa.Index("forescribe_refs_of", "tenant", "blob", "size"),
+)
+
+ENTRIES = sa.Table(
+    "forescribe_entries",
+    META,
+    sa.Column("job", sa.String, primary_key=True),
+    sa.Column("n", sa.Integer, primary_key=True),
+    sa.Column("kind", sa.String, nullable=False),
+    sa.Column("data", sa.Text, nullable=False),
+)
+
+KEYS = sa.Table(
+    "forescribe_idempotency",
+    META,
+    sa.Column("tenant", sa.String, primary_key=True),
+    sa.Column("key", sa.String, primary_key=True),
+    sa.Column("fingerprint", sa.String, nullable=False),
+    sa.Column("job", sa.String, nullable=False),
+    sa.Column("created_at", sa.Float, nullable=False),
+)
+
+WORKERS = sa.Table(
+    "forescribe_workers",
+    META,
+    sa.Column("executor", sa.String, primary_key=True),
+    sa.Column("beat", sa.Integer, nullable=False),
+    sa.Column("work", sa.Text, nullable=False),
+    sa.Column("place", sa.String),  # where its blobs are; NULL: an earlier version
+)
+
+EXPOSED = sa.Table(
+    "forescribe_exposed",
+    META,
+    sa.Column("job", sa.String, primary_key=True),
+    sa.Column("executor", sa.String),  # the process in which its work is exposed now
+    sa.Column("alone", sa.Boolean, nullable=False),  # nothing else is exposed in that process
+    sa.Column("deaths", sa.Integer, nullable=False),  # of such processes, since it last progressed
+)
+
+BLOBS = sa.Table(
+    "forescribe_blobs",
+    META,
+    sa.Column("blob", sa.String, primary_key=True),
+    sa.Column("state", sa.String, nullable=False, index=True),  # kept, condemned, gone
+    sa.Column("at", sa.Float, nullable=False),  # of the last change
+)
+"""Blobs in object storage (`api.jobs.blob_storage.blob_marks`)."""
+
+UPLOADS = sa.Table(
+    "forescribe_uploads",
+    META,
+    sa.Column("id", sa.String, primary_key=True),
+    sa.Column("tenant", sa.String, nullable=False),
+    sa.Column("length", sa.BigInteger, nullable=False),
+    sa.Column("label", sa.String),
+    sa.Column("offset", sa.BigInteger, nullable=False),
+    sa.Column("pieces", sa.Integer, nullable=False),  # references of role `piece`
+    sa.Column("executor", sa.String),  # the process that writes to it
+    sa.Column("token", sa.String),  # of the request that writes to it
+    sa.Column("touched_at", sa.Float, nullable=False),
+    sa.Column("client", sa.String),  # for whom it counts; NULL: an earlier version, the owner
+)
+"""Resumable uploads to object storage (`api.uploads.shared_uploads`)."""
+
+TURNS = sa.Table(
+    "forescribe_turns",
+    META,
+    sa.Column("task", sa.String, primary_key=True),
+    sa.Column("at", sa.Float, nullable=False),
+)
+"""When a task that one process does for all was begun last (`task_turns`)."""
+
+ADDED = (
+    (JOBS, "warnings", "TEXT"),
+    (WORKERS, "place", "VARCHAR"),
+    (UPLOADS, "client", "VARCHAR"),
+    (REFERENCES, "tenant", "VARCHAR"),
+    (REFERENCES, "size", "BIGINT"),
+)
+"""Columns that earlier versions lack. All may be NULL, so that an earlier version can go on using the
+database."""
+
+
+def create_tables(engine: sa.Engine) -> None:
+    """Create missing tables, and add the columns that a database of an earlier version lacks. Several
+    processes may do so at once."""
+    with engine.begin() as tx:
+        if engine.dialect.name == "postgresql":
+            tx.exec_driver_sql("SELECT pg_advisory_xact_lock(hashtext('forescribe_tables'))")
+        META.create_all(tx)
+        for table, column, kind in ADDED:
+            if column not in {found["name"] for found in sa.inspect(tx).get_columns(table.name)}:
+                tx.exec_driver_sql(f"ALTER TABLE {table.name} ADD COLUMN {column} {kind}")
+        for index in REFERENCES.indexes:  # of an added column
+            index.create(tx, checkfirst=True)
+
+
+State = Literal["queued", "running", "succeeded", "failed", "cancelled"]
+Kind = Literal["transcribe", "diarize"]
+"""What a run of a job does: everything, or only the speakers."""
+
+ENDED: frozenset[State] = frozenset({"succeeded", "failed", "cancelled"})
+UNFINISHED: frozenset[State] = frozenset({"queued", "running"})
+CallbackState = Literal["pending", "delivered", "failed", "gone"]
+
+
+@dataclass(frozen=True)
+class Callback:
+    """A webhook at the end of a job: URL, signing secret, and state of the delivery."""
+
+    url: str
+    secret: str | None  # deleted when nothing more will be sent
+    state: CallbackState = "pending"
+    tries: int = 0
+
+
+@dataclass(frozen=True)
+class NewJob:
+    """A job to insert. `form` is the whole request, which is stored as a blob; `options` is the part of
+    it that clients see."""
+
+    id: str
+    owner: str  # name of the API key
+    label: str | None
+    total_s: float
+    form: Mapping[str, Any]
+    options: Mapping[str, Any]
+    callback: Callback | None = None
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job's row. `run` counts submissions and retries: writes of an earlier run are refused."""
+
+    id: str
+    owner: str  # name of the API key
+    state: State
+    run: int
+    kind: Kind
+    label: str | None
+    created_at: float
+    started_at: float | None
+    finished_at: float | None
+    total_s: float
+    done_s: float
+    options: Mapping[str, Any] = field(default_factory=dict)
+    error: tuple[str, str] | None = None
+    callback: Callback | None = None
+    crashes: int = 0  # of the process while only this job was exposed, since it last progressed
+    warnings: tuple[Mapping[str, Any], ...] = ()  # code and message, from its transcript
+
+    @property
+    def ended(self) -> bool:
+        return self.state in ENDED
+
+    @property
+    def speed(self) -> float | None:
+        """Seconds of audio per second of wall time from start to end, downtime included."""
+        if self.state != "succeeded" or self.started_at is None or self.finished_at is None:
+            return None
+        wall_s = self.finished_at - self.started_at
+        return round(self.total_s / wall_s, 2) if wall_s > 0 else None
+
+    def progress(self) -> dict[str, float]:
+        return {"done_s": round(self.done_s, 3), "total_s": round(self.total_s, 3)}
+
+    def view(self) -> dict[str, Any]:
+        """The job's JSON for clients."""
+        body: dict[str, Any] = {
+            "id": self.id,
+            "object": "job",
+            "state": self.state,
+            "label": self.label,
+            "created_at": int(self.created_at),
+            "started_at": None if self.started_at is None else int(self.started_at),
+            "finished_at": None if self.finished_at is None else int(self.finished_at),
+            "progress": self.progress(),
+            "options": dict(self.options),
+            "error": None,
+            "warnings": [dict(warning) for warning in self.warnings],
+            "speed": self.speed,
+        }
+        if self.error is not None:
+            code, message = self.error
+            body["error"] = {"code": code, "message": message}
+        if self.callback is not None:
+            body["webhook"] = {"state": self.callback.state, "tries": self.callback.tries}
+        return body
+
+
+EntryKind = Literal["state", "progress", "segment"]
+
+
+@dataclass(frozen=True)
+class LogEntry:
+    """Entry number `n` of a job's log."""
+
+    n: int
+    kind: EntryKind
+    data: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class WorkItem:
+    """A workflow to queue: `kind` names it. Two items with the same `id` run once."""
+
+    kind: str
+    id: str
+    args: tuple[str | int, ...]
+    delay_s: float = 0.0
+
+
+def item_prefix(job: str) -> str:
+    """The prefix of the ids of all work items of a job."""
+    return f"{job}:"
+
+
+def run_item(job: str, run: int, kind: Kind) -> WorkItem:
+    """The work item for a run of a job."""
+    return WorkItem(kind, f"{item_prefix(job)}{run}", (job, run))
+
+
+def callback_item(job: str, run: int, number: int, delay_s: float = 0.0) -> WorkItem:
+    """The work item for one delivery attempt of a callback."""
+    id = f"{item_prefix(job)}{run}:webhook:{number}"
+    return WorkItem("webhook", id, (job, run, number), delay_s)
+
+
+MAX_TEXT = 1000
+"""Characters of a text in a row: the message of an error or a warning, a prompt."""
+
+MAX_ITEMS = 20
+"""Warnings of a row, and elements of a list of its options."""
+
+
+def bounded(text: str, most: int = MAX_TEXT) -> str:
+    """The text, cut off where it is too long for a row: lists of jobs repeat it at each poll."""
+    return text if len(text) <= most else f"{text[:most]}..."
+
+
+def bounded_warnings(warnings: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The warnings of a transcript; of too many the first, and one that says how many more its result has."""
+    kept = warnings if len(warnings) <= MAX_ITEMS else warnings[: MAX_ITEMS - 1]
+    shown = [
+        {k: bounded(v) if isinstance(v, str) else v for k, v in warning.items()} for warning in kept
+    ]
+    more = len(warnings) - len(kept)
+    if more:
+        message = f"{more} more warnings: the result with response_format=transcript has all"
+        shown.append({"code": "more_warnings", "message": message})
+    return shown
+
+
+def bounded_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options with long texts and lists cut off; the whole request is stored as a blob."""
+
+    def cut(value: Any) -> Any:
+        if isinstance(value, str):
+            return bounded(value)
+        if isinstance(value, (list, tuple)):
+            return [cut(item) for item in value[:MAX_ITEMS]]
+        return value
+
+    return {name: cut(value) for name, value in options.items()}

@@ -1,0 +1,231 @@
+"""The load of a model, as operators see it: log lines with seconds, and an exit status.
+
+    load = Load("the speech model", "large")
+    model = load.run(make)                  # raises what `make` raises
+    failure = Failure.of(load.what, error)
+
+A service whose model cannot be loaded is of no use, so its process ends and its supervisor starts the next.
+The status says whether that can help.
+
+A thread that loads one model and then runs it.
+
+    thread = ModelThread("the speech model", "large", load, run, fail)
+    thread.wait_for(other)             # does not run while another model is loading
+    thread.start()
+
+Does not know what the model does.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from forescribe.asr.errors import CapacityError, ForescribeError, out_of_memory
+from forescribe.speculative.errors import BrokenError, SpeculativeError
+
+log = logging.getLogger("forescribe.api")
+
+LASTING = 2
+"""The exit status if another start would end the same way, as for a usage error; `api.process.workers` does
+not restart such a worker."""
+
+PASSING = 75
+"""The exit status if it may not (EX_TEMPFAIL of sysexits.h): no memory, no network, a full disk, a fault of
+the device."""
+
+PROGRESS_S = 15.0
+"""Seconds between two log lines during a load."""
+
+_UNREACHED = frozenset(
+    {
+        "ConnectionError",
+        "TimeoutError",
+        "TransportError",
+        "HfHubHTTPError",
+        "LocalEntryNotFoundError",
+    }
+)
+_ANSWERED = frozenset({"RepositoryNotFoundError", "HFValidationError", "OfflineModeIsEnabled"})
+"""Network errors by class name (of Python, httpx and the hub): those that pass, and those among them that
+only other settings cure."""
+
+_SCARCE = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO}
+)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Load:
+    """One load: a description of the model, and its name in the settings."""
+
+    what: str
+    name: str
+
+    def run(self, make: Callable[[], T]) -> T:
+        """The result of `make`."""
+        began_s = time.monotonic()
+        self._log("loading")
+        with self._repeated(began_s):
+            made = make()
+        self._log("loaded", seconds=round(time.monotonic() - began_s, 1))
+        return made
+
+    @contextmanager
+    def _repeated(self, began_s: float) -> Iterator[None]:
+        """Log repeatedly that the load continues, so that a slow load does not look like a hang."""
+        over = threading.Event()
+
+        def repeat() -> None:
+            while not over.wait(PROGRESS_S):
+                self._log("loading", seconds=round(time.monotonic() - began_s, 1))
+
+        threading.Thread(target=repeat, name="load", daemon=True).start()
+        try:
+            yield
+        finally:
+            over.set()
+
+    def _log(self, event: str, **facts: float) -> None:
+        log.info(json.dumps({"event": event, "what": self.what, "name": self.name, **facts}))
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The reason why the process has to end."""
+
+    what: str
+    message: str
+    lasting: bool
+
+    @classmethod
+    def of(cls, what: str, error: Exception) -> Failure:
+        return cls(what, " ".join(str(error).split()) or type(error).__name__, _lasting(error))
+
+    @property
+    def status(self) -> int:
+        """The exit status of the process."""
+        return LASTING if self.lasting else PASSING
+
+    @property
+    def line(self) -> str:
+        """One line for the terminal and the log."""
+        advice = (
+            "starting again will not help: change the settings or the model"
+            if self.lasting
+            else "start the service again"
+        )
+        return f"{self.what} cannot be used: {self.message.rstrip('.')}; {advice}"
+
+
+def log_engine(what: str, used: str, *, asked: str, device: str) -> None:
+    """Log the engine that a model was loaded with; as a warning, where this machine lacks the kernels of a
+    faster one. They are compiled in the background, where that is possible, for the next start."""
+    from forescribe.speculative.native.kernel_build import advice
+
+    hint = advice(used, asked=asked, device=device)
+    facts = {"event": "engine", "what": what, "engine": used}
+    if hint is None:
+        log.info(json.dumps(facts))
+    else:
+        log.warning(json.dumps(facts | {"hint": hint}))
+
+
+def log_unexpected(error: Exception) -> None:
+    """Log a traceback, unless the error is one of this package, whose message says what is wrong."""
+    if not isinstance(error, ForescribeError | SpeculativeError):
+        log.error("the process cannot go on", exc_info=error)
+
+
+def _lasting(error: Exception) -> bool:
+    """Whether the cause is an error of this package that does not pass by itself."""
+    if not isinstance(error, ForescribeError | SpeculativeError):
+        return False
+    if isinstance(error, CapacityError | BrokenError):
+        return False
+    causes = list(_causes(error))
+    if any(_kinds(cause) & _ANSWERED for cause in causes):
+        return True
+    return not any(_passes(cause) for cause in causes[1:])
+
+
+def _passes(cause: BaseException) -> bool:
+    scarce = isinstance(cause, OSError) and cause.errno in _SCARCE
+    return bool(_kinds(cause) & _UNREACHED) or scarce or out_of_memory(cause)
+
+
+def _kinds(error: BaseException) -> set[str]:
+    return {kind.__name__ for kind in type(error).__mro__}
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    seen: BaseException | None = error
+    while seen is not None:
+        yield seen
+        seen = seen.__cause__
+
+
+POLL_S = 0.1
+
+M = TypeVar("M")
+
+
+class ModelThread(Generic[M]):
+    """`run` is called with the loaded model and returns when it is stopped; `fail` is called with the
+    reason if either raises. Both are called on the thread."""
+
+    def __init__(
+        self,
+        what: str,
+        name: str,
+        load: Callable[[], M],
+        run: Callable[[M], None],
+        fail: Callable[[Failure], None],
+    ) -> None:
+        self.what, self.name = what, name
+        self._load, self._run, self._fail = load, run, fail
+        self.loaded = threading.Event()
+        """Set once the load has ended, successfully or not."""
+        self.closed = threading.Event()
+        """Set when the process ends: other loads are not waited for any more."""
+        self.others: list[threading.Event] = []
+        self._thread = threading.Thread(target=self._main, name=what, daemon=True)
+
+    def wait_for(self, other: ModelThread[Any]) -> None:
+        """Begin to run only after another model's load has ended.
+
+        transformers changes torch's default dtype for the whole process during a load.
+        """
+        self.others.append(other.loaded)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def join(self) -> None:
+        self._thread.join()
+
+    def _main(self) -> None:
+        try:
+            model = Load(self.what, self.name).run(self._load)
+            self.loaded.set()
+            self._wait_for_others()
+            self._run(model)
+        except Exception as error:
+            log_unexpected(error)
+            self._fail(Failure.of(self.what, error))
+        finally:
+            self.loaded.set()
+
+    def _wait_for_others(self) -> None:
+        for other in self.others:
+            while not (other.wait(POLL_S) or self.closed.is_set()):
+                pass

@@ -1,0 +1,286 @@
+"""`/health` and `/ready`: liveness and readiness, without a key and without details.
+
+Readiness: whether this process can accept work, and why not.
+
+    readiness = Readiness(settings, serving, text_serving, jobs)
+    storage = await readiness.check()     # raises ApiError `not_ready`, for load balancers
+
+A process is ready if its models are loaded and warm, no end is announced, the disk for uploads has room, and
+the job database accepts writes. If only the disk of jobs and files is full, it is ready, because it still
+transcribes. Disks and database are checked once a second at most, however many probes there are, and a
+database that hangs is detected.
+
+`/metrics` for Prometheus, and `/v1/usage` for the holder of a key.
+
+`/metrics` requires a key, like all routes that reveal something. `/v1/usage` is not OpenAI's: there the usage
+of a project needs an administrator's key. Does not know how anything is counted.
+
+`/v1/models`: the loaded speech model under its own name and its aliases, and the text model.
+
+Does not know whether they are loaded yet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import date, datetime, timedelta
+from typing import TYPE_CHECKING, Literal
+
+from fastapi import APIRouter, Request
+from fastapi.responses import PlainTextResponse
+from prometheus_client import CONTENT_TYPE_LATEST
+from pydantic import BaseModel
+
+from ..access.usage import Amount, until
+from ..dependencies import ANONYMOUS, Caller, ServingDep, SettingsDep
+from ..errors import ApiError
+from ..settings import Settings
+from ..speech.serving import Serving
+from ..text.serving import TextServing
+
+if TYPE_CHECKING:
+    from ..jobs.service import Jobs
+
+
+FRESH_S = 1.0
+"""How long the result of a check is used."""
+WAIT_S = 2.0
+"""How long a probe waits for the disks and the database."""
+SCRATCH_SHARE = 8
+"""The part of `min_free_bytes`, one in so many, that the disk for uploads needs. Jobs and files are refused
+below all of it, often on the same disk, so that the rest is left for transcriptions."""
+
+
+@dataclass(frozen=True)
+class Storage:
+    """The state of disks and database: a `fault` that ends readiness, and why nothing new is stored (`full`)
+    while transcriptions go on."""
+
+    fault: str | None = None
+    full: str | None = None
+
+
+class Readiness:
+    """The checks of one application. Used on the event loop only."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        serving: Serving,
+        text_serving: TextServing,
+        jobs: Jobs | None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.settings, self.serving, self.text_serving, self.jobs = (
+            settings,
+            serving,
+            text_serving,
+            jobs,
+        )
+        self.clock, self.wait_s = clock, WAIT_S
+        self._checking: asyncio.Task[Storage] | None = None
+        self._result: tuple[float, Storage] | None = None  # its time, and what was found
+
+    async def check(self) -> Storage:
+        """The state of the storage. Raises ApiError `not_ready` with the reason."""
+        if self.serving.state != "ready":
+            raise ApiError("not_ready", f"the server is {self.serving.state}")
+        if self.text_serving.state not in ("off", "ready"):
+            raise ApiError("not_ready", f"the text model is {self.text_serving.state}")
+        storage = await self._storage()
+        if storage.fault is not None:
+            raise ApiError("not_ready", storage.fault)
+        return storage
+
+    async def _storage(self) -> Storage:
+        """The last result, or that of a check which all waiting probes share."""
+        if self._result is not None and self.clock() - self._result[0] < FRESH_S:
+            return self._result[1]
+        if self._checking is None:
+            self._checking = asyncio.ensure_future(self._checked())
+        checking = self._checking  # the check itself ends the attribute
+        done, _ = await asyncio.wait({checking}, timeout=self.wait_s)
+        if not done:
+            return Storage(fault="the jobs' database does not answer")  # the check goes on
+        return checking.result()
+
+    async def _checked(self) -> Storage:
+        try:
+            storage = await asyncio.to_thread(self._check_storage)
+        except OSError:
+            storage = Storage(fault="a disk cannot be read")
+        finally:
+            self._checking = None
+        self._result = self.clock(), storage
+        return storage
+
+    def _check_storage(self) -> Storage:
+        least = self.settings.min_free_bytes
+        if shutil.disk_usage(tempfile.gettempdir()).free < least // SCRATCH_SHARE:
+            return Storage(fault="the disk for uploads is nearly full (min_free_bytes)")
+        if self.jobs is None:
+            return Storage()
+        database = self.jobs.store.database
+        if self.jobs.store.blobs.free < least:  # nor may SQLite, on the same disk, take a row
+            if not database.available():
+                return Storage(fault="the jobs' database does not answer")
+            return Storage(full="the disk of data_dir is nearly full (min_free_bytes)")
+        if not database.accepts_writes():
+            return Storage(fault="the jobs' database cannot be written")
+        return Storage()
+
+
+health_router = APIRouter(tags=["health"])
+
+
+@health_router.get("/health", response_class=PlainTextResponse)
+@health_router.head("/health", include_in_schema=False)
+async def health() -> str:
+    """Whether the process answers, also while every slot is busy."""
+    return "OK"
+
+
+@health_router.get("/ready", response_class=PlainTextResponse)
+@health_router.head("/ready", include_in_schema=False)
+async def ready(request: Request) -> str:
+    """503 until the models are loaded and warm, while the disk for uploads is full or the job database cannot
+    be written, and from the announcement of the end. If only jobs and files cannot be stored, the text says
+    so."""
+    readiness: Readiness = request.app.state.readiness
+    storage = await readiness.check()
+    return "OK" if storage.full is None else f"OK, but cannot store: {storage.full}"
+
+
+DAYS = 31
+"""How many days of usage are listed."""
+
+metrics_router = APIRouter(tags=["operations"])
+usage_router = APIRouter(prefix="/v1/usage", tags=["usage"])
+
+
+@metrics_router.get("/metrics", response_class=PlainTextResponse)
+async def metrics(serving: ServingDep) -> PlainTextResponse:
+    text = await asyncio.to_thread(serving.metrics.text)  # some series query the job database
+    return PlainTextResponse(text, media_type=CONTENT_TYPE_LATEST)
+
+
+class Used(BaseModel):
+    """An amount of use."""
+
+    requests: int
+    audio_seconds: float
+    tokens: int
+
+
+class Quotas(BaseModel):
+    """The most that may be used; None is no quota."""
+
+    requests: int | None
+    audio_seconds: float | None
+    tokens: int | None
+
+
+class Period(BaseModel):
+    """A day or a month, in UTC."""
+
+    starts: date
+    ends_at: datetime
+    used: Used
+    quotas: Quotas
+
+
+class Day(Used):
+    day: date
+
+
+class UsageObject(BaseModel):
+    object: Literal["usage"] = "usage"
+    day: Period
+    month: Period
+    days: list[Day]
+
+
+@usage_router.get("")
+async def usage(serving: ServingDep, settings: SettingsDep, caller: Caller) -> UsageObject:
+    """What the key has used today, this month, and on each of the last 31 days."""
+    meter = serving.usage
+    rights = settings.api_keys.get(caller)
+    if caller == ANONYMOUS or rights is None or not meter.counts:
+        raise ApiError("not_found", "usage is counted per key, and this server has none")
+    today = meter.today()
+    since = min(today.replace(day=1), today - timedelta(days=DAYS - 1))
+    days = await asyncio.to_thread(meter.days, caller, since)
+
+    def period(name: Literal["day", "month"], starts: date) -> Period:
+        inside = (amount for day, amount in days.items() if day >= starts)
+        return Period(
+            starts=starts,
+            ends_at=until(today, name),
+            used=_used(sum(inside, Amount())),
+            quotas=Quotas(
+                requests=getattr(rights, f"requests_per_{name}"),
+                audio_seconds=getattr(rights, f"audio_s_per_{name}"),
+                tokens=getattr(rights, f"tokens_per_{name}"),
+            ),
+        )
+
+    return UsageObject(
+        day=period("day", today),
+        month=period("month", today.replace(day=1)),
+        days=[Day(day=day, **_used(amount).model_dump()) for day, amount in days.items()],
+    )
+
+
+def _used(amount: Amount) -> Used:
+    seconds = round(amount.audio_s, 3)
+    return Used(requests=amount.requests, audio_seconds=seconds, tokens=amount.tokens)
+
+
+models_router = APIRouter(prefix="/v1/models", tags=["models"])
+
+
+class Model(BaseModel):
+    """OpenAI's model object."""
+
+    id: str
+    object: str = "model"
+    created: int = 0  # unknown; the contract requires a number
+    owned_by: str = "forescribe"
+
+
+class Models(BaseModel):
+    object: str = "list"
+    data: list[Model]
+
+
+@models_router.get("")
+async def models(settings: SettingsDep) -> Models:
+    texts = [] if settings.text_name is None else [settings.text_name]
+    return Models(data=[Model(id=name) for name in [*names(settings), *texts]])
+
+
+@models_router.get("/{name:path}")
+async def model(name: str, settings: SettingsDep) -> Model:
+    return Model(
+        id=name
+        if name in (settings.text_name, settings.text_model)
+        else check_model(name, settings)
+    )
+
+
+def names(settings: Settings) -> list[str]:
+    """The names of the speech model, its own first."""
+    return list(dict.fromkeys([settings.model_name, *settings.aliases]))
+
+
+def check_model(name: str, settings: Settings) -> str:
+    """The name, if it is one of the speech model's. Raises ApiError `model_not_found`."""
+    if name not in (*names(settings), settings.model):
+        text = f"there is no model {name!r}; there is {settings.model_name!r}"
+        raise ApiError("model_not_found", text, param="model")
+    return name

@@ -1,0 +1,386 @@
+"""The bodies of `/v1/completions` and `/v1/chat/completions`: OpenAI's fields, checked.
+
+OpenAI's options that this service does not have (tools, biases, best_of) are refused by name: no option is
+accepted and then ignored. `top_k`, `min_p`, `repetition_penalty` and `gamma` are extensions; SDKs send them
+as `extra_body`.
+
+Generated texts in OpenAI's formats, whole or as chunks. Pure functions of completions.
+
+Does not know how texts are generated.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, Self, TypeVar
+
+from fastapi import Request
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from ..errors import ApiError
+from ..http.bodies import loads
+
+if TYPE_CHECKING:
+    from forescribe.text.streaming import Completion, Options, Token
+
+
+MAX_BODY = 8 << 20
+"""Bytes. A prompt that fills the longest context has a few hundred thousand."""
+
+MAX_TEXTS = 128
+"""Texts in one request."""
+
+
+def _as_list(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+Prompt = str | list[int] | list[dict[str, str]]  # a text, tokens, or a conversation
+Stop = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_as_list)]
+
+
+class StreamOptions(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    include_usage: bool = False
+    include_obfuscation: Literal[False] = False
+
+
+class TextForm(BaseModel):
+    """The fields of both routes."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=False)
+
+    model: str
+    temperature: float = Field(1.0, ge=0, le=2)
+    top_p: float = Field(1.0, gt=0, le=1)
+    n: int = Field(1, ge=1, le=MAX_TEXTS)
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    stop: Stop | None = Field(None, max_length=4)
+    presence_penalty: float = Field(0.0, ge=-2, le=2)
+    frequency_penalty: float = Field(0.0, ge=-2, le=2)
+    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
+    user: str | None = None  # accepted and not used
+    # Extensions.
+    top_k: int = Field(0, ge=0, lt=2**31)
+    min_p: float = Field(0.0, ge=0, le=1)
+    repetition_penalty: float = Field(1.0, gt=0, le=10)
+    gamma: int | None = Field(None, ge=0, le=64)
+
+    @property
+    def usage_streamed(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def prompts(self) -> list[Prompt]:
+        raise NotImplementedError
+
+    @property
+    def max_text_tokens(self) -> int | None:
+        """The maximum number of tokens of one text."""
+        raise NotImplementedError
+
+    @property
+    def ranks(self) -> int | None:
+        """How many of the most probable tokens are returned for each position; None for no
+        log-probabilities at all."""
+        raise NotImplementedError
+
+    def choices(self) -> list[Options]:
+        """The options of the `n` texts of one prompt. Without a seed they differ each time; with one, each
+        text has a separate seed that depends on nothing else."""
+        from forescribe.speculative.requests import Sampling
+        from forescribe.text.streaming import Options
+
+        seed = secrets.randbits(31) if self.seed is None else self.seed
+        return [
+            Options(
+                max_tokens=self.max_text_tokens,
+                temperature=self.temperature,
+                sampling=Sampling(
+                    top_k=self.top_k,
+                    top_p=self.top_p,
+                    min_p=self.min_p,
+                    repetition=self.repetition_penalty,
+                    presence=self.presence_penalty,
+                    frequency=self.frequency_penalty,
+                ),
+                seed=_seed_of(seed, index),
+                stop=self.stop or (),
+                logprobs=self.ranks or 0,
+                gamma=self.gamma,
+            )
+            for index in range(self.n)
+        ]
+
+
+Ids = list[Annotated[int, Field(ge=0, lt=2**31)]]
+
+
+class CompletionForm(TextForm):
+    prompt: str | Ids | list[str] | list[Ids]
+    max_tokens: int | None = Field(16, ge=1, lt=2**31)
+    logprobs: int | None = Field(None, ge=0, le=5)
+    echo: Literal[False] | None = None
+    best_of: Literal[1] | None = None
+
+    @property
+    def max_text_tokens(self) -> int | None:
+        return self.max_tokens
+
+    @property
+    def ranks(self) -> int | None:
+        return self.logprobs
+
+    @property
+    def prompts(self) -> list[Prompt]:
+        """One prompt or several; a list of numbers is one prompt of token ids."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if all(isinstance(item, int) for item in self.prompt):
+            return [[item for item in self.prompt if isinstance(item, int)]]
+        return [item for item in self.prompt if not isinstance(item, int)]
+
+
+class ContentPart(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    type: Literal["text"]
+    text: str
+
+
+class ChatMessage(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | tuple[ContentPart, ...]
+    name: str | None = None
+
+    def plain(self) -> dict[str, str]:
+        """The message for chat templates, which have neither parts nor the role `developer`."""
+        content = self.content
+        if not isinstance(content, str):
+            content = "".join(part.text for part in content)
+        role = "system" if self.role == "developer" else self.role
+        return {"role": role, "content": content}
+
+
+class TextFormat(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    type: Literal["text"]
+
+
+class ChatForm(TextForm):
+    messages: Annotated[tuple[ChatMessage, ...], Field(min_length=1)]
+    max_tokens: int | None = Field(None, ge=1, lt=2**31)
+    max_completion_tokens: int | None = Field(None, ge=1, lt=2**31)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+    response_format: TextFormat | None = None
+
+    @model_validator(mode="after")
+    def _ranks_need_logprobs(self) -> Self:
+        if self.top_logprobs and not self.logprobs:
+            raise ValueError("top_logprobs needs logprobs: true")
+        return self
+
+    @property
+    def prompts(self) -> list[Prompt]:
+        return [[message.plain() for message in self.messages]]
+
+    @property
+    def max_text_tokens(self) -> int | None:
+        return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def ranks(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+
+FormT = TypeVar("FormT", bound=TextForm)
+
+
+async def parse(request: Request, kind: type[FormT]) -> FormT:
+    """Read and check the body. Raises ApiError `invalid_value` with the name of the field."""
+    data = bytearray()
+    async for chunk in request.stream():
+        data += chunk
+        if len(data) > MAX_BODY:
+            raise ApiError("file_too_large", f"the body has more than {MAX_BODY} bytes")
+    body = loads(bytes(data) or b"{}", "body")
+    if not isinstance(body, dict):
+        raise ApiError("invalid_value", "the body is not a JSON object")
+    values = {k: v for k, v in body.items() if v is not None}  # null counts as absent
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        raise _refused(error.errors(), kind) from error
+
+
+def _refused(errors: Sequence[Any], kind: type[BaseModel]) -> ApiError:
+    first = errors[0]
+    param = str(first["loc"][0]) if first["loc"] else "top_logprobs"
+    if first["type"] == "missing" and len(first["loc"]) == 1:
+        text = f"{param} is missing"
+    elif first["type"] == "extra_forbidden":
+        name = ".".join(str(part) for part in first["loc"])
+        text = f"{name} is not supported; supported: {', '.join(sorted(kind.model_fields))}"
+    else:
+        text = f"{param}: {first['msg'].removeprefix('Value error, ')}"
+    return ApiError("invalid_value", text, param=param)
+
+
+def _seed_of(seed: int, index: int) -> int:
+    """The seed of one of several texts: the index in the upper 32 bits is added to the user's seed, as
+    int64."""
+    mixed = (seed + (index << 32)) % (1 << 64)
+    return mixed - (1 << 64) if mixed >= 1 << 63 else mixed
+
+
+Json = dict[str, Any]
+
+
+class Shape(Protocol):
+    """The JSON format of one of the two routes."""
+
+    logprobs: int | None  # most probable tokens per position; None: no log-probabilities
+
+    def begin(self, index: int) -> Json | None:
+        """The first chunk of a choice, before its text; None for none."""
+
+    def delta(self, index: int, text: str, tokens: Sequence[Token]) -> Json: ...
+
+    def end(self, index: int, completion: Completion) -> Json: ...
+
+    def whole(self, completions: Sequence[Completion], prompt_tokens: int) -> Json: ...
+
+    def chunk(self, choices: list[Json], usage: Json | None = None) -> Json: ...
+
+
+class _Head:
+    """The fields that all chunks of one answer share. `created` is in Unix seconds."""
+
+    prefix: str
+    kind: str
+    chunk_kind: str
+
+    def __init__(self, model: str, created: int, *, logprobs: int | None, usage: bool) -> None:
+        self.model, self.created = model, created
+        self.logprobs, self.with_usage = logprobs, usage
+        self.id = f"{self.prefix}-{secrets.token_hex(12)}"
+
+    def _head(self, kind: str) -> Json:
+        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+
+    def chunk(self, choices: list[Json], usage: Json | None = None) -> Json:
+        """With `include_usage` every chunk has the key `usage`, and the last one has the numbers."""
+        body = {**self._head(self.chunk_kind), "choices": choices}
+        return {**body, "usage": usage} if self.with_usage else body
+
+
+class TextShape(_Head):
+    """`/v1/completions`."""
+
+    prefix, kind, chunk_kind = "cmpl", "text_completion", "text_completion"
+
+    def __init__(self, model: str, created: int, *, logprobs: int | None, usage: bool) -> None:
+        super().__init__(model, created, logprobs=logprobs, usage=usage)
+        self._offsets: dict[int, int] = {}  # characters of the tokens so far, by choice
+
+    def begin(self, index: int) -> Json | None:
+        return None
+
+    def delta(self, index: int, text: str, tokens: Sequence[Token]) -> Json:
+        return self._choice(index, text, tokens, None)
+
+    def end(self, index: int, completion: Completion) -> Json:
+        return self._choice(index, "", (), completion.finish)
+
+    def whole(self, completions: Sequence[Completion], prompt_tokens: int) -> Json:
+        choices = [
+            self._choice(i, done.text, done.tokens, done.finish)
+            for i, done in enumerate(completions)
+        ]
+        usage = usage_of(completions, prompt_tokens)
+        return {**self._head(self.kind), "choices": choices, "usage": usage}
+
+    def _choice(self, index: int, text: str, tokens: Sequence[Token], finish: str | None) -> Json:
+        logprobs = None if self.logprobs is None else self._logprobs(index, tokens)
+        return {"text": text, "index": index, "logprobs": logprobs, "finish_reason": finish}
+
+    def _logprobs(self, index: int, tokens: Sequence[Token]) -> Json:
+        offsets, at = [], self._offsets.get(index, 0)
+        for token in tokens:
+            offsets.append(at)
+            at += len(token.data.decode(errors="replace"))
+        self._offsets[index] = at
+        return {
+            "tokens": [token.text for token in tokens],
+            "token_logprobs": [token.logprob for token in tokens],
+            "top_logprobs": [{c.text: c.logprob for c in (*t.best, t)} for t in tokens],
+            "text_offset": offsets,
+        }
+
+
+class ChatShape(_Head):
+    """`/v1/chat/completions`."""
+
+    prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
+
+    def begin(self, index: int) -> Json | None:
+        return self._choice(index, {"role": "assistant", "content": ""}, (), None)
+
+    def delta(self, index: int, text: str, tokens: Sequence[Token]) -> Json:
+        return self._choice(index, {"content": text}, tokens, None)
+
+    def end(self, index: int, completion: Completion) -> Json:
+        return self._choice(index, {}, (), completion.finish)
+
+    def whole(self, completions: Sequence[Completion], prompt_tokens: int) -> Json:
+        choices = [
+            {
+                "index": index,
+                "message": {"role": "assistant", "content": done.text, "refusal": None},
+                "logprobs": self._logprobs(done.tokens),
+                "finish_reason": done.finish,
+            }
+            for index, done in enumerate(completions)
+        ]
+        usage = usage_of(completions, prompt_tokens)
+        return {**self._head(self.kind), "choices": choices, "usage": usage}
+
+    def _choice(
+        self, index: int, delta: Mapping[str, str], tokens: Sequence[Token], finish: str | None
+    ) -> Json:
+        logprobs = self._logprobs(tokens) if tokens else None
+        return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
+
+    def _logprobs(self, tokens: Iterable[Token]) -> Json | None:
+        if self.logprobs is None:
+            return None
+        content = [
+            {
+                "token": token.text,
+                "logprob": token.logprob,
+                "bytes": list(token.data),
+                "top_logprobs": [
+                    {"token": c.text, "logprob": c.logprob, "bytes": list(c.data)}
+                    for c in token.best
+                ],
+            }
+            for token in tokens
+        ]
+        return {"content": content, "refusal": None}
+
+
+def usage_of(completions: Iterable[Completion], prompt_tokens: int) -> Json:
+    """Token counts. All generated tokens count, including end-of-text and stop strings."""
+    generated = sum(len(completion.ids) for completion in completions)
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": generated,
+        "total_tokens": prompt_tokens + generated,
+    }

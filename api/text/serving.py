@@ -1,0 +1,362 @@
+"""Text serving: the process's text model in its own thread, used from the event loop.
+
+    text_serving = TextServing.of(settings)
+    text_serving.start()
+    request = text_serving.write(prompts, options, reservation)
+    await text_serving.stop()
+
+All requests share the slots of one generator. Does not know forms and answers.
+
+The texts of one request, as a stream of events on the event loop.
+
+    request = serving.write(prompts, options, reservation)
+    index, event = await request.next()
+
+Events come from the model's thread. Does not know forms and answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Literal
+
+from forescribe.asr.errors import out_of_memory
+from forescribe.speculative.errors import RequestError
+
+from ..access.limits import Reservation
+from ..errors import ApiError
+from ..metrics import Metrics
+from ..process.models import Failure, ModelThread, log_engine, log_unexpected
+from ..settings import Settings
+
+if TYPE_CHECKING:
+    from forescribe.text.generator import Event, TextGenerator
+    from forescribe.text.streaming import Options
+
+
+class TextRequest:
+    """The prompts of one request with their options. The reservation is released when the last text has
+    ended; `cancelled` is called once if the request is cancelled before."""
+
+    def __init__(
+        self,
+        prompts: Sequence[tuple[int, ...]],
+        options: Sequence[Options],
+        reservation: Reservation,
+        timeout_s: float,
+        cancelled: Callable[[TextRequest], None],
+    ) -> None:
+        self.prompts, self.options, self.reservation = prompts, options, reservation
+        self.timeout_s, self._cancelled = timeout_s, cancelled
+        self._loop = asyncio.get_running_loop()
+        self._end_s = self._loop.time() + timeout_s
+        self._unfinished = len(prompts)
+        self._written = [0] * len(prompts)  # tokens of each text so far
+        self._events: asyncio.Queue[tuple[int, Event] | ApiError] = asyncio.Queue()
+        """At most as many as the request's tokens."""
+
+    # -- on the model's thread --------------------------------------------------------------------
+
+    def put(self, index: int, event: Event) -> None:
+        """Pass on an event of text `index`."""
+        self._written[index] += len(event.tokens)
+        if event.completion is not None:
+            self._written[index] = len(event.completion.ids)
+            self._unfinished -= 1
+            if not self._unfinished:
+                self.reservation.release()
+        self._put((index, event))
+
+    def fail(self, error: ApiError) -> None:
+        self.reservation.release()
+        self._put(error)
+
+    def _put(self, item: tuple[int, Event] | ApiError) -> None:
+        with suppress(RuntimeError):  # the loop is closed: there is no reader
+            self._loop.call_soon_threadsafe(self._events.put_nowait, item)
+
+    # -- on the event loop ------------------------------------------------------------------------
+
+    @property
+    def written(self) -> int:
+        """Tokens of all texts so far, end-of-text and stop strings included."""
+        return sum(self._written)
+
+    async def next(self) -> tuple[int, Event]:
+        """The next event, with the number of its text. Each text ends with one completion.
+
+        Raises ApiError if the request fails or takes too long.
+        """
+        try:
+            async with asyncio.timeout_at(self._end_s):
+                item = await self._events.get()
+        except TimeoutError as error:
+            if self._loop.time() < self._end_s:
+                raise  # a timeout of the caller
+            text = f"not done within {self.timeout_s:g} s"
+            raise ApiError("inference_timeout", text) from error
+        if isinstance(item, ApiError):
+            raise item
+        return item
+
+    def cancel(self) -> None:
+        """Free the request's slots before the next round; does nothing after the end."""
+        if self._unfinished:
+            self._cancelled(self)
+
+
+State = Literal["off", "loading", "ready", "stopped", "broken", "failed"]
+
+log = logging.getLogger("forescribe.api")
+
+TEXT_MODEL = "the text model"
+
+
+class TextServing:
+    """One generator, one thread. Off if the settings name no text model."""
+
+    def __init__(self, settings: Settings, load: Callable[[], TextGenerator] | None) -> None:
+        self.settings = settings
+        self.state: State = "off" if load is None else "loading"
+        self.failed: Callable[[Failure], None] = lambda failure: None
+        """Called on the model's thread with the reason why the process has to end."""
+        self.joined: Callable[[], None] = lambda: None
+        """Called before a request's work enters the generator."""
+        self.generator: TextGenerator | None = None
+        self.thread = ModelThread(
+            TEXT_MODEL, str(settings.text_model), load or _no_model, self._run, self._fail
+        )
+        if load is None:
+            self.thread.loaded.set()
+        self._changed = threading.Condition()  # guards the next three
+        self._new: deque[TextRequest] = deque()
+        self._cancelled: deque[TextRequest] = deque()
+        self._closed = False
+        self._owners: dict[int, tuple[TextRequest, int]] = {}  # used by the model's thread only
+        self._round_began_s: float | None = None
+
+    @classmethod
+    def of(cls, settings: Settings) -> TextServing:
+        """With the model of the settings."""
+        if settings.text_model is None:
+            return cls(settings, None)
+
+        def load() -> TextGenerator:
+            from forescribe.text.generator import TextGenerator
+            from forescribe.text.text_presets import resolve
+
+            pair = resolve(settings.text_model, settings.text_draft)
+            generator = TextGenerator.load(
+                pair.target,
+                pair.draft,
+                device=settings.device,
+                dtype=settings.dtype,
+                draft_dtype=settings.draft_dtype,
+                quantize=settings.quantize,
+                engine=settings.engine,
+                batch=settings.batch_size,
+                gamma=settings.gamma,
+                context=settings.text_context,
+                network=not settings.local_files_only,
+            )
+            log_engine(
+                TEXT_MODEL,
+                generator.target.engine,
+                asked=settings.engine,
+                device=generator.device.kind,
+            )
+            return generator
+
+        return cls(settings, load)
+
+    def watch(self, metrics: Metrics) -> None:
+        """Register gauges that are read when metrics are requested; 0 if it is off."""
+
+        def stat(name: str) -> Callable[[], float]:
+            return lambda: getattr(self.generator.stats, name) if self.generator else 0
+
+        metrics.watch("text_ready", "Whether texts are generated.", lambda: self.state == "ready")
+        metrics.watch("text_tokens", "Tokens generated so far.", stat("emitted"))
+        metrics.watch("text_drafted", "Tokens drafted for texts.", stat("drafted"))
+        metrics.watch("text_accepted", "Drafted tokens accepted by the target.", stat("accepted"))
+
+    def start(self) -> None:
+        if self.state == "loading":
+            self.thread.start()
+
+    async def stop(self) -> None:
+        """Fail requests in progress with `not_ready`. A load in progress is not waited for."""
+        self.thread.closed.set()
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        if self.generator is not None:
+            await asyncio.to_thread(self.thread.join)
+        self.state = "stopped"
+
+    # -- for the watchdog -------------------------------------------------------------------------
+
+    @property
+    def round_s(self) -> float:
+        """Seconds since the current round began; 0 between rounds."""
+        began_s = self._round_began_s
+        return 0.0 if began_s is None else time.monotonic() - began_s
+
+    def mark_broken(self) -> None:
+        self.state = "broken"
+
+    # -- on the event loop ------------------------------------------------------------------------
+
+    def check(self) -> TextGenerator:
+        """The generator. Raises ApiError `model_not_found` if there is none, `not_ready`."""
+        if self.state == "off":
+            text = "this server generates no text; the setting text_model names a model for it"
+            raise ApiError("model_not_found", text, param="model")
+        if self.state != "ready" or self.generator is None:
+            raise ApiError("not_ready", f"the text model is {self.state}")
+        return self.generator
+
+    def check_model(self, model: str) -> None:
+        """Raises ApiError `model_not_found` if the name is not the model's."""
+        name = self.settings.text_name
+        if model not in (name, self.settings.text_model):
+            text = f"there is no text model {model!r}; there is {name!r}"
+            raise ApiError("model_not_found", text, param="model")
+
+    def write(
+        self,
+        prompts: Sequence[tuple[int, ...]],
+        options: Sequence[Options],
+        reservation: Reservation,
+    ) -> TextRequest:
+        """Queue the texts of one request. Raises ApiError `not_ready`."""
+        self.joined()
+        request = TextRequest(prompts, options, reservation, self.settings.timeout_s, self._cancel)
+        with self._changed:
+            if self._closed:
+                raise ApiError("not_ready", "the server is stopping")
+            self._new.append(request)
+            self._changed.notify_all()
+        return request
+
+    def _cancel(self, request: TextRequest) -> None:
+        with self._changed:
+            self._cancelled.append(request)
+            self._changed.notify_all()
+
+    # -- on the model's thread --------------------------------------------------------------------
+
+    def _run(self, generator: TextGenerator) -> None:
+        self.generator = generator
+        try:
+            if not self._closed:
+                self.state = "ready"
+                log.info('{"event": "text ready"}')
+            while self._step(generator):
+                pass
+        finally:
+            self._fail_unfinished()
+
+    def _fail(self, failure: Failure) -> None:
+        self.state = "failed"
+        self.failed(failure)
+
+    def _step(self, generator: TextGenerator) -> bool:
+        """Start and cancel requests, run a round, and pass on its events. False at the end."""
+        with self._changed:
+            while not (self._closed or self._new or self._cancelled) and generator.idle:
+                self._changed.wait()
+            if self._closed:
+                return False
+            new, cancelled = list(self._new), list(self._cancelled)
+            self._new.clear()
+            self._cancelled.clear()
+        for request in new:
+            self._submit(generator, request)
+        for request in cancelled:
+            self._drop(generator, request)
+            request.reservation.release()
+        self._round_began_s = time.monotonic()
+        try:
+            events = generator.step()
+        except Exception as error:  # the requests in progress fail, not later ones
+            log_unexpected(error)
+            self._fail_all(generator, error)
+            return True
+        finally:
+            self._round_began_s = None
+        for event in events:
+            self._deliver(generator, event)
+        if generator.broken is not None:
+            raise generator.broken  # the process ends, and its supervisor starts the next
+        return True
+
+    def _submit(self, generator: TextGenerator, request: TextRequest) -> None:
+        try:
+            pairs = zip(request.prompts, request.options, strict=True)
+            for index, (prompt, options) in enumerate(pairs):
+                self._owners[generator.submit(prompt, options)] = request, index
+        except RequestError as error:
+            self._fail_request(generator, request, ApiError("invalid_value", str(error)))
+        except Exception as error:
+            log.error("a text has failed", exc_info=error)
+            self._fail_request(generator, request, _api_error(error))
+
+    def _deliver(self, generator: TextGenerator, event: Event) -> None:
+        if event.number not in self._owners:
+            return  # another text of its request has failed in this round
+        request, index = self._owners[event.number]
+        completion = event.completion
+        if completion is not None:
+            del self._owners[event.number]
+            if completion.draft_error is not None:
+                log.warning("a text continues without drafts", exc_info=completion.draft_error)
+            if completion.error is not None:
+                log.error("a text has failed", exc_info=completion.error)
+                self._fail_request(generator, request, _api_error(completion.error))
+                return
+        request.put(index, event)
+
+    def _drop(self, generator: TextGenerator, request: TextRequest) -> None:
+        """Cancel all texts of a request."""
+        for number in [n for n, (owner, _) in self._owners.items() if owner is request]:
+            generator.cancel(number)
+            del self._owners[number]
+
+    def _fail_request(
+        self, generator: TextGenerator, request: TextRequest, error: ApiError
+    ) -> None:
+        self._drop(generator, request)
+        request.fail(error)
+
+    def _fail_all(self, generator: TextGenerator, error: Exception) -> None:
+        failure = _api_error(error)
+        for request in {owner for owner, _ in self._owners.values()}:
+            request.fail(failure)
+        for number in self._owners:
+            generator.cancel(number)
+        self._owners = {}
+
+    def _fail_unfinished(self) -> None:
+        with self._changed:
+            self._closed = True
+            unfinished = {owner for owner, _ in self._owners.values()} | set(self._new)
+        for request in unfinished:
+            request.fail(ApiError("not_ready", "the server is stopping"))
+
+
+def _api_error(error: BaseException) -> ApiError:
+    """The error that a client receives after a fault."""
+    if out_of_memory(error) or (error.__cause__ is not None and out_of_memory(error.__cause__)):
+        return ApiError("overloaded", "the device is out of memory")
+    return ApiError("internal_error", "the server failed; the fault is logged")
+
+
+def _no_model() -> TextGenerator:
+    raise AssertionError("the settings name no text model")
