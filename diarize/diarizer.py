@@ -22,7 +22,7 @@ from .turns import Turns, appearance
 Samples = NDArray[np.float32]
 """[T] mono at 16 kHz, nominally from -1 to 1."""
 
-Hook = Callable[[str, float], None]
+StageHook = Callable[[str, float], None]
 """Called with the name of the step and the share of the work that is done, 0 to 1. An exception that
 it raises cancels the call."""
 
@@ -213,6 +213,6 @@ class Diarizer(Protocol):
         """The description of the engine."""
 
     def diarize(
-        self, samples: Samples, bounds: Bounds | None = None, hook: Hook = ignore_progress
+        self, samples: Samples, bounds: Bounds | None = None, hook: StageHook = ignore_progress
     ) -> Diarization:
         """Diarize `samples` [T], which may be empty. Raises CapacityError and what the hook raises."""

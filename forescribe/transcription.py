@@ -120,7 +120,7 @@ def transcribe(
         if diarize:
             from forescribe.diarize.diarizer import Bounds
             from forescribe.diarize.engines.registry import load
-            from forescribe.diarize.transcripts.diarizing_transcriber import DiarizingTranscriber
+            from forescribe.diarize.transcribers import DiarizingTranscriber
 
             diarizer = load(device=device or "auto", network=network)
             speakers = DiarizingTranscriber(transcriber, diarizer, Bounds(num_speakers))

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from forescribe.asr.decode.options import Options
     from forescribe.asr.segment.cut_plan import Plan
     from forescribe.asr.sessions.planned import Group
-    from forescribe.diarize.speakers.known_speakers import KnownSpeaker
+    from forescribe.diarize.known_speakers import KnownSpeaker
 
 
 TRANSCRIPTS = frozenset({"spoken", "result"})
@@ -300,7 +300,7 @@ class DiarizationStep:
         from forescribe.asr.audio.reading import open_audio
         from forescribe.diarize.blocks import diarize_blocks, split_into_blocks
         from forescribe.diarize.diarizer import Bounds
-        from forescribe.diarize.transcripts.diarizing_transcriber import add_speakers
+        from forescribe.diarize.transcribers import add_speakers
 
         def check(step: str, done: float) -> None:
             self.active.check(job)

@@ -32,8 +32,17 @@ from forescribe.asr.formats.transcript_parts import SAMPLE_RATE
 from ..errors import ApiError
 
 if TYPE_CHECKING:
-    from forescribe.diarize.diarizer import Bounds, Diarization, Diarizer, Engine, Hook, Samples
-    from forescribe.diarize.speakers.known_speakers import KnownSpeaker
+    from forescribe.diarize.diarizer import (
+        Bounds,
+        Diarization,
+        Diarizer,
+        Engine,
+        Samples,
+    )
+    from forescribe.diarize.diarizer import (
+        StageHook as Hook,
+    )
+    from forescribe.diarize.known_speakers import KnownSpeaker
 
 log = logging.getLogger("forescribe.api")
 
@@ -90,8 +99,8 @@ class Speakers:
 
     def _enrol(self, name: str, reference: str) -> KnownSpeaker:
         from forescribe.asr.audio.reading import read_audio
-        from forescribe.diarize.speakers.enrolment import extract_voice
-        from forescribe.diarize.speakers.known_speakers import KnownSpeaker
+        from forescribe.diarize.enrolment import extract_voice
+        from forescribe.diarize.known_speakers import KnownSpeaker
 
         try:
             shortest, longest = REFERENCE_S
@@ -138,7 +147,7 @@ class RecordingDiarization:
     def __init__(
         self, speakers: Speakers, known: Sequence[KnownSpeaker] = (), bounds: Bounds | None = None
     ) -> None:
-        from forescribe.diarize.transcripts.background import BackgroundDiarizer
+        from forescribe.diarize.transcribers import BackgroundDiarizer
 
         self._known = known
         self._background = BackgroundDiarizer(speakers, bounds)
@@ -161,7 +170,7 @@ class RecordingDiarization:
     def _assigned(
         self, transcript: Transcript, diarization: Diarization, label: Label
     ) -> Transcript:
-        from forescribe.diarize.transcripts.diarizing_transcriber import add_speakers
+        from forescribe.diarize.transcribers import add_speakers
 
         taken = [person.name for person in self._known]
         return relabelled(add_speakers(transcript, diarization, self._known), taken, label)

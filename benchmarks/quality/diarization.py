@@ -30,8 +30,7 @@ from forescribe.asr.audio.reading import read_audio
 from forescribe.asr.formats.transcript import Transcript
 from forescribe.asr.formats.transcript_parts import Word, samples_at
 from forescribe.bench.columns import layout
-from forescribe.diarize.attribution.transcript_speakers import attribute_speakers
-from forescribe.diarize.attribution.word_speakers import assign_speakers
+from forescribe.diarize.attribution import assign_speakers, attribute_speakers
 from forescribe.diarize.diarizer import Bounds, Diarizer
 from forescribe.diarize.engines.registry import AUTO, load
 from forescribe.diarize.turns import Turns, read_rttm

@@ -24,8 +24,7 @@ from forescribe.asr.decode.options import Options, Outcome
 from forescribe.asr.decode.transcriber import Transcriber
 from forescribe.bench.columns import layout
 from forescribe.diarize.engines.registry import AUTO, load
-from forescribe.diarize.transcripts.diarizing_transcriber import DiarizingTranscriber
-from forescribe.diarize.transcripts.speaker_only_transcriber import SpeakerOnlyTranscriber
+from forescribe.diarize.transcribers import DiarizingTranscriber, SpeakerOnlyTranscriber
 
 MOST = 1.25
 """Upper bound of the time for both over the slower one alone."""

@@ -129,8 +129,7 @@ def load(folder: Path, *, device: str = "cpu", name: str = NAME) -> PyannoteDiar
     check_checkpoints(checked(folder))
     import torch
 
-    from .pyannote_pipeline import PyannoteDiarizer
-    from .shared_frames import SharedFrameDiarization
+    from .pyannote_pipeline import PyannoteDiarizer, SharedFrameDiarization
     from .upstream import Pipeline, SpeakerDiarization
 
     try:

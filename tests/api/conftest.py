@@ -28,8 +28,8 @@ from forescribe.diarize.diarizer import (
     Bounds,
     Diarization,
     Engine,
-    Hook,
     Samples,
+    StageHook,
     Voice,
     ignore_progress,
 )
@@ -73,7 +73,7 @@ class Halves:
     engine = Engine("halves", encoder="axes")
 
     def diarize(
-        self, samples: Samples, bounds: Bounds | None = None, hook: Hook = ignore_progress
+        self, samples: Samples, bounds: Bounds | None = None, hook: StageHook = ignore_progress
     ) -> Diarization:
         count = bounds.exactly or 2 if bounds else 2
         length = len(samples) // count

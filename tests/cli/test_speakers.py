@@ -12,10 +12,10 @@ from forescribe.asr.errors import UsageError
 from forescribe.cli.commands.speakers_command import speakers
 from forescribe.cli.main import app
 from forescribe.cli.options.speaker_options import SpeakerOptions
+from forescribe.diarize.channels import ChannelTranscriber
 from forescribe.diarize.diarizer import Bounds, Engine
 from forescribe.diarize.engines import registry
-from forescribe.diarize.transcripts.channel_transcriber import ChannelTranscriber
-from forescribe.diarize.transcripts.diarizing_transcriber import DiarizingTranscriber
+from forescribe.diarize.transcribers import DiarizingTranscriber
 from forescribe.diarize.turns import read_rttm
 from tests.diarize.engines.fake_engines import RATE, LevelDiarizer, sound
 from tests.diarize.transcripts.test_diarizing_transcriber import Typist

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forescribe.diarize.boundaries import FRAME, refine_boundaries
+from forescribe.diarize.engines.embedded import BOUNDARY_FRAME, refine_boundaries
 from forescribe.diarize.turns import Turns
 
 RATE = 16_000
@@ -82,7 +82,7 @@ def test_turns_stay_apart_within_the_recording_and_with_their_speakers(
     for length, gap, who in lengths:
         spans.append((place + gap, place + gap + length, who))
         place += gap + length
-    heard = np.repeat(np.array(levels, np.float32), 37 * FRAME)
+    heard = np.repeat(np.array(levels, np.float32), 37 * BOUNDARY_FRAME)
     found = list(refine_boundaries(Turns.of(spans).clipped(len(heard)), heard))
     assert all(a.end_sample <= b.start_sample for a, b in zip(found, found[1:], strict=False))
     assert all(turn.end_sample <= len(heard) for turn in found)

@@ -24,9 +24,14 @@ import numpy as np
 import torch
 
 from forescribe.asr.audio.reading import read_audio
-from forescribe.diarize.boundaries import LevelSettings, refine_boundaries
 from forescribe.diarize.engines.clustering import SplittingVBx
-from forescribe.diarize.engines.embedded import EmbeddedDiarization, Tuning, build
+from forescribe.diarize.engines.embedded import (
+    EmbeddedDiarization,
+    LevelSettings,
+    Tuning,
+    build,
+    refine_boundaries,
+)
 from forescribe.diarize.engines.pyannote_pipeline import PyannoteDiarizer
 from forescribe.diarize.engines.upstream import PLDA
 from training.speakers.encoder import FOLDER

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from forescribe.asr.batch.batch import Batch, MakeTranscriber
     from forescribe.asr.records.sources import Source
     from forescribe.asr.storage.stores import Stores
-    from forescribe.diarize.transcripts.speaker_only_transcriber import SpeakerOnlyTranscriber
+    from forescribe.diarize.transcribers import SpeakerOnlyTranscriber
 
     from ..options.speaker_options import SpeakerOptions
     from ..terminal.console import Console
@@ -173,7 +173,7 @@ def _load(options: DiarizeOptions, batch: Batch, stop: Stop, console: Console) -
     batch.fetch_ahead()
     console.status("loading the models")
     with stop.interruptible():
-        from forescribe.diarize.transcripts.speaker_only_transcriber import SpeakerOnlyTranscriber
+        from forescribe.diarize.transcribers import SpeakerOnlyTranscriber
 
         speakers = options.speakers
         engine = speakers.engine(options.device, network=not options.local_files_only)

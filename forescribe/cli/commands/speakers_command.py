@@ -83,8 +83,8 @@ def add(**values: Any) -> None:
     """Enrol a person, or add clips to an enrolled one."""
     options = EnrolOptions(**values)
     from forescribe.diarize.engines.registry import load
-    from forescribe.diarize.speakers.enrolment import extract_voice, read_clip, read_speaker_audio
-    from forescribe.diarize.speakers.known_speakers import LEAST_S, KnownSpeakers
+    from forescribe.diarize.enrolment import extract_voice, read_clip, read_speaker_audio
+    from forescribe.diarize.known_speakers import LEAST_S, KnownSpeakers
 
     engine, store = load(options.diarizer, device=options.device), KnownSpeakers()
     voices = []
@@ -106,7 +106,7 @@ def add(**values: Any) -> None:
 @speakers.command("list", cls=SectionedCommand)
 def list_() -> None:
     """List the enrolled people and how much speech was enrolled."""
-    from forescribe.diarize.speakers.known_speakers import KnownSpeakers
+    from forescribe.diarize.known_speakers import KnownSpeakers
 
     store = KnownSpeakers()
     for known in store.list():
@@ -123,6 +123,6 @@ def remove(
     name: Annotated[str, argument("NAME", help="Name as `forescribe speakers list` shows it.")],
 ) -> None:
     """Remove a person and all of their voices."""
-    from forescribe.diarize.speakers.known_speakers import KnownSpeakers
+    from forescribe.diarize.known_speakers import KnownSpeakers
 
     typer.echo(f"{name}: {KnownSpeakers().remove(name)} voices removed")

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 from forescribe.asr.errors import UsageError
 from forescribe.asr.formats.transcript_parts import Json
 from forescribe.diarize.diarizer import Bounds
-from forescribe.diarize.speakers.known_speakers import KnownSpeaker, KnownSpeakers
+from forescribe.diarize.known_speakers import KnownSpeaker, KnownSpeakers
 
 if TYPE_CHECKING:
     from forescribe.asr.batch.batch import BatchTranscriber
     from forescribe.diarize.diarizer import Diarizer
-    from forescribe.diarize.speakers.linked_speakers import LinkedSpeakers
-    from forescribe.diarize.transcripts.diarizing_transcriber import SupportsTranscribe
+    from forescribe.diarize.linked_speakers import LinkedSpeakers
+    from forescribe.diarize.transcribers import SupportsTranscribe
 
 MIX, SPLIT = "mix", "split"
 
@@ -85,14 +85,14 @@ class SpeakerOptions:
         speakers are requested. `folder` is that of the results. Raises what `engine` and `people`
         raise."""
         if self.channels == SPLIT:
-            from forescribe.diarize.transcripts.channel_transcriber import ChannelTranscriber
+            from forescribe.diarize.channels import ChannelTranscriber
 
             return ChannelTranscriber
         if self.diarizer is None:
             return lambda transcriber: transcriber
         engine, bounds = self.engine(device, network), self.bounds
         known, people = self.known_people(), self.people(folder)
-        from forescribe.diarize.transcripts.diarizing_transcriber import DiarizingTranscriber
+        from forescribe.diarize.transcribers import DiarizingTranscriber
 
         return lambda transcriber: DiarizingTranscriber(transcriber, engine, bounds, known, people)
 
@@ -121,7 +121,7 @@ class SpeakerOptions:
         """The people of earlier recordings, by the folder of the results; None without `link`."""
         if not self.link:
             return None
-        from forescribe.diarize.speakers.linked_speakers import LinkedSpeakers
+        from forescribe.diarize.linked_speakers import LinkedSpeakers
 
         return LinkedSpeakers(folder)
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from forescribe.asr.formats.transcript import Transcript
 from forescribe.asr.formats.transcript_parts import Word
-from forescribe.diarize.attribution.transcript_speakers import attribute_speakers
+from forescribe.diarize.attribution import attribute_speakers
 from forescribe.diarize.turns import Turns
 from tests.diarize.attribution.test_word_speakers import even, heard, words_and_turns
 from tests.diarize.conversations import transcript

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forescribe.asr.formats.transcript_parts import Word
-from forescribe.diarize.attribution.word_speakers import NO_SPEAKER, Attribution, assign_speakers
+from forescribe.diarize.attribution import NO_SPEAKER, Attribution, assign_speakers
 from forescribe.diarize.turns import Turns
 from tests.diarize.conversations import converse
 

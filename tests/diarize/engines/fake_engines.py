@@ -10,9 +10,9 @@ from forescribe.diarize.diarizer import (
     Bounds,
     Diarization,
     Engine,
-    Hook,
     Samples,
     SimilarityThresholds,
+    StageHook,
     Voice,
     ignore_progress,
 )
@@ -36,7 +36,7 @@ class LevelDiarizer:
         self.bounds: list[Bounds] = []
 
     def diarize(
-        self, samples: Samples, bounds: Bounds | None = None, hook: Hook = ignore_progress
+        self, samples: Samples, bounds: Bounds | None = None, hook: StageHook = ignore_progress
     ) -> Diarization:
         self.calls.append(len(samples))
         self.bounds.append(bounds or Bounds())

@@ -69,7 +69,7 @@ def test_a_folder_runs_through_the_stock_loader_and_its_result_says_so(folder: P
 
 @pytest.mark.slow
 def test_shared_frames_give_the_vectors_of_pyannote(folder: Path) -> None:
-    from forescribe.diarize.engines.shared_frames import SharedFrameDiarization
+    from forescribe.diarize.engines.pyannote_pipeline import SharedFrameDiarization
     from forescribe.diarize.engines.upstream import (
         SlidingWindow,
         SlidingWindowFeature,

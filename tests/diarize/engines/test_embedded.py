@@ -12,12 +12,12 @@ from benchmarks.quality.diarization import Case, ami, mixed, samples, telephone
 from forescribe.asr.audio.reading import read_audio
 from forescribe.asr.errors import ModelError
 from forescribe.asr.formats.transcript_parts import Word
-from forescribe.diarize.attribution.word_speakers import assign_speakers
+from forescribe.diarize.attribution import assign_speakers
 from forescribe.diarize.diarizer import Bounds, Diarization
 from forescribe.diarize.engines import embedded
 from forescribe.diarize.engines.pyannote_pipeline import PyannoteDiarizer
 from forescribe.diarize.engines.voice_encoder import WINDOW_SAMPLES, load
-from forescribe.diarize.speakers.known_speakers import KnownSpeaker, name_known_speakers
+from forescribe.diarize.known_speakers import KnownSpeaker, name_known_speakers
 from training.speakers.turn_errors import Errors, turn_errors, wrong_words
 
 RATE = 16_000

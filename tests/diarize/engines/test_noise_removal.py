@@ -16,8 +16,8 @@ from benchmarks.quality.diarization import Case
 from benchmarks.quality.diarization_noise import CLEAN, Condition, over
 from forescribe.asr.audio.reading import read_audio
 from forescribe.diarize.engines import embedded
-from forescribe.diarize.engines.noise_removal import speech_over_noise_db, subtract_noise
 from forescribe.diarize.engines.pyannote_pipeline import PyannoteDiarizer
+from forescribe.diarize.engines.voice_encoder import speech_over_noise_db, subtract_noise
 from forescribe.diarize.turns import read_rttm
 from training.speakers.mixtures import mix
 from training.speakers.turn_errors import turn_errors

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from forescribe.diarize.engines.spectral import MOST_VECTORS, spectral_labels
+from forescribe.diarize.engines.clustering import MOST_VECTORS, spectral_labels
 
 
 def clouds(*sizes: int, spread: float = 0.3) -> tuple[np.ndarray, np.ndarray]:

@@ -11,8 +11,8 @@ import soundfile
 
 from forescribe.asr.errors import UsageError
 from forescribe.diarize.diarizer import Engine
-from forescribe.diarize.speakers.enrolment import extract_voice, read_speaker_audio
-from forescribe.diarize.transcripts.diarizing_transcriber import add_speakers
+from forescribe.diarize.enrolment import extract_voice, read_speaker_audio
+from forescribe.diarize.transcribers import add_speakers
 from tests.diarize.attribution.test_word_speakers import said
 from tests.diarize.conversations import transcript
 from tests.diarize.engines.fake_engines import RATE, LevelDiarizer, sound, vector

@@ -10,7 +10,7 @@ import pytest
 
 from forescribe.asr.errors import OutputError, UsageError
 from forescribe.diarize.diarizer import Diarization, Engine, SimilarityThresholds, Voice
-from forescribe.diarize.speakers.known_speakers import (
+from forescribe.diarize.known_speakers import (
     KnownSpeaker,
     KnownSpeakers,
     default_folder,

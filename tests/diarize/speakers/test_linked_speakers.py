@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from forescribe.asr.errors import OutputError
 from forescribe.diarize.diarizer import Diarization, Engine, SimilarityThresholds, Voice
-from forescribe.diarize.speakers.linked_speakers import NAME, LinkedSpeakers
+from forescribe.diarize.linked_speakers import NAME, LinkedSpeakers
 from forescribe.diarize.turns import Turns
 
 ENGINE = Engine("test", "e", SimilarityThresholds(same=0.9, possible=0.7))

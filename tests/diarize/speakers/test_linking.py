@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from forescribe.diarize.blocks import link_voices
 from forescribe.diarize.diarizer import Voice
-from forescribe.diarize.speakers.linking import link_voices
 
 
 def voice(angle: float, samples: int = 1000) -> Voice:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from forescribe.asr.errors import UsageError
-from forescribe.diarize.transcripts.background import BackgroundDiarizer
+from forescribe.diarize.transcribers import BackgroundDiarizer
 from tests.diarize.engines.fake_engines import RATE, LevelDiarizer, sound
 
 TALK = sound((1, 0.5), (0.5, 0), (1.5, 0.1), (2, 0.5), (1, 0), (2, 0.1), (0.7, 0.5))

@@ -15,8 +15,7 @@ from forescribe.asr.decode.options import Hook, Options, Outcome
 from forescribe.asr.errors import AudioError, UsageError
 from forescribe.asr.formats.transcript import Transcript
 from forescribe.asr.formats.transcript_parts import Coverage, Segment, Span, Word
-from forescribe.diarize.transcripts.channel_transcriber import ChannelTranscriber
-from forescribe.diarize.transcripts.channels import merge_channels, split_channels
+from forescribe.diarize.channels import ChannelTranscriber, merge_channels, split_channels
 
 RATE = 16_000
 

@@ -17,9 +17,8 @@ from forescribe.asr.formats.files import rttm
 from forescribe.asr.formats.transcript import Transcript
 from forescribe.asr.formats.transcript_parts import Coverage, Segment, Span, Word
 from forescribe.diarize.diarizer import Bounds
-from forescribe.diarize.speakers.known_speakers import KnownSpeaker
-from forescribe.diarize.transcripts.diarizing_transcriber import DiarizingTranscriber
-from forescribe.diarize.transcripts.speaker_only_transcriber import SpeakerOnlyTranscriber
+from forescribe.diarize.known_speakers import KnownSpeaker
+from forescribe.diarize.transcribers import DiarizingTranscriber, SpeakerOnlyTranscriber
 from tests.diarize.engines.fake_engines import RATE, LevelDiarizer, sound, vector
 
 TALK = sound((1, 0.5), (1, 0), (2, 0.1))

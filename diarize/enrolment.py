@@ -13,7 +13,7 @@ from forescribe.asr.errors import UsageError
 from forescribe.asr.formats.transcript import Transcript
 from forescribe.asr.formats.transcript_parts import SAMPLE_RATE
 
-from ..diarizer import Bounds, Diarizer, Samples, Voice
+from .diarizer import Bounds, Diarizer, Samples, Voice
 from .known_speakers import require_enough_speech
 
 

@@ -2,13 +2,20 @@
 
 Splits a recording into one file per channel and merges the transcripts of the channels into one. The
 channel determines the speaker, so this module knows nothing of voices.
+
+A transcriber for calls with one speaker per channel.
+
+It transcribes every channel by itself and merges the results. It has the `transcribe` method of
+`Transcriber` and can replace one; the channels of all recordings share its batch.
 """
 
 from __future__ import annotations
 
+import tempfile
 import wave
-from collections.abc import Sequence
-from dataclasses import replace
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -16,9 +23,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forescribe.asr.audio.containers import open_container
+from forescribe.asr.audio.inputs import Input
 from forescribe.asr.audio.reading import LOUDEST
 from forescribe.asr.audio.resampling import Resampler, resampler
-from forescribe.asr.errors import AudioError, UsageError
+from forescribe.asr.decode.options import Hook, Options, Outcome, Progress
+from forescribe.asr.errors import AudioError, ForescribeError, UsageError
+from forescribe.asr.formats.files import RECORDING
 from forescribe.asr.formats.transcript import Transcript
 from forescribe.asr.formats.transcript_parts import (
     SAMPLE_RATE,
@@ -30,7 +40,8 @@ from forescribe.asr.formats.transcript_parts import (
     Word,
 )
 
-from ..turns import Turns
+from .transcribers import SupportsTranscribe
+from .turns import Turns
 
 GAP = SAMPLE_RATE // 2
 """Samples: a longer pause between two words of a channel ends its turn."""
@@ -155,3 +166,75 @@ def _sound(samples: NDArray[np.float32]) -> NDArray[np.float32]:
 
 def _append(out: wave.Wave_write, samples: NDArray[np.float32]) -> None:
     out.writeframes((np.clip(samples, -1, 1) * 32767).round().astype("<i2").tobytes())
+
+
+@dataclass(eq=False)
+class _Call:
+    """A recording whose channels are being transcribed."""
+
+    source: Input
+    channels: list[str]  # paths
+    done: dict[str, Outcome] = field(default_factory=dict)
+
+
+class ChannelTranscriber:
+    """`names` are the speakers by channel. Further channels are called `CHANNEL_1`, `CHANNEL_2`, …"""
+
+    def __init__(self, transcriber: SupportsTranscribe, names: Sequence[str] = ()) -> None:
+        self.transcriber, self.names = transcriber, tuple(names)
+
+    def transcribe(
+        self, sources: Iterable[Input], options: Options | None = None, hook: Hook | None = None
+    ) -> Iterator[Outcome]:
+        """Yield outcomes as they are finished. A recording with one channel fails."""
+        calls: dict[str, _Call] = {}
+        failed: deque[Outcome] = deque()
+
+        with tempfile.TemporaryDirectory(prefix="forescribe-") as folder:
+
+            def channel_files() -> Iterator[str]:
+                for number, source in enumerate(sources):
+                    place = Path(folder) / str(number)
+                    place.mkdir()
+                    try:
+                        call = _Call(
+                            source, [str(path) for path in split_channels(_path(source), place)]
+                        )
+                    except ForescribeError as error:
+                        failed.append(Outcome(source, error=error))
+                        continue
+                    calls.update(dict.fromkeys(call.channels, call))
+                    yield from call.channels
+
+            def report(progress: Progress) -> None:
+                assert hook is not None
+                hook(replace(progress, source=calls[str(progress.source)].source))
+
+            report_hook = None if hook is None else report
+            for outcome in self.transcriber.transcribe(channel_files(), options, report_hook):
+                call = calls.pop(outcome.name)
+                call.done[outcome.name] = outcome
+                if len(call.done) == len(call.channels):
+                    yield self._merge(call)
+                while failed:
+                    yield failed.popleft()
+            yield from failed
+
+    def _merge(self, call: _Call) -> Outcome:
+        done = [call.done[channel] for channel in call.channels]
+        wall = max(outcome.wall_s for outcome in done)
+        error = next((outcome.error for outcome in done if outcome.error is not None), None)
+        transcripts = [outcome.transcript for outcome in done if outcome.transcript is not None]
+        if error is not None or len(transcripts) < len(done):
+            return Outcome(call.source, error=error, wall_s=wall)
+        names = [*self.names, *(f"CHANNEL_{n + 1}" for n in range(len(self.names), len(done)))]
+        whole = merge_channels(transcripts, names[: len(done)])
+        settings = {**whole.settings, RECORDING: Path(str(call.source)).stem}
+        return Outcome(call.source, replace(whole, settings=settings), wall_s=wall)
+
+
+def _path(source: Input) -> Path:
+    """Raises UsageError for a stream, as splitting channels needs a file."""
+    if isinstance(source, bytes) or not isinstance(source, str | Path) or str(source) == "-":
+        raise UsageError("channels can be split in a file only, not in a stream")
+    return Path(source)

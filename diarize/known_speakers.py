@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from forescribe.asr.errors import OutputError, UsageError
 from forescribe.asr.formats.transcript_parts import SAMPLE_RATE
 
-from ..blocks import mean_voice
-from ..diarizer import Diarization, SimilarityThresholds, Voice
+from .blocks import mean_voice
+from .diarizer import Diarization, SimilarityThresholds, Voice
 
 FOLDER_VARIABLE = "FORESCRIBE_SPEAKERS"
 FORMAT = 1

@@ -26,10 +26,10 @@ import numpy as np
 from forescribe.asr.errors import OutputError
 from forescribe.asr.records.sources import STDIN, identity
 
-from ..blocks import mean_voice
-from ..diarizer import Diarization, Voice
-from ..turns import ANONYMOUS
+from .blocks import mean_voice
+from .diarizer import Diarization, Voice
 from .known_speakers import LEAST_S, KnownSpeaker, Match, match_voices
+from .turns import ANONYMOUS
 
 NAME = "speakers.jsonl"
 
