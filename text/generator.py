@@ -7,13 +7,17 @@
 All prompts share the engine's rows, and new ones may come at any time: a service calls `submit` and
 `step` in one thread. Greedy text equals plain decoding, token for token; above temperature 0 its
 distribution does.
+
+Prompts to tokens: a text, a conversation, or token ids.
+
+Knows vocabularies and the limits of a prompt; nothing of models or engines.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -32,14 +36,57 @@ from forescribe.speculative.requests import Mode, Request, Result
 from forescribe.speculative.rounds.accept import BlockVerification
 from forescribe.speculative.stats import Stats
 
-from . import drafter_registry
-from .head_drafts import HeadDraft, load_draft
+from . import presets
+from .drafts import NGRAM, HeadDraft, drafter_for, load_draft
 from .language_model import LanguageModel, load
-from .prompt_encoding import Prompt, encode
-from .streaming import Candidate, Completion, Event, Options, TextStream, Token
-from .text_drafters import NGRAM, drafter_for
+from .streaming import Completion, Event, Options, TextStream
+from .vocabulary import Message, Vocabulary
 
-__all__ = ["Candidate", "Completion", "Event", "Options", "TextGenerator", "Token"]
+Prompt = str | Sequence[int] | Sequence[Message]
+
+
+def encode(
+    prompt: Prompt, vocabulary: Vocabulary, vocab_size: int, context: int, positions: int
+) -> tuple[int, ...]:
+    """The tokens of a prompt. Raises RequestError where they leave no room in `context`, of the model's
+    `positions`, and where the model has no form for conversations."""
+    ids = _ids(prompt, vocabulary)
+    unknown = next((i for i in ids if not 0 <= i < vocab_size), None)
+    if unknown is not None:
+        raise RequestError(f"token {unknown} is none of {vocabulary.name}'s")
+    if not ids:
+        raise RequestError("the prompt is empty")
+    if len(ids) >= context:
+        more = f"; a larger context allows up to {positions}" if positions > context else ""
+        raise RequestError(
+            f"the prompt has {len(ids)} tokens; with its answer it must fit {context}{more}"
+        )
+    return ids
+
+
+def _ids(prompt: Prompt, vocabulary: Vocabulary) -> tuple[int, ...]:
+    if isinstance(prompt, str):
+        requests.check_text("the prompt", prompt)
+        return vocabulary.encode(prompt)
+    if not isinstance(prompt, Sequence) or isinstance(prompt, bytes):
+        raise RequestError(f"the prompt is {type(prompt).__name__}, not text, tokens or messages")
+    if prompt and all(isinstance(item, Mapping) for item in prompt):
+        messages = [item for item in prompt if isinstance(item, Mapping)]
+        _check_messages(messages)
+        return vocabulary.chat(messages)
+    ids = tuple(item for item in prompt if isinstance(item, int))
+    if len(ids) < len(prompt) and any(isinstance(item, Mapping) for item in prompt):
+        raise RequestError("the prompt mixes messages with something else")
+    requests.check_tokens("the prompt", prompt)
+    return ids
+
+
+def _check_messages(messages: Sequence[Message]) -> None:
+    for number, message in enumerate(messages):
+        for name, value in message.items():
+            if isinstance(value, str):
+                requests.check_text(f"{name} of message {number}", value)
+
 
 CONTEXT = 4096
 """Positions of a row that are allowed by default whatever memory is free, if the models have them."""
@@ -158,7 +205,7 @@ class TextGenerator:
         forward = ModelEngine.of(engine)
         target = load(model, place, network=network, engine=forward)
         second: LanguageModel | HeadDraft | str | None = None
-        if draft == NGRAM or draft in drafter_registry.names():
+        if draft == NGRAM or draft in presets.names():
             second = str(draft)
         elif draft is not None:
             drafts = draft_device(place, draft_dtype, forward)

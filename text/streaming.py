@@ -2,6 +2,14 @@
 
 Tokens are processed one by one, however many a round has written, so where a text stops does not depend
 on rounds, drafts or the batch. Knows one text; nothing of models or of other texts.
+
+Stop strings: strings that end a text.
+
+Knows characters only.
+
+Incremental detokenization: no partial characters, and no text that a later token changes.
+
+Knows a vocabulary; nothing of stop strings or requests.
 """
 
 from __future__ import annotations
@@ -12,12 +20,91 @@ from typing import Literal
 
 from forescribe.speculative import requests
 from forescribe.speculative.engine import context
-from forescribe.speculative.errors import SpeculativeError
+from forescribe.speculative.errors import RequestError, SpeculativeError
 from forescribe.speculative.requests import Finish, Partial, Ranked, Result, Sampling
 
-from .detokenizer import Detokenizer
-from .stops import Stops
 from .vocabulary import Vocabulary
+
+
+class Stops:
+    """Holds back what may be the beginning of a stop string, so that output is never retracted.
+
+    The text ends before the stop string that is complete first; of several that end at the same place,
+    the one that begins first. So the cut does not depend on how the text is split.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        if not all(stops):
+            raise RequestError("a stop string is empty: it would stop at once")
+        self.stops = tuple(stops)
+        self.held = ""
+
+    def push(self, text: str) -> tuple[str, str | None]:
+        """Text that is final now, and the stop that ended it, if one did."""
+        text = self.held + text
+        found = [(at + len(stop), at, stop) for stop in self.stops if (at := text.find(stop)) >= 0]
+        if found:
+            _, at, stop = min(found)
+            self.held = ""
+            return text[:at], stop
+        keep = max((_overlap(text, stop) for stop in self.stops), default=0)
+        self.held = text[len(text) - keep :]
+        return text[: len(text) - keep], None
+
+    def flush(self) -> str:
+        """Returns what is held back, at the end of the text."""
+        held, self.held = self.held, ""
+        return held
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of `text` that `stop` begins with."""
+    most = min(len(text), len(stop) - 1)
+    return next((n for n in range(most, 0, -1) if text.endswith(stop[:n])), 0)
+
+
+CONTEXT = 6
+"""Tokens of the prompt that determine the text of the first new one: whether it begins with a space."""
+
+HELD = 16
+"""Most tokens held back without a whole character. No character has as many, so it is output as it is."""
+
+BROKEN = "\ufffd"
+
+
+class Detokenizer:
+    """Decodes the last few tokens with and without the new one; the difference is its text.
+
+    Tokens cannot be decoded one by one: a character may consist of several, and spaces depend on the
+    tokens before.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, prompt: Sequence[int]) -> None:
+        self.vocabulary = vocabulary
+        self.ids = list(prompt[-CONTEXT:])
+        # ids[begin:read] are context; ids[read:] have no text yet.
+        self.begin, self.read = 0, len(self.ids)
+
+    def push(self, token: int) -> str:
+        """The text that became final with this token; often a word, sometimes nothing."""
+        self.ids.append(token)
+        text = self._new()
+        if text.endswith(BROKEN) and len(self.ids) - self.read < HELD:
+            return ""
+        if text:
+            self.begin, self.read = self.read, len(self.ids)
+        return text
+
+    def flush(self) -> str:
+        """Returns the rest at the end of the text."""
+        text = self._new()
+        self.begin, self.read = self.read, len(self.ids)
+        return text
+
+    def _new(self) -> str:
+        decode = self.vocabulary.decode
+        return decode(self.ids[self.begin :])[len(decode(self.ids[self.begin : self.read])) :]
+
 
 Ended = Literal["stop", "length", "cancelled", "failed"]
 

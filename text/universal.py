@@ -19,7 +19,7 @@ from forescribe.speculative.requests import Request
 from forescribe.speculative.rows import Rows
 from forescribe.speculative.types import Distribution, Draft, Scores, Verdict
 
-from .detokenizer import BROKEN
+from .streaming import BROKEN
 from .vocabulary import Vocabulary
 
 WINDOW = 8

@@ -36,8 +36,8 @@ from ..process.models import Failure, ModelThread, log_engine, log_unexpected
 from ..settings import Settings
 
 if TYPE_CHECKING:
-    from forescribe.text.generator import Event, TextGenerator
-    from forescribe.text.streaming import Options
+    from forescribe.text.generator import TextGenerator
+    from forescribe.text.streaming import Event, Options
 
 
 class TextRequest:
@@ -149,7 +149,7 @@ class TextServing:
 
         def load() -> TextGenerator:
             from forescribe.text.generator import TextGenerator
-            from forescribe.text.text_presets import resolve
+            from forescribe.text.presets import resolve
 
             pair = resolve(settings.text_model, settings.text_draft)
             generator = TextGenerator.load(

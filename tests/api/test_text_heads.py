@@ -10,7 +10,7 @@ from transformers import AutoConfig
 
 from forescribe.api.settings import Settings
 from forescribe.text import TextGenerator
-from forescribe.text.generator import Options
+from forescribe.text.streaming import Options
 from tests.api.conftest import until
 from tests.api.test_text import app_of
 from tests.text.language_models import write

@@ -14,7 +14,7 @@ from forescribe.bench.text.text_systems import System
 from forescribe.speculative.device import choose
 from forescribe.speculative.errors import SpeculativeError
 from forescribe.speculative.stats import Stats
-from forescribe.text.text_presets import Pair
+from forescribe.text.presets import Pair
 from tests.bench.command import bench
 from tests.text.language_models import POSITIONS, write
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from forescribe.asr.errors import UsageError
 from forescribe.cli.main import app
 from forescribe.speculative.errors import LoadError, SpeculativeError
-from forescribe.text.text_presets import NGRAM, Pair, resolve
+from forescribe.text.presets import NGRAM, Pair, resolve
 from tests.text.language_models import write
 
 runner = CliRunner()

@@ -23,11 +23,8 @@ from forescribe.speculative.errors import DecodingError, LoadError, RequestError
 from forescribe.speculative.models.causal import cache_numbers
 from forescribe.speculative.requests import Mode
 from forescribe.text import TextGenerator
-from forescribe.text.detokenizer import HELD, Detokenizer
-from forescribe.text.generator import Options
 from forescribe.text.language_model import load
-from forescribe.text.stops import Stops
-from forescribe.text.streaming import TextStream
+from forescribe.text.streaming import HELD, Detokenizer, Options, Stops, TextStream
 from forescribe.text.universal import UniversalDrafter
 from forescribe.text.vocabulary import Vocabulary
 from tests.text.language_models import MERGES, POSITIONS, tokenizer, write

@@ -14,9 +14,10 @@ from forescribe.speculative.device import choose
 from forescribe.speculative.errors import LoadError
 from forescribe.speculative.models import checkpoint
 from forescribe.speculative.models.checkpoint import quiet
-from forescribe.text.generator import Options, TextGenerator
+from forescribe.text.generator import TextGenerator
 from forescribe.text.language_model import load
-from forescribe.text.text_presets import resolve
+from forescribe.text.presets import resolve
+from forescribe.text.streaming import Options
 
 CPU = choose("cpu")
 

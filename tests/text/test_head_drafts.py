@@ -19,11 +19,10 @@ from forescribe.cli.main import app
 from forescribe.speculative.device import choose
 from forescribe.speculative.errors import LoadError
 from forescribe.speculative.models.engines import ModelEngine
-from forescribe.text import TextGenerator
-from forescribe.text import drafter_registry as registry
-from forescribe.text.generator import Options
-from forescribe.text.head_drafts import MTP, HeadDraft
-from forescribe.text.text_presets import Pair, resolve
+from forescribe.text import TextGenerator, presets
+from forescribe.text.drafts import MTP, HeadDraft
+from forescribe.text.presets import Pair, resolve
+from forescribe.text.streaming import Options
 from tests.text.language_models import write
 from training.text.heads import published
 
@@ -167,7 +166,7 @@ def another_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_drafter_of_the_documentation_is_found_and_drafts(
     another_package: Path, target: Path
 ) -> None:
-    assert registry.names() == ["broken", "repeat", "wrong"]
+    assert presets.names() == ["broken", "repeat", "wrong"]
     assert resolve(str(target), "repeat").draft == "repeat"
     made = TextGenerator.load(target, "repeat", gamma=2, batch=2, device="cpu")
     plain = TextGenerator.load(target, device="cpu")
@@ -195,4 +194,4 @@ def test_what_is_no_drafter_is_named(
 def test_a_name_that_nobody_has_is_refused(another_package: Path) -> None:
     setting: Any = None
     with pytest.raises(LoadError, match="--draft repeats is no drafter; of other packages: broken"):
-        registry.create("repeats", setting)
+        presets.create("repeats", setting)

@@ -13,7 +13,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from forescribe.speculative.errors import LoadError
 from forescribe.speculative.models import hub
 from forescribe.speculative.models.quantized import as_floats
-from forescribe.text.generator import Options, TextGenerator
+from forescribe.text.generator import TextGenerator
+from forescribe.text.streaming import Options
 
 PROMPTS = ("The meeting on Tuesday", "Once upon a time", "She opened the door and")
 TOKENS = 40

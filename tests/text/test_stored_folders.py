@@ -14,8 +14,9 @@ from forescribe.speculative.errors import LoadError
 from forescribe.speculative.models.heads.formats import load_mtp
 from forescribe.speculative.models.heads.records import TargetShape
 from forescribe.speculative.models.quantized import as_floats, stored_int8
-from forescribe.text.generator import Options, TextGenerator
+from forescribe.text.generator import TextGenerator
 from forescribe.text.language_model import load
+from forescribe.text.streaming import Options
 from tests.text.language_models import write
 from training.text.heads import published
 

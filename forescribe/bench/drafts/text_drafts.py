@@ -14,9 +14,9 @@ import torch
 from forescribe.speculative.device import Device, choose
 from forescribe.speculative.models.engines import ModelEngine, draft_device
 from forescribe.speculative.stats import Stats
-from forescribe.text.head_drafts import HeadDraft, load_draft
+from forescribe.text.drafts import HeadDraft, load_draft
 from forescribe.text.language_model import LanguageModel, load
-from forescribe.text.text_presets import NGRAM, resolve
+from forescribe.text.presets import NGRAM, resolve
 
 from ..formats import dtype_of, quantization_of
 from ..text.bench_text import check_room, encoded, read_prompts

@@ -23,9 +23,9 @@ from forescribe.asr.errors import UsageError
 from forescribe.speculative.device import Device, choose
 from forescribe.speculative.errors import LoadError
 from forescribe.speculative.models.engines import ModelEngine, draft_device
-from forescribe.text import drafter_registry
+from forescribe.text import presets
 from forescribe.text.language_model import LanguageModel, check_draft, load
-from forescribe.text.text_presets import MTP, NGRAM, Pair, resolve
+from forescribe.text.presets import MTP, NGRAM, Pair, resolve
 
 from .. import provenance
 from ..columns import layout
@@ -306,7 +306,7 @@ def load_pair(
     target = load(pair.target, device, network=False, engine=engine)
     if pair.draft is None or pair.draft == NGRAM:
         return target, None, None
-    if pair.draft in (MTP, *drafter_registry.names()):
+    if pair.draft in (MTP, *presets.names()):
         raise LoadError(
             f"--draft {pair.draft} is no model: this benchmark gives transformers the same draft; "
             "`forescribe generate --compare` measures any"

@@ -14,10 +14,11 @@ import torch
 
 from forescribe.speculative.device import Device
 from forescribe.speculative.stats import Stats
-from forescribe.text.generator import CONTEXT, Options, TextGenerator
-from forescribe.text.head_drafts import HeadDraft
+from forescribe.text.drafts import HeadDraft
+from forescribe.text.generator import CONTEXT, TextGenerator
 from forescribe.text.language_model import LanguageModel
-from forescribe.text.text_presets import NGRAM
+from forescribe.text.presets import NGRAM
+from forescribe.text.streaming import Options
 
 OURS, THEIRS, PLAIN = "forescribe", "transformers", "plain"
 

@@ -367,7 +367,7 @@ def _texts(options: DistillOptions, stop: Stop, hook: Hook) -> Made:
     from forescribe.speculative.models.hub import locate
     from forescribe.text.generator import TextGenerator
     from forescribe.text.language_model import LANGUAGE_MODEL
-    from forescribe.text.text_presets import NGRAM, resolve
+    from forescribe.text.presets import NGRAM, resolve
 
     names = resolve(options.model, "ngram" if options.layers is not None else options.draft)
     generator = TextGenerator.load(

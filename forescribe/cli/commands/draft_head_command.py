@@ -150,11 +150,11 @@ def _folder(name: str) -> Path:
     model."""
     from forescribe.asr.model import presets as speech
     from forescribe.speculative.models.hub import find
-    from forescribe.text import text_presets as text
+    from forescribe.text import presets
 
-    if name in (speech.NO_DRAFT, text.NGRAM):
+    if name in (speech.NO_DRAFT, presets.NGRAM):
         raise UsageError(f"{name} drafts without a model, so it has no output head")
-    resolve = text.resolve if name in text.PRESETS else speech.resolve
+    resolve = presets.resolve if name in presets.PRESETS else speech.resolve
     place = resolve(None, name).draft
     assert place is not None
     folder = find(place, lambda at: None if (at / "config.json").is_file() else "config.json")

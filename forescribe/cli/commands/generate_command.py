@@ -41,8 +41,8 @@ from ..options.option_records import (
 if TYPE_CHECKING:
     from forescribe.speculative.stats import Stats
     from forescribe.text.generator import TextGenerator
+    from forescribe.text.presets import Pair
     from forescribe.text.streaming import Completion, Options
-    from forescribe.text.text_presets import Pair
 
 
 @dataclass(frozen=True)
@@ -287,7 +287,7 @@ def generate(**values: Any) -> None:
 
     The text of a single prompt is printed while it is generated; several texts are generated
     together and printed in order."""
-    from forescribe.text.head_drafts import HeadDraft
+    from forescribe.text.drafts import HeadDraft
 
     options = GenerateOptions(**values)
     texts = [_read(prompt) for prompt in options.prompts]
@@ -316,7 +316,7 @@ def generate(**values: Any) -> None:
 def _load(options: GenerateOptions, batch: int) -> TextGenerator:
     from forescribe.speculative.native.kernel_build import advice
     from forescribe.text.generator import TextGenerator
-    from forescribe.text.text_presets import resolve
+    from forescribe.text.presets import resolve
 
     pair: Pair = resolve(options.model, options.draft)
     generator = TextGenerator.load(

@@ -105,9 +105,9 @@ def _is_speech(name: str) -> bool:
     """Whether a name is that of a Whisper model. Raises ModelError and LoadError."""
     from forescribe.asr.model import presets as speech
     from forescribe.asr.model.presets import locate
-    from forescribe.text import text_presets as text
+    from forescribe.text import presets
 
-    if name in text.PRESETS:
+    if name in presets.PRESETS:
         return False
     if name in speech.PRESETS or name in speech.ALIASES:
         return True
@@ -158,7 +158,7 @@ def _texts(options: PruneOptions) -> tuple[DraftPair, list[LabelRow]]:
     from forescribe.distill.pairs.text_pair import TextPair
     from forescribe.distill.pairs.text_prompts import prompts_of
     from forescribe.text.generator import TextGenerator
-    from forescribe.text.text_presets import NGRAM, resolve
+    from forescribe.text.presets import NGRAM, resolve
 
     if not options.data and options.choose != "spacing":
         raise UsageError("layers are compared on data: name texts with --data")

@@ -19,8 +19,8 @@ from forescribe.speculative.native.decoder import NativeWhisperDecoder
 from forescribe.speculative.native.encoder import NativeEncoder
 from forescribe.speculative.native.library import load, missing
 from forescribe.text import TextGenerator
-from forescribe.text.generator import Options
 from forescribe.text.language_model import load as load_text
+from forescribe.text.streaming import Options
 
 from . import cases
 from .cases import SLOTS, Shape, prefill, tokens

@@ -24,8 +24,8 @@ from forescribe.speculative.models.modules import CausalDecoder
 from forescribe.speculative.native.decoder import NativeCausalDecoder
 from forescribe.speculative.native.library import Stored
 from forescribe.text import TextGenerator
-from forescribe.text.generator import Options
 from forescribe.text.language_model import load
+from forescribe.text.streaming import Options
 from tests.speculative.models.causal_lms import causal_lm
 from tests.speculative.models.lean.pairs import TREE, Pair
 

@@ -9,7 +9,7 @@ import pytest
 from forescribe.speculative.models.hub import path
 from forescribe.speculative.requests import Sampling
 from forescribe.text import TextGenerator
-from forescribe.text.generator import Options
+from forescribe.text.streaming import Options
 
 pytestmark = pytest.mark.native
 

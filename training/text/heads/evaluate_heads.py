@@ -21,7 +21,7 @@ import torch
 
 from forescribe.speculative.models.checkpoint import quiet
 from forescribe.text import TextGenerator
-from forescribe.text.generator import Options
+from forescribe.text.streaming import Options
 from training.paths import BUNDLED
 from training.text import evaluate
 from training.text.export import DRAFT, TARGET
