@@ -9,6 +9,6 @@
 Needs the extra `cluster`; see docs/cluster.md.
 """
 
-from .cluster.ray_data import Transcribe, transcribe
+from .cluster.operator import Transcribe, transcribe
 
 __all__ = ["Transcribe", "transcribe"]

@@ -97,7 +97,7 @@ def _default(option: Any) -> str:
 
 def flags() -> str:
     """The page of other programs' flags: what is accepted, what is refused, and what to use instead."""
-    from forescribe.cli.options.foreign_flag_table import FOREIGN, SHORT
+    from forescribe.cli.foreign_flags import FOREIGN, SHORT
 
     page = [
         "# Flags of other programs",

@@ -160,7 +160,7 @@ def test_the_core_knows_no_audio_no_text_and_no_http(module_map: ModuleType) -> 
         "forescribe.cli.main",
         "forescribe.asr.model.presets",
         "forescribe.asr.errors",
-        "forescribe.cli.commands.speakers_command",
+        "forescribe.cli.speakers",
     ],
 )
 def test_the_command_starts_without_loading_anything_heavy(module: str) -> None:

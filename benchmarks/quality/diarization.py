@@ -29,7 +29,7 @@ from benchmarks.provenance import ROOT, record
 from forescribe.asr.audio.reading import read_audio
 from forescribe.asr.formats.transcript import Transcript
 from forescribe.asr.formats.transcript_parts import Word, samples_at
-from forescribe.bench.columns import layout
+from forescribe.bench.provenance import layout
 from forescribe.diarize.attribution import assign_speakers, attribute_speakers
 from forescribe.diarize.diarizer import Bounds, Diarizer
 from forescribe.diarize.engines.registry import AUTO, load

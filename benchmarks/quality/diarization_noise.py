@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from benchmarks.provenance import record
 from benchmarks.quality.diarization import Case, mixed, score
-from forescribe.bench.columns import layout
+from forescribe.bench.provenance import layout
 from forescribe.diarize.engines.registry import load
 from training.sentences.held_out import read_lines
 from training.sentences.read_aloud import spoken

@@ -26,7 +26,7 @@ from benchmarks.quality import sounds
 from forescribe.asr.decode.options import Guards
 from forescribe.asr.decode.transcriber import Options, Transcriber
 from forescribe.asr.errors import ForescribeError
-from forescribe.bench.columns import layout
+from forescribe.bench.provenance import layout
 
 SETTINGS = {
     "default": Options(language="en"),

@@ -22,7 +22,7 @@ from pathlib import Path
 from benchmarks.provenance import record
 from forescribe.asr.decode.options import Options, Outcome
 from forescribe.asr.decode.transcriber import Transcriber
-from forescribe.bench.columns import layout
+from forescribe.bench.provenance import layout
 from forescribe.diarize.engines.registry import AUTO, load
 from forescribe.diarize.transcribers import DiarizingTranscriber, SpeakerOnlyTranscriber
 

@@ -36,7 +36,7 @@ from forescribe.asr.segment.cut_plan import Plan, planned_windows
 from forescribe.asr.segment.vad import SileroDetector
 from forescribe.asr.segment.windows import cut
 from forescribe.asr.sessions.readers import ReaderPool
-from forescribe.bench.columns import layout
+from forescribe.bench.provenance import layout
 
 CODECS = {
     "flac": ("flac", 16_000, "s16"),

@@ -24,7 +24,7 @@ from forescribe.speculative.stats import Stats
 
 from .dispatch import Dispatch
 from .fleet import Event, Fleet, Lost, Refused, Reported, Started
-from .work_records import Finished, Report, WorkOrder
+from .worker import Finished, Report, WorkOrder
 
 if TYPE_CHECKING:
     from forescribe.asr.decode.options import Hook, Options

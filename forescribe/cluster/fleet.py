@@ -14,7 +14,7 @@ from forescribe.asr.errors import ForescribeError
 from forescribe.asr.records.sources import Source
 from forescribe.speculative.errors import SpeculativeError
 
-from .work_records import Report, WorkerInfo, WorkOrder
+from .worker import Report, WorkerInfo, WorkOrder
 
 
 @dataclass(frozen=True)

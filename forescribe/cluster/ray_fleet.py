@@ -23,11 +23,9 @@ from forescribe.asr.errors import ForescribeError, UsageError
 from forescribe.asr.records.sources import Source
 from forescribe.speculative.errors import SpeculativeError
 
-from .cluster_worker import ClusterWorker, portable
 from .fleet import Event, Lost, Refused, Reported, Started
 from .ray_connection import connected
-from .work_records import Report, WorkerInfo, WorkOrder
-from .worker_models import prepared_worker
+from .worker import ClusterWorker, Report, WorkerInfo, WorkOrder, portable, prepared_worker
 
 EXCHANGE_S = 1.0
 """How long an exchange waits for news, on the worker."""

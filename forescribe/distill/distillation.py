@@ -19,23 +19,16 @@ import torch
 
 from forescribe.asr.batch.interrupts import Stop
 from forescribe.asr.errors import UsageError
-from forescribe.draft_lists import DraftVocabulary
 from forescribe.speculative.drafters.draft_tokens import FILE, DraftTokens
 
-from .draft_training import DraftTraining, Progress, TrainingPlan
-from .labels.held_out import split
-from .labels.label_rows import LabelRow
-from .labels.label_store import LabelStore
-from .labels.sparse_distribution import CutHead
-from .pairs.draft_pair import DraftPair, Hook
-from .pairs.speech_labels import Skipped
-from .pruning.angular_distance import Choice, spaced
-from .pruning.layer_choice import measured_distances
-from .results.draft_report import figures_of, markdown, speedup, versions
-from .results.draft_selection import Prices
-from .results.engine_runs import measured_prices
-from .whole_files import put_bytes, writing
-from .work_folder import WorkFolder
+from .draft_lists import DraftVocabulary
+from .files import WorkFolder, put_bytes, writing
+from .labels import CutHead, LabelRow, LabelStore, split
+from .pair import DraftPair, Hook
+from .pruning import Choice, measured_distances, spaced
+from .report import Prices, figures_of, markdown, measured_prices, speedup, versions
+from .speech import Skipped
+from .training import DraftTraining, Progress, TrainingPlan
 
 HEAD_COVERAGE = 0.98
 """Share of the labels' tokens that a cut head has: the rarest ones make it twice as large."""

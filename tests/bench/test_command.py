@@ -12,10 +12,9 @@ import pytest
 import soundfile
 
 from forescribe.asr.errors import AudioError, UsageError
-from forescribe.bench import provenance
-from forescribe.bench.needs import INSTALL
-from forescribe.bench.speech import measure
-from forescribe.bench.speech.systems.job import NAMES, OURS, SEQUENTIAL, Job
+from forescribe.bench import provenance, runs
+from forescribe.bench.jobs import NAMES, OURS, SEQUENTIAL, Job
+from forescribe.bench.provenance import INSTALL
 from tests.bench.command import bench
 from tests.test_architecture import HEAVY, ROOT
 
@@ -33,7 +32,7 @@ def test_help_loads_nothing_heavy() -> None:
 
 def test_a_worker_loads_no_library_before_its_system_does() -> None:
     """A peer's peak of memory is its own: torch alone is 200 MB."""
-    code = f"import sys, forescribe.bench.speech.worker; print(*sorted({HEAVY!r} & sys.modules.keys()))"
+    code = f"import sys, forescribe.bench.runs; print(*sorted({HEAVY!r} & sys.modules.keys()))"
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert (run.returncode, run.stdout.split()) == (0, []), run.stderr
 
@@ -45,7 +44,7 @@ def test_a_folder_called_asr_where_the_user_stands_is_not_ours(tmp_path, monkeyp
     (tmp_path / "windows.npz").write_bytes(b"not windows")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [p for p in sys.path if p not in ("", ".")])
-    outcome = measure.child(tmp_path / "windows.npz")(Job(OURS, 1, 0, "float32", "none", None, 1))
+    outcome = runs.child(tmp_path / "windows.npz")(Job(OURS, 1, 0, "float32", "none", None, 1))
     assert outcome.error is not None and "stranger" not in outcome.error
     assert (
         "windows.npz" in outcome.error
@@ -89,11 +88,11 @@ def test_a_users_mistake_is_one_line_before_anything_is_measured(
 ) -> None:
     pytest.importorskip("jiwer", reason="without it, that is what is said")
     monkeypatch.chdir(tmp_path)
-    from forescribe.bench.speech import bench_transcribe
+    from forescribe.bench import speech
 
     soundfile.write("still.wav", np.full(16_000, 1 / 3), 16_000)
     Path("still.txt").write_text(" ... ")
-    monkeypatch.setattr(bench_transcribe, "measure", lambda *_: pytest.fail("it was measured"))
+    monkeypatch.setattr(speech, "measure", lambda *_: pytest.fail("it was measured"))
     with pytest.raises(error, match=said):
         bench("transcribe", *arguments)
 

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from forescribe.asr.errors import ForescribeError, UsageError
-from forescribe.bench.drafts import bench_drafts, drafts_table
-from forescribe.bench.drafts.draft_options import Material, Options
-from forescribe.bench.drafts.draft_rows import PLAIN, DraftRun, rows_of, winners
+from forescribe.bench import draft_rows, drafts
+from forescribe.bench.draft_rows import PLAIN, DraftRun, Material, Options, rows_of, winners
 from forescribe.speculative.stats import Stats
 
 from .command import bench
@@ -61,22 +60,22 @@ def test_a_row_with_other_tokens_never_wins():
     failed = DraftRun("failed", 1, None, error="no such head")
     rows = rows_of([PLAIN_RUN, DRAFTED, wrong, restless, failed])
     assert [row.drafter for row in winners(rows)] == ["model"]
-    result = bench_drafts.Result(Options(), Material("x", {}), rows)
+    result = drafts.Result(Options(), Material("x", {}), rows)
     assert [row.drafter for row in result.differing] == ["wrong", "restless"]
-    table = drafts_table.results(rows)
+    table = draft_rows.results(rows)
     assert "8 of 9" in table and "failed, batch 1: no such head" in table
     assert "WER" not in table  # nothing has an error rate
-    assert drafts_table.fastest(rows) == "fastest at batch 1: model, gamma auto, 2.00x plain"
+    assert draft_rows.fastest(rows) == "fastest at batch 1: model, gamma auto, 2.00x plain"
 
 
 def test_plain_decoding_wins_where_no_draft_pays():
     slow = replace(DRAFTED, walls_s=[3.5])
-    assert drafts_table.fastest(rows_of([PLAIN_RUN, slow])) == "fastest at batch 1: plain"
+    assert draft_rows.fastest(rows_of([PLAIN_RUN, slow])) == "fastest at batch 1: plain"
 
 
 def test_nothing_is_compared_where_plain_decoding_failed():
     with pytest.raises(ForescribeError, match="plain decoding failed, .*: out of memory"):
-        bench_drafts.check([DraftRun(PLAIN, 1, 0, error="out of memory"), DRAFTED])
+        drafts.check([DraftRun(PLAIN, 1, 0, error="out of memory"), DRAFTED])
 
 
 def test_the_bundled_text_pair(tmp_path: Path):
@@ -113,4 +112,4 @@ def test_what_cannot_be_measured_is_refused(arguments, message):
 
 def test_a_row_that_drafted_nothing_wins_nothing():
     nothing = replace(PLAIN_RUN, drafter="lookup", walls_s=[1.0])
-    assert drafts_table.fastest(rows_of([PLAIN_RUN, nothing])) == "fastest at batch 1: plain"
+    assert draft_rows.fastest(rows_of([PLAIN_RUN, nothing])) == "fastest at batch 1: plain"

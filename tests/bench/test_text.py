@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from forescribe.asr.errors import UsageError
-from forescribe.bench.text import bench_text
-from forescribe.bench.text.bench_text import Options, Result, Row
-from forescribe.bench.text.text_systems import System
+from forescribe.bench import text
+from forescribe.bench.text import Options, Result, Row
+from forescribe.bench.text_systems import System
 from forescribe.speculative.device import choose
 from forescribe.speculative.errors import SpeculativeError
 from forescribe.speculative.stats import Stats
@@ -96,7 +96,7 @@ def test_rows_of_a_further_dtype_must_equal_plain_decoding_in_it():
 def test_a_row_that_differs_is_named_and_the_status_is_1(monkeypatch, tmp_path):
     reference = row("transformers greedy", [1.0], WRITTEN)
     found = result(reference, row("forescribe draft 3", [1.0], [(9,), (4,)]))
-    monkeypatch.setattr(bench_text, "measured", lambda options, say: found)
+    monkeypatch.setattr(text, "measured", lambda options, say: found)
     monkeypatch.setattr(Result, "record", lambda self, program: {"program": program})
     done = bench("text", "--json", str(tmp_path / "made.json"))
     assert done.exit_code == 1
@@ -194,7 +194,7 @@ def test_a_users_mistake_is_one_line_before_anything_is_measured(
     (tmp_path / "empty.txt").write_text(" \n\n")
     (tmp_path / "noise.txt").write_bytes(b"\xff\xfe\xff")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(bench_text, "take_turns", lambda *_: pytest.fail("it was measured"))
+    monkeypatch.setattr(text, "take_turns", lambda *_: pytest.fail("it was measured"))
     given = ["--model", pair[0], "--draft", pair[1], "--prompts", Path(prompts).name]
     with pytest.raises(error, match=said):
         bench("text", *given, *arguments)

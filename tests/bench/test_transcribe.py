@@ -19,14 +19,9 @@ pytest.importorskip("jiwer", reason="word error rates need jiwer (group bench)")
 
 from forescribe.asr.errors import UsageError
 from forescribe.asr.segment.windows import Window
-from forescribe.bench import columns
-from forescribe.bench.equality import Equality, compare
-from forescribe.bench.speech import bench_transcribe, comparisons, measure, table, worker
-from forescribe.bench.speech import clips as audio
-from forescribe.bench.speech.clips import Material
-from forescribe.bench.speech.measure import Series
-from forescribe.bench.speech.result_rows import References, Row, make_row
-from forescribe.bench.speech.systems.job import (
+from forescribe.bench import jobs as audio
+from forescribe.bench import provenance, runs, speech, speech_rows
+from forescribe.bench.jobs import (
     ASSISTED,
     ASSISTED_DEFAULTS,
     BATCHED,
@@ -36,10 +31,12 @@ from forescribe.bench.speech.systems.job import (
     SEQUENTIAL,
     Drafting,
     Job,
+    Material,
     Written,
 )
-from forescribe.bench.speech.wer import error_rate, normalise
-from forescribe.bench.speech.worker import Outcome
+from forescribe.bench.provenance import Equality, compare
+from forescribe.bench.runs import Outcome, Series
+from forescribe.bench.speech_rows import References, Row, error_rate, make_row, normalise
 from tests.asr.model import folders
 from tests.bench.command import bench
 
@@ -73,14 +70,14 @@ def memo(tmp_path_factory):
 def measured(pair, memo, tmp_path, *arguments: str) -> tuple[int, dict]:
     """The command's status and record; jobs run in this process, where libraries are loaded once."""
 
-    def here(windows: Path) -> measure.Runner:
-        return lambda job: worker.perform(job, worker.load_windows(windows))
+    def here(windows: Path) -> runs.Runner:
+        return lambda job: runs.perform(job, runs.load_windows(windows))
 
     out = tmp_path / "out.json"
     given = [str(memo), "--model", pair[0], "--draft", pair[1], "--minutes", "0"]
     given += ["--batch", "1,2", "--gamma", "3", "--peer-batch", "2", "--threads", "1"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bench_transcribe, "child", here)
+        patch.setattr(speech, "child", here)
         done = bench("transcribe", *given, "--repeats", "1", "--json", str(out), *arguments)
     (tmp_path / "out.txt").write_text(done.stdout)
     return done.exit_code, json.loads(out.read_text())
@@ -131,45 +128,41 @@ def test_converted_weights_write_the_tokens_of_the_original(pair, memo, tmp_path
 
 
 def test_a_system_that_cannot_load_has_a_row_that_says_why(pair, memo, tmp_path, monkeypatch):
-    monkeypatch.setattr(bench_transcribe, "missing", lambda *_: None)
-    monkeypatch.setattr(
-        bench_transcribe, "convert", lambda *_: ({}, "ValueError: no such architecture")
-    )
-    options = bench_transcribe.Options((str(memo),), only=(SEQUENTIAL,))
-    converted, trouble = bench_transcribe.converted_for(options, Path(pair[0]), tmp_path)
+    monkeypatch.setattr(speech, "missing", lambda *_: None)
+    monkeypatch.setattr(speech, "convert", lambda *_: ({}, "ValueError: no such architecture"))
+    options = speech.Options((str(memo),), only=(SEQUENTIAL,))
+    converted, trouble = speech.converted_for(options, Path(pair[0]), tmp_path)
     assert (converted, trouble) == ({}, "ValueError: no such architecture")
-    job = bench_transcribe.plan(options, Path(pair[0]), None, converted)[-1]
-    outcome = worker.perform(job, [])
+    job = speech.plan(options, Path(pair[0]), None, converted)[-1]
+    outcome = runs.perform(job, [])
     assert job.system == SEQUENTIAL and outcome.written is None
     made = make_row(Series(job, [outcome]), References({}), NOTHING)
-    row = bench_transcribe._clean(made, tmp_path, trouble)
+    row = speech._clean(made, tmp_path, trouble)
     assert row.wall_s is None
     assert row.error and row.error.endswith("(ValueError: no such architecture)")
-    assert "failed" in table.results([row])
+    assert "failed" in speech_rows.results([row])
 
 
 def test_without_faster_whisper_its_rows_say_what_to_install(pair, memo, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "faster_whisper", None)
-    options = bench_transcribe.Options((str(memo),))
+    options = speech.Options((str(memo),))
     trouble = "faster-whisper is not installed: run `scripts/setup bench` in forescribe's folder"
-    assert bench_transcribe.converted_for(options, Path(pair[0]), tmp_path) == ({}, trouble)
+    assert speech.converted_for(options, Path(pair[0]), tmp_path) == ({}, trouble)
     without = replace(options, only=PEERS)
-    assert bench_transcribe.converted_for(without, Path(pair[0]), tmp_path) == ({}, None)
+    assert speech.converted_for(without, Path(pair[0]), tmp_path) == ({}, None)
 
 
 def test_a_gamma_of_zero_has_no_drafting_rows_of_its_own(pair, memo):
-    jobs = bench_transcribe.plan(
-        bench_transcribe.Options((str(memo),), gamma=0), Path(pair[0]), Path(pair[1]), {}
-    )
+    jobs = speech.plan(speech.Options((str(memo),), gamma=0), Path(pair[0]), Path(pair[1]), {})
     assert not [job for job in jobs if job.system == ASSISTED]
     assert {job.gamma for job in jobs if job.system == OURS} == {0}
 
 
 def test_other_systems_run_with_each_number_of_threads(pair, memo):
-    options = bench_transcribe.Options(
+    options = speech.Options(
         (str(memo),), batch=(2,), peer_batch=(2, 4), peer_threads=(1, 2), threads=3
     )
-    jobs = bench_transcribe.plan(options, Path(pair[0]), Path(pair[1]), {})
+    jobs = speech.plan(options, Path(pair[0]), Path(pair[1]), {})
     assert {job.threads for job in jobs if job.system == OURS} == {3}
     assert {(job.batch, job.threads) for job in jobs if job.system == GENERATE} == {
         (batch, threads) for batch in (1, 2, 4) for threads in (1, 2)
@@ -216,12 +209,12 @@ PEER_ROWS = [
 
 def test_the_comparison_counts_rows_with_equal_tokens_only():
     rows = [row(OURS, 1, 2.0), row(OURS, 1, 1.0, OTHER), row(OURS, 8, 1.0), *PEER_ROWS]
-    lines = table.against_exact(comparisons.against_exact(rows)).splitlines()
+    lines = speech_rows.exact_table(speech_rows.against_exact(rows)).splitlines()
     assert len(lines) == 2
     assert "batch 1" in lines[0] and "2.00x" in lines[0] and "1 threads" in lines[0]
     assert "batch 8" in lines[1] and "3.00x" in lines[1]
-    assert comparisons.against_reduced(rows) == comparisons.reductions(rows) == []
-    end = table.against_reduced([], comparisons.left_out(rows))
+    assert speech_rows.against_reduced(rows) == speech_rows.reductions(rows) == []
+    end = speech_rows.reduced_table([], speech_rows.left_out(rows))
     assert end.endswith(
         "faster-whisper batched, batch 8, float32, 2 threads; faster-whisper, batch 1, int8, 2 threads"
     )
@@ -238,22 +231,22 @@ def test_ratios_of_a_reduced_dtype_stand_apart_with_their_words():
     ]
     rows = [row(OURS, 1, 2.0, gamma=0), row(OURS, 1, 1.6, gamma=5), *half, *PEER_ROWS]
 
-    (exact, reduced) = comparisons.gains(rows)
+    (exact, reduced) = speech_rows.gains(rows)
     assert (exact.row.dtype, exact.speed) == ("float32", 1.25)
     assert (reduced.row.dtype, reduced.speed) == ("bfloat16", 1.5)
 
-    mine, theirs = comparisons.against_exact(rows)
+    mine, theirs = speech_rows.against_exact(rows)
     assert (mine.row.dtype, mine.speed, mine.other.wall_s) == ("float32", 2.5, 4.0)
     assert (theirs.row.dtype, theirs.speed, theirs.other.wall_s) == ("bfloat16", 4.0, 4.0)
-    line = table.against_exact([mine, theirs]).splitlines()[1]
+    line = speech_rows.exact_table([mine, theirs]).splitlines()[1]
     assert line.endswith("(tokens as float32: 3 of 4 and 4 of 4; word errors: 4.00% and 5.00%)")
 
-    (int8,) = comparisons.against_reduced(rows)
+    (int8,) = speech_rows.against_reduced(rows)
     assert (int8.row.batch, int8.speed, int8.other.dtype) == (1, 3.6, "int8")
-    assert "word errors: 4.00% and 6.00%" in table.against_reduced([int8], [])
-    (gain,) = comparisons.reductions(rows)
+    assert "word errors: 4.00% and 6.00%" in speech_rows.reduced_table([int8], [])
+    (gain,) = speech_rows.reductions(rows)
     assert (gain.speed, gain.other.gamma) == (1.6, 5)
-    assert [each.system for each in comparisons.left_out(rows)] == [BATCHED]
+    assert [each.system for each in speech_rows.left_out(rows)] == [BATCHED]
 
 
 def series(system: str, dtype: str, tokens: list[list[int]] | None, gamma: int = 0) -> Series:
@@ -264,7 +257,7 @@ def series(system: str, dtype: str, tokens: list[list[int]] | None, gamma: int =
 
 def test_each_dtype_is_compared_with_its_own_plain_decoding():
     material = Material((np.zeros(1, np.float32),), 16000, "words", ("clip",))
-    rows = bench_transcribe.rows_of(
+    rows = speech.rows_of(
         [
             series(OURS, "float32", [[1, 2, 3]]),
             series(OURS, "bfloat16", [[1, 2, 4]]),
@@ -275,8 +268,8 @@ def test_each_dtype_is_compared_with_its_own_plain_decoding():
         ],
         material,
     )
-    options = bench_transcribe.Options(("a",), dtype=("float32", "bfloat16"), modules=True)
-    result = bench_transcribe.Result(options, Path("target"), None, material, rows)
+    options = speech.Options(("a",), dtype=("float32", "bfloat16"), modules=True)
+    result = speech.Result(options, Path("target"), None, material, rows)
     drafted = rows[2]
     assert drafted.equality == Equality(3, 3, 1, 1)
     assert drafted.equality_float32 == Equality(2, 3, 0, 1)
@@ -285,13 +278,13 @@ def test_each_dtype_is_compared_with_its_own_plain_decoding():
     assert result.differing == []
     changed = [*rows[:3], replace(rows[3], equality=OTHER), *rows[4:]]
     assert replace(result, rows=changed).differing == [changed[3]]
-    head = table.results(rows).splitlines()[0]
+    head = speech_rows.results(rows).splitlines()[0]
     assert "tokens as float32" in head and "tokens as modules" in head
-    assert "tokens as" not in table.results([replace(rows[0], equality_modules=None)])
+    assert "tokens as" not in speech_rows.results([replace(rows[0], equality_modules=None)])
 
 
 def test_a_dtype_whose_plain_decoding_failed_has_no_figures():
-    rows = bench_transcribe.rows_of(
+    rows = speech.rows_of(
         [
             series(OURS, "float32", [[1]]),
             series(OURS, "bfloat16", None),
@@ -330,7 +323,7 @@ def test_one_run_measures_float32_and_bfloat16(pair, memo, tmp_path):
 def test_a_child_brings_its_error_home(tmp_path):
     (tmp_path / "windows.npz").write_bytes(b"not windows")
     job = Job(OURS, 1, 0, "float32", "nowhere", None, 1)
-    outcome = measure.child(tmp_path / "windows.npz")(job)
+    outcome = runs.child(tmp_path / "windows.npz")(job)
     assert outcome.written is None
     assert outcome.error is not None and "status 1" in outcome.error
 
@@ -346,7 +339,7 @@ def test_jobs_are_interleaved_and_a_failed_one_is_not_tried_again():
             return Outcome(error="no")
         return Outcome(Written([[1]], ["x"]), next(walls))
 
-    a, b, c = measure.measure(jobs, run, 3, lambda _: None)
+    a, b, c = runs.measure(jobs, run, 3, lambda _: None)
     assert order == list("abcacac")
     assert (a.median.wall_s, c.median.wall_s) == (2.0, 4.0)
     assert b.error == "no"
@@ -355,7 +348,7 @@ def test_jobs_are_interleaved_and_a_failed_one_is_not_tried_again():
 def test_windows_survive_their_way_to_a_child(tmp_path):
     windows = tuple(np.arange(n, dtype=np.float32) for n in (5, 1, 3))
     Material(windows, 20, "words", ("clip",)).save(tmp_path / "windows.npz")
-    loaded = worker.load_windows(tmp_path / "windows.npz")
+    loaded = runs.load_windows(tmp_path / "windows.npz")
     assert [w.tolist() for w in loaded] == [w.tolist() for w in windows]
 
 
@@ -418,4 +411,4 @@ def test_error_rate_counts_words():
 
 
 def test_columns_stand_under_their_heads():
-    assert columns.layout([("a", "bb"), ("long", "1")]) == ["a     bb", "--------", "long   1"]
+    assert provenance.layout([("a", "bb"), ("long", "1")]) == ["a     bb", "--------", "long   1"]

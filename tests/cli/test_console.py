@@ -18,8 +18,7 @@ from forescribe.asr.errors import AudioError, ForescribeError, OutputError
 from forescribe.asr.formats.transcript import Transcript
 from forescribe.asr.formats.transcript_parts import Coverage, Notice, Segment, Span
 from forescribe.asr.records.sources import Source
-from forescribe.cli.terminal.console import Console
-from forescribe.cli.terminal.progress import EVERY_S, Screen, tail
+from forescribe.cli.console import EVERY_S, Console, Screen, tail
 from forescribe.speculative.stats import Stats
 
 A = Source("a.wav")

@@ -15,7 +15,7 @@ from forescribe import Transcriber
 from forescribe.asr.decode.options import Options
 from forescribe.asr.errors import ForescribeError, ModelError, OutputError, UsageError
 from forescribe.cli.main import app
-from forescribe.draft_lists import DraftVocabulary, Piece, files_of, read
+from forescribe.distill.draft_lists import DraftVocabulary, Piece, files_of, read
 from forescribe.speculative.drafters.draft_tokens import FILE, DraftTokens
 from forescribe.speculative.errors import LoadError
 from forescribe.speculative.models import hub

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from typer.main import get_command
 
 from forescribe.asr.errors import UsageError
+from forescribe.cli.foreign_flags import ANY, FOREIGN, KnownOptions, translate
 from forescribe.cli.main import app
-from forescribe.cli.options.foreign_flag_table import ANY, FOREIGN
-from forescribe.cli.options.foreign_flags import KnownOptions, translate
-from forescribe.cli.options.transcribe_options import NOT_IN_RESULTS
+from forescribe.cli.transcribe_options import NOT_IN_RESULTS
 
 VALUED = (
     "--output-dir -o --output-format -f --initial-prompt --batch-size --dtype --quantize --task --model "

@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 
 from forescribe.asr.errors import UsageError
 from forescribe.cli.main import app, main
-from forescribe.cli.options.gamma import parse_gamma
-from forescribe.cli.options.option_records import SECTIONS, SERVICE, TRAINING
-from forescribe.cli.options.transcribe_options import TranscribeOptions
+from forescribe.cli.option_records import SECTIONS, SERVICE, TRAINING
+from forescribe.cli.options import parse_gamma
+from forescribe.cli.transcribe_options import TranscribeOptions
 from tests.asr.model import folders
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from forescribe.asr.errors import UsageError
-from forescribe.cli.commands.diarize_command import DiarizeOptions
-from forescribe.cli.options.remote_options import parse_bytes, shown_url
-from forescribe.cli.options.transcribe_options import TranscribeOptions
+from forescribe.cli.diarize import DiarizeOptions
+from forescribe.cli.options import parse_bytes, shown_url
+from forescribe.cli.transcribe_options import TranscribeOptions
 
 
 @pytest.mark.parametrize(

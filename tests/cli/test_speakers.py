@@ -9,9 +9,9 @@ import soundfile
 from typer.testing import CliRunner, Result
 
 from forescribe.asr.errors import UsageError
-from forescribe.cli.commands.speakers_command import speakers
 from forescribe.cli.main import app
-from forescribe.cli.options.speaker_options import SpeakerOptions
+from forescribe.cli.speaker_options import SpeakerOptions
+from forescribe.cli.speakers import speakers
 from forescribe.diarize.channels import ChannelTranscriber
 from forescribe.diarize.diarizer import Bounds, Engine
 from forescribe.diarize.engines import registry

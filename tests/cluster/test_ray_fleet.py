@@ -15,7 +15,7 @@ from forescribe.asr.records.sources import Source
 from forescribe.cluster import ray_fleet
 from forescribe.cluster.fleet import Lost, Refused, Reported, Started
 from forescribe.cluster.ray_fleet import RayFleet, RayWorker, Slot, plan_slots
-from forescribe.cluster.work_records import Report, WorkerInfo, WorkOrder
+from forescribe.cluster.worker import Report, WorkerInfo, WorkOrder
 
 ORDER = WorkOrder("1", {}, Options())
 INFO = WorkerInfo("host", 1, "cpu")

@@ -11,9 +11,9 @@ import pytest
 
 from forescribe.asr.errors import AudioError, UsageError
 from forescribe.asr.records.sources import Source
-from forescribe.cluster import worker_models
-from forescribe.cluster.cluster_worker import ClusterWorker
-from forescribe.cluster.ray_data import OPTIONS, Transcribe, order_of_options, source_of
+from forescribe.cluster import worker as worker_models
+from forescribe.cluster.operator import OPTIONS, Transcribe, order_of_options, source_of
+from forescribe.cluster.worker import ClusterWorker
 from forescribe.ray import Transcribe as Public
 
 from .test_ray_worker import Script, order
@@ -113,7 +113,7 @@ def test_options_are_those_of_the_command_and_are_checked() -> None:
 def test_the_options_exist() -> None:
     from dataclasses import fields
 
-    from forescribe.cli.options.transcribe_options import TranscribeOptions
+    from forescribe.cli.transcribe_options import TranscribeOptions
 
     assert {field.name for field in fields(TranscribeOptions)} >= OPTIONS
 

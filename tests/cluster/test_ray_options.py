@@ -13,9 +13,9 @@ from forescribe.asr.batch.outputs import Outputs
 from forescribe.asr.errors import UsageError
 from forescribe.asr.records.sources import Source
 from forescribe.cli.main import main
-from forescribe.cli.options.transcribe_options import TranscribeOptions
-from forescribe.cluster.cluster_command import cluster_decoder, order_of
-from forescribe.cluster.worker_models import check_machine
+from forescribe.cli.transcribe_options import TranscribeOptions
+from forescribe.cluster.operator import cluster_decoder, order_of
+from forescribe.cluster.worker import check_machine
 
 MEMO = str(Path(__file__).parents[2] / "samples" / "memo.flac")
 
@@ -38,7 +38,7 @@ def test_what_a_cluster_cannot_serve_is_refused_by_name(given: dict, said: str) 
 
 def test_known_voices_are_those_of_one_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "forescribe.cli.options.speaker_options.KnownSpeakers.list", lambda self: ["somebody"]
+        "forescribe.cli.speaker_options.KnownSpeakers.list", lambda self: ["somebody"]
     )
     with pytest.raises(UsageError, match="enrolled on this machine"):
         TranscribeOptions(audio=[MEMO], cluster="auto", diarize=True, known=True)

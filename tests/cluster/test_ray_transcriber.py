@@ -17,7 +17,7 @@ from forescribe.asr.formats.transcript_parts import Coverage, Span
 from forescribe.asr.records.sources import Source
 from forescribe.cluster.cluster_transcriber import GIVE_UP_S, NOTICE_S, ClusterTranscriber
 from forescribe.cluster.fleet import Event, Lost, Refused, Reported, Started
-from forescribe.cluster.work_records import Finished, Report, WorkerInfo, WorkOrder
+from forescribe.cluster.worker import Finished, Report, WorkerInfo, WorkOrder
 from forescribe.speculative.stats import Stats
 
 ORDER = WorkOrder("1", {}, Options(), batch=2)

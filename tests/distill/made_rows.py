@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from forescribe.distill.labels.label_rows import OWN, LabelRow
-from forescribe.distill.labels.sparse_distribution import SparseDistribution
+from forescribe.distill.labels import OWN, LabelRow, SparseDistribution
 
 
 def made_row(

@@ -22,9 +22,8 @@ from forescribe.asr.batch.interrupts import Stop
 from forescribe.asr.decode.options import Options
 from forescribe.asr.errors import UsageError
 from forescribe.cli.main import app
-from forescribe.distill.labels.label_rows import OWN
-from forescribe.distill.labels.label_store import LabelStore
-from forescribe.distill.pairs.speech_labels import label_recordings
+from forescribe.distill.labels import OWN, LabelStore
+from forescribe.distill.speech import label_recordings
 from forescribe.speculative.models import hub
 from forescribe.speculative.models.quantized import as_floats
 from tests.docs.pages import ROOT

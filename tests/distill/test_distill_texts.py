@@ -21,16 +21,11 @@ from forescribe.asr.batch.interrupts import Stop
 from forescribe.asr.errors import UsageError
 from forescribe.cli.main import app
 from forescribe.distill.distillation import Distillation, DistillSettings
-from forescribe.distill.draft_training import DraftTraining, TrainingPlan, traces_of
-from forescribe.distill.labels.label_rows import GENERAL
-from forescribe.distill.labels.label_store import LabelStore
-from forescribe.distill.labels.sparse_distribution import CutHead
-from forescribe.distill.pairs.text_labels import label_prompts
-from forescribe.distill.pairs.text_pair import TextPair
-from forescribe.distill.pairs.text_prompts import prompts_of
-from forescribe.distill.results.draft_selection import Prices, tokens_per_round
-from forescribe.distill.results.engine_runs import run_rows
-from forescribe.distill.work_folder import WorkFolder
+from forescribe.distill.files import WorkFolder
+from forescribe.distill.labels import GENERAL, CutHead, LabelStore
+from forescribe.distill.report import Prices, run_rows, tokens_per_round
+from forescribe.distill.text import TextPair, label_prompts, prompts_of
+from forescribe.distill.training import DraftTraining, TrainingPlan, traces_of
 from forescribe.speculative.drafters.draft_tokens import FILE, DraftTokens
 from forescribe.speculative.models import hub
 from forescribe.speculative.models.quantized import as_floats

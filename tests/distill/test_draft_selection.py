@@ -8,14 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forescribe.distill.draft_training import Evaluation, Progress
-from forescribe.distill.results.draft_selection import (
-    Prices,
-    Trace,
-    agreement,
-    simulated,
-    tokens_per_round,
-)
+from forescribe.distill.report import Prices, Trace, agreement, simulated, tokens_per_round
+from forescribe.distill.training import Evaluation, Progress
 from forescribe.speculative.engine.schedule import expected_tokens
 
 

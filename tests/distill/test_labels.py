@@ -12,11 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forescribe.asr.errors import OutputError, UsageError
-from forescribe.distill.labels.held_out import split
-from forescribe.distill.labels.label_batches import BatchSource, collate
-from forescribe.distill.labels.label_rows import GENERAL, OWN, LabelRow
-from forescribe.distill.labels.label_store import LabelStore
-from forescribe.distill.labels.sparse_distribution import CutHead
+from forescribe.distill.labels import (
+    GENERAL,
+    OWN,
+    BatchSource,
+    CutHead,
+    LabelRow,
+    LabelStore,
+    collate,
+    split,
+)
 from tests.distill.made_rows import made_row, spoken
 
 

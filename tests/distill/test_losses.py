@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy, kl_div
 
-from forescribe.distill.labels.sparse_distribution import CutHead, SparseDistribution
-from forescribe.distill.losses import TINY, hybrid, parts_of, warm_up
+from forescribe.distill.labels import CutHead, SparseDistribution
+from forescribe.distill.training import TINY, hybrid, parts_of, warm_up
 
 
 @given(seed=st.integers(0, 10_000), size=st.integers(2, 40), positions=st.integers(1, 6))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from forescribe.distill.optimizers import Float32Muon
+from forescribe.distill.training import Float32Muon
 
 
 @pytest.mark.parametrize("shape", [(24, 40), (40, 24)])

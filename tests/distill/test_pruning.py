@@ -26,12 +26,13 @@ from typer.testing import CliRunner
 
 from forescribe.asr.errors import UsageError
 from forescribe.cli.main import app
-from forescribe.distill.pruning.angular_distance import (
+from forescribe.distill.pruning import (
     AngularDistances,
     angular_distances,
+    pruned_causal,
+    pruned_whisper,
     spaced,
 )
-from forescribe.distill.pruning.pruned_models import pruned_causal, pruned_whisper
 
 SHAPE = {
     "vocab_size": 40,

@@ -26,7 +26,7 @@ from torch.nn.functional import cross_entropy, embedding, kl_div, linear
 
 from forescribe.asr.model.loading import load
 from forescribe.asr.model.presets import resolve
-from forescribe.distill.optimizers import Optimizers, rate
+from forescribe.distill.training import Optimizers, rate
 from forescribe.speculative.device import choose
 from forescribe.speculative.models.heads.whisper_block import (
     BlockShape,

@@ -23,7 +23,7 @@ from torch import Tensor
 from forescribe.asr.decode.rules import whisper_rules
 from forescribe.asr.model.loading import EncoderStates, Whisper, load
 from forescribe.asr.model.presets import resolve
-from forescribe.distill.labels.label_store import LabelStore
+from forescribe.distill.labels import LabelStore
 from forescribe.speculative import Engine, Fixed
 from forescribe.speculative.device import choose
 from forescribe.speculative.drafters.model_drafter import ModelDrafter

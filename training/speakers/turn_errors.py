@@ -139,7 +139,7 @@ def wrong_written_words(reference: Sequence[Word], written: Sequence[Word]) -> t
 
 def _plain(words: Sequence[Word]) -> list[tuple[str, Word]]:
     """Normalised words; a word may become several: "12-inch" becomes two."""
-    from forescribe.bench.speech.wer import normalise
+    from forescribe.bench.speech_rows import normalise
 
     return [(text, word) for word in words for text in normalise(word.text).split()]
 
@@ -166,7 +166,7 @@ def attributed_errors(
 def _listed(recordings: Mapping[str, Sequence[Word]]) -> Any:
     from meeteval.io import SegLST
 
-    from forescribe.bench.speech.wer import normalise
+    from forescribe.bench.speech_rows import normalise
 
     return SegLST(
         [

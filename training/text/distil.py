@@ -17,8 +17,7 @@ import torch
 from torch import nn
 from transformers import LlamaForCausalLM
 
-from forescribe.distill.losses import distillation
-from forescribe.distill.optimizers import Optimizers, rate
+from forescribe.distill.training import Optimizers, distillation, rate
 from training.text import model as pair
 from training.text import packing
 

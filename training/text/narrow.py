@@ -20,9 +20,8 @@ import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from forescribe.distill.labels.label_batches import collate
-from forescribe.distill.labels.label_store import LabelStore
-from forescribe.distill.pairs.text_pair import TextPair
+from forescribe.distill.labels import LabelStore, collate
+from forescribe.distill.text import TextPair
 from forescribe.speculative.device import choose
 from forescribe.text.language_model import load
 from training.paths import BUNDLED

@@ -22,8 +22,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from transformers import LlamaForCausalLM
 
-from forescribe.distill.losses import distillation
-from forescribe.distill.optimizers import Optimizers, rate
+from forescribe.distill.training import Optimizers, distillation, rate
 from training.text import model as pair
 from training.text import packing
 from training.text.corpus import REPEATS, documents

@@ -40,7 +40,7 @@ def speech_pair() -> DecoderPair:
     from forescribe.asr.decode.rules import whisper_rules
     from forescribe.asr.model.loading import load
     from forescribe.asr.model.presets import resolve
-    from forescribe.bench.speech.clips import join, read_clips
+    from forescribe.bench.jobs import join, read_clips
     from forescribe.speculative.models.engines import WHISPER_FORMS as FORMS
     from forescribe.speculative.models.engines import whisper_decoder
 

@@ -14,7 +14,7 @@ from forescribe.asr.records.record_store import RecordStore
 from forescribe.asr.records.status import BARS, RunStatus, StatusReader
 from forescribe.asr.records.stored_records import Run, StoredRecord
 from forescribe.cli.main import app
-from forescribe.cli.terminal.status_text import status_lines
+from forescribe.cli.status import status_lines
 from tests.asr.storage.faults import memory
 
 RUN = Run("5e77", ("json",), total=10, total_bytes=1000, started=1000.0)

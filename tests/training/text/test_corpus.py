@@ -10,8 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forescribe.distill.losses import distillation
-from forescribe.distill.optimizers import rate
+from forescribe.distill.training import distillation, rate
 from training.text import corpus, minutes, packing
 from training.text import model as pair
 from training.text.corpus import Document

@@ -26,7 +26,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 
-from forescribe.distill.optimizers import Optimizers, rate
+from forescribe.distill.training import Optimizers, rate
 from forescribe.speculative.models.heads.formats import dflash_head, eagle3_head
 from forescribe.speculative.models.heads.mtp import mtp_head
 from forescribe.speculative.models.heads.records import BlockHead, Head, TargetShape

@@ -1,0 +1,231 @@
+"""This engine: the parts of the transcriber, from windows to words.
+
+Voice activity detection is left out for all systems; features, encoder, admission and rounds are
+measured. The encoder takes as many windows at a time as in the command. Knows the transcriber;
+nothing of measuring.
+
+transformers' `generate`, plain and with an assistant; not its pipeline.
+
+The pipeline's defaults use five beams and silently ignore the assistant. Here there is one beam and
+no sampling, and assisted loops are counted, to check that assisted generation took place.
+
+Each window is decoded once: `generate` would seek back to an unfinished last segment and decode the
+rest as another window, which the other systems do not. Knows the library; nothing of measuring.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from transformers import (
+    WhisperConfig,
+    WhisperFeatureExtractor,
+    WhisperForCausalLM,
+    WhisperForConditionalGeneration,
+    WhisperTokenizer,
+)
+from transformers.generation.candidate_generator import AssistedCandidateGenerator
+from transformers.utils import logging
+
+from forescribe.asr.decode.transcriber import Transcriber
+from forescribe.asr.formats.transcript_parts import SAMPLE_RATE
+from forescribe.speculative.models.modules import decoder_only, same_encoder
+from forescribe.speculative.requests import Request
+
+from .jobs import ASSISTED, GENERATE, LANGUAGE, TASK, Drafting, Job, Samples, Written, use_threads
+from .provenance import dtype_of, quantization_of
+
+
+class Ours:
+    """With gamma 0 it decodes plainly, which is the reference of all rows."""
+
+    def __init__(self, job: Job) -> None:
+        self.threads = use_threads(job.threads)
+        self.transcriber = Transcriber.load(
+            job.model,
+            job.draft or "none",  # without a draft model, drafts come from lookup
+            language=LANGUAGE,
+            device="cpu",
+            dtype=dtype_of(job.dtype),
+            quantize=quantization_of(job.dtype),
+            draft_dtype=job.draft_dtype,
+            batch=job.batch,
+            gamma=None if job.gamma == "auto" else job.gamma or 0,
+            network=False,
+            engine=job.engine,
+            drafter=job.drafter,
+        )
+        self.drafts = bool(job.gamma)
+        self.lookup = job.draft is None
+        self.stages: dict[str, float] = {}
+
+    def run(self, windows: Sequence[Samples]) -> Written:
+        t = self.transcriber.context
+        self.stages = {"features": 0.0, "encode": 0.0}
+        before = t.engine.stats
+        tokens: list[list[int]] = [[] for _ in windows]
+        for result in t.engine.run(self._requests(windows)):
+            ended = bool(result.tokens) and result.tokens[-1] in t.whisper.tokens.ends
+            tokens[result.request.tag] = list(result.tokens[: len(result.tokens) - ended])
+        stats = t.engine.stats - before
+        decode, end = t.whisper.tokenizer.decode, t.whisper.tokens.end
+        texts = [decode([i for i in ids if i < end], skip_special_tokens=True) for ids in tokens]
+        drafting = Drafting(
+            stats.row_rounds,
+            stats.drafted,
+            stats.accepted,
+            stats.drafted_at_depth,
+            stats.accepted_at_depth,
+        )
+        return Written(
+            tokens,
+            texts,
+            drafting if self.drafts else None,
+            self.stages | stats.seconds,
+            ["drafts by lookup: the model has no draft"] if self.drafts and self.lookup else [],
+            t.whisper.engine,
+            stats.rounds,
+            stats.row_rounds,
+            stats.emitted,
+        )
+
+    def _requests(self, windows: Sequence[Samples]) -> Iterator[Request]:
+        """Requests, pulled by the engine when slots become free."""
+        t = self.transcriber.context
+        prompt = t.whisper.tokens.prompt(LANGUAGE, TASK, timestamps=True)
+        count = t.encoded_together
+        for first in range(0, len(windows), count):
+            started = time.perf_counter()
+            features = t.features(windows[first : first + count])
+            extracted = time.perf_counter()
+            encoded = t.whisper.encode(*features)
+            self.stages["features"] += extracted - started
+            self.stages["encode"] += time.perf_counter() - extracted
+            for tag, encoder_states in enumerate(encoded, start=first):
+                probe = t.no_speech.probe(prompt)
+                yield Request(prompt=prompt, encoder_states=encoder_states, probe=probe, tag=tag)
+
+
+class _Watched(WhisperForConditionalGeneration):
+    """The model class, extended to record its first pass and count assisted loops."""
+
+    first_pass: list[torch.Tensor]
+    assisted_loops = 0
+
+    def generate_with_fallback(self, *args: Any, **options: Any) -> Any:
+        inner: Any = super()
+        out = inner.generate_with_fallback(*args, **options)
+        self.first_pass = out[0]  # [B] of [tokens], neither prompt nor end-of-text in them
+        return out
+
+    def _assisted_decoding(self, *args: Any, **options: Any) -> Any:
+        self.assisted_loops += 1
+        inner: Any = super()
+        return inner._assisted_decoding(*args, **options)
+
+
+class Generate:
+    """The assistant is the draft's decoder on the target's encoder output if the draft has no
+    encoder or an equal one, which makes it fast; else the whole draft."""
+
+    def __init__(self, job: Job) -> None:
+        logging.set_verbosity_error()  # a warning per assisted round would distort the timing
+        logging.disable_progress_bar()
+        self.threads = use_threads(job.threads)
+        dtype = getattr(torch, job.dtype)
+        self.batch = job.batch
+        self.model: Any = _Watched.from_pretrained(job.model, dtype=dtype)
+        self.model.train(False)
+        self.tokenizer = WhisperTokenizer.from_pretrained(job.model)
+        self.extractor = WhisperFeatureExtractor.from_pretrained(job.model)
+        self.options: dict[str, Any] = {}
+        if getattr(self.model.generation_config, "is_multilingual", True):  # refused by others
+            self.options = {"language": LANGUAGE, "task": TASK}
+        self.notes: list[str] = []
+        if job.system != GENERATE:
+            self.options["assistant_model"] = self._assistant(job, dtype)
+            self.counts = _count_drafts()
+
+    def _assistant(self, job: Job, dtype: torch.dtype) -> Any:
+        if job.draft is None:
+            raise ValueError("the model has no draft")
+        assistant: Any = None
+        if not decoder_only(WhisperConfig.from_pretrained(job.draft)):
+            assistant = WhisperForConditionalGeneration.from_pretrained(job.draft, dtype=dtype)
+        if assistant is None or same_encoder(self.model, assistant):
+            assistant = WhisperForCausalLM.from_pretrained(job.draft, dtype=dtype)
+            self.notes.append("draft's decoder on the target's encoder output")
+        else:
+            self.notes.append("whole draft, with an encoder of its own")
+        if job.system == ASSISTED:
+            # Read from the assistant's settings; as arguments of generate they have no effect.
+            settings = assistant.generation_config
+            settings.num_assistant_tokens = job.gamma
+            settings.num_assistant_tokens_schedule = "constant"
+            settings.assistant_confidence_threshold = 0.0
+        return assistant.train(False)
+
+    @torch.inference_mode()
+    def run(self, windows: Sequence[Samples]) -> Written:
+        assisted = "assistant_model" in self.options
+        self.model.assisted_loops = 0
+        if assisted:
+            self.counts.clear()
+        tokens: list[list[int]] = []
+        for first in range(0, len(windows), self.batch):
+            features = self.extractor(
+                list(windows[first : first + self.batch]),
+                sampling_rate=SAMPLE_RATE,
+                return_tensors="pt",
+            ).input_features.to(self.model.dtype)
+            self.model.generate(
+                features,
+                return_timestamps=True,
+                num_beams=1,
+                do_sample=False,
+                temperature=0.0,
+                force_unique_generate_call=True,
+                **self.options,
+            )
+            tokens += [row.tolist() for row in self.model.first_pass]
+        if assisted and self.model.assisted_loops != len(windows):
+            loops = self.model.assisted_loops
+            raise RuntimeError(f"assisted {loops} of {len(windows)} windows: not a measurement")
+        end = self.model.generation_config.eos_token_id
+        decode = self.tokenizer.decode
+        texts = [decode([i for i in ids if i < end], skip_special_tokens=True) for ids in tokens]
+        drafting = self.counts.drafting if assisted else None
+        notes = self.notes + ([f"{self.model.assisted_loops} assisted loops"] if assisted else [])
+        return Written(tokens, texts, drafting, notes=notes)
+
+
+class _Counts:
+    """Rounds and drafted tokens, as the assisted loop reports them to its candidate generator."""
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        self.drafting = Drafting(0, 0, 0)
+
+    def add(self, drafted: int, accepted: int) -> None:
+        so_far = self.drafting
+        self.drafting = Drafting(
+            so_far.rounds + 1, so_far.drafted + drafted, so_far.accepted + accepted
+        )
+
+
+def _count_drafts() -> _Counts:
+    """Count from now on, in the whole process: it runs one system and ends."""
+    counts, inner = _Counts(), AssistedCandidateGenerator.update_candidate_strategy
+
+    def counted(self: Any, input_ids: Any, scores: torch.Tensor, num_matches: Any) -> None:
+        counts.add(scores.shape[1] - 1, int(num_matches))  # scores [1, drafted + 1, V]
+        inner(self, input_ids, scores, num_matches)
+
+    patched: Any = AssistedCandidateGenerator
+    patched.update_candidate_strategy = counted
+    return counts

@@ -1,0 +1,126 @@
+"""`forescribe audit`: compare speculative with plain decoding, token by token.
+
+Knows the options and the exit code; the comparison is in `asr.audit`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
+
+import typer
+
+from forescribe.asr.errors import UsageError
+
+from .option_records import DIAGNOSTICS, argument, option, takes
+from .options import (
+    AUTO,
+    BatchSize,
+    DeviceName,
+    Draft,
+    DraftDtype,
+    Dtype,
+    Gamma,
+    Language,
+    LocalFilesOnly,
+    Model,
+    Quantize,
+    Task,
+    Vad,
+    parse_gamma,
+)
+
+
+@dataclass(frozen=True)
+class AuditOptions:
+    """The parsed command line. Raises UsageError for a gamma without drafts."""
+
+    audio: Annotated[list[str], argument("AUDIO...", help="Recordings or videos; - reads stdin.")]
+    model: Model = None
+    draft: Draft = None
+    language: Language = None
+    task: Task = "transcribe"
+    vad: Vad = None
+    gamma: Gamma = "5"
+    batch_size: BatchSize = 8
+    device: DeviceName = AUTO
+    dtype: Dtype = AUTO
+    quantize: Quantize = None
+    draft_dtype: DraftDtype = AUTO
+    local_files_only: LocalFilesOnly = False
+    json: Annotated[
+        bool,
+        option(
+            DIAGNOSTICS, "--json/--no-json", help="Print one JSON record per recording to stdout."
+        ),
+    ] = False
+
+    def __post_init__(self) -> None:
+        _ = self.drafts
+
+    @property
+    def drafts(self) -> int:
+        """Drafted tokens per round, 1 or more."""
+        number = parse_gamma(self.gamma)
+        if not number:
+            raise UsageError(
+                f"--gamma {self.gamma}: an audit compares a fixed number of drafted tokens, 1 or more, "
+                "with plain decoding"
+            )
+        return number
+
+
+@takes(AuditOptions)
+def audit(**values: Any) -> None:
+    """Report every token that speculative decoding has changed.
+
+    Each recording is decoded with and without drafts. A token that differs is reported with its margin:
+    how much more the target prefers one of the two tokens, in logits. With --quantize int8 the tokens that
+    differ from the same model's in float32 are counted too; they do not change the exit code."""
+    options = AuditOptions(**values)
+    from forescribe.asr.audit import Report
+    from forescribe.asr.audit import audit as compare
+    from forescribe.asr.batch.inputs import any_readable, check_readable
+    from forescribe.asr.decode.options import Options
+    from forescribe.asr.model.loading import load
+    from forescribe.asr.model.presets import resolve
+    from forescribe.asr.records.sources import Source
+    from forescribe.speculative.device import choose
+    from forescribe.speculative.models.engines import ModelEngine, draft_device
+
+    decoding = Options(
+        language=options.language,
+        task=options.task,  # type: ignore[arg-type]  # checked by Options
+        vad=options.vad is not False,
+    )
+    pair = resolve(options.model, options.draft, options.language)
+    sources = check_readable(map(Source, options.audio))
+    if any_readable(sources):
+        device = choose(options.device, options.dtype, options.quantize)
+        whisper = load(
+            pair,
+            device,
+            network=not options.local_files_only,
+            draft_device=draft_device(device, options.draft_dtype, ModelEngine.AUTO),
+        )
+        exact = None
+        if device.int8:  # a model of its own beside the float32 one
+            alone = replace(pair, draft=None)
+            place = choose(options.device, "float32")
+            exact = load(alone, place, network=not options.local_files_only)
+        reports = compare(
+            whisper,
+            options.audio,
+            decoding,
+            gamma=options.drafts,
+            batch=options.batch_size,
+            float32=exact,
+        )
+    else:
+        reports = (Report(source.path, error=str(source.error)) for source in sources)
+    sound = True
+    for report in reports:
+        typer.echo(report.to_json() if options.json else report.to_text())
+        sound = sound and not report.differences and report.error is None
+    if not sound:
+        raise typer.Exit(1)

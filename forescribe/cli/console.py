@@ -1,0 +1,349 @@
+"""Messages of a command: a progress bar, a line per recording, a summary. All on stderr.
+
+For scripts, one JSON record per recording on stdout, with the codes of `asr.errors`. Knows how a result
+is shown; nothing of how it was made.
+
+A progress bar with the text as it is decoded.
+
+Final text scrolls above the bar; partial text stands in one line below it, which is redrawn a few
+times a second and removed at the end. In a log, with --verbose, only segments are printed. Knows
+the hook of a transcription; nothing of files.
+
+A progress bar over the stages of a long command, one at a time.
+
+On a terminal a bar; elsewhere a line for each stage as it begins. Knows names and numbers; nothing of what
+is done.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from rich.cells import cell_len
+from rich.console import Console as Rich
+from rich.console import RenderableType
+from rich.markup import escape as without_markup
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from forescribe.asr.batch.interrupts import INTERRUPTED
+from forescribe.asr.errors import one_line, visible
+from forescribe.asr.formats.transcript_parts import seconds
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from forescribe.asr.batch.results import RecordingResult
+    from forescribe.asr.decode.options import Hook, Partial
+    from forescribe.asr.decode.options import Progress as WindowProgress
+    from forescribe.asr.formats.report import Reports
+    from forescribe.asr.formats.transcript import Transcript
+    from forescribe.asr.records.sources import Source
+    from forescribe.asr.storage.locations import Location
+    from forescribe.speculative.stats import Stats
+
+
+class Console:
+    """The messages of one command. `quiet` shows errors only; `json` writes records to stdout."""
+
+    def __init__(self, *, quiet: bool, verbose: bool, json: bool) -> None:
+        self.rich = Rich(stderr=True, highlight=False, soft_wrap=True)
+        self.quiet, self.verbose, self.json = quiet, verbose, json
+        self.started = time.perf_counter()
+        self.audio_s = 0.0
+        self.wordless = 0  # samples
+        self.failed: list[str] = []
+        self.cancelled = 0
+        self.advised: set[str] = set()
+        self.engines: set[str] = set()  # that have decoded
+
+    def status(self, text: str) -> None:
+        """Show a line on a terminal only, for a user who waits."""
+        if self.rich.is_terminal and not self.quiet:
+            self.rich.print(f"[dim]{escape(text)}[/]")
+
+    def notice(self, text: str) -> None:
+        """Show a line unless `quiet`: the run differs from what the options say."""
+        if not self.quiet:
+            self.rich.print(f"[yellow]note[/] {escape(text)}")
+
+    def advice(self, text: str | None) -> None:
+        """Show what would make the run faster, once; None: nothing would."""
+        if text is not None and text not in self.advised:
+            self.advised.add(text)
+            self.notice(text)
+
+    def skipped(
+        self, results: Sequence[RecordingResult], total: int, reports: Reports | None = None
+    ) -> None:
+        """Show what an earlier run has done, of `total` recordings, and add it to the reports."""
+        if self.json:
+            for result in results:
+                self._write(result)
+        if results and not self.quiet:
+            path = results[0].record.path
+            what = path if len(results) == 1 else f"{len(results)} of {total}"
+            self.rich.print(f"{escape(what)}: already done, --overwrite to redo")
+        for result in results if reports else ():
+            if reports and not reports.add_skipped(result):
+                path = result.record.path
+                self.notice(f"{path}: no report without its JSON; --overwrite -f json")
+
+    @contextmanager
+    def progress(self, sources: Sequence[Source], *, text: bool = True) -> Iterator[Hook | None]:
+        """Show a bar over seconds of audio; yields the hook that moves it. On a terminal the text
+        is shown as it is decoded: final text above the bar if `text`, partial text below it."""
+        self.started = time.perf_counter()
+        if self.quiet or not (self.rich.is_terminal or self.verbose):
+            yield None
+            return
+
+        with Screen(self.rich, sources, verbose=self.verbose, text=text) as screen:
+            yield screen
+
+    def result(self, result: RecordingResult, reports: Reports | None = None) -> None:
+        """Show the line of one recording that has ended, and add it to the reports."""
+        self._show(result)
+        if reports:
+            reports.add(result)
+
+    def _show(self, result: RecordingResult) -> None:
+        record, transcript, error = result.record, result.transcript, result.error
+        if self.json:
+            self._write(result)
+        if record.status == "cancelled":
+            self.cancelled += 1
+            return
+        if record.status == "skipped" and not self.quiet:  # found unchanged after it was fetched
+            self.rich.print(f"{escape(record.path)}: already done, --overwrite to redo")
+        if error is not None:
+            self.failed.append(f"{record.path}: {error.code}")
+            self.rich.print(f"[red]failed[/] {escape(str(error))} [dim]({error.code})[/]")
+        if transcript is None or error is not None:
+            return
+        self.audio_s += transcript.duration
+        engine = transcript.settings.get("engine")
+        self.engines |= {engine} if isinstance(engine, str) else set()
+        self.wordless += transcript.coverage.wordless_samples or 0
+        if self.quiet:
+            return
+        line = f"{escape(record.path)}: {_speed(transcript)}"
+        if result.files:
+            line += f" -> {escape(file_names(result.files))}"
+        self.rich.print(line)
+        for notice in transcript.warnings:
+            self.rich.print(f"  [yellow]note[/] {escape(notice.message)}")
+
+    def _write(self, result: RecordingResult) -> None:
+        """Write the record for scripts, with paths relative to the working directory."""
+        record = result.record.to_dict() | {"outputs": [str(path) for path in result.files]}
+        # In ASCII: a path may hold bytes that no encoding of stdout can write.
+        sys.stdout.write(json.dumps(record) + "\n")
+        sys.stdout.flush()
+
+    def _speed(self, stats: Stats | None) -> str:
+        wall = time.perf_counter() - self.started
+        line = (
+            f"{self.audio_s:.1f} s of audio in {wall:.1f} s ({self.audio_s / wall:.1f}x real time)"
+        )
+        if stats is not None and stats.drafted:
+            line += (
+                f", {stats.acceptance_rate:.1%} of drafts accepted, "
+                f"{stats.mean_acceptance_length:.2f} tokens per round"
+            )
+        if self.engines:
+            line += f"; engine {', '.join(sorted(self.engines))}"
+        return line
+
+    def summary(self, stats: Stats | None) -> None:
+        """Show the last lines: amount, speed, acceptance of drafts, the engine, and all failures by name."""
+        if self.quiet:
+            return
+        if self.audio_s:  # without a transcript there is no speed
+            self.rich.print(f"[bold]{self._speed(stats)}[/]")
+        if self.wordless:
+            self.rich.print(f"[yellow]{seconds(self.wordless):.1f} s of voice without words[/]")
+        if self.cancelled:
+            self.rich.print(f"[yellow]{self.cancelled} cancelled;[/] the same command goes on")
+        if self.failed:
+            names = escape("; ".join(self.failed))
+            self.rich.print(f"[red]{len(self.failed)} failed:[/] {names}")
+
+    def close(self, reports: Reports | None) -> None:
+        """Write the reports and show where they are. Raises OutputError."""
+        for path in reports.close() if reports else ():
+            self.status(f"report: {path}")
+
+    def exit_code(self, *, interrupted: bool) -> int:
+        """0 if all went well, 1 if a recording failed, 130 after an interruption."""
+        return INTERRUPTED if interrupted else int(bool(self.failed))
+
+
+def escape(text: str) -> str:
+    """Make foreign text harmless, for rich markup and for the terminal."""
+    return without_markup(visible(text))
+
+
+def file_names(files: Sequence[Path | Location]) -> str:
+    """The files of one recording, which differ in their extensions only: `out/a .txt .srt`."""
+    parts = [os.path.splitext(str(file)) for file in files]
+    return " ".join([parts[0][0], *(extension for _, extension in parts)])
+
+
+def _speed(transcript: Transcript) -> str:
+    """The length of a recording, and its speakers."""
+    text = f"{transcript.duration:.1f} s of audio"
+    spoken: dict[str, float] = {}  # seconds
+    for turn in transcript.turns:
+        spoken[turn.speaker] = spoken.get(turn.speaker, 0.0) + turn.end - turn.start
+    if spoken:
+        people = f"{len(spoken)} speaker{'s' * (len(spoken) > 1)}"
+        each = ", ".join(f"{name} {length:.1f} s" for name, length in spoken.items())
+        return f"{text}, {people}: {each}"
+    return text if transcript.segments else f"{text}, no speech"
+
+
+EVERY_S = 0.2
+"""Seconds between two updates of partial text: each one waits for the device."""
+
+
+class Screen:
+    """A hook that draws. The text of a single recording is shown; of several, the bar and the line
+    below."""
+
+    def __init__(
+        self,
+        console: Rich,
+        sources: Sequence[Source],
+        *,
+        verbose: bool,
+        text: bool,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.console, self.verbose, self.clock = console, verbose, clock
+        self.text = text and len(sources) == 1 and console.is_terminal and not verbose
+        self.seen = {source.path: (0.0, source.length_s or 0.0) for source in sources}
+        self.started = self.last_update = clock()
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.completed:.0f}/{task.total:.0f} s"),
+            TextColumn("{task.fields[note]}"),
+            TimeRemainingColumn(),
+        )
+        self.bar = _Bar(*columns, console=console, transient=True)
+        whole, files = sum(total for _, total in self.seen.values()), len(sources)
+        self.task = self.bar.add_task(f"{files} file{'s' * (files > 1)}", total=whole, note="")
+
+    def __enter__(self) -> Self:
+        self.bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.bar.line = ""
+        self.bar.stop()
+
+    def __call__(self, progress: WindowProgress) -> None:
+        """Draw a window that has ended."""
+        self.seen[str(progress.source)] = (progress.done_s, progress.total_s or progress.done_s)
+        done = sum(d for d, _ in self.seen.values())
+        note = f"{done / max(self.clock() - self.started, 1e-9):.1f}x real time"
+        if progress.stats.drafted:
+            note += f", {progress.stats.acceptance_rate:.0%} of drafts accepted"
+        total = sum(t for _, t in self.seen.values())
+        self.bar.update(self.task, completed=done, total=total, note=note)
+        self.bar.line = ""
+        if self.verbose:
+            for segment in progress.segments:
+                times = f"[{segment.start:.2f} --> {segment.end:.2f}]"
+                self._print(f"{times} {one_line(segment.text)}")
+        elif self.text:
+            for segment in progress.spoken:
+                self._print(one_line(segment.text))
+
+    @property
+    def wants(self) -> bool:
+        """Whether it is time to show partial text."""
+        return self.console.is_terminal and self.clock() - self.last_update >= EVERY_S
+
+    def follow(self, partial: Partial) -> None:
+        """Show partial text."""
+        self.last_update = self.clock()
+        self.bar.line = one_line(partial.text)
+
+    def _print(self, text: str) -> None:
+        self.bar.console.print(text, markup=False)
+
+
+class _Bar(Progress):
+    """A bar with a line of text below it."""
+
+    line = ""
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        yield self.make_tasks_table(self.tasks)
+        if self.line:
+            yield Text(tail(self.line, self.console.width - 1), style="dim", no_wrap=True)
+
+
+def tail(text: str, width: int) -> str:
+    """The end of a text, as much as fits in `width` columns; wide characters count as two."""
+    if cell_len(text) <= width:
+        return text
+    while text and cell_len(text) > width - 1:
+        text = text[max(1, (cell_len(text) - width) // 2) :]
+    return f"…{text}"
+
+
+class StageBar:
+    """A hook `(stage, done, whole or None, note)` that draws; a context manager. `quiet` draws nothing."""
+
+    def __init__(self, console: Rich, *, quiet: bool) -> None:
+        self.console, self.quiet = console, quiet
+        self.bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.percentage:>3.0f} %"),
+            TextColumn("{task.fields[note]}"),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+        )
+        self.stage = ""
+        self.task = self.bar.add_task("", total=None, note="")
+
+    def __enter__(self) -> Self:
+        if self.console.is_terminal and not self.quiet:
+            self.bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.bar.stop()
+
+    def __call__(self, stage: str, done: float, whole: float | None, note: str) -> None:
+        """Show how far a stage is."""
+        if self.quiet:
+            return
+        if stage != self.stage:
+            self.stage = stage
+            self.bar.reset(self.task, total=whole, description=stage, note="")
+            if not self.console.is_terminal:
+                self.console.print(f"{stage} …", markup=False)
+        self.bar.update(self.task, completed=done, total=whole, note=one_line(note))

@@ -1,0 +1,436 @@
+"""`forescribe generate`: text that continues prompts.
+
+Knows the options, what is printed and the exit code; generation is in `forescribe.text`.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass
+from json import dumps
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from forescribe.asr.errors import UsageError
+
+from .option_records import (
+    DECODING,
+    DIAGNOSTICS,
+    INPUT,
+    MODEL,
+    OUTPUT,
+    PERFORMANCE,
+    argument,
+    option,
+    takes,
+)
+from .options import (
+    AUTO,
+    DeviceName,
+    DraftDtype,
+    Dtype,
+    EngineName,
+    Gamma,
+    LocalFilesOnly,
+    Quantize,
+    parse_gamma,
+)
+
+if TYPE_CHECKING:
+    from forescribe.speculative.stats import Stats
+    from forescribe.text.generator import TextGenerator
+    from forescribe.text.presets import Pair
+    from forescribe.text.streaming import Completion, Options
+
+
+@dataclass(frozen=True)
+class GenerateOptions:
+    """The parsed command line. Raises UsageError for values and combinations that are
+    impossible."""
+
+    prompts: Annotated[list[str], argument("PROMPT...", help="Texts to continue; - reads stdin.")]
+    # Input
+    chat: Annotated[
+        bool,
+        option(
+            INPUT, "--chat", help="Treat prompts as a user's messages: apply the chat template."
+        ),
+    ] = False
+    system: Annotated[
+        str | None,
+        option(INPUT, "--system", metavar="TEXT", help="System message; needs --chat."),
+    ] = None
+    # Output
+    max_tokens: Annotated[
+        int,
+        option(OUTPUT, "--max-tokens", metavar="N", min=1, help="Maximum tokens per text."),
+    ] = 256
+    stop: Annotated[
+        list[str] | None,
+        option(
+            OUTPUT,
+            "--stop",
+            metavar="TEXT",
+            help="End a text before this string; may be given several times.",
+        ),
+    ] = None
+    json: Annotated[bool, option(OUTPUT, "--json", help="Print one JSON record per prompt.")] = (
+        False
+    )
+    # Model
+    model: Annotated[
+        str | None,
+        option(
+            MODEL,
+            "--model",
+            "-m",
+            metavar="MODEL",
+            help="Preset, Hugging Face id or local folder.  [default: demo-text]",
+        ),
+    ] = None
+    draft: Annotated[
+        str | None,
+        option(
+            MODEL,
+            "--draft",
+            metavar="MODEL",
+            help="Draft model, named like --model, or an EAGLE-3 or DFlash head; `mtp` is a layer in the "
+            "model's own checkpoint, `ngram` copies from the text, `none` turns drafting off.  [default: "
+            "the preset's, else ngram]",
+        ),
+    ] = None
+    universal: Annotated[
+        bool,
+        option(MODEL, "--universal", help="Allow a draft model with another tokenizer."),
+    ] = False
+    context: Annotated[
+        int | None,
+        option(
+            MODEL,
+            "--context",
+            metavar="N",
+            min=2,
+            help="Maximum tokens of prompt and text together.  [default: the model's, as memory allows]",
+        ),
+    ] = None
+    local_files_only: LocalFilesOnly = False
+    # Decoding
+    temperature: Annotated[
+        float,
+        option(
+            DECODING,
+            "--temperature",
+            metavar="T",
+            min=0,
+            help="Sampling temperature; 0 is greedy decoding.",
+        ),
+    ] = 0.0
+    top_p: Annotated[
+        float,
+        option(
+            DECODING,
+            "--top-p",
+            metavar="PROB",
+            help="Sample from the likeliest tokens with this total probability.",
+        ),
+    ] = 1.0
+    top_k: Annotated[
+        int,
+        option(
+            DECODING,
+            "--top-k",
+            metavar="N",
+            min=0,
+            help="Sample from this many likeliest tokens; 0 is all.",
+        ),
+    ] = 0
+    min_p: Annotated[
+        float,
+        option(
+            DECODING,
+            "--min-p",
+            metavar="RATIO",
+            min=0,
+            max=1,
+            help="Minimum probability of a token, relative to the likeliest one.",
+        ),
+    ] = 0.0
+    repetition_penalty: Annotated[
+        float,
+        option(
+            DECODING,
+            "--repetition-penalty",
+            metavar="FACTOR",
+            help="Penalty for tokens of prompt and text; 1 is none.",
+        ),
+    ] = 1.0
+    presence_penalty: Annotated[
+        float,
+        option(
+            DECODING,
+            "--presence-penalty",
+            metavar="X",
+            help="Penalty for tokens that occur in the text.",
+        ),
+    ] = 0.0
+    frequency_penalty: Annotated[
+        float,
+        option(
+            DECODING,
+            "--frequency-penalty",
+            metavar="X",
+            help="Penalty for tokens, times their number in the text.",
+        ),
+    ] = 0.0
+    seed: Annotated[
+        int, option(DECODING, "--seed", metavar="SEED", help="Seed of the random numbers.")
+    ] = 0
+    # Performance
+    gamma: Gamma = AUTO
+    batch_size: Annotated[
+        int,
+        option(
+            PERFORMANCE,
+            "--batch-size",
+            metavar="N",
+            min=1,
+            max=1024,
+            help="Texts generated together.",
+        ),
+    ] = 8
+    device: DeviceName = AUTO
+    dtype: Dtype = AUTO
+    quantize: Quantize = None
+    draft_dtype: DraftDtype = AUTO
+    engine: EngineName = AUTO
+    # Diagnostics
+    stats: Annotated[
+        bool, option(DIAGNOSTICS, "--stats", help="Print speed and acceptance rate to stderr.")
+    ] = False
+    compare: Annotated[
+        bool,
+        option(
+            DIAGNOSTICS,
+            "--compare",
+            help="Generate again without drafts; report speed and equality.",
+        ),
+    ] = False
+
+    def __post_init__(self) -> None:
+        if self.system is not None and not self.chat:
+            raise UsageError("--system is a part of a conversation: add --chat")
+        _ = self.drafts
+
+    @property
+    def drafts(self) -> int | None:
+        """Drafted tokens per round; None for auto."""
+        return parse_gamma(self.gamma)
+
+    def sampling(self) -> Options:
+        """The options of a generation. Raises RequestError."""
+        from forescribe.speculative.requests import Sampling
+        from forescribe.text.streaming import Options
+
+        sampling = Sampling(
+            self.top_k,
+            self.top_p,
+            self.min_p,
+            self.repetition_penalty,
+            self.presence_penalty,
+            self.frequency_penalty,
+        )
+        return Options(
+            max_tokens=self.max_tokens,
+            temperature=self.temperature,
+            sampling=sampling,
+            seed=self.seed,
+            stop=tuple(self.stop or ()),
+        )
+
+
+@dataclass(frozen=True)
+class Run:
+    """The completions of all prompts, and what they cost."""
+
+    completions: list[Completion]
+    wall_s: float
+    stats: Stats
+    engine: str  # what computed the target
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Generated tokens per second of wall time."""
+        return sum(len(completion.ids) for completion in self.completions) / self.wall_s
+
+    def to_dict(self) -> dict[str, Any]:
+        """The figures of the run; those of acceptance are None without drafts."""
+        drafted = self.stats.drafted > 0
+        return {
+            "tokens": sum(len(completion.ids) for completion in self.completions),
+            "wall_s": self.wall_s,
+            "tokens_per_s": self.tokens_per_s,
+            "target_forwards": self.stats.target_forwards,
+            "draft_forwards": self.stats.draft_forwards,
+            "acceptance_rate": self.stats.acceptance_rate if drafted else None,
+            "mean_acceptance_length": self.stats.mean_acceptance_length if drafted else None,
+            "engine": self.engine,
+        }
+
+
+@takes(GenerateOptions)
+def generate(**values: Any) -> None:
+    """Generate text with a language model and speculative decoding.
+
+    A draft proposes tokens, and the model keeps those that it would have written itself.
+
+    The text of a single prompt is printed while it is generated; several texts are generated
+    together and printed in order."""
+    from forescribe.text.drafts import HeadDraft
+
+    options = GenerateOptions(**values)
+    texts = [_read(prompt) for prompt in options.prompts]
+    sampling = options.sampling()
+    generator = _load(options, batch=min(options.batch_size, len(texts)))
+    if isinstance(generator.draft, HeadDraft):
+        typer.echo(f"draft {generator.draft}", err=True)
+    # All prompts are encoded before the first text is printed, as encoding may fail.
+    prompts = [
+        generator.encode(_conversation(text, options.system) if options.chat else text)
+        for text in texts
+    ]
+    run = _run(generator, prompts, sampling, show="nothing" if options.json else "stream")
+    if options.json:
+        _print_records(texts, run.completions)
+    _check_failures(run.completions)
+    if options.stats or options.compare:
+        name = "with drafts" if generator.draft is not None else "without drafts"
+        _print_figures(name, run, json=options.json)
+    if options.compare:
+        plain = _run(generator.plain(), prompts, sampling, show="nothing")
+        _print_figures("without drafts", plain, json=options.json)
+        _print_comparison(run, plain, greedy=options.temperature == 0)
+
+
+def _load(options: GenerateOptions, batch: int) -> TextGenerator:
+    from forescribe.speculative.native.kernel_build import advice
+    from forescribe.text.generator import TextGenerator
+    from forescribe.text.presets import resolve
+
+    pair: Pair = resolve(options.model, options.draft)
+    generator = TextGenerator.load(
+        pair.target,
+        pair.draft,
+        device=options.device,
+        dtype=options.dtype,
+        draft_dtype=options.draft_dtype,
+        quantize=options.quantize,
+        engine=options.engine,
+        batch=batch,
+        gamma=options.drafts,
+        context=options.context,
+        universal=options.universal,
+        network=not options.local_files_only,
+    )
+    hint = advice(generator.target.engine, asked=options.engine, device=generator.device.kind)
+    if hint is not None and not options.json:
+        typer.echo(f"note: {hint}", err=True)
+    return generator
+
+
+def _run(
+    generator: TextGenerator, prompts: list[tuple[int, ...]], options: Options, *, show: str
+) -> Run:
+    """Generate all texts. With `show="stream"` a single one is printed as it comes, several at the
+    end."""
+    before, started = generator.stats, time.perf_counter()
+    if len(prompts) == 1 and show == "stream":
+        completions = _stream(generator, prompts[0], options)
+    else:
+        completions = generator.generate(prompts, options)
+        if show == "stream":
+            typer.echo("\n\n".join(completion.text for completion in completions))
+    wall_s, stats = time.perf_counter() - started, generator.stats - before
+    return Run(completions, wall_s, stats, generator.target.engine)
+
+
+def _stream(
+    generator: TextGenerator, prompt: tuple[int, ...], options: Options
+) -> list[Completion]:
+    """Print a text while it is generated."""
+    completions: list[Completion] = []
+    for event in generator.stream(prompt, options):
+        sys.stdout.write(event.text)
+        sys.stdout.flush()
+        completions += [event.completion] if event.completion is not None else []
+    sys.stdout.write("\n")
+    sys.stdout.flush()
+    return completions
+
+
+def _print_records(texts: list[str], completions: list[Completion]) -> None:
+    for prompt, completion in zip(texts, completions, strict=True):
+        record: dict[str, Any] = {
+            "prompt": prompt,
+            "text": completion.text,
+            "finish_reason": completion.finish,
+        }
+        if completion.error is not None:
+            record["error"] = str(completion.error)
+        usage = {
+            "prompt_tokens": completion.prompt_tokens,
+            "completion_tokens": len(completion.ids),
+        }
+        record |= {"stop": completion.stop, "usage": usage}
+        typer.echo(dumps(record, ensure_ascii=False))
+
+
+def _check_failures(completions: list[Completion]) -> None:
+    """Print warnings and errors. Raises Exit if a text failed."""
+    for number, completion in enumerate(completions, start=1):
+        if completion.draft_error is not None:
+            typer.echo(
+                f"warning: text {number}: without drafts: {completion.draft_error}", err=True
+            )
+        if completion.error is not None:
+            typer.echo(f"error: text {number}: {completion.error}", err=True)
+    if any(completion.error is not None for completion in completions):
+        raise typer.Exit(1)
+
+
+def _print_figures(name: str, run: Run, *, json: bool) -> None:
+    figures = run.to_dict()
+    if json:
+        typer.echo(dumps({"run": name, **figures}), err=True)
+        return
+    line = f"{name}: {figures['tokens']} tokens in {run.wall_s:.2f} s, {run.tokens_per_s:.1f} per second"
+    if figures["acceptance_rate"] is not None:
+        line += (
+            f"; {figures['acceptance_rate']:.1%} of drafts accepted, "
+            f"{figures['mean_acceptance_length']:.2f} tokens per round"
+        )
+    typer.echo(f"{line}; engine {run.engine}", err=True)
+
+
+def _print_comparison(run: Run, plain: Run, *, greedy: bool) -> None:
+    """Print the speed-up. Raises Exit if a greedy text differs."""
+    pairs = list(zip(run.completions, plain.completions, strict=True))
+    same = sum(one.ids == other.ids for one, other in pairs)
+    speed = run.tokens_per_s / plain.tokens_per_s
+    typer.echo(f"speed {speed:.2f}x; {same} of {len(pairs)} texts equal", err=True)
+    if greedy and same < len(pairs):
+        raise typer.Exit(1)
+
+
+def _conversation(text: str, system: str | None) -> list[dict[str, str]]:
+    begin = [] if system is None else [{"role": "system", "content": system}]
+    return [*begin, {"role": "user", "content": text}]
+
+
+def _read(prompt: str) -> str:
+    """A prompt; `-` is stdin, without the line end that an editor or echo adds."""
+    if prompt != "-":
+        return prompt
+    text = sys.stdin.buffer.read().decode(errors="replace")
+    return text.removesuffix("\n").removesuffix("\r")

@@ -1,0 +1,307 @@
+"""Transcription as an operator of Ray Data: rows are paths, results and errors come back as rows.
+
+    from forescribe.ray import transcribe
+
+    paths = ray.data.from_items([{"path": "s3://calls/a.mp3"}, {"path": "/mnt/calls/b.mp3"}])
+    transcribe(paths, model="large", diarize=True).write_parquet("s3://out/2026")
+
+An actor is asynchronous: several rows are in work at a time and share one engine, which a call per batch
+of rows would let run empty at the end of each. Knows rows; writes no files and no records.
+
+`forescribe transcribe --cluster`: the workers of a Ray cluster in place of the local model.
+
+From the command's options to what every worker is told. Finding recordings, writing results and records, and
+the console are those of the local command.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from forescribe.asr.errors import AudioError, ForescribeError, UsageError
+from forescribe.asr.records.sources import Source
+from forescribe.asr.storage.locations import Location, is_url
+
+from .worker import Finished, Report, WorkOrder
+
+if TYPE_CHECKING:
+    from ray.data import Dataset
+
+    from forescribe.asr.batch.batch import Batch, MakeTranscriber
+    from forescribe.asr.decode.options import Options
+    from forescribe.asr.formats.transcript import Transcript
+    from forescribe.speculative.stats import Stats
+
+    from ..cli.console import Console
+    from ..cli.transcribe_options import TranscribeOptions
+    from .cluster_transcriber import ClusterTranscriber
+
+
+Row = dict[str, Any]
+
+RETRIES = 3
+"""Restarts of an actor, and attempts of a row that has cost one. Ray Data's own default is without end."""
+
+AHEAD = 2
+"""Rows that an actor holds for each row of its engine."""
+
+OPTIONS = frozenset(
+    "model draft local_files_only language task initial_prompt reference_text timestamps word_timestamps vad "
+    "long_form condition_on_previous_text guards compression_ratio_threshold logprob_threshold "
+    "no_speech_threshold temperature_increment_on_fallback diarize diarizer num_speakers min_speakers "
+    "max_speakers channels gamma drafter batch_size device dtype quantize draft_dtype engine threads "
+    "readers spool spool_bytes".split()
+)
+"""Options of `forescribe transcribe`, by field, that say how a recording is transcribed."""
+
+POLL_S = 1.0
+BROKEN = 70
+"""Exit status of an actor whose device does not answer any more, as of the service."""
+
+
+def transcribe(
+    dataset: Dataset,
+    *,
+    workers: int | None = None,
+    path_column: str = "path",
+    num_cpus: float | None = None,
+    num_gpus: float | None = None,
+    resources: dict[str, float] | None = None,
+    **options: Any,
+) -> Dataset:
+    """Add transcripts to the rows of a dataset.
+
+    `workers` is the number of actors (None: as many as there is room for), each with the given resources;
+    without any, one GPU if the cluster has one. `options` are those of `forescribe transcribe`, by their
+    names in Python. A row becomes a block of its own: a block is repeated as a whole, and the last long
+    one would be waited for. Raises UsageError for options that contradict each other.
+    """
+    from ray.data import ActorPoolStrategy
+
+    order_of_options(options)  # here, not in an actor
+    if num_gpus is None and resources is None and options.get("device", "auto") != "cpu":
+        import ray
+
+        num_gpus = 1 if ray.cluster_resources().get("GPU", 0) >= 1 else None
+    rows = AHEAD * int(options.get("batch_size", 8))
+    size = {"size": workers} if workers else {"min_size": 1}
+    given: dict[str, Any] = {"num_cpus": num_cpus, "num_gpus": num_gpus, "resources": resources}
+    return dataset.repartition(target_num_rows_per_block=1).map(
+        Transcribe,
+        fn_constructor_kwargs={"path_column": path_column, **options},
+        compute=ActorPoolStrategy(
+            **size, max_tasks_in_flight_per_actor=2 * rows, max_concurrent_calls_per_actor=rows
+        ),
+        max_restarts=RETRIES,
+        max_task_retries=RETRIES,
+        **{name: value for name, value in given.items() if value is not None},
+    )
+
+
+class Transcribe:
+    """The operator: `dataset.map(Transcribe, fn_constructor_kwargs={"model": "large"}, ...)`; `transcribe`
+    passes the arguments that keep its engine full and its failures finite.
+
+    A row keeps its columns and gets `text`, `language`, `audio_s`, `transcript` (JSON, as `-f json` writes
+    it), and, where a recording fails, `code` and `message` instead.
+    """
+
+    def __init__(self, *, path_column: str = "path", **options: Any) -> None:
+        from .worker import prepared_worker
+
+        self.path_column = path_column
+        self.worker = prepared_worker(order_of_options(options))
+        self._waiting: dict[str, list[Future[Finished]]] = {}  # by path: of all rows that name it
+        self._lock = threading.Lock()
+        self._error: Exception | None = None
+        threading.Thread(target=self._listen, name="reports", daemon=True).start()
+
+    async def __call__(self, row: Row) -> Row:
+        """Raises what every row would fail with, such as a language that the model does not have."""
+        source = source_of(row.get(self.path_column), self.path_column)
+        if isinstance(source, ForescribeError):
+            return {**row, **failed_fields(source)}
+        future: Future[Finished] = Future()
+        with self._lock:
+            if self._error is not None:
+                raise self._error
+            known = source.path in self._waiting
+            self._waiting.setdefault(source.path, []).append(future)
+        if not known:
+            self._read(self.worker.exchange([source]))
+        finished = await asyncio.wrap_future(future)
+        if finished.transcript is None or finished.error is not None:
+            return {**row, **failed_fields(finished.error or _no_result(source))}
+        return {**row, **result_fields(finished.transcript)}
+
+    def _listen(self) -> None:
+        while self._error is None:
+            self._read(self.worker.exchange((), POLL_S))
+
+    def _read(self, report: Report) -> None:
+        if report.broken is not None:
+            os._exit(BROKEN)  # Ray starts the next one
+        with self._lock:
+            ended = [
+                (future, each)
+                for each in report.finished
+                for future in self._waiting.pop(each.path)
+            ]
+            if report.error is not None:
+                self._error = report.error
+            left = [future for each in self._waiting.values() for future in each]
+        for future, finished in ended:
+            future.set_result(finished)
+        if self._error is not None:
+            for future in left:
+                if not future.done():
+                    future.set_exception(self._error)
+
+
+def order_of_options(options: dict[str, Any]) -> WorkOrder:
+    """What an actor loads. Raises UsageError for an option that is unknown or impossible."""
+    from ..cli.transcribe_options import TranscribeOptions
+
+    unknown = options.keys() - OPTIONS
+    if unknown:
+        raise UsageError(
+            f"{', '.join(sorted(unknown))}: no option of an operator; known: {', '.join(sorted(OPTIONS))}"
+        )
+    given = TranscribeOptions(audio=[], cluster="auto", **options)
+    return order_of(given, [])
+
+
+def source_of(path: Any, column: str) -> Source | ForescribeError:
+    """The recording of a row, or the error of one that names none."""
+    if not isinstance(path, str | os.PathLike) or not str(path):
+        return UsageError(f"the column {column!r} holds no path")
+    try:
+        if is_url(str(path)):
+            location = Location.parse(str(path))
+            return Source(location.identity, location=location)
+    except ForescribeError as error:
+        return error
+    return Source(str(Path(path)))
+
+
+def result_fields(transcript: Transcript) -> Row:
+    """The columns of a transcript."""
+    return {
+        "text": transcript.text,
+        "language": transcript.language,
+        "audio_s": transcript.duration,
+        "transcript": json.dumps(transcript.to_dict(), ensure_ascii=False),
+        "code": None,
+        "message": None,
+    }
+
+
+def failed_fields(error: ForescribeError) -> Row:
+    """The columns of a recording that has failed; the same as of a transcript, so that blocks agree."""
+    empty = dict.fromkeys(("text", "language", "audio_s", "transcript"))
+    return {**empty, "code": error.code, "message": error.message}
+
+
+def _no_result(source: Source) -> ForescribeError:
+    return AudioError(f"{source.path}: ended without a transcript", code="internal_error")
+
+
+Decoder = tuple["MakeTranscriber", "Options", Callable[[], "Stats | None"]]
+
+
+def cluster_decoder(options: TranscribeOptions, batch: Batch, console: Console) -> Decoder:
+    """What `Batch.run` needs, on a cluster. Raises UsageError for an address or recordings that cannot be
+    used; Ray is started or connected with the first recording."""
+    from .cluster_transcriber import ClusterTranscriber
+    from .ray_connection import check_address, require_ray
+    from .ray_fleet import RayFleet
+
+    assert options.cluster is not None
+    check_address(options.cluster)
+    require_ray()
+    order = order_of(options, [source for source in batch.todo if source.error is None])
+    made: list[ClusterTranscriber] = []
+
+    def make(size: int) -> ClusterTranscriber:
+        fleet = RayFleet(
+            str(options.cluster),
+            device=options.device,
+            workers=options.workers,
+            threads=options.threads,
+            status=console.status,
+        )
+        made[:] = [
+            ClusterTranscriber(
+                fleet,
+                order,
+                [source for source in batch.todo if source.error is None],
+                notice=console.notice,
+                status=console.status,
+            )
+        ]
+        return made[0]
+
+    return make, order.options, lambda: made[0].stats() if made else None
+
+
+def order_of(options: TranscribeOptions, recordings: Sequence[Source]) -> WorkOrder:
+    """What every worker is told. Raises UsageError for a recording that other machines cannot read."""
+    paths = [source.path for source in recordings if source.location is None]
+    for path in paths:
+        if os.path.exists(path) and not os.path.isfile(path):
+            raise UsageError(
+                f"--cluster: other machines cannot read the pipe {path}; write it to a file first"
+            )
+    speakers = options.speakers
+    return WorkOrder(
+        version=version("forescribe"),
+        models=_models(options),
+        options=options.decoding(),
+        batch=options.batch_size,
+        readers=options.readers,
+        speakers=speakers if speakers.requested else None,
+        device=options.device,
+        network=not options.local_files_only,
+        weights=_weights(options) if recordings else None,
+        spool=options.spool,
+        spool_bytes=options.spool_limit,
+        folder=os.getcwd(),
+        probe=next((path for path in paths if os.path.exists(path)), None),
+    )
+
+
+def _models(options: TranscribeOptions) -> dict[str, Any]:
+    """The arguments of `Transcriber.load`. A folder is named from the root: workers have their own."""
+    return {
+        "model": _absolute(options.model),
+        "draft": _absolute(options.draft),
+        "language": options.language,
+        "device": options.device,
+        "dtype": options.dtype,
+        "draft_dtype": options.draft_dtype,
+        "quantize": options.quantize,
+        "engine": options.engine,
+        "gamma": options.drafts,
+        "drafter": options.draft_source,
+    }
+
+
+def _absolute(model: str | None) -> str | None:
+    return os.path.abspath(model) if model is not None and os.path.isdir(model) else model
+
+
+def _weights(options: TranscribeOptions) -> str | None:
+    from forescribe.asr.batch import fingerprint
+    from forescribe.asr.model.presets import resolve
+    from forescribe.speculative.models.hub import find
+
+    folder = find(resolve(options.model, options.draft).target)
+    return None if folder is None else fingerprint.weights(folder)
