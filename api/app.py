@@ -126,8 +126,8 @@ def create_app(
     with_model = [Depends(refuse_without_model)] if settings.front_end else []
     for module in (audio, endpoints):
         private.include_router(module.router, dependencies=with_model)
-    for module in (operations, text, operations):
-        private.include_router(module.router)
+    for router in (operations.models_router, text.router, operations.metrics_router):
+        private.include_router(router)
     if jobs is not None and batches is not None:
         from .routers import batches as batch_routes
         from .routers import files as file_routes

@@ -18,23 +18,22 @@ if not (Path(__file__).parent / "asr" / "__init__.py").is_file():  # a checkout
     __path__.append(str(Path(__file__).resolve().parent.parent))
 
 if TYPE_CHECKING:
-    from forescribe.asr.formats.transcript import Transcript
-    from forescribe.asr.formats.transcript_parts import Segment, Word
-
     from .asr.decode.options import Options
     from .asr.decode.transcriber import Transcriber
     from .asr.errors import ForescribeError
+    from .asr.formats.transcript import Transcript
+    from .asr.formats.transcript_parts import Segment, Word
     from .text import TextGenerator
     from .transcription import transcribe
 
 _MODULES = {
     "ForescribeError": "asr.errors",
     "Options": "asr.decode.options",
-    "Segment": "asr.formats.transcript",
+    "Segment": "asr.formats.transcript_parts",
     "TextGenerator": "text",
     "Transcriber": "asr.decode.transcriber",
     "Transcript": "asr.formats.transcript",
-    "Word": "asr.formats.transcript",
+    "Word": "asr.formats.transcript_parts",
     "transcribe": "transcription",
 }
 """Where each public name is defined."""

@@ -27,7 +27,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 VARIABLE = "FORESCRIBE_COMPILE"
 OLDEST = (2, 17)
-HERE = "forescribe/kernels/build"  # in the wheel, where `kernel_files.candidates` looks
+HERE = "forescribe/kernels/build"  # in the wheel, where `library_file.candidates` looks
 
 
 class CustomBuildHook(BuildHookInterface):
@@ -51,26 +51,25 @@ class CustomBuildHook(BuildHookInterface):
     def _add(self, build_data: dict[str, Any]) -> str | None:
         """Adds the library to the wheel; returns why it could not."""
         native = Path(self.root, "speculative", "native")
-        files = module(native / "kernel_files.py")
-        compiler = module(native / "compiling" / "compiler.py")
-        installing = module(native / "compiling" / "library_file.py")
+        files = module(native / "library_file.py")
+        compiler = module(native / "compiler.py")
         self.scratch = tempfile.TemporaryDirectory(prefix="forescribe-wheel-")
         target = Path(self.scratch.name, files.library_name())
         try:
-            command = compiler.compiler()
+            command = compiler.find_compiler()
             if not compiler.calls_gnu_openmp(command):
                 return "the library needs GNU's OpenMP, which torch brings: build it with g++"
             runtime = openmp_runtime(command)
             ready = files.FOLDER / "build" / files.library_name()
-            if not usable(compiler, installing, ready, runtime):
+            if not usable(compiler, files, ready, runtime):
                 self.app.display_waiting("compiling the native kernels, about 140 s of one core")
                 ready = Path(self.scratch.name, "library.so")
                 compiler.compile_library(files.SOURCES, files.source_hash(), ready, openmp=True)
-            installing.install(ready, target, lambda path: complete(compiler, path, runtime))
+            files.install(ready, target, lambda path: complete(compiler, path, runtime))
             tag = platform_tag(target)
         except (compiler.CompilerError, OSError) as error:
             return str(error)
-        for path in (target, installing.hash_file(target)):
+        for path in (target, files.hash_file(target)):
             build_data["force_include"][str(path)] = f"{HERE}/{path.name}"
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{tag}"
@@ -113,9 +112,9 @@ def complete(compiler: ModuleType, path: Path, runtime: Path) -> None:
         raise compiler.CompilerError(f"{path} was compiled without threads")
 
 
-def usable(compiler: ModuleType, installing: ModuleType, path: Path, runtime: Path) -> bool:
+def usable(compiler: ModuleType, files: ModuleType, path: Path, runtime: Path) -> bool:
     """Whether a library that `scripts/setup` compiled from these sources can be taken."""
-    if not path.exists() or installing.untrusted(path, path.parents[2]) or installing.damaged(path):
+    if not path.exists() or files.untrusted(path, path.parents[2]) or files.damaged(path):
         return False
     try:
         complete(compiler, path, runtime)

@@ -1,21 +1,15 @@
-"""The map of the modules, read from the sources: folders, imports between parts, import cycles.
+"""Which modules the package has and what each imports, read from the sources.
 
-    python scripts/module_map.py             # write docs/development/map.md
-    python scripts/module_map.py --check     # exit status 1 where it is out of date
-
-`tests/test_architecture.py` uses the same functions, so that the page and the rules cannot differ.
+`tests/test_architecture.py` holds the rules about imports with it, `check_types.py` names the files for mypy.
 """
 
 from __future__ import annotations
 
-import argparse
 import ast
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "development" / "map.md"
 PARTS = ("forescribe", "api", "diarize", "asr", "text", "speculative")
 """Top-level folders of the package, each above those that it may import."""
 
@@ -99,79 +93,3 @@ def cycles(edges: dict[str, set[str]]) -> list[list[str]]:
         if name not in index:
             visit(name)
     return sorted(found)
-
-
-def summary(path: Path) -> str:
-    """The first line of a module's docstring."""
-    lines = (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").splitlines()
-    return lines[0].rstrip() if lines else ""
-
-
-def longest(part: str) -> dict[type[ast.AST], tuple[int, str]]:
-    """The longest function and the longest class of a part: lines and name."""
-    found: dict[type[ast.AST], tuple[int, str]] = {}
-    for path in sources(part):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-                kind: type[ast.AST] = (
-                    ast.ClassDef if isinstance(node, ast.ClassDef) else ast.FunctionDef
-                )
-                size = (node.end_lineno or 0) - node.lineno + 1
-                where = f"`{path.relative_to(ROOT).as_posix()}:{node.name}`"
-                found[kind] = max(found.get(kind, (0, "")), (size, where))
-    return found
-
-
-def page() -> str:
-    edges = graph()
-    lines = [
-        "# Module map",
-        "",
-        "Written by `scripts/map` from the sources; do not edit it. Each part may import those below it.",
-        "",
-        "| part | imports | modules | longest function | longest class |",
-        "|---|---|---|---|---|",
-    ]
-    for part in PARTS:
-        files = sources(part)
-        own = {dotted(path) for path in files}
-        used = {_part(other) for name in own for other in edges[name]} - {part}
-        sizes = longest(part)
-        cells = [
-            f"`{part}/`",
-            ", ".join(f"`{p}`" for p in PARTS if p in used) or "none",
-            str(len(files)),
-            *(f"{n} {name}" for n, name in (sizes[ast.FunctionDef], sizes[ast.ClassDef])),
-        ]
-        lines.append(f"| {' | '.join(cells)} |")
-    lines += ["", f"Import cycles: {len(cycles(edges)) or 'none'}.", ""]
-    for part in PARTS:
-        folders = sorted({path.parent for path in sources(part)})
-        for folder in folders:
-            files = sorted(folder.glob("*.py"))
-            lines += [f"## `{folder.relative_to(ROOT).as_posix()}/`", ""]
-            init = folder / "__init__.py"
-            if init.exists() and summary(init):
-                lines += [summary(init), ""]
-            lines += [f"- `{f.stem}`: {summary(f)}" for f in files if f.name != "__init__.py"]
-            lines.append("")
-    return "\n".join(lines).rstrip() + "\n"
-
-
-def _part(name: str) -> str:
-    first = name.split(".")[1] if "." in name else ""
-    return first if first in PARTS else "forescribe"
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="write nothing; fail if out of date")
-    text = page()
-    if not parser.parse_args().check:
-        PAGE.write_text(text, encoding="utf-8")
-    elif not PAGE.exists() or PAGE.read_text(encoding="utf-8") != text:
-        sys.exit(f"{PAGE.relative_to(ROOT)} is out of date: run scripts/map")
-
-
-if __name__ == "__main__":
-    main()

@@ -59,10 +59,10 @@ def test_the_engine_reaches_the_target_in_five_functions(folder: Path, gamma: in
         below = stack[stack.index("engine.Engine.step") :]
         assert below == [
             "engine.Engine.step",
-            "graph_runner.GraphRunner.run",
+            "runner.GraphRunner.run",
             "round.run_round",
             "slot_model.ModuleModel.score",
-            "causal_lm.CausalDecoder.forward",
+            "modules.CausalDecoder.forward",
         ]
         assert len(below) <= ENGINE
 
@@ -86,7 +86,5 @@ def test_the_generate_command_reaches_the_target_in_nine_functions(
     rounds = [stack for stack in stacks if "round.run_round" in stack]
     assert rounds
     for stack in rounds:
-        command = next(
-            i for i, name in enumerate(stack) if name.endswith("generate_command.generate")
-        )
+        command = next(i for i, name in enumerate(stack) if name.endswith("generate.generate"))
         assert len(stack[command:]) <= MOST, stack

@@ -216,7 +216,7 @@ def _check(form: TranscriptionForm) -> None:
             raise _invalid(param, "needs response_format=diarized_json")
     for name in form.known_speaker_names:
         if not name.isprintable() or len(name) > MAX_SPEAKER_NAME:
-            text = f"a name has at most {MAX_SPEAKER_NAME} characters and no line breaks or control characters"
+            text = f"a name has at most {MAX_SPEAKER_NAME} characters and none that breaks or controls a line"
             raise _invalid("known_speaker_names", text)
     if form.timestamp_granularities and form.response_format != "verbose_json":
         raise _invalid("timestamp_granularities", "needs response_format=verbose_json")

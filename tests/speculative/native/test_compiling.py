@@ -136,8 +136,8 @@ def test_many_commands_compile_once(gxx: Path, places: list[Path]) -> None:
     """Four processes, of which one compiles: those in the background leave, the others wait."""
     code = (
         "import sys; from pathlib import Path\n"
-        "from forescribe.speculative.native import kernel_build, kernel_files\n"
-        "kernel_files.candidates = lambda: [Path(sys.argv[1])]\n"
+        "from forescribe.speculative.native import kernel_build, library_file\n"
+        "library_file.candidates = lambda: [Path(sys.argv[1])]\n"
         "sys.exit(kernel_build.main(sys.argv[2:]))\n"
     )
     command = [sys.executable, "-c", code, str(places[0])]

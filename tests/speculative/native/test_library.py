@@ -19,12 +19,12 @@ def test_one_openmp_runtime_is_loaded_and_the_kernels_use_it() -> None:
     """In a process of its own, where no other package has loaded one."""
     code = (
         "import torch\n"
-        "from forescribe.speculative.native import library, openmp\n"
+        "from forescribe.speculative.native import library, library_file\n"
         "before = openmp.runtimes()\n"
         "torch.ones(1000, 1000).sum()\n"
         "kernels = library.load()\n"
         "assert kernels.threads and kernels.openmp in before, before\n"
-        "print(len(before), openmp.runtimes() == before)\n"
+        "print(len(before), library_file.runtimes() == before)\n"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr

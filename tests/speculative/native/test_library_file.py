@@ -93,9 +93,9 @@ def test_a_cut_off_library_ends_no_process_and_the_next_place_is_tried(
     os.truncate(cut, int(kept * good.stat().st_size))
     code = (
         "import logging, sys; from pathlib import Path\n"
-        "from forescribe.speculative.native import kernel_files, library\n"
+        "from forescribe.speculative.native import library, library_file\n"
         "logging.basicConfig()\n"
-        "kernel_files.candidates = lambda: [Path(p) for p in sys.argv[1:]]\n"
+        "library_file.candidates = lambda: [Path(p) for p in sys.argv[1:]]\n"
         "print(library.load().path)\n"
     )
     command = [sys.executable, "-c", code, str(cut), str(tmp_path / "whole" / good.name)]
@@ -184,9 +184,9 @@ def test_the_kernels_are_looked_for_without_a_home() -> None:
     """A user of a container, whom the list of users does not have."""
     code = (
         "import os, pwd\n"
-        "from forescribe.speculative.native import kernel_files\n"
+        "from forescribe.speculative.native import library_file\n"
         "os.setuid(54321)\n"
-        "print(len(kernel_files.candidates()))"
+        "print(len(library_file.candidates()))"
     )
     environment = {k: v for k, v in os.environ.items() if k not in ("HOME", "XDG_CACHE_HOME")}
     run = subprocess.run(
