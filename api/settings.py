@@ -1,14 +1,10 @@
-"""Settings of the service: read once from the environment and a file, then frozen.
+"""Settings of the service: read once from the environment and a file, checked together, then frozen.
 
     FORESCRIBE_MODEL=large FORESCRIBE_MAX_AUDIO_S=7200 forescribe serve --settings service.toml
 
 Command-line options take precedence over the environment, the environment over the file. An unknown name is
-an error.
-
-Settings of a service on several machines, checked together: what would lose something is refused.
-
-Knows the settings only; whether other processes keep their blobs elsewhere is checked against the database
-(`api.jobs.joining`).
+an error, and so are settings that would lose something together. Whether other processes keep their blobs
+elsewhere is checked against the database (`api.jobs.recovery`). Import is light.
 """
 
 from __future__ import annotations
@@ -19,7 +15,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Protocol, Self
+from typing import Annotated, Any, Self
 
 from pydantic import Field, PrivateAttr, ValidationError, field_validator, model_validator
 from pydantic_settings import (
@@ -33,57 +29,11 @@ from pydantic_settings import (
 from forescribe.asr.errors import UsageError
 
 from .access.addresses import checked_hosts, checked_origins
-from .access.keys import Rights
-
-
-class MachineSettings(Protocol):
-    """The settings that depend on each other (`api.settings`)."""
-
-    jobs: bool
-    database_url: str | None
-    blobs_url: str | None
-    blob_cache_bytes: int
-    max_upload_bytes: int
-    front_end: bool
-    text_model: str | None
-
-
-def check_machines(settings: MachineSettings) -> None:
-    """Raises ValueError with the setting that has to be changed."""
-    named = "blobs_url" if settings.blobs_url is not None else "front_end"
-    if not settings.jobs:
-        raise ValueError(f"{named} is for jobs, and jobs = false: set jobs = true")
-    if settings.database_url is None or settings.database_url.startswith("sqlite"):
-        raise ValueError(
-            f"{named} needs a database that several machines can reach, and SQLite is a file of this "
-            "one: set database_url = postgresql://user:password@host/name"
-        )
-    if settings.front_end and settings.text_model is not None:
-        raise ValueError("front_end loads no model, and text_model names one: remove one of them")
-    if settings.blobs_url is None:
-        return
-    _check_location(settings.blobs_url)
-    if settings.blob_cache_bytes < settings.max_upload_bytes:
-        raise ValueError(
-            f"blob_cache_bytes {settings.blob_cache_bytes} is less than max_upload_bytes "
-            f"{settings.max_upload_bytes}: a recording has to fit in"
-        )
-
-
-def _check_location(url: str) -> None:
-    from forescribe.asr.storage.locations import Location
-
-    try:
-        location = Location.parse(url)
-    except UsageError as error:
-        raise ValueError(f"blobs_url: {error.message}") from error
-    if not location.writable or location.scheme == "memory":
-        raise ValueError(
-            f"blobs_url: {location.scheme}:// cannot be written; use s3://, gs:// or az://"
-        )
-
+from .access.keys import Count, Rights, Seconds
 
 PREFIX = "FORESCRIBE_"
+
+
 OTHER_PREFIXES = (
     "FORESCRIBE_TEST_",
     "FORESCRIBE_COMPILE",
@@ -95,6 +45,7 @@ OTHER_PREFIXES = (
 )
 """Prefixes of variables that the test suite and `diarize` read, which are not settings."""
 
+
 OPENAI_NAMES = (
     "whisper-1",
     "gpt-transcribe",
@@ -105,10 +56,10 @@ OPENAI_NAMES = (
 )
 """Names that unmodified clients send; they all mean the loaded model."""
 
+
 NO_DIARIZER = "none"
 
-Count = Annotated[int, Field(ge=1)]
-Seconds = Annotated[float, Field(gt=0)]
+
 Rate = Annotated[float, Field(gt=0)]
 
 
@@ -265,18 +216,35 @@ class Settings(BaseSettings):
             )
 
     def _check_machines(self) -> None:
-        if self.blobs_url is not None or self.front_end:
-            check_machines(self)
+        if self.blobs_url is None and not self.front_end:
+            return
+        named = "blobs_url" if self.blobs_url is not None else "front_end"
+        if not self.jobs:
+            raise ValueError(f"{named} is for jobs, and jobs = false: set jobs = true")
+        if self.database_url is None or self.database_url.startswith("sqlite"):
+            raise ValueError(
+                f"{named} needs a database that several machines can reach, and SQLite is a file of this "
+                "one: set database_url = postgresql://user:password@host/name"
+            )
+        if self.front_end and self.text_model is not None:
+            raise ValueError(
+                "front_end loads no model, and text_model names one: remove one of them"
+            )
+        if self.blobs_url is None:
+            return
+        _check_location(self.blobs_url)
+        if self.blob_cache_bytes < self.max_upload_bytes:
+            raise ValueError(
+                f"blob_cache_bytes {self.blob_cache_bytes} is less than max_upload_bytes "
+                f"{self.max_upload_bytes}: a recording has to fit in"
+            )
 
     def check_together(self) -> None:
         """Check what concerns several settings. Raises ValueError."""
-        for check in (
-            self._check_origins,
-            self._check_quotas,
-            self._check_open,
-            self._check_machines,
-        ):
-            check()
+        self._check_origins()
+        self._check_quotas()
+        self._check_open()
+        self._check_machines()
 
     def rights(self, key: str) -> Rights | None:
         """What the key of a name permits; None if there is none."""
@@ -332,6 +300,23 @@ def load(file: str | Path | None = None, **given: Any) -> Settings:
     return settings
 
 
+def public_name(model: str) -> str:
+    """The name of a model for clients: of a folder only its own name, not its path."""
+    path = Path(model).expanduser()
+    local = model.startswith(("/", "./", "../", "~")) or path.is_dir()
+    return path.resolve().name or model if local else model
+
+
+def loopback(host: str) -> bool:
+    """Whether the host is this machine for itself alone."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
 def _load(file: Path | None, given: Mapping[str, Any]) -> Settings:
     _refuse_unknown(os.environ)
     kind = Settings if file is None else _with(file)
@@ -367,17 +352,14 @@ def _line(error: Any) -> str:
     return f"{place}: {message}" if place else message
 
 
-def public_name(model: str) -> str:
-    """The name of a model for clients: of a folder only its own name, not its path."""
-    path = Path(model).expanduser()
-    local = model.startswith(("/", "./", "../", "~")) or path.is_dir()
-    return path.resolve().name or model if local else model
+def _check_location(url: str) -> None:
+    from forescribe.asr.storage.locations import Location
 
-
-def loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
     try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+        location = Location.parse(url)
+    except UsageError as error:
+        raise ValueError(f"blobs_url: {error.message}") from error
+    if not location.writable or location.scheme == "memory":
+        raise ValueError(
+            f"blobs_url: {location.scheme}:// cannot be written; use s3://, gs:// or az://"
+        )

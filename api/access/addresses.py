@@ -1,15 +1,12 @@
-"""Addresses that a client may have this server call: public ones, and networks that the settings allow.
+"""Addresses and host names: what clients may have this server call, and the names that it answers to.
 
     check_url("https://example.com/hook", allowed)     # raises Refused
+    host = Host.parse("[::1]:8000")                    # from a Host header
+    same_origin("http://localhost:8000", host)         # from an Origin header
 
-Knows URLs and addresses; does not resolve names and makes no connections (`api.access.outbound` does).
-
-Hosts and origins as values: parsing, comparing and checking them.
-
-    host = Host.parse("[::1]:8000")              # from a Host header
-    same_origin("http://localhost:8000", host)   # from an Origin header
-
-Does not know requests or settings; `api.http.origins` decides with these values which requests may pass.
+Public addresses may be called, and networks that the settings allow. Knows URLs, addresses and origins as
+values: names are resolved and connections made by `api.access.outbound`, and which requests may pass is
+decided by `api.http.origins`.
 """
 
 from __future__ import annotations
@@ -25,16 +22,22 @@ from urllib.parse import urlsplit
 
 import httpx
 
-PORTS = (80, 443)
+PORTS = {"http": 80, "https": 443}
+"""Those that may be called on public addresses, by scheme."""
+
 
 MAX_LENGTH = 2048
 """Characters of a URL, which is stored with its job."""
 
-_LABEL = re.compile(r"[a-z0-9_-]{1,63}")
+
+ANY = "*"
+"""Every host, or every origin, in the settings."""
+
 
 GLOBAL_UNICAST = ipaddress.ip_network("2000::/3")
 """All IPv6 addresses that are assigned globally; NAT64, segment routing (5f00::/16), discard and local
 addresses are outside."""
+
 
 NOT_PUBLIC = tuple(
     map(
@@ -55,17 +58,24 @@ NOT_PUBLIC = tuple(
 )
 """Networks that `is_global` accepts in some versions of Python, although they are not public."""
 
+
+_LABEL = re.compile(r"[a-z0-9_-]{1,63}")
+
+
+_HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^\s:/?#@\[\]]+)(?::([0-9]{0,5}))?")
+
+
+_ORIGIN = re.compile(r"(https?)://([^\s/?#@]+)")
+
+
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 class Refused(Exception):
     """A URL or an address that may not be called. The message is for the client that gave the URL."""
-
-
-def networks(texts: Iterable[str]) -> tuple[Network, ...]:
-    """Parse networks. Raises ValueError."""
-    return tuple(ipaddress.ip_network(text) for text in texts)
 
 
 def check_url(url: str, allowed: Sequence[Network] = ()) -> str:
@@ -86,38 +96,24 @@ def check_url(url: str, allowed: Sequence[Network] = ()) -> str:
         raise Refused("the URL needs a host, and must have no user name or password")
     if port == 0:
         raise Refused("port 0 cannot be called")
-    _check_host(parts.hostname, port or PORTS[parts.scheme == "https"], allowed)
+    _check_host(parts.hostname, port or PORTS[parts.scheme], allowed)
     return url
 
 
-def _check_host(host: str, port: int, allowed: Sequence[Network]) -> None:
-    """Raises Refused."""
-    name = unicodedata.normalize("NFKC", host).replace("\u3002", ".").removesuffix(".").lower()
-    if "%" in name:
-        raise Refused("the host must have no zone and no escapes")
-    if name == "localhost" or name.endswith(".localhost"):
-        raise Refused("localhost may not be called")
-    address = literal(name)
-    if address is None and not _resolvable(name):
-        raise Refused("the host must be a name or an address")
-    if address is not None and not may_call(address, port, allowed):
-        raise Refused(
-            f"{name} may not be called: the address is private, reserved or this machine's, "
-            f"or the port is not one of {', '.join(map(str, PORTS))}"
-        )
-    if address is None and port not in PORTS and not allowed:
-        raise Refused(
-            f"port {port} may not be called; allowed ports are {', '.join(map(str, PORTS))}"
-        )
+def may_call(address: Address, port: int, allowed: Sequence[Network]) -> bool:
+    """Whether an address may be called: an allowed one at any port, a public one at `PORTS`."""
+    plain = _unmapped(address)
+    if any(plain in network for network in allowed if network.version == plain.version):
+        return True
+    return port in PORTS.values() and _public(plain)
 
 
-def _resolvable(name: str) -> bool:
-    """Whether the name is valid: labels of 1 to 63 characters, 253 in all, once encoded in ASCII."""
+def public(address: str) -> bool:
+    """Whether the text is a public address: the same machine for everyone on the internet."""
     try:
-        encoded = httpx.URL(scheme="https", host=name).raw_host.decode()
-    except (httpx.InvalidURL, UnicodeError):
+        return _public(ipaddress.ip_address(address))
+    except ValueError:
         return False
-    return len(encoded) <= 253 and all(_LABEL.fullmatch(label) for label in encoded.split("."))
 
 
 def literal(host: str) -> Address | None:
@@ -131,41 +127,9 @@ def literal(host: str) -> Address | None:
         return None
 
 
-def public(address: str) -> bool:
-    """Whether the text is a public address: the same machine for everyone on the internet."""
-    try:
-        return _public(ipaddress.ip_address(address))
-    except ValueError:
-        return False
-
-
-def _public(address: Address) -> bool:
-    plain = _unmapped(address)
-    excluded = any(plain in network for network in NOT_PUBLIC if network.version == plain.version)
-    assigned = plain.version == 4 or plain in GLOBAL_UNICAST
-    return plain.is_global and assigned and not plain.is_multicast and not excluded
-
-
-def may_call(address: Address, port: int, allowed: Sequence[Network]) -> bool:
-    """Whether an address may be called: an allowed one at any port, a public one at `PORTS`."""
-    plain = _unmapped(address)
-    if any(plain in network for network in allowed if network.version == plain.version):
-        return True
-    return port in PORTS and _public(plain)
-
-
-def _unmapped(address: Address) -> Address:
-    """The IPv4 address of an IPv4-mapped IPv6 address."""
-    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
-        return address.ipv4_mapped
-    return address
-
-
-ANY = "*"
-
-_HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^\s:/?#@\[\]]+)(?::([0-9]{0,5}))?")
-_ORIGIN = re.compile(r"(https?)://([^\s/?#@]+)")
-_PORTS = {"http": 80, "https": 443}
+def networks(texts: Iterable[str]) -> tuple[Network, ...]:
+    """Parse networks. Raises ValueError."""
+    return tuple(ipaddress.ip_network(text) for text in texts)
 
 
 @dataclass(frozen=True)
@@ -192,7 +156,7 @@ class Host:
         return cls.parse(f"[{host}]" if host.count(":") > 1 and host[0] != "[" else host)
 
     @property
-    def address(self) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    def address(self) -> Address | None:
         try:
             return ipaddress.ip_address(self.name)
         except ValueError:
@@ -211,7 +175,7 @@ def same_origin(origin: str, host: Host) -> bool:
     other = Host.parse(match[2]) if match else None
     if match is None or other is None:
         return False
-    default = _PORTS[match[1]]
+    default = PORTS[match[1]]
     return (other.name, other.port or default) == (host.name, host.port or default)
 
 
@@ -227,16 +191,6 @@ def checked_hosts(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(name if name == ANY else _checked_host(name) for name in names)
 
 
-def _checked_host(name: str) -> str:
-    wildcard = "*." if name.startswith("*.") else ""
-    host = Host.from_setting(name.removeprefix(wildcard))
-    if host is None or host.port is not None or ANY in host.name:
-        raise ValueError(
-            f"{name!r} is not a host: give a name without a port, `*.example.com`, or `*`"
-        )
-    return wildcard + host.name
-
-
 def checked_origins(origins: Iterable[str]) -> tuple[str, ...]:
     """The setting `allowed_origins`, as browsers write it. Raises ValueError for an entry that is not
     an origin."""
@@ -246,3 +200,57 @@ def checked_origins(origins: Iterable[str]) -> tuple[str, ...]:
         if origin != ANY and (match is None or Host.parse(match[2]) is None):
             raise ValueError(f"{origin!r} is not an origin such as https://app.example.com")
     return checked
+
+
+def _check_host(host: str, port: int, allowed: Sequence[Network]) -> None:
+    """Raises Refused."""
+    name = unicodedata.normalize("NFKC", host).replace("\u3002", ".").removesuffix(".").lower()
+    if "%" in name:
+        raise Refused("the host must have no zone and no escapes")
+    if name == "localhost" or name.endswith(".localhost"):
+        raise Refused("localhost may not be called")
+    address = literal(name)
+    if address is None and not _resolvable(name):
+        raise Refused("the host must be a name or an address")
+    if address is not None and not may_call(address, port, allowed):
+        raise Refused(
+            f"{name} may not be called: the address is private, reserved or this machine's, "
+            f"or the port is not one of {', '.join(map(str, PORTS.values()))}"
+        )
+    if address is None and port not in PORTS.values() and not allowed:
+        raise Refused(
+            f"port {port} may not be called; allowed ports are {', '.join(map(str, PORTS.values()))}"
+        )
+
+
+def _resolvable(name: str) -> bool:
+    """Whether the name is valid: labels of 1 to 63 characters, 253 in all, once encoded in ASCII."""
+    try:
+        encoded = httpx.URL(scheme="https", host=name).raw_host.decode()
+    except (httpx.InvalidURL, UnicodeError):
+        return False
+    return len(encoded) <= 253 and all(_LABEL.fullmatch(label) for label in encoded.split("."))
+
+
+def _public(address: Address) -> bool:
+    plain = _unmapped(address)
+    excluded = any(plain in network for network in NOT_PUBLIC if network.version == plain.version)
+    assigned = plain.version == 4 or plain in GLOBAL_UNICAST
+    return plain.is_global and assigned and not plain.is_multicast and not excluded
+
+
+def _unmapped(address: Address) -> Address:
+    """The IPv4 address of an IPv4-mapped IPv6 address."""
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+        return address.ipv4_mapped
+    return address
+
+
+def _checked_host(name: str) -> str:
+    wildcard = "*." if name.startswith("*.") else ""
+    host = Host.from_setting(name.removeprefix(wildcard))
+    if host is None or host.port is not None or ANY in host.name:
+        raise ValueError(
+            f"{name!r} is not a host: give a name without a port, `*.example.com`, or `*`"
+        )
+    return wildcard + host.name

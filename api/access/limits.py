@@ -1,39 +1,25 @@
-"""Clients: who counts against a limit. A key by its name, or an address where there are no keys.
-
-    Client("team")                       # the key `team`
-    Client("", network("203.0.113.9"))   # nobody's key
-
-Does not know HTTP or limits.
-
-A rate limit over a sliding window: how much was used, and when more may be used.
-
-    limit = RateLimit(maximum=600, window_s=3600)
-    wait_s = limit.wait_s(30, now)      # 0 if 30 more may be used now
-    limit.add(30, now)
-
-The window slides in sixty steps, so memory does not grow with use. Does not know keys.
-
-Admission: whether a request may start, given what is in progress. The queue is always bounded.
+"""Limits of clients: who counts, whether a request may start, and headers that tell what is left.
 
     reservation = admission.reserve(Client("team"), body)   # before the body is received
     reservation.start()                                     # once the body is complete
     reservation.add_audio(seconds)                          # once its length is known
     reservation.release()                                   # from any thread; twice does nothing
 
-A body that is still being received takes no place from requests that are processed, however slowly it
-comes. If the places for bodies run out, the slowest body is dropped, unless all are fast. Counts uploads,
-requests, both for each client, and seconds of audio: in progress and, for keys with limits of their own, in
-the last minute and hour. Does not know audio or HTTP.
+The queue is always bounded. A body that is still being received takes no place from requests that are
+processed, however slowly it comes. If the places for bodies run out, the slowest body is dropped, unless all
+are fast. Counts uploads, requests, both for each client, and seconds of audio: in progress and, for keys with
+limits of their own, in the last minute and hour. A client is a key by its name, or an address where there are
+no keys.
 
-Headers that tell a key what is left of its limits, with OpenAI's names.
+Answers of limited routes, refusals too, tell a key with limits per minute or hour what is left, with OpenAI's
+names. Where it has both, the one with the smaller share left is told:
 
     x-ratelimit-limit-requests: 60
     x-ratelimit-remaining-requests: 59
     x-ratelimit-reset-requests: 1s              when all of it is available again
     x-ratelimit-limit-audio-seconds: 3600       likewise -audio-seconds and -tokens
 
-They are on the answers, refusals too, of the routes that are limited, if the key has limits per minute or
-hour. Where it has both, the one with the smaller share left is told. Does not know what is counted.
+Does not know audio.
 """
 
 from __future__ import annotations
@@ -58,144 +44,32 @@ IPV6_BITS = 64
 """A line of IPv6 gives its owner that many bits of addresses, so all of them are one client."""
 
 
-@dataclass(frozen=True)
-class Client:
-    """The sender of a request: `owner` is the name of its key, `address` its network if it has none. Both are
-    empty if neither is known, as behind a Unix socket."""
-
-    owner: str = ""
-    address: str = ""
-
-    @property
-    def keyed(self) -> bool:
-        return bool(self.owner)
-
-    @property
-    def name(self) -> str:
-        """The name under which it is counted; empty if it is unknown. Names of keys and addresses are never
-        counted together, because a server either has keys or not."""
-        return self.owner or self.address
-
-
-def network(host: str) -> str:
-    """The address of a client, or its network if it is an IPv6 address."""
-    try:
-        address = ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
-        return host
-    if isinstance(address, ipaddress.IPv4Address):
-        return str(address)
-    if address.ipv4_mapped is not None:
-        return str(address.ipv4_mapped)
-    return str(ipaddress.ip_network((address, IPV6_BITS), strict=False))
-
-
 STEPS = 60
+"""In which a window slides, so that memory does not grow with use."""
+
 
 ROUNDING = 1e-6
 
 
-class RateLimit:
-    """At most `maximum` in any `window_s` seconds, with a resolution of a sixtieth of the window."""
-
-    def __init__(self, maximum: float, window_s: float) -> None:
-        self.maximum, self.window_s = maximum, window_s
-        self._steps: deque[list[float]] = deque()  # [step, amount], the oldest first
-        self._used = 0.0
-
-    def wait_s(self, amount: float, now: float) -> float:
-        """Seconds until this amount may be used: 0 for now, infinite for never."""
-        if amount > self.maximum:
-            return float("inf")
-        self._expire(now)
-        excess, wait_s = self._used + amount - self.maximum, 0.0
-        for step, used in self._steps:
-            if excess <= ROUNDING:
-                break
-            excess -= used
-            wait_s = (step + STEPS + 1) * self.window_s / STEPS - now
-        return wait_s
-
-    def remaining(self, now: float) -> float:
-        """How much may be used now."""
-        self._expire(now)
-        return min(self.maximum, max(0.0, self.maximum - self._used))
-
-    def reset_s(self, now: float) -> float:
-        """Seconds until all of it may be used."""
-        self._expire(now)
-        if not self._steps:
-            return 0.0
-        return max(0.0, (self._steps[-1][0] + STEPS + 1) * self.window_s / STEPS - now)
-
-    def take_over(self, other: RateLimit) -> None:
-        """Count what was used of another limit with the same window."""
-        self._steps, self._used = deque(list(step) for step in other._steps), other._used
-
-    def add(self, amount: float, now: float) -> None:
-        step = self._step(now)
-        if self._steps and self._steps[-1][0] == step:
-            self._steps[-1][1] += amount
-        else:
-            self._steps.append([step, amount])
-        self._used += amount
-
-    def _expire(self, now: float) -> None:
-        while self._steps and self._steps[0][0] + STEPS < self._step(now):
-            self._used -= self._steps.popleft()[1]
-        if not self._steps:
-            self._used = 0.0  # removes rounding errors
-
-    def _step(self, now: float) -> float:
-        return now * STEPS // self.window_s
-
-
 MAX_RETRY_AFTER_S = 600
+
 
 SLOW_RATE = 16 << 10
 """Bytes per second: audio of 128 kbit/s that is sent as fast as it is spoken. A body that comes faster is
 never dropped for another."""
 
 
-class Body(Protocol):
-    """A body that is being received."""
-
-    def rate(self) -> float:
-        """Bytes per second of waiting for the client; infinite while it is too early to tell."""
-
-    def drop(self) -> None:
-        """End it, with an error for its client."""
+LIMITED = frozenset({"audio", "endpoints", "text", "jobs"})
+"""Tags of the routes that count against limits, if they are posted to."""
 
 
-@dataclass(frozen=True)
-class _KeyLimits:
-    """Limits of one key, per minute and per hour."""
-
-    requests: tuple[RateLimit, ...]
-    audio: tuple[RateLimit, ...]
-    tokens: tuple[RateLimit, ...]
-
-    @classmethod
-    def of(cls, rights: Rights) -> _KeyLimits:
-        requests = ((rights.requests_per_minute, 60.0), (rights.requests_per_hour, 3600.0))
-        audio = ((rights.audio_s_per_minute, 60.0), (rights.audio_s_per_hour, 3600.0))
-        tokens = ((rights.tokens_per_minute, 60.0), (rights.tokens_per_hour, 3600.0))
-        return cls(_rate_limits(requests), _rate_limits(audio), _rate_limits(tokens))
-
-    def continuing(self, before: _KeyLimits | None) -> _KeyLimits:
-        """These limits, with what was used of those before."""
-        if before is not None:
-            pairs = ((self.requests, before.requests), (self.audio, before.audio))
-            for now, then in (*pairs, (self.tokens, before.tokens)):
-                used = {limit.window_s: limit for limit in then}
-                for limit in now:
-                    if limit.window_s in used:
-                        limit.take_over(used[limit.window_s])
-        return self
+NAMES = ("requests", "audio-seconds", "tokens")
+"""The kinds of limits, as the headers call them."""
 
 
-def _rate_limits(given: Sequence[tuple[float | None, float]]) -> tuple[RateLimit, ...]:
-    return tuple(RateLimit(limit, window_s) for limit, window_s in given if limit is not None)
+HEADERS = tuple(
+    f"x-ratelimit-{what}-{name}" for name in NAMES for what in ("limit", "remaining", "reset")
+)
 
 
 class Admission:
@@ -435,22 +309,106 @@ class Reservation:
         self.admission._seconds -= seconds
 
 
-def _slowest(uploads: Iterable[Reservation]) -> Reservation | None:
-    """The upload with the slowest body, of equal ones the oldest; None if all bodies are fast."""
-    rates = [(upload.body.rate(), n, upload) for n, upload in enumerate(uploads) if upload.body]
-    rate, _, slowest = min(rates, default=(math.inf, 0, None))
-    return slowest if rate < SLOW_RATE else None
+@dataclass(frozen=True)
+class Client:
+    """The sender of a request: `owner` is the name of its key, `address` its network if it has none. Both are
+    empty if neither is known, as behind a Unix socket."""
+
+    owner: str = ""
+    address: str = ""
+
+    @property
+    def keyed(self) -> bool:
+        return bool(self.owner)
+
+    @property
+    def name(self) -> str:
+        """The name under which it is counted; empty if it is unknown. Names of keys and addresses are never
+        counted together, because a server either has keys or not."""
+        return self.owner or self.address
 
 
-LIMITED = frozenset({"audio", "endpoints", "text", "jobs"})
-"""Tags of the routes that count against limits, if they are posted to."""
+def network(host: str) -> str:
+    """The address of a client, or its network if it is an IPv6 address."""
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return host
+    if isinstance(address, ipaddress.IPv4Address):
+        return str(address)
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(ipaddress.ip_network((address, IPV6_BITS), strict=False))
 
-NAMES = ("requests", "audio-seconds", "tokens")
-"""The kinds of limits, as the headers call them."""
 
-HEADERS = tuple(
-    f"x-ratelimit-{what}-{name}" for name in NAMES for what in ("limit", "remaining", "reset")
-)
+class Body(Protocol):
+    """A body that is being received."""
+
+    def rate(self) -> float:
+        """Bytes per second of waiting for the client; infinite while it is too early to tell."""
+
+    def drop(self) -> None:
+        """End it, with an error for its client."""
+
+
+class RateLimit:
+    """At most `maximum` in any `window_s` seconds, with a resolution of a sixtieth of the window.
+
+    limit = RateLimit(maximum=600, window_s=3600)
+    wait_s = limit.wait_s(30, now)      # 0 if 30 more may be used now
+    limit.add(30, now)
+    """
+
+    def __init__(self, maximum: float, window_s: float) -> None:
+        self.maximum, self.window_s = maximum, window_s
+        self._steps: deque[list[float]] = deque()  # [step, amount], the oldest first
+        self._used = 0.0
+
+    def wait_s(self, amount: float, now: float) -> float:
+        """Seconds until this amount may be used: 0 for now, infinite for never."""
+        if amount > self.maximum:
+            return float("inf")
+        self._expire(now)
+        excess, wait_s = self._used + amount - self.maximum, 0.0
+        for step, used in self._steps:
+            if excess <= ROUNDING:
+                break
+            excess -= used
+            wait_s = (step + STEPS + 1) * self.window_s / STEPS - now
+        return wait_s
+
+    def remaining(self, now: float) -> float:
+        """How much may be used now."""
+        self._expire(now)
+        return min(self.maximum, max(0.0, self.maximum - self._used))
+
+    def reset_s(self, now: float) -> float:
+        """Seconds until all of it may be used."""
+        self._expire(now)
+        if not self._steps:
+            return 0.0
+        return max(0.0, (self._steps[-1][0] + STEPS + 1) * self.window_s / STEPS - now)
+
+    def take_over(self, other: RateLimit) -> None:
+        """Count what was used of another limit with the same window."""
+        self._steps, self._used = deque(list(step) for step in other._steps), other._used
+
+    def add(self, amount: float, now: float) -> None:
+        step = self._step(now)
+        if self._steps and self._steps[-1][0] == step:
+            self._steps[-1][1] += amount
+        else:
+            self._steps.append([step, amount])
+        self._used += amount
+
+    def _expire(self, now: float) -> None:
+        while self._steps and self._steps[0][0] + STEPS < self._step(now):
+            self._used -= self._steps.popleft()[1]
+        if not self._steps:
+            self._used = 0.0  # removes rounding errors
+
+    def _step(self, now: float) -> float:
+        return now * STEPS // self.window_s
 
 
 class LimitHeaders:
@@ -501,3 +459,41 @@ def duration(seconds: float) -> str:
     if hours or minutes:
         text = f"{minutes}m{text}"
     return f"{hours}h{text}" if hours else text
+
+
+@dataclass(frozen=True)
+class _KeyLimits:
+    """Limits of one key, per minute and per hour."""
+
+    requests: tuple[RateLimit, ...]
+    audio: tuple[RateLimit, ...]
+    tokens: tuple[RateLimit, ...]
+
+    @classmethod
+    def of(cls, rights: Rights) -> _KeyLimits:
+        requests = ((rights.requests_per_minute, 60.0), (rights.requests_per_hour, 3600.0))
+        audio = ((rights.audio_s_per_minute, 60.0), (rights.audio_s_per_hour, 3600.0))
+        tokens = ((rights.tokens_per_minute, 60.0), (rights.tokens_per_hour, 3600.0))
+        return cls(_rate_limits(requests), _rate_limits(audio), _rate_limits(tokens))
+
+    def continuing(self, before: _KeyLimits | None) -> _KeyLimits:
+        """These limits, with what was used of those before."""
+        if before is not None:
+            pairs = ((self.requests, before.requests), (self.audio, before.audio))
+            for now, then in (*pairs, (self.tokens, before.tokens)):
+                used = {limit.window_s: limit for limit in then}
+                for limit in now:
+                    if limit.window_s in used:
+                        limit.take_over(used[limit.window_s])
+        return self
+
+
+def _rate_limits(given: Sequence[tuple[float | None, float]]) -> tuple[RateLimit, ...]:
+    return tuple(RateLimit(limit, window_s) for limit, window_s in given if limit is not None)
+
+
+def _slowest(uploads: Iterable[Reservation]) -> Reservation | None:
+    """The upload with the slowest body, of equal ones the oldest; None if all bodies are fast."""
+    rates = [(upload.body.rate(), n, upload) for n, upload in enumerate(uploads) if upload.body]
+    rate, _, slowest = min(rates, default=(math.inf, 0, None))
+    return slowest if rate < SLOW_RATE else None

@@ -7,11 +7,8 @@
 
 Increments are single statements, so any number of processes count together, and a job is counted in the
 transaction that creates it, so neither a crash nor another attempt counts it twice. Days and months are
-those of UTC. Does not know HTTP.
-
-What routes and jobs report of usage, and the meter that counts nothing.
-
-Without a job database there is nothing to count in; `api.access.usage` has the meter that counts.
+those of UTC. Without a job database there is nothing to count in: a `Meter` counts nothing. Does not know
+HTTP.
 """
 
 from __future__ import annotations
@@ -26,7 +23,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
@@ -39,10 +35,6 @@ from ..jobs.database import Database, Tx
 from ..jobs.tables import META
 from .keys import Rights
 
-if TYPE_CHECKING:
-    from sqlalchemy import Connection
-
-
 UNITS: Mapping[str, str] = MappingProxyType(
     {
         "requests": "requests",
@@ -51,6 +43,20 @@ UNITS: Mapping[str, str] = MappingProxyType(
     }
 )
 """What is counted, and its name in messages."""
+
+
+ROUNDING = 1e-6
+
+
+USAGE = sa.Table(
+    "forescribe_usage",
+    META,
+    sa.Column("tenant", sa.String, primary_key=True),  # the name of the API key
+    sa.Column("day", sa.String, primary_key=True),  # 2026-11-23
+    sa.Column("requests", sa.BigInteger, nullable=False),
+    sa.Column("audio_s", sa.Float, nullable=False),
+    sa.Column("tokens", sa.BigInteger, nullable=False),
+)
 
 
 @dataclass(frozen=True)
@@ -89,9 +95,7 @@ class Meter:
     def refund(self, owner: str, *, requests: int = 0, audio_s: float = 0.0) -> None:
         """Take back what was spent on a request that was then refused."""
 
-    def spend_in(
-        self, tx: Connection, owner: str, *, requests: int = 0, audio_s: float = 0.0
-    ) -> None:
+    def spend_in(self, tx: Tx, owner: str, *, requests: int = 0, audio_s: float = 0.0) -> None:
         """As `spend`, in a transaction of the caller's."""
 
     def later(self, owner: str, *, tokens: int) -> None:
@@ -107,26 +111,6 @@ class Meter:
     def today(self) -> date:
         """The day in UTC."""
         return datetime.now(UTC).date()
-
-
-def until(day: date, period: str) -> datetime:
-    """The end of a day, or of its month."""
-    length = calendar.monthrange(day.year, day.month)[1]
-    last = day if period == "day" else day.replace(day=length)
-    return datetime.combine(last + timedelta(days=1), datetime.min.time(), UTC)
-
-
-USAGE = sa.Table(
-    "forescribe_usage",
-    META,
-    sa.Column("tenant", sa.String, primary_key=True),  # the name of the API key
-    sa.Column("day", sa.String, primary_key=True),  # 2026-11-23
-    sa.Column("requests", sa.BigInteger, nullable=False),
-    sa.Column("audio_s", sa.Float, nullable=False),
-    sa.Column("tokens", sa.BigInteger, nullable=False),
-)
-
-ROUNDING = 1e-6
 
 
 class Usage(Meter):
@@ -287,6 +271,13 @@ class Usage(Meter):
             retry_after=int(ends - self._now()) + 1,
             more={"x-should-retry": "false"},
         )
+
+
+def until(day: date, period: str) -> datetime:
+    """The end of a day, or of its month."""
+    length = calendar.monthrange(day.year, day.month)[1]
+    last = day if period == "day" else day.replace(day=length)
+    return datetime.combine(last + timedelta(days=1), datetime.min.time(), UTC)
 
 
 def _quotas(rights: Rights, unit: str) -> list[tuple[str, float]]:

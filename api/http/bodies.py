@@ -1,29 +1,17 @@
-"""Request bodies: their media type, and one field that may come in the query, a form or JSON.
+"""Bodies: JSON and text from clients, checked before anything else uses them, and answers with files.
 
-Does not know what the field means.
-
-JSON and text from clients, checked in one place before anything else uses them.
-
-    body = loads(data, "body")                  # ApiError 400 for anything that is wrong
-    label = text(name, "filename")
+    body = loads(data, "body")                              # ApiError 400 for anything that is wrong
+    value = await small_field(request, "num_speakers")      # from the query, a form or JSON
+    async with in_thread(uploads.whole(id, caller)) as file: ...
+    return await file_response(request, path, filename="talk.wav", media_type="audio/wav")
 
 Python's parser accepts more than JSON and fails in more ways than `JSONDecodeError`: nesting raises
 RecursionError, a long integer ValueError, `1e999` becomes infinite, and an escaped half of a surrogate pair
-becomes text that cannot be encoded. Does not know what the values mean.
+becomes text that cannot be encoded.
 
-Blocking context managers in asynchronous code.
-
-    async with in_thread(uploads.whole(id, caller)) as file: ...
-
-They are entered and left in threads, because they wait for disks and databases. Knows nothing of either.
-
-Answers with files, whole or in part: range requests (RFC 9110, section 14).
-
-    return await file_response(request, path, filename="talk.wav", media_type="audio/wav")
-
-One range is served, or refused with 416 if it lies outside the file. Several ranges, and those that are
-malformed, are ignored, as HTTP allows. Does not know whose files they are; starlette's FileResponse reads
-the headers again and sends the bytes.
+Of a file one range is served (RFC 9110, section 14), or refused with 416 if it lies outside the file. Several
+ranges, and those that are malformed, are ignored, as HTTP allows; starlette's FileResponse reads the headers
+again and sends the bytes. Does not know what values mean or whose files they are.
 """
 
 from __future__ import annotations
@@ -46,11 +34,26 @@ from ..errors import ApiError
 MAX_DEPTH = 32
 """Levels of nesting. The contracts here need at most five."""
 
+
 MAX_MARKS = 150_000
 """Commas and opening brackets in a text, a bound of the number of its values: a prompt of tokens for a
 context of 131,072 fits. Five million empty lists took 11 s, in which no other request was answered."""
 
+
+MAX_BYTES = 64 << 10
+"""Of a body with a few fields."""
+
+
+HEADERS = {"X-Content-Type-Options": "nosniff", "Cache-Control": "private, no-store"}
+
+
 _SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+_RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})", re.ASCII)
+
+
+T = TypeVar("T")
 
 
 def loads(data: str | bytes, param: str) -> Any:
@@ -98,33 +101,6 @@ def whole(text: str, maximum: int) -> int | None:
     return number if number <= maximum else None
 
 
-def _check(root: Any, param: str) -> None:
-    """Check all values. Iterative, because they may be nested as deeply as the parser allows."""
-    pending = [(root, 1)]
-    while pending:
-        value, depth = pending.pop()
-        if isinstance(value, str):
-            text(value, param)
-        elif isinstance(value, float) and not math.isfinite(value):
-            raise _refused(param, "a number that is too large")
-        elif isinstance(value, dict | list):
-            if depth > MAX_DEPTH:
-                raise _refused(param, f"JSON nested deeper than {MAX_DEPTH} levels")
-            children = value if isinstance(value, list) else [*value, *value.values()]
-            pending += [(child, depth + 1) for child in children]
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")
-
-
-def _refused(param: str, reason: str) -> ApiError:
-    return ApiError("invalid_value", f"{param}: {reason}", param=param)
-
-
-MAX_BYTES = 64 << 10
-
-
 def media_type(request: Request) -> str:
     """The media type of the body in lower case, without parameters."""
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -146,58 +122,17 @@ async def small_field(request: Request, name: str) -> Any:
     return fields.get(name)
 
 
-async def json_object(request: Request) -> dict[str, Any]:
-    """The body as a JSON object. Raises ApiError."""
-    return _object(await _body(request))
-
-
-async def _body(request: Request) -> bytes:
+async def json_object(request: Request, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
+    """The body as a JSON object; an empty body is one without fields. Raises ApiError."""
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
-        if len(body) > MAX_BYTES:
-            raise ApiError("file_too_large", f"the body has more than {MAX_BYTES} bytes")
-    return bytes(body)
-
-
-def _object(body: bytes) -> dict[str, Any]:
-    value = loads(body or b"{}", "body")
+        if len(body) > max_bytes:
+            raise ApiError("file_too_large", f"the body has more than {max_bytes} bytes")
+    value = loads(bytes(body) or b"{}", "body")
     if not isinstance(value, dict):
         raise ApiError("invalid_value", "the body is not a JSON object")
     return value
-
-
-T = TypeVar("T")
-
-
-@asynccontextmanager
-async def in_thread(block: AbstractContextManager[T]) -> AsyncIterator[T]:
-    """The value of `block`, which is entered and left outside the event loop, also when the task is
-    cancelled."""
-    entering = asyncio.ensure_future(asyncio.to_thread(block.__enter__))
-    try:
-        value = await asyncio.shield(entering)
-    except asyncio.CancelledError:
-        entering.add_done_callback(lambda done: _leave_later(block, done))
-        raise
-    try:
-        yield value
-    except BaseException:
-        if not await asyncio.shield(asyncio.to_thread(block.__exit__, *sys.exc_info())):
-            raise
-    else:
-        await asyncio.shield(asyncio.to_thread(block.__exit__, None, None, None))
-
-
-def _leave_later(block: AbstractContextManager[T], entered: asyncio.Future[T]) -> None:
-    """Leave a block that was entered for a task that has been cancelled."""
-    if not entered.cancelled() and entered.exception() is None:
-        asyncio.get_running_loop().run_in_executor(None, block.__exit__, None, None, None)
-
-
-_RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})", re.ASCII)
-
-HEADERS = {"X-Content-Type-Options": "nosniff", "Cache-Control": "private, no-store"}
 
 
 async def file_response(
@@ -238,3 +173,52 @@ def is_served(header: str | None, size: int) -> bool:
         content_range = {"Content-Range": f"bytes */{size}"}
         raise ApiError("range_not_satisfiable", text, param="Range", more=content_range)
     return not (first and last) or int(first) <= int(last)
+
+
+@asynccontextmanager
+async def in_thread(block: AbstractContextManager[T]) -> AsyncIterator[T]:
+    """The value of `block`, which may wait for a disk or a database: it is entered and left in threads,
+    outside the event loop, also when the task is cancelled."""
+    entering = asyncio.ensure_future(asyncio.to_thread(block.__enter__))
+    try:
+        value = await asyncio.shield(entering)
+    except asyncio.CancelledError:
+        entering.add_done_callback(lambda done: _leave_later(block, done))
+        raise
+    try:
+        yield value
+    except BaseException:
+        if not await asyncio.shield(asyncio.to_thread(block.__exit__, *sys.exc_info())):
+            raise
+    else:
+        await asyncio.shield(asyncio.to_thread(block.__exit__, None, None, None))
+
+
+def _check(root: Any, param: str) -> None:
+    """Check all values. Iterative, because they may be nested as deeply as the parser allows."""
+    pending = [(root, 1)]
+    while pending:
+        value, depth = pending.pop()
+        if isinstance(value, str):
+            text(value, param)
+        elif isinstance(value, float) and not math.isfinite(value):
+            raise _refused(param, "a number that is too large")
+        elif isinstance(value, dict | list):
+            if depth > MAX_DEPTH:
+                raise _refused(param, f"JSON nested deeper than {MAX_DEPTH} levels")
+            children = value if isinstance(value, list) else [*value, *value.values()]
+            pending += [(child, depth + 1) for child in children]
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _refused(param: str, reason: str) -> ApiError:
+    return ApiError("invalid_value", f"{param}: {reason}", param=param)
+
+
+def _leave_later(block: AbstractContextManager[T], entered: asyncio.Future[T]) -> None:
+    """Leave a block that was entered for a task that has been cancelled."""
+    if not entered.cancelled() and entered.exception() is None:
+        asyncio.get_running_loop().run_in_executor(None, block.__exit__, None, None, None)

@@ -1,16 +1,12 @@
-"""Pace: a lower limit for the speed at which a request's body arrives.
+"""Pace: lower limits for the speed at which a request's head and its body arrive.
 
-A client that stalls would otherwise hold its connection, its file and its share of the uploads as long as
-it likes. A request ends with 408 after `idle_s` without a byte, and once its average rate, after that first
-grace period, is below `rate` bytes per second. It also ends with 408 when another request needs its place
-(`api.access.capacity`), which finds the request's `Body` in `state.body`. Only time spent waiting for the
-client counts, not time that this server needs, for example to write to a slow disk.
-
-HTTP connections: uvicorn's protocol, with a time limit for request heads, and errors in OpenAI's format.
-
-uvicorn waits without limit for the first byte of a connection and for the rest of a request's head, so
-clients that send a byte a minute could hold all connections of the process. It also answers invalid HTTP
-with plain text. Does not know routes; bodies are limited by `api.http.pace`.
+A client that stalls would otherwise hold its connection, its file and its share of the uploads as long as it
+likes. `HttpProtocol` limits heads, for which uvicorn waits without end: a connection's first byte, and the
+rest of the head. `Pace` limits bodies: a request ends with 408 after `idle_s` without a byte, and once its
+average rate, after that first grace period, is below `rate` bytes per second. It also ends with 408 when
+another request needs its place (`api.access.limits`), which finds the request's `Body` in `state.body`. Only
+time spent waiting for the client counts, not time that this server needs, for example to write to a slow
+disk. Does not know routes.
 """
 
 from __future__ import annotations
@@ -28,17 +24,24 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ..errors import RETRY_S, ApiError
 
+HEAD_S = 20.0
+"""Seconds from the start of a connection, or the end of the previous answer, to the end of a request's head.
+Between two requests uvicorn's own limit is shorter."""
+
+
 YOUNG_S = 2.0
 """How long a body may take to begin before its rate is known."""
 
+
 SILENT_S = 5.0
 """After so long without a byte a body counts as stalled, however fast it was before."""
+
 
 Clock = Callable[[], float]
 
 
 class Pace:
-    """ASGI middleware."""
+    """ASGI middleware that limits bodies."""
 
     def __init__(
         self, app: ASGIApp, idle_s: float, rate: float, clock: Clock = time.monotonic
@@ -121,13 +124,9 @@ class Body:
         raise ApiError("request_timeout", text)
 
 
-HEAD_S = 20.0
-"""Seconds from the start of a connection, or the end of the previous answer, to the end of a request's head.
-Between two requests uvicorn's own limit is shorter."""
-
-
 class HttpProtocol(H11Protocol):
-    """For `uvicorn.Config(http=Protocol)`."""
+    """uvicorn's protocol for `uvicorn.Config(http=HttpProtocol)`, with a time limit for request heads, and
+    errors in OpenAI's format where uvicorn answers invalid HTTP with plain text."""
 
     head_s = HEAD_S
     _timer: asyncio.TimerHandle | None = None

@@ -1,12 +1,8 @@
-"""The states of a service from loading to its end, and the callbacks on the way.
+"""The states of a service from loading to its end, and the watchdog that ends a process whose model hangs.
 
     loading -> ready -> draining -> stopped,   or broken | failed
 
-Does not know models or requests.
-
-A watchdog that ends a process whose model hangs.
-
-Does not know models: it reads how long a round has been running.
+Does not know models or requests: the watchdog reads how long a round has been running.
 """
 
 from __future__ import annotations
@@ -28,8 +24,15 @@ State = Literal["loading", "ready", "draining", "stopped", "broken", "failed"]
 that could not be loaded or has ended: then the process ends."""
 
 
+STALLED = 70
+"""The exit status of a process whose model hangs (EX_SOFTWARE of sysexits.h)."""
+
+
+log = logging.getLogger("forescribe.api")
+
+
 class Lifecycle:
-    """The state, the announcement of the end, and draining."""
+    """The state, the announcement of the end, draining, and the callbacks on the way."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -85,45 +88,6 @@ class Lifecycle:
         _call_in_threads(callbacks)
 
 
-def _call_in_threads(acts: list[Callable[[], None]]) -> None:
-    for act in acts:
-        threading.Thread(target=act, name="ending", daemon=True).start()
-
-
-def _call_later(seconds: float, act: Callable[[], None]) -> None:
-    timer = threading.Timer(seconds, act)
-    timer.daemon = True
-    timer.start()
-
-
-STALLED = 70
-"""The exit status of a process whose model hangs (EX_SOFTWARE of sysexits.h)."""
-
-log = logging.getLogger("forescribe.api")
-
-
-def exit_hung() -> None:
-    """End the process at once, without cleanup, which the hanging call would block."""
-    os._exit(STALLED)
-
-
-def exit_failed(failure: Failure) -> None:
-    """End the process at once with one line that says why. No work is in the engine."""
-    os.write(sys.stderr.fileno(), f"forescribe: {failure.line}\n".encode())
-    os._exit(failure.status)
-
-
-class Engine(Protocol):
-    """A model that runs rounds in its own thread."""
-
-    @property
-    def round_s(self) -> float:
-        """Seconds since the current round began; 0 between rounds."""
-
-    def mark_broken(self) -> None:
-        """Accept no more work: the current round will not end."""
-
-
 class Watchdog:
     """Ends the process if a round takes more than `limit_s`. A call that hangs in the device cannot be
     interrupted, not even by SIGTERM; the supervisor starts the next process."""
@@ -152,3 +116,36 @@ class Watchdog:
                     log.critical('{"event": "engine hangs", "seconds": %.0f}', round_s)
                     self._hung()
                     return
+
+
+class Engine(Protocol):
+    """A model that runs rounds in its own thread."""
+
+    @property
+    def round_s(self) -> float:
+        """Seconds since the current round began; 0 between rounds."""
+
+    def mark_broken(self) -> None:
+        """Accept no more work: the current round will not end."""
+
+
+def exit_hung() -> None:
+    """End the process at once, without cleanup, which the hanging call would block."""
+    os._exit(STALLED)
+
+
+def exit_failed(failure: Failure) -> None:
+    """End the process at once with one line that says why. No work is in the engine."""
+    os.write(sys.stderr.fileno(), f"forescribe: {failure.line}\n".encode())
+    os._exit(failure.status)
+
+
+def _call_in_threads(acts: list[Callable[[], None]]) -> None:
+    for act in acts:
+        threading.Thread(target=act, name="ending", daemon=True).start()
+
+
+def _call_later(seconds: float, act: Callable[[], None]) -> None:
+    timer = threading.Timer(seconds, act)
+    timer.daemon = True
+    timer.start()

@@ -1,19 +1,12 @@
-"""The load of a model, as operators see it: log lines with seconds, and an exit status.
-
-    load = Load("the speech model", "large")
-    model = load.run(make)                  # raises what `make` raises
-    failure = Failure.of(load.what, error)
-
-A service whose model cannot be loaded is of no use, so its process ends and its supervisor starts the next.
-The status says whether that can help.
-
-A thread that loads one model and then runs it.
+"""A model's thread: it loads the model and runs it, and tells how far it is and why the process has to end.
 
     thread = ModelThread("the speech model", "large", load, run, fail)
     thread.wait_for(other)             # does not run while another model is loading
     thread.start()
 
-Does not know what the model does.
+A load writes log lines with seconds. A service whose model cannot be loaded is of no use, so its process ends
+and its supervisor starts the next; the exit status says whether that can help (`Failure`). Does not know what
+a model does.
 """
 
 from __future__ import annotations
@@ -31,18 +24,23 @@ from typing import Any, Generic, TypeVar
 from forescribe.asr.errors import CapacityError, ForescribeError, out_of_memory
 from forescribe.speculative.errors import BrokenError, SpeculativeError
 
-log = logging.getLogger("forescribe.api")
-
 LASTING = 2
 """The exit status if another start would end the same way, as for a usage error; `api.process.workers` does
 not restart such a worker."""
+
 
 PASSING = 75
 """The exit status if it may not (EX_TEMPFAIL of sysexits.h): no memory, no network, a full disk, a fault of
 the device."""
 
+
 PROGRESS_S = 15.0
 """Seconds between two log lines during a load."""
+
+
+POLL_S = 0.1
+"""How often a thread that waits for another load looks whether the process ends."""
+
 
 _UNREACHED = frozenset(
     {
@@ -53,15 +51,74 @@ _UNREACHED = frozenset(
         "LocalEntryNotFoundError",
     }
 )
+
+
 _ANSWERED = frozenset({"RepositoryNotFoundError", "HFValidationError", "OfflineModeIsEnabled"})
 """Network errors by class name (of Python, httpx and the hub): those that pass, and those among them that
 only other settings cure."""
+
 
 _SCARCE = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO}
 )
 
+
+log = logging.getLogger("forescribe.api")
+
+
 T = TypeVar("T")
+
+
+class ModelThread(Generic[T]):
+    """`run` is called with the loaded model and returns when it is stopped; `fail` is called with the
+    reason if either raises. Both are called on the thread."""
+
+    def __init__(
+        self,
+        what: str,
+        name: str,
+        load: Callable[[], T],
+        run: Callable[[T], None],
+        fail: Callable[[Failure], None],
+    ) -> None:
+        self.what, self.name = what, name
+        self._load, self._run, self._fail = load, run, fail
+        self.loaded = threading.Event()
+        """Set once the load has ended, successfully or not."""
+        self.closed = threading.Event()
+        """Set when the process ends: other loads are not waited for any more."""
+        self.others: list[threading.Event] = []
+        self._thread = threading.Thread(target=self._main, name=what, daemon=True)
+
+    def wait_for(self, other: ModelThread[Any]) -> None:
+        """Begin to run only after another model's load has ended.
+
+        transformers changes torch's default dtype for the whole process during a load.
+        """
+        self.others.append(other.loaded)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def join(self) -> None:
+        self._thread.join()
+
+    def _main(self) -> None:
+        try:
+            model = Load(self.what, self.name).run(self._load)
+            self.loaded.set()
+            self._wait_for_others()
+            self._run(model)
+        except Exception as error:
+            log_unexpected(error)
+            self._fail(Failure.of(self.what, error))
+        finally:
+            self.loaded.set()
+
+    def _wait_for_others(self) -> None:
+        for other in self.others:
+            while not (other.wait(POLL_S) or self.closed.is_set()):
+                pass
 
 
 @dataclass(frozen=True)
@@ -172,60 +229,3 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
     while seen is not None:
         yield seen
         seen = seen.__cause__
-
-
-POLL_S = 0.1
-
-M = TypeVar("M")
-
-
-class ModelThread(Generic[M]):
-    """`run` is called with the loaded model and returns when it is stopped; `fail` is called with the
-    reason if either raises. Both are called on the thread."""
-
-    def __init__(
-        self,
-        what: str,
-        name: str,
-        load: Callable[[], M],
-        run: Callable[[M], None],
-        fail: Callable[[Failure], None],
-    ) -> None:
-        self.what, self.name = what, name
-        self._load, self._run, self._fail = load, run, fail
-        self.loaded = threading.Event()
-        """Set once the load has ended, successfully or not."""
-        self.closed = threading.Event()
-        """Set when the process ends: other loads are not waited for any more."""
-        self.others: list[threading.Event] = []
-        self._thread = threading.Thread(target=self._main, name=what, daemon=True)
-
-    def wait_for(self, other: ModelThread[Any]) -> None:
-        """Begin to run only after another model's load has ended.
-
-        transformers changes torch's default dtype for the whole process during a load.
-        """
-        self.others.append(other.loaded)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def join(self) -> None:
-        self._thread.join()
-
-    def _main(self) -> None:
-        try:
-            model = Load(self.what, self.name).run(self._load)
-            self.loaded.set()
-            self._wait_for_others()
-            self._run(model)
-        except Exception as error:
-            log_unexpected(error)
-            self._fail(Failure.of(self.what, error))
-        finally:
-            self.loaded.set()
-
-    def _wait_for_others(self) -> None:
-        for other in self.others:
-            while not (other.wait(POLL_S) or self.closed.is_set()):
-                pass

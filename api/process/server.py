@@ -1,20 +1,12 @@
-"""One service process: uvicorn over one engine, with the handling of signals.
+"""One process: uvicorn over one engine with the handling of signals, as a service or as a worker of jobs.
 
-`api.process.workers` supervises several such processes, one for each device. Does not know routes.
-
-The end of a worker when the queue is empty, for batch systems that pay by the hour.
-
-    EndWhenIdle(serving, lambda: store.jobs.backlog()[0], finish, idle_s=60.0).start()
-
-Does not know what the jobs are.
-
-`forescribe worker`: one process with one model that takes jobs from the queue, and no clients.
-
-    run_worker(settings)                       # until SIGINT or SIGTERM
+    serve(settings)                            # until SIGINT or SIGTERM
+    run_worker(settings)                       # takes jobs from the queue; has no clients
     run_worker(settings, listening)            # with /health, /ready and /metrics on a bound socket
 
-At the signal it takes no more jobs and gives those that it has back to the queue; another process continues
-them after their last finished group. Does not know routes.
+`api.process.workers` supervises several services, one for each device. At the signal a service drains; a
+worker takes no more jobs and gives those that it has back to the queue, and another process continues them
+after their last finished group. Does not know routes.
 """
 
 from __future__ import annotations
@@ -29,7 +21,7 @@ import threading
 import time
 from collections.abc import Callable
 from types import FrameType
-from typing import TYPE_CHECKING, NoReturn, Protocol
+from typing import TYPE_CHECKING, NoReturn
 
 import uvicorn
 from sqlalchemy.exc import DBAPIError
@@ -42,6 +34,7 @@ from ..http.pace import HttpProtocol
 from ..settings import Settings
 from ..settings_reload import Reloader
 from ..speech.serving import FrontEnd, Serving
+from .lifecycle import Lifecycle
 from .models import Failure
 
 if TYPE_CHECKING:
@@ -52,17 +45,140 @@ if TYPE_CHECKING:
     from .forward import WorkerAddress
 
 
+BY_SUPERVISOR = ("device", "workers")
+"""Settings that a worker is given by its supervisor."""
+
+
+GRACE_S = 5
+"""Seconds for the last answers after decoding has ended."""
+
+
+POLL_S = 1.0
+"""How often a worker looks whether jobs are open, if it is to end without any."""
+
+
+def serve(
+    settings: Settings,
+    sockets: list[socket.socket] | None = None,
+    worker: WorkerAddress | None = None,
+) -> None:
+    """Run one process with one engine, on bound sockets or the address of the settings."""
+    configure_logs()
+    serving = FrontEnd.of(settings) if settings.front_end else Serving.of(settings)
+    first = worker is None or worker.index == 0
+    process = OneProcess(settings, serving)
+    jobs = process.jobs() if first else None
+    usage = None if first else _usage(settings)
+    app = create_app(settings, serving, jobs, usage=usage, failed=process.fail)
+    if worker is not None:
+        from .forward import Forward
+
+        app.add_middleware(Forward, worker=worker, jobs=settings.jobs)
+    reloader = Reloader(settings, lambda: use_settings(app), BY_SUPERVISOR if worker else ())
+    if worker is not None and settings.source is not None:
+        reloader.reload()  # this process may be younger than the last reload
+    reloader.install()
+    process.run(app, sockets)
+    reloader.stop()
+
+
+def run_worker(
+    settings: Settings, listening: socket.socket | None = None, idle_s: float | None = None
+) -> None:
+    """Work until a signal or a failure or, with `idle_s`, until no job was open for so long. Raises
+    UsageError if the jobs' store cannot be used."""
+    configure_logs()
+    serving = Serving.of(settings)
+    process = OneProcess(settings, serving)
+    jobs = process.jobs()
+    assert jobs is not None, "checked by `worker_settings`"
+    app = create_worker_app(settings, serving, jobs, failed=process.fail)
+    if idle_s is not None:
+        EndWhenIdle(serving, lambda: jobs.store.jobs.backlog()[0], process.finish, idle_s).start()
+    process.run(app, [] if listening is None else [listening])
+
+
+def worker_settings(settings: Settings) -> Settings:
+    """The settings as a worker needs them: no load balancer has to notice its end. Raises UsageError for
+    those that make no sense for it."""
+    if settings.database_url is None or settings.database_url.startswith("sqlite"):
+        raise UsageError(
+            "a worker takes jobs from a database that a service shares with it, and SQLite is a file of "
+            "one machine: give --database postgresql://user:password@host/name (database_url)"
+        )
+    if not settings.jobs:
+        raise UsageError("a worker does jobs, and jobs = false: set jobs = true")
+    if settings.front_end:
+        raise UsageError("front_end is for `forescribe serve`: a worker loads the model")
+    if settings.workers != 1:
+        raise UsageError(
+            "a worker is one process for one device: start one for each instead of workers"
+        )
+    return settings.model_copy(update={"announce_s": 0.0, "text_model": None})
+
+
+def configure_logs() -> None:
+    """JSON lines on stderr."""
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs addresses
+
+
+class OneProcess:
+    """This process: an application under uvicorn, until a signal or a failure ends it."""
+
+    def __init__(self, settings: Settings, serving: Serving) -> None:
+        self.settings, self.serving = settings, serving
+        self._server: Server | None = None
+
+    def jobs(self) -> Jobs | None:
+        """The durable jobs, unless they are disabled. Ends the process if their store is away; raises
+        UsageError if it cannot be used."""
+        if not self.settings.jobs:
+            return None
+        try:
+            from ..jobs.service import Jobs
+        except ModuleNotFoundError as error:
+            raise UsageError(
+                f"jobs need {error.name}: {how_to_install('serve')}, or set jobs = false"
+            ) from error
+        try:
+            return Jobs.open(self.settings, self.serving)
+        except CapacityError as error:  # the database may come back, the disk may be cleared
+            _end(Failure.of("the jobs' store", error))
+
+    def fail(self, failure: Failure) -> None:
+        """Shut down, and exit with the failure's status. May be called from any thread."""
+        assert self._server is not None
+        self._server.fail(failure)
+
+    def finish(self) -> None:
+        """Drain and end with status 0. May be called from any thread."""
+        assert self._server is not None
+        self._server.finish()
+
+    def run(self, app: FastAPI, sockets: list[socket.socket] | None) -> None:
+        """Serve on bound sockets or the address of the settings; on nothing, if there are no sockets."""
+        settings = self.settings
+        config = uvicorn.Config(
+            app,
+            host=settings.host,
+            port=settings.port,
+            access_log=False,  # it logs paths and addresses
+            log_config=None,
+            http=HttpProtocol,
+            server_header=False,
+            timeout_graceful_shutdown=math.ceil(settings.drain_s) + GRACE_S,
+        )
+        self._server = Server(config, self.serving)
+        self._server.run(sockets)
+        if self._server.failure is not None:
+            _end(self._server.failure)
+
+
 def die(sig: int) -> None:
     """End the process as the signal does by default."""
     signal.signal(sig, signal.SIG_DFL)
     os.kill(os.getpid(), sig)
-
-
-BY_SUPERVISOR = ("device", "workers")
-"""Settings that a worker is given by its supervisor."""
-
-GRACE_S = 5
-"""Seconds for the last answers after decoding has ended."""
 
 
 class Server(uvicorn.Server):
@@ -116,128 +232,13 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
 
-def serve(
-    settings: Settings,
-    sockets: list[socket.socket] | None = None,
-    worker: WorkerAddress | None = None,
-) -> None:
-    """Run one process with one engine, on bound sockets or the address of the settings."""
-    configure_logs()
-    serving = FrontEnd.of(settings) if settings.front_end else Serving.of(settings)
-    first = worker is None or worker.index == 0
-    process = OneProcess(settings, serving)
-    jobs = process.jobs() if first else None
-    usage = None if first else _usage(settings)
-    app = create_app(settings, serving, jobs, usage=usage, failed=process.fail)
-    if worker is not None:
-        from .forward import Forward
-
-        app.add_middleware(Forward, worker=worker, jobs=settings.jobs)
-    reloader = Reloader(settings, lambda: use_settings(app), BY_SUPERVISOR if worker else ())
-    if worker is not None and settings.source is not None:
-        reloader.reload()  # this process may be younger than the last reload
-    reloader.install()
-    process.run(app, sockets)
-    reloader.stop()
-
-
-def configure_logs() -> None:
-    """JSON lines on stderr."""
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(message)s")
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs addresses
-
-
-class OneProcess:
-    """This process: an application under uvicorn, until a signal or a failure ends it."""
-
-    def __init__(self, settings: Settings, serving: Serving) -> None:
-        self.settings, self.serving = settings, serving
-        self._server: Server | None = None
-
-    def jobs(self) -> Jobs | None:
-        """The durable jobs, unless they are disabled. Ends the process if their store is away; raises
-        UsageError if it cannot be used."""
-        try:
-            return _jobs(self.settings, self.serving)
-        except CapacityError as error:  # the database may come back, the disk may be cleared
-            _end(Failure.of("the jobs' store", error))
-
-    def fail(self, failure: Failure) -> None:
-        """Shut down, and exit with the failure's status. May be called from any thread."""
-        assert self._server is not None
-        self._server.fail(failure)
-
-    def finish(self) -> None:
-        """Drain and end with status 0. May be called from any thread."""
-        assert self._server is not None
-        self._server.finish()
-
-    def run(self, app: FastAPI, sockets: list[socket.socket] | None) -> None:
-        """Serve on bound sockets or the address of the settings; on nothing, if there are no sockets."""
-        settings = self.settings
-        config = uvicorn.Config(
-            app,
-            host=settings.host,
-            port=settings.port,
-            access_log=False,  # it logs paths and addresses
-            log_config=None,
-            http=HttpProtocol,
-            server_header=False,
-            timeout_graceful_shutdown=math.ceil(settings.drain_s) + GRACE_S,
-        )
-        self._server = Server(config, self.serving)
-        self._server.run(sockets)
-        if self._server.failure is not None:
-            _end(self._server.failure)
-
-
-def _end(failure: Failure) -> NoReturn:
-    sys.stderr.write(f"forescribe: {failure.line}\n")
-    sys.exit(failure.status)
-
-
-def _usage(settings: Settings) -> Usage | None:
-    """The usage of keys, for a worker without jobs: counted in the same database."""
-    if not settings.jobs:
-        return None
-    from ..access.usage import Usage
-    from ..jobs.database import Database
-
-    url = settings.database_url or f"sqlite:///{settings.data_folder / 'jobs.db'}"
-    return Usage(Database.open(url), settings.rights)
-
-
-def _jobs(settings: Settings, serving: Serving) -> Jobs | None:
-    """The durable jobs, unless they are disabled. Raises UsageError if they cannot be stored, CapacityError
-    if the cause may pass."""
-    if not settings.jobs:
-        return None
-    try:
-        from ..jobs.service import Jobs
-    except ModuleNotFoundError as error:
-        raise UsageError(
-            f"jobs need {error.name}: {how_to_install('serve')}, or set jobs = false"
-        ) from error
-    return Jobs.open(settings, serving)
-
-
-POLL_S = 1.0
-
-
-class Stateful(Protocol):
-    """The part of `api.process.lifecycle.Lifecycle` that is read."""
-
-    @property
-    def state(self) -> str: ...
-
-
 class EndWhenIdle:
-    """Calls `finish` once the model was ready and no job was open for `idle_s` seconds on end. A database
-    that is away does not count as empty."""
+    """Calls `finish` once the model was ready and no job was open for `idle_s` seconds on end, for batch
+    systems that pay by the hour. A database that is away does not count as empty."""
 
     def __init__(
         self,
-        serving: Stateful,
+        serving: Lifecycle,
         open_jobs: Callable[[], int],
         finish: Callable[[], None],
         idle_s: float,
@@ -272,36 +273,17 @@ class EndWhenIdle:
             return True
 
 
-def run_worker(
-    settings: Settings, listening: socket.socket | None = None, idle_s: float | None = None
-) -> None:
-    """Work until a signal or a failure or, with `idle_s`, until no job was open for so long. Raises
-    UsageError if the jobs' store cannot be used."""
-    configure_logs()
-    serving = Serving.of(settings)
-    process = OneProcess(settings, serving)
-    jobs = process.jobs()
-    assert jobs is not None, "checked by `worker_settings`"
-    app = create_worker_app(settings, serving, jobs, failed=process.fail)
-    if idle_s is not None:
-        EndWhenIdle(serving, lambda: jobs.store.jobs.backlog()[0], process.finish, idle_s).start()
-    process.run(app, [] if listening is None else [listening])
+def _end(failure: Failure) -> NoReturn:
+    sys.stderr.write(f"forescribe: {failure.line}\n")
+    sys.exit(failure.status)
 
 
-def worker_settings(settings: Settings) -> Settings:
-    """The settings as a worker needs them: no load balancer has to notice its end. Raises UsageError for
-    those that make no sense for it."""
-    if settings.database_url is None or settings.database_url.startswith("sqlite"):
-        raise UsageError(
-            "a worker takes jobs from a database that a service shares with it, and SQLite is a file of "
-            "one machine: give --database postgresql://user:password@host/name (database_url)"
-        )
+def _usage(settings: Settings) -> Usage | None:
+    """The usage of keys, for a worker without jobs: counted in the same database."""
     if not settings.jobs:
-        raise UsageError("a worker does jobs, and jobs = false: set jobs = true")
-    if settings.front_end:
-        raise UsageError("front_end is for `forescribe serve`: a worker loads the model")
-    if settings.workers != 1:
-        raise UsageError(
-            "a worker is one process for one device: start one for each instead of workers"
-        )
-    return settings.model_copy(update={"announce_s": 0.0, "text_model": None})
+        return None
+    from ..access.usage import Usage
+    from ..jobs.database import Database
+
+    url = settings.database_url or f"sqlite:///{settings.data_folder / 'jobs.db'}"
+    return Usage(Database.open(url), settings.rights)

@@ -1,6 +1,6 @@
 """`POST /` and `/predict`: the Hugging Face asr-diarization contract over the same engine.
 
-Errors are `{"detail": ...}` here, as the contract's clients expect (`api.http.exception_handlers`).
+Errors are `{"detail": ...}` here, as the contract's clients expect (`api.http.errors`).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from ..speech import huggingface_contract
 from ..speech.upload import admitted, all_parts, while_connected
 
 router = APIRouter(tags=["endpoints"])
+
 
 FORM: dict[str, Any] = {
     "requestBody": {

@@ -12,8 +12,8 @@ import pytest
 
 from forescribe.api.process.forward import WorkerAddress
 from forescribe.api.process.listening_socket import bound
+from forescribe.api.process.models import LASTING
 from forescribe.api.process.workers import (
-    HOPELESS,
     MAX_WAIT_S,
     MIN_WAIT_S,
     STABLE_AFTER_S,
@@ -104,7 +104,7 @@ def test_who_has_lived_long_is_started_at_once_again(house) -> None:
 def test_who_never_will_start_ends_the_house(house) -> None:
     supervisor, made, clock = house
     supervisor.check()
-    made[0].exitcode = HOPELESS
+    made[0].exitcode = LASTING
     supervisor.check()
     clock.now += 2 * MAX_WAIT_S
     supervisor.check()
