@@ -175,9 +175,7 @@ def serve(**values: Any) -> None:
     given = asdict(options)
     settings = load(given.pop("settings"), **given)
     with bound(settings) as listening:
-        from forescribe.api.process.workers import (
-            launch as run,
-        )  # after the port is bound: it takes seconds
+        from forescribe.api.process.workers import run  # after the port is bound: it takes seconds
 
         address, port = listening.getsockname()[:2]
         host = f"[{address}]" if ":" in address else address
