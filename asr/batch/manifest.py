@@ -25,6 +25,7 @@ from ..records.sources import STDIN, identity
 from ..storage.locations import is_url
 
 NAME = "manifest.jsonl"
+"""The file in the folder of the results."""
 
 Status = Literal["succeeded", "failed", "skipped", "cancelled"]
 
@@ -37,7 +38,7 @@ class Record:
     all can be moved together. `attempt` counts the attempts. `wall_s` is the time from its first to
     its last window, shared with other recordings in the batch, so `rtfx`, audio seconds per second,
     is lower the more there are. `coverage` holds seconds. `version` tells contents of a recording that was
-    fetched apart without reading it (`asr.storage.backends.Entry.version`)."""
+    fetched apart without reading it (`asr.storage.locations.Entry.version`)."""
 
     path: str
     status: Status
@@ -172,12 +173,11 @@ class Manifest:
         """Append records that may have further fields, as `append` does."""
         # In ASCII: a path may hold bytes that are no text in any encoding.
         lines = "".join(json.dumps(entry) + "\n" for entry in values)
-        with _output_errors(self.path), self.path.open("a+b") as file:
+        with output_errors(self.path), self.path.open("a+b") as file:
             if file.seek(0, os.SEEK_END):
                 file.seek(-1, os.SEEK_END)
-                lines = (
-                    "\n" * (file.read(1) != b"\n") + lines
-                )  # after half a line of a killed process
+                if file.read(1) != b"\n":
+                    lines = "\n" + lines  # after half a line of a killed process
             file.write(lines.encode())
         self.refresh()
 
@@ -187,7 +187,7 @@ class Manifest:
         process releases it. On file systems without locks, records are still whole lines. Raises
         OutputError."""
         with ExitStack() as held:
-            with _output_errors(self.path):
+            with output_errors(self.path):
                 file = held.enter_context(self.path.open("ab"))
             with suppress(OSError):
                 fcntl.flock(file, fcntl.LOCK_EX)
@@ -227,9 +227,12 @@ class Manifest:
 
 
 @contextmanager
-def _output_errors(path: Path) -> Iterator[None]:
+def output_errors(path: Path) -> Iterator[None]:
+    """Raise OSError as OutputError, with code `storage_full` or `unwritable_output`."""
     try:
         yield
+    except OutputError:
+        raise
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         raise OutputError(
@@ -238,4 +241,4 @@ def _output_errors(path: Path) -> Iterator[None]:
         ) from error
 
 
-__all__ = ["NAME", "Manifest", "Record", "Status", "result_fields"]
+__all__ = ["NAME", "Manifest", "Record", "Status", "output_errors", "result_fields"]

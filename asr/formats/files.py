@@ -1,18 +1,12 @@
 r"""Output formats by name, and transcripts as files: txt, srt, vtt, tsv, json, rttm.
 
-Files are UTF-8 without BOM, and appear whole or not at all. Knows names, folders and files; what a
-format looks like is in `text_formats` and `rttm`.
-
-The output formats as pure functions from a transcript to text: txt, srt, vtt, tsv, json.
-
-Writing another format never needs decoding again. Lines end with "\n". Knows formats; nothing of
-files.
-
-RTTM: who speaks when, in the format of diarization scoring tools.
+A format is a pure function from a transcript to text, so writing another one never needs decoding again; its
+lines end with "\n". RTTM says who speaks when, for diarization scoring tools:
 
     SPEAKER <recording> 1 <start> <duration> <NA> <NA> <speaker> <NA> <NA>
 
-Knows turns; nothing of how they were found.
+Files are UTF-8 without BOM, and appear whole or not at all. Knows formats, names and folders; nothing of how
+a transcript was made.
 """
 
 from __future__ import annotations
@@ -31,125 +25,22 @@ from pathlib import Path
 from types import MappingProxyType
 
 from ..errors import ForescribeError, OutputError, UsageError
-from .subtitles import PLAIN, Cue, LineRules, cues, label, one_line
+from .subtitles import PLAIN, Cue, LineRules, cues, label, milliseconds, one_line
 from .transcript import Transcript
 from .transcript_parts import Segment, Turn
 
-
-def txt(transcript: Transcript) -> str:
-    """One segment per line; with speakers one line per turn, `SPEAKER: text`."""
-    with_text = [segment for segment in transcript.segments if one_line(segment.text)]
-    if not any(label(segment.speaker) for segment in with_text):
-        return "".join(f"{one_line(segment.text)}\n" for segment in with_text)
-    turns = groupby(with_text, key=lambda segment: label(segment.speaker))
-    return "".join(
-        f"{speaker}: {_joined(turn)}\n" if speaker else f"{_joined(turn)}\n"
-        for speaker, turn in turns
-    )
-
-
-def srt(transcript: Transcript, rules: LineRules = PLAIN) -> str:
-    """SubRip: numbered from 1, hours always, comma before the milliseconds."""
-    documents = []
-    for number, cue in enumerate(cues(transcript, rules), start=1):
-        name = f"[{cue.speaker}]: " if cue.speaker else ""
-        span = f"{_clock(cue.start_ms, ',', hours=True)} --> {_clock(cue.end_ms, ',', hours=True)}"
-        documents.append(f"{number}\n{span}\n{_no_arrow(name)}{cue.marked(_no_arrow)}\n\n")
-    return "".join(documents)
-
-
-def vtt(transcript: Transcript, rules: LineRules = PLAIN) -> str:
-    """WebVTT: the header also when empty, hours from the first hour on, markup escaped, voice tags
-    for speakers."""
-    documents = ["WEBVTT\n\n"]
-    for cue in cues(transcript, rules):
-        voice = f"<v {_escaped(cue.speaker).replace('>', '&gt;')}>" if cue.speaker else ""
-        voice = _no_arrow(voice)  # of a name that ends with "--"
-        span = f"{_clock(cue.start_ms, '.')} --> {_clock(cue.end_ms, '.')}"
-        text = cue.marked(lambda text: _escaped(_no_arrow(text)))
-        documents.append(f"{span}\n{voice}{text}\n\n")
-    return "".join(documents)
-
-
-def tsv(transcript: Transcript) -> str:
-    """Tab-separated: integer milliseconds and text; tabs in the text become spaces."""
-    rows = [f"{cue.start_ms}\t{cue.end_ms}\t{_no_tab(cue)}\n" for cue in cues(transcript)]
-    return "".join(["start\tend\ttext\n", *rows])
-
-
-def json_(transcript: Transcript) -> str:
-    """Whisper's JSON with additional keys, in one line, as indented token lists would fill pages."""
-    return json.dumps(transcript.to_dict(), ensure_ascii=False, allow_nan=False) + "\n"
-
-
-def _clock(total_ms: int, point: str, *, hours: bool = False) -> str:
-    minutes_total, ms = divmod(total_ms, 60_000)
-    hour, minute = divmod(minutes_total, 60)
-    prefix = f"{hour:02d}:" if hours or hour else ""
-    return f"{prefix}{minute:02d}:{ms // 1000:02d}{point}{ms % 1000:03d}"
-
-
-def _joined(segments: Iterable[Segment]) -> str:
-    return one_line("".join(segment.text for segment in segments))
-
-
-def _no_arrow(text: str) -> str:
-    """Remove `-->`, which subtitle parsers take for a line of times. In a loop: `--->` holds an arrow
-    again after one pass."""
-    while "-->" in text:
-        text = text.replace("-->", "->")
-    return text
-
-
-def _no_tab(cue: Cue) -> str:
-    text = f"[{cue.speaker}]: {cue.text}" if cue.speaker else cue.text
-    return text.replace("\t", " ")
-
-
-def _escaped(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;")
-
-
-SAMPLES_PER_MS = 16
+TEMPORARY = ".forescribe-{}.tmp"
+"""Name of a file while it is written; a process that is killed may leave one behind."""
 
 RECORDING = "recording"
 """The setting of a transcript that holds the name of its recording, and the name without that
 setting."""
 
-
-def format_turns(turns: Iterable[Turn], name: str) -> str:
-    """Return the turns of the recording `name`, rounded to milliseconds, each at least 1 ms long.
-
-    RTTM has no escapes: spaces in names become `_`.
-    """
-    rows = []
-    for turn in turns:
-        start, end = _ms(turn.start_sample), _ms(turn.end_sample)
-        length = max(1, end - start)
-        rows.append(
-            f"SPEAKER {_field(name)} 1 {start / 1000:.3f} {length / 1000:.3f} "
-            f"<NA> <NA> {_field(turn.speaker)} <NA> <NA>\n"
-        )
-    return "".join(rows)
-
-
-def rttm(transcript: Transcript) -> str:
-    """Return the turns of a transcript; empty without turns."""
-    return format_turns(transcript.turns, str(transcript.settings.get(RECORDING, RECORDING)))
-
-
-def _ms(sample: int) -> int:
-    return (sample + SAMPLES_PER_MS // 2) // SAMPLES_PER_MS
-
-
-def _field(text: str) -> str:
-    return "_".join((label(text) or "").split()) or "_"
-
+OF_SPEAKERS = frozenset({"rttm"})
+"""Formats that are empty without speakers: written when named, but not by "all"."""
 
 Render = Callable[[Transcript], str]
-
-TEMPORARY = ".forescribe-{}.tmp"
-"""Name of a file while it is written; a process that is killed may leave one behind."""
+"""The text of a transcript in a format."""
 
 
 @dataclass(frozen=True)
@@ -158,24 +49,6 @@ class Format:
 
     name: str
     render: Render
-
-
-OF_SPEAKERS = frozenset({"rttm"})
-"""Formats that are empty without speakers: written when named, but not by "all"."""
-
-FORMATS: Mapping[str, Format] = MappingProxyType(
-    {
-        format_.name: format_
-        for format_ in (
-            Format("txt", txt),
-            Format("srt", srt),
-            Format("vtt", vtt),
-            Format("tsv", tsv),
-            Format("json", json_),
-            Format("rttm", rttm),
-        )
-    }
-)
 
 
 def formats(names: str | Iterable[str], rules: LineRules = PLAIN) -> tuple[Format, ...]:
@@ -257,3 +130,117 @@ def put(path: Path, text: str) -> Path:
             temporary.unlink()
         raise
     return path
+
+
+def txt(transcript: Transcript) -> str:
+    """One segment per line; with speakers one line per turn, `SPEAKER: text`."""
+    with_text = [segment for segment in transcript.segments if one_line(segment.text)]
+    if not any(label(segment.speaker) for segment in with_text):
+        return "".join(f"{one_line(segment.text)}\n" for segment in with_text)
+    turns = groupby(with_text, key=lambda segment: label(segment.speaker))
+    return "".join(
+        f"{speaker}: {_joined(turn)}\n" if speaker else f"{_joined(turn)}\n"
+        for speaker, turn in turns
+    )
+
+
+def srt(transcript: Transcript, rules: LineRules = PLAIN) -> str:
+    """SubRip: numbered from 1, hours always, comma before the milliseconds."""
+    documents = []
+    for number, cue in enumerate(cues(transcript, rules), start=1):
+        name = f"[{cue.speaker}]: " if cue.speaker else ""
+        span = f"{_clock(cue.start_ms, ',', hours=True)} --> {_clock(cue.end_ms, ',', hours=True)}"
+        documents.append(f"{number}\n{span}\n{_no_arrow(name)}{cue.marked(_no_arrow)}\n\n")
+    return "".join(documents)
+
+
+def vtt(transcript: Transcript, rules: LineRules = PLAIN) -> str:
+    """WebVTT: the header also when empty, hours from the first hour on, markup escaped, voice tags
+    for speakers."""
+    documents = ["WEBVTT\n\n"]
+    for cue in cues(transcript, rules):
+        voice = f"<v {_escaped(cue.speaker).replace('>', '&gt;')}>" if cue.speaker else ""
+        voice = _no_arrow(voice)  # of a name that ends with "--"
+        span = f"{_clock(cue.start_ms, '.')} --> {_clock(cue.end_ms, '.')}"
+        text = cue.marked(lambda text: _escaped(_no_arrow(text)))
+        documents.append(f"{span}\n{voice}{text}\n\n")
+    return "".join(documents)
+
+
+def tsv(transcript: Transcript) -> str:
+    """Tab-separated: integer milliseconds and text; tabs in the text become spaces."""
+    rows = [f"{cue.start_ms}\t{cue.end_ms}\t{_no_tab(cue)}\n" for cue in cues(transcript)]
+    return "".join(["start\tend\ttext\n", *rows])
+
+
+def json_(transcript: Transcript) -> str:
+    """Whisper's JSON with additional keys, in one line, as indented token lists would fill pages."""
+    return json.dumps(transcript.to_dict(), ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def rttm(transcript: Transcript) -> str:
+    """Return the turns of a transcript; empty without turns."""
+    return format_turns(transcript.turns, str(transcript.settings.get(RECORDING, RECORDING)))
+
+
+def format_turns(turns: Iterable[Turn], name: str) -> str:
+    """Return the turns of the recording `name`, rounded to milliseconds, each at least 1 ms long.
+
+    RTTM has no escapes: spaces in names become `_`.
+    """
+    rows = []
+    for turn in turns:
+        start, end = milliseconds(turn.start_sample), milliseconds(turn.end_sample)
+        length = max(1, end - start)
+        rows.append(
+            f"SPEAKER {_field(name)} 1 {start / 1000:.3f} {length / 1000:.3f} "
+            f"<NA> <NA> {_field(turn.speaker)} <NA> <NA>\n"
+        )
+    return "".join(rows)
+
+
+FORMATS: Mapping[str, Format] = MappingProxyType(
+    {
+        format_.name: format_
+        for format_ in (
+            Format("txt", txt),
+            Format("srt", srt),
+            Format("vtt", vtt),
+            Format("tsv", tsv),
+            Format("json", json_),
+            Format("rttm", rttm),
+        )
+    }
+)
+
+
+def _clock(total_ms: int, point: str, *, hours: bool = False) -> str:
+    minutes_total, ms = divmod(total_ms, 60_000)
+    hour, minute = divmod(minutes_total, 60)
+    prefix = f"{hour:02d}:" if hours or hour else ""
+    return f"{prefix}{minute:02d}:{ms // 1000:02d}{point}{ms % 1000:03d}"
+
+
+def _joined(segments: Iterable[Segment]) -> str:
+    return one_line("".join(segment.text for segment in segments))
+
+
+def _no_arrow(text: str) -> str:
+    """Remove `-->`, which subtitle parsers take for a line of times. In a loop: `--->` holds an arrow
+    again after one pass."""
+    while "-->" in text:
+        text = text.replace("-->", "->")
+    return text
+
+
+def _no_tab(cue: Cue) -> str:
+    text = f"[{cue.speaker}]: {cue.text}" if cue.speaker else cue.text
+    return text.replace("\t", " ")
+
+
+def _escaped(text: str) -> str:
+    return text.replace("&", "&amp;").replace("<", "&lt;")
+
+
+def _field(text: str) -> str:
+    return "_".join((label(text) or "").split()) or "_"

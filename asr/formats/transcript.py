@@ -1,11 +1,7 @@
-"""The transcript: what was said, when, by whom, and what became of every sample.
+"""The transcript: what was said, when, by whom, and what became of every sample; and its JSON form.
 
-Knows nothing of audio files, models or output formats; needs neither numpy nor torch. Its parts,
-defined in `transcript_parts`, can be imported from here too.
-
-Parts of a transcript as JSON objects, and back.
-
-Knows keys and types; `Transcript.to_dict` and `from_dict` put the parts together.
+`Fields` reads JSON objects by type, so that a wrong file fails with the name of the key. Knows nothing of
+audio files, models or output formats; needs neither numpy nor torch.
 """
 
 from __future__ import annotations
@@ -31,170 +27,84 @@ from .transcript_parts import (
 )
 
 
-def segment_to_dict(segment: Segment, diarized: bool) -> dict[str, Json]:
-    """Whisper's keys and ours; with `diarized` the speaker, None if unknown."""
-    data: dict[str, Json] = {
-        "id": segment.id,
-        "seek": segment.seek,
-        "window": segment.window,
-        "window_start": seconds(segment.window_sample),
-        "start": segment.start,
-        "end": segment.end,
-        "text": segment.text,
-        "tokens": list(segment.tokens),
-        "temperature": finite_or_none(segment.temperature),
-        "avg_logprob": finite_or_none(segment.avg_logprob),
-        "compression_ratio": finite_or_none(segment.compression_ratio),
-        "no_speech_prob": finite_or_none(segment.no_speech_prob),
-    }
-    if segment.doubt is not None:
-        data["doubt"] = segment.doubt
-    if segment.words is not None:
-        data["words"] = [_word_to_dict(word, diarized) for word in segment.words]
-    if diarized:
-        data["speaker"] = segment.speaker
-        data["speaker_confidence"] = finite_or_none(segment.speaker_confidence)
-    return data
+@dataclass(frozen=True)
+class Transcript:
+    """The result for one recording. Every output format is a pure function of it.
 
+    With `diarized`, the key `speaker` is always written, null meaning unknown, and `turns` holds
+    who speaks when. `settings` explains the result (model, options, versions), `stats` its cost.
+    Equal warnings become one, and their number is bounded (`merged`). Raises ValueError if the coverage
+    does not account for exactly `sample_count` samples."""
 
-def _word_to_dict(word: Word, diarized: bool) -> dict[str, Json]:
-    data: dict[str, Json] = {
-        "word": word.text,
-        "start": word.start,
-        "end": word.end,
-        "probability": finite_or_none(word.probability),
-    }
-    if word.sources is not None:
-        data["sources"] = list[Json](word.sources)
-    if diarized:
-        data["speaker"] = word.speaker
-        data["speaker_confidence"] = finite_or_none(word.speaker_confidence)
-        data["overlap"] = word.overlap
-    return data
+    segments: tuple[Segment, ...]
+    sample_count: int
+    coverage: Coverage
+    language: str | None = None
+    language_probability: float | None = None
+    warnings: tuple[Notice, ...] = ()
+    settings: Mapping[str, Json] = field(default_factory=dict)
+    stats: Mapping[str, Json] = field(default_factory=dict)
+    diarized: bool = False
+    turns: tuple[Turn, ...] = ()
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "warnings", merged(self.warnings))
+        if self.coverage.sample_count != self.sample_count:
+            raise ValueError(
+                f"coverage of {self.coverage.sample_count} of {self.sample_count} samples"
+            )
 
-def turn_to_dict(turn: Turn) -> dict[str, Json]:
-    """Times in seconds."""
-    return {"start": turn.start, "end": turn.end, "speaker": turn.speaker}
+    @property
+    def text(self) -> str:
+        """The concatenated text of the segments, stripped."""
+        return "".join(segment.text for segment in self.segments).strip()
 
+    @property
+    def duration(self) -> float:
+        """Length in seconds."""
+        return seconds(self.sample_count)
 
-def notice_to_dict(notice: Notice) -> dict[str, Json]:
-    """Code and message; count and places, in seconds, of one that applies several times."""
-    data: dict[str, Json] = {"code": notice.code, "message": notice.message}
-    if notice.count > 1:
-        data |= {"count": notice.count, "places": list(notice.places)}
-    return data
+    def to_dict(self) -> dict[str, Json]:
+        """Whisper's JSON with additional keys. Numbers that are not finite become null."""
+        turns: dict[str, Json] = {"turns": [_turn_to_dict(turn) for turn in self.turns]}
+        return {
+            "text": self.text,
+            "segments": [_segment_to_dict(segment, self.diarized) for segment in self.segments],
+            **(turns if self.diarized else {}),
+            "language": self.language,
+            "language_probability": _finite_or_none(self.language_probability),
+            "duration": self.duration,
+            "diarized": self.diarized,
+            "warnings": [notice_to_dict(notice) for notice in self.warnings],
+            "coverage": _coverage_to_dict(self.coverage),
+            "settings": _without_nan(dict(self.settings)),
+            "stats": _without_nan(dict(self.stats)),
+        }
 
-
-def notice_from_dict(record: Fields) -> Notice:
-    """The inverse of `notice_to_dict`. Raises ValueError for a count below 1."""
-    several = "count" in record.data
-    return Notice(
-        record.text("code"),
-        record.text("message"),
-        record.integer("count") if several else 1,
-        tuple(record.numbers("places")) if several else (),
-    )
-
-
-def coverage_to_dict(coverage: Coverage) -> dict[str, Json]:
-    """Totals and spans, in seconds."""
-    wordless = coverage.wordless_samples
-    return {
-        "decoded_s": seconds(coverage.decoded_samples),
-        "silent_s": seconds(coverage.silent_samples),
-        "failed_s": seconds(coverage.failed_samples),
-        "voice_without_words_s": None if wordless is None else seconds(wordless),
-        "spans": [
-            {
-                "start": seconds(span.start_sample),
-                "end": seconds(span.end_sample),
-                "state": span.state,
-                "reason": span.reason,
-            }
-            for span in coverage.spans
-        ],
-    }
-
-
-def segment_from_dict(record: Fields) -> Segment:
-    """The inverse of `segment_to_dict`."""
-    words = (
-        [_word_from_dict(item) for item in record.records("words")]
-        if "words" in record.data
-        else None
-    )
-    return Segment(
-        id=record.integer("id"),
-        window=record.integer("window"),
-        window_sample=samples_at(record.number("window_start")),
-        start_sample=samples_at(record.number("start")),
-        end_sample=samples_at(record.number("end")),
-        text=record.text("text"),
-        tokens=tuple(record.integers("tokens")),
-        temperature=record.optional_number("temperature"),
-        avg_logprob=record.optional_number("avg_logprob"),
-        compression_ratio=record.optional_number("compression_ratio"),
-        no_speech_prob=record.optional_number("no_speech_prob"),
-        words=None if words is None else tuple(words),
-        speaker=record.optional_text("speaker"),
-        speaker_confidence=record.optional_number("speaker_confidence"),
-        doubt=record.optional_text("doubt"),
-    )
-
-
-def _word_from_dict(record: Fields) -> Word:
-    return Word(
-        text=record.text("word"),
-        start_sample=samples_at(record.number("start")),
-        end_sample=samples_at(record.number("end")),
-        probability=record.optional_number("probability"),
-        speaker=record.optional_text("speaker"),
-        speaker_confidence=record.optional_number("speaker_confidence"),
-        overlap=record.optional_flag("overlap"),
-        sources=_token_sources(record) if "sources" in record.data else None,
-    )
-
-
-def _token_sources(record: Fields) -> tuple[TokenSource, ...]:
-    # Word rejects unknown ones.
-    return tuple(cast(TokenSource, str(item)) for item in record.items("sources"))
-
-
-def coverage_from_dict(record: Fields) -> Coverage:
-    """The inverse of `coverage_to_dict`; transcripts of earlier versions do not say what has no words."""
-    wordless = record.optional_number("voice_without_words_s")
-    spans = tuple(_span_from_dict(item) for item in record.records("spans"))
-    return Coverage(spans, None if wordless is None else samples_at(wordless))
-
-
-def _span_from_dict(record: Fields) -> Span:
-    return Span(
-        start_sample=samples_at(record.number("start")),
-        end_sample=samples_at(record.number("end")),
-        state=cast(State, record.text("state")),  # Span rejects unknown ones
-        reason=record.optional_text("reason"),
-    )
-
-
-def finite_or_none(value: float | None) -> float | None:
-    """None for NaN and infinities."""
-    return value if value is not None and math.isfinite(value) else None
-
-
-def without_nan(value: Json) -> Json:
-    """Replace numbers that are not finite by None: JSON has none, and other readers refuse the
-    whole file."""
-    if isinstance(value, dict):
-        return {key: without_nan(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [without_nan(item) for item in value]
-    return finite_or_none(value) if isinstance(value, float) else value
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Json]) -> Transcript:
+        """The inverse of `to_dict`. Raises KeyError, TypeError or ValueError for other data."""
+        record = Fields(data)
+        return cls(
+            segments=tuple(_segment_from_dict(item) for item in record.records("segments")),
+            sample_count=samples_at(record.number("duration")),
+            coverage=_coverage_from_dict(record.record("coverage")),
+            language=record.optional_text("language"),
+            language_probability=record.optional_number("language_probability"),
+            warnings=tuple(notice_from_dict(item) for item in record.records("warnings")),
+            settings=record.record("settings").data,
+            stats=record.record("stats").data,
+            diarized=record.data["diarized"] is True,
+            turns=tuple(
+                Turn(samples_at(i.number("start")), samples_at(i.number("end")), i.text("speaker"))
+                for i in (record.records("turns") if "turns" in record.data else [])
+            ),
+        )
 
 
 @dataclass(frozen=True)
 class Fields:
-    """A JSON object read by type, so that a wrong file fails here, naming the key, and not later."""
+    """A JSON object read by type. Raises KeyError and TypeError that name the key."""
 
     data: Mapping[str, Json]
 
@@ -243,76 +153,162 @@ class Fields:
         ]
 
 
-@dataclass(frozen=True)
-class Transcript:
-    """The result for one recording. Every output format is a pure function of it.
+def notice_to_dict(notice: Notice) -> dict[str, Json]:
+    """Code and message; count and places, in seconds, of one that applies several times."""
+    data: dict[str, Json] = {"code": notice.code, "message": notice.message}
+    if notice.count > 1:
+        data |= {"count": notice.count, "places": list(notice.places)}
+    return data
 
-    With `diarized`, the key `speaker` is always written, null meaning unknown, and `turns` holds
-    who speaks when. `settings` explains the result (model, options, versions), `stats` its cost.
-    Equal warnings become one, and their number is bounded (`merged`). Raises ValueError if the coverage
-    does not account for exactly `sample_count` samples."""
 
-    segments: tuple[Segment, ...]
-    sample_count: int
-    coverage: Coverage
-    language: str | None = None
-    language_probability: float | None = None
-    warnings: tuple[Notice, ...] = ()
-    settings: Mapping[str, Json] = field(default_factory=dict)
-    stats: Mapping[str, Json] = field(default_factory=dict)
-    diarized: bool = False
-    turns: tuple[Turn, ...] = ()
+def notice_from_dict(record: Fields) -> Notice:
+    """The inverse of `notice_to_dict`. Raises ValueError for a count below 1."""
+    several = "count" in record.data
+    return Notice(
+        record.text("code"),
+        record.text("message"),
+        record.integer("count") if several else 1,
+        tuple(record.numbers("places")) if several else (),
+    )
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "warnings", merged(self.warnings))
-        if self.coverage.sample_count != self.sample_count:
-            raise ValueError(
-                f"coverage of {self.coverage.sample_count} of {self.sample_count} samples"
-            )
 
-    @property
-    def text(self) -> str:
-        """The concatenated text of the segments, stripped."""
-        return "".join(segment.text for segment in self.segments).strip()
+def _segment_to_dict(segment: Segment, diarized: bool) -> dict[str, Json]:
+    """Whisper's keys and ours; with `diarized` the speaker, None if unknown."""
+    data: dict[str, Json] = {
+        "id": segment.id,
+        "seek": segment.seek,
+        "window": segment.window,
+        "window_start": seconds(segment.window_sample),
+        "start": segment.start,
+        "end": segment.end,
+        "text": segment.text,
+        "tokens": list(segment.tokens),
+        "temperature": _finite_or_none(segment.temperature),
+        "avg_logprob": _finite_or_none(segment.avg_logprob),
+        "compression_ratio": _finite_or_none(segment.compression_ratio),
+        "no_speech_prob": _finite_or_none(segment.no_speech_prob),
+    }
+    if segment.doubt is not None:
+        data["doubt"] = segment.doubt
+    if segment.words is not None:
+        data["words"] = [_word_to_dict(word, diarized) for word in segment.words]
+    if diarized:
+        data["speaker"] = segment.speaker
+        data["speaker_confidence"] = _finite_or_none(segment.speaker_confidence)
+    return data
 
-    @property
-    def duration(self) -> float:
-        """Length in seconds."""
-        return seconds(self.sample_count)
 
-    def to_dict(self) -> dict[str, Json]:
-        """Whisper's JSON with additional keys. Numbers that are not finite become null."""
-        turns: dict[str, Json] = {"turns": [turn_to_dict(turn) for turn in self.turns]}
-        return {
-            "text": self.text,
-            "segments": [segment_to_dict(segment, self.diarized) for segment in self.segments],
-            **(turns if self.diarized else {}),
-            "language": self.language,
-            "language_probability": finite_or_none(self.language_probability),
-            "duration": self.duration,
-            "diarized": self.diarized,
-            "warnings": [notice_to_dict(notice) for notice in self.warnings],
-            "coverage": coverage_to_dict(self.coverage),
-            "settings": without_nan(dict(self.settings)),
-            "stats": without_nan(dict(self.stats)),
-        }
+def _segment_from_dict(record: Fields) -> Segment:
+    """The inverse of `_segment_to_dict`."""
+    words = (
+        [_word_from_dict(item) for item in record.records("words")]
+        if "words" in record.data
+        else None
+    )
+    return Segment(
+        id=record.integer("id"),
+        window=record.integer("window"),
+        window_sample=samples_at(record.number("window_start")),
+        start_sample=samples_at(record.number("start")),
+        end_sample=samples_at(record.number("end")),
+        text=record.text("text"),
+        tokens=tuple(record.integers("tokens")),
+        temperature=record.optional_number("temperature"),
+        avg_logprob=record.optional_number("avg_logprob"),
+        compression_ratio=record.optional_number("compression_ratio"),
+        no_speech_prob=record.optional_number("no_speech_prob"),
+        words=None if words is None else tuple(words),
+        speaker=record.optional_text("speaker"),
+        speaker_confidence=record.optional_number("speaker_confidence"),
+        doubt=record.optional_text("doubt"),
+    )
 
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Json]) -> Transcript:
-        """The inverse of `to_dict`. Raises KeyError, TypeError or ValueError for other data."""
-        record = Fields(data)
-        return cls(
-            segments=tuple(segment_from_dict(item) for item in record.records("segments")),
-            sample_count=samples_at(record.number("duration")),
-            coverage=coverage_from_dict(record.record("coverage")),
-            language=record.optional_text("language"),
-            language_probability=record.optional_number("language_probability"),
-            warnings=tuple(notice_from_dict(item) for item in record.records("warnings")),
-            settings=record.record("settings").data,
-            stats=record.record("stats").data,
-            diarized=record.data["diarized"] is True,
-            turns=tuple(
-                Turn(samples_at(i.number("start")), samples_at(i.number("end")), i.text("speaker"))
-                for i in (record.records("turns") if "turns" in record.data else [])
-            ),
-        )
+
+def _word_to_dict(word: Word, diarized: bool) -> dict[str, Json]:
+    data: dict[str, Json] = {
+        "word": word.text,
+        "start": word.start,
+        "end": word.end,
+        "probability": _finite_or_none(word.probability),
+    }
+    if word.sources is not None:
+        data["sources"] = list[Json](word.sources)
+    if diarized:
+        data["speaker"] = word.speaker
+        data["speaker_confidence"] = _finite_or_none(word.speaker_confidence)
+        data["overlap"] = word.overlap
+    return data
+
+
+def _word_from_dict(record: Fields) -> Word:
+    return Word(
+        text=record.text("word"),
+        start_sample=samples_at(record.number("start")),
+        end_sample=samples_at(record.number("end")),
+        probability=record.optional_number("probability"),
+        speaker=record.optional_text("speaker"),
+        speaker_confidence=record.optional_number("speaker_confidence"),
+        overlap=record.optional_flag("overlap"),
+        sources=_token_sources(record) if "sources" in record.data else None,
+    )
+
+
+def _token_sources(record: Fields) -> tuple[TokenSource, ...]:
+    # Word rejects unknown ones.
+    return tuple(cast(TokenSource, str(item)) for item in record.items("sources"))
+
+
+def _turn_to_dict(turn: Turn) -> dict[str, Json]:
+    """Times in seconds."""
+    return {"start": turn.start, "end": turn.end, "speaker": turn.speaker}
+
+
+def _coverage_to_dict(coverage: Coverage) -> dict[str, Json]:
+    """Totals and spans, in seconds."""
+    wordless = coverage.wordless_samples
+    return {
+        "decoded_s": seconds(coverage.decoded_samples),
+        "silent_s": seconds(coverage.silent_samples),
+        "failed_s": seconds(coverage.failed_samples),
+        "voice_without_words_s": None if wordless is None else seconds(wordless),
+        "spans": [
+            {
+                "start": seconds(span.start_sample),
+                "end": seconds(span.end_sample),
+                "state": span.state,
+                "reason": span.reason,
+            }
+            for span in coverage.spans
+        ],
+    }
+
+
+def _coverage_from_dict(record: Fields) -> Coverage:
+    """The inverse of `_coverage_to_dict`; transcripts of earlier versions do not say what has no words."""
+    wordless = record.optional_number("voice_without_words_s")
+    spans = tuple(_span_from_dict(item) for item in record.records("spans"))
+    return Coverage(spans, None if wordless is None else samples_at(wordless))
+
+
+def _span_from_dict(record: Fields) -> Span:
+    return Span(
+        start_sample=samples_at(record.number("start")),
+        end_sample=samples_at(record.number("end")),
+        state=cast(State, record.text("state")),  # Span rejects unknown ones
+        reason=record.optional_text("reason"),
+    )
+
+
+def _finite_or_none(value: float | None) -> float | None:
+    """None for NaN and infinities."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _without_nan(value: Json) -> Json:
+    """Replace numbers that are not finite by None: JSON has none, and other readers refuse the
+    whole file."""
+    if isinstance(value, dict):
+        return {key: _without_nan(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(item) for item in value]
+    return _finite_or_none(value) if isinstance(value, float) else value

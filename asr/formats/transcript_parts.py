@@ -2,10 +2,6 @@
 
 Positions are integer samples at 16 kHz; seconds are derived from them, so nothing drifts and
 nothing is rounded twice. Knows what a valid part is; nothing of files or of decoding.
-
-Units of a transcript: integer samples at 16 kHz, and the seconds derived from them.
-
-Knows the sample rate; nothing of transcripts.
 """
 
 from __future__ import annotations
@@ -23,7 +19,26 @@ SAMPLE_RATE = 16_000
 SAMPLES_PER_SEEK = 160
 """Whisper's `seek` counts feature frames of 10 ms."""
 
+PLACES = 3
+"""The most places that a notice lists; it counts the others."""
+
+MOST_NOTICES = 32
+"""The most notices of a recording: what a hostile file causes must not fill a terminal or a database."""
+
+MESSAGE_LENGTH = 1000
+"""The most characters of a notice's message."""
+
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
+"""A value of JSON."""
+
+State = Literal["decoded", "silent", "failed"]
+STATES: tuple[State, ...] = ("decoded", "silent", "failed")
+"""What became of samples."""
+
+TokenSource = Literal["accepted", "correction", "bonus", "plain", "guessed"]
+TOKEN_SOURCES: tuple[TokenSource, ...] = ("accepted", "correction", "bonus", "plain", "guessed")
+"""Where a token comes from: drafted and accepted; the target's own after a rejection, after full
+acceptance, or in a round without drafts."""
 
 
 def seconds(samples: int) -> float:
@@ -35,72 +50,6 @@ def seconds(samples: int) -> float:
 def samples_at(time_s: float) -> int:
     """Return the sample nearest to a time in seconds."""
     return round(time_s * SAMPLE_RATE)
-
-
-State = Literal["decoded", "silent", "failed"]
-STATES: tuple[State, ...] = ("decoded", "silent", "failed")
-TokenSource = Literal["accepted", "correction", "bonus", "plain", "guessed"]
-TOKEN_SOURCES: tuple[TokenSource, ...] = ("accepted", "correction", "bonus", "plain", "guessed")
-"""Where a token comes from: drafted and accepted; the target's own after a rejection, after full
-acceptance, or in a round without drafts."""
-
-PLACES = 3
-"""The most places that a notice lists; it counts the others."""
-
-MOST_NOTICES = 32
-"""The most notices of a recording: what a hostile file causes must not fill a terminal or a database."""
-
-MESSAGE_LENGTH = 1000
-"""The most characters of a notice's message."""
-
-
-@dataclass(frozen=True)
-class Notice:
-    """A warning for readers of the result, stored in the transcript.
-
-    `message` is complete. For programs, `count` says how many times it applies, and `places` where, in
-    seconds, for the first few of several. Raises ValueError for a count below 1.
-    """
-
-    code: str
-    message: str
-    count: int = 1
-    places: tuple[float, ...] = ()
-
-    def __post_init__(self) -> None:
-        if self.count < 1:
-            raise ValueError(f"a notice that applies {self.count} times")
-
-
-def merged(notices: Iterable[Notice]) -> tuple[Notice, ...]:
-    """The notices within bounds: equal ones are one, with a count; the first `MOST_NOTICES` different ones,
-    the last of which counts the others; messages of at most `MESSAGE_LENGTH` characters."""
-    found: dict[tuple[str, str], list[Notice]] = {}
-    for notice in notices:
-        text = clipped(notice.message.removesuffix(_times(notice.count)), MESSAGE_LENGTH)
-        found.setdefault((notice.code, text), []).append(notice)
-    joined = [_joined(text, equal) for (_, text), equal in found.items()]
-    if len(joined) <= MOST_NOTICES:
-        return tuple(joined)
-    rest = joined[MOST_NOTICES - 1 :]
-    codes = clipped(", ".join(dict.fromkeys(notice.code for notice in rest)), MESSAGE_LENGTH // 2)
-    text = f"{len(rest)} more warnings are left out: {codes}"
-    return (*joined[: MOST_NOTICES - 1], Notice("more_warnings", text, len(rest)))
-
-
-def _joined(text: str, equal: Sequence[Notice]) -> Notice:
-    """Equal notices as one with this text; one alone stays as it is."""
-    first = equal[0]
-    if len(equal) == 1:
-        suffix = _times(first.count) if first.message.endswith(_times(first.count)) else ""
-        return replace(first, message=text + suffix)
-    count = sum(notice.count for notice in equal)
-    places = tuple(chain.from_iterable(notice.places for notice in equal))[:PLACES]
-    return Notice(first.code, text + _times(count), count, places)
-
-
-def _times(count: int) -> str:
-    return f" ({count} times)"
 
 
 class _InSeconds:
@@ -270,6 +219,55 @@ class Coverage:
 
     def _total(self, state: State) -> int:
         return sum(span.samples for span in self.spans if span.state == state)
+
+
+@dataclass(frozen=True)
+class Notice:
+    """A warning for readers of the result, stored in the transcript.
+
+    `message` is complete. For programs, `count` says how many times it applies, and `places` where, in
+    seconds, for the first few of several. Raises ValueError for a count below 1.
+    """
+
+    code: str
+    message: str
+    count: int = 1
+    places: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise ValueError(f"a notice that applies {self.count} times")
+
+
+def merged(notices: Iterable[Notice]) -> tuple[Notice, ...]:
+    """The notices within bounds: equal ones are one, with a count; the first `MOST_NOTICES` different ones,
+    the last of which counts the others; messages of at most `MESSAGE_LENGTH` characters."""
+    found: dict[tuple[str, str], list[Notice]] = {}
+    for notice in notices:
+        text = clipped(notice.message.removesuffix(_times(notice.count)), MESSAGE_LENGTH)
+        found.setdefault((notice.code, text), []).append(notice)
+    joined = [_joined(text, equal) for (_, text), equal in found.items()]
+    if len(joined) <= MOST_NOTICES:
+        return tuple(joined)
+    rest = joined[MOST_NOTICES - 1 :]
+    codes = clipped(", ".join(dict.fromkeys(notice.code for notice in rest)), MESSAGE_LENGTH // 2)
+    text = f"{len(rest)} more warnings are left out: {codes}"
+    return (*joined[: MOST_NOTICES - 1], Notice("more_warnings", text, len(rest)))
+
+
+def _joined(text: str, equal: Sequence[Notice]) -> Notice:
+    """Equal notices as one with this text; one alone stays as it is."""
+    first = equal[0]
+    if len(equal) == 1:
+        suffix = _times(first.count) if first.message.endswith(_times(first.count)) else ""
+        return replace(first, message=text + suffix)
+    count = sum(notice.count for notice in equal)
+    places = tuple(chain.from_iterable(notice.places for notice in equal))[:PLACES]
+    return Notice(first.code, text + _times(count), count, places)
+
+
+def _times(count: int) -> str:
+    return f" ({count} times)"
 
 
 def _check_order(start: int, end: int, what: str) -> None:

@@ -9,13 +9,9 @@
 One process begins a run; any number may `join` it and create records, in threads or on other machines.
 Who works on what is not known here: a recording that two workers transcribe leaves one record.
 
-The files that records are kept in: what a store and a folder have in common, and the folder.
-
-    files = FolderFiles(Path("/mnt/shared/out"))
-    files.create("_forescribe/run.json", b"{}")      # False: another process was first
-
-A folder may be on a file system that several machines share: a file is created by a hard link, which
-fails if the name exists, on NFS too, and needs no locks.
+Records are small files, in a store or in a folder (`FolderFiles`). A folder may be on a file system that
+several machines share: a file is created by a hard link, which fails if the name exists, on NFS too, and
+needs no locks.
 """
 
 from __future__ import annotations
@@ -36,7 +32,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ..batch.manifest import NAME as MANIFEST
-from ..batch.manifest import Record
+from ..batch.manifest import Manifest, Record, output_errors
 from ..batch.work_schedule import MAX_CRASHES
 from ..errors import ForescribeError, OutputError, UsageError
 from ..formats.files import TEMPORARY
@@ -49,121 +45,13 @@ from .stored_records import (
     Run,
     StoredRecord,
     parsed,
+    record_key,
     source_hash,
 )
 
-
-class RecordFiles(Protocol):
-    """Small files by name, such as `asr.storage.stores.Store` has them."""
-
-    def list(self, prefix: str = "") -> list[Entry]: ...
-
-    def read(self, key: str) -> bytes:
-        """Raises FileNotFoundError or MissingError; OutputError or LocatedError for other reasons."""
-        ...
-
-    def create(self, key: str, data: bytes) -> bool:
-        """Write a file if there is none; False if there is one. Never visible in part."""
-        ...
-
-    def put(self, key: str, data: bytes) -> object:
-        """Write a file, replacing another one at once."""
-        ...
-
-
-class FolderFiles:
-    """Files below a folder. Raises OutputError for what cannot be written."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def list(self, prefix: str = "") -> list[Entry]:
-        top = self.folder / prefix
-        found = []
-        for place, _, names in os.walk(top):
-            for name in names:
-                path = Path(place, name)
-                with suppress(FileNotFoundError):  # a temporary file that has gone
-                    found.append(
-                        Entry(path.relative_to(self.folder).as_posix(), path.stat().st_size)
-                    )
-        return sorted(found, key=lambda entry: entry.key)
-
-    def read(self, key: str) -> bytes:
-        path = self.folder / key
-        try:
-            return path.read_bytes()
-        except FileNotFoundError:
-            raise
-        except NotADirectoryError as error:  # the folder is a file
-            raise FileNotFoundError(errno.ENOENT, "no such file", str(path)) from error
-        except OSError as error:
-            raise OutputError(
-                f"cannot read {str(path)!r}: {error.strerror or error}; check its permissions, or name "
-                "another folder"
-            ) from error
-
-    def create(self, key: str, data: bytes) -> bool:
-        path = self.folder / key
-        with _output_errors(path), self._temporary(path, data) as made:
-            try:
-                os.link(made, path)
-            except OSError as error:
-                # Over NFS the reply to a link that was made may be lost, and the repetition refused.
-                if os.stat(made).st_nlink == 2:
-                    return True
-                if isinstance(error, FileExistsError):
-                    return False
-                if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK):
-                    raise
-                return _exclusive(path, data)  # a file system without links
-        return True
-
-    def put(self, key: str, data: bytes) -> None:
-        path = self.folder / key
-        with _output_errors(path), self._temporary(path, data) as made:
-            os.replace(made, path)
-
-    @contextmanager
-    def _temporary(self, path: Path, data: bytes) -> Iterator[Path]:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        made = path.parent / TEMPORARY.format(secrets.token_hex(8))
-        try:
-            with made.open("xb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            yield made
-        finally:
-            with suppress(OSError):
-                made.unlink(missing_ok=True)
-
-
-def _exclusive(path: Path, data: bytes) -> bool:
-    """Create a file by its name alone: a reader may see a part of it, which counts as no record."""
-    try:
-        with path.open("xb") as file:
-            file.write(data)
-    except FileExistsError:
-        return False
-    return True
-
-
-@contextmanager
-def _output_errors(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if isinstance(error, OutputError):
-            raise
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        raise OutputError(
-            f"cannot write {str(path)!r}: {error.strerror or error}; name another folder with -o",
-            code="storage_full" if full else "unwritable_output",
-        ) from error
-
-
 RUN = "_forescribe/run"
+"""The beginning of the names of runs."""
+
 READERS = 16
 """Records that are read at a time."""
 
@@ -425,8 +313,6 @@ class RecordStore:
 
     def _append(self, records: Iterable[StoredRecord], folder: Path) -> None:
         """Add what is new to the manifest of a folder, where other runs append their own lines."""
-        from ..batch.manifest import Manifest
-
         manifest = Manifest(folder)
         with manifest.locked():
             there = {stored.token for stored in self._merged()}
@@ -447,12 +333,8 @@ class RecordStore:
         return found
 
     def _read_hash(self, name: tuple[str, int]) -> StoredRecord | None:
-        digest, generation = name
-        suffix = "" if generation == 1 else f".{generation}"
         try:
-            return StoredRecord.from_dict(
-                json.loads(self.files.read(f"{RECORDS}{digest}{suffix}.json"))
-            )
+            return StoredRecord.from_dict(json.loads(self.files.read(record_key(*name))))
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError, AttributeError):
@@ -473,6 +355,102 @@ def crashed_record(record: Record) -> Record:
         message=f"{record.path}: {MAX_CRASHES} workers died while they had this recording; transcribe it "
         "alone to see why",
     )
+
+
+class RecordFiles(Protocol):
+    """Small files by name, such as `asr.storage.stores.Store` has them."""
+
+    def list(self, prefix: str = "") -> list[Entry]: ...
+
+    def read(self, key: str) -> bytes:
+        """Raises FileNotFoundError or MissingError; OutputError or LocatedError for other reasons."""
+        ...
+
+    def create(self, key: str, data: bytes) -> bool:
+        """Write a file if there is none; False if there is one. Never visible in part."""
+        ...
+
+    def put(self, key: str, data: bytes) -> object:
+        """Write a file, replacing another one at once."""
+        ...
+
+
+class FolderFiles:
+    """Files below a folder. Raises OutputError for what cannot be written."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def list(self, prefix: str = "") -> list[Entry]:
+        top = self.folder / prefix
+        found = []
+        for place, _, names in os.walk(top):
+            for name in names:
+                path = Path(place, name)
+                with suppress(FileNotFoundError):  # a temporary file that has gone
+                    found.append(
+                        Entry(path.relative_to(self.folder).as_posix(), path.stat().st_size)
+                    )
+        return sorted(found, key=lambda entry: entry.key)
+
+    def read(self, key: str) -> bytes:
+        path = self.folder / key
+        try:
+            return path.read_bytes()
+        except FileNotFoundError:
+            raise
+        except NotADirectoryError as error:  # the folder is a file
+            raise FileNotFoundError(errno.ENOENT, "no such file", str(path)) from error
+        except OSError as error:
+            raise OutputError(
+                f"cannot read {str(path)!r}: {error.strerror or error}; check its permissions, or name "
+                "another folder"
+            ) from error
+
+    def create(self, key: str, data: bytes) -> bool:
+        path = self.folder / key
+        with output_errors(path), self._temporary(path, data) as made:
+            try:
+                os.link(made, path)
+            except OSError as error:
+                # Over NFS the reply to a link that was made may be lost, and the repetition refused.
+                if os.stat(made).st_nlink == 2:
+                    return True
+                if isinstance(error, FileExistsError):
+                    return False
+                if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK):
+                    raise
+                return _exclusive(path, data)  # a file system without links
+        return True
+
+    def put(self, key: str, data: bytes) -> None:
+        path = self.folder / key
+        with output_errors(path), self._temporary(path, data) as made:
+            os.replace(made, path)
+
+    @contextmanager
+    def _temporary(self, path: Path, data: bytes) -> Iterator[Path]:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        made = path.parent / TEMPORARY.format(secrets.token_hex(8))
+        try:
+            with made.open("xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            yield made
+        finally:
+            with suppress(OSError):
+                made.unlink(missing_ok=True)
+
+
+def _exclusive(path: Path, data: bytes) -> bool:
+    """Create a file by its name alone: a reader may see a part of it, which counts as no record."""
+    try:
+        with path.open("xb") as file:
+            file.write(data)
+    except FileExistsError:
+        return False
+    return True
 
 
 def _run_key(number: int) -> str:

@@ -1,16 +1,11 @@
 """How far a run is, from its records alone: counts, failures, speed over time, and when it may end.
 
-    status = RunStatus.of(records.load().values(), records.join(), now=time.time())
+    reader = StatusReader("s3://out/2026")
+    status = reader.read()          # again and again: one listing, and what is new since the last time
     status.left, status.failures["invalid_audio"].count
 
-Times are those of the writers' clocks. Pure: reads nothing, and knows nothing of terminals.
-
-Reading the status of an output, again and again: from records, or from a folder's manifest alone.
-
-    reader = StatusReader("s3://out/2026")
-    status = reader.read()          # one listing, and what is new since the last time
-
-Knows where records are; how they are counted is in `run_status`.
+Of a folder that one machine writes, the manifest is read. Times are those of the writers' clocks. Knows
+nothing of terminals.
 """
 
 from __future__ import annotations
@@ -40,12 +35,43 @@ BARS = 24
 """Periods that the time of a run is divided into."""
 
 
-@dataclass(frozen=True)
-class Failures:
-    """Recordings that failed with one code: their number, and the first of their names."""
+class StatusReader:
+    """The status of an output: a URL or a folder."""
 
-    count: int = 0
-    names: tuple[str, ...] = ()
+    def __init__(
+        self, output: str, *, stores: Stores | None = None, clock: Callable[[], float] = time.time
+    ) -> None:
+        self.output, self.clock = output, clock
+        self.records = RecordStore.open(output, stores=stores)
+
+    def read(self) -> RunStatus:
+        """Raises UsageError if nothing was ever written there, and LocatedError."""
+        run = self.records.join()
+        if run is None:
+            return self._of_manifest()
+        known = self.records.load()
+        return RunStatus.of(
+            known.values(),
+            run,
+            now=self.clock(),
+            doubled=self.records.all_doubled,
+            crashes=self.records.all_crashes,
+        )
+
+    def _of_manifest(self) -> RunStatus:
+        """Of a folder that one machine writes: its manifest has no times and does not know the total."""
+        path = Path(self.output, MANIFEST)
+        if is_url(self.output) or not path.is_file():
+            raise UsageError(
+                f"{self.records.where}: no run has written there; name the output of `transcribe -o`"
+            )
+        latest: dict[str, StoredRecord] = {}
+        for line in path.read_bytes().split(b"\n"):
+            with suppress(ValueError, KeyError, TypeError, AttributeError):
+                values = {"settings": "", "run": 1} | json.loads(line)
+                stored = StoredRecord.from_dict(values)
+                latest[stored.source] = stored
+        return RunStatus.of(latest.values(), None, now=self.clock())
 
 
 @dataclass(frozen=True)
@@ -127,6 +153,14 @@ class RunStatus:
         )
 
 
+@dataclass(frozen=True)
+class Failures:
+    """Recordings that failed with one code: their number, and the first of their names."""
+
+    count: int = 0
+    names: tuple[str, ...] = ()
+
+
 def _since(ended: list[StoredRecord], run: Run | None) -> float | None:
     """When the run began: a run that was continued began with the first record of its predecessors."""
     if not ended:
@@ -175,42 +209,3 @@ def _failures(failed: list[StoredRecord]) -> dict[str, Failures]:
         found.setdefault(stored.record.code or "internal_error", []).append(stored.record.path)
     ranked = sorted(found.items(), key=lambda item: -len(item[1]))
     return {code: Failures(len(names), tuple(names[:NAMES])) for code, names in ranked}
-
-
-class StatusReader:
-    """The status of an output: a URL or a folder."""
-
-    def __init__(
-        self, output: str, *, stores: Stores | None = None, clock: Callable[[], float] = time.time
-    ) -> None:
-        self.output, self.clock = output, clock
-        self.records = RecordStore.open(output, stores=stores)
-
-    def read(self) -> RunStatus:
-        """Raises UsageError if nothing was ever written there, and LocatedError."""
-        run = self.records.join()
-        if run is None:
-            return self._of_manifest()
-        known = self.records.load()
-        return RunStatus.of(
-            known.values(),
-            run,
-            now=self.clock(),
-            doubled=self.records.all_doubled,
-            crashes=self.records.all_crashes,
-        )
-
-    def _of_manifest(self) -> RunStatus:
-        """Of a folder that one machine writes: its manifest has no times and does not know the total."""
-        path = Path(self.output, MANIFEST)
-        if is_url(self.output) or not path.is_file():
-            raise UsageError(
-                f"{self.records.where}: no run has written there; name the output of `transcribe -o`"
-            )
-        latest: dict[str, StoredRecord] = {}
-        for line in path.read_bytes().split(b"\n"):
-            with suppress(ValueError, KeyError, TypeError, AttributeError):
-                values = {"settings": "", "run": 1} | json.loads(line)
-                stored = StoredRecord.from_dict(values)
-                latest[stored.source] = stored
-        return RunStatus.of(latest.values(), None, now=self.clock())

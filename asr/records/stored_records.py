@@ -1,16 +1,16 @@
-"""Records as they are stored: what became of a recording, with what, by whom and when.
+"""Records and runs as they are stored, below `_forescribe/` of an output.
 
     stored = StoredRecord(record, settings="5e77", run=1, generation=1)
     StoredRecord.from_dict(json.loads(stored.to_json()))
 
-The first record of a recording is `<hash>.json`. A later one that takes its place, after a failure, a
-change or with another format, is `<hash>.2.json`, and so on: nothing is ever replaced, so creating a file
-is all that two writers need to be told apart.
+A record says what became of a recording, with what, by whom and when. The first one of a recording is
+`records/<hash>.json`. A later one that takes its place, after a failure, a change or with another format, is
+`<hash>.2.json`, and so on: nothing is ever replaced, so creating a file is all that two writers need to be
+told apart.
 
-Runs: what the results in an output are made with, in `_forescribe/run.json`.
-
-A run is created once and never changed; a further one (`run.2.json`) takes its place. Records of runs
-before `since` do not count any more, so nothing has to be deleted to start again.
+A run (`run.json`) says what the results are made with. It is created once and never changed; a further one
+(`run.2.json`) takes its place. Records of runs before `since` do not count any more, so nothing has to be
+deleted to start again.
 """
 
 from __future__ import annotations
@@ -31,6 +31,100 @@ from ..formats.transcript_parts import Json
 
 VERSION = 1
 """Of the layout of `_forescribe`; a newer one is refused."""
+
+RECORDS = "_forescribe/records/"
+CRASHES = "_forescribe/crashes/"
+DOUBLED = "_forescribe/doubled/"
+"""Folders of records, of marks that a worker died over a recording, and of marks that one was done twice."""
+
+_NAME = re.compile(r"([0-9a-f]{32})(?:\.(\d+))?\.json")
+
+_FIELDS = tuple(asdict(Record("", "failed")))
+_CIRCUMSTANCES = ("settings", "run", "generation", "worker", "at", "token")
+"""The keys of a stored record: those of the record, and those of `StoredRecord`."""
+
+_TEXTS = ("path", "status", "source", "settings", "worker", "token")
+_OPTIONAL_TEXTS = ("code", "message", "language", "fingerprint", "version")
+_COUNTS = ("attempt", "run", "generation")
+_NUMBERS = ("wall_s", "at")
+_OPTIONAL_NUMBERS = ("audio_s", "rtfx", "acceptance_rate", "mean_acceptance_length")
+_SUMMED = ("wall_s", "at", "audio_s")
+_LISTS = ("warnings", "outputs")
+"""Keys by the kind of their values."""
+
+
+@dataclass(frozen=True)
+class StoredRecord:
+    """A record with its circumstances. `at` is in seconds since 1970 by the writer's clock, and `token` is
+    random, so that a writer recognises its own record after a lost reply."""
+
+    record: Record
+    settings: str
+    run: int
+    generation: int = 1
+    worker: str = ""
+    at: float = 0.0
+    token: str = field(default="")
+
+    @property
+    def source(self) -> str:
+        return self.record.source
+
+    @property
+    def version(self) -> str | None:
+        """Tells contents of the source apart, see `Record`."""
+        return self.record.version
+
+    @property
+    def size(self) -> int | None:
+        """The bytes of the source, from its version."""
+        size = (self.version or "").partition(":")[0]
+        return int(size) if size.isdigit() else None
+
+    @property
+    def key(self) -> str:
+        return record_key(source_hash(self.source), self.generation)
+
+    @property
+    def formats(self) -> frozenset[str]:
+        """The formats of the results."""
+        return frozenset(PurePosixPath(name).suffix[1:] for name in self.record.outputs)
+
+    @property
+    def content(self) -> str | None:
+        """The hash of the recording's bytes, if its result can be resumed."""
+        mark = self.record.fingerprint
+        return mark.removeprefix("sha256:").partition("+")[0] if mark else None
+
+    def counts_in(self, run: Run) -> bool:
+        """Whether it belongs to `run` or to one that `run` continues."""
+        return self.run >= run.since and self.settings == run.settings
+
+    def serves(self, run: Run, formats: frozenset[str]) -> bool:
+        """Whether nothing is left to do for these formats, if the recording has not changed."""
+        done = self.record.status == "succeeded" and formats <= self.formats
+        return done and self.counts_in(run)
+
+    def to_dict(self) -> dict[str, Json]:
+        values = {name: getattr(self, name) for name in _CIRCUMSTANCES}
+        return self.record.to_dict() | values
+
+    def to_json(self) -> bytes:
+        # In ASCII: a path may hold bytes that are no text in any encoding.
+        return (json.dumps(self.to_dict()) + "\n").encode()
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> StoredRecord:
+        """Raises KeyError, TypeError or ValueError for what is no record."""
+        fields = {name: values[name] for name in _FIELDS if name in values}
+        fields |= {name: tuple(fields.get(name) or ()) for name in ("warnings", "outputs")}
+        circumstances = {name: values[name] for name in _CIRCUMSTANCES if name in values}
+        for name, value in (fields | circumstances).items():
+            _check(name, value)
+        record = Record(**fields)
+        if not record.source:
+            raise ValueError("a record without a source")
+        return cls(record, **circumstances)
 
 
 @dataclass(frozen=True)
@@ -94,98 +188,19 @@ class Run:
         return None if same else replace(other, number=number, since=self.since, formats=formats)
 
 
-RECORDS = "_forescribe/records/"
-CRASHES = "_forescribe/crashes/"
-DOUBLED = "_forescribe/doubled/"
-
-_NAME = re.compile(r"([0-9a-f]{32})(?:\.(\d+))?\.json")
+def record_key(digest: str, generation: int) -> str:
+    """The name of a record's file, by the hash of its source."""
+    return f"{RECORDS}{digest}{'' if generation == 1 else f'.{generation}'}.json"
 
 
-@dataclass(frozen=True)
-class StoredRecord:
-    """A record with its circumstances. `at` is in seconds since 1970 by the writer's clock, and `token` is
-    random, so that a writer recognises its own record after a lost reply."""
-
-    record: Record
-    settings: str
-    run: int
-    generation: int = 1
-    worker: str = ""
-    at: float = 0.0
-    token: str = field(default="")
-
-    @property
-    def source(self) -> str:
-        return self.record.source
-
-    @property
-    def version(self) -> str | None:
-        """Tells contents of the source apart, see `Record`."""
-        return self.record.version
-
-    @property
-    def size(self) -> int | None:
-        """The bytes of the source, from its version."""
-        size = (self.version or "").partition(":")[0]
-        return int(size) if size.isdigit() else None
-
-    @property
-    def key(self) -> str:
-        return record_key(self.source, self.generation)
-
-    @property
-    def formats(self) -> frozenset[str]:
-        """The formats of the results."""
-        return frozenset(PurePosixPath(name).suffix[1:] for name in self.record.outputs)
-
-    @property
-    def content(self) -> str | None:
-        """The hash of the recording's bytes, if its result can be resumed."""
-        mark = self.record.fingerprint
-        return mark.removeprefix("sha256:").partition("+")[0] if mark else None
-
-    def counts_in(self, run: Run) -> bool:
-        """Whether it belongs to `run` or to one that `run` continues."""
-        return self.run >= run.since and self.settings == run.settings
-
-    def serves(self, run: Run, formats: frozenset[str]) -> bool:
-        """Whether nothing is left to do for these formats, if the recording has not changed."""
-        done = self.record.status == "succeeded" and formats <= self.formats
-        return done and self.counts_in(run)
-
-    def to_dict(self) -> dict[str, Json]:
-        values = {name: getattr(self, name) for name in _CIRCUMSTANCES}
-        return self.record.to_dict() | values
-
-    def to_json(self) -> bytes:
-        # In ASCII: a path may hold bytes that are no text in any encoding.
-        return (json.dumps(self.to_dict()) + "\n").encode()
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> StoredRecord:
-        """Raises KeyError, TypeError or ValueError for what is no record."""
-        fields = {name: values[name] for name in _FIELDS if name in values}
-        fields |= {name: tuple(fields.get(name) or ()) for name in ("warnings", "outputs")}
-        circumstances = {name: values[name] for name in _CIRCUMSTANCES if name in values}
-        for name, value in (fields | circumstances).items():
-            _check(name, value)
-        record = Record(**fields)
-        if not record.source:
-            raise ValueError("a record without a source")
-        return cls(record, **circumstances)
+def source_hash(source: str) -> str:
+    return hashlib.sha256(os.fsencode(source)).hexdigest()[:32]
 
 
-_FIELDS = tuple(asdict(Record("", "failed")))
-_CIRCUMSTANCES = ("settings", "run", "generation", "worker", "at", "token")
-
-
-_TEXTS = ("path", "status", "source", "settings", "worker", "token")
-_OPTIONAL_TEXTS = ("code", "message", "language", "fingerprint", "version")
-_COUNTS = ("attempt", "run", "generation")
-_NUMBERS = ("wall_s", "at")
-_OPTIONAL_NUMBERS = ("audio_s", "rtfx", "acceptance_rate", "mean_acceptance_length")
-_SUMMED = ("wall_s", "at", "audio_s")
-_LISTS = ("warnings", "outputs")
+def parsed(name: str) -> tuple[str, int] | None:
+    """The hash and the generation in the name of a record's file; None for other files."""
+    match = _NAME.fullmatch(name)
+    return (match[1], int(match[2] or 1)) if match else None
 
 
 def _check(name: str, value: Any) -> None:
@@ -202,18 +217,3 @@ def _check(name: str, value: Any) -> None:
         fits = name not in _LISTS or all(isinstance(one, str) for one in value)
     if not fits:
         raise ValueError(f"{name} of a record is no value of its kind")
-
-
-def record_key(source: str, generation: int = 1) -> str:
-    """The name of a record's file."""
-    return f"{RECORDS}{source_hash(source)}{'' if generation == 1 else f'.{generation}'}.json"
-
-
-def source_hash(source: str) -> str:
-    return hashlib.sha256(os.fsencode(source)).hexdigest()[:32]
-
-
-def parsed(name: str) -> tuple[str, int] | None:
-    """The hash and the generation in the name of a record's file; None for other files."""
-    match = _NAME.fullmatch(name)
-    return (match[1], int(match[2] or 1)) if match else None

@@ -1,4 +1,4 @@
-"""Errors of object storage by what can be done about them: each says the location and what to do.
+"""Errors of object storage by what can be done about them, and which one an answer of a server means.
 
     StorageError
         MissingError        no such object or bucket
@@ -9,12 +9,9 @@
         ChangedError        `replace`, `fetch`: it is not the version that was named any more
         UnsupportedError    the store cannot do this
 
-Messages hold no credentials, no query strings and no text of the server's beyond its error code.
-
-What an error of obstore or of a web server means, and what to do about it.
-
-Of its text only the error code (`SlowDown`, `ExpiredToken`) and the status are used: the rest holds URLs,
-which may be signed. Knows the codes of S3, Google Cloud Storage and Azure.
+Each says the location and what to do. Messages hold no credentials, no query strings and no text of the
+server's beyond its error code (`SlowDown`, `ExpiredToken`) and the status: the rest holds URLs, which may be
+signed. Knows the codes of S3, Google Cloud Storage and Azure.
 """
 
 from __future__ import annotations
@@ -26,6 +23,32 @@ from typing import ClassVar
 
 from ..errors import Code, StorageError
 from .locations import Location
+
+NO_NAME = frozenset({socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)})
+"""Answers of a name server that it knows; EAI_AGAIN is that there was none."""
+
+_STATUS = re.compile(r"status code: (\d{3})")
+_CODE = re.compile(r"<Code>([A-Za-z]{3,60})</Code>|\"reason\":\s*\"([A-Za-z]{3,60})\"")
+
+# Error codes of servers.
+EXPIRED = frozenset(
+    {"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired"}
+)
+THROTTLED = frozenset(
+    "SlowDown Throttling ThrottlingException RequestLimitExceeded TooManyRequests ServerBusy "
+    "rateLimitExceeded userRateLimitExceeded RequestTimeout OperationTimedOut".split()
+)
+
+KEYS = {
+    "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (and AWS_ENDPOINT_URL for stores other than AWS)",
+    "gs": "GOOGLE_APPLICATION_CREDENTIALS",
+    "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
+    "hf": "HF_TOKEN",
+}
+"""The environment variables with credentials, by scheme."""
+
+_IDENTITY = ("http://169.254.", "http://metadata.google", "oauth2/v4/token", "oauth2/token")
+"""In errors of a store that looked for the credentials of the machine and found none."""
 
 
 class LocatedError(StorageError):
@@ -68,35 +91,11 @@ class UnsupportedError(LocatedError):
     default_code: ClassVar[Code] = "invalid_value"
 
 
-NO_NAME = frozenset({socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)})
-"""Answers of a name server that it knows; EAI_AGAIN is that there was none."""
-
-_STATUS = re.compile(r"status code: (\d{3})")
-_CODE = re.compile(r"<Code>([A-Za-z]{3,60})</Code>|\"reason\":\s*\"([A-Za-z]{3,60})\"")
-
-EXPIRED = frozenset(
-    {"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired"}
-)
-THROTTLED = frozenset(
-    "SlowDown Throttling ThrottlingException RequestLimitExceeded TooManyRequests ServerBusy "
-    "rateLimitExceeded userRateLimitExceeded RequestTimeout OperationTimedOut".split()
-)
-KEYS = {
-    "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (and AWS_ENDPOINT_URL for stores other than AWS)",
-    "gs": "GOOGLE_APPLICATION_CREDENTIALS",
-    "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
-    "hf": "HF_TOKEN",
-}
-
-_IDENTITY = ("http://169.254.", "http://metadata.google", "oauth2/v4/token", "oauth2/token")
-"""In errors of a store that looked for the credentials of the machine and found none."""
-
-
 def located(location: Location, error: BaseException, *, opening: bool = False) -> LocatedError:
     """The error of this package for one of obstore's. `opening`: of making the store, before a request."""
     kind, text = type(error).__name__, str(error)
     if kind in ("FileNotFoundError", "NotFoundError"):
-        return no_bucket(location) if "NoSuchBucket" in text else missing(location)
+        return _no_bucket(location) if "NoSuchBucket" in text else missing(location)
     if kind == "AlreadyExistsError":
         return ExistsError(location, "exists already")
     if kind in ("PreconditionError", "NotModifiedError"):
@@ -125,7 +124,7 @@ def by_status(location: Location, status: int, code: str, text: str = "") -> Loc
     if code in EXPIRED or status in (401, 403) or code in ("AccessDenied", "InvalidAccessKeyId"):
         return denied(location, status, code)
     if code in ("NoSuchBucket", "ContainerNotFound"):
-        return no_bucket(location)
+        return _no_bucket(location)
     if status in (404, 410):
         return missing(location)
     if status == 409 and code not in ("ConditionalRequestConflict", "OperationAborted", ""):
@@ -183,7 +182,7 @@ def unanswered(location: Location, error: BaseException) -> LocatedError:
     )
 
 
-def no_bucket(location: Location) -> MissingError:
+def _no_bucket(location: Location) -> MissingError:
     return MissingError(
         location, "there is no such bucket; check its name, its region and the endpoint"
     )

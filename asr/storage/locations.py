@@ -1,17 +1,15 @@
-"""Locations: `s3://bucket/calls/a.mp3` and the like, as values that can be shown safely.
+"""Locations: `s3://bucket/calls/a.mp3` and the like, as values that can be shown safely; and backends.
 
     location = Location.parse("https://example.com/a.mp3?X-Amz-Signature=9c41")
     location.name                    # a.mp3
     str(location)                    # https://example.com/a.mp3: no password, no signature
     Location.parse("s3://out/2026") / "a/b.srt"
 
-Knows the forms of URLs; opens nothing.
+A `Backend` is the part of a store that differs between services: single requests, without repetitions. Its
+keys are names within its bucket. Every method that makes a request raises `LocatedError`; `reply lost` cannot
+be told from `request lost`, so callers expect that a failed write may have happened.
 
-The part of a store that differs between services: single requests, without repetitions.
-
-A backend's keys are names within its bucket. Every method that makes a request raises `LocatedError`;
-`reply lost` cannot be told from `request lost`, so callers expect that a failed write may have happened.
-Knows the protocol only; the services are in modules of their own.
+Knows the forms of URLs; opens nothing. Import is light.
 """
 
 from __future__ import annotations
@@ -45,10 +43,8 @@ _SIGNATURE = re.compile(
 )
 """Parameters that sign a URL (S3, Google, CloudFront, Azure and others) and change with every signing."""
 
-
-def is_url(text: str) -> bool:
-    """Whether a text is meant as a URL rather than as a path, whatever its scheme is."""
-    return _URL.fullmatch(text) is not None
+_SAFE = "/:@!$&'()*+,;=-._~"
+"""Characters of a web address that are not percent-encoded."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -165,31 +161,9 @@ class Location:
         return replace(self, key=key, query="")
 
 
-_SAFE = "/:@!$&'()*+,;=-._~"
-
-
-def _web(scheme: str, text: str) -> Location:
-    try:
-        parts = urlsplit(text)
-        host = parts.hostname or ""
-        port = f":{parts.port}" if parts.port else ""
-    except ValueError as error:
-        raise UsageError("a web address cannot be read: its host or port is malformed") from error
-    if not host:
-        raise UsageError(f"{scheme}:// without a server")
-    user = parts.netloc.rpartition("@")[0]
-    shown = f"[{host}]" if ":" in host else host
-    path = parts.path or "/"
-    return Location(scheme, shown + port, _key(path), parts.query, user, path)
-
-
-def _key(path: str) -> str:
-    return unquote(path).lstrip("/")
-
-
-def _repository_parts(parts: list[str]) -> int:
-    """How many leading parts of an hf:// address name the repository: org/name, or datasets/org/name."""
-    return 3 if parts[0] in ("datasets", "spaces") else 2
+def is_url(text: str) -> bool:
+    """Whether a text is meant as a URL rather than as a path, whatever its scheme is."""
+    return _URL.fullmatch(text) is not None
 
 
 @dataclass(frozen=True)
@@ -256,3 +230,27 @@ class Backend(Protocol):
     def delete(self, key: str) -> None:
         """Remove an object, if it exists."""
         ...
+
+
+def _web(scheme: str, text: str) -> Location:
+    try:
+        parts = urlsplit(text)
+        host = parts.hostname or ""
+        port = f":{parts.port}" if parts.port else ""
+    except ValueError as error:
+        raise UsageError("a web address cannot be read: its host or port is malformed") from error
+    if not host:
+        raise UsageError(f"{scheme}:// without a server")
+    user = parts.netloc.rpartition("@")[0]
+    shown = f"[{host}]" if ":" in host else host
+    path = parts.path or "/"
+    return Location(scheme, shown + port, _key(path), parts.query, user, path)
+
+
+def _key(path: str) -> str:
+    return unquote(path).lstrip("/")
+
+
+def _repository_parts(parts: list[str]) -> int:
+    """How many leading parts of an hf:// address name the repository: org/name, or datasets/org/name."""
+    return 3 if parts[0] in ("datasets", "spaces") else 2

@@ -1,14 +1,11 @@
 """S3, Google Cloud Storage, Azure, memory and folders through obstore (extra `s3`).
 
-Credentials, endpoints and regions come from the environment: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY,
-AWS_SESSION_TOKEN, AWS_ENDPOINT_URL, AWS_REGION, GOOGLE_*, AZURE_*, from a profile in `~/.aws`, or from the
-identity of the machine.
+Credentials, endpoints and regions come from the environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY,
+AWS_SESSION_TOKEN, AWS_ENDPOINT_URL, AWS_REGION, GOOGLE_*, AZURE_*), from a profile in `~/.aws`, or from the
+identity of the machine. obstore reads the environment only, so profiles are read here: those with keys; those
+that log in (SSO) or assume roles are left to the environment.
+
 obstore's own repetitions are off: ours count requests and know whether a write may have happened.
-
-Keys of a profile in `~/.aws`, as the AWS tools write it: obstore reads the environment only.
-
-Profiles with keys are understood; those that log in (SSO) or assume roles are not, and are left to the
-environment. Knows the two files; requests nothing.
 """
 
 from __future__ import annotations
@@ -31,39 +28,12 @@ from .locations import Entry, Location, Reading
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
-
-KEYS = {
+PROFILE_KEYS = {
     "aws_access_key_id": "access_key_id",
     "aws_secret_access_key": "secret_access_key",
     "aws_session_token": "session_token",
 }
-
-
-def profile_settings() -> dict[str, str]:
-    """The settings of obstore's S3 store by the profile AWS_PROFILE, else `default`; empty if the environment
-    has keys itself, or if there is no such profile. A region of the environment comes first."""
-    found: dict[str, str] = {}
-    name = os.environ.get("AWS_PROFILE") or "default"
-    config = _section("AWS_CONFIG_FILE", "config", name if name == "default" else f"profile {name}")
-    if "region" in config and not os.environ.keys() & {"AWS_REGION", "AWS_DEFAULT_REGION"}:
-        found["region"] = config["region"]
-    if os.environ.keys() & {"AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE"}:
-        return found
-    values = config | _section("AWS_SHARED_CREDENTIALS_FILE", "credentials", name)
-    if "aws_access_key_id" in values and "aws_secret_access_key" in values:
-        found |= {ours: values[theirs] for theirs, ours in KEYS.items() if theirs in values}
-    return found
-
-
-def _section(variable: str, file: str, name: str) -> dict[str, str]:
-    path = Path(os.environ.get(variable) or Path.home() / ".aws" / file)
-    parser = configparser.ConfigParser(interpolation=None)
-    try:
-        parser.read(path, encoding="utf-8")
-    except (configparser.Error, UnicodeDecodeError, OSError):
-        return {}  # the AWS tools report it
-    return dict(parser[name]) if parser.has_section(name) else {}
-
+"""Keys of a profile, as the AWS tools name them and as obstore does."""
 
 PAGE = 1000
 """Objects per request of a listing: the most that S3 gives."""
@@ -182,6 +152,32 @@ class ObstoreBackend:
             if type(error).__module__.startswith(("obstore", "pyo3")):
                 raise located(location, error) from None
             raise
+
+
+def profile_settings() -> dict[str, str]:
+    """The settings of obstore's S3 store by the profile AWS_PROFILE, else `default`; empty if the environment
+    has keys itself, or if there is no such profile. A region of the environment comes first."""
+    found: dict[str, str] = {}
+    name = os.environ.get("AWS_PROFILE") or "default"
+    config = _section("AWS_CONFIG_FILE", "config", name if name == "default" else f"profile {name}")
+    if "region" in config and not os.environ.keys() & {"AWS_REGION", "AWS_DEFAULT_REGION"}:
+        found["region"] = config["region"]
+    if os.environ.keys() & {"AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE"}:
+        return found
+    values = config | _section("AWS_SHARED_CREDENTIALS_FILE", "credentials", name)
+    if "aws_access_key_id" in values and "aws_secret_access_key" in values:
+        found |= {ours: values[theirs] for theirs, ours in PROFILE_KEYS.items() if theirs in values}
+    return found
+
+
+def _section(variable: str, file: str, name: str) -> dict[str, str]:
+    path = Path(os.environ.get(variable) or Path.home() / ".aws" / file)
+    parser = configparser.ConfigParser(interpolation=None)
+    try:
+        parser.read(path, encoding="utf-8")
+    except (configparser.Error, UnicodeDecodeError, OSError):
+        return {}  # the AWS tools report it
+    return dict(parser[name]) if parser.has_section(name) else {}
 
 
 def _open(location: Location) -> ObjectStore:

@@ -1,14 +1,11 @@
-"""Repositories of the Hugging Face Hub (`hf://datasets/org/name/...`): read only.
+"""Services that can only be read: repositories of the Hugging Face Hub, and web addresses.
 
-Through huggingface-hub's file system, which reads HF_TOKEN and HF_ENDPOINT and repeats requests of its
-own. Knows files of repositories; nothing of models.
+    HubBackend(Location.parse("hf://datasets/org/name"))
+    WebBackend(Location.parse("https://example.com/a.mp3?Signature=..."))
 
-Web addresses, signed ones included: read only, one object per address.
-
-    backend = WebBackend(Location.parse("https://example.com/a.mp3?Signature=..."))
-
-The query of the location goes with every request and into no message. Knows HTTP; a web server has no
-listings and no conditions.
+The Hub is read through huggingface-hub's file system, which reads HF_TOKEN and HF_ENDPOINT and repeats
+requests of its own. Of a web server, one address is one object, and there are no listings; the query of a
+signed address goes with every request and into no message. Neither knows conditions.
 """
 
 from __future__ import annotations
@@ -21,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from .errors import (
     ChangedError,
@@ -38,20 +35,50 @@ if TYPE_CHECKING:
     import httpx
     from huggingface_hub import HfFileSystem
 
-
 HUB_PIECE = 4 << 20
+WEB_PIECE = 1 << 20
 """Bytes that are read at a time."""
 
 
-class HubBackend:
+class _ReadOnlyBackend:
+    """What is the same for services that cannot be written to: counting, and `refusal` of the writes."""
+
+    refusal: ClassVar[str]
+
+    def __init__(self, root: Location) -> None:
+        self.root = root
+        self.requests: Counter[str] = Counter()
+        self._counting = threading.Lock()
+
+    def put(self, key: str, data: bytes | Path) -> Entry:
+        raise self._refused()
+
+    def create(self, key: str, data: bytes) -> Entry:
+        raise self._refused()
+
+    def replace(self, key: str, data: bytes, etag: str) -> Entry:
+        raise self._refused()
+
+    def delete(self, key: str) -> None:
+        raise self._refused()
+
+    def _refused(self) -> UnsupportedError:
+        return UnsupportedError(self.root, self.refusal)
+
+    def _count(self, kind: str) -> None:
+        with self._counting:
+            self.requests[kind] += 1
+
+
+class HubBackend(_ReadOnlyBackend):
     """Requests to the repository of `location`."""
+
+    refusal = "hf:// can only be read: write to s3://, gs://, az:// or a folder"
 
     def __init__(self, location: Location, files: HfFileSystem | None = None) -> None:
         from huggingface_hub import HfFileSystem
 
-        self.root = location.root
-        self.requests: Counter[str] = Counter()
-        self._counting = threading.Lock()
+        super().__init__(location.root)
         self._files = files or HfFileSystem()
 
     def list(self, prefix: str, after: str | None = None) -> Iterator[Entry]:
@@ -84,18 +111,6 @@ class HubBackend:
         with file:
             yield Reading(entry, self._pieces(key, file, start), start)
 
-    def put(self, key: str, data: bytes | Path) -> Entry:
-        raise self._read_only()
-
-    def create(self, key: str, data: bytes) -> Entry:
-        raise self._read_only()
-
-    def replace(self, key: str, data: bytes, etag: str) -> Entry:
-        raise self._read_only()
-
-    def delete(self, key: str) -> None:
-        raise self._read_only()
-
     def _pieces(self, key: str, file: Any, start: int) -> Iterator[bytes]:
         with self._errors(self.root / key):
             file.seek(start)
@@ -110,15 +125,6 @@ class HubBackend:
         large = info.get("lfs") or {}
         tag = (large.get("sha256") if isinstance(large, dict) else None) or info.get("blob_id")
         return Entry(name, int(info["size"]), tag)
-
-    def _read_only(self) -> UnsupportedError:
-        return UnsupportedError(
-            self.root, "hf:// can only be read: write to s3://, gs://, az:// or a folder"
-        )
-
-    def _count(self, kind: str) -> None:
-        with self._counting:
-            self.requests[kind] += 1
 
     @contextmanager
     def _errors(self, location: Location) -> Iterator[None]:
@@ -139,30 +145,17 @@ class HubBackend:
             ) from None
 
 
-def _network_error() -> type[Exception]:
-    """The errors of the library that huggingface-hub makes requests with: httpx or httpx2, by its version."""
-    from huggingface_hub.errors import HfHubHTTPError
-
-    for kind in HfHubHTTPError.__mro__:
-        if kind.__name__ == "HTTPError" and issubclass(kind, Exception):
-            return kind
-    return OSError
-
-
-WEB_PIECE = 1 << 20
-"""Bytes that are read at a time."""
-
-
-class WebBackend:
+class WebBackend(_ReadOnlyBackend):
     """Requests to the server of `location`, with its query and its user; `at` is the same server with
     those of another location."""
+
+    refusal = "web addresses can only be read"
 
     def __init__(self, location: Location) -> None:
         import httpx
 
-        self.location, self.root = location, location.root
-        self.requests: Counter[str] = Counter()
-        self._counting = threading.Lock()
+        super().__init__(location.root)
+        self.location = location
         self._client = httpx.Client(
             follow_redirects=True,
             timeout=httpx.Timeout(60.0, connect=10.0),
@@ -176,7 +169,9 @@ class WebBackend:
         return other
 
     def list(self, prefix: str, after: str | None = None) -> Iterator[Entry]:
-        raise self._read_only("web servers have no listings: name the files, as in a list (.jsonl)")
+        raise UnsupportedError(
+            self.root, "web servers have no listings: name the files, as in a list (.jsonl)"
+        )
 
     def head(self, key: str) -> Entry:
         """By a GET whose body is not read: signed addresses are often signed for GET only."""
@@ -201,27 +196,8 @@ class WebBackend:
                 entry, answer.iter_bytes(WEB_PIECE), start if answer.status_code == 206 else 0
             )
 
-    def put(self, key: str, data: bytes | Path) -> Entry:
-        raise self._read_only()
-
-    def create(self, key: str, data: bytes) -> Entry:
-        raise self._read_only()
-
-    def replace(self, key: str, data: bytes, etag: str) -> Entry:
-        raise self._read_only()
-
-    def delete(self, key: str) -> None:
-        raise self._read_only()
-
     def _at(self, key: str) -> Location:
         return replace(self.location, key=key)
-
-    def _read_only(self, why: str = "web addresses can only be read") -> UnsupportedError:
-        return UnsupportedError(self.root, why)
-
-    def _count(self, kind: str) -> None:
-        with self._counting:
-            self.requests[kind] += 1
 
     @contextmanager
     def _errors(self, location: Location) -> Iterator[None]:
@@ -235,6 +211,16 @@ class WebBackend:
             raise UnsupportedError(location, "the address cannot be used; check it") from None
         except httpx.HTTPError as error:  # its text holds the address
             raise unanswered(location, error) from None
+
+
+def _network_error() -> type[Exception]:
+    """The errors of the library that huggingface-hub makes requests with: httpx or httpx2, by its version."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    for kind in HfHubHTTPError.__mro__:
+        if kind.__name__ == "HTTPError" and issubclass(kind, Exception):
+            return kind
+    return OSError
 
 
 def _entry(key: str, answer: httpx.Response) -> Entry:

@@ -1,31 +1,19 @@
 """Stores: objects below a location, with repeated requests and conditional writes.
 
-    store = open_store(Location.parse("s3://out/2026"))
+    stores = Stores()                              # one connection per bucket
+    store = stores.at(Location.parse("s3://out/2026"))
     store.put("a.srt", b"...")
     store.create("records/9c41.json", b"...")      # False: it exists already
 
-Keys are relative to the store's location. Temporary failures (throttling, resets, time-outs) are repeated
-by `Retries`; what is raised then is final. All methods may be called from several threads.
+Keys are relative to the store's location. All methods may be called from several threads.
 
-Attempts: a request to a store is repeated while its failure is temporary, ever later, a bounded time.
+A request is repeated while its failure is temporary (throttling, resets, time-outs), ever later, a bounded
+time (`Retries`); what is raised then is final. Waiting times are exponential with full jitter, random between
+0 and a bound that doubles, so that workers that were throttled together do not return together (M. Brooker,
+"Exponential Backoff and Jitter", AWS Architecture Blog, 2015). Objects are copied to files in pieces; a copy
+that breaks off continues where it was (`Copy`).
 
-Waiting times are exponential with full jitter, random between 0 and a bound that doubles, so that workers
-that were throttled together do not return together (M. Brooker, "Exponential Backoff and
-Jitter", AWS Architecture Blog, 2015). Knows errors and clocks; nothing of stores.
-
-Copies of objects in local files, in pieces; a copy that breaks off continues where it was.
-
-    copy = Copy(backend, "calls/a.mp3", Path("/spool/1"))
-    entry = copy.run(retries)
-
-Knows one object and one file; nothing of what becomes of the file.
-
-Opening stores: one connection per bucket, and a store for every location in it.
-
-    with_connections = Stores()
-    store = with_connections.at(Location.parse("s3://calls/2026"))
-
-Knows which scheme is served by which backend.
+Knows which scheme is served by which backend; nothing of what becomes of objects and files.
 """
 
 from __future__ import annotations
@@ -57,146 +45,53 @@ from .locations import WEB, Backend, Entry, Location
 
 T = TypeVar("T")
 
-
-@dataclass(frozen=True)
-class Retries:
-    """When to try again: `attempts` in all, at most `longest_s` apart, none begun after `total_s`.
-
-    `told` is called before the first pause of a request, with the error and the seconds that all of its
-    pauses may take. `sleep`, `clock` and `draw`, a random number in [0, 1), are arguments for tests."""
-
-    attempts: int = 8
-    first_s: float = 0.25
-    longest_s: float = 20.0
-    total_s: float = 180.0
-    sleep: Callable[[float], object] = time.sleep
-    clock: Callable[[], float] = time.monotonic
-    draw: Callable[[], float] = field(default=random.random)
-    told: Callable[[LocatedError, float], object] = lambda error, seconds: None
-
-    @property
-    def patience_s(self) -> float:
-        """The seconds that the pauses of a request take at most."""
-        pauses = (min(self.longest_s, self.first_s * 2.0**n) for n in range(1, self.attempts))
-        return min(self.total_s, sum(pauses))
-
-    def call(self, request: Callable[[], T]) -> T:
-        """Return what `request` returns. Raises its error if that is not temporary, or the last one, with
-        the number of attempts."""
-        started, attempt = self.clock(), 1
-        while True:
-            try:
-                return request()
-            except LocatedError as error:
-                pause = self.draw() * min(self.longest_s, self.first_s * 2**attempt)
-                late = self.clock() - started + pause > self.total_s
-                if not error.temporary:
-                    raise
-                if attempt >= self.attempts or late:
-                    text = f"{error.reason} ({attempt} attempts)"
-                    raise type(error)(error.location, text, code=error.code) from error
-                if attempt == 1:
-                    self.told(error, self.patience_s)
-            self.sleep(pause)
-            attempt += 1
-
-
-NO_RETRIES = Retries(attempts=1)
-
-
-def telling(say: Callable[[str], None]) -> Retries:
-    """The usual attempts, which say that they go on: once for each server."""
-    known: set[str] = set()
-
-    def told(error: LocatedError, seconds: float) -> None:
-        server = f"{error.location.scheme}://{error.location.host}"
-        if server not in known:
-            known.add(server)
-            say(f"{error}: trying again for up to {seconds:.0f} s")
-
-    return Retries(told=told)
-
-
-class Copy:
-    """One copy. With `etag`, only of the version with this tag. `progress` receives the number of bytes so
-    far and may raise, which ends the copy."""
-
-    def __init__(
-        self,
-        backend: Backend,
-        key: str,
-        path: Path,
-        etag: str | None = None,
-        progress: Callable[[int], object] = lambda done: None,
-    ) -> None:
-        self.backend, self.key, self.path, self.etag = backend, key, path, etag
-        self.progress = progress
-        self.done = 0  # bytes
-        self._entry: Entry | None = None
-        self._digest = hashlib.md5(usedforsecurity=False)
-
-    @property
-    def md5(self) -> str:
-        """The MD5 of what was copied."""
-        return self._digest.hexdigest()
-
-    def run(self, retries: Retries) -> Entry:
-        """Copy the object; attempts count from the last progress. Raises LocatedError, and OutputError for
-        the file."""
-        with disk_errors(self.path):
-            self.path.open("wb").close()
-        while True:
-            before = self.done
-            try:
-                return retries.call(self._attempt)
-            except UnavailableError:
-                if self.done <= before:
-                    raise
-
-    def _attempt(self) -> Entry:
-        if self._entry and 0 < self._entry.size == self.done:
-            return self._entry  # it broke off after the last byte
-        with self.backend.read(self.key, self.done, self.etag) as reading:
-            self._entry = reading.entry
-            if reading.start != self.done:  # the server has no ranges
-                self._digest, self.done = hashlib.md5(usedforsecurity=False), reading.start
-            self.etag = self.etag or reading.entry.etag
-            with disk_errors(self.path):
-                file = self.path.open("ab", buffering=0)  # a buffer would raise again when closed
-                if file.tell() > self.done:
-                    file.truncate(self.done)
-            with file:
-                for piece in reading.pieces:
-                    with disk_errors(self.path):
-                        rest = memoryview(piece)
-                        while rest:
-                            rest = rest[file.write(rest) :]
-                    self._digest.update(piece)
-                    self.done += len(piece)
-                    self.progress(self.done)
-            if self.done < reading.entry.size:
-                raise UnavailableError(self.backend.root / self.key, "broke off")
-            return reading.entry
-
-
-@contextmanager
-def disk_errors(path: Path) -> Iterator[None]:
-    """Raise OSError as OutputError with code `storage_full` or `unwritable_output`."""
-    try:
-        yield
-    except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        raise OutputError(
-            f"cannot write the local copy {str(path)!r}: {error.strerror or error}; free some space, or "
-            "name another folder with --spool",
-            code="storage_full" if full else "unwritable_output",
-        ) from error
-
-
 SMALL = 64 << 20
 """Bytes of the largest object that `read` returns."""
 
 _MD5 = re.compile(r'"?[0-9a-f]{32}"?')
+
+
+class Stores:
+    """Stores that share the connections of their buckets. May be used by several threads."""
+
+    def __init__(self, retries: Retries | None = None) -> None:
+        self.retries = retries or Retries()
+        self._backends: dict[str, Backend] = {}
+        self._opening = threading.Lock()
+
+    def at(self, location: Location) -> Store:
+        """The store at a location. Raises UsageError without the extra, and DeniedError or
+        UnsupportedError for settings that cannot be used; nothing is requested yet."""
+        return Store(self._backend(location), location, self.retries)
+
+    def of(self, location: Location) -> tuple[Store, str]:
+        """A store and the key of the object at a location in it."""
+        if location.scheme == "file":
+            return self.at(location.parent), location.name
+        return Store(self._backend(location), location.root, self.retries), location.key
+
+    def requests(self) -> int:
+        """Requests to all stores so far."""
+        return sum(backend.requests.total() for backend in self._backends.values())
+
+    def _backend(self, location: Location) -> Backend:
+        with self._opening:
+            folder = location.key if location.scheme == "file" else ""
+            key = f"{location.scheme}://{location.host}{folder}"
+            if key not in self._backends:
+                self._backends[key] = _backend(location)
+            backend = self._backends[key]
+        if location.scheme in WEB:
+            from .read_only_backends import WebBackend
+
+            assert isinstance(backend, WebBackend)
+            return backend.at(location)  # its signature is for one object
+        return backend
+
+
+def open_store(location: Location, *, retries: Retries | None = None) -> Store:
+    """The store at one location; see `Stores.at`."""
+    return Stores(retries).at(location)
 
 
 class Store:
@@ -385,47 +280,139 @@ class Store:
         return not checks or known.strip('"') == md5
 
 
-class Stores:
-    """Stores that share the connections of their buckets. May be used by several threads."""
+@dataclass(frozen=True)
+class Retries:
+    """When to try again: `attempts` in all, at most `longest_s` apart, none begun after `total_s`.
 
-    def __init__(self, retries: Retries | None = None) -> None:
-        self.retries = retries or Retries()
-        self._backends: dict[str, Backend] = {}
-        self._opening = threading.Lock()
+    `told` is called before the first pause of a request, with the error and the seconds that all of its
+    pauses may take. `sleep`, `clock` and `draw`, a random number in [0, 1), are arguments for tests."""
 
-    def at(self, location: Location) -> Store:
-        """The store at a location. Raises UsageError without the extra, and DeniedError or
-        UnsupportedError for settings that cannot be used; nothing is requested yet."""
-        return Store(self._backend(location), location, self.retries)
+    attempts: int = 8
+    first_s: float = 0.25
+    longest_s: float = 20.0
+    total_s: float = 180.0
+    sleep: Callable[[float], object] = time.sleep
+    clock: Callable[[], float] = time.monotonic
+    draw: Callable[[], float] = field(default=random.random)
+    told: Callable[[LocatedError, float], object] = lambda error, seconds: None
 
-    def of(self, location: Location) -> tuple[Store, str]:
-        """A store and the key of the object at a location in it."""
-        if location.scheme == "file":
-            return self.at(location.parent), location.name
-        return Store(self._backend(location), location.root, self.retries), location.key
+    @property
+    def patience_s(self) -> float:
+        """The seconds that the pauses of a request take at most."""
+        pauses = (min(self.longest_s, self.first_s * 2.0**n) for n in range(1, self.attempts))
+        return min(self.total_s, sum(pauses))
 
-    def requests(self) -> int:
-        """Requests to all stores so far."""
-        return sum(backend.requests.total() for backend in self._backends.values())
+    def call(self, request: Callable[[], T]) -> T:
+        """Return what `request` returns. Raises its error if that is not temporary, or the last one, with
+        the number of attempts."""
+        started, attempt = self.clock(), 1
+        while True:
+            try:
+                return request()
+            except LocatedError as error:
+                pause = self.draw() * min(self.longest_s, self.first_s * 2**attempt)
+                late = self.clock() - started + pause > self.total_s
+                if not error.temporary:
+                    raise
+                if attempt >= self.attempts or late:
+                    text = f"{error.reason} ({attempt} attempts)"
+                    raise type(error)(error.location, text, code=error.code) from error
+                if attempt == 1:
+                    self.told(error, self.patience_s)
+            self.sleep(pause)
+            attempt += 1
 
-    def _backend(self, location: Location) -> Backend:
-        with self._opening:
-            folder = location.key if location.scheme == "file" else ""
-            key = f"{location.scheme}://{location.host}{folder}"
-            if key not in self._backends:
-                self._backends[key] = _backend(location)
-            backend = self._backends[key]
-        if location.scheme in WEB:
-            from .read_only_backends import WebBackend
 
-            assert isinstance(backend, WebBackend)
-            return backend.at(location)  # its signature is for one object
-        return backend
+NO_RETRIES = Retries(attempts=1)
 
 
-def open_store(location: Location, *, retries: Retries | None = None) -> Store:
-    """The store at one location; see `Stores.at`."""
-    return Stores(retries).at(location)
+def telling(say: Callable[[str], None]) -> Retries:
+    """The usual attempts, which say that they go on: once for each server."""
+    known: set[str] = set()
+
+    def told(error: LocatedError, seconds: float) -> None:
+        server = f"{error.location.scheme}://{error.location.host}"
+        if server not in known:
+            known.add(server)
+            say(f"{error}: trying again for up to {seconds:.0f} s")
+
+    return Retries(told=told)
+
+
+class Copy:
+    """One copy. With `etag`, only of the version with this tag. `progress` receives the number of bytes so
+    far and may raise, which ends the copy."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        key: str,
+        path: Path,
+        etag: str | None = None,
+        progress: Callable[[int], object] = lambda done: None,
+    ) -> None:
+        self.backend, self.key, self.path, self.etag = backend, key, path, etag
+        self.progress = progress
+        self.done = 0  # bytes
+        self._entry: Entry | None = None
+        self._digest = hashlib.md5(usedforsecurity=False)
+
+    @property
+    def md5(self) -> str:
+        """The MD5 of what was copied."""
+        return self._digest.hexdigest()
+
+    def run(self, retries: Retries) -> Entry:
+        """Copy the object; attempts count from the last progress. Raises LocatedError, and OutputError for
+        the file."""
+        with disk_errors(self.path):
+            self.path.open("wb").close()
+        while True:
+            before = self.done
+            try:
+                return retries.call(self._attempt)
+            except UnavailableError:
+                if self.done <= before:
+                    raise
+
+    def _attempt(self) -> Entry:
+        if self._entry and 0 < self._entry.size == self.done:
+            return self._entry  # it broke off after the last byte
+        with self.backend.read(self.key, self.done, self.etag) as reading:
+            self._entry = reading.entry
+            if reading.start != self.done:  # the server has no ranges
+                self._digest, self.done = hashlib.md5(usedforsecurity=False), reading.start
+            self.etag = self.etag or reading.entry.etag
+            with disk_errors(self.path):
+                file = self.path.open("ab", buffering=0)  # a buffer would raise again when closed
+                if file.tell() > self.done:
+                    file.truncate(self.done)
+            with file:
+                for piece in reading.pieces:
+                    with disk_errors(self.path):
+                        rest = memoryview(piece)
+                        while rest:
+                            rest = rest[file.write(rest) :]
+                    self._digest.update(piece)
+                    self.done += len(piece)
+                    self.progress(self.done)
+            if self.done < reading.entry.size:
+                raise UnavailableError(self.backend.root / self.key, "broke off")
+            return reading.entry
+
+
+@contextmanager
+def disk_errors(path: Path) -> Iterator[None]:
+    """Raise OSError as OutputError with code `storage_full` or `unwritable_output`."""
+    try:
+        yield
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        raise OutputError(
+            f"cannot write the local copy {str(path)!r}: {error.strerror or error}; free some space, or "
+            "name another folder with --spool",
+            code="storage_full" if full else "unwritable_output",
+        ) from error
 
 
 def _backend(location: Location) -> Backend:

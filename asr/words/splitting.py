@@ -1,19 +1,18 @@
-"""Splitting: a text's tokens to the words that a reader sees.
+"""Splitting: the tokens of a window to segments of text, and their tokens to the words that a reader sees.
+
+Whisper writes a segment as <|start|> text <|end|>. The last one may lack its end where the audio is cut
+off within a sentence; it then lasts until the end of the window.
 
 A word is what stands between spaces, with the punctuation next to it: "10:30", "$1,250" and "well-known"
 are one word each (openai/whisper splits them at their punctuation). In a language without spaces each
-character is a word. Knows nothing of time.
+character is a word.
 
-Segments: the text tokens of a window with their times.
+The sources of tokens are counted here too. A round yields a run of accepted tokens and one further token of
+the target: a correction means that the next draft was judged and rejected, a bonus that no draft was left, a
+plain token that there were no drafts. So the sources alone determine what became of every draft that was
+judged.
 
-Whisper writes a segment as <|start|> text <|end|>. The last one may lack its end where the audio is cut
-off within a sentence; it then lasts until the end of the window. Pure functions of token ids.
-
-Token sources: how many tokens each source produced, and how many drafts were accepted at each depth.
-
-A round yields a run of accepted tokens and one further token of the target: a correction means that the
-next draft was judged and rejected, a bonus that no draft was left, a plain token that there were no
-drafts. So the sources of the tokens alone determine what became of every draft that was judged.
+Functions of token ids and text; know nothing of audio.
 """
 
 from __future__ import annotations
@@ -33,85 +32,12 @@ from ..formats.transcript_parts import TOKEN_SOURCES, Json, TokenSource
 from ..model.special_tokens import SpecialTokens
 
 SPACELESS = {"zh", "ja", "th", "lo", "my", "yue"}
+"""Languages without spaces between words."""
 
 OPENING = frozenset("\"'“‘¡¿([{-–—")
 UNSPOKEN = OPENING | frozenset("”’.。,，!！?？:：;；)]}、…")
 """Punctuation that takes no time: openai/whisper's, and a few more. Not "%" or "$", which are read
 aloud."""
-
-Unit = tuple[str, int]
-"""The shortest text of whole characters, and how many tokens it has."""
-
-
-@dataclass(frozen=True)
-class WordTokens:
-    """A word of `count` tokens; those from `first` to `last` (exclusive) are spoken."""
-
-    text: str
-    count: int
-    first: int
-    last: int
-
-    @classmethod
-    def of(cls, units: Sequence[Unit]) -> WordTokens:
-        ends = [0, *np.cumsum([count for _, count in units]).tolist()]
-        spoken = [n for n, (text, _) in enumerate(units) if not is_unspoken(text)]
-        first, last = (spoken[0], spoken[-1] + 1) if spoken else (0, len(units))
-        while first and not units[first - 1][0].strip():
-            first -= 1  # a token that is only a space belongs to the word that it begins
-        return cls("".join(text for text, _ in units), ends[-1], ends[first], ends[last])
-
-
-def split_words(tokenizer: Any, language: str | None, tokens: Sequence[int]) -> list[WordTokens]:
-    """The words of a text; their tokens joined are the tokens of the text."""
-    from transformers.models.whisper.tokenization_whisper import _split_tokens_on_unicode
-
-    if not tokens:
-        return []
-    texts, groups, _ = _split_tokens_on_unicode(tokenizer, list(tokens))
-    units = [(text, len(group)) for text, group in zip(texts, groups, strict=True)]
-    starts_word = _is_visible if language in SPACELESS else _begins_with_space
-    return [WordTokens.of(word) for word in _with_punctuation(_cut(units, starts_word))]
-
-
-def is_unspoken(text: str) -> bool:
-    """Whether a text is empty or consists of punctuation that is not spoken."""
-    return UNSPOKEN.issuperset(text.strip())
-
-
-def _begins_with_space(text: str) -> bool:
-    return text[:1].isspace()
-
-
-def _is_visible(text: str) -> bool:
-    return bool(text.strip())
-
-
-def _cut(units: Sequence[Unit], starts_word: Callable[[str], bool]) -> list[list[Unit]]:
-    parts: list[list[Unit]] = []
-    for unit in units:
-        if starts_word(unit[0]) or not parts:
-            parts.append([])
-        parts[-1].append(unit)
-    return parts
-
-
-def _with_punctuation(parts: Sequence[list[Unit]]) -> list[list[Unit]]:
-    """Words from parts: parts of punctuation join the previous word, opening ones the next word."""
-    words: list[list[Unit]] = []
-    opening: list[Unit] = []
-    for part in parts:
-        text = "".join(text for text, _ in part).strip()
-        if not is_unspoken(text):
-            words.append([*opening, *part])
-            opening = []
-        elif opening or not words or text[-1:] in OPENING:
-            opening += part
-        else:
-            words[-1] += part
-    if opening and words:
-        words[-1] += opening
-    return words or ([opening] if opening else [])
 
 
 @dataclass(frozen=True)
@@ -154,6 +80,41 @@ def stretches(tokens: Sequence[int], special: SpecialTokens, length: int) -> lis
     return result
 
 
+Unit = tuple[str, int]
+"""The shortest text of whole characters, and how many tokens it has."""
+
+
+@dataclass(frozen=True)
+class WordTokens:
+    """A word of `count` tokens; those from `first` to `last` (exclusive) are spoken."""
+
+    text: str
+    count: int
+    first: int
+    last: int
+
+    @classmethod
+    def of(cls, units: Sequence[Unit]) -> WordTokens:
+        ends = [0, *np.cumsum([count for _, count in units]).tolist()]
+        spoken = [n for n, (text, _) in enumerate(units) if not _is_unspoken(text)]
+        first, last = (spoken[0], spoken[-1] + 1) if spoken else (0, len(units))
+        while first and not units[first - 1][0].strip():
+            first -= 1  # a token that is only a space belongs to the word that it begins
+        return cls("".join(text for text, _ in units), ends[-1], ends[first], ends[last])
+
+
+def split_words(tokenizer: Any, language: str | None, tokens: Sequence[int]) -> list[WordTokens]:
+    """The words of a text; their tokens joined are the tokens of the text."""
+    from transformers.models.whisper.tokenization_whisper import _split_tokens_on_unicode
+
+    if not tokens:
+        return []
+    texts, groups, _ = _split_tokens_on_unicode(tokenizer, list(tokens))
+    units = [(text, len(group)) for text, group in zip(texts, groups, strict=True)]
+    starts_word = _is_visible if language in SPACELESS else _begins_with_space
+    return [WordTokens.of(word) for word in _with_punctuation(_cut(units, starts_word))]
+
+
 def compression_ratio(text: str) -> float:
     """The size of a text divided by its compressed size: far above 2 for repetitions (openai/whisper)."""
     data = text.encode("utf-8")
@@ -163,12 +124,6 @@ def compression_ratio(text: str) -> float:
 def mean_logprob(logprobs: Sequence[float]) -> float:
     """The mean over all tokens, end-of-text included; NaN where there are none."""
     return math.fsum(logprobs) / len(logprobs) if logprobs else math.nan
-
-
-def name_of(source: Source) -> TokenSource:
-    """The name of a source in a transcript. Prompt tokens are not part of transcripts."""
-    assert source is not Source.PROMPT
-    return cast(TokenSource, source.name.lower())
 
 
 def stats(results: Iterable[Sequence[Source]]) -> dict[str, Json]:
@@ -190,6 +145,52 @@ def stats(results: Iterable[Sequence[Source]]) -> dict[str, Json]:
         "judged_at_depth": [judged[depth] for depth in depths],
         "accepted_at_depth": [accepted[depth] for depth in depths],
     }
+
+
+def name_of(source: Source) -> TokenSource:
+    """The name of a source in a transcript. Prompt tokens are not part of transcripts."""
+    assert source is not Source.PROMPT
+    return cast(TokenSource, source.name.lower())
+
+
+def _begins_with_space(text: str) -> bool:
+    return text[:1].isspace()
+
+
+def _is_visible(text: str) -> bool:
+    return bool(text.strip())
+
+
+def _is_unspoken(text: str) -> bool:
+    """Whether a text is empty or consists of punctuation that is not spoken."""
+    return UNSPOKEN.issuperset(text.strip())
+
+
+def _cut(units: Sequence[Unit], starts_word: Callable[[str], bool]) -> list[list[Unit]]:
+    parts: list[list[Unit]] = []
+    for unit in units:
+        if starts_word(unit[0]) or not parts:
+            parts.append([])
+        parts[-1].append(unit)
+    return parts
+
+
+def _with_punctuation(parts: Sequence[list[Unit]]) -> list[list[Unit]]:
+    """Words from parts: parts of punctuation join the previous word, opening ones the next word."""
+    words: list[list[Unit]] = []
+    opening: list[Unit] = []
+    for part in parts:
+        text = "".join(text for text, _ in part).strip()
+        if not _is_unspoken(text):
+            words.append([*opening, *part])
+            opening = []
+        elif opening or not words or text[-1:] in OPENING:
+            opening += part
+        else:
+            words[-1] += part
+    if opening and words:
+        words[-1] += opening
+    return words or ([opening] if opening else [])
 
 
 def _rounds(sources: Sequence[Source]) -> Iterator[tuple[int, bool]]:
