@@ -1,18 +1,14 @@
-"""The drafter of a text pair: another model, a head on the target's states, copying from the text, drafting
-through text, or one of another package.
+"""The draft of a text target: what a name or folder holds, whether it fits, and the drafter that uses it.
 
-Knows which draft fits which target; nothing of requests.
-
-Heads as drafts of text models: what a name or folder holds, and whether it fits the target.
-
-Knows names, folders and targets; formats are in `speculative.models.heads`.
+It is another model, a head on the target's states, a layer in the target's own checkpoint, copying from the
+text, drafting through text, or a drafter of another package. Formats of heads are in
+`speculative.models.heads`. Knows which draft fits which target; nothing of requests.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 import torch
 
@@ -30,10 +26,8 @@ from forescribe.speculative.protocols import Drafter
 
 from . import presets
 from .language_model import LANGUAGE_MODEL, LanguageModel, check_draft, load
+from .presets import MTP, NGRAM
 from .universal import UniversalDrafter
-
-MTP: Final = "mtp"
-"""The draft that is a layer inside the target's own checkpoint."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,15 +71,6 @@ def load_draft(
         raise LoadError(f"--draft {name}: {error}") from error
 
 
-def _shape(target: LanguageModel) -> TargetShape:
-    config = target.model.config.get_text_config()
-    return TargetShape(target.name, config.hidden_size, config.num_hidden_layers, target.vocab_size)
-
-
-NGRAM: Final = "ngram"
-"""The draft without a model: it copies what followed the last words when they occurred before."""
-
-
 def drafter_for(
     target: LanguageModel,
     draft: LanguageModel | HeadDraft | str | None,
@@ -125,6 +110,11 @@ def drafter_for(
         ),
         confidence=confidence_for(gamma, device),
     )
+
+
+def _shape(target: LanguageModel) -> TargetShape:
+    config = target.model.config.get_text_config()
+    return TargetShape(target.name, config.hidden_size, config.num_hidden_layers, target.vocab_size)
 
 
 def _universal(target: LanguageModel, draft: LanguageModel, device: Device) -> Drafter:

@@ -4,13 +4,9 @@
     for completion in generator.generate(["Once upon a time"], Options(max_tokens=64)):
         print(completion.text)
 
-All prompts share the engine's rows, and new ones may come at any time: a service calls `submit` and
-`step` in one thread. Greedy text equals plain decoding, token for token; above temperature 0 its
-distribution does.
-
-Prompts to tokens: a text, a conversation, or token ids.
-
-Knows vocabularies and the limits of a prompt; nothing of models or engines.
+A prompt is a text, a conversation, or token ids. All prompts share the engine's rows, and new ones may come
+at any time: a service calls `submit` and `step` in one thread. Greedy text equals plain decoding, token for
+token; above temperature 0 its distribution does.
 """
 
 from __future__ import annotations
@@ -37,56 +33,10 @@ from forescribe.speculative.rounds.accept import BlockVerification
 from forescribe.speculative.stats import Stats
 
 from . import presets
-from .drafts import NGRAM, HeadDraft, drafter_for, load_draft
+from .drafts import HeadDraft, drafter_for, load_draft
 from .language_model import LanguageModel, load
 from .streaming import Completion, Event, Options, TextStream
 from .vocabulary import Message, Vocabulary
-
-Prompt = str | Sequence[int] | Sequence[Message]
-
-
-def encode(
-    prompt: Prompt, vocabulary: Vocabulary, vocab_size: int, context: int, positions: int
-) -> tuple[int, ...]:
-    """The tokens of a prompt. Raises RequestError where they leave no room in `context`, of the model's
-    `positions`, and where the model has no form for conversations."""
-    ids = _ids(prompt, vocabulary)
-    unknown = next((i for i in ids if not 0 <= i < vocab_size), None)
-    if unknown is not None:
-        raise RequestError(f"token {unknown} is none of {vocabulary.name}'s")
-    if not ids:
-        raise RequestError("the prompt is empty")
-    if len(ids) >= context:
-        more = f"; a larger context allows up to {positions}" if positions > context else ""
-        raise RequestError(
-            f"the prompt has {len(ids)} tokens; with its answer it must fit {context}{more}"
-        )
-    return ids
-
-
-def _ids(prompt: Prompt, vocabulary: Vocabulary) -> tuple[int, ...]:
-    if isinstance(prompt, str):
-        requests.check_text("the prompt", prompt)
-        return vocabulary.encode(prompt)
-    if not isinstance(prompt, Sequence) or isinstance(prompt, bytes):
-        raise RequestError(f"the prompt is {type(prompt).__name__}, not text, tokens or messages")
-    if prompt and all(isinstance(item, Mapping) for item in prompt):
-        messages = [item for item in prompt if isinstance(item, Mapping)]
-        _check_messages(messages)
-        return vocabulary.chat(messages)
-    ids = tuple(item for item in prompt if isinstance(item, int))
-    if len(ids) < len(prompt) and any(isinstance(item, Mapping) for item in prompt):
-        raise RequestError("the prompt mixes messages with something else")
-    requests.check_tokens("the prompt", prompt)
-    return ids
-
-
-def _check_messages(messages: Sequence[Message]) -> None:
-    for number, message in enumerate(messages):
-        for name, value in message.items():
-            if isinstance(value, str):
-                requests.check_text(f"{name} of message {number}", value)
-
 
 CONTEXT = 4096
 """Positions of a row that are allowed by default whatever memory is free, if the models have them."""
@@ -99,25 +49,14 @@ RANKS = 20
 """Most likely tokens that a request may ask for at each position; OpenAI's limit."""
 
 MODES = (Mode(), Mode(sampling=True), Mode(True, True, True, True))
+"""What rounds are prepared for: greedy texts, sampled ones, and everything that a request may ask for."""
 
-
-def default_context(models: Sequence[LanguageModel], device: Device, batch: int) -> int:
-    """Positions of a row that the models have, as far as memory allows: for the caches of `batch` rows, and
-    for the masks of as many prompts, which are read together. The memory of caches is taken at once on
-    cards; on CPUs while texts grow."""
-    longest = min(model.positions for model in models)
-    free = device.free_memory()
-    if longest <= CONTEXT or free is None:
-        return min(longest, CONTEXT)
-    size = batch * device.dtype.itemsize
-    kept = size * sum(cache_numbers(model.model.config.get_text_config()) for model in models)
-    # The longest n with kept * n + size * n**2 <= SHARE * free.
-    fits = (math.sqrt(kept**2 + 4 * size * SHARE * free) - kept) / (2 * size)
-    return min(longest, max(CONTEXT, int(fits + 1e-6) // STEP * STEP))
+Prompt = str | Sequence[int] | Sequence[Message]
+"""A text, token ids, or a conversation."""
 
 
 class TextGenerator:
-    """One target with one draft: another model, a head, `"ngram"`, a name of `drafter_registry`, or None for
+    """One target with one draft: another model, a head, `"ngram"`, a drafter of another package, or None for
     plain decoding. `universal` lets a model with other tokens draft through text, on CPUs.
 
     `gamma` is the number of drafted tokens per round; None chooses it by measured speed. `context` is
@@ -205,7 +144,7 @@ class TextGenerator:
         forward = ModelEngine.of(engine)
         target = load(model, place, network=network, engine=forward)
         second: LanguageModel | HeadDraft | str | None = None
-        if draft == NGRAM or draft in presets.names():
+        if draft == presets.NGRAM or draft in presets.names():
             second = str(draft)
         elif draft is not None:
             drafts = draft_device(place, draft_dtype, forward)
@@ -233,8 +172,20 @@ class TextGenerator:
     def encode(self, prompt: Prompt) -> tuple[int, ...]:
         """The tokens of a text or a conversation; token ids as they are. Raises RequestError where there
         is no room after them, or where the model has no chat template."""
-        vocab_size, positions = self.target.vocab_size, self.target.positions
-        return encode(prompt, self.vocabulary, vocab_size, self.context, positions)
+        ids, positions = _ids(prompt, self.vocabulary), self.target.positions
+        unknown = next((i for i in ids if not 0 <= i < self.target.vocab_size), None)
+        if unknown is not None:
+            raise RequestError(f"token {unknown} is none of {self.vocabulary.name}'s")
+        if not ids:
+            raise RequestError("the prompt is empty")
+        if len(ids) >= self.context:
+            more = (
+                f"; a larger context allows up to {positions}" if positions > self.context else ""
+            )
+            raise RequestError(
+                f"the prompt has {len(ids)} tokens; with its answer it must fit {self.context}{more}"
+            )
+        return ids
 
     def submit(self, prompt: Prompt, options: Options | None = None) -> int:
         """Queues a text; returns its number in events. Raises RequestError."""
@@ -363,3 +314,43 @@ class TextGenerator:
             events.append(event)
         for event in events:
             self._queues.get(event.number, self._events).append(event)
+
+
+def default_context(models: Sequence[LanguageModel], device: Device, batch: int) -> int:
+    """Positions of a row that the models have, as far as memory allows: for the caches of `batch` rows, and
+    for the masks of as many prompts, which are read together. The memory of caches is taken at once on
+    cards; on CPUs while texts grow."""
+    longest = min(model.positions for model in models)
+    free = device.free_memory()
+    if longest <= CONTEXT or free is None:
+        return min(longest, CONTEXT)
+    size = batch * device.dtype.itemsize
+    kept = size * sum(cache_numbers(model.model.config.get_text_config()) for model in models)
+    # The longest n with kept * n + size * n**2 <= SHARE * free.
+    fits = (math.sqrt(kept**2 + 4 * size * SHARE * free) - kept) / (2 * size)
+    return min(longest, max(CONTEXT, int(fits + 1e-6) // STEP * STEP))
+
+
+def _ids(prompt: Prompt, vocabulary: Vocabulary) -> tuple[int, ...]:
+    """The tokens of a prompt in any form. Raises RequestError for what is none."""
+    if isinstance(prompt, str):
+        requests.check_text("the prompt", prompt)
+        return vocabulary.encode(prompt)
+    if not isinstance(prompt, Sequence) or isinstance(prompt, bytes):
+        raise RequestError(f"the prompt is {type(prompt).__name__}, not text, tokens or messages")
+    if prompt and all(isinstance(item, Mapping) for item in prompt):
+        messages = [item for item in prompt if isinstance(item, Mapping)]
+        _check_messages(messages)
+        return vocabulary.chat(messages)
+    ids = tuple(item for item in prompt if isinstance(item, int))
+    if len(ids) < len(prompt) and any(isinstance(item, Mapping) for item in prompt):
+        raise RequestError("the prompt mixes messages with something else")
+    requests.check_tokens("the prompt", prompt)
+    return ids
+
+
+def _check_messages(messages: Sequence[Message]) -> None:
+    for number, message in enumerate(messages):
+        for name, value in message.items():
+            if isinstance(value, str):
+                requests.check_text(f"{name} of message {number}", value)

@@ -90,7 +90,7 @@ class LanguageModel:
 
     @property
     def positions(self) -> int:
-        """Positions at which it can be decoded: see `causal_config.positions_of`."""
+        """Positions at which it can be decoded: see `speculative.models.causal.positions_of`."""
         return positions_of(self.model.config.get_text_config())
 
 
@@ -169,7 +169,7 @@ def read_weights(
     folder: Path, config: Any, dtype: torch.dtype, source: Mapping[str, str] = NO_FILES
 ) -> Any:
     """The model of a folder, or of the GGUF file in it that `source` names; weights of 8-bit integers with
-    scales become floats, as in `stored_int8`. Raises ValueError for weights that are missing, of another
+    scales become floats, see `float_model`. Raises ValueError for weights that are missing, of another
     shape, or of integers without scales."""
     from transformers import AutoModelForCausalLM
 

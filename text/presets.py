@@ -1,12 +1,11 @@
-"""Presets of text models: a target with the draft that fits it.
+"""Names of text models and their drafts: presets, and drafters of other packages.
 
-A draft must have its target's tokens; within a family that is usually the smallest model. Knows names
-and folders; nothing is loaded here.
+A preset pairs a target with the draft that fits it. A draft must have its target's tokens; within a family
+that is usually the smallest model. A package adds a drafter by an entry point of the group
+`forescribe.drafters`: a function that takes a `DrafterSetting` and returns a `speculative.protocols.Drafter`;
+it imports what it needs.
 
-Drafters of other packages, by name.
-
-A package adds one by an entry point of the group `forescribe.drafters`: a function that takes a
-`DrafterSetting` and returns a `speculative.protocols.Drafter`. Light: a factory imports what it needs.
+Knows names and folders; nothing is loaded here. Import is light.
 """
 
 from __future__ import annotations
@@ -28,8 +27,67 @@ if TYPE_CHECKING:
 
     from .language_model import LanguageModel
 
-
 GROUP = "forescribe.drafters"
+"""Entry points of other packages."""
+
+DEFAULT = "demo-text"
+"""The preset that is loaded without a name."""
+
+NO_DRAFT = "none"
+NGRAM = "ngram"
+MTP = "mtp"
+"""Drafts that are no model: none, copying what followed the last words when they occurred before, and the
+layer inside the target's own checkpoint."""
+
+
+@dataclass(frozen=True)
+class Preset:
+    """`target` and `draft` are hub ids, or of `bundled` ones folders of the package."""
+
+    target: str
+    draft: str
+    note: str
+    bundled: bool = False
+
+
+PRESETS: Mapping[str, Preset] = {
+    "demo-text": Preset("text", "text-draft", "bundled, small: for trying and testing", True),
+    "qwen3-8b": Preset("Qwen/Qwen3-8B", "Qwen/Qwen3-0.6B", "conversations"),
+    "qwen2.5-7b": Preset("Qwen/Qwen2.5-7B-Instruct", "Qwen/Qwen2.5-0.5B-Instruct", "conversations"),
+    "llama-3.1-8b": Preset(
+        "meta-llama/Llama-3.1-8B-Instruct",
+        "meta-llama/Llama-3.2-1B-Instruct",
+        "conversations; its terms must be accepted on the hub",
+    ),
+    "gpt2-xl": Preset("openai-community/gpt2-xl", "openai-community/gpt2", "continues a text"),
+}
+
+
+@dataclass(frozen=True)
+class Pair:
+    """What to load, for `TextGenerator.load`. `draft` may also be "ngram", "mtp" or another package's."""
+
+    target: str | Path
+    draft: str | Path | None
+
+
+def resolve(model: str | None, draft: str | None) -> Pair:
+    """The pair for a user's names: presets, hub ids or local folders. None is the bundled model, or the
+    model's own draft; a model that no preset has drafts from its own text ("ngram"). Raises LoadError
+    for a name that is neither preset, nor hub id, nor folder.
+    """
+    preset = PRESETS.get(model or DEFAULT)
+    target = _place(preset, preset.target) if preset else _name(model or DEFAULT, "model")
+    if draft == NO_DRAFT:
+        return Pair(target, None)
+    if draft == MTP or draft in names():
+        return Pair(target, draft)
+    if draft is not None and draft != NGRAM:
+        other = PRESETS.get(draft)
+        return Pair(target, _place(other, other.draft) if other else _name(draft, "draft"))
+    if draft == NGRAM or preset is None:
+        return Pair(target, NGRAM)
+    return Pair(target, _place(preset, preset.draft))
 
 
 @dataclass(frozen=True)
@@ -72,69 +130,13 @@ def create(name: str, setting: DrafterSetting) -> Drafter:
     return drafter
 
 
-def _entry_points() -> dict[str, EntryPoint]:
-    return {point.name: point for point in entry_points(group=GROUP)}
-
-
-DEFAULT = "demo-text"
-NO_DRAFT = "none"
-NGRAM = "ngram"
-MTP = "mtp"
-
-
-@dataclass(frozen=True)
-class Preset:
-    """`target` and `draft` are hub ids, or of `bundled` ones folders of the package."""
-
-    target: str
-    draft: str
-    note: str
-    bundled: bool = False
-
-
-@dataclass(frozen=True)
-class Pair:
-    """What to load, for `TextGenerator.load`. `draft` may also be "ngram", "mtp" or another package's."""
-
-    target: str | Path
-    draft: str | Path | None
-
-
-PRESETS: Mapping[str, Preset] = {
-    "demo-text": Preset("text", "text-draft", "bundled, small: for trying and testing", True),
-    "qwen3-8b": Preset("Qwen/Qwen3-8B", "Qwen/Qwen3-0.6B", "conversations"),
-    "qwen2.5-7b": Preset("Qwen/Qwen2.5-7B-Instruct", "Qwen/Qwen2.5-0.5B-Instruct", "conversations"),
-    "llama-3.1-8b": Preset(
-        "meta-llama/Llama-3.1-8B-Instruct",
-        "meta-llama/Llama-3.2-1B-Instruct",
-        "conversations; its terms must be accepted on the hub",
-    ),
-    "gpt2-xl": Preset("openai-community/gpt2-xl", "openai-community/gpt2", "continues a text"),
-}
-
-
-def resolve(model: str | None, draft: str | None) -> Pair:
-    """The pair for a user's names: presets, hub ids or local folders. None is the bundled model, or the
-    model's own draft; a model that no preset has drafts from its own text ("ngram"). Raises LoadError
-    for a name that is neither preset, nor hub id, nor folder.
-    """
-    preset = PRESETS.get(model or DEFAULT)
-    target = _place(preset, preset.target) if preset else _name(model or DEFAULT, "model")
-    if draft == NO_DRAFT:
-        return Pair(target, None)
-    if draft == MTP or draft in names():
-        return Pair(target, draft)
-    if draft is not None and draft != NGRAM:
-        other = PRESETS.get(draft)
-        return Pair(target, _place(other, other.draft) if other else _name(draft, "draft"))
-    if draft == NGRAM or preset is None:
-        return Pair(target, NGRAM)
-    return Pair(target, _place(preset, preset.draft))
-
-
 def _place(preset: Preset, name: str) -> str | Path:
     return hub.FOLDER / name if preset.bundled else name
 
 
 def _name(name: str, role: Role) -> str | Path:
     return folder_or_hub_id(name, role, PRESETS, GGUF)
+
+
+def _entry_points() -> dict[str, EntryPoint]:
+    return {point.name: point for point in entry_points(group=GROUP)}

@@ -1,15 +1,9 @@
 """One text while it is written: tokens in, events with final text out.
 
 Tokens are processed one by one, however many a round has written, so where a text stops does not depend
-on rounds, drafts or the batch. Knows one text; nothing of models or of other texts.
-
-Stop strings: strings that end a text.
-
-Knows characters only.
-
-Incremental detokenization: no partial characters, and no text that a later token changes.
-
-Knows a vocabulary; nothing of stop strings or requests.
+on rounds, drafts or the batch. No event holds a partial character (`Detokenizer`), a text that a later token
+changes, or the beginning of a stop string (`Stops`). Knows one text and its vocabulary; nothing of models or
+of other texts.
 """
 
 from __future__ import annotations
@@ -25,44 +19,6 @@ from forescribe.speculative.requests import Finish, Partial, Ranked, Result, Sam
 
 from .vocabulary import Vocabulary
 
-
-class Stops:
-    """Holds back what may be the beginning of a stop string, so that output is never retracted.
-
-    The text ends before the stop string that is complete first; of several that end at the same place,
-    the one that begins first. So the cut does not depend on how the text is split.
-    """
-
-    def __init__(self, stops: Sequence[str]) -> None:
-        if not all(stops):
-            raise RequestError("a stop string is empty: it would stop at once")
-        self.stops = tuple(stops)
-        self.held = ""
-
-    def push(self, text: str) -> tuple[str, str | None]:
-        """Text that is final now, and the stop that ended it, if one did."""
-        text = self.held + text
-        found = [(at + len(stop), at, stop) for stop in self.stops if (at := text.find(stop)) >= 0]
-        if found:
-            _, at, stop = min(found)
-            self.held = ""
-            return text[:at], stop
-        keep = max((_overlap(text, stop) for stop in self.stops), default=0)
-        self.held = text[len(text) - keep :]
-        return text[: len(text) - keep], None
-
-    def flush(self) -> str:
-        """Returns what is held back, at the end of the text."""
-        held, self.held = self.held, ""
-        return held
-
-
-def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that `stop` begins with."""
-    most = min(len(text), len(stop) - 1)
-    return next((n for n in range(most, 0, -1) if text.endswith(stop[:n])), 0)
-
-
 CONTEXT = 6
 """Tokens of the prompt that determine the text of the first new one: whether it begins with a space."""
 
@@ -70,43 +26,10 @@ HELD = 16
 """Most tokens held back without a whole character. No character has as many, so it is output as it is."""
 
 BROKEN = "\ufffd"
-
-
-class Detokenizer:
-    """Decodes the last few tokens with and without the new one; the difference is its text.
-
-    Tokens cannot be decoded one by one: a character may consist of several, and spaces depend on the
-    tokens before.
-    """
-
-    def __init__(self, vocabulary: Vocabulary, prompt: Sequence[int]) -> None:
-        self.vocabulary = vocabulary
-        self.ids = list(prompt[-CONTEXT:])
-        # ids[begin:read] are context; ids[read:] have no text yet.
-        self.begin, self.read = 0, len(self.ids)
-
-    def push(self, token: int) -> str:
-        """The text that became final with this token; often a word, sometimes nothing."""
-        self.ids.append(token)
-        text = self._new()
-        if text.endswith(BROKEN) and len(self.ids) - self.read < HELD:
-            return ""
-        if text:
-            self.begin, self.read = self.read, len(self.ids)
-        return text
-
-    def flush(self) -> str:
-        """Returns the rest at the end of the text."""
-        text = self._new()
-        self.begin, self.read = self.read, len(self.ids)
-        return text
-
-    def _new(self) -> str:
-        decode = self.vocabulary.decode
-        return decode(self.ids[self.begin :])[len(decode(self.ids[self.begin : self.read])) :]
-
+"""What tokenizers write for a part of a character."""
 
 Ended = Literal["stop", "length", "cancelled", "failed"]
+"""Why a text has ended."""
 
 
 @dataclass(frozen=True)
@@ -196,9 +119,8 @@ class TextStream:
         self._detokenizer = Detokenizer(self.vocabulary, self.prompt)
         self._stops = Stops(self.options.stop)
         self._decoded = 0  # characters, including those held back
-        self._waiting: list[
-            tuple[int, Token]
-        ] = []  # with the offset in the text at which it begins
+        # With the offset in the text at which it begins.
+        self._waiting: list[tuple[int, Token]] = []
 
     def extend(self, partial: Partial) -> Event | None:
         """Adds the tokens of an unfinished row. Returns what became final, None where nothing did; with
@@ -295,3 +217,74 @@ class TextStream:
             logprob=logprob,
             best=tuple(Candidate(id, text(id), data(id), each) for id, each in best),
         )
+
+
+class Stops:
+    """Holds back what may be the beginning of a stop string, so that output is never retracted.
+
+    The text ends before the stop string that is complete first; of several that end at the same place,
+    the one that begins first. So the cut does not depend on how the text is split.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        if not all(stops):
+            raise RequestError("a stop string is empty: it would stop at once")
+        self.stops = tuple(stops)
+        self.held = ""
+
+    def push(self, text: str) -> tuple[str, str | None]:
+        """Text that is final now, and the stop that ended it, if one did."""
+        text = self.held + text
+        found = [(at + len(stop), at, stop) for stop in self.stops if (at := text.find(stop)) >= 0]
+        if found:
+            _, at, stop = min(found)
+            self.held = ""
+            return text[:at], stop
+        keep = max((_overlap(text, stop) for stop in self.stops), default=0)
+        self.held = text[len(text) - keep :]
+        return text[: len(text) - keep], None
+
+    def flush(self) -> str:
+        """Returns what is held back, at the end of the text."""
+        held, self.held = self.held, ""
+        return held
+
+
+class Detokenizer:
+    """Decodes the last few tokens with and without the new one; the difference is its text.
+
+    Tokens cannot be decoded one by one: a character may consist of several, and spaces depend on the
+    tokens before.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, prompt: Sequence[int]) -> None:
+        self.vocabulary = vocabulary
+        self.ids = list(prompt[-CONTEXT:])
+        # ids[begin:read] are context; ids[read:] have no text yet.
+        self.begin, self.read = 0, len(self.ids)
+
+    def push(self, token: int) -> str:
+        """The text that became final with this token; often a word, sometimes nothing."""
+        self.ids.append(token)
+        text = self._new()
+        if text.endswith(BROKEN) and len(self.ids) - self.read < HELD:
+            return ""
+        if text:
+            self.begin, self.read = self.read, len(self.ids)
+        return text
+
+    def flush(self) -> str:
+        """Returns the rest at the end of the text."""
+        text = self._new()
+        self.begin, self.read = self.read, len(self.ids)
+        return text
+
+    def _new(self) -> str:
+        decode = self.vocabulary.decode
+        return decode(self.ids[self.begin :])[len(decode(self.ids[self.begin : self.read])) :]
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of `text` that `stop` begins with."""
+    most = min(len(text), len(stop) - 1)
+    return next((n for n in range(most, 0, -1) if text.endswith(stop[:n])), 0)
