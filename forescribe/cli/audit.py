@@ -6,54 +6,25 @@ Knows the options and the exit code; the comparison is in `asr.audit`.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
 from forescribe.asr.errors import UsageError
 
-from .option_records import DIAGNOSTICS, argument, option, takes
-from .options import (
-    AUTO,
-    BatchSize,
-    DeviceName,
-    Draft,
-    DraftDtype,
-    Dtype,
-    Gamma,
-    Language,
-    LocalFilesOnly,
-    Model,
-    Quantize,
-    Task,
-    Vad,
-    parse_gamma,
-)
+from .option_records import DIAGNOSTICS, arg, like, opt, takes
+from .options import DecodingOptions, ModelOptions, PerformanceOptions
 
 
-@dataclass(frozen=True)
-class AuditOptions:
+@dataclass(frozen=True, kw_only=True)
+class AuditOptions(ModelOptions, DecodingOptions, PerformanceOptions):
     """The parsed command line. Raises UsageError for a gamma without drafts."""
 
-    audio: Annotated[list[str], argument("AUDIO...", help="Recordings or videos; - reads stdin.")]
-    model: Model = None
-    draft: Draft = None
-    language: Language = None
-    task: Task = "transcribe"
-    vad: Vad = None
-    gamma: Gamma = "5"
-    batch_size: BatchSize = 8
-    device: DeviceName = AUTO
-    dtype: Dtype = AUTO
-    quantize: Quantize = None
-    draft_dtype: DraftDtype = AUTO
-    local_files_only: LocalFilesOnly = False
-    json: Annotated[
-        bool,
-        option(
-            DIAGNOSTICS, "--json/--no-json", help="Print one JSON record per recording to stdout."
-        ),
-    ] = False
+    audio: list[str] = arg("AUDIO...", "Recordings or videos; - reads stdin.")
+    gamma: str = like(PerformanceOptions, "gamma", default="5")
+    json: bool = opt(
+        DIAGNOSTICS, "--json/--no-json", "Print one JSON record per recording to stdout.", False
+    )
 
     def __post_init__(self) -> None:
         _ = self.drafts
@@ -61,7 +32,7 @@ class AuditOptions:
     @property
     def drafts(self) -> int:
         """Drafted tokens per round, 1 or more."""
-        number = parse_gamma(self.gamma)
+        number = super().drafts
         if not number:
             raise UsageError(
                 f"--gamma {self.gamma}: an audit compares a fixed number of drafted tokens, 1 or more, "

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
@@ -20,15 +20,15 @@ from ..bench.provenance import INSTALL, REDUCED, Sink, missing
 from .option_records import (
     DIAGNOSTICS,
     INPUT,
-    MODEL,
     OUTPUT,
     PERFORMANCE,
     SectionedCommand,
-    argument,
-    option,
+    arg,
+    like,
+    opt,
     takes,
 )
-from .options import AUTO, EngineName
+from .options import AUTO, LoadOptions
 
 PROGRAM = "forescribe"
 
@@ -43,130 +43,76 @@ bench = typer.Typer(
     rich_markup_mode=None,
 )
 
-Repeats = Annotated[
-    int,
-    option(
+
+@dataclass(frozen=True, kw_only=True)
+class BenchOptions:
+    """What all comparisons share."""
+
+    model: str | None = like(
+        LoadOptions, "model", "Preset, downloaded Hugging Face id or local folder."
+    )
+    draft: str | None = like(LoadOptions, "draft", "Draft model, named like --model.")
+    engine: str = like(LoadOptions, "engine")
+    threads: int = opt(
+        PERFORMANCE, "--threads N", "CPU threads; 0 is all cores.", 0, min=0, max=1024
+    )
+    repeats: int = opt(
         DIAGNOSTICS,
-        "--repeats",
-        metavar="N",
+        "--repeats N",
+        "Runs of every system; the median is reported.",
+        3,
         min=1,
-        help="Runs of every system; the median is reported.",
-    ),
-]
-RecordFile = Annotated[
-    str | None,
-    option(
-        OUTPUT,
-        "--json",
-        metavar="FILE",
-        help="File for the JSON record (one line), or - for stdout.",
-    ),
-]
+    )
+    json: str | None = opt(
+        OUTPUT, "--json FILE", "File for the JSON record (one line), or - for stdout."
+    )
 
 
-@dataclass(frozen=True)
-class BenchTextOptions:
+@dataclass(frozen=True, kw_only=True)
+class BenchTextOptions(BenchOptions):
     """The parsed command line. Raises UsageError for lists that are not of numbers."""
 
-    model: Annotated[
-        str | None,
-        option(
-            MODEL,
-            "--model",
-            "-m",
-            metavar="MODEL",
-            help="Preset, downloaded Hugging Face id or local folder.  [default: demo-text]",
-        ),
-    ] = None
-    draft: Annotated[
-        str | None,
-        option(
-            MODEL,
-            "--draft",
-            metavar="MODEL",
-            help="Draft model, named like --model; `none` measures without one.  "
-            "[default: the preset's]",
-        ),
-    ] = None
-    prompts: Annotated[
-        Path | None,
-        option(
-            INPUT,
-            "--prompts",
-            metavar="FILE",
-            help="Text file with one prompt per line.  [default: eight built-in prompts]",
-        ),
-    ] = None
-    chat: Annotated[
-        bool | None,
-        option(
-            INPUT,
-            "--chat/--no-chat",
-            help="Treat prompts as a user's messages.  "
-            "[default: yes if the model has a chat template]",
-        ),
-    ] = None
-    max_tokens: Annotated[
-        int,
-        option(OUTPUT, "--max-tokens", metavar="N", min=1, help="Maximum tokens per text."),
-    ] = 128
-    batch: Annotated[
-        str,
-        option(
-            PERFORMANCE,
-            "--batch",
-            metavar="N,N",
-            help="Batch sizes; 1 is always measured.",
-        ),
-    ] = "1,4,8"
-    gamma: Annotated[
-        str,
-        option(
-            PERFORMANCE,
-            "--gamma",
-            metavar="N,N",
-            help="Drafted tokens per round, 1 to 64; auto is always measured.",
-        ),
-    ] = "5"
-    repeats: Repeats = 3
-    device: Annotated[
-        str,
-        option(
-            PERFORMANCE, "--device", metavar="DEVICE", help="auto, cuda, cuda:N, hpu, mps or cpu."
-        ),
-    ] = "cpu"
-    dtype: Annotated[
-        str,
-        option(
-            PERFORMANCE,
-            "--dtype",
-            metavar="TYPE,TYPE",
-            help="auto, float32, float16, bfloat16, int8 or int8-bfloat16 (as --quantize int8 with that "
-            "--dtype); near-ties may flip below float32. Further ones add rows of this engine.",
-        ),
-    ] = "float32"
-    draft_dtype: Annotated[
-        str,
-        option(
-            PERFORMANCE,
-            "--draft-dtype",
-            metavar="TYPE",
-            help="Number format of this engine's draft: auto, float32, float16, bfloat16 or int8.",
-        ),
-    ] = AUTO
-    threads: Annotated[
-        int,
-        option(
-            PERFORMANCE,
-            "--threads",
-            metavar="N",
-            min=0,
-            max=1024,
-            help="CPU threads; 0 leaves the number to PyTorch.",
-        ),
-    ] = 0
-    engine: EngineName = AUTO
-    json: RecordFile = None
+    model: str | None = like(BenchOptions, "model", shown="demo-text")
+    draft: str | None = like(
+        BenchOptions,
+        "draft",
+        "Draft model, named like --model; `none` measures without one.",
+        shown="the preset's",
+    )
+    prompts: Path | None = opt(
+        INPUT,
+        "--prompts FILE",
+        "Text file with one prompt per line.",
+        shown="eight built-in prompts",
+    )
+    chat: bool | None = opt(
+        INPUT,
+        "--chat/--no-chat",
+        "Treat prompts as a user's messages.",
+        shown="yes if the model has a chat template",
+    )
+    max_tokens: int = opt(OUTPUT, "--max-tokens N", "Maximum tokens per text.", 128, min=1)
+    batch: str = opt(PERFORMANCE, "--batch N,N", "Batch sizes; 1 is always measured.", "1,4,8")
+    gamma: str = opt(
+        PERFORMANCE,
+        "--gamma N,N",
+        "Drafted tokens per round, 1 to 64; auto is always measured.",
+        "5",
+    )
+    device: str = like(LoadOptions, "device", default="cpu")
+    dtype: str = opt(
+        PERFORMANCE,
+        "--dtype TYPE,TYPE",
+        "auto, float32, float16, bfloat16, int8 or int8-bfloat16 (as --quantize int8 with that --dtype); "
+        "near-ties may flip below float32. Further ones add rows of this engine.",
+        "float32",
+    )
+    draft_dtype: str = like(
+        LoadOptions,
+        "draft_dtype",
+        "Number format of this engine's draft: auto, float32, float16, bfloat16 or int8.",
+    )
+    threads: int = like(BenchOptions, "threads", "CPU threads; 0 leaves the number to PyTorch.")
 
     def __post_init__(self) -> None:
         _ = self.batches, self.gammas, self.dtypes
@@ -227,140 +173,74 @@ def text(**values: Any) -> None:
         raise typer.Exit(1)
 
 
-@dataclass(frozen=True)
-class BenchTranscribeOptions:
+@dataclass(frozen=True, kw_only=True)
+class BenchTranscribeOptions(BenchOptions):
     """The parsed command line. Raises UsageError for values that are impossible."""
 
-    audio: Annotated[
-        list[str],
-        argument("AUDIO...", help="Recordings, joined in this order and repeated as needed."),
-    ]
-    reference: Annotated[
-        list[str] | None,
-        option(
-            INPUT,
-            "--reference",
-            metavar="FILE",
-            help="Reference text of a recording; give one per recording, in order.  "
-            "[default: the .txt file beside each recording]",
-        ),
-    ] = None
-    minutes: Annotated[
-        float,
-        option(
-            INPUT,
-            "--minutes",
-            metavar="MINUTES",
-            min=0,
-            help="Minimum length; whole recordings are repeated until it is reached.",
-        ),
-    ] = 10.0
-    json: RecordFile = None
-    model: Annotated[
-        str,
-        option(
-            MODEL,
-            "--model",
-            "-m",
-            metavar="MODEL",
-            help="Preset, downloaded Hugging Face id or local folder.",
-        ),
-    ] = "tiny.en"
-    draft: Annotated[
-        str | None,
-        option(
-            MODEL,
-            "--draft",
-            metavar="MODEL",
-            help="Draft model, named like --model.  [default: the model's own]",
-        ),
-    ] = None
-    batch: Annotated[
-        str,
-        option(PERFORMANCE, "--batch", metavar="N,N", help="Batch sizes of this engine."),
-    ] = "1,4,8,16"
-    peer_batch: Annotated[
-        str,
-        option(
-            PERFORMANCE,
-            "--peer-batch",
-            metavar="N,N",
-            help="Batch sizes of other systems that can batch; 1 is always measured.",
-        ),
-    ] = "8"
-    gamma: Annotated[
-        int,
-        option(
-            PERFORMANCE,
-            "--gamma",
-            metavar="N",
-            min=0,
-            max=64,
-            help="Drafted tokens per round, measured next to 0 and auto; 0 measures no drafting.",
-        ),
-    ] = 5
-    threads: Annotated[
-        int,
-        option(
-            PERFORMANCE,
-            "--threads",
-            metavar="N",
-            min=0,
-            max=1024,
-            help="CPU threads; 0 is all cores.",
-        ),
-    ] = 0
-    peer_threads: Annotated[
-        str | None,
-        option(
-            PERFORMANCE,
-            "--peer-threads",
-            metavar="N,N",
-            help="CPU threads of the other systems, a row for each.  [default: 1 and all of ours]",
-        ),
-    ] = None
-    only: Annotated[
-        list[str] | None,
-        option(
-            DIAGNOSTICS,
-            "--only",
-            metavar="SYSTEM",
-            help="System to compare with; may be given several times. One of forescribe, transformers, "
-            "transformers assisted, 'transformers assisted, its defaults', faster-whisper, "
-            "faster-whisper batched.  [default: all]",
-        ),
-    ] = None
-    engine: EngineName = AUTO
-    dtype: Annotated[
-        str,
-        option(
-            PERFORMANCE,
-            "--dtype",
-            metavar="TYPE,TYPE",
-            help="Number formats of this engine's rows: float32, bfloat16, int8, int8-bfloat16 (--quantize "
-            "int8 with that --dtype); float32 is always measured, and what other systems are compared with.",
-        ),
-    ] = "float32"
-    draft_dtype: Annotated[
-        str,
-        option(
-            PERFORMANCE,
-            "--draft-dtype",
-            metavar="TYPE,TYPE",
-            help="Number formats of this engine's draft, with rows for each: auto, float32, float16, "
-            "bfloat16 or int8. Same tokens.",
-        ),
-    ] = AUTO
-    modules: Annotated[
-        bool,
-        option(
-            DIAGNOSTICS,
-            "--modules/--no-modules",
-            help="Also decode with transformers' modules at batch 1 without drafts, in each --dtype: the "
-            "reference of the other engines.",
-        ),
-    ] = False
-    repeats: Repeats = 3
+    audio: list[str] = arg("AUDIO...", "Recordings, joined in this order and repeated as needed.")
+    model: str = like(BenchOptions, "model", default="tiny.en", shown=None)
+    reference: list[str] | None = opt(
+        INPUT,
+        "--reference FILE",
+        "Reference text of a recording; give one per recording, in order.",
+        shown="the .txt file beside each recording",
+    )
+    minutes: float = opt(
+        INPUT,
+        "--minutes MINUTES",
+        "Minimum length; whole recordings are repeated until it is reached.",
+        10.0,
+        min=0,
+    )
+    batch: str = opt(PERFORMANCE, "--batch N,N", "Batch sizes of this engine.", "1,4,8,16")
+    peer_batch: str = opt(
+        PERFORMANCE,
+        "--peer-batch N,N",
+        "Batch sizes of other systems that can batch; 1 is always measured.",
+        "8",
+    )
+    gamma: int = opt(
+        PERFORMANCE,
+        "--gamma N",
+        "Drafted tokens per round, measured next to 0 and auto; 0 measures no drafting.",
+        5,
+        min=0,
+        max=64,
+    )
+    peer_threads: str | None = opt(
+        PERFORMANCE,
+        "--peer-threads N,N",
+        "CPU threads of the other systems, a row for each.",
+        shown="1 and all of ours",
+    )
+    only: list[str] | None = opt(
+        DIAGNOSTICS,
+        "--only SYSTEM",
+        "System to compare with; may be given several times. One of forescribe, transformers, transformers "
+        "assisted, 'transformers assisted, its defaults', faster-whisper, faster-whisper batched.",
+        shown="all",
+    )
+    dtype: str = opt(
+        PERFORMANCE,
+        "--dtype TYPE,TYPE",
+        "Number formats of this engine's rows: float32, bfloat16, int8, int8-bfloat16 (--quantize int8 with "
+        "that --dtype); float32 is always measured, and what other systems are compared with.",
+        "float32",
+    )
+    draft_dtype: str = opt(
+        PERFORMANCE,
+        "--draft-dtype TYPE,TYPE",
+        "Number formats of this engine's draft, with rows for each: auto, float32, float16, bfloat16 or "
+        "int8. Same tokens.",
+        AUTO,
+    )
+    modules: bool = opt(
+        DIAGNOSTICS,
+        "--modules/--no-modules",
+        "Also decode with transformers' modules at batch 1 without drafts, in each --dtype: the reference of "
+        "the other engines.",
+        False,
+    )
 
     def __post_init__(self) -> None:
         _ = self.batches, self.peer_batches, self.peer_thread_counts

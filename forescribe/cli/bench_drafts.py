@@ -9,141 +9,72 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
 from forescribe.asr.errors import UsageError
 
 from ..bench.provenance import INSTALL, Sink, missing
-from .bench import DRAFT_DTYPES, DTYPES, PROGRAM, RecordFile, log, parse_dtypes, parse_numbers
-from .option_records import DIAGNOSTICS, INPUT, MODEL, OUTPUT, PERFORMANCE, argument, option, takes
-from .options import AUTO, EngineName
+from .bench import (
+    DRAFT_DTYPES,
+    DTYPES,
+    PROGRAM,
+    BenchOptions,
+    BenchTextOptions,
+    BenchTranscribeOptions,
+    log,
+    parse_dtypes,
+    parse_numbers,
+)
+from .option_records import MODEL, PERFORMANCE, arg, like, opt, takes
+from .options import AUTO, LoadOptions
 
 
-@dataclass(frozen=True)
-class BenchDraftsOptions:
+@dataclass(frozen=True, kw_only=True)
+class BenchDraftsOptions(BenchOptions):
     """The parsed command line. Raises UsageError for values that are impossible."""
 
-    audio: Annotated[
-        list[str] | None,
-        argument(
-            "[AUDIO...]", help="Recordings, joined in this order; without one, text is generated."
-        ),
-    ] = None
-    reference: Annotated[
-        list[str] | None,
-        option(
-            INPUT,
-            "--reference",
-            metavar="FILE",
-            help="Reference text of a recording; give one per recording, in order. Without "
-            "texts there are no word errors.  [default: the .txt file beside each recording]",
-        ),
-    ] = None
-    minutes: Annotated[
-        float,
-        option(
-            INPUT,
-            "--minutes",
-            metavar="MINUTES",
-            min=0,
-            help="Minimum length; whole recordings are repeated until it is reached.",
-        ),
-    ] = 0.0
-    prompts: Annotated[
-        Path | None,
-        option(
-            INPUT,
-            "--prompts",
-            metavar="FILE",
-            help="Text file with one prompt per line.  [default: eight built-in prompts]",
-        ),
-    ] = None
-    max_tokens: Annotated[
-        int,
-        option(
-            OUTPUT, "--max-tokens", metavar="N", min=1, help="Maximum tokens per generated text."
-        ),
-    ] = 128
-    json: RecordFile = None
-    model: Annotated[
-        str | None,
-        option(
-            MODEL,
-            "--model",
-            "-m",
-            metavar="MODEL",
-            help="Preset, downloaded Hugging Face id or local folder.  "
-            "[default: tiny.en for recordings, demo-text for text]",
-        ),
-    ] = None
-    draft: Annotated[
-        list[str] | None,
-        option(
-            MODEL,
-            "--draft",
-            metavar="MODEL",
-            help="Draft to compare, named as elsewhere: a model, or a head for text; may be given several "
-            "times.  [default: the model's own]",
-        ),
-    ] = None
-    drafter: Annotated[
-        str | None,
-        option(
-            MODEL,
-            "--drafter",
-            metavar="NAME,NAME",
-            help="Ways to draft in speech: model, cascade.  [default: model,cascade]",
-        ),
-    ] = None
-    batch: Annotated[str, option(PERFORMANCE, "--batch", metavar="N,N", help="Batch sizes.")] = (
-        "1,4,8,16"
+    audio: list[str] | None = arg(
+        "[AUDIO...]", "Recordings, joined in this order; without one, text is generated.", None
     )
-    gamma: Annotated[
-        str,
-        option(
-            PERFORMANCE,
-            "--gamma",
-            metavar="N,N",
-            help="Drafted tokens per round, 1 to 64, or auto.",
-        ),
-    ] = AUTO
-    threads: Annotated[
-        int,
-        option(
-            PERFORMANCE,
-            "--threads",
-            metavar="N",
-            min=0,
-            max=1024,
-            help="CPU threads; 0 is all cores.",
-        ),
-    ] = 0
-    engine: EngineName = AUTO
-    dtype: Annotated[
-        str,
-        option(
-            PERFORMANCE,
-            "--dtype",
-            metavar="TYPE",
-            help="Number format of the target: float32, bfloat16, int8 or int8-bfloat16.",
-        ),
-    ] = "float32"
-    draft_dtype: Annotated[
-        str,
-        option(PERFORMANCE, "--draft-dtype", metavar="TYPE", help="Number format of the drafts."),
-    ] = AUTO
-    repeats: Annotated[
-        int,
-        option(
-            DIAGNOSTICS,
-            "--repeats",
-            metavar="N",
-            min=1,
-            help="Turns of every drafter; the median is reported.",
-        ),
-    ] = 1
+    model: str | None = like(
+        BenchOptions, "model", shown="tiny.en for recordings, demo-text for text"
+    )
+    draft: list[str] | None = like(  # type: ignore[assignment]  # several of them
+        BenchOptions,
+        "draft",
+        "Draft to compare, named as elsewhere: a model, or a head for text; may be given several times.",
+    )
+    reference: list[str] | None = like(
+        BenchTranscribeOptions,
+        "reference",
+        "Reference text of a recording; give one per recording, in order. Without texts there are no word "
+        "errors.",
+    )
+    minutes: float = like(BenchTranscribeOptions, "minutes", default=0.0)
+    prompts: Path | None = like(BenchTextOptions, "prompts")
+    max_tokens: int = like(BenchTextOptions, "max_tokens", "Maximum tokens per generated text.")
+    drafter: str | None = opt(
+        MODEL,
+        "--drafter NAME,NAME",
+        "Ways to draft in speech: model, cascade.",
+        shown="model,cascade",
+    )
+    batch: str = opt(PERFORMANCE, "--batch N,N", "Batch sizes.", "1,4,8,16")
+    gamma: str = opt(
+        PERFORMANCE, "--gamma N,N", "Drafted tokens per round, 1 to 64, or auto.", AUTO
+    )
+    dtype: str = opt(
+        PERFORMANCE,
+        "--dtype TYPE",
+        "Number format of the target: float32, bfloat16, int8 or int8-bfloat16.",
+        "float32",
+    )
+    draft_dtype: str = like(LoadOptions, "draft_dtype", "Number format of the drafts.")
+    repeats: int = like(
+        BenchOptions, "repeats", "Turns of every drafter; the median is reported.", default=1
+    )
 
     def __post_init__(self) -> None:
         _ = self.batches, self.gammas

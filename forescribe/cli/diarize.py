@@ -7,32 +7,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from forescribe.asr.batch.interrupts import Stop
 from forescribe.asr.errors import UsageError
 
-from .option_records import OUTPUT, PERFORMANCE, option, takes
+from .option_records import OUTPUT, arg, like, opt, takes
 from .options import (
-    AUTO,
-    DiarizerName,
-    Inputs,
-    JsonRecords,
-    KnownSpeakers,
-    LinkSpeakers,
-    LocalFilesOnly,
-    MaxSpeakers,
-    MinSpeakers,
-    NumSpeakers,
-    OutputFolder,
-    Overwrite,
-    Quiet,
-    Recursive,
-    SpoolBytes,
-    SpoolFolder,
-    parse_bytes,
+    RECORDINGS,
+    ModelOptions,
+    PerformanceOptions,
+    RunOptions,
+    SpeakerChoice,
     refuse_links,
 )
 
@@ -49,40 +37,17 @@ if TYPE_CHECKING:
 FORMATS = "rttm,json"
 
 
-@dataclass(frozen=True)
-class DiarizeOptions:
+@dataclass(frozen=True, kw_only=True)
+class DiarizeOptions(RunOptions, SpeakerChoice):
     """The parsed command line. Raises UsageError for formats that need words, and for
     speaker options that contradict each other."""
 
-    audio: Inputs
-    recursive: Recursive = False
-    spool: SpoolFolder = None
-    spool_bytes: SpoolBytes = None
-    output_dir: OutputFolder = "."
-    output_format: Annotated[
-        str,
-        option(
-            OUTPUT,
-            "--output-format",
-            "-f",
-            metavar="FORMATS",
-            help="Comma-separated list of rttm and json.",
-        ),
-    ] = FORMATS
-    overwrite: Overwrite = False
-    diarizer: DiarizerName = AUTO
-    num_speakers: NumSpeakers = None
-    min_speakers: MinSpeakers = None
-    max_speakers: MaxSpeakers = None
-    known: KnownSpeakers = False
-    link_speakers: LinkSpeakers = False
-    device: Annotated[
-        str,
-        option(PERFORMANCE, "--device", metavar="DEVICE", help="auto, cuda, cuda:N or cpu."),
-    ] = AUTO
-    local_files_only: LocalFilesOnly = False
-    quiet: Quiet = False
-    json: JsonRecords = False
+    audio: list[str] = arg("AUDIO...", RECORDINGS)
+    output_format: str = opt(
+        OUTPUT, "--output-format -f FORMATS", "Comma-separated list of rttm and json.", FORMATS
+    )
+    device: str = like(PerformanceOptions, "device", "auto, cuda, cuda:N or cpu.")
+    local_files_only: bool = like(ModelOptions, "local_files_only")
 
     def __post_init__(self) -> None:
         names = self.output_format.replace(" ", "").split(",")
@@ -91,19 +56,16 @@ class DiarizeOptions:
             raise UsageError(
                 f"--output-format {unknown[0]}: there are no words to write; known: {FORMATS}"
             )
-        parse_bytes("--spool-bytes", self.spool_bytes)
+        _ = self.spool_limit
         refuse_links(self.link_speakers, self.output_dir)
         _ = self.speakers
 
     @cached_property
     def speakers(self) -> SpeakerOptions:
         """The options for speakers."""
-        from forescribe.diarize.diarizer import Bounds
-
         from .speaker_options import SpeakerOptions
 
-        bounds = Bounds(self.num_speakers, self.min_speakers, self.max_speakers)
-        return SpeakerOptions(self.diarizer, bounds, self.known, link=self.link_speakers)
+        return SpeakerOptions(self.diarizer, self.bounds, self.known, link=self.link_speakers)
 
 
 @takes(DiarizeOptions)
@@ -159,7 +121,7 @@ def _batch(
         outputs,
         settings=settings,
         overwrite=options.overwrite,
-        fetching=Fetching(stores, options.spool, parse_bytes("--spool-bytes", options.spool_bytes)),
+        fetching=Fetching(stores, options.spool, options.spool_limit),
         stop=stop,
         notice=console.notice,
     )

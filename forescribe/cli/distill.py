@@ -9,15 +9,26 @@ import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from forescribe.asr.batch.interrupts import INTERRUPTED, Stop
 from forescribe.asr.errors import UsageError
 
-from .option_records import INPUT, MODEL, OUTPUT, PERFORMANCE, TRAINING, argument, option, takes
-from .options import AUTO, DeviceName, Language, LocalFilesOnly, Quiet
+from .option_records import (
+    INPUT,
+    MODEL,
+    OUTPUT,
+    PERFORMANCE,
+    REQUIRED,
+    TRAINING,
+    arg,
+    like,
+    opt,
+    takes,
+)
+from .options import DecodingOptions, ModelOptions, PerformanceOptions, RunOptions
 
 if TYPE_CHECKING:
     from ..distill.distillation import DistillSettings, Label
@@ -26,177 +37,109 @@ if TYPE_CHECKING:
 
 CHOICES = ("angular", "single", "spacing")
 
-CHOOSE = (
-    "Which layers: all but the block that turns the hidden states least (angular), those that turn them most "
-    "by themselves (single), or as far apart as possible (spacing)."
-)
 
-
-@dataclass(frozen=True)
-class DistillOptions:
+@dataclass(frozen=True, kw_only=True)
+class DistillOptions(ModelOptions):
     """The parsed command line. Raises UsageError for values and combinations that are impossible."""
 
-    data: Annotated[
-        list[str],
-        argument("DATA...", help="Recordings or folders of them; with --text, texts and prompts."),
-    ]
-    output: Annotated[
-        str, option(OUTPUT, "--output", "-o", metavar="FOLDER", help="Folder for the draft.")
-    ]
+    data: list[str] = arg(
+        "DATA...", "Recordings or folders of them; with --text, texts and prompts."
+    )
+    output: str = opt(OUTPUT, "--output -o FOLDER", "Folder for the draft.", REQUIRED)
     # Input
-    text: Annotated[
-        bool,
-        option(
-            INPUT,
-            "--text",
-            help="The data are texts (txt, json, srt, vtt, tsv) or prompts (jsonl with `prompt`, `messages` "
-            "or `text` in each line), and the model is a language model.",
-        ),
-    ] = False
-    mix: Annotated[
-        list[str] | None,
-        option(
-            INPUT,
-            "--mix",
-            metavar="DATA",
-            help="General data for 15 % of the training, so that the draft keeps what it could do; may be "
-            "given several times.",
-        ),
-    ] = None
-    language: Language = None
+    text: bool = opt(
+        INPUT,
+        "--text",
+        "The data are texts (txt, json, srt, vtt, tsv) or prompts (jsonl with `prompt`, `messages` or `text` "
+        "in each line), and the model is a language model.",
+        False,
+    )
+    mix: list[str] | None = opt(
+        INPUT,
+        "--mix DATA",
+        "General data for 15 % of the training, so that the draft keeps what it could do; may be given "
+        "several times.",
+    )
+    language: str | None = like(DecodingOptions, "language")
     # Output
-    overwrite: Annotated[
-        bool,
-        option(
-            OUTPUT,
-            "--overwrite",
-            help="Begin anew in a folder that is there, and replace its draft.",
-        ),
-    ] = False
-    keep_labels: Annotated[
-        bool,
-        option(
-            OUTPUT,
-            "--keep-labels",
-            help="Keep labels and checkpoint; with --overwrite, another run uses the labels again.",
-        ),
-    ] = False
-    cut_head: Annotated[
-        bool,
-        option(
-            OUTPUT,
-            "--cut-head",
-            help="Cut the draft's output head to the tokens of the labels, as `forescribe draft-head`.",
-        ),
-    ] = False
+    overwrite: bool = opt(
+        OUTPUT,
+        "--overwrite",
+        "Begin anew in a folder that is there, and replace its draft.",
+        False,
+    )
+    keep_labels: bool = opt(
+        OUTPUT,
+        "--keep-labels",
+        "Keep labels and checkpoint; with --overwrite, another run uses the labels again.",
+        False,
+    )
+    cut_head: bool = opt(
+        OUTPUT,
+        "--cut-head",
+        "Cut the draft's output head to the tokens of the labels, as `forescribe draft-head`.",
+        False,
+    )
     # Model
-    model: Annotated[
-        str | None,
-        option(
-            MODEL,
-            "--model",
-            "-m",
-            metavar="MODEL",
-            help="Target: preset, Hugging Face id or local folder.  [default: large; with --text demo-text]",
-        ),
-    ] = None
-    draft: Annotated[
-        str | None,
-        option(
-            MODEL,
-            "--draft",
-            metavar="MODEL",
-            help="Draft to begin with, named like --model.  [default: the model's own]",
-        ),
-    ] = None
-    layers: Annotated[
-        int | None,
-        option(
-            MODEL,
-            "--layers",
-            metavar="N",
-            min=1,
-            help="Begin with this many layers of the target instead of a draft.",
-        ),
-    ] = None
-    choose: Annotated[
-        str,
-        option(
-            MODEL,
-            "--choose",
-            metavar="HOW",
-            help=CHOOSE,
-        ),
-    ] = "angular"
-    local_files_only: LocalFilesOnly = False
+    model: str | None = like(
+        ModelOptions,
+        "model",
+        "Target: preset, Hugging Face id or local folder.",
+        shown="large; with --text demo-text",
+    )
+    draft: str | None = like(ModelOptions, "draft", "Draft to begin with, named like --model.")
+    layers: int | None = opt(
+        MODEL,
+        "--layers N",
+        "Begin with this many layers of the target instead of a draft.",
+        min=1,
+    )
+    choose: str = opt(
+        MODEL,
+        "--choose HOW",
+        "Which layers: all but the block that turns the hidden states least (angular), those that turn them "
+        "most by themselves (single), or as far apart as possible (spacing).",
+        "angular",
+    )
     # Training
-    minutes: Annotated[
-        float,
-        option(
-            TRAINING,
-            "--minutes",
-            metavar="M",
-            help="Time for labels (40 % of it at most) and training; the report comes after it.",
-        ),
-    ] = 30.0
-    steps: Annotated[
-        int | None,
-        option(
-            TRAINING,
-            "--steps",
-            metavar="N",
-            min=1,
-            help="Train this many steps on all the data, however long it takes: the same result each time.",
-        ),
-    ] = None
-    on_policy: Annotated[
-        bool,
-        option(
-            TRAINING,
-            "--on-policy",
-            help="Let the draft continue the text itself in every other step, with the target's labels.",
-        ),
-    ] = False
-    embeddings: Annotated[
-        bool,
-        option(
-            TRAINING,
-            "--train-embeddings",
-            help="Train the embedding of tokens too (text); for drafts of few layers.",
-        ),
-    ] = False
-    max_tokens: Annotated[
-        int,
-        option(TRAINING, "--max-tokens", metavar="N", min=8, help="Longest answer to a prompt."),
-    ] = 160
-    seed: Annotated[
-        int, option(TRAINING, "--seed", metavar="SEED", help="Seed of the random numbers.")
-    ] = 0
+    minutes: float = opt(
+        TRAINING,
+        "--minutes M",
+        "Time for labels (40 % of it at most) and training; the report comes after it.",
+        30.0,
+    )
+    steps: int | None = opt(
+        TRAINING,
+        "--steps N",
+        "Train this many steps on all the data, however long it takes: the same result each time.",
+        min=1,
+    )
+    on_policy: bool = opt(
+        TRAINING,
+        "--on-policy",
+        "Let the draft continue the text itself in every other step, with the target's labels.",
+        False,
+    )
+    embeddings: bool = opt(
+        TRAINING,
+        "--train-embeddings",
+        "Train the embedding of tokens too (text); for drafts of few layers.",
+        False,
+    )
+    max_tokens: int = opt(TRAINING, "--max-tokens N", "Longest answer to a prompt.", 160, min=8)
+    seed: int = opt(TRAINING, "--seed SEED", "Seed of the random numbers.", 0)
     # Performance
-    batch_size: Annotated[
-        int,
-        option(
-            PERFORMANCE,
-            "--batch-size",
-            metavar="N",
-            min=1,
-            max=1024,
-            help="Windows or texts labelled together.",
-        ),
-    ] = 8
-    served_batch: Annotated[
-        int,
-        option(
-            PERFORMANCE,
-            "--served-batch",
-            metavar="N",
-            min=1,
-            max=1024,
-            help="Batch that the draft is chosen and reported for.",
-        ),
-    ] = 1
-    device: DeviceName = AUTO
-    quiet: Quiet = False
+    batch_size: int = like(PerformanceOptions, "batch_size", "Windows or texts labelled together.")
+    served_batch: int = opt(
+        PERFORMANCE,
+        "--served-batch N",
+        "Batch that the draft is chosen and reported for.",
+        1,
+        min=1,
+        max=1024,
+    )
+    device: str = like(PerformanceOptions, "device")
+    quiet: bool = like(RunOptions, "quiet")
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.minutes) or self.minutes <= 0:

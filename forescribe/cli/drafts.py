@@ -11,15 +11,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from forescribe.asr.errors import ModelError, OutputError, UsageError
 
-from .distill import CHOICES, CHOOSE
-from .option_records import INPUT, MODEL, OUTPUT, PERFORMANCE, argument, option, takes
-from .options import AUTO, DeviceName, Language, LocalFilesOnly
+from .distill import CHOICES, DistillOptions
+from .option_records import INPUT, OUTPUT, REQUIRED, arg, like, opt, takes
+from .options import DecodingOptions
 
 if TYPE_CHECKING:
     from ..distill.labels import LabelRow
@@ -30,65 +30,42 @@ LITTLE = 100_000
 """Tokens below which a list is likely to lack words that later recordings have."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DraftHeadOptions:
     """The parsed command line. Raises UsageError for two sizes of one list."""
 
-    draft: Annotated[
-        str, argument("DRAFT", help="Draft model, named as for --draft, that is on this machine.")
-    ]
-    texts: Annotated[
-        list[str],
-        argument(
-            "TEXT...",
-            help="Transcripts (json, srt, vtt, tsv, txt) or texts, or folders of them; - reads stdin.",
-        ),
-    ]
-    # Output
-    output: Annotated[
-        str | None,
-        option(
-            OUTPUT,
-            "--output",
-            "-o",
-            metavar="FILE",
-            help="File for the list.  [default: draft_tokens.json in the draft's folder, with --language "
-            "draft_tokens.LANGUAGE.json]",
-        ),
-    ] = None
-    language: Annotated[
-        str | None,
-        option(
-            OUTPUT,
-            "--language",
-            "-l",
-            metavar="LANGUAGE",
-            help="Make the list for this language, a code or an English name; transcripts (json) that say "
-            "that they are in another one are left out.",
-        ),
-    ] = None
-    overwrite: Annotated[
-        bool, option(OUTPUT, "--overwrite", help="Replace a list that is there.")
-    ] = False
-    keep: Annotated[
-        int | None,
-        option(
-            OUTPUT,
-            "--keep",
-            metavar="N",
-            min=1,
-            help="Number of tokens, special ones included.  [default: all that occur]",
-        ),
-    ] = None
-    coverage: Annotated[
-        float | None,
-        option(
-            OUTPUT,
-            "--coverage",
-            metavar="SHARE",
-            help="Take as many tokens as make up this share of the texts, such as 0.9999.",
-        ),
-    ] = None
+    draft: str = arg("DRAFT", "Draft model, named as for --draft, that is on this machine.")
+    texts: list[str] = arg(
+        "TEXT...",
+        "Transcripts (json, srt, vtt, tsv, txt) or texts, or folders of them; - reads stdin.",
+    )
+    output: str | None = opt(
+        OUTPUT,
+        "--output -o FILE",
+        "File for the list.",
+        shown="draft_tokens.json in the draft's folder, with --language draft_tokens.LANGUAGE.json",
+    )
+    language: str | None = like(
+        DecodingOptions,
+        "language",
+        "Make the list for this language, a code or an English name; transcripts (json) that say that they "
+        "are in another one are left out.",
+        section=OUTPUT,
+        shown=None,
+    )
+    overwrite: bool = opt(OUTPUT, "--overwrite", "Replace a list that is there.", False)
+    keep: int | None = opt(
+        OUTPUT,
+        "--keep N",
+        "Number of tokens, special ones included.",
+        shown="all that occur",
+        min=1,
+    )
+    coverage: float | None = opt(
+        OUTPUT,
+        "--coverage SHARE",
+        "Take as many tokens as make up this share of the texts, such as 0.9999.",
+    )
 
     def __post_init__(self) -> None:
         if self.keep is not None and self.coverage is not None:
@@ -182,51 +159,26 @@ SAMPLES = Path(__file__).resolve().parents[3] / "samples"
 """Recordings of a checkout; an installed package has none."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PruneOptions:
     """The parsed command line. Raises UsageError for values that are impossible."""
 
-    target: Annotated[
-        str, argument("TARGET", help="Whisper or language model, named as for --model.")
-    ]
-    output: Annotated[
-        str, option(OUTPUT, "--output", "-o", metavar="FOLDER", help="Folder for the draft.")
-    ]
-    layers: Annotated[
-        int, option(MODEL, "--layers", metavar="N", min=1, help="Layers that the draft keeps.")
-    ]
-    # Input
-    data: Annotated[
-        list[str] | None,
-        option(
-            INPUT,
-            "--data",
-            metavar="DATA",
-            help="Recordings, or texts for a language model, on which the layers are compared; may be given "
-            "several times.  [default: samples/ of a checkout, for speech]",
-        ),
-    ] = None
-    language: Language = None
-    # Output
-    overwrite: Annotated[
-        bool, option(OUTPUT, "--overwrite", help="Write into a folder that is not empty.")
-    ] = False
-    # Model
-    choose: Annotated[
-        str,
-        option(
-            MODEL,
-            "--choose",
-            metavar="HOW",
-            help=CHOOSE,
-        ),
-    ] = "angular"
-    local_files_only: LocalFilesOnly = False
-    device: DeviceName = AUTO
-    batch_size: Annotated[
-        int,
-        option(PERFORMANCE, "--batch-size", metavar="N", min=1, help="Windows or texts at a time."),
-    ] = 8
+    target: str = arg("TARGET", "Whisper or language model, named as for --model.")
+    output: str = like(DistillOptions, "output")
+    layers: int = like(DistillOptions, "layers", "Layers that the draft keeps.", default=REQUIRED)
+    data: list[str] | None = opt(
+        INPUT,
+        "--data DATA",
+        "Recordings, or texts for a language model, on which the layers are compared; may be given several "
+        "times.",
+        shown="samples/ of a checkout, for speech",
+    )
+    language: str | None = like(DecodingOptions, "language")
+    overwrite: bool = opt(OUTPUT, "--overwrite", "Write into a folder that is not empty.", False)
+    choose: str = like(DistillOptions, "choose")
+    local_files_only: bool = like(DistillOptions, "local_files_only")
+    device: str = like(DistillOptions, "device")
+    batch_size: int = like(DistillOptions, "batch_size", "Windows or texts at a time.")
 
     def __post_init__(self) -> None:
         if self.choose not in CHOICES:

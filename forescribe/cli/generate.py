@@ -9,34 +9,14 @@ import sys
 import time
 from dataclasses import dataclass
 from json import dumps
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from forescribe.asr.errors import UsageError
 
-from .option_records import (
-    DECODING,
-    DIAGNOSTICS,
-    INPUT,
-    MODEL,
-    OUTPUT,
-    PERFORMANCE,
-    argument,
-    option,
-    takes,
-)
-from .options import (
-    AUTO,
-    DeviceName,
-    DraftDtype,
-    Dtype,
-    EngineName,
-    Gamma,
-    LocalFilesOnly,
-    Quantize,
-    parse_gamma,
-)
+from .option_records import DECODING, DIAGNOSTICS, INPUT, MODEL, OUTPUT, arg, like, opt, takes
+from .options import LoadOptions
 
 if TYPE_CHECKING:
     from forescribe.speculative.stats import Stats
@@ -45,188 +25,96 @@ if TYPE_CHECKING:
     from forescribe.text.streaming import Completion, Options
 
 
-@dataclass(frozen=True)
-class GenerateOptions:
+@dataclass(frozen=True, kw_only=True)
+class GenerateOptions(LoadOptions):
     """The parsed command line. Raises UsageError for values and combinations that are
     impossible."""
 
-    prompts: Annotated[list[str], argument("PROMPT...", help="Texts to continue; - reads stdin.")]
+    prompts: list[str] = arg("PROMPT...", "Texts to continue; - reads stdin.")
     # Input
-    chat: Annotated[
-        bool,
-        option(
-            INPUT, "--chat", help="Treat prompts as a user's messages: apply the chat template."
-        ),
-    ] = False
-    system: Annotated[
-        str | None,
-        option(INPUT, "--system", metavar="TEXT", help="System message; needs --chat."),
-    ] = None
-    # Output
-    max_tokens: Annotated[
-        int,
-        option(OUTPUT, "--max-tokens", metavar="N", min=1, help="Maximum tokens per text."),
-    ] = 256
-    stop: Annotated[
-        list[str] | None,
-        option(
-            OUTPUT,
-            "--stop",
-            metavar="TEXT",
-            help="End a text before this string; may be given several times.",
-        ),
-    ] = None
-    json: Annotated[bool, option(OUTPUT, "--json", help="Print one JSON record per prompt.")] = (
-        False
+    chat: bool = opt(
+        INPUT, "--chat", "Treat prompts as a user's messages: apply the chat template.", False
     )
+    system: str | None = opt(INPUT, "--system TEXT", "System message; needs --chat.")
+    # Output
+    max_tokens: int = opt(OUTPUT, "--max-tokens N", "Maximum tokens per text.", 256, min=1)
+    stop: list[str] | None = opt(
+        OUTPUT, "--stop TEXT", "End a text before this string; may be given several times."
+    )
+    json: bool = opt(OUTPUT, "--json", "Print one JSON record per prompt.", False)
     # Model
-    model: Annotated[
-        str | None,
-        option(
-            MODEL,
-            "--model",
-            "-m",
-            metavar="MODEL",
-            help="Preset, Hugging Face id or local folder.  [default: demo-text]",
-        ),
-    ] = None
-    draft: Annotated[
-        str | None,
-        option(
-            MODEL,
-            "--draft",
-            metavar="MODEL",
-            help="Draft model, named like --model, or an EAGLE-3 or DFlash head; `mtp` is a layer in the "
-            "model's own checkpoint, `ngram` copies from the text, `none` turns drafting off.  [default: "
-            "the preset's, else ngram]",
-        ),
-    ] = None
-    universal: Annotated[
-        bool,
-        option(MODEL, "--universal", help="Allow a draft model with another tokenizer."),
-    ] = False
-    context: Annotated[
-        int | None,
-        option(
-            MODEL,
-            "--context",
-            metavar="N",
-            min=2,
-            help="Maximum tokens of prompt and text together.  [default: the model's, as memory allows]",
-        ),
-    ] = None
-    local_files_only: LocalFilesOnly = False
+    model: str | None = like(
+        LoadOptions, "model", "Preset, Hugging Face id or local folder.", shown="demo-text"
+    )
+    draft: str | None = like(
+        LoadOptions,
+        "draft",
+        "Draft model, named like --model, or an EAGLE-3 or DFlash head; `mtp` is a layer in the model's own "
+        "checkpoint, `ngram` copies from the text, `none` turns drafting off.",
+        shown="the preset's, else ngram",
+    )
+    universal: bool = opt(
+        MODEL, "--universal", "Allow a draft model with another tokenizer.", False
+    )
+    context: int | None = opt(
+        MODEL,
+        "--context N",
+        "Maximum tokens of prompt and text together.",
+        shown="the model's, as memory allows",
+        min=2,
+    )
     # Decoding
-    temperature: Annotated[
-        float,
-        option(
-            DECODING,
-            "--temperature",
-            metavar="T",
-            min=0,
-            help="Sampling temperature; 0 is greedy decoding.",
-        ),
-    ] = 0.0
-    top_p: Annotated[
-        float,
-        option(
-            DECODING,
-            "--top-p",
-            metavar="PROB",
-            help="Sample from the likeliest tokens with this total probability.",
-        ),
-    ] = 1.0
-    top_k: Annotated[
-        int,
-        option(
-            DECODING,
-            "--top-k",
-            metavar="N",
-            min=0,
-            help="Sample from this many likeliest tokens; 0 is all.",
-        ),
-    ] = 0
-    min_p: Annotated[
-        float,
-        option(
-            DECODING,
-            "--min-p",
-            metavar="RATIO",
-            min=0,
-            max=1,
-            help="Minimum probability of a token, relative to the likeliest one.",
-        ),
-    ] = 0.0
-    repetition_penalty: Annotated[
-        float,
-        option(
-            DECODING,
-            "--repetition-penalty",
-            metavar="FACTOR",
-            help="Penalty for tokens of prompt and text; 1 is none.",
-        ),
-    ] = 1.0
-    presence_penalty: Annotated[
-        float,
-        option(
-            DECODING,
-            "--presence-penalty",
-            metavar="X",
-            help="Penalty for tokens that occur in the text.",
-        ),
-    ] = 0.0
-    frequency_penalty: Annotated[
-        float,
-        option(
-            DECODING,
-            "--frequency-penalty",
-            metavar="X",
-            help="Penalty for tokens, times their number in the text.",
-        ),
-    ] = 0.0
-    seed: Annotated[
-        int, option(DECODING, "--seed", metavar="SEED", help="Seed of the random numbers.")
-    ] = 0
+    temperature: float = opt(
+        DECODING, "--temperature T", "Sampling temperature; 0 is greedy decoding.", 0.0, min=0
+    )
+    top_p: float = opt(
+        DECODING,
+        "--top-p PROB",
+        "Sample from the likeliest tokens with this total probability.",
+        1.0,
+    )
+    top_k: int = opt(
+        DECODING, "--top-k N", "Sample from this many likeliest tokens; 0 is all.", 0, min=0
+    )
+    min_p: float = opt(
+        DECODING,
+        "--min-p RATIO",
+        "Minimum probability of a token, relative to the likeliest one.",
+        0.0,
+        min=0,
+        max=1,
+    )
+    repetition_penalty: float = opt(
+        DECODING,
+        "--repetition-penalty FACTOR",
+        "Penalty for tokens of prompt and text; 1 is none.",
+        1.0,
+    )
+    presence_penalty: float = opt(
+        DECODING, "--presence-penalty X", "Penalty for tokens that occur in the text.", 0.0
+    )
+    frequency_penalty: float = opt(
+        DECODING,
+        "--frequency-penalty X",
+        "Penalty for tokens, times their number in the text.",
+        0.0,
+    )
+    seed: int = opt(DECODING, "--seed SEED", "Seed of the random numbers.", 0)
     # Performance
-    gamma: Gamma = AUTO
-    batch_size: Annotated[
-        int,
-        option(
-            PERFORMANCE,
-            "--batch-size",
-            metavar="N",
-            min=1,
-            max=1024,
-            help="Texts generated together.",
-        ),
-    ] = 8
-    device: DeviceName = AUTO
-    dtype: Dtype = AUTO
-    quantize: Quantize = None
-    draft_dtype: DraftDtype = AUTO
-    engine: EngineName = AUTO
+    batch_size: int = like(LoadOptions, "batch_size", "Texts generated together.")
     # Diagnostics
-    stats: Annotated[
-        bool, option(DIAGNOSTICS, "--stats", help="Print speed and acceptance rate to stderr.")
-    ] = False
-    compare: Annotated[
-        bool,
-        option(
-            DIAGNOSTICS,
-            "--compare",
-            help="Generate again without drafts; report speed and equality.",
-        ),
-    ] = False
+    stats: bool = opt(DIAGNOSTICS, "--stats", "Print speed and acceptance rate to stderr.", False)
+    compare: bool = opt(
+        DIAGNOSTICS,
+        "--compare",
+        "Generate again without drafts; report speed and equality.",
+        False,
+    )
 
     def __post_init__(self) -> None:
         if self.system is not None and not self.chat:
             raise UsageError("--system is a part of a conversation: add --chat")
         _ = self.drafts
-
-    @property
-    def drafts(self) -> int | None:
-        """Drafted tokens per round; None for auto."""
-        return parse_gamma(self.gamma)
 
     def sampling(self) -> Options:
         """The options of a generation. Raises RequestError."""
@@ -322,16 +210,11 @@ def _load(options: GenerateOptions, batch: int) -> TextGenerator:
     generator = TextGenerator.load(
         pair.target,
         pair.draft,
-        device=options.device,
-        dtype=options.dtype,
-        draft_dtype=options.draft_dtype,
-        quantize=options.quantize,
-        engine=options.engine,
         batch=batch,
-        gamma=options.drafts,
         context=options.context,
         universal=options.universal,
         network=not options.local_files_only,
+        **options.load_arguments(),
     )
     hint = advice(generator.target.engine, asked=options.engine, device=generator.device.kind)
     if hint is not None and not options.json:

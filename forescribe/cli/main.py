@@ -14,6 +14,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any
@@ -31,34 +32,38 @@ from .diarize import diarize
 from .distill import distill
 from .drafts import draft_head, prune
 from .generate import generate
-from .option_records import DIAGNOSTICS, ForeignFlagsCommand, SectionedCommand, option
+from .option_records import DIAGNOSTICS, ForeignFlagsCommand, SectionedCommand, arg, opt, takes
 from .service import key, serve, worker
 from .speakers import speakers
 from .status import status
 from .transcribe import transcribe
 
 
-def models(
-    name: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[NAME]",
-            help="A name as for --model: what it loads, where that is, and what it would download.",
-            show_default=False,
-        ),
-    ] = None,
-    as_json: Annotated[bool, option(DIAGNOSTICS, "--json", help="Print one JSON object.")] = False,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class ModelsOptions:
+    """The parsed command line."""
+
+    name: str | None = arg(
+        "[NAME]",
+        "A name as for --model: what it loads, where that is, and what it would download.",
+        None,
+    )
+    json: bool = opt(DIAGNOSTICS, "--json", "Print one JSON object.", False)
+
+
+@takes(ModelsOptions)
+def models(**values: Any) -> None:
     """List the model presets, and the Whisper models on this machine.
 
     The columns of the presets are the name, its state (ready, target only, or - if it is not downloaded), the
     target and its drafts. Those of the models are what --model takes, the program in whose cache it is, the
     size on disk, the memory of the weights in float32 (half of it in 16 bits; activations and caches come on
     top) and the licence, where it is known. With NAME: what that would load. Nothing is downloaded."""
-    if name is not None:
-        _print(_loaded_by(name), _one_model, as_json=as_json)
+    options = ModelsOptions(**values)
+    if options.name is not None:
+        _print(_loaded_by(options.name), _one_model, as_json=options.json)
         return
-    _print(_all_models(), _lists, as_json=as_json)
+    _print(_all_models(), _lists, as_json=options.json)
 
 
 def _print(content: dict[str, Any], lines: Any, *, as_json: bool) -> None:

@@ -1,25 +1,27 @@
 """Commands whose options arrive as one frozen record, with help grouped by section.
 
-    @dataclass(frozen=True)
+    @dataclass(frozen=True, kw_only=True)
     class GreetOptions:
-        name: Annotated[str, argument("NAME", help="Who to greet.")]
-        loud: Annotated[bool, option(OUTPUT, "--loud", help="Use capital letters.")] = False
+        name: str = arg("NAME", "Who to greet.")
+        times: int = opt(DECODING, "--times -n N", "How often.", 1, min=1)
+        loud: bool = opt(OUTPUT, "--loud", "Use capital letters.", False)
 
     @app.command(cls=SectionedCommand)
     @takes(GreetOptions)
     def greet(**values: Any) -> None:
         options = GreetOptions(**values)
 
-The record checks its values in `__post_init__`, so a command never sees a combination that is
-impossible. Knows nothing of individual commands.
+An option is declared once, in a record that several commands inherit; `like` takes a single option from
+such a record, with other words or another default. A record checks its values in `__post_init__`, so that
+a command never sees a combination that is impossible. Knows nothing of individual commands.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from dataclasses import MISSING, fields
-from typing import Any, TypeVar, get_type_hints
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, field, fields, replace
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 from typer.core import TyperCommand
@@ -51,14 +53,64 @@ SECTIONS = (
 Command = TypeVar("Command", bound=Callable[..., None])
 
 
-def argument(metavar: str, *, help: str) -> Any:
-    """Declare a positional argument."""
-    return typer.Argument(metavar=metavar, help=help)
+REQUIRED: Any = MISSING
+"""The default of an option that has to be given."""
 
 
-def option(section: str, *names: str, help: str, **more: Any) -> Any:
-    """Declare an option under the heading `section`; `more` is passed on to `typer.Option`."""
-    return typer.Option(*names, help=help, rich_help_panel=section, **more)
+@dataclass(frozen=True)
+class Declaration:
+    """How an option, or an argument without a section, is written and explained."""
+
+    section: str | None
+    names: str  # `--model -m MODEL`: spellings, then the word for the value
+    help: str
+    shown: str | None  # the default in words, where the value says nothing
+    bounds: Mapping[str, float]
+
+    @property
+    def parameter(self) -> Any:
+        """The declaration as typer takes it in an annotation."""
+        if self.section is None:
+            return typer.Argument(metavar=self.names, help=self.help)
+        words = self.names.split()
+        names = [word for word in words if word.startswith("-")]
+        return typer.Option(
+            *names,
+            metavar=None if len(names) == len(words) else words[-1],
+            help=self.help if self.shown is None else f"{self.help}  [default: {self.shown}]",
+            rich_help_panel=self.section,
+            **self.bounds,  # type: ignore[arg-type]  # min and max
+        )
+
+
+def arg(metavar: str, help: str, default: Any = REQUIRED) -> Any:
+    """Declare a field that is a positional argument."""
+    declared = Declaration(None, metavar, help, None, {})
+    return field(default=default, kw_only=False, metadata={"cli": declared})
+
+
+def opt(
+    section: str,
+    names: str,
+    help: str,
+    default: Any = None,
+    *,
+    shown: str | None = None,
+    **bounds: float,
+) -> Any:
+    """Declare a field that is an option under the heading `section`; `bounds` are `min` and `max`."""
+    declared = Declaration(section, names, help, shown, bounds)
+    return field(default=default, metadata={"cli": declared})
+
+
+def like(record: type, name: str, help: str | None = None, **changes: Any) -> Any:
+    """Declare the option `name` of `record` again, with other words of help and `changes`: `default`, and
+    fields of `Declaration`."""
+    (original,) = (f for f in fields(record) if f.name == name)
+    default = changes.pop("default", original.default)
+    changes |= {} if help is None else {"help": help}
+    declared = replace(original.metadata["cli"], **changes)
+    return field(default=default, metadata={"cli": declared})
 
 
 def takes(record: type) -> Callable[[Command], Command]:
@@ -66,18 +118,18 @@ def takes(record: type) -> Callable[[Command], Command]:
     it."""
 
     def declare(command: Command) -> Command:
-        hints = get_type_hints(record, include_extras=True)
+        hints = get_type_hints(record)
         parameters = [
             inspect.Parameter(
                 field.name,
                 inspect.Parameter.KEYWORD_ONLY,
                 default=inspect.Parameter.empty if field.default is MISSING else field.default,
-                annotation=hints[field.name],
+                annotation=Annotated[hints[field.name], field.metadata["cli"].parameter],
             )
             for field in fields(record)
         ]
         command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        command.__annotations__ = hints
+        command.__annotations__ = {p.name: p.annotation for p in parameters}
         return command
 
     return declare

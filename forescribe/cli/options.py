@@ -1,24 +1,13 @@
-"""Declarations of the options that several commands share: names, metavars and help texts.
+"""The options that several commands share, by record: names, help, defaults and checks.
 
-Knows the words of `--help`; defaults and checks belong to the records that use a declaration.
-
-The value of `--gamma`: a number of drafted tokens, or auto.
-
-Knows the syntax and the largest number; nothing of schedules.
-
-Values of options about object storage: sizes, and URLs in messages.
-
-Knows how they are written; requests nothing.
-
-The options of `forescribe transcribe` for a cluster, and which others cannot be used with it.
-
-Knows words and combinations; nothing of Ray.
+A command's record inherits them, or takes one of them with `like`. Knows nothing of individual commands.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Annotated, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from forescribe.asr.errors import UsageError
 
@@ -30,270 +19,217 @@ from .option_records import (
     OUTPUT,
     PERFORMANCE,
     SPEAKERS,
-    argument,
-    option,
+    opt,
 )
+
+if TYPE_CHECKING:
+    from forescribe.diarize.diarizer import Bounds
 
 AUTO = "auto"
 
-# Input
+MAX_GAMMA = 64
 
-Inputs = Annotated[
-    list[str],
-    argument(
-        "AUDIO...",
-        help="Recordings or videos, folders, patterns ('calls/**/*.mp3') or lists (a .jsonl file with "
-        "`audio_filepath` in each line), as paths or URLs (s3://, gs://, az://, hf://, https://); - reads "
-        "stdin.",
-    ),
-]
-Recursive = Annotated[
-    bool,
-    option(INPUT, "--recursive/--no-recursive", "-r", help="Search folders recursively."),
-]
+RECORDINGS = (
+    "Recordings or videos, folders, patterns ('calls/**/*.mp3') or lists (a .jsonl file with "
+    "`audio_filepath` in each line), as paths or URLs (s3://, gs://, az://, hf://, https://); - reads stdin."
+)
 
-SpoolFolder = Annotated[
-    str | None,
-    option(
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """Recordings to results in a folder."""
+
+    recursive: bool = opt(
+        INPUT, "--recursive/--no-recursive -r", "Search folders recursively.", False
+    )
+    spool: str | None = opt(
         INPUT,
-        "--spool",
-        metavar="DIR",
-        help="Folder for local copies of recordings that are fetched.  [default: TMPDIR or /var/tmp]",
-    ),
-]
-SpoolBytes = Annotated[
-    str | None,
-    option(
+        "--spool DIR",
+        "Folder for local copies of recordings that are fetched.",
+        shown="TMPDIR or /var/tmp",
+    )
+    spool_bytes: str | None = opt(
         INPUT,
-        "--spool-bytes",
-        metavar="SIZE",
-        help="Maximum size of these copies together, such as 500MB or 20GB.  "
-        "[default: half of the free space, at most 34 GB]",
-    ),
-]
-
-# Output
-
-OutputFolder = Annotated[
-    str,
-    option(
+        "--spool-bytes SIZE",
+        "Maximum size of these copies together, such as 500MB or 20GB.",
+        shown="half of the free space, at most 34 GB",
+    )
+    output_dir: str = opt(
         OUTPUT,
-        "--output-dir",
-        "-o",
-        metavar="DIR",
-        help="Folder for results, here or in object storage (s3://, gs://, az://), or - for stdout.",
-    ),
-]
-Overwrite = Annotated[
-    bool,
-    option(
+        "--output-dir -o DIR",
+        "Folder for results, here or in object storage (s3://, gs://, az://), or - for stdout.",
+        ".",
+    )
+    overwrite: bool = opt(
         OUTPUT,
         "--overwrite/--resume",
-        help="Replace existing results, or skip recordings whose results are up to date (default).",
-    ),
-]
-
-# Model
-
-Model = Annotated[
-    str | None,
-    option(
-        MODEL,
-        "--model",
-        "-m",
-        metavar="MODEL",
-        help="Preset (see `forescribe models`), Hugging Face id or local folder.  [default: large]",
-    ),
-]
-Draft = Annotated[
-    str | None,
-    option(
-        MODEL,
-        "--draft",
-        "--draft-model",
-        metavar="MODEL",
-        help="Draft model, named like --model; `none` drafts by lookup in the text only.  "
-        "[default: the model's own]",
-    ),
-]
-DrafterName = Annotated[
-    str,
-    option(
-        PERFORMANCE,
-        "--drafter",
-        metavar="NAME",
-        help="model: the draft model alone. cascade: joined with drafts copied from --reference-text. auto: "
-        "cascade where it costs nothing.",
-    ),
-]
-LocalFilesOnly = Annotated[
-    bool,
-    option(
-        MODEL,
-        "--local-files-only/--no-local-files-only",
-        help="Use downloaded weights only; never access the network.",
-    ),
-]
-
-# Decoding
-
-Language = Annotated[
-    str | None,
-    option(
-        DECODING,
-        "--language",
-        "-l",
-        metavar="LANG",
-        help="Spoken language: code or English name.  [default: auto]",
-    ),
-]
-Task = Annotated[
-    str,
-    option(
-        DECODING,
-        "--task",
-        metavar="TASK",
-        help="transcribe, or translate (into English).",
-    ),
-]
-Vad = Annotated[
-    bool | None,
-    option(
-        DECODING,
-        "--vad/--no-vad",
-        help="Skip long silence, or decode it too; both cut windows in pauses.  [default: vad]",
-    ),
-]
-
-# Speakers
-
-DiarizerName = Annotated[
-    str,
-    option(
-        SPEAKERS,
-        "--diarizer",
-        metavar="ENGINE",
-        help="Diarization engine: community-1, embedded, one of another package or a folder. auto is "
-        "community-1 if it is downloaded, else embedded.",
-    ),
-]
-NumSpeakers = Annotated[
-    int | None,
-    option(
-        SPEAKERS, "--num-speakers", metavar="N", min=1, help="Exact number of speakers, if known."
-    ),
-]
-MinSpeakers = Annotated[
-    int | None,
-    option(SPEAKERS, "--min-speakers", metavar="N", min=1, help="Minimum number of speakers."),
-]
-MaxSpeakers = Annotated[
-    int | None,
-    option(SPEAKERS, "--max-speakers", metavar="N", min=1, help="Maximum number of speakers."),
-]
-KnownSpeakers = Annotated[
-    bool,
-    option(
-        SPEAKERS,
-        "--known/--no-known",
-        help="Name the people who were enrolled with `forescribe speakers add`.",
-    ),
-]
-LinkSpeakers = Annotated[
-    bool,
-    option(
-        SPEAKERS,
-        "--link-speakers/--no-link-speakers",
-        help="Give the same person the same label in all recordings; stores voices in speakers.jsonl "
-        "in the output folder.",
-    ),
-]
-
-# Performance
-
-Gamma = Annotated[
-    str,
-    option(
-        PERFORMANCE,
-        "--gamma",
-        metavar="N",
-        help="Drafted tokens per round: 0 to 64, or auto; 0 turns drafting off.",
-    ),
-]
-BatchSize = Annotated[
-    int,
-    option(
-        PERFORMANCE,
-        "--batch-size",
-        metavar="N",
-        min=1,
-        max=1024,
-        help="Windows decoded together.",
-    ),
-]
-DeviceName = Annotated[
-    str,
-    option(PERFORMANCE, "--device", metavar="DEVICE", help="auto, cuda, cuda:N, hpu, mps or cpu."),
-]
-Dtype = Annotated[
-    str,
-    option(
-        PERFORMANCE,
-        "--dtype",
-        metavar="TYPE",
-        help="Number format of the weights: auto, float32, float16 or bfloat16.",
-    ),
-]
-DraftDtype = Annotated[
-    str,
-    option(
-        PERFORMANCE,
-        "--draft-dtype",
-        metavar="TYPE",
-        help="Number format of the draft: auto, float32, float16, bfloat16 or int8. Same text.",
-    ),
-]
-Quantize = Annotated[
-    str | None,
-    option(
-        PERFORMANCE,
-        "--quantize",
-        metavar="TYPE",
-        help="none, or int8: the model's decoder in 8-bit integers, on CPUs with the native engine. Faster; "
-        "words may differ.  "
-        "[default: none]",
-    ),
-]
-
-EngineName = Annotated[
-    str,
-    option(
-        PERFORMANCE,
-        "--engine",
-        metavar="ENGINE",
-        help="What computes the decoders: auto, native, lean or modules (transformers' own). Same text.",
-    ),
-]
-
-# Diagnostics
-
-Quiet = Annotated[
-    bool,
-    option(
-        DIAGNOSTICS, "--quiet/--no-quiet", "-q", help="Show errors only: no progress, no summary."
-    ),
-]
-JsonRecords = Annotated[
-    bool,
-    option(
+        "Replace existing results, or skip recordings whose results are up to date (default).",
+        False,
+    )
+    quiet: bool = opt(
+        DIAGNOSTICS,
+        "--quiet/--no-quiet -q",
+        "Show errors only: no progress, no summary.",
+        False,
+    )
+    json: bool = opt(
         DIAGNOSTICS,
         "--json/--no-json",
-        help="Print one JSON record per recording to stdout; implies --quiet.",
-    ),
-]
+        "Print one JSON record per recording to stdout; implies --quiet.",
+        False,
+    )
+
+    @property
+    def spool_limit(self) -> int | None:
+        """The size of the spool in bytes; None for the default. Raises UsageError."""
+        return parse_bytes("--spool-bytes", self.spool_bytes)
 
 
-MAX_GAMMA = 64
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """Target and draft."""
+
+    model: str | None = opt(
+        MODEL,
+        "--model -m MODEL",
+        "Preset (see `forescribe models`), Hugging Face id or local folder.",
+        shown="large",
+    )
+    draft: str | None = opt(
+        MODEL,
+        "--draft --draft-model MODEL",
+        "Draft model, named like --model; `none` drafts by lookup in the text only.",
+        shown="the model's own",
+    )
+    local_files_only: bool = opt(
+        MODEL,
+        "--local-files-only/--no-local-files-only",
+        "Use downloaded weights only; never access the network.",
+        False,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodingOptions:
+    """What is decoded, by every command that transcribes."""
+
+    language: str | None = opt(
+        DECODING, "--language -l LANG", "Spoken language: code or English name.", shown="auto"
+    )
+    task: str = opt(
+        DECODING, "--task TASK", "transcribe, or translate (into English).", "transcribe"
+    )
+    vad: bool | None = opt(
+        DECODING,
+        "--vad/--no-vad",
+        "Skip long silence, or decode it too; both cut windows in pauses.",
+        shown="vad",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeakerChoice:
+    """How speakers are found and named. Checked together by `speaker_options.SpeakerOptions`."""
+
+    diarizer: str = opt(
+        SPEAKERS,
+        "--diarizer ENGINE",
+        "Diarization engine: community-1, embedded, one of another package or a folder. auto is community-1 "
+        "if it is downloaded, else embedded.",
+        AUTO,
+    )
+    num_speakers: int | None = opt(
+        SPEAKERS, "--num-speakers N", "Exact number of speakers, if known.", min=1
+    )
+    min_speakers: int | None = opt(
+        SPEAKERS, "--min-speakers N", "Minimum number of speakers.", min=1
+    )
+    max_speakers: int | None = opt(
+        SPEAKERS, "--max-speakers N", "Maximum number of speakers.", min=1
+    )
+    known: bool = opt(
+        SPEAKERS,
+        "--known/--no-known",
+        "Name the people who were enrolled with `forescribe speakers add`.",
+        False,
+    )
+    link_speakers: bool = opt(
+        SPEAKERS,
+        "--link-speakers/--no-link-speakers",
+        "Give the same person the same label in all recordings; stores voices in speakers.jsonl in the "
+        "output folder.",
+        False,
+    )
+
+    @property
+    def bounds(self) -> Bounds:
+        """The number of speakers. Raises UsageError for bounds that contradict each other."""
+        from forescribe.diarize.diarizer import Bounds
+
+        return Bounds(self.num_speakers, self.min_speakers, self.max_speakers)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PerformanceOptions:
+    """What changes the speed."""
+
+    gamma: str = opt(
+        PERFORMANCE,
+        "--gamma N",
+        f"Drafted tokens per round: 0 to {MAX_GAMMA}, or auto; 0 turns drafting off.",
+        AUTO,
+    )
+    batch_size: int = opt(
+        PERFORMANCE, "--batch-size N", "Windows decoded together.", 8, min=1, max=1024
+    )
+    device: str = opt(PERFORMANCE, "--device DEVICE", "auto, cuda, cuda:N, hpu, mps or cpu.", AUTO)
+    dtype: str = opt(
+        PERFORMANCE,
+        "--dtype TYPE",
+        "Number format of the weights: auto, float32, float16 or bfloat16.",
+        AUTO,
+    )
+    quantize: str | None = opt(
+        PERFORMANCE,
+        "--quantize TYPE",
+        "none, or int8: the model's decoder in 8-bit integers, on CPUs with the native engine. Faster; words "
+        "may differ.",
+        shown="none",
+    )
+    draft_dtype: str = opt(
+        PERFORMANCE,
+        "--draft-dtype TYPE",
+        "Number format of the draft: auto, float32, float16, bfloat16 or int8. Same text.",
+        AUTO,
+    )
+
+    @property
+    def drafts(self) -> int | None:
+        """Drafted tokens per round; None for auto. Raises UsageError."""
+        return parse_gamma(self.gamma)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadOptions(ModelOptions, PerformanceOptions):
+    """A model, and what computes it."""
+
+    engine: str = opt(
+        PERFORMANCE,
+        "--engine ENGINE",
+        "What computes the decoders: auto, native, lean or modules (transformers' own). Same text.",
+        AUTO,
+    )
+
+    def load_arguments(self) -> dict[str, Any]:
+        """What `Transcriber.load` and `TextGenerator.load` take alike."""
+        return {
+            "device": self.device,
+            "dtype": self.dtype,
+            "draft_dtype": self.draft_dtype,
+            "quantize": self.quantize,
+            "engine": self.engine,
+            "gamma": self.drafts,
+        }
 
 
 def parse_gamma(text: str) -> int | None:
@@ -341,71 +277,3 @@ def shown_url(text: str) -> str:
         return Location.parse(text).shown
     except UsageError:
         return text.partition("://")[0] + "://..."
-
-
-ClusterAddress = Annotated[
-    str | None,
-    option(
-        PERFORMANCE,
-        "--cluster",
-        metavar="ADDRESS",
-        help="Transcribe on a Ray cluster: ray://HOST:10001, HOST:6379, or auto for one on this machine.",
-    ),
-]
-WorkerCount = Annotated[
-    int | None,
-    option(
-        PERFORMANCE,
-        "--workers",
-        metavar="N",
-        min=1,
-        help="Workers on the cluster.  [default: one per accelerator, or per 4 cores]",
-    ),
-]
-
-DEVICES = ("auto", "cuda", "hpu", "cpu")
-
-
-class Options(Protocol):
-    """The options that matter here, of `TranscribeOptions`."""
-
-    @property
-    def audio(self) -> list[str]: ...
-    @property
-    def cluster(self) -> str | None: ...
-    @property
-    def workers(self) -> int | None: ...
-    @property
-    def link_speakers(self) -> bool: ...
-    @property
-    def known(self) -> bool: ...
-    @property
-    def device(self) -> str: ...
-
-
-def check(options: Options) -> None:
-    """Raises UsageError for options that a cluster cannot serve."""
-    if options.cluster is None:
-        if options.workers is not None:
-            raise UsageError(
-                "--workers needs --cluster; one machine uses all of its cores by itself"
-            )
-        return
-    if not options.cluster:
-        raise UsageError("--cluster needs an address: auto, ray://HOST:10001 or HOST:6379")
-    if "-" in options.audio:
-        raise UsageError("--cluster: other machines cannot read stdin; write it to a file first")
-    if options.link_speakers:
-        raise UsageError(
-            "--link-speakers compares each recording with all before it, which --cluster transcribes at "
-            "the same time; leave out one of them"
-        )
-    if options.known:
-        raise UsageError(
-            "--known uses the voices that are enrolled on this machine, which others do not have; leave out "
-            "--known or --cluster"
-        )
-    if options.device not in DEVICES:
-        raise UsageError(
-            f"--device {options.device}: on a cluster Ray chooses the devices; use {', '.join(DEVICES)}"
-        )

@@ -20,142 +20,54 @@ from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from datetime import date
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
 from forescribe.asr.errors import UsageError
 from forescribe.asr.installing import how_to_install
 
-from .option_records import DECODING, MODEL, PERFORMANCE, SERVICE, argument, option, takes
+from .option_records import PERFORMANCE, SERVICE, arg, like, opt, takes
+from .options import AUTO, DecodingOptions, LoadOptions
 
 
-@dataclass(frozen=True)
-class ServeOptions:
-    """The parsed command line; None leaves a setting to the environment or the file."""
+@dataclass(frozen=True, kw_only=True)
+class ServiceOptions:
+    """What `serve` and `worker` share. None leaves a setting to the environment or the file; the defaults
+    that are shown are those of `api.settings.Settings`."""
 
-    host: Annotated[
-        str | None,
-        option(SERVICE, "--host", metavar="ADDRESS", help="Address to bind.  [default: 127.0.0.1]"),
-    ] = None
-    port: Annotated[
-        int | None,
-        option(SERVICE, "--port", metavar="PORT", help="Port to bind.  [default: 8000]"),
-    ] = None
-    model: Annotated[
-        str | None,
-        option(
-            MODEL,
-            "--model",
-            "-m",
-            metavar="MODEL",
-            help="Preset, Hugging Face id or local folder.  [default: large]",
-        ),
-    ] = None
-    draft: Annotated[
-        str | None,
-        option(
-            MODEL,
-            "--draft",
-            metavar="MODEL",
-            help="Draft model, named like --model.  [default: the model's own]",
-        ),
-    ] = None
-    language: Annotated[
-        str | None,
-        option(
-            DECODING,
-            "--language",
-            "-l",
-            metavar="LANG",
-            help="Language of requests that name none.  [default: auto]",
-        ),
-    ] = None
-    device: Annotated[
-        str | None,
-        option(
-            PERFORMANCE,
-            "--device",
-            metavar="DEVICE",
-            help="auto, cuda, cuda:N, hpu, mps or cpu.  [default: auto]",
-        ),
-    ] = None
-    dtype: Annotated[
-        str | None,
-        option(
-            PERFORMANCE,
-            "--dtype",
-            metavar="TYPE",
-            help="auto, float32, float16 or bfloat16.  [default: auto]",
-        ),
-    ] = None
-    quantize: Annotated[
-        str | None,
-        option(
-            PERFORMANCE,
-            "--quantize",
-            metavar="TYPE",
-            help="none, or int8: models in 8-bit integers, on CPUs with the native engine; words may "
-            "differ.  [default: none]",
-        ),
-    ] = None
-    draft_dtype: Annotated[
-        str | None,
-        option(
-            PERFORMANCE,
-            "--draft-dtype",
-            metavar="TYPE",
-            help="Number format of drafts: auto, float32, float16, bfloat16 or int8.  [default: auto]",
-        ),
-    ] = None
-    engine: Annotated[
-        str | None,
-        option(
-            PERFORMANCE,
-            "--engine",
-            metavar="ENGINE",
-            help="What computes the decoders: native, lean, modules or auto.  [default: auto]",
-        ),
-    ] = None
-    batch_size: Annotated[
-        int | None,
-        option(
-            PERFORMANCE,
-            "--batch-size",
-            metavar="N",
-            help="Windows decoded together.  [default: 8]",
-        ),
-    ] = None
-    workers: Annotated[
-        int | None,
-        option(
-            PERFORMANCE,
-            "--workers",
-            metavar="N",
-            help="Processes, one per GPU, starting with GPU 0.  [default: 1]",
-        ),
-    ] = None
-    local_files_only: Annotated[
-        bool | None,
-        option(
-            MODEL,
-            "--local-files-only/--no-local-files-only",
-            help="Use downloaded weights only; never access the network.",
-        ),
-    ] = None
-    data_dir: Annotated[
-        Path | None,
-        option(
-            SERVICE,
-            "--data-dir",
-            metavar="FOLDER",
-            help="Folder of jobs, files and uploads.  [default: forescribe in XDG_DATA_HOME]",
-        ),
-    ] = None
-    settings: Annotated[
-        Path | None,
-        option(SERVICE, "--settings", metavar="FILE", help="TOML file with further settings."),
-    ] = None
+    host: str | None = opt(SERVICE, "--host ADDRESS", "Address to bind.", shown="127.0.0.1")
+    port: int | None = opt(SERVICE, "--port PORT", "Port to bind.", shown="8000")
+    data_dir: Path | None = opt(
+        SERVICE,
+        "--data-dir FOLDER",
+        "Folder of jobs, files and uploads.",
+        shown="forescribe in XDG_DATA_HOME",
+    )
+    settings: Path | None = opt(SERVICE, "--settings FILE", "TOML file with further settings.")
+    model: str | None = like(LoadOptions, "model")
+    draft: str | None = like(LoadOptions, "draft")
+    device: str | None = like(LoadOptions, "device", default=None, shown=AUTO)
+    dtype: str | None = like(LoadOptions, "dtype", default=None, shown=AUTO)
+    batch_size: int | None = like(LoadOptions, "batch_size", default=None, shown="8")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeOptions(ServiceOptions):
+    """The parsed command line."""
+
+    language: str | None = like(DecodingOptions, "language", "Language of requests that name none.")
+    quantize: str | None = like(
+        LoadOptions,
+        "quantize",
+        "none, or int8: models in 8-bit integers, on CPUs with the native engine; words may differ.",
+    )
+    draft_dtype: str | None = like(LoadOptions, "draft_dtype", default=None, shown=AUTO)
+    engine: str | None = like(LoadOptions, "engine", default=None, shown=AUTO)
+    workers: int | None = opt(
+        PERFORMANCE, "--workers N", "Processes, one per GPU, starting with GPU 0.", shown="1"
+    )
+    local_files_only: bool | None = like(LoadOptions, "local_files_only", default=None)
 
 
 @takes(ServeOptions)
@@ -183,113 +95,29 @@ def serve(**values: Any) -> None:
         run(settings, listening)
 
 
-@dataclass(frozen=True)
-class WorkerOptions:
-    """The parsed command line; None leaves a setting to the environment or the file."""
+@dataclass(frozen=True, kw_only=True)
+class WorkerOptions(ServiceOptions):
+    """The parsed command line."""
 
-    database: Annotated[
-        str | None,
-        option(
-            SERVICE,
-            "--database",
-            metavar="URL",
-            help="The services' database: postgresql://user:password@host/name.",
-        ),
-    ] = None
-    blobs: Annotated[
-        str | None,
-        option(
-            SERVICE,
-            "--blobs",
-            metavar="URL",
-            help="Their object storage, such as s3://bucket/prefix; gs:// and az:// too.",
-        ),
-    ] = None
-    data_dir: Annotated[
-        Path | None,
-        option(SERVICE, "--data-dir", metavar="FOLDER", help="A folder of this worker alone."),
-    ] = None
-    host: Annotated[
-        str | None,
-        option(
-            SERVICE,
-            "--host",
-            metavar="ADDRESS",
-            help="Address to bind for --port.  [default: 127.0.0.1]",
-        ),
-    ] = None
-    port: Annotated[
-        int | None,
-        option(
-            SERVICE,
-            "--port",
-            metavar="PORT",
-            help="Answer /health, /ready and /metrics there.  [default: no port]",
-        ),
-    ] = None
-    concurrency: Annotated[
-        int | None,
-        option(PERFORMANCE, "--concurrency", metavar="N", help="Jobs at a time.  [default: 4]"),
-    ] = None
-    until_idle: Annotated[
-        float | None,
-        option(
-            SERVICE,
-            "--until-idle",
-            metavar="SECONDS",
-            help="End when no job was open for so long.  [default: never]",
-        ),
-    ] = None
-    model: Annotated[
-        str | None,
-        option(
-            MODEL,
-            "--model",
-            "-m",
-            metavar="MODEL",
-            help="Preset, Hugging Face id or local folder.  [default: large]",
-        ),
-    ] = None
-    draft: Annotated[
-        str | None,
-        option(
-            MODEL,
-            "--draft",
-            metavar="MODEL",
-            help="Draft model, named like --model.  [default: the model's own]",
-        ),
-    ] = None
-    device: Annotated[
-        str | None,
-        option(
-            PERFORMANCE,
-            "--device",
-            metavar="DEVICE",
-            help="auto, cuda, cuda:N, hpu, mps or cpu.  [default: auto]",
-        ),
-    ] = None
-    dtype: Annotated[
-        str | None,
-        option(
-            PERFORMANCE,
-            "--dtype",
-            metavar="TYPE",
-            help="auto, float32, float16 or bfloat16.  [default: auto]",
-        ),
-    ] = None
-    batch_size: Annotated[
-        int | None,
-        option(
-            PERFORMANCE,
-            "--batch-size",
-            metavar="N",
-            help="Windows decoded together.  [default: 8]",
-        ),
-    ] = None
-    settings: Annotated[
-        Path | None,
-        option(SERVICE, "--settings", metavar="FILE", help="TOML file with further settings."),
-    ] = None
+    database: str | None = opt(
+        SERVICE,
+        "--database URL",
+        "The services' database: postgresql://user:password@host/name.",
+    )
+    blobs: str | None = opt(
+        SERVICE,
+        "--blobs URL",
+        "Their object storage, such as s3://bucket/prefix; gs:// and az:// too.",
+    )
+    data_dir: Path | None = like(ServiceOptions, "data_dir", "A folder of this worker alone.")
+    host: str | None = like(ServiceOptions, "host", "Address to bind for --port.")
+    port: int | None = like(
+        ServiceOptions, "port", "Answer /health, /ready and /metrics there.", shown="no port"
+    )
+    concurrency: int | None = opt(PERFORMANCE, "--concurrency N", "Jobs at a time.", shown="4")
+    until_idle: float | None = opt(
+        SERVICE, "--until-idle SECONDS", "End when no job was open for so long.", shown="never"
+    )
 
 
 @takes(WorkerOptions)
@@ -331,44 +159,41 @@ BARE = re.compile(r"[A-Za-z0-9_-]+")
 """Names that TOML takes without quotes."""
 
 
-def key(
-    name: Annotated[str, argument("NAME", help="Name of the key's owner.")],
-    scope: Annotated[
-        list[str] | None,
-        option(
-            SERVICE, "--scope", metavar="SCOPE", help="audio, text, jobs or metrics; repeatable."
-        ),
-    ] = None,
-    limit: Annotated[
-        list[str] | None,
-        option(
-            SERVICE,
-            "--limit",
-            metavar="NAME=N",
-            help="A limit or quota, such as requests_per_minute=60 or audio_s_per_month=36000; repeatable.",
-        ),
-    ] = None,
-    expires: Annotated[
-        str | None,
-        option(SERVICE, "--expires", metavar="DATE", help="Last day of the key, as 2027-01-31."),
-    ] = None,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class KeyOptions:
+    """The parsed command line."""
+
+    name: str = arg("NAME", "Name of the key's owner.")
+    scope: list[str] | None = opt(
+        SERVICE, "--scope SCOPE", "audio, text, jobs or metrics; repeatable."
+    )
+    limit: list[str] | None = opt(
+        SERVICE,
+        "--limit NAME=N",
+        "A limit or quota, such as requests_per_minute=60 or audio_s_per_month=36000; repeatable.",
+    )
+    expires: str | None = opt(SERVICE, "--expires DATE", "Last day of the key, as 2027-01-31.")
+
+
+@takes(KeyOptions)
+def key(**values: Any) -> None:
     """Make an API key for the service.
 
     The key is printed once; the settings file holds its hash and its rights.
     """
     from forescribe.api.access.keys import digest, new_key
 
+    options = KeyOptions(**values)
     rights: dict[str, Any] = {}
-    if scope:
-        rights["scopes"] = scope
-    if expires is not None:
-        rights["expires"] = _day(expires)
-    rights |= dict(_limit(text) for text in limit or ())
+    if options.scope:
+        rights["scopes"] = options.scope
+    if options.expires is not None:
+        rights["expires"] = _day(options.expires)
+    rights |= dict(_limit(text) for text in options.limit or ())
     value = new_key()
     _check({"hash": digest(value), **rights})
     typer.echo(value)
-    typer.echo(_lines(name, digest(value), rights), err=True)
+    typer.echo(_lines(options.name, digest(value), rights), err=True)
 
 
 def _check(rights: dict[str, Any]) -> None:

@@ -13,8 +13,8 @@ import typer
 
 from forescribe.asr.errors import UsageError
 
-from .option_records import INPUT, PERFORMANCE, SPEAKERS, SectionedCommand, argument, option, takes
-from .options import AUTO, DiarizerName
+from .option_records import INPUT, SPEAKERS, SectionedCommand, arg, like, opt, takes
+from .options import PerformanceOptions, SpeakerChoice
 
 speakers = typer.Typer(
     name="speakers",
@@ -24,45 +24,30 @@ speakers = typer.Typer(
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class EnrolOptions:
     """The parsed command line. Raises UsageError for half of a pair of options."""
 
-    name: Annotated[str, argument("NAME", help="Name of the person.")]
-    audio: Annotated[
-        list[str], argument("CLIP...", help="10 to 30 s of clean speech of this person alone.")
-    ]
-    transcript: Annotated[
-        Path | None,
-        option(
-            INPUT,
-            "--transcript",
-            metavar="FILE",
-            help="Diarized JSON of a clip with several speakers; use with --speaker.",
-        ),
-    ] = None
-    speaker: Annotated[
-        str | None,
-        option(
-            INPUT,
-            "--speaker",
-            metavar="LABEL",
-            help="Label of the person in --transcript, such as SPEAKER_00.",
-        ),
-    ] = None
-    note: Annotated[
-        str,
-        option(
-            SPEAKERS,
-            "--note",
-            metavar="TEXT",
-            help="Text stored with the voice, such as the person's consent.",
-        ),
-    ] = ""
-    diarizer: DiarizerName = AUTO
-    device: Annotated[
-        str, option(PERFORMANCE, "--device", metavar="DEVICE", help="auto, cuda or cpu.")
-    ] = AUTO
+    name: str = arg("NAME", "Name of the person.")
+    audio: list[str] = arg("CLIP...", "10 to 30 s of clean speech of this person alone.")
+    transcript: Path | None = opt(
+        INPUT,
+        "--transcript FILE",
+        "Diarized JSON of a clip with several speakers; use with --speaker.",
+    )
+    speaker: str | None = opt(
+        INPUT,
+        "--speaker LABEL",
+        "Label of the person in --transcript, such as SPEAKER_00.",
+    )
+    note: str = opt(
+        SPEAKERS,
+        "--note TEXT",
+        "Text stored with the voice, such as the person's consent.",
+        "",
+    )
+    diarizer: str = like(SpeakerChoice, "diarizer")
+    device: str = like(PerformanceOptions, "device", "auto, cuda or cpu.")
 
     def __post_init__(self) -> None:
         if (self.transcript is None) != (self.speaker is None):
@@ -112,7 +97,9 @@ def list_() -> None:
 
 @speakers.command("remove", cls=SectionedCommand)
 def remove(
-    name: Annotated[str, argument("NAME", help="Name as `forescribe speakers list` shows it.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="Name as `forescribe speakers list` shows it.")
+    ],
 ) -> None:
     """Remove a person and all of their voices."""
     from forescribe.diarize.known_speakers import KnownSpeakers

@@ -14,13 +14,13 @@ import sys
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from forescribe.asr.errors import visible
 
-from .option_records import DIAGNOSTICS, argument, option, takes
+from .option_records import DIAGNOSTICS, arg, opt, takes
 
 if TYPE_CHECKING:
     from forescribe.asr.records.status import RunStatus
@@ -30,28 +30,18 @@ CLEAR = "\x1b[H\x1b[2J"
 """Moves to the top of the terminal and clears it."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class StatusOptions:
     """The parsed command line."""
 
-    output: Annotated[
-        str,
-        argument("OUTPUT", help="Folder or URL that was given to `forescribe transcribe -o`."),
-    ]
-    watch: Annotated[
-        bool,
-        option(DIAGNOSTICS, "--watch/--no-watch", "-w", help="Show it again until all has ended."),
-    ] = False
-    every: Annotated[
-        float,
-        option(
-            DIAGNOSTICS, "--every", metavar="SECONDS", min=1, help="Time from one look to the next."
-        ),
-    ] = 10.0
-    json: Annotated[
-        bool,
-        option(DIAGNOSTICS, "--json/--no-json", help="Print JSON, one object per look."),
-    ] = False
+    output: str = arg("OUTPUT", "Folder or URL that was given to `forescribe transcribe -o`.")
+    watch: bool = opt(
+        DIAGNOSTICS, "--watch/--no-watch -w", "Show it again until all has ended.", False
+    )
+    every: float = opt(
+        DIAGNOSTICS, "--every SECONDS", "Time from one look to the next.", 10.0, min=1
+    )
+    json: bool = opt(DIAGNOSTICS, "--json/--no-json", "Print JSON, one object per look.", False)
 
 
 @takes(StatusOptions)

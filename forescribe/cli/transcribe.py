@@ -189,20 +189,8 @@ def _load(options: TranscribeOptions, batch: Batch, stop: Stop, console: Console
             import torch
 
             torch.set_num_threads(options.threads)
-        return Transcriber.load(
-            options.model,
-            options.draft,
-            language=options.language,
-            device=options.device,
-            dtype=options.dtype,
-            draft_dtype=options.draft_dtype,
-            quantize=options.quantize,
-            engine=options.engine,
-            batch=size,
-            gamma=options.drafts,
-            drafter=options.draft_source,
-            network=not options.local_files_only,
-        )
+        network = not options.local_files_only
+        return Transcriber.load(**options.load_arguments(), batch=size, network=network)
 
     with stop.interruptible():
         with_speakers = options.speakers.load(

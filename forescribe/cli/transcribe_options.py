@@ -1,56 +1,24 @@
 """The options of `forescribe transcribe`: one record, checked once when it is made.
 
 Knows which combinations are impossible, and which options can change a result; loads nothing.
-
-Declarations of the options that only `forescribe transcribe` has.
-
-Knows the words of `--help`; defaults and checks belong to `TranscribeOptions`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from forescribe.asr.errors import UsageError
 
-from . import options, speaker_options
-from .option_records import DECODING, DIAGNOSTICS, OUTPUT, PERFORMANCE, SPEAKERS, option
+from .option_records import DECODING, DIAGNOSTICS, OUTPUT, PERFORMANCE, SPEAKERS, arg, opt
 from .options import (
     AUTO,
-    BatchSize,
-    ClusterAddress,
-    DeviceName,
-    DiarizerName,
-    Draft,
-    DraftDtype,
-    DrafterName,
-    Dtype,
-    EngineName,
-    Gamma,
-    Inputs,
-    JsonRecords,
-    KnownSpeakers,
-    Language,
-    LinkSpeakers,
-    LocalFilesOnly,
-    MaxSpeakers,
-    MinSpeakers,
-    Model,
-    NumSpeakers,
-    OutputFolder,
-    Overwrite,
-    Quantize,
-    Quiet,
-    Recursive,
-    SpoolBytes,
-    SpoolFolder,
-    Task,
-    Vad,
-    WorkerCount,
-    parse_bytes,
-    parse_gamma,
+    RECORDINGS,
+    DecodingOptions,
+    LoadOptions,
+    RunOptions,
+    SpeakerChoice,
     refuse_links,
     shown_url,
 )
@@ -62,212 +30,6 @@ if TYPE_CHECKING:
     from .speaker_options import SpeakerOptions
 
 
-OutputFormats = Annotated[
-    str,
-    option(
-        OUTPUT,
-        "--output-format",
-        "-f",
-        metavar="FORMATS",
-        help="Comma-separated list of txt, srt, vtt, tsv, json, rttm and all.",
-    ),
-]
-Timestamps = Annotated[
-    bool,
-    option(OUTPUT, "--timestamps/--no-timestamps", help="Divide the text into timed segments."),
-]
-WordTimestamps = Annotated[
-    bool | None,
-    option(
-        OUTPUT,
-        "--word-timestamps/--no-word-timestamps",
-        help="Add times and a probability to every word (json).",
-    ),
-]
-MaxLineWidth = Annotated[
-    int | None,
-    option(
-        OUTPUT,
-        "--max-line-width",
-        metavar="CHARS",
-        min=1,
-        help="Subtitles: maximum characters per line.",
-    ),
-]
-MaxLineCount = Annotated[
-    int | None,
-    option(
-        OUTPUT,
-        "--max-line-count",
-        metavar="LINES",
-        min=1,
-        help="Subtitles: maximum lines shown at once.",
-    ),
-]
-MaxWordsPerLine = Annotated[
-    int | None,
-    option(
-        OUTPUT,
-        "--max-words-per-line",
-        metavar="WORDS",
-        min=1,
-        help="Subtitles: maximum words per line.",
-    ),
-]
-HighlightWords = Annotated[
-    bool,
-    option(
-        OUTPUT,
-        "--highlight-words/--no-highlight-words",
-        help="Subtitles: underline each word while it is spoken.",
-    ),
-]
-ReportPath = Annotated[
-    str | None,
-    option(
-        OUTPUT,
-        "--report",
-        metavar="PATH",
-        help="Write a page with text and sound: FILE.html for one recording, else a folder.",
-    ),
-]
-InitialPrompt = Annotated[
-    str | None,
-    option(
-        DECODING,
-        "--initial-prompt",
-        metavar="TEXT",
-        help="Text with names and spellings to expect.",
-    ),
-]
-ReferenceText = Annotated[
-    str | None,
-    option(
-        DECODING,
-        "--reference-text",
-        metavar="FILE",
-        help="Script or earlier transcript (txt, srt, vtt, tsv, json) to copy drafts from, above all "
-        "without a draft model; the words stay the same.",
-    ),
-]
-LongFormMethod = Annotated[
-    str,
-    option(
-        DECODING,
-        "--long-form",
-        metavar="METHOD",
-        help="windows: decode windows in parallel. sequential: Whisper's own method, each window "
-        "starts at the last timestamp of the one before; slower.",
-    ),
-]
-ConditionOnPreviousText = Annotated[
-    bool | None,
-    option(
-        DECODING,
-        "--condition-on-previous-text/--no-condition-on-previous-text",
-        help="Sequential only: give each window the text before it.  [default: yes]",
-    ),
-]
-UseGuards = Annotated[
-    bool,
-    option(
-        DECODING,
-        "--guards/--no-guards",
-        help="Decode repetitive or improbable windows again at rising temperatures, and drop text "
-        "over silence.",
-    ),
-]
-CompressionRatioThreshold = Annotated[
-    str | None,
-    option(
-        DECODING,
-        "--compression-ratio-threshold",
-        metavar="RATIO",
-        help="Text that compresses better than this is repetitive; None turns it off.  "
-        "[default: 2.4]",
-    ),
-]
-LogprobThreshold = Annotated[
-    str | None,
-    option(
-        DECODING,
-        "--logprob-threshold",
-        metavar="LOGPROB",
-        help="Text with a mean log-probability below this is improbable; None turns it off.  "
-        "[default: -1.0]",
-    ),
-]
-NoSpeechThreshold = Annotated[
-    str | None,
-    option(
-        DECODING,
-        "--no-speech-threshold",
-        metavar="PROB",
-        help="A no-speech probability above this is silence; None turns it off.  [default: 0.6]",
-    ),
-]
-TemperatureIncrementOnFallback = Annotated[
-    str | None,
-    option(
-        DECODING,
-        "--temperature-increment-on-fallback",
-        metavar="STEP",
-        help="Temperature increase from one attempt to the next; None allows one attempt.  "
-        "[default: 0.2]",
-    ),
-]
-UseDiarization = Annotated[
-    bool, option(SPEAKERS, "--diarize/--no-diarize", help="Label every word with its speaker.")
-]
-ChannelMethod = Annotated[
-    str,
-    option(
-        SPEAKERS,
-        "--channels",
-        metavar="METHOD",
-        help="mix: transcribe all channels as one. split: transcribe each channel as one speaker.",
-    ),
-]
-ThreadCount = Annotated[
-    int,
-    option(
-        PERFORMANCE,
-        "--threads",
-        metavar="N",
-        min=0,
-        max=1024,
-        help="CPU threads; 0 leaves the number to PyTorch.",
-    ),
-]
-ReaderCount = Annotated[
-    int | None,
-    option(
-        PERFORMANCE,
-        "--readers",
-        metavar="N",
-        min=0,
-        help="Processes that decode recordings ahead of the model; 0 decodes in this one. Same text.",
-        show_default="auto: 0 on CPUs, else up to 8",
-    ),
-]
-DryRun = Annotated[
-    bool,
-    option(
-        DIAGNOSTICS,
-        "--dry-run/--no-dry-run",
-        help="List recordings and their results without transcribing.",
-    ),
-]
-FailFast = Annotated[
-    bool,
-    option(DIAGNOSTICS, "--fail-fast/--no-fail-fast", help="Stop at the first failure."),
-]
-Verbose = Annotated[
-    bool,
-    option(DIAGNOSTICS, "--verbose/--no-verbose", "-v", help="Print segments as they are decoded."),
-]
-
-
 STDOUT = "-"
 
 PAGES = frozenset({"html", "htm", "report"})
@@ -275,6 +37,8 @@ PAGES = frozenset({"html", "htm", "report"})
 
 DRAFTERS = (AUTO, "model", "cascade")
 """Those of `asr.decode.drafting`, which takes too long to import here."""
+
+CLUSTER_DEVICES = (AUTO, "cuda", "hpu", "cpu")
 
 NOT_IN_RESULTS = frozenset(
     "audio recursive spool spool_bytes output_dir output_format overwrite dry_run fail_fast model draft "
@@ -296,72 +60,158 @@ its length changes no word in float32; in half precision it may flip a near-tie,
 transcribe a folder again."""
 
 
-@dataclass(frozen=True)
-class TranscribeOptions:
+@dataclass(frozen=True, kw_only=True)
+class TranscribeOptions(RunOptions, DecodingOptions, SpeakerChoice, LoadOptions):
     """The parsed command line, by field as typed. Raises UsageError for values and
     combinations that are impossible."""
 
-    # Input
-    audio: Inputs
-    recursive: Recursive = False
-    spool: SpoolFolder = None
-    spool_bytes: SpoolBytes = None
+    audio: list[str] = arg("AUDIO...", RECORDINGS)
     # Output
-    output_dir: OutputFolder = "."
-    output_format: OutputFormats = "all"
-    overwrite: Overwrite = False
-    timestamps: Timestamps = True
-    word_timestamps: WordTimestamps = None
-    max_line_width: MaxLineWidth = None
-    max_line_count: MaxLineCount = None
-    max_words_per_line: MaxWordsPerLine = None
-    highlight_words: HighlightWords = False
-    report: ReportPath = None
-    # Model
-    model: Model = None
-    draft: Draft = None
-    local_files_only: LocalFilesOnly = False
+    output_format: str = opt(
+        OUTPUT,
+        "--output-format -f FORMATS",
+        "Comma-separated list of txt, srt, vtt, tsv, json, rttm and all.",
+        "all",
+    )
+    timestamps: bool = opt(
+        OUTPUT, "--timestamps/--no-timestamps", "Divide the text into timed segments.", True
+    )
+    word_timestamps: bool | None = opt(
+        OUTPUT,
+        "--word-timestamps/--no-word-timestamps",
+        "Add times and a probability to every word (json).",
+    )
+    max_line_width: int | None = opt(
+        OUTPUT, "--max-line-width CHARS", "Subtitles: maximum characters per line.", min=1
+    )
+    max_line_count: int | None = opt(
+        OUTPUT, "--max-line-count LINES", "Subtitles: maximum lines shown at once.", min=1
+    )
+    max_words_per_line: int | None = opt(
+        OUTPUT, "--max-words-per-line WORDS", "Subtitles: maximum words per line.", min=1
+    )
+    highlight_words: bool = opt(
+        OUTPUT,
+        "--highlight-words/--no-highlight-words",
+        "Subtitles: underline each word while it is spoken.",
+        False,
+    )
+    report: str | None = opt(
+        OUTPUT,
+        "--report PATH",
+        "Write a page with text and sound: FILE.html for one recording, else a folder.",
+    )
     # Decoding
-    language: Language = None
-    task: Task = "transcribe"
-    initial_prompt: InitialPrompt = None
-    reference_text: ReferenceText = None
-    vad: Vad = None
-    long_form: LongFormMethod = "windows"
-    condition_on_previous_text: ConditionOnPreviousText = None
-    guards: UseGuards = True
-    compression_ratio_threshold: CompressionRatioThreshold = None
-    logprob_threshold: LogprobThreshold = None
-    no_speech_threshold: NoSpeechThreshold = None
-    temperature_increment_on_fallback: TemperatureIncrementOnFallback = None
+    initial_prompt: str | None = opt(
+        DECODING, "--initial-prompt TEXT", "Text with names and spellings to expect."
+    )
+    reference_text: str | None = opt(
+        DECODING,
+        "--reference-text FILE",
+        "Script or earlier transcript (txt, srt, vtt, tsv, json) to copy drafts from, above all without a "
+        "draft model; the words stay the same.",
+    )
+    long_form: str = opt(
+        DECODING,
+        "--long-form METHOD",
+        "windows: decode windows in parallel. sequential: Whisper's own method, each window starts at the "
+        "last timestamp of the one before; slower.",
+        "windows",
+    )
+    condition_on_previous_text: bool | None = opt(
+        DECODING,
+        "--condition-on-previous-text/--no-condition-on-previous-text",
+        "Sequential only: give each window the text before it.",
+        shown="yes",
+    )
+    guards: bool = opt(
+        DECODING,
+        "--guards/--no-guards",
+        "Decode repetitive or improbable windows again at rising temperatures, and drop text over silence.",
+        True,
+    )
+    compression_ratio_threshold: str | None = opt(
+        DECODING,
+        "--compression-ratio-threshold RATIO",
+        "Text that compresses better than this is repetitive; None turns it off.",
+        shown="2.4",
+    )
+    logprob_threshold: str | None = opt(
+        DECODING,
+        "--logprob-threshold LOGPROB",
+        "Text with a mean log-probability below this is improbable; None turns it off.",
+        shown="-1.0",
+    )
+    no_speech_threshold: str | None = opt(
+        DECODING,
+        "--no-speech-threshold PROB",
+        "A no-speech probability above this is silence; None turns it off.",
+        shown="0.6",
+    )
+    temperature_increment_on_fallback: str | None = opt(
+        DECODING,
+        "--temperature-increment-on-fallback STEP",
+        "Temperature increase from one attempt to the next; None allows one attempt.",
+        shown="0.2",
+    )
     # Speakers
-    diarize: UseDiarization = False
-    diarizer: DiarizerName = AUTO
-    num_speakers: NumSpeakers = None
-    min_speakers: MinSpeakers = None
-    max_speakers: MaxSpeakers = None
-    known: KnownSpeakers = False
-    link_speakers: LinkSpeakers = False
-    channels: ChannelMethod = "mix"
+    diarize: bool = opt(
+        SPEAKERS, "--diarize/--no-diarize", "Label every word with its speaker.", False
+    )
+    channels: str = opt(
+        SPEAKERS,
+        "--channels METHOD",
+        "mix: transcribe all channels as one. split: transcribe each channel as one speaker.",
+        "mix",
+    )
     # Performance
-    gamma: Gamma = AUTO
-    drafter: DrafterName = AUTO
-    batch_size: BatchSize = 8
-    device: DeviceName = AUTO
-    dtype: Dtype = AUTO
-    quantize: Quantize = None
-    draft_dtype: DraftDtype = AUTO
-    engine: EngineName = AUTO
-    threads: ThreadCount = 0
-    readers: ReaderCount = None
-    cluster: ClusterAddress = None
-    workers: WorkerCount = None
+    drafter: str = opt(
+        PERFORMANCE,
+        "--drafter NAME",
+        "model: the draft model alone. cascade: joined with drafts copied from --reference-text. auto: "
+        "cascade where it costs nothing.",
+        AUTO,
+    )
+    threads: int = opt(
+        PERFORMANCE,
+        "--threads N",
+        "CPU threads; 0 leaves the number to PyTorch.",
+        0,
+        min=0,
+        max=1024,
+    )
+    readers: int | None = opt(
+        PERFORMANCE,
+        "--readers N",
+        "Processes that decode recordings ahead of the model; 0 decodes in this one. Same text.",
+        shown="auto: 0 on CPUs, else up to 8",
+        min=0,
+    )
+    cluster: str | None = opt(
+        PERFORMANCE,
+        "--cluster ADDRESS",
+        "Transcribe on a Ray cluster: ray://HOST:10001, HOST:6379, or auto for one on this machine.",
+    )
+    workers: int | None = opt(
+        PERFORMANCE,
+        "--workers N",
+        "Workers on the cluster.",
+        shown="one per accelerator, or per 4 cores",
+        min=1,
+    )
     # Diagnostics
-    dry_run: DryRun = False
-    fail_fast: FailFast = False
-    verbose: Verbose = False
-    quiet: Quiet = False
-    json: JsonRecords = False
+    dry_run: bool = opt(
+        DIAGNOSTICS,
+        "--dry-run/--no-dry-run",
+        "List recordings and their results without transcribing.",
+        False,
+    )
+    fail_fast: bool = opt(
+        DIAGNOSTICS, "--fail-fast/--no-fail-fast", "Stop at the first failure.", False
+    )
+    verbose: bool = opt(
+        DIAGNOSTICS, "--verbose/--no-verbose -v", "Print segments as they are decoded.", False
+    )
 
     def __post_init__(self) -> None:
         _ = self.drafts
@@ -375,7 +225,7 @@ class TranscribeOptions:
         self._check_drafter()
         if self.readers and self.channels == "split":
             raise UsageError("--readers: channels are decoded one by one; leave it out")
-        options.check(self)
+        self._check_cluster()
 
     def _check_drafter(self) -> None:
         if self.drafter not in DRAFTERS:
@@ -418,11 +268,6 @@ class TranscribeOptions:
             )
         refuse_links(self.link_speakers, self.output_dir)
 
-    @property
-    def spool_limit(self) -> int | None:
-        """The size of the spool in bytes; None for the default. Raises UsageError."""
-        return parse_bytes("--spool-bytes", self.spool_bytes)
-
     def _check_words(self) -> None:
         if self.word_timestamps is False and (self.diarize or not self.line_rules.plain):
             what = "speakers" if self.diarize else "subtitle options"
@@ -441,10 +286,34 @@ class TranscribeOptions:
                 "--vad: sequential decoding cuts at timestamps, not in pauses; leave it out"
             )
 
-    @property
-    def drafts(self) -> int | None:
-        """Drafted tokens per round; None for auto."""
-        return parse_gamma(self.gamma)
+    def _check_cluster(self) -> None:
+        if self.cluster is None:
+            if self.workers is not None:
+                raise UsageError(
+                    "--workers needs --cluster; one machine uses all of its cores by itself"
+                )
+            return
+        if not self.cluster:
+            raise UsageError("--cluster needs an address: auto, ray://HOST:10001 or HOST:6379")
+        if "-" in self.audio:
+            raise UsageError(
+                "--cluster: other machines cannot read stdin; write it to a file first"
+            )
+        if self.link_speakers:
+            raise UsageError(
+                "--link-speakers compares each recording with all before it, which --cluster transcribes "
+                "at the same time; leave out one of them"
+            )
+        if self.known:
+            raise UsageError(
+                "--known uses the voices that are enrolled on this machine, which others do not have; "
+                "leave out --known or --cluster"
+            )
+        if self.device not in CLUSTER_DEVICES:
+            raise UsageError(
+                f"--device {self.device}: on a cluster Ray chooses the devices; use "
+                f"{', '.join(CLUSTER_DEVICES)}"
+            )
 
     @property
     def _formats(self) -> list[str]:
@@ -461,13 +330,11 @@ class TranscribeOptions:
     @cached_property
     def speakers(self) -> SpeakerOptions:
         """The options for speakers."""
-        from forescribe.diarize.diarizer import Bounds
-
         from .speaker_options import SpeakerOptions
 
         return SpeakerOptions(
             self.diarizer if self.diarize else None,
-            Bounds(self.num_speakers, self.min_speakers, self.max_speakers),
+            self.bounds,
             self.known,
             self.channels,
             self.link_speakers,
@@ -485,7 +352,9 @@ class TranscribeOptions:
     @cached_property
     def active_guards(self) -> Guards | None:
         """Guards with their thresholds; None if they are off."""
-        return speaker_options.guards(
+        from .speaker_options import guards
+
+        return guards(
             self.guards,
             compression_ratio=self.compression_ratio_threshold,
             logprob=self.logprob_threshold,
@@ -513,6 +382,15 @@ class TranscribeOptions:
         if self.report is not None and self.word_timestamps is None:
             return True
         return self.word_timestamps
+
+    def load_arguments(self) -> dict[str, Any]:
+        """The arguments of `Transcriber.load`, besides the batch and whether it may download."""
+        return super().load_arguments() | {
+            "model": self.model,
+            "draft": self.draft,
+            "language": self.language,
+            "drafter": self.draft_source,
+        }
 
     def decoding(self) -> Options:
         """The options of a transcription call. Raises UsageError."""

@@ -263,7 +263,9 @@ def order_of(options: TranscribeOptions, recordings: Sequence[Source]) -> WorkOr
     speakers = options.speakers
     return WorkOrder(
         version=version("forescribe"),
-        models=_models(options),
+        # A folder is named from the root: workers have their own.
+        models=options.load_arguments()
+        | {"model": _absolute(options.model), "draft": _absolute(options.draft)},
         options=options.decoding(),
         batch=options.batch_size,
         readers=options.readers,
@@ -276,22 +278,6 @@ def order_of(options: TranscribeOptions, recordings: Sequence[Source]) -> WorkOr
         folder=os.getcwd(),
         probe=next((path for path in paths if os.path.exists(path)), None),
     )
-
-
-def _models(options: TranscribeOptions) -> dict[str, Any]:
-    """The arguments of `Transcriber.load`. A folder is named from the root: workers have their own."""
-    return {
-        "model": _absolute(options.model),
-        "draft": _absolute(options.draft),
-        "language": options.language,
-        "device": options.device,
-        "dtype": options.dtype,
-        "draft_dtype": options.draft_dtype,
-        "quantize": options.quantize,
-        "engine": options.engine,
-        "gamma": options.drafts,
-        "drafter": options.draft_source,
-    }
 
 
 def _absolute(model: str | None) -> str | None:

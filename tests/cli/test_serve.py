@@ -10,6 +10,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from forescribe.api.access.keys import Keyring
 from forescribe.api.process import listening_socket, workers
 from forescribe.api.settings import Settings, load
 from forescribe.cli import main
+from forescribe.cli.service import ServeOptions, WorkerOptions
 
 ROOT = Path(__file__).parents[2]
 
@@ -34,7 +36,7 @@ def test_the_whole_command_starts_without_loading_anything_heavy() -> None:
 def test_serve_hands_its_options_to_the_settings(monkeypatch, tmp_path) -> None:
     file, ran = tmp_path / "service.toml", list[Settings]()
     file.write_text("max_requests = 7\nport = 1\n")
-    monkeypatch.setattr(workers, "launch", lambda settings, listening: ran.append(settings))
+    monkeypatch.setattr(workers, "run", lambda settings, listening: ran.append(settings))
     monkeypatch.setattr(
         listening_socket, "bound", lambda chosen: socket.create_server(("127.0.0.1", 0))
     )
@@ -47,6 +49,19 @@ def test_serve_hands_its_options_to_the_settings(monkeypatch, tmp_path) -> None:
     assert made.model_dump() == load(file, **given).model_dump()
     assert (made.max_requests, made.port, made.batch_size) == (7, 2, 3)
     assert made.data_folder == tmp_path / "data"
+
+
+@pytest.mark.parametrize("record", [ServeOptions, WorkerOptions])
+def test_options_of_the_service_are_settings_with_their_defaults(record) -> None:
+    other = {"database": "database_url", "blobs": "blobs_url", "concurrency": "job_concurrency"}
+    no_settings = {"settings", "until_idle"}
+    if record is WorkerOptions:
+        no_settings |= {"port"}  # a worker listens only where it is asked to
+    for field in (f for f in fields(record) if f.name not in no_settings):
+        setting = Settings.model_fields[other.get(field.name, field.name)]
+        shown = field.metadata["cli"].shown
+        assert field.default is None, field.name
+        assert setting.default is None or shown in (None, str(setting.default)), field.name
 
 
 def test_a_port_that_is_taken_is_told_before_anything_heavy_is_imported(tmp_path) -> None:
