@@ -1,4 +1,1 @@
-"""Speech recognition: recordings to transcripts, with Whisper and a draft for it.
-
-Knows audio, windows, tokens, words and files; nothing of speakers, HTTP or command lines.
-"""
+"""Speech recognition: recordings to transcripts, with Whisper and a draft for it."""

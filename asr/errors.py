@@ -1,4 +1,4 @@
-"""The errors of the package, as one tree.
+"""The errors of the package, as one tree, and untrusted text in a form that a terminal or a log may show.
 
     ForescribeError
         AudioError      the recording: missing, empty, not audio, without sound
@@ -9,14 +9,13 @@
         CapacityError   the machine: out of memory
 
 Every error has a `code` for programs and a message of one line that says what is wrong and what to do.
-The command's records and the service's responses use the same codes. Knows nothing of how errors are
-reported; imports only `printable`.
+The command's records and the service's responses use the same codes.
 
-Printable text: untrusted text in a form that a terminal or a log may show.
+Messages quote names of files, which may hold line breaks and codes that move the cursor, change colours or
+reverse the writing direction; printed unchanged, one could forge or hide a line. Such characters are escaped
+as in Python (`visible`); all others, in any script, are unchanged.
 
-The name of a file may hold line breaks and codes that move the cursor, change colours or reverse the
-writing direction; printed unchanged, it could forge or hide a line. Such characters are escaped as in
-Python; all others, in any script, are unchanged.
+Knows nothing of how errors are reported. Import is light.
 """
 
 from __future__ import annotations
@@ -24,37 +23,22 @@ from __future__ import annotations
 import re
 from typing import ClassVar, Literal
 
-# Control characters, line and paragraph separators, direction marks, and lone surrogates, which stand
-# for the bytes of a name that are not UTF-8.
+MESSAGE_LENGTH = 4000
+"""The most characters of a message: libraries quote what they were given."""
+
 _HIDDEN = re.compile(
     "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
+"""Control characters, line and paragraph separators, direction marks, and lone surrogates, which stand for
+the bytes of a name that are not UTF-8."""
 
-
-def visible(text: str) -> str:
-    """Escape the characters of a text that could affect its display."""
-    return _HIDDEN.sub(lambda match: _escaped(match[0]), text)
-
-
-def one_line(text: str) -> str:
-    """Join the lines of a text with spaces and escape it, for messages of libraries."""
-    return visible(" ".join(filter(None, map(str.strip, text.splitlines()))))
-
-
-def clipped(text: str, length: int) -> str:
-    """A text of at most `length` characters; of a longer one the middle is left out, as messages name the
-    culprit first and the advice last."""
-    if len(text) <= length:
-        return text
-    tail = length // 4
-    return f"{text[: length - tail - 3]} … {text[len(text) - tail :]}"
-
-
-def _escaped(character: str) -> str:
-    if "\udc80" <= character <= "\udcff":
-        return f"\\x{ord(character) - 0xDC00:02x}"  # a byte
-    return character.encode("unicode_escape").decode("ascii")
-
+_OUT_OF_MEMORY = (
+    "out of memory",
+    "not enough memory",
+    "can't allocate memory",
+    "allocation failed for",
+)
+"""Messages of torch on mps and cpu and of Gaudi's bridge, which have no exception class for it."""
 
 Code = Literal[
     # the recording
@@ -83,10 +67,6 @@ Code = Literal[
     # a fault of this package
     "internal_error",
 ]
-
-
-MESSAGE_LENGTH = 4000
-"""The most characters of a message: libraries quote what they were given."""
 
 
 class ForescribeError(Exception):
@@ -146,15 +126,6 @@ class CapacityError(ForescribeError):
     default_code = "overloaded"
 
 
-_OUT_OF_MEMORY = (
-    "out of memory",
-    "not enough memory",
-    "can't allocate memory",
-    "allocation failed for",
-)
-"""Messages of torch on mps and cpu and of Gaudi's bridge, which have no exception class for it."""
-
-
 def out_of_memory(error: BaseException) -> bool:
     """Whether a device or the machine ran out of memory; by name, because torch is not imported here."""
     kinds = {kind.__name__ for kind in type(error).__mro__}
@@ -162,3 +133,28 @@ def out_of_memory(error: BaseException) -> bool:
         return True
     text = str(error).lower()
     return isinstance(error, RuntimeError) and any(phrase in text for phrase in _OUT_OF_MEMORY)
+
+
+def visible(text: str) -> str:
+    """Escape the characters of a text that could affect its display."""
+    return _HIDDEN.sub(lambda match: _escaped(match[0]), text)
+
+
+def one_line(text: str) -> str:
+    """Join the lines of a text with spaces and escape it, for messages of libraries."""
+    return visible(" ".join(filter(None, map(str.strip, text.splitlines()))))
+
+
+def clipped(text: str, length: int) -> str:
+    """A text of at most `length` characters; of a longer one the middle is left out, as messages name the
+    culprit first and the advice last."""
+    if len(text) <= length:
+        return text
+    tail = length // 4
+    return f"{text[: length - tail - 3]} … {text[len(text) - tail :]}"
+
+
+def _escaped(character: str) -> str:
+    if "\udc80" <= character <= "\udcff":
+        return f"\\x{ord(character) - 0xDC00:02x}"  # a byte
+    return character.encode("unicode_escape").decode("ascii")

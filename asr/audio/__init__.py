@@ -1,4 +1,1 @@
-"""Audio files to mono float32 samples at 16 kHz and log-mel features.
-
-Knows containers, codecs and child processes; nothing of models, windows or results.
-"""
+"""Audio files to mono float32 samples at 16 kHz and log-mel features."""

@@ -84,6 +84,14 @@ MAX_GAP_S = 600.0
 """A timestamp that jumps by less is jitter, by more invalid. In between, audio is missing, and silence
 is inserted."""
 
+_REASONS = {  # by the name of an exception of libav
+    "InvalidDataError": "its data are damaged, or of an unsupported kind",
+    "EOFError": "it ends too early",
+    "PermissionError": "it names another file",
+    "DecoderNotFoundError": "there is no decoder for it",
+    "DemuxerNotFoundError": "its container format is not supported",
+}
+
 
 @dataclass(frozen=True)
 class Pcm:
@@ -298,15 +306,14 @@ class _AvReader:
         if best is None:
             if streams:
                 raise _undecodable(name, "the codec of its sound is unknown")
-            kinds = (
-                ", ".join(sorted({stream.type for stream in self.container.streams})) or "nothing"
-            )
-            raise AudioError(f"{name}: no audio stream, only {kinds}", code="no_audio_stream")
+            kinds = ", ".join(sorted({stream.type for stream in self.container.streams}))
+            message = f"{name}: no audio stream, only {kinds or 'nothing'}"
+            raise AudioError(message, code="no_audio_stream")
         if len(streams) > 1:
-            message = (
+            text = (
                 f"{len(streams)} audio streams; only the default one (number {best.index}) is used"
             )
-            self._found.append(Notice("several_audio_streams", message))
+            self._found.append(Notice("several_audio_streams", text))
         stream = next(stream for stream in streams if stream.index == best.index)
         if stream.codec_context is None:
             raise _undecodable(name, "the codec of its sound is unknown")
@@ -470,9 +477,8 @@ def _float32(frame: AudioFrame) -> NDArray[np.float32]:
         return ((samples.astype(np.float32) - 128) / 128).astype(np.float32)
     if samples.dtype.kind == "i":
         return (samples / float(1 << (8 * samples.dtype.itemsize - 1))).astype(np.float32)
-    with np.errstate(
-        over="ignore"
-    ):  # a double beyond float32 becomes infinite, which the caller checks
+    with np.errstate(over="ignore"):
+        # A double beyond float32 becomes infinite, which the caller checks.
         return samples.astype(np.float32, copy=False)
 
 
@@ -494,15 +500,6 @@ def _is_damage(error: Exception) -> bool:
     if isinstance(error, OSError):  # EINVAL: a damaged header leads beyond the end of all files
         return error.errno in (None, errno.EINVAL, errno.EOVERFLOW)
     return not isinstance(error, MemoryError)
-
-
-_REASONS = {
-    "InvalidDataError": "its data are damaged, or of an unsupported kind",
-    "EOFError": "it ends too early",
-    "PermissionError": "it names another file",
-    "DecoderNotFoundError": "there is no decoder for it",
-    "DemuxerNotFoundError": "its container format is not supported",
-}
 
 
 def _reason(error: Exception) -> str:

@@ -188,9 +188,8 @@ class _ForkServer:
             _bound(bounds)
             with open(source, "rb") as file, open(samples, "wb") as output:
                 answer = _decode(name, bounds, cutting, self.detector, file, output)
-            with open(
-                reply, "wb", closefd=False
-            ) as pipe:  # the spans of ten hours fill it several times
+            with open(reply, "wb", closefd=False) as pipe:
+                # The spans of ten hours fill it several times.
                 pipe.write(json.dumps(answer).encode() + b"\n")
         finally:
             os._exit(0)

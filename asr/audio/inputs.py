@@ -1,15 +1,13 @@
-"""The forms in which callers have a recording: files in any form, and samples in memory with their rate.
+"""The forms in which callers have a recording: files in any form, samples in memory, and decoded files.
 
     open_audio((samples, 48_000))
 
-Knows shapes, types and rates of samples; reads nothing.
+`as_input` checks samples in memory and gives them one shape, `Sound`. A `DecodedFile` holds what a child
+process has decoded (`asr.audio.sandbox`): mono float32 at 16 kHz in a file without a name, 64 kB per second
+of audio, with the recording's windows where the child cut it as well. It is read by position, so that several
+readers may read at a time.
 
-The decoded samples of a recording on disk, mono float32 at 16 kHz, in a file without a name.
-
-    with open_audio(decoded) as recording: ...
-
-What a child process has decoded (`asr.audio.sandbox`) is read from here without decoding it again: by
-position, so that several readers may read at a time. 64 kB per second of audio.
+Knows shapes, types and rates of samples; nothing of containers.
 """
 
 from __future__ import annotations
@@ -26,15 +24,30 @@ from numpy.typing import NDArray
 from ..errors import AudioError, UsageError
 from ..formats.transcript_parts import SAMPLE_RATE, Notice, seconds
 from ..segment.windows import WindowSpan
-from .containers import MAX_RATE, MIN_RATE, Pcm
+from .containers import MAX_CHANNELS, MAX_RATE, MIN_RATE, Pcm
+
+ARRAY = "<array>"
+"""The name of a recording that was given as samples."""
+
+LOUDEST_FLOAT = 100.0
+"""Louder samples are integers that were converted without being scaled; words would be wrong in silence."""
+
+WIDTH = np.dtype(np.float32).itemsize
+"""Bytes of a sample."""
+
+READ_SAMPLES = 1 << 16
+"""Samples of one read."""
 
 Spans = tuple[WindowSpan, ...]
 """Windows in order."""
 
-WIDTH = np.dtype(np.float32).itemsize
 
-READ_SAMPLES = 1 << 16
-"""Samples of one read."""
+@dataclass(frozen=True, eq=False)
+class Sound:
+    """Samples in memory: [T] or [T, C], floats nominally from -1 to 1 or integers, at `rate` Hz."""
+
+    samples: NDArray[Any]
+    rate: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,46 +67,11 @@ class DecodedFile:
     def duration_s(self) -> float:
         return seconds(self.sample_count)
 
-    def reader(self) -> DecodedFileReader:
-        return DecodedFileReader(self)
+    def reader(self) -> _DecodedFileReader:
+        return _DecodedFileReader(self)
 
     def close(self) -> None:
         self.file.close()
-
-
-class DecodedFileReader:
-    """The `Reader` of a decoded file: a container of one channel."""
-
-    declared_s: float | None = None  # the notices already say what was missing
-
-    def __init__(self, decoded: DecodedFile) -> None:
-        self.decoded, self.notices = decoded, decoded.notices
-        self.spans = decoded.spans
-
-    def read(self) -> Iterator[Pcm]:
-        for start in range(0, self.decoded.sample_count, READ_SAMPLES):
-            count = min(READ_SAMPLES, self.decoded.sample_count - start)
-            data = os.pread(self.decoded.file.fileno(), count * WIDTH, start * WIDTH)
-            yield Pcm(np.frombuffer(data, np.float32)[:, None], SAMPLE_RATE)
-
-    def close(self) -> None:
-        """Nothing to close: the decoded file stays open."""
-
-
-ARRAY = "<array>"
-"""The name of a recording that was given as samples."""
-
-MOST_CHANNELS = 64
-LOUDEST_FLOAT = 100.0
-"""Louder samples are integers that were converted without being scaled; words would be wrong in silence."""
-
-
-@dataclass(frozen=True, eq=False)
-class Sound:
-    """Samples in memory: [T] or [T, C], floats nominally from -1 to 1 or integers, at `rate` Hz."""
-
-    samples: NDArray[Any]
-    rate: int
 
 
 Input: TypeAlias = (
@@ -151,6 +129,25 @@ def as_input(audio: Any, rate: float | None = None) -> Input:
     return cast(Input, audio)
 
 
+class _DecodedFileReader:
+    """The `Reader` of a decoded file: a container of one channel."""
+
+    declared_s: float | None = None  # the notices already say what was missing
+
+    def __init__(self, decoded: DecodedFile) -> None:
+        self.decoded, self.notices = decoded, decoded.notices
+        self.spans = decoded.spans
+
+    def read(self) -> Iterator[Pcm]:
+        for start in range(0, self.decoded.sample_count, READ_SAMPLES):
+            count = min(READ_SAMPLES, self.decoded.sample_count - start)
+            data = os.pread(self.decoded.file.fileno(), count * WIDTH, start * WIDTH)
+            yield Pcm(np.frombuffer(data, np.float32)[:, None], SAMPLE_RATE)
+
+    def close(self) -> None:
+        """Nothing to close: the decoded file stays open."""
+
+
 def _from_mapping(audio: Mapping[str, Any], rate: float | None) -> Input:
     if audio.get("array") is not None:
         return _sound(audio["array"], audio.get("sampling_rate"), rate)
@@ -177,10 +174,10 @@ def _sound(samples: Any, own: Any, rate: float | None) -> Sound:
     array = _array(samples)
     if array.ndim == 2 and array.shape[0] < array.shape[1]:
         array = array.T  # [C, T]
-    if array.ndim not in (1, 2) or (array.ndim == 2 and array.shape[1] > MOST_CHANNELS):
+    if array.ndim not in (1, 2) or (array.ndim == 2 and array.shape[1] > MAX_CHANNELS):
         raise UsageError(
             f"samples of shape {list(array.shape)}; expected [T], [T, C] or [C, T], with up to "
-            f"{MOST_CHANNELS} channels"
+            f"{MAX_CHANNELS} channels"
         )
     if not array.size:
         raise AudioError(f"{ARRAY}: there are no samples", code="empty_file")
@@ -190,10 +187,8 @@ def _sound(samples: Any, own: Any, rate: float | None) -> Sound:
 
 
 def _array(samples: Any) -> NDArray[Any]:
-    if hasattr(
-        samples, "detach"
-    ):  # a tensor of torch, on any device, in a format that numpy may lack
-        try:
+    if hasattr(samples, "detach"):
+        try:  # a tensor of torch, on any device, in a format that numpy may lack
             samples = samples.detach().cpu()
             samples = (samples.float() if samples.is_floating_point() else samples).numpy()
         except (NotImplementedError, TypeError, RuntimeError) as error:  # sparse, or on `meta`

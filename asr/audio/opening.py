@@ -1,11 +1,10 @@
-"""Opening the file of a recording, or reporting why it cannot be opened.
+"""Files of recordings: opening them, and what their headers state of their length.
 
-Importing this module is fast. Knows nothing of what is in the file.
+A file that cannot be opened is an AudioError that says why. The functions of an opened file take a seekable
+one and keep its position; they trust nothing in it, read a few kilobytes and raise nothing for damage: how
+long a wav or mp3 says it is, which bytes after the sound a reader leaves out, whether an mp4 lacks its index.
 
-Headers of recordings: what a file states about its own length, and what of it a reader leaves out.
-
-Functions of a seekable file, whose position they keep. They trust nothing in it, read a few kilobytes and
-raise nothing for damage. Know nothing of decoders.
+Knows nothing of decoders and samples. Import is light.
 """
 
 from __future__ import annotations
@@ -27,70 +26,7 @@ ADVICE = {
     errno.EPERM: "check its permissions",
     errno.ELOOP: "its symbolic links lead in a circle",
 }
-
-
-def open_path(path: Path, name: str) -> BinaryIO:
-    """Open a file or a pipe; `name` is for messages. Raises AudioError: `missing_file`,
-    `unreadable_file`."""
-    try:
-        mode = path.stat().st_mode
-        if stat.S_ISDIR(mode):
-            raise AudioError(f"{name}: a directory; name the files in it", code="unreadable_file")
-        if not stat.S_ISREG(mode) and not stat.S_ISFIFO(mode):
-            raise AudioError(f"{name}: neither a file nor a pipe", code="unreadable_file")
-        return path.open("rb")
-    except (FileNotFoundError, NotADirectoryError) as error:
-        fetched = "`forescribe transcribe` and `diarize` fetch URLs; else download it first"
-        hint = fetched if "://" in name else "check the path"
-        raise AudioError(f"{name}: no such file; {hint}", code="missing_file") from error
-    except (OSError, ValueError) as error:  # ValueError: the path contains a null byte
-        raise unreadable(name, error) from error
-
-
-class CallbackFile:
-    """A file for a library that reads it through callbacks of C, where an exception is printed and ignored.
-
-    Positions outside of the file, to which damaged headers lead, are moved into it. An error in reading ends
-    the file; `check` raises it.
-    """
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file, self._size = file, file.seek(0, os.SEEK_END)
-        self._error: OSError | None = None
-        file.seek(0)
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        base = {os.SEEK_CUR: self._file.tell(), os.SEEK_END: self._size}.get(whence, 0)
-        return self._file.seek(min(max(0, base + offset), self._size))
-
-    def tell(self) -> int:
-        return self._file.tell()
-
-    def read(self, count: int = -1) -> bytes:
-        try:
-            return self._file.read(count)
-        except OSError as error:
-            self._error = error
-            return b""
-
-    def check(self) -> None:
-        """Raises the error that ended the file, if there was one."""
-        if self._error is not None:
-            raise self._error
-
-
-def unreadable(name: str, error: OSError | ValueError) -> AudioError:
-    """The error for a file that the system does not let us read, with advice for known reasons."""
-    reason = getattr(error, "strerror", None) or error
-    advice = ADVICE.get(getattr(error, "errno", None) or 0)
-    text = f"{name}: cannot be read ({reason})" + (f"; {advice}" if advice else "")
-    return AudioError(text, code="unreadable_file")
-
-
-def empty(name: str) -> AudioError:
-    """The error for an empty file."""
-    return AudioError(f"{name}: the file is empty (0 bytes)", code="empty_file")
-
+"""What to do about a file that cannot be read, by the system's reason."""
 
 UNKNOWN_SIZE = 0x7FFF0000
 """Bytes. Programs that write wav to a pipe do not know the size, and write one around 2 or 4 GiB."""
@@ -137,14 +73,67 @@ CUT = frozenset({b"LIST", b"id3 ", b"ID3 ", b"bext", b"iXML", b"axml", b"JUNK", 
 """Chunks that are recognized though they are longer than the rest of the file, which was cut off."""
 
 
-@contextmanager
-def _unmoved(file: BinaryIO) -> Iterator[int]:
-    """Keep the position; yields the size of the file."""
-    here = file.tell()
+def open_path(path: Path, name: str) -> BinaryIO:
+    """Open a file or a pipe; `name` is for messages. Raises AudioError: `missing_file`,
+    `unreadable_file`."""
     try:
-        yield file.seek(0, 2)
-    finally:
-        file.seek(here)
+        mode = path.stat().st_mode
+        if stat.S_ISDIR(mode):
+            raise AudioError(f"{name}: a directory; name the files in it", code="unreadable_file")
+        if not stat.S_ISREG(mode) and not stat.S_ISFIFO(mode):
+            raise AudioError(f"{name}: neither a file nor a pipe", code="unreadable_file")
+        return path.open("rb")
+    except (FileNotFoundError, NotADirectoryError) as error:
+        fetched = "`forescribe transcribe` and `diarize` fetch URLs; else download it first"
+        hint = fetched if "://" in name else "check the path"
+        raise AudioError(f"{name}: no such file; {hint}", code="missing_file") from error
+    except (OSError, ValueError) as error:  # ValueError: the path contains a null byte
+        raise unreadable(name, error) from error
+
+
+def unreadable(name: str, error: OSError | ValueError) -> AudioError:
+    """The error for a file that the system does not let us read, with advice for known reasons."""
+    reason = getattr(error, "strerror", None) or error
+    advice = ADVICE.get(getattr(error, "errno", None) or 0)
+    text = f"{name}: cannot be read ({reason})" + (f"; {advice}" if advice else "")
+    return AudioError(text, code="unreadable_file")
+
+
+def empty(name: str) -> AudioError:
+    """The error for an empty file."""
+    return AudioError(f"{name}: the file is empty (0 bytes)", code="empty_file")
+
+
+class CallbackFile:
+    """A file for a library that reads it through callbacks of C, where an exception is printed and ignored.
+
+    Positions outside of the file, to which damaged headers lead, are moved into it. An error in reading ends
+    the file; `check` raises it.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self._size = file, file.seek(0, os.SEEK_END)
+        self._error: OSError | None = None
+        file.seek(0)
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        base = {os.SEEK_CUR: self._file.tell(), os.SEEK_END: self._size}.get(whence, 0)
+        return self._file.seek(min(max(0, base + offset), self._size))
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def read(self, count: int = -1) -> bytes:
+        try:
+            return self._file.read(count)
+        except OSError as error:
+            self._error = error
+            return b""
+
+    def check(self) -> None:
+        """Raises the error that ended the file, if there was one."""
+        if self._error is not None:
+            raise self._error
 
 
 def size_of(file: BinaryIO) -> int:
@@ -193,6 +182,61 @@ def unread_bytes(file: BinaryIO) -> tuple[int, int]:
                 end = whole if unknown or size < 0 else at + size
                 return _rest(file, _after_chunks(file, layout, end, whole), whole)
         return 0, whole
+
+
+def lacks_index(file: BinaryIO) -> bool:
+    """Whether this is an mp4 without its `moov` box, as after an interrupted download or recording.
+
+    Source: ISO/IEC 14496-12, section 4.2: boxes of 4 bytes of size and 4 of type, then 8 for a size of 1.
+    """
+    with _unmoved(file) as end:
+        at, kinds = 0, list[bytes]()
+        while at + 8 <= end and len(kinds) < MAX_BOXES:
+            file.seek(at)
+            head = file.read(16)
+            size, kind = struct.unpack(">I", head[:4])[0], head[4:8]
+            if size == 1 and len(head) == 16:
+                size = struct.unpack(">Q", head[8:])[0]
+            kinds.append(kind)
+            if size < 8:  # 0: up to the end of the file
+                break
+            at += size
+        return kinds[:1] == [b"ftyp"] and b"mdat" in kinds and b"moov" not in kinds
+
+
+def has_xing(file: BinaryIO) -> bool:
+    """Whether an mp3 states its length: a Xing, Info or VBRI header in its first frame, after any
+    ID3v2 tag."""
+    with _unmoved(file):
+        file.seek(0)
+        head = file.read(10)
+        skip = 0
+        if head[:3] == b"ID3" and len(head) == 10:
+            skip = 10 + sum(
+                (byte & 0x7F) << shift for byte, shift in zip(head[6:], (21, 14, 7, 0), strict=True)
+            )
+        file.seek(skip)
+        start = file.read(2048)
+        return any(tag in start for tag in (b"Xing", b"Info", b"VBRI"))
+
+
+def clock_s(text: str) -> float | None:
+    """The seconds in Matroska's format `00:01:02.500000000`."""
+    try:
+        hours, minutes, rest = text.split(":")
+        return int(hours) * 3600 + int(minutes) * 60 + float(rest)
+    except ValueError:
+        return None
+
+
+@contextmanager
+def _unmoved(file: BinaryIO) -> Iterator[int]:
+    """Keep the position; yields the size of the file."""
+    here = file.tell()
+    try:
+        yield file.seek(0, 2)
+    finally:
+        file.seek(here)
 
 
 def _chunks(file: BinaryIO, layout: _Layout) -> Iterator[tuple[bytes, int, int]]:
@@ -246,48 +290,3 @@ def _rest(file: BinaryIO, start: int, whole: int) -> tuple[int, int]:
     while piece and not piece.strip(b"\0"):
         piece = file.read(PIECE)
     return (whole - start, start) if piece else (0, whole)
-
-
-def lacks_index(file: BinaryIO) -> bool:
-    """Whether this is an mp4 without its `moov` box, as after an interrupted download or recording.
-
-    Source: ISO/IEC 14496-12, section 4.2: boxes of 4 bytes of size and 4 of type, then 8 for a size of 1.
-    """
-    with _unmoved(file) as end:
-        at, kinds = 0, list[bytes]()
-        while at + 8 <= end and len(kinds) < MAX_BOXES:
-            file.seek(at)
-            head = file.read(16)
-            size, kind = struct.unpack(">I", head[:4])[0], head[4:8]
-            if size == 1 and len(head) == 16:
-                size = struct.unpack(">Q", head[8:])[0]
-            kinds.append(kind)
-            if size < 8:  # 0: up to the end of the file
-                break
-            at += size
-        return kinds[:1] == [b"ftyp"] and b"mdat" in kinds and b"moov" not in kinds
-
-
-def has_xing(file: BinaryIO) -> bool:
-    """Whether an mp3 states its length: a Xing, Info or VBRI header in its first frame, after any
-    ID3v2 tag."""
-    with _unmoved(file):
-        file.seek(0)
-        head = file.read(10)
-        skip = 0
-        if head[:3] == b"ID3" and len(head) == 10:
-            skip = 10 + sum(
-                (byte & 0x7F) << shift for byte, shift in zip(head[6:], (21, 14, 7, 0), strict=True)
-            )
-        file.seek(skip)
-        start = file.read(2048)
-        return any(tag in start for tag in (b"Xing", b"Info", b"VBRI"))
-
-
-def clock_s(text: str) -> float | None:
-    """The seconds in Matroska's format `00:01:02.500000000`."""
-    try:
-        hours, minutes, rest = text.split(":")
-        return int(hours) * 3600 + int(minutes) * 60 + float(rest)
-    except ValueError:
-        return None

@@ -7,12 +7,10 @@
 Channels are mixed down to their mean, unless they cancel each other; other rates are resampled, and
 values that are not finite are replaced by 0. What a reader of the transcript has to know about the
 recording is in `recording.warnings`. A path is only a path: nothing is fetched, and no `file:`,
-`concat:` or `http:` is interpreted. Knows nothing of speech.
+`concat:` or `http:` is interpreted.
 
-Durations of recordings from their headers, for scheduling and progress bars.
-
-Nothing is decoded: reading a header takes milliseconds. A wrong duration costs some speed, but no words.
-Knows nothing of samples.
+`length_of` is the length of a file by its header, for scheduling and progress bars, without decoding. A wrong
+one costs some speed, but no words. Knows nothing of speech.
 """
 
 from __future__ import annotations
@@ -61,6 +59,52 @@ TRUNCATED_S = 0.25
 """Codec delay and rounding make the declared and the decoded length differ by up to this; beyond it
 audio is missing."""
 
+BYTES_PER_S = 16_000
+"""128 kbit/s, for files whose header gives no duration."""
+
+
+def open_audio(
+    source: Input,
+    *,
+    block_s: float = 30.0,
+    max_s: float | None = None,
+    name: str | None = None,
+    demuxers: str = DEMUXERS,
+) -> Recording:
+    """Open a recording: a path, "-" for standard input, the bytes of a file, a binary file object, a
+    `DecodedFile`, or samples in memory, in any of the forms of `as_input`.
+
+    Its content decides how it is read, not its name. `max_s` limits the decoded length, `name` is for
+    messages, `demuxers` are the formats that libav may open. Raises AudioError: `missing_file`,
+    `unreadable_file`, `empty_file`, `invalid_audio`, `no_audio_stream`; UsageError for samples in another
+    form.
+    """
+    source = as_input(source)
+    assert not isinstance(source, tuple | Mapping)  # those are samples by now
+    name = name or name_of(source)
+    if isinstance(source, Sound):
+        samples = _ArrayReader(Pcm(_frames(source.samples), source.rate))
+        return Recording(samples, name=name, block_s=block_s, max_s=max_s)
+    if isinstance(source, DecodedFile):
+        return Recording(source.reader(), name=name, block_s=block_s, max_s=max_s)
+    file, owned = _binary_file(source, name)
+    try:
+        if not file.read(1):
+            raise empty(name)
+        reader = open_container(file, name, demuxers)
+        try:
+            recording = Recording(reader, name=name, block_s=block_s, max_s=max_s)
+        except BaseException:
+            reader.close()
+            raise
+    except BaseException:
+        if owned:
+            file.close()
+        raise
+    if owned:
+        recording._files.append(file)
+    return recording
+
 
 class Recording:
     """An opened recording, to be read once.
@@ -81,9 +125,7 @@ class Recording:
         self.declared_s = reader.declared_s
         self.spans: Spans | None = getattr(reader, "spans", None)
         self.sample_count = 0
-        self.tap: Callable[[Samples], None] | None = (
-            None  # receives each block before it is yielded
-        )
+        self.tap: Callable[[Samples], None] | None = None  # gets each block before it is yielded
         self._reader = reader
         self._block = round(block_s * SAMPLE_RATE)
         self._max_s = max_s
@@ -212,51 +254,14 @@ class Recording:
             self._warnings.append(Notice("short_audio", text))
 
 
-def open_audio(
-    source: Input,
-    *,
-    block_s: float = 30.0,
-    max_s: float | None = None,
-    name: str | None = None,
-    demuxers: str = DEMUXERS,
-) -> Recording:
-    """Open a recording: a path, "-" for standard input, the bytes of a file, a binary file object, a
-    `DecodedFile`, or samples in memory, in any of the forms of `as_input`.
-
-    Its content decides how it is read, not its name. `max_s` limits the decoded length, `name` is for
-    messages, `demuxers` are the formats that libav may open. Raises AudioError: `missing_file`,
-    `unreadable_file`, `empty_file`, `invalid_audio`, `no_audio_stream`; UsageError for samples in another
-    form.
-    """
-    source = as_input(source)
-    assert not isinstance(source, tuple | Mapping)  # those are samples by now
-    name = name or name_of(source)
-    if isinstance(source, Sound):
-        samples = _ArrayReader(Pcm(_frames(source.samples), source.rate))
-        return Recording(samples, name=name, block_s=block_s, max_s=max_s)
-    if isinstance(source, DecodedFile):
-        return Recording(source.reader(), name=name, block_s=block_s, max_s=max_s)
-    file, owned = _binary_file(source, name)
-    try:
-        if not file.read(1):
-            raise empty(name)
-        reader = open_container(file, name, demuxers)
-        try:
-            recording = Recording(reader, name=name, block_s=block_s, max_s=max_s)
-        except BaseException:
-            reader.close()
-            raise
-    except BaseException:
-        if owned:
-            file.close()
-        raise
-    if owned:
-        recording._files.append(file)
-    return recording
-
-
 Open = Callable[[Input], Recording]
 """How a call opens its recordings: `open_audio`, or a wrapper that also uses the samples."""
+
+
+def read_audio(source: Input) -> Samples:
+    """Read a whole recording, [T] float32 at 16 kHz. Raises what `open_audio` raises."""
+    with open_audio(source) as recording:
+        return np.concatenate([np.zeros(0, np.float32), *recording.blocks()])
 
 
 def from_array(samples: ArrayLike, rate: int = SAMPLE_RATE, *, block_s: float = 30.0) -> Recording:
@@ -275,54 +280,6 @@ def from_array(samples: ArrayLike, rate: int = SAMPLE_RATE, *, block_s: float = 
     return Recording(_ArrayReader(Pcm(_frames(array), rate)), name=ARRAY, block_s=block_s)
 
 
-def _frames(array: NDArray[Any]) -> NDArray[np.float32]:
-    """Samples [T] or [T, C] as float32 [T, C], integers scaled to -1 to 1."""
-    if array.dtype.kind in "iu":
-        half = float(1 << (8 * array.dtype.itemsize - 1))
-        array = array / half - (array.dtype.kind == "u")
-    with np.errstate(over="ignore"):
-        return (array[:, None] if array.ndim == 1 else array).astype(np.float32)
-
-
-def read_audio(source: Input) -> Samples:
-    """Read a whole recording, [T] float32 at 16 kHz. Raises what `open_audio` raises."""
-    with open_audio(source) as recording:
-        return np.concatenate([np.zeros(0, np.float32), *recording.blocks()])
-
-
-class _ArrayReader:
-    def __init__(self, pcm: Pcm) -> None:
-        self.pcm = pcm
-        self.declared_s: float | None = len(pcm.samples) / pcm.rate
-        self.notices: list[Notice] = []
-
-    def read(self) -> Iterator[Pcm]:
-        step = 1 << 16
-        for start in range(0, len(self.pcm.samples), step):
-            yield Pcm(self.pcm.samples[start : start + step], self.pcm.rate)
-
-    def close(self) -> None:
-        pass
-
-
-def _reblock(pieces: Iterator[Samples], size: int) -> Iterator[Samples]:
-    held: list[Samples] = []
-    count = 0
-    for piece in pieces:
-        held.append(piece)
-        count += len(piece)
-        if count < size:
-            continue
-        joined = np.concatenate(held)
-        held = []
-        whole = count - count % size
-        for start in range(0, whole, size):
-            yield joined[start : start + size].copy()  # a view would keep its neighbours alive
-        held, count = [joined[whole:]], count - whole
-    if count:
-        yield np.concatenate(held)
-
-
 def name_of(source: Input) -> str:
     """The name of a recording for messages: a path as it was given, else what it is."""
     if isinstance(source, Sound | tuple | Mapping):
@@ -330,42 +287,6 @@ def name_of(source: Input) -> str:
     if isinstance(source, str | os.PathLike):
         return "<stdin>" if source == "-" else visible(str(source))
     return "<bytes>" if isinstance(source, bytes) else str(getattr(source, "name", "<file>"))
-
-
-def _binary_file(
-    source: str | os.PathLike[str] | bytes | BinaryIO, name: str
-) -> tuple[BinaryIO, bool]:
-    """A seekable file, and whether to close it. What cannot seek is copied to disk first, because the
-    index of an mp4 may be at its end."""
-    if isinstance(source, bytes):
-        return io.BytesIO(source), True
-    if source == "-":
-        return _copied_to_disk(sys.stdin.buffer), True
-    if isinstance(source, str | os.PathLike):
-        file = open_path(Path(source), name)
-        if file.seekable():
-            return file, True
-        with file:
-            return _copied_to_disk(file), True
-    if source.seekable():
-        source.seek(0)
-        return source, False
-    return _copied_to_disk(source), True
-
-
-def _copied_to_disk(file: BinaryIO) -> BinaryIO:
-    copy = tempfile.TemporaryFile()  # closed with the recording
-    try:
-        shutil.copyfileobj(file, copy)
-        copy.seek(0)
-    except BaseException:
-        copy.close()
-        raise
-    return copy
-
-
-BYTES_PER_S = 16_000
-"""128 kbit/s, for files whose header gives no duration."""
 
 
 def length_s(source: Source) -> float:
@@ -400,3 +321,77 @@ def _declared_s(path: str) -> float | None:
                 reader.close()
     except (ForescribeError, OSError):  # reading the file will report the error
         return None
+
+
+class _ArrayReader:
+    def __init__(self, pcm: Pcm) -> None:
+        self.pcm = pcm
+        self.declared_s: float | None = len(pcm.samples) / pcm.rate
+        self.notices: list[Notice] = []
+
+    def read(self) -> Iterator[Pcm]:
+        step = 1 << 16
+        for start in range(0, len(self.pcm.samples), step):
+            yield Pcm(self.pcm.samples[start : start + step], self.pcm.rate)
+
+    def close(self) -> None:
+        pass
+
+
+def _frames(array: NDArray[Any]) -> NDArray[np.float32]:
+    """Samples [T] or [T, C] as float32 [T, C], integers scaled to -1 to 1."""
+    if array.dtype.kind in "iu":
+        half = float(1 << (8 * array.dtype.itemsize - 1))
+        array = array / half - (array.dtype.kind == "u")
+    with np.errstate(over="ignore"):
+        return (array[:, None] if array.ndim == 1 else array).astype(np.float32)
+
+
+def _reblock(pieces: Iterator[Samples], size: int) -> Iterator[Samples]:
+    held: list[Samples] = []
+    count = 0
+    for piece in pieces:
+        held.append(piece)
+        count += len(piece)
+        if count < size:
+            continue
+        joined = np.concatenate(held)
+        held = []
+        whole = count - count % size
+        for start in range(0, whole, size):
+            yield joined[start : start + size].copy()  # a view would keep its neighbours alive
+        held, count = [joined[whole:]], count - whole
+    if count:
+        yield np.concatenate(held)
+
+
+def _binary_file(
+    source: str | os.PathLike[str] | bytes | BinaryIO, name: str
+) -> tuple[BinaryIO, bool]:
+    """A seekable file, and whether to close it. What cannot seek is copied to disk first, because the
+    index of an mp4 may be at its end."""
+    if isinstance(source, bytes):
+        return io.BytesIO(source), True
+    if source == "-":
+        return _copied_to_disk(sys.stdin.buffer), True
+    if isinstance(source, str | os.PathLike):
+        file = open_path(Path(source), name)
+        if file.seekable():
+            return file, True
+        with file:
+            return _copied_to_disk(file), True
+    if source.seekable():
+        source.seek(0)
+        return source, False
+    return _copied_to_disk(source), True
+
+
+def _copied_to_disk(file: BinaryIO) -> BinaryIO:
+    copy = tempfile.TemporaryFile()  # closed with the recording
+    try:
+        shutil.copyfileobj(file, copy)
+        copy.seek(0)
+    except BaseException:
+        copy.close()
+        raise
+    return copy

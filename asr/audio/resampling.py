@@ -69,9 +69,7 @@ class _Sinc:
         self.buffer = np.zeros(0, np.float32)
         self.waiting: list[Samples] = []
         self.count = 0  # samples waiting
-        self.lead = (
-            0  # groups at the start of the buffer that were returned and are kept as context
-        )
+        self.lead = 0  # groups at the start of the buffer that were returned: they are context
 
     def push(self, samples: Samples) -> Samples:
         # The frames of a codec may last 20 ms; a call per frame would cost more than the filter itself.

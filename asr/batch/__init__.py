@@ -1,4 +1,1 @@
-"""Many recordings in one run: inputs, outputs, what is done already, and a record for each.
-
-Knows paths and fingerprints; nothing of models.
-"""
+"""Many recordings in one run: inputs, outputs, what is done already, and a record for each."""

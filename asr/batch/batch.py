@@ -1,41 +1,18 @@
 """Many recordings in one run: what is done already, the order of the rest, and a result for each.
 
     batch = Batch(sources, outputs, settings=fingerprint.settings({...}))
+    make = TranscriberFactory(lambda size: Transcriber.load("tiny.en", batch=size))
     for result in batch.run(make, options, size=8):
         print(result.record.path, result.record.status)
 
 The longest recordings come first, so that none is left alone at the end; on stdout, results keep
 the order given. The files of a recording are put in place as soon as it ends, its record after
 them, so a run that was killed continues where it stopped. A failure affects one recording only. Out
-of memory, the run continues with half the batch, once.
+of memory, the run continues with half the batch, once: with another transcriber on the same weights.
 
-Recordings at locations are fetched ahead by a `Spool`; one that cannot be fetched fails alone. Knows
-nothing of models: a transcriber is anything with `transcribe(sources, options, hook)`.
-
-A stream of recordings that can be asked whether the next one is there already.
-
-    stream = SourceStream(pulled, is_ready)
-    if stream.ready: next(stream)        # does not wait
-
-A reader that collects recordings ahead need not wait for one that is still being fetched while it has
-others. Knows nothing of recordings.
-
-Writing in the background: results go to a distant store while the engine works.
-
-    queue = WriteQueue()
-    for result in queue.add(write): ...     # those that are written by now
-    for result in queue.rest(): ...         # waits for all others
-
-Bounded: if many results wait, adding one waits for the first. Knows calls that return results; nothing of
-what they do.
-
-The transcribers of a run: one, and another with a smaller batch if memory runs out.
-
-    make = TranscriberFactory(lambda size: Transcriber.load("tiny.en", batch=size))
-    make(8).transcribe(...)
-    make(4).transcribe(...)      # the same weights; the first transcriber's slots are freed
-
-Knows nothing of files or of why a batch is too large.
+Recordings at locations are fetched ahead by a `Spool`; one that cannot be fetched fails alone. Results for a
+distant store are written in threads while the engine works. Knows nothing of models: a transcriber is
+anything with `transcribe(sources, options, hook)`.
 """
 
 from __future__ import annotations
@@ -66,47 +43,11 @@ if TYPE_CHECKING:
     from ..decode.options import Hook, Options, Outcome
     from ..decode.transcriber import Transcriber
 
-
-class SourceStream(Iterator[Any]):
-    """The items of `pulled`; `is_ready` says whether its next one comes at once."""
-
-    def __init__(self, pulled: Iterator[Any], is_ready: Callable[[], bool]) -> None:
-        self.pulled, self.is_ready = pulled, is_ready
-
-    @property
-    def ready(self) -> bool:
-        return self.is_ready()
-
-    def __next__(self) -> Any:
-        return next(self.pulled)
-
-
 WRITERS = 8
+"""Threads that write results to a distant store."""
+
 WAITING = 64
 """Results that may wait: each holds a transcript in memory."""
-
-
-class WriteQueue:
-    """Calls in threads, and their results in the order in which they were added."""
-
-    def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(WRITERS, "write")
-        self._written: deque[Future[RecordingResult]] = deque()
-
-    def add(self, write: Callable[[], RecordingResult]) -> Iterator[RecordingResult]:
-        """Call `write` in a thread; yields what is written by now."""
-        self._written.append(self._pool.submit(write))
-        while self._written and (self._written[0].done() or len(self._written) > WAITING):
-            yield self._written.popleft().result()
-
-    def rest(self) -> Iterator[RecordingResult]:
-        """Wait for everything that was added."""
-        while self._written:
-            yield self._written.popleft().result()
-
-    def close(self) -> None:
-        """Wait for the threads."""
-        self._pool.shutdown()
 
 
 class BatchTranscriber(Protocol):
@@ -161,7 +102,7 @@ class Batch:
         self._open = {source.path: source for source in self.todo}  # without a result yet
         self._pulled: dict[str, str | None] = {}  # content hashes of what the transcriber has taken
         self._settled: deque[Callable[[], RecordingResult]] = deque()  # without a transcriber
-        self._writes = WriteQueue() if self._writer.in_background else None
+        self._writes = _WriteQueue() if self._writer.in_background else None
         self._spool: Spool | None = None
         self._coming: deque[Source] = deque()  # not pulled yet
         self._elsewhere = False
@@ -280,10 +221,10 @@ class Batch:
             if isinstance(outcomes, Generator):
                 outcomes.close()
 
-    def _sources(self) -> SourceStream:
+    def _sources(self) -> _SourceStream:
         """The paths and local copies, pulled by the transcriber."""
         self._coming = deque(self._open.values())
-        return SourceStream(self._pulled_sources(), self._is_next_ready)
+        return _SourceStream(self._pulled_sources(), self._is_next_ready)
 
     def _is_next_ready(self) -> bool:
         source = self._coming[0] if self._coming else None
@@ -385,6 +326,77 @@ class Batch:
         self._writer.close()
 
 
+class TranscriberFactory:
+    """Makes transcribers by batch size, one at a time: making another ends the one before. `load` is
+    called once, for the first."""
+
+    def __init__(self, load: Callable[[int], Transcriber]) -> None:
+        self.load = load
+        self.current: Transcriber | None = None
+        self.earlier: list[Stats] = []
+
+    def __call__(self, size: int) -> Transcriber:
+        self.current = self.load(size) if self.current is None else self._resized(size)
+        return self.current
+
+    def stats(self) -> Stats | None:
+        """The sum over all transcribers; None before the first."""
+        if self.current is None:
+            return None
+        return sum(self.earlier, start=self.current.stats())
+
+    def _resized(self, size: int) -> Transcriber:
+        import torch
+
+        old, self.current = self.current, None  # its slots must be freed before new ones are made
+        assert old is not None
+        self.earlier.append(old.stats())
+        kind, whisper, gamma, detector = type(old), old.whisper, old.gamma, old.detector
+        del old
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        return kind(whisper, batch=size, gamma=gamma, detector=detector)
+
+
+class _WriteQueue:
+    """Calls in threads, and their results in the order in which they were added. If many wait, adding one
+    waits for the first."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(WRITERS, "write")
+        self._written: deque[Future[RecordingResult]] = deque()
+
+    def add(self, write: Callable[[], RecordingResult]) -> Iterator[RecordingResult]:
+        """Call `write` in a thread; yields what is written by now."""
+        self._written.append(self._pool.submit(write))
+        while self._written and (self._written[0].done() or len(self._written) > WAITING):
+            yield self._written.popleft().result()
+
+    def rest(self) -> Iterator[RecordingResult]:
+        """Wait for everything that was added."""
+        while self._written:
+            yield self._written.popleft().result()
+
+    def close(self) -> None:
+        """Wait for the threads."""
+        self._pool.shutdown()
+
+
+class _SourceStream(Iterator[Any]):
+    """The items of `pulled`; `is_ready` says whether its next one comes at once. A reader that collects
+    recordings ahead (`asr.sessions.readers`) need not wait for one that is still being fetched."""
+
+    def __init__(self, pulled: Iterator[Any], is_ready: Callable[[], bool]) -> None:
+        self.pulled, self.is_ready = pulled, is_ready
+
+    @property
+    def ready(self) -> bool:
+        return self.is_ready()
+
+    def __next__(self) -> Any:
+        return next(self.pulled)
+
+
 class _Order:
     """Outcomes in the order of their names if `keep`, else as they come."""
 
@@ -418,35 +430,3 @@ def _longest_first(sources: list[Source], *, sort: bool) -> list[Source]:
         source if source.error else replace(source, length_s=length_s(source)) for source in sources
     ]
     return sorted(measured, key=lambda s: -(s.length_s or 0)) if sort else measured
-
-
-class TranscriberFactory:
-    """Makes transcribers by batch size, one at a time: making another ends the one before. `load` is
-    called once, for the first."""
-
-    def __init__(self, load: Callable[[int], Transcriber]) -> None:
-        self.load = load
-        self.current: Transcriber | None = None
-        self.earlier: list[Stats] = []
-
-    def __call__(self, size: int) -> Transcriber:
-        self.current = self.load(size) if self.current is None else self._resized(size)
-        return self.current
-
-    def stats(self) -> Stats | None:
-        """The sum over all transcribers; None before the first."""
-        if self.current is None:
-            return None
-        return sum(self.earlier, start=self.current.stats())
-
-    def _resized(self, size: int) -> Transcriber:
-        import torch
-
-        old, self.current = self.current, None  # its slots must be freed before new ones are made
-        assert old is not None
-        self.earlier.append(old.stats())
-        kind, whisper, gamma, detector = type(old), old.whisper, old.gamma, old.detector
-        del old
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-        return kind(whisper, batch=size, gamma=gamma, detector=detector)

@@ -1,19 +1,18 @@
-"""Inputs: from the arguments of a command to a list of recordings. Files, folders, patterns, lists
-of files.
-
-In folders and for patterns, recordings are recognised by their first bytes or by their names: a
-damaged `.mp3` is included and fails by name later, as leaving it out would lose it silently. Hidden
-files and the results of other runs are skipped, and a folder is entered once, however many links
-lead there. Reads only the first bytes of a recording; knows nothing of what becomes of it.
-
-Finds recordings that cannot be read before any weights are searched for.
+"""Inputs: from the arguments of a command (files, folders, patterns, lists of files) to a list of recordings.
 
     sources = check_readable(discover(names))
     if any_readable(sources): ...                # load a model
 
-A run with nothing to transcribe must not download gigabytes to say so. Pipes and stdin are not
-opened, as they can be read only once. Imports are light: decoders are loaded with the first file
-that can be read.
+In folders and for patterns, recordings are recognised by their first bytes or by their names: a
+damaged `.mp3` is included and fails by name later, as leaving it out would lose it silently. Hidden
+files and the results of other runs are skipped, and a folder is entered once, however many links
+lead there.
+
+What cannot be read is found before any weights are searched for: a run with nothing to transcribe must not
+download gigabytes to say so. Pipes and stdin are not opened, as they can be read only once.
+
+Reads only the first bytes of most recordings; knows nothing of what becomes of them. Import is light:
+decoders are loaded with the first file that can be read.
 """
 
 from __future__ import annotations
@@ -31,9 +30,40 @@ from ..errors import AudioError, UsageError, visible
 from ..records.sources import LIST, NAMES, RESULTS, STDIN, Source, identity, remote_source
 from ..storage.locations import Location, is_url
 from ..storage.stores import Stores
+from .remote_inputs import described, expanded, is_object, listed
 
 HEAD = 4096
 """Bytes read to recognise a recording: two frames of any mp3 or aac."""
+
+SIGNATURES = (
+    b"fLaC",
+    b"OggS",
+    b"ID3",
+    b"riff",  # w64
+    b".snd",
+    b"caff",
+    b"\x1aE\xdf\xa3",  # matroska, webm
+    b"\x30\x26\xb2\x75\x8e\x66\xcf\x11",  # asf, wma
+    b"FLV\x01",
+    b"#!AMR",
+    b"MAC ",
+    b"wvpk",
+    b"TTA1",
+    b"tBaK",
+    b"MP+",
+    b"MPCK",
+    b"DSD ",
+    b"Creative Voice File",
+    b"\x00\x00\x01\xba",  # mpeg program stream
+    b"\x0bw",  # ac3
+    b"\x7f\xfe\x80\x01",  # dts
+    b"NIST_1A",
+)
+"""The first bytes of containers, beside those that `holds_audio` looks at itself."""
+
+# kbit/s of layer III by the index in a frame's header, of MPEG 1, and of MPEG 2 and 2.5.
+MPEG1 = (32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320)
+MPEG2 = (8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160)
 
 
 def discover(
@@ -62,11 +92,58 @@ def discover(
             named.add(identity(name))
         for source in [Source(name)] if plain else _expanded(name, recursive):
             _check_told_apart(source, sources.setdefault(identity(source.path), source))
-    if stores is None:
-        return list(sources.values())
-    from .remote_inputs import described
+    return list(sources.values()) if stores is None else described(sources.values(), stores)
 
-    return described(sources.values(), stores)
+
+def check_readable(sources: Iterable[Source], *, decode: bool = True) -> list[Source]:
+    """Return the same recordings; those that cannot be read have an error.
+
+    With `decode`, files are decoded until one holds audio: a folder of a thousand costs one.
+    """
+    checked = [_opened(source) for source in sources]
+    for index, source in enumerate(checked):
+        if not decode or (source.error is None and not _is_file(source.path)):
+            break
+        if source.error is None:
+            checked[index] = source = _decoded(source)
+            if source.error is None:
+                break
+    return checked
+
+
+def any_readable(sources: Iterable[Source]) -> bool:
+    """Whether there is a recording to load a model for."""
+    return any(source.error is None for source in sources)
+
+
+def is_recording(path: str) -> bool:
+    """Whether a file is a recording, by its first bytes or its name. Pipes and devices are not: opening
+    one may block for ever. Never raises."""
+    extension = os.path.splitext(path)[1].lower()
+    if extension in RESULTS:
+        return False
+    named = extension.removeprefix(".") in NAMES
+    try:
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            return False
+        with open(path, "rb") as file:
+            return holds_audio(file.read(HEAD)) or named
+    except OSError:  # a broken link, no permission: opening it later gives the reason
+        return named
+
+
+def holds_audio(head: bytes) -> bool:
+    """Whether a file that begins with `head` may hold audio, by the signatures of the containers that
+    `asr.audio.containers` reads.
+
+    Images in the same containers (webp and wav, heic and mp4) are excluded.
+    """
+    kind = head[8:12]
+    if head[:4] in (b"RIFF", b"RF64", b"RIFX", b"FORM"):
+        return kind in (b"WAVE", b"AVI ", b"AIFF", b"AIFC")
+    if head[4:8] == b"ftyp":
+        return kind not in (b"heic", b"heix", b"mif1", b"msf1", b"avif", b"avis", b"crx ")
+    return head.startswith(SIGNATURES) or _frames(head) or _packets(head)
 
 
 def _check_told_apart(source: Source, first: Source) -> None:
@@ -84,8 +161,6 @@ def _check_told_apart(source: Source, first: Source) -> None:
 
 def _remote(name: str, stores: Stores, recursive: bool, named: set[str]) -> list[Source]:
     """The recordings that a URL stands for. Raises UsageError."""
-    from .remote_inputs import expanded, is_object, listed
-
     location = Location.parse(name)
     if location.scheme == "file":
         raise UsageError(f"{location}: name the path itself, {location.key}")
@@ -173,62 +248,6 @@ def _walked(top: str, recursive: bool) -> Iterator[Source]:
         yield Source(str(error.filename), error=unreadable(visible(str(error.filename)), error))
 
 
-def is_recording(path: str) -> bool:
-    """Whether a file is a recording, by its first bytes or its name. Pipes and devices are not: opening
-    one may block for ever. Never raises."""
-    extension = os.path.splitext(path)[1].lower()
-    if extension in RESULTS:
-        return False
-    named = extension.removeprefix(".") in NAMES
-    try:
-        if not stat.S_ISREG(os.stat(path).st_mode):
-            return False
-        with open(path, "rb") as file:
-            return holds_audio(file.read(HEAD)) or named
-    except OSError:  # a broken link, no permission: opening it later gives the reason
-        return named
-
-
-def holds_audio(head: bytes) -> bool:
-    """Whether a file that begins with `head` may hold audio, by the signatures of the containers that
-    `asr.audio.containers` reads.
-
-    Images in the same containers (webp and wav, heic and mp4) are excluded.
-    """
-    kind = head[8:12]
-    if head[:4] in (b"RIFF", b"RF64", b"RIFX", b"FORM"):
-        return kind in (b"WAVE", b"AVI ", b"AIFF", b"AIFC")
-    if head[4:8] == b"ftyp":
-        return kind not in (b"heic", b"heix", b"mif1", b"msf1", b"avif", b"avis", b"crx ")
-    return head.startswith(SIGNATURES) or _frames(head) or _packets(head)
-
-
-SIGNATURES = (
-    b"fLaC",
-    b"OggS",
-    b"ID3",
-    b"riff",  # w64
-    b".snd",
-    b"caff",
-    b"\x1aE\xdf\xa3",  # matroska, webm
-    b"\x30\x26\xb2\x75\x8e\x66\xcf\x11",  # asf, wma
-    b"FLV\x01",
-    b"#!AMR",
-    b"MAC ",
-    b"wvpk",
-    b"TTA1",
-    b"tBaK",
-    b"MP+",
-    b"MPCK",
-    b"DSD ",
-    b"Creative Voice File",
-    b"\x00\x00\x01\xba",  # mpeg program stream
-    b"\x0bw",  # ac3
-    b"\x7f\xfe\x80\x01",  # dts
-    b"NIST_1A",
-)
-
-
 def _frames(head: bytes) -> bool:
     """Whether there are two mp3 or aac (ADTS) frames in a row. One is not enough: text in UTF-16 begins
     like a frame."""
@@ -250,10 +269,6 @@ def _frame_length(head: bytes) -> int:
     hertz = (44100, 48000, 32000)[rate] >> {3: 0, 2: 1, 0: 2}[version]
     kbits = (MPEG1 if version == 3 else MPEG2)[bits - 1]
     return (144 if version == 3 else 72) * 1000 * kbits // hertz + (head[2] >> 1 & 1)
-
-
-MPEG1 = (32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320)
-MPEG2 = (8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160)
 
 
 def _packets(head: bytes) -> bool:
@@ -302,27 +317,6 @@ def _entry(line: str, path: Path | None, where: str, remote: Location | None = N
         return remote_source(remote.parent / name, length_s=seconds)
     relative = (path.parent if path else Path()) / os.path.expanduser(name)
     return Source(str(relative) if relative.exists() else name, length_s=seconds)
-
-
-def check_readable(sources: Iterable[Source], *, decode: bool = True) -> list[Source]:
-    """Return the same recordings; those that cannot be read have an error.
-
-    With `decode`, files are decoded until one holds audio: a folder of a thousand costs one.
-    """
-    checked = [_opened(source) for source in sources]
-    for index, source in enumerate(checked):
-        if not decode or (source.error is None and not _is_file(source.path)):
-            break
-        if source.error is None:
-            checked[index] = source = _decoded(source)
-            if source.error is None:
-                break
-    return checked
-
-
-def any_readable(sources: Iterable[Source]) -> bool:
-    """Whether there is a recording to load a model for."""
-    return any(source.error is None for source in sources)
 
 
 def _opened(source: Source) -> Source:

@@ -1,30 +1,17 @@
-"""Where results go: a folder or stdout, checked before anything is loaded.
+"""Where results go: a folder of this machine, stdout, or a location; checked before anything is loaded.
 
-    outputs = Outputs.plan(sources, "out", "txt,srt")
-    outputs.write("calls/a.mp3", transcript)        # out/a.txt, out/a.srt
+    outputs = plan_outputs(sources, "out", "txt,srt", stores=Stores())
+    outputs.write("calls/a.mp3", transcript)             # out/a.txt, out/a.srt
 
-Knows files and formats; how names are chosen is in `output_names`, what earlier runs wrote in
-`manifest`.
+`Outputs` are a folder, whose manifest knows what earlier runs wrote, or stdout. `RecordedOutputs` are for
+object storage, or a folder of several machines: their records are created once (`asr.records`).
 
-The names of results: one per recording, so that no result ever overwrites another or a recording.
+Every recording has names of its own, so that no result ever overwrites another or a recording. A recording
+from a folder that was searched keeps its place below the output. A name is not chosen if the results of
+another recording have it, in this run or by the records of an earlier one, or if a file of that name is a
+recording itself.
 
-A recording from a folder that was searched keeps its place below the output folder. A name is not
-chosen if the results of another recording have it, in this run or by the manifest of an earlier
-one, or if a file of that name is a recording itself. Knows names; writes nothing.
-
-Where results go when their records are created once: object storage, or a folder of several machines.
-
-    outputs = RecordedOutputs.plan(sources, "s3://out/2026", "json,srt", stores=stores)
-    outputs.begin(settings, overwrite=False)
-    outputs.write(source, transcript)            # s3://out/2026/a.json, s3://out/2026/a.srt
-
-Knows names, formats and records; `recorded_results` writes results and records in their order.
-
-Where results go, by what was named: a folder of this machine, stdout, or a location.
-
-    outputs = plan_outputs(sources, "s3://out/2026", "json,srt", stores=Stores())
-
-Knows the two kinds of outputs; writes nothing but a probe.
+Knows names, files and formats; writes no records: `results` writes files and records in their order.
 """
 
 from __future__ import annotations
@@ -52,122 +39,32 @@ from ..storage.stores import Stores
 from . import fingerprint
 from .manifest import Manifest
 
-
-class KnownNames(Protocol):
-    """What earlier runs have written, as `asr.batch.manifest.Manifest` knows it."""
-
-    @property
-    def folder(self) -> str | Path: ...
-
-    def key(self, path: str) -> str: ...
-
-    def owner(self, stem: str) -> str | None: ...
-
-    def stems_of(self, source: str) -> list[str]: ...
-
-    def fingerprint(self, output: str) -> str | None: ...
-
+STDOUT = "-"
+"""The name of an output that is stdout."""
 
 LONGEST = 249
 """Bytes of a stem: with its format, a name has at most 255 on the usual file systems. Keys in object
 storage are longer."""
 
 
-def choose_stems(
-    sources: Sequence[Source], formats: Sequence[str], manifest: KnownNames | None = None
-) -> dict[str, str]:
-    """File stems by source: the one its results have by the manifest, else the shortest one that no
-    other recording could have.
-
-    `a.mp3` and `a.wav` keep their extensions; `x/a.mp3` and `y/a.mp3` get a short hash of their paths.
-    """
-    choices = {source.path: _choices(source) for source in sources if source.error is None}
-    kept = _kept(choices, manifest) if manifest else {}
-    claims = Counter(
-        name
-        for path, names in choices.items()
-        for name in ({kept[path]} if path in kept else set(names))
+def plan_outputs(
+    sources: Sequence[Source],
+    where: str,
+    names: str,
+    *,
+    stores: Stores,
+    rules: LineRules = PLAIN,
+    dry_run: bool = False,
+) -> Outputs | RecordedOutputs:
+    """See `Outputs.plan` and `RecordedOutputs.plan`; with `dry_run` nothing is created."""
+    location = Location.parse(where) if is_url(where) else None
+    if location is not None and location.scheme == "file":
+        where, location = location.key, None
+    if location is None:
+        return Outputs.plan(sources, where, names, rules=rules, make_folder=not dry_run)
+    return RecordedOutputs.plan(
+        sources, location, names, rules=rules, stores=stores, check=not dry_run
     )
-    taken = _Taken(choices, formats, manifest)
-    return {
-        path: kept.get(path)
-        or next((n for n in names if claims[n] == 1 and not taken(n, path)), names[-1])
-        for path, names in choices.items()
-    }
-
-
-def hashed_names(source: Source) -> tuple[str, ...]:
-    """The choices of last resort: stems with a hash of the path, the last one unique."""
-    return _choices(source)[2:]
-
-
-def _choices(source: Source) -> tuple[str, ...]:
-    """Possible stems, the best first; the last one is unique."""
-    digest = hashlib.sha256(os.fsencode(source.path)).hexdigest()
-    path = Path("stdin" if source.path == STDIN else source.path)
-    short, unique = _marked(path.stem, digest[:8]), _marked(path.stem, digest)
-    plain = (name if _size(name) <= LONGEST else short for name in (path.stem, path.name))
-    return tuple(os.path.join(source.place, name) for name in (*plain, short, unique))
-
-
-def _size(name: str) -> int:
-    return len(os.fsencode(name))
-
-
-def _marked(stem: str, mark: str) -> str:
-    """The stem with a mark; of a long one, as many whole characters as there is room for."""
-    room = LONGEST - len(mark) - 1
-    if _size(stem) > room:
-        stem = os.fsencode(stem)[:room].decode("utf-8", errors="ignore")
-    return f"{stem}-{mark}"
-
-
-def _kept(choices: dict[str, tuple[str, ...]], manifest: KnownNames) -> dict[str, str]:
-    """The names of earlier runs: a second `a` in the folder must not rename the first one."""
-    kept = {}
-    for path, names in choices.items():
-        earlier = manifest.stems_of(manifest.key(path))
-        name = next((stem for stem in earlier if stem in names), None)
-        if name is not None:
-            kept[path] = name
-    return kept
-
-
-class _Taken:
-    """Whether the files of a name are another recording's results, or a recording itself."""
-
-    def __init__(
-        self,
-        choices: dict[str, tuple[str, ...]],
-        formats: Sequence[str],
-        manifest: KnownNames | None,
-    ) -> None:
-        self.formats, self.manifest = formats, manifest
-        self.inputs = {identity(path) for path in choices}
-        self.keys = {manifest.key(path) for path in choices} if manifest else set()
-
-    def __call__(self, stem: str, path: str) -> bool:
-        if self.manifest is None:
-            return False
-        files = (os.path.join(self.manifest.folder, f"{stem}.{name}") for name in self.formats)
-        if any(file in self.inputs for file in files):
-            return True
-        owner = self.manifest.owner(stem)
-        if owner in (None, self.manifest.key(path)):
-            return False
-        return owner in self.keys or not self._moved(stem, path)
-
-    def _moved(self, stem: str, path: str) -> bool:
-        """Whether the owner is this recording at another place: its bytes are the same."""
-        assert self.manifest is not None
-        content = fingerprint.content(path)
-        return content is not None and any(
-            known is not None and known.startswith(f"sha256:{content}+")
-            for known in (self.manifest.fingerprint(f"{stem}.{name}") for name in self.formats)
-        )
-
-
-STDOUT = "-"
 
 
 @dataclass(frozen=True)
@@ -200,20 +97,16 @@ class Outputs:
         Raises UsageError for unknown formats, for several formats on stdout and for line rules without
         subtitles; OutputError for a folder that cannot be written.
         """
-        chosen = tuple(format_.name for format_ in formats(names))
-        if not rules.plain and not {"srt", "vtt"} & set(chosen):
-            raise UsageError(
-                "line rules and --highlight-words shape subtitles: add srt or vtt to -f"
-            )
+        chosen = _chosen_formats(names, rules)
         if folder == STDOUT:
             if len(chosen) > 1:
                 raise UsageError("stdout takes one format: choose it, as in `-o - -f txt`")
-            return cls(None, chosen, choose_stems(sources, chosen), rules)
+            return cls(None, chosen, _choose_stems(sources, chosen), rules)
         path = Path(folder)
         if make_folder:
             _check_writable(path, folder)
         manifest = _manifest(path, folder)
-        stems = choose_stems(sources, chosen, manifest)
+        stems = _choose_stems(sources, chosen, manifest)
         owners = {stem: manifest.owner(stem) for stem in stems.values()}
         return cls(path, chosen, stems, rules, manifest, owners)
 
@@ -252,7 +145,7 @@ class Outputs:
         place, _ = os.path.split(stem)
         self.stems[source] = next(
             name
-            for name in hashed_names(Source(source, place))
+            for name in _choices(Source(source, place))[2:]  # those with a hash of the path
             if manifest.owner(name) in (None, manifest.key(source))
         )
 
@@ -266,74 +159,6 @@ class Outputs:
             for folder in folders:
                 for path in folder.glob(TEMPORARY.format("*")):
                     path.unlink(missing_ok=True)
-
-
-def _check_writable(path: Path, folder: str) -> None:
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path):
-            pass
-    except OSError as error:
-        raise OutputError(
-            f"cannot write to the output folder {folder!r}: {error.strerror}; "
-            "name another one with -o"
-        ) from error
-
-
-def _manifest(path: Path, folder: str) -> Manifest:
-    try:
-        return Manifest(path)
-    except OSError as error:
-        raise OutputError(
-            f"cannot read the manifest in {folder!r}: {error.strerror}; "
-            "name another output folder with -o"
-        ) from error
-
-
-def _print(text: str) -> None:
-    """Write to stdout in UTF-8, as in files, whatever the locale is."""
-    try:
-        sys.stdout.buffer.write(text.encode())
-        sys.stdout.buffer.flush()
-    except BrokenPipeError:  # the reader has closed it: not an error of ours
-        raise
-    except OSError as error:
-        raise OutputError(f"cannot write to stdout: {error.strerror}") from error
-
-
-class RecordedNames:
-    """What records say about names: the part of `asr.batch.manifest.Manifest` that choosing names needs."""
-
-    def __init__(
-        self, folder: str, records: Mapping[str, StoredRecord], existing: frozenset[str]
-    ) -> None:
-        self.folder, self.records, self.existing = folder, records, existing
-        self._outputs = {
-            output: stored for stored in records.values() for output in stored.record.outputs
-        }
-        self._stems = {
-            os.path.splitext(output)[0]: stored for output, stored in self._outputs.items()
-        }
-
-    def key(self, path: str) -> str:
-        return identity(path)
-
-    def fingerprint(self, output: str) -> str | None:
-        stored = self._outputs.get(output)
-        return stored.record.fingerprint if stored else None
-
-    def owner(self, stem: str) -> str | None:
-        """The source whose results have this name, if any of them exists."""
-        stored = self._stems.get(stem)
-        if stored and any(output in self.existing for output in stored.record.outputs):
-            return stored.source
-        return None
-
-    def stems_of(self, source: str) -> list[str]:
-        stored = self.records.get(source)
-        outputs = stored.record.outputs if stored else ()
-        stems = dict.fromkeys(os.path.splitext(output)[0] for output in outputs)
-        return [stem for stem in stems if self.owner(stem) == source]
 
 
 @dataclass(frozen=True)
@@ -368,11 +193,7 @@ class RecordedOutputs:
         With `check`, see that the store can be written to and honours conditions. Raises UsageError for
         formats and for locations that can only be read, LocatedError for stores.
         """
-        chosen = tuple(format_.name for format_ in formats(names))
-        if not rules.plain and not {"srt", "vtt"} & set(chosen):
-            raise UsageError(
-                "line rules and --highlight-words shape subtitles: add srt or vtt to -f"
-            )
+        chosen = _chosen_formats(names, rules)
         records = RecordStore.open(location, stores=stores)
         store = stores.at(location)
         if check:
@@ -380,8 +201,8 @@ class RecordedOutputs:
         entries = store.list()
         known = dict(records.load(entries))
         existing = frozenset(entry.key for entry in entries)
-        told = RecordedNames(location.identity, known, existing)
-        stems = choose_stems(sources, chosen, told)
+        told = _RecordedNames(location.identity, known, existing)
+        stems = _choose_stems(sources, chosen, told)
         return cls(location, store, records, chosen, stems, rules, existing, known)
 
     @property
@@ -471,21 +292,181 @@ class RecordedOutputs:
         ]
 
 
-def plan_outputs(
-    sources: Sequence[Source],
-    where: str,
-    names: str,
-    *,
-    stores: Stores,
-    rules: LineRules = PLAIN,
-    dry_run: bool = False,
-) -> Outputs | RecordedOutputs:
-    """See `Outputs.plan` and `RecordedOutputs.plan`; with `dry_run` nothing is created."""
-    location = Location.parse(where) if is_url(where) else None
-    if location is not None and location.scheme == "file":
-        where, location = location.key, None
-    if location is None:
-        return Outputs.plan(sources, where, names, rules=rules, make_folder=not dry_run)
-    return RecordedOutputs.plan(
-        sources, location, names, rules=rules, stores=stores, check=not dry_run
+class _KnownNames(Protocol):
+    """What earlier runs have written, as `asr.batch.manifest.Manifest` knows it."""
+
+    @property
+    def folder(self) -> str | Path: ...
+
+    def key(self, path: str) -> str: ...
+
+    def owner(self, stem: str) -> str | None: ...
+
+    def stems_of(self, source: str) -> list[str]: ...
+
+    def fingerprint(self, output: str) -> str | None: ...
+
+
+class _RecordedNames:
+    """What records say about names: the part of `asr.batch.manifest.Manifest` that choosing names needs."""
+
+    def __init__(
+        self, folder: str, records: Mapping[str, StoredRecord], existing: frozenset[str]
+    ) -> None:
+        self.folder, self.records, self.existing = folder, records, existing
+        self._outputs = {
+            output: stored for stored in records.values() for output in stored.record.outputs
+        }
+        self._stems = {
+            os.path.splitext(output)[0]: stored for output, stored in self._outputs.items()
+        }
+
+    def key(self, path: str) -> str:
+        return identity(path)
+
+    def fingerprint(self, output: str) -> str | None:
+        stored = self._outputs.get(output)
+        return stored.record.fingerprint if stored else None
+
+    def owner(self, stem: str) -> str | None:
+        """The source whose results have this name, if any of them exists."""
+        stored = self._stems.get(stem)
+        if stored and any(output in self.existing for output in stored.record.outputs):
+            return stored.source
+        return None
+
+    def stems_of(self, source: str) -> list[str]:
+        stored = self.records.get(source)
+        outputs = stored.record.outputs if stored else ()
+        stems = dict.fromkeys(os.path.splitext(output)[0] for output in outputs)
+        return [stem for stem in stems if self.owner(stem) == source]
+
+
+def _choose_stems(
+    sources: Sequence[Source], formats: Sequence[str], manifest: _KnownNames | None = None
+) -> dict[str, str]:
+    """File stems by source: the one its results have by the manifest, else the shortest one that no
+    other recording could have.
+
+    `a.mp3` and `a.wav` keep their extensions; `x/a.mp3` and `y/a.mp3` get a short hash of their paths.
+    """
+    choices = {source.path: _choices(source) for source in sources if source.error is None}
+    kept = _kept(choices, manifest) if manifest else {}
+    claims = Counter(
+        name
+        for path, names in choices.items()
+        for name in ({kept[path]} if path in kept else set(names))
     )
+    taken = _Taken(choices, formats, manifest)
+    return {
+        path: kept.get(path)
+        or next((n for n in names if claims[n] == 1 and not taken(n, path)), names[-1])
+        for path, names in choices.items()
+    }
+
+
+def _chosen_formats(names: str, rules: LineRules) -> tuple[str, ...]:
+    """The formats by name. Raises UsageError for unknown ones, and for line rules without subtitles."""
+    chosen = tuple(format_.name for format_ in formats(names))
+    if not rules.plain and not {"srt", "vtt"} & set(chosen):
+        raise UsageError("line rules and --highlight-words shape subtitles: add srt or vtt to -f")
+    return chosen
+
+
+def _choices(source: Source) -> tuple[str, ...]:
+    """Possible stems, the best first; the last one is unique."""
+    digest = hashlib.sha256(os.fsencode(source.path)).hexdigest()
+    path = Path("stdin" if source.path == STDIN else source.path)
+    short, unique = _marked(path.stem, digest[:8]), _marked(path.stem, digest)
+    plain = (name if _size(name) <= LONGEST else short for name in (path.stem, path.name))
+    return tuple(os.path.join(source.place, name) for name in (*plain, short, unique))
+
+
+def _size(name: str) -> int:
+    return len(os.fsencode(name))
+
+
+def _marked(stem: str, mark: str) -> str:
+    """The stem with a mark; of a long one, as many whole characters as there is room for."""
+    room = LONGEST - len(mark) - 1
+    if _size(stem) > room:
+        stem = os.fsencode(stem)[:room].decode("utf-8", errors="ignore")
+    return f"{stem}-{mark}"
+
+
+def _kept(choices: dict[str, tuple[str, ...]], manifest: _KnownNames) -> dict[str, str]:
+    """The names of earlier runs: a second `a` in the folder must not rename the first one."""
+    kept = {}
+    for path, names in choices.items():
+        earlier = manifest.stems_of(manifest.key(path))
+        name = next((stem for stem in earlier if stem in names), None)
+        if name is not None:
+            kept[path] = name
+    return kept
+
+
+class _Taken:
+    """Whether the files of a name are another recording's results, or a recording itself."""
+
+    def __init__(
+        self,
+        choices: dict[str, tuple[str, ...]],
+        formats: Sequence[str],
+        manifest: _KnownNames | None,
+    ) -> None:
+        self.formats, self.manifest = formats, manifest
+        self.inputs = {identity(path) for path in choices}
+        self.keys = {manifest.key(path) for path in choices} if manifest else set()
+
+    def __call__(self, stem: str, path: str) -> bool:
+        if self.manifest is None:
+            return False
+        files = (os.path.join(self.manifest.folder, f"{stem}.{name}") for name in self.formats)
+        if any(file in self.inputs for file in files):
+            return True
+        owner = self.manifest.owner(stem)
+        if owner in (None, self.manifest.key(path)):
+            return False
+        return owner in self.keys or not self._moved(stem, path)
+
+    def _moved(self, stem: str, path: str) -> bool:
+        """Whether the owner is this recording at another place: its bytes are the same."""
+        assert self.manifest is not None
+        content = fingerprint.content(path)
+        return content is not None and any(
+            known is not None and known.startswith(f"sha256:{content}+")
+            for known in (self.manifest.fingerprint(f"{stem}.{name}") for name in self.formats)
+        )
+
+
+def _check_writable(path: Path, folder: str) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            pass
+    except OSError as error:
+        raise OutputError(
+            f"cannot write to the output folder {folder!r}: {error.strerror}; "
+            "name another one with -o"
+        ) from error
+
+
+def _manifest(path: Path, folder: str) -> Manifest:
+    try:
+        return Manifest(path)
+    except OSError as error:
+        raise OutputError(
+            f"cannot read the manifest in {folder!r}: {error.strerror}; "
+            "name another output folder with -o"
+        ) from error
+
+
+def _print(text: str) -> None:
+    """Write to stdout in UTF-8, as in files, whatever the locale is."""
+    try:
+        sys.stdout.buffer.write(text.encode())
+        sys.stdout.buffer.flush()
+    except BrokenPipeError:  # the reader has closed it: not an error of ours
+        raise
+    except OSError as error:
+        raise OutputError(f"cannot write to stdout: {error.strerror}") from error

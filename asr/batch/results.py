@@ -1,18 +1,13 @@
-"""Results of a run: a recording's files, then its record in the manifest.
+"""Results of a run: a recording's files first, then its record, so that a record says that they are whole.
 
     writer = ResultWriter(outputs, settings)
     result = writer.finished(source, outcome, content)
 
-A record is written after its files, in one hold of the manifest's lock, so it says that they are
-whole. Knows outputs and manifest; nothing of how recordings are transcribed.
+In a folder, files and record are written in one hold of the manifest's lock. Where records are created once
+(`RecordedWriter`), any thread may write; if somebody else has recorded the recording meanwhile, our record is
+dropped: equal settings give equal files.
 
-Results whose records are created once: a recording's files first, its record last.
-
-    writer = RecordedWriter(outputs, settings)
-    result = writer.finished(source, outcome, content)     # in any thread
-
-If somebody else has recorded the recording meanwhile, ours is dropped: equal settings give equal files.
-Knows outputs and records; nothing of how recordings are transcribed.
+Knows outputs, manifest and records; nothing of how recordings are transcribed.
 """
 
 from __future__ import annotations

@@ -1,27 +1,14 @@
 """Spool: recordings are fetched ahead of the engine, into a folder of bounded size.
 
-    spool = Spool(stores, limit=16 << 30)
+    spool = Fetching(stores, place="/mnt/fast", limit=16 << 30).spool()
     spool.order(sources)
     copy = spool.take(sources[0])       # waits for it; raises why it cannot be fetched
+    str(copy), os.fspath(copy)          # the name of the recording, the file to open
     spool.release(sources[0].path)      # its result is written: the room is free
 
 Whole recordings are fetched, as an mp4 may have its index at the end. A recording that cannot be fetched
-fails alone. Knows locations and files; nothing of audio.
-
-Local copies of fetched recordings, and the folder that they are in.
-
-    copy = LocalCopy("s3://calls/a.mp3", Path("/var/tmp/forescribe-spool-x/0"), content, entry)
-    str(copy), os.fspath(copy)       # the name of the recording, the file to open
-
-A folder that a killed process left behind is removed by the next one in the same place: the lock that it
-held has gone with it. Knows files; nothing of stores.
-
-How a batch fetches its recordings: from which stores, into which spool.
-
-    fetching = Fetching(stores, place="/mnt/fast", limit=20 << 30)
-    Batch(sources, outputs, settings=..., fetching=fetching)
-
-Knows settings; the spool is made when there is something to fetch.
+fails alone. A folder that a killed process left behind is removed by the next one in the same place: the
+lock that it held has gone with it. Knows stores, locations and files; nothing of audio.
 """
 
 from __future__ import annotations
@@ -49,8 +36,53 @@ from . import fingerprint
 from .remote_inputs import HEADS
 
 PREFIX = "forescribe-spool-"
+"""The beginning of the names of folders."""
 
 LOCK = "lock"
+"""The file in a folder whose lock its process holds."""
+
+MOST = 32 << 30
+"""Bytes of a spool by default, if half of the disk's free space is more."""
+
+FETCHERS = 4
+AHEAD = 32
+"""Recordings that are fetched but not taken yet, at most."""
+
+UNKNOWN = 1 << 30
+"""Bytes that are reserved for a recording whose server does not say how long it is."""
+
+
+@dataclass(frozen=True)
+class Fetching:
+    """From which stores a batch fetches, and the folder and the bytes of its spool, see `Spool`. The spool is
+    made when there is something to fetch."""
+
+    stores: Stores
+    place: str | None = None
+    limit: int | None = None
+
+    def spool(self) -> Spool:
+        """Raises OutputError."""
+        return Spool(self.stores, place=self.place, limit=self.limit)
+
+    def with_versions(
+        self, sources: Sequence[Source], known: Callable[[Source], bool]
+    ) -> list[Source]:
+        """The same sources. Web servers are asked for the versions of recordings that have results, one
+        request each; a server that does not answer will be asked for the recording itself."""
+        with ThreadPoolExecutor(HEADS, "versions") as pool:
+            return list(
+                pool.map(lambda source: self._asked(source) if known(source) else source, sources)
+            )
+
+    def _asked(self, source: Source) -> Source:
+        location = source.location
+        if location is None or location.scheme not in WEB or source.entry or source.error:
+            return source
+        with suppress(ForescribeError):
+            store, key = self.stores.of(location)
+            return replace(source, entry=store.head(key))
+        return source
 
 
 @dataclass(frozen=True)
@@ -68,76 +100,6 @@ class LocalCopy(os.PathLike[str]):
 
     def __str__(self) -> str:
         return self.name
-
-
-class SpoolFolder:
-    """A folder of one process, below `place`; removed by `close`. Raises OutputError."""
-
-    def __init__(self, place: str | None = None) -> None:
-        top = Path(place) if place is not None else default_place()
-        try:
-            top.mkdir(parents=True, exist_ok=True)
-            _sweep(top)
-            self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=top))
-            # Also at the end of a process that does not come to `close`.
-            self._remove = weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
-            self._lock = (self.path / LOCK).open("wb")
-            fcntl.flock(self._lock, fcntl.LOCK_EX)
-        except OSError as error:
-            raise OutputError(
-                f"cannot write to the spool {str(top)!r}: {error.strerror or error}; name another folder "
-                "with --spool"
-            ) from error
-
-    @property
-    def free(self) -> int:
-        """Free bytes on its disk."""
-        return shutil.disk_usage(self.path).free
-
-    def close(self) -> None:
-        self._remove()
-        self._lock.close()
-
-
-def default_place() -> Path:
-    """The folder for large temporary files: /tmp is memory on many machines."""
-    for name in (os.environ.get("TMPDIR"), "/var/tmp"):
-        if name and os.access(name, os.W_OK | os.X_OK):
-            return Path(name)
-    return Path(tempfile.gettempdir())
-
-
-def _sweep(top: Path) -> None:
-    for folder in top.glob(f"{PREFIX}*"):
-        with suppress(OSError), (folder / LOCK).open("rb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-MOST = 32 << 30
-"""Bytes of a spool by default, if half of the disk's free space is more."""
-
-FETCHERS = 4
-AHEAD = 32
-"""Recordings that are fetched but not taken yet, at most."""
-
-UNKNOWN = 1 << 30
-"""Bytes that are reserved for a recording whose server does not say how long it is."""
-
-State = Literal["listed", "sized", "fetching", "ready", "taken", "failed", "released"]
-
-
-@dataclass
-class _Item:
-    source: Source
-    state: State = "listed"
-    size: int = 0  # reserved, from "fetching" to "released"
-    copy: LocalCopy | None = None
-    error: ForescribeError | None = None
-
-
-class Stopped(Exception):
-    """The spool was closed while a recording was fetched."""
 
 
 class Spool:
@@ -236,7 +198,7 @@ class Spool:
         while (item := self._next()) is not None:
             try:
                 self._fetch(item)
-            except Stopped:
+            except _Stopped:
                 return
             except Exception as error:
                 self._fail(item, error)
@@ -290,7 +252,7 @@ class Spool:
         size = path.stat().st_size
         with self._changed:
             if self._closing:
-                raise Stopped
+                raise _Stopped
             item.copy = LocalCopy(item.source.path, path, content, Entry(key, size, entry.etag))
             self.used += size - item.size
             item.size, item.state = size, "ready"
@@ -299,7 +261,7 @@ class Spool:
     def _check(self, item: _Item, done: int) -> None:
         """Between two pieces: whether to go on. More room is reserved where more has come than was said."""
         if self._closing:
-            raise Stopped
+            raise _Stopped
         if done <= item.size:
             return
         with self._changed:
@@ -333,33 +295,61 @@ class Spool:
         self._changed.notify_all()
 
 
-@dataclass(frozen=True)
-class Fetching:
-    """Stores, and the folder and the bytes of the spool; see `Spool`."""
+class _Stopped(Exception):
+    """The spool was closed while a recording was fetched."""
 
-    stores: Stores
-    place: str | None = None
-    limit: int | None = None
 
-    def spool(self) -> Spool:
-        """Raises OutputError."""
-        return Spool(self.stores, place=self.place, limit=self.limit)
+class SpoolFolder:
+    """A folder of one process, below `place`; removed by `close`. Raises OutputError."""
 
-    def with_versions(
-        self, sources: Sequence[Source], known: Callable[[Source], bool]
-    ) -> list[Source]:
-        """The same sources. Web servers are asked for the versions of recordings that have results, one
-        request each; a server that does not answer will be asked for the recording itself."""
-        with ThreadPoolExecutor(HEADS, "versions") as pool:
-            return list(
-                pool.map(lambda source: self._asked(source) if known(source) else source, sources)
-            )
+    def __init__(self, place: str | None = None) -> None:
+        top = Path(place) if place is not None else _default_place()
+        try:
+            top.mkdir(parents=True, exist_ok=True)
+            _sweep(top)
+            self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=top))
+            # Also at the end of a process that does not come to `close`.
+            self._remove = weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
+            self._lock = (self.path / LOCK).open("wb")
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
+        except OSError as error:
+            raise OutputError(
+                f"cannot write to the spool {str(top)!r}: {error.strerror or error}; name another folder "
+                "with --spool"
+            ) from error
 
-    def _asked(self, source: Source) -> Source:
-        location = source.location
-        if location is None or location.scheme not in WEB or source.entry or source.error:
-            return source
-        with suppress(ForescribeError):
-            store, key = self.stores.of(location)
-            return replace(source, entry=store.head(key))
-        return source
+    @property
+    def free(self) -> int:
+        """Free bytes on its disk."""
+        return shutil.disk_usage(self.path).free
+
+    def close(self) -> None:
+        self._remove()
+        self._lock.close()
+
+
+def _default_place() -> Path:
+    """The folder for large temporary files: /tmp is memory on many machines."""
+    for name in (os.environ.get("TMPDIR"), "/var/tmp"):
+        if name and os.access(name, os.W_OK | os.X_OK):
+            return Path(name)
+    return Path(tempfile.gettempdir())
+
+
+def _sweep(top: Path) -> None:
+    for folder in top.glob(f"{PREFIX}*"):
+        with suppress(OSError), (folder / LOCK).open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+State = Literal["listed", "sized", "fetching", "ready", "taken", "failed", "released"]
+
+
+@dataclass
+class _Item:
+    source: Source
+    state: State = "listed"
+    size: int = 0  # reserved, from "fetching" to "released"
+    copy: LocalCopy | None = None
+    error: ForescribeError | None = None
