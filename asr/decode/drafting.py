@@ -20,6 +20,7 @@ from forescribe.speculative.protocols import Drafter
 
 from ..errors import UsageError
 from ..model.loading import Whisper
+from ..model.vocabulary import alphabetic
 
 AUTO: Final = "auto"
 MODEL: Final = "model"
@@ -90,10 +91,8 @@ def _block(whisper: Whisper, head: WhisperBlock, gamma: int | None) -> WhisperBl
 
 def _breaks(whisper: Whisper) -> Breaks:
     """Where Whisper writes timestamps that a text lacks: behind the ends of sentences."""
-    from transformers.convert_slow_tokenizer import bytes_to_unicode
-
     vocabulary = whisper.tokenizer.get_vocab()
-    ends = tuple("".join(bytes_to_unicode()[byte] for byte in mark.encode()) for mark in ENDS)
+    ends = tuple(map(alphabetic, ENDS))
     after = torch.zeros(max(vocabulary.values()) + 1, dtype=torch.bool)
     after[[number for name, number in vocabulary.items() if name.endswith(ends)]] = True
     return Breaks(after, none=whisper.tokens.no_timestamps)

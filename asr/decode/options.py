@@ -1,24 +1,14 @@
-"""Options of one transcription call: frozen, and checked once. Knows nothing of models.
+"""The records of one transcription call: what is asked, how far it has come, and what it gives.
 
-Guards: whether a window's answer is kept, decoded again at a higher temperature, or silence.
+`Options` are frozen and checked once. `Guards` say whether a window's answer is kept, decoded again at a
+higher temperature, or silence: Whisper's own rules (Radford et al. 2022, section 4.5; openai/whisper
+`transcribe.py`), applied to each window separately, so that they work for windows decoded in parallel: only a
+window that fails is queued again. NaN counts as failure, because a comparison with NaN would silently disable
+a guard.
 
-Whisper's own rules (Radford et al. 2022, section 4.5; openai/whisper `transcribe.py`), applied to each
-window separately, so that they work for windows decoded in parallel: only a window that fails is queued
-again. Pure functions of numbers; NaN counts as failure, because a comparison with NaN would silently
-disable the guard. Knows nothing of engines or text.
-
-The results of a call: progress while it runs, and an outcome for each recording.
-
-Records only; knows nothing of how they are made.
-
-When the phases of a recording's decoding began and ended, for traces.
-
-    phases = PhaseTimes()
-    session.submit(source, options, listener, phases=phases)
-    phases.spans["encode"]              # began, ended (Unix nanoseconds), and busy nanoseconds in between
-
-Windows of several recordings are encoded and decoded together, so the phases of a recording overlap, and
-its busy time includes that of others in the same batch. Knows no recording and no trace format.
+`Progress`, `Partial` and `PhaseTimes` are told while the call runs. An `Outcome` is the result of a
+recording, with its windows as `Decoded` for audits. Knows nothing of models, or of how the records are made.
+Import is light.
 """
 
 from __future__ import annotations
@@ -45,12 +35,50 @@ if TYPE_CHECKING:
     from ..storage.locations import Entry
 
 
-class Judgement(Enum):
-    """What to do with an answer."""
+@dataclass(frozen=True)
+class Options:
+    """The options of a call.
 
-    KEEP = "keep"
-    RETRY = "retry"
-    SILENCE = "silence"
+    `language` None or "auto" detects the language. `gamma` is the number of drafted tokens per round;
+    None takes the transcriber's own, which is also the maximum. `initial_prompt` is text before every
+    window: names and spellings to expect. `hint` is text that is probably spoken, such as a script or an
+    earlier transcript of the whole recording: drafts are copied from it, and no word depends on it.
+    Raises UsageError for invalid values.
+    """
+
+    language: str | None = None
+    task: Task = "transcribe"
+    timestamps: bool = True
+    initial_prompt: str | None = None
+    hint: str | None = None
+    gamma: int | None = None
+    vad: bool = True
+    windows: WindowOptions = field(default_factory=WindowOptions)
+    words: bool = False  # time every word
+    guards: Guards | None = None  # decode doubtful windows again; None keeps every answer
+    # "windows": cut in pauses and decoded in parallel. "sequential": Whisper's own long-form, where a
+    # window starts at the last timestamp of the previous one; only different recordings share a batch.
+    long_form: Literal["windows", "sequential"] = "windows"
+    condition_on_previous_text: bool = True  # sequential only
+    # For audits: the outcome holds the windows with their encoder states.
+    keep_encoder_states: bool = False
+
+    def __post_init__(self) -> None:
+        if self.task not in TASKS:
+            raise UsageError(f"unknown task {self.task!r}; known: {', '.join(TASKS)}")
+        for name in ("language", "initial_prompt", "hint"):
+            value = getattr(self, name)
+            if value is not None:
+                _check_text(name, value)
+        whole = isinstance(self.gamma, int) and not isinstance(self.gamma, bool)
+        if self.gamma is not None and (not whole or self.gamma < 0):
+            raise UsageError(f"gamma is {self.gamma}; it must be 0 (plain decoding) or more")
+        if self.long_form not in ("windows", "sequential"):
+            raise UsageError(f"long form {self.long_form!r} is neither windows nor sequential")
+        if self.long_form == "sequential" and not self.timestamps:
+            raise UsageError(
+                "sequential decoding follows the timestamps: it cannot do without them"
+            )
 
 
 @dataclass(frozen=True)
@@ -121,62 +149,12 @@ class Guards:
         return next((t for t in self.temperatures if t > temperature + 1e-9), None)
 
 
-@dataclass(frozen=True)
-class Options:
-    """The options of a call.
+class Judgement(Enum):
+    """What to do with an answer."""
 
-    `language` None or "auto" detects the language. `gamma` is the number of drafted tokens per round;
-    None takes the transcriber's own, which is also the maximum. `initial_prompt` is text before every
-    window: names and spellings to expect. `hint` is text that is probably spoken, such as a script or an
-    earlier transcript of the whole recording: drafts are copied from it, and no word depends on it.
-    Raises UsageError for invalid values.
-    """
-
-    language: str | None = None
-    task: Task = "transcribe"
-    timestamps: bool = True
-    initial_prompt: str | None = None
-    hint: str | None = None
-    gamma: int | None = None
-    vad: bool = True
-    windows: WindowOptions = field(default_factory=WindowOptions)
-    words: bool = False  # time every word
-    guards: Guards | None = None  # decode doubtful windows again; None keeps every answer
-    # "windows": cut in pauses and decoded in parallel. "sequential": Whisper's own long-form, where a
-    # window starts at the last timestamp of the previous one; only different recordings share a batch.
-    long_form: Literal["windows", "sequential"] = "windows"
-    condition_on_previous_text: bool = True  # sequential only
-    keep_encoder_states: bool = (
-        False  # for audits: the outcome holds the windows with their encoder states
-    )
-
-    def __post_init__(self) -> None:
-        if self.task not in TASKS:
-            raise UsageError(f"unknown task {self.task!r}; known: {', '.join(TASKS)}")
-        for name in ("language", "initial_prompt", "hint"):
-            value = getattr(self, name)
-            if value is not None:
-                _check_text(name, value)
-        whole = isinstance(self.gamma, int) and not isinstance(self.gamma, bool)
-        if self.gamma is not None and (not whole or self.gamma < 0):
-            raise UsageError(f"gamma is {self.gamma}; it must be 0 (plain decoding) or more")
-        if self.long_form not in ("windows", "sequential"):
-            raise UsageError(f"long form {self.long_form!r} is neither windows nor sequential")
-        if self.long_form == "sequential" and not self.timestamps:
-            raise UsageError(
-                "sequential decoding follows the timestamps: it cannot do without them"
-            )
-
-
-def _check_text(name: str, value: object) -> None:
-    """Raise UsageError for a value that is not a string, or not Unicode text: Python represents bytes of
-    the command line that are not UTF-8 as lone surrogates."""
-    if not isinstance(value, str):
-        raise UsageError(f"{name} is {value!r}; it must be text")
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise UsageError(f"{name} {value!r} is not Unicode text; give it in UTF-8") from None
+    KEEP = "keep"
+    RETRY = "retry"
+    SILENCE = "silence"
 
 
 @dataclass(frozen=True)
@@ -239,9 +217,8 @@ class Progress:
     total_s: float | None
     segments: tuple[Segment, ...]  # of the window that has just ended
     stats: Stats  # of the call so far
-    spoken: tuple[
-        Segment, ...
-    ] = ()  # new segments in order, from the start of the recording without gaps
+    # New segments in order, from the start of the recording without gaps.
+    spoken: tuple[Segment, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -250,6 +227,10 @@ class Partial:
 
     source: Input
     text: str
+
+
+Hook = Callable[[Progress], None]
+"""Is told of each window that has ended."""
 
 
 @runtime_checkable
@@ -263,7 +244,23 @@ class Follows(Protocol):
     def follow(self, partial: Partial) -> None: ...
 
 
-Hook = Callable[[Progress], None]
+class PhaseTimes:
+    """When the phases of one recording's decoding began and ended, for traces: `encode`, `rounds`, `words`.
+
+        session.submit(source, options, listener, phases=(phases := PhaseTimes()))
+        phases.spans["encode"]              # Unix nanoseconds
+
+    Windows of several recordings are encoded and decoded together, so phases overlap, and the busy time of
+    one includes that of others in the same batch. Written by the engine's thread.
+    """
+
+    def __init__(self) -> None:
+        self.spans: dict[str, PhaseSpan] = {}
+
+    def add(self, phase: str, began_ns: int, ended_ns: int) -> None:
+        """A part of a phase is over."""
+        known = self.spans.get(phase, PhaseSpan(began_ns, ended_ns))
+        self.spans[phase] = known.with_part(began_ns, ended_ns)
 
 
 @dataclass(frozen=True)
@@ -282,13 +279,12 @@ class PhaseSpan:
         )
 
 
-class PhaseTimes:
-    """The phases of one recording by name: `encode`, `rounds`, `words`. Written by the engine's thread."""
-
-    def __init__(self) -> None:
-        self.spans: dict[str, PhaseSpan] = {}
-
-    def add(self, phase: str, began_ns: int, ended_ns: int) -> None:
-        """A part of a phase is over."""
-        known = self.spans.get(phase, PhaseSpan(began_ns, ended_ns))
-        self.spans[phase] = known.with_part(began_ns, ended_ns)
+def _check_text(name: str, value: object) -> None:
+    """Raise UsageError for a value that is not a string, or not Unicode text: Python represents bytes of
+    the command line that are not UTF-8 as lone surrogates."""
+    if not isinstance(value, str):
+        raise UsageError(f"{name} is {value!r}; it must be text")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise UsageError(f"{name} {value!r} is not Unicode text; give it in UTF-8") from None

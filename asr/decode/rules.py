@@ -13,11 +13,6 @@ Shapes: B rows, N scored positions, T slots, V vocabulary.
 
 Sources: openai/whisper `decoding.py` (SuppressBlank, SuppressTokens, ApplyTimestampRules) and
 transformers 5.23 `generation/logits_process.py`, whose order and arithmetic are followed here.
-
-Whisper's rule of timestamps, for all drafted positions at once.
-
-Knows token ids; nothing of audio, models, caches or text. The module `rules` has the other rules, the
-conditions that all of them meet, and the sources.
 """
 
 from __future__ import annotations
@@ -38,19 +33,106 @@ if TYPE_CHECKING:
     from forescribe.speculative.protocols import Processor
     from forescribe.speculative.types import Chain, Prefix
 
-
 FORBIDDEN = float("-inf")
 
 
-@dataclass(frozen=True)
-class Bounds:
-    """What `Timestamps` reads of N prefixes: all [B, N]. Rows without timestamps allow all of them."""
+def whisper_rules(
+    generation_config: GenerationConfig,
+    config: WhisperConfig,
+    device: torch.device | str = "cpu",
+) -> tuple[Processor, ...]:
+    """All rules of a Whisper model as one processor, in the order in which transformers applies them.
 
-    timed: Tensor  # whether the row's prompt asks for timestamps
-    first: Tensor  # nothing is generated yet
-    segment_ended: Tensor  # ends with the end of a segment
-    stamp_from: Tensor  # the allowed timestamps: from this id
-    stamp_to: Tensor  # to below this one
+    A setting that the generation config lacks has no rule. The timestamp rule exists for every model
+    with timestamps: the prompt of each row determines whether it applies. Without any rule the tuple is
+    empty.
+
+    Raises ValueError where an id that the rules need is missing or not a single integer.
+    """
+    V = config.vocab_size
+    rules: list[Processor] = []
+    if generation_config.begin_suppress_tokens is not None:
+        rules.append(SuppressAtBegin.of(generation_config.begin_suppress_tokens, V, device))
+    if generation_config.suppress_tokens is not None:
+        rules.append(Suppress.of(generation_config.suppress_tokens, V, device))
+    if getattr(generation_config, "no_timestamps_token_id", None) is not None:
+        no_timestamps = _id(generation_config, "no_timestamps_token_id")
+        rules.append(
+            Timestamps(
+                timestamp_begin=no_timestamps + 1,
+                eos=_id(generation_config, "eos_token_id"),
+                no_timestamps=no_timestamps,
+                max_initial=getattr(generation_config, "max_initial_timestamp_index", None),
+                by_mass=getattr(generation_config, "_detect_timestamp_from_logprob", True),
+            )
+        )
+    return (WhisperRules.of(rules, V, device),) if rules else ()
+
+
+@dataclass(frozen=True, eq=False)
+class WhisperRules:
+    """All rules of a model in one processor, which greedy rounds can ask for what it allows.
+
+    `rules` are applied one after the other, in this order. `bias [M, V]` says the same in one table, -inf
+    where a token is forbidden, one row for each kind of position:
+
+    | row | position                                                             |
+    |-----|----------------------------------------------------------------------|
+    | 0   | in a row without timestamps, or of a model without them              |
+    | 1   | the same, at the beginning                                           |
+    | 2   | in a row with timestamps: where text is allowed                      |
+    | 3   | the same, at the beginning: no text                                  |
+    | 4   | the same, after the end of a segment: text from end-of-text on       |
+    """
+
+    rules: tuple[Processor, ...]
+    bias: Tensor
+
+    @classmethod
+    def of(
+        cls, rules: Iterable[Processor], vocab_size: int, device: torch.device | str = "cpu"
+    ) -> WhisperRules:
+        """One processor for `rules`, each of which is one of the three of this module."""
+        rules = tuple(rules)
+        never = torch.zeros(5, vocab_size, dtype=torch.bool, device=device)
+        for rule in rules:
+            if isinstance(rule, Suppress):
+                never |= rule.mask
+            elif isinstance(rule, SuppressAtBegin):
+                never[1::2] |= rule.mask
+            elif isinstance(rule, Timestamps):
+                never[2:, rule.no_timestamps] = True
+                never[3, : rule.timestamp_begin] = True
+                never[4, : rule.eos] = True
+            else:
+                raise TypeError(f"{type(rule).__name__} is none of Whisper's rules")
+        return cls(rules, torch.zeros(never.shape, device=device).masked_fill(never, FORBIDDEN))
+
+    def __call__(self, logits: Tensor, prefix: Prefix) -> Tensor:
+        """Return logits [B, N, V] with -inf where a rule forbids a token."""
+        for rule in self.rules:
+            logits = rule(logits, prefix)
+        return logits
+
+    def allowed(self, chain: Chain) -> Allowed:
+        """What the rules allow at the N positions of a chain."""
+        V = self.bias.shape[1]
+        timestamps = next((r for r in self.rules if isinstance(r, Timestamps)), None)
+        if timestamps is None:
+            first = chain.last + 1 == chain.begin[:, None]
+            end = torch.full_like(chain.last, V)
+            return Allowed(V, self.bias, first.long(), end, end, torch.zeros_like(first))
+        bounds = timestamps.bounds(chain, V)
+        kind = bounds.first + 2 * bounds.timed + 2 * (bounds.segment_ended & bounds.timed)
+        joint = bounds.timed if timestamps.by_mass else torch.zeros_like(bounds.timed)
+        return Allowed(
+            split=timestamps.timestamp_begin,
+            bias=self.bias,
+            kind=kind,
+            low=bounds.stamp_from,
+            high=bounds.stamp_to,
+            joint=joint,
+        )
 
 
 @dataclass(frozen=True)
@@ -149,6 +231,17 @@ class Timestamps:
         return stamps > logprobs[..., : self.timestamp_begin].amax(-1)
 
 
+@dataclass(frozen=True)
+class Bounds:
+    """What `Timestamps` reads of N prefixes: all [B, N]. Rows without timestamps allow all of them."""
+
+    timed: Tensor  # whether the row's prompt asks for timestamps
+    first: Tensor  # nothing is generated yet
+    segment_ended: Tensor  # ends with the end of a segment
+    stamp_from: Tensor  # the allowed timestamps: from this id
+    stamp_to: Tensor  # to below this one
+
+
 @dataclass(frozen=True, eq=False)
 class Suppress:
     """Tokens that are never generated: brackets, music symbols, speaker marks, special tokens.
@@ -195,72 +288,6 @@ class SuppressAtBegin:
         return logits.masked_fill(first[..., None] & self.mask, FORBIDDEN)
 
 
-@dataclass(frozen=True, eq=False)
-class WhisperRules:
-    """All rules of a model in one processor, which greedy rounds can ask for what it allows.
-
-    `rules` are applied one after the other, in this order. `bias [M, V]` says the same in one table, -inf
-    where a token is forbidden, one row for each kind of position:
-
-    | row | position                                                             |
-    |-----|----------------------------------------------------------------------|
-    | 0   | in a row without timestamps, or of a model without them              |
-    | 1   | the same, at the beginning                                           |
-    | 2   | in a row with timestamps: where text is allowed                      |
-    | 3   | the same, at the beginning: no text                                  |
-    | 4   | the same, after the end of a segment: text from end-of-text on       |
-    """
-
-    rules: tuple[Processor, ...]
-    bias: Tensor
-
-    @classmethod
-    def of(
-        cls, rules: Iterable[Processor], vocab_size: int, device: torch.device | str = "cpu"
-    ) -> WhisperRules:
-        """One processor for `rules`, each of which is one of the three of this module."""
-        rules = tuple(rules)
-        never = torch.zeros(5, vocab_size, dtype=torch.bool, device=device)
-        for rule in rules:
-            if isinstance(rule, Suppress):
-                never |= rule.mask
-            elif isinstance(rule, SuppressAtBegin):
-                never[1::2] |= rule.mask
-            elif isinstance(rule, Timestamps):
-                never[2:, rule.no_timestamps] = True
-                never[3, : rule.timestamp_begin] = True
-                never[4, : rule.eos] = True
-            else:
-                raise TypeError(f"{type(rule).__name__} is none of Whisper's rules")
-        return cls(rules, torch.zeros(never.shape, device=device).masked_fill(never, FORBIDDEN))
-
-    def __call__(self, logits: Tensor, prefix: Prefix) -> Tensor:
-        """Return logits [B, N, V] with -inf where a rule forbids a token."""
-        for rule in self.rules:
-            logits = rule(logits, prefix)
-        return logits
-
-    def allowed(self, chain: Chain) -> Allowed:
-        """What the rules allow at the N positions of a chain."""
-        V = self.bias.shape[1]
-        timestamps = next((r for r in self.rules if isinstance(r, Timestamps)), None)
-        if timestamps is None:
-            first = chain.last + 1 == chain.begin[:, None]
-            end = torch.full_like(chain.last, V)
-            return Allowed(V, self.bias, first.long(), end, end, torch.zeros_like(first))
-        bounds = timestamps.bounds(chain, V)
-        kind = bounds.first + 2 * bounds.timed + 2 * (bounds.segment_ended & bounds.timed)
-        joint = bounds.timed if timestamps.by_mass else torch.zeros_like(bounds.timed)
-        return Allowed(
-            split=timestamps.timestamp_begin,
-            bias=self.bias,
-            kind=kind,
-            low=bounds.stamp_from,
-            high=bounds.stamp_to,
-            joint=joint,
-        )
-
-
 @dataclass(frozen=True)
 class NoSpeech:
     """The target's probability that a window holds no speech, before any rule is applied.
@@ -294,39 +321,6 @@ class NoSpeech:
     def __call__(self, logits: Tensor) -> Tensor:
         """Probability [B] of no speech from raw logits [B, V] at the start-of-transcript slot."""
         return logits.float().softmax(-1)[..., self.token]
-
-
-def whisper_rules(
-    generation_config: GenerationConfig,
-    config: WhisperConfig,
-    device: torch.device | str = "cpu",
-) -> tuple[Processor, ...]:
-    """All rules of a Whisper model as one processor, in the order in which transformers applies them.
-
-    A setting that the generation config lacks has no rule. The timestamp rule exists for every model
-    with timestamps: the prompt of each row determines whether it applies. Without any rule the tuple is
-    empty.
-
-    Raises ValueError where an id that the rules need is missing or not a single integer.
-    """
-    V = config.vocab_size
-    rules: list[Processor] = []
-    if generation_config.begin_suppress_tokens is not None:
-        rules.append(SuppressAtBegin.of(generation_config.begin_suppress_tokens, V, device))
-    if generation_config.suppress_tokens is not None:
-        rules.append(Suppress.of(generation_config.suppress_tokens, V, device))
-    if getattr(generation_config, "no_timestamps_token_id", None) is not None:
-        no_timestamps = _id(generation_config, "no_timestamps_token_id")
-        rules.append(
-            Timestamps(
-                timestamp_begin=no_timestamps + 1,
-                eos=_id(generation_config, "eos_token_id"),
-                no_timestamps=no_timestamps,
-                max_initial=getattr(generation_config, "max_initial_timestamp_index", None),
-                by_mass=getattr(generation_config, "_detect_timestamp_from_logprob", True),
-            )
-        )
-    return (WhisperRules.of(rules, V, device),) if rules else ()
 
 
 def _mask(ids: Iterable[int], vocab_size: int, device: torch.device | str) -> Tensor:

@@ -1,20 +1,13 @@
 """SequentialWindows: Whisper's own long-form decoding, one window of a recording after the other.
 
-A window starts where the last closed segment of the previous window ended, and its prompt holds the
-text of that window. Slower than windows cut in pauses, because the windows of a recording cannot share
-a batch (recordings can); token for token what openai/whisper and transformers' long-form `generate` do.
+A window starts where the last closed segment of the previous window ended: text after it is discarded, and
+its audio is decoded again with the next window (Radford et al. 2022, section 3.8; openai/whisper
+`transcribe.py`). Its prompt holds the text of the previous window. Slower than windows cut in pauses, because
+the windows of a recording cannot share a batch (recordings can); token for token what openai/whisper and
+transformers' long-form `generate` do.
 
-Seeking: where the next window of sequential decoding starts, by the timestamps of this one.
-
-Whisper's own long-form rule (Radford et al. 2022, section 3.8; openai/whisper `transcribe.py`): text
-after the last closed segment is discarded, and its audio is decoded again with the next window. Pure
-functions of token ids.
-
-A whole recording on disk, with Whisper's features at any position.
-
-Sequential decoding reads some audio twice, and Whisper scales its features by the loudest sound of the
-whole recording. So the samples go to a temporary file first: 230 MB per hour on disk, one window in
-memory.
+Some audio is read twice, and Whisper scales its features by the loudest sound of the whole recording. So the
+samples go to a temporary file first (`SeekableAudio`): 230 MB per hour on disk, one window in memory.
 """
 
 from __future__ import annotations
@@ -42,169 +35,11 @@ from .options import Decoded
 from .recording import Extent, RecordingState, WindowTag, internal
 from .windows import language_in, pauses_for, prompt_room, settled_language
 
-FRAMES_PER_STEP = 2  # a timestamp's 0.02 s in mel frames of 0.01 s
+FRAMES_PER_STEP = 2
+"""Mel frames of 0.01 s in a timestamp's step of 0.02 s."""
 
-
-@dataclass(frozen=True)
-class Advance:
-    """The tokens of a window's answer that count, and the mel frames up to the next window."""
-
-    tokens: tuple[int, ...]
-    frames: int
-
-
-def advance(tokens: Sequence[int], special: SpecialTokens, frames: int) -> Advance:
-    """The step after an answer to a window of `frames` mel frames.
-
-    Two timestamps in a row close a segment and open the next. If the answer ends with a single one,
-    no speech follows, and the whole window is done; otherwise everything after the last pair is
-    discarded and decoded again. Without a pair the whole answer counts. A pair that would not advance
-    at all advances by the whole window, where openai/whisper and transformers would repeat the same
-    window forever.
-    """
-    written = [token for token in tokens if token != special.end]
-    stamps = [token >= special.timestamp_begin for token in written]
-    pairs = [i for i in range(len(stamps) - 1) if stamps[i] and stamps[i + 1]]
-    if not pairs or stamps[-2:] == [False, True]:
-        return Advance(tuple(written), frames)
-    last = pairs[-1]
-    moved = (written[last] - special.timestamp_begin) * FRAMES_PER_STEP
-    if moved == 0:
-        return Advance(tuple(written), frames)
-    return Advance(tuple(written[: last + 2]), min(moved, frames))
-
-
-def previous_text(tokens: Sequence[int], special: SpecialTokens) -> tuple[int, ...]:
-    """The tokens of an answer that count, as previous text of the next window: a closing pair of
-    timestamps is written once."""
-    stamps = [token >= special.timestamp_begin for token in tokens[-2:]]
-    return tuple(tokens[:-1] if len(tokens) > 2 and stamps == [True, True] else tokens)
-
-
-class SeekableAudio:
-    """The samples of a recording, [N] at 16 kHz, and its features.
-
-    Frames are counted from 0, 0.01 s each. A recording shorter than a window is padded with zeros to
-    a full window, as Whisper's extractor does. `others` make further features of the same frames, for models
-    that read those. Close it after use.
-    """
-
-    def __init__(self, blocks: Iterable[Samples], mel: LogMel, *others: LogMel) -> None:
-        self.mel, self._mels = mel, (mel, *others)
-        self._file = tempfile.TemporaryFile()
-        try:
-            self.sample_count = 0
-            for block in blocks:
-                self._file.write(np.ascontiguousarray(block, np.float32).tobytes())
-                self.sample_count += len(block)
-            self._file.flush()
-            self._loudest = [self._measure(mel) for mel in self._mels]
-        except BaseException:
-            self._file.close()
-            raise
-
-    @property
-    def frames(self) -> int:
-        """Whole frames of the recording itself, at least 1."""
-        return max(1, self.sample_count // self.mel.hop)
-
-    def features(self, frame: int) -> Tensor:
-        """Features [M, F] of the window that starts at `frame`; zeros after the end of the recording."""
-        return self._features(frame, 0)
-
-    def all_features(self, frame: int) -> tuple[Tensor, ...]:
-        """Those of `mel`, then of all others."""
-        return tuple(self._features(frame, index) for index in range(len(self._mels)))
-
-    def _features(self, frame: int, index: int) -> Tensor:
-        power = self._log(self._mels[index], frame, min(self.mel.frames, self._total - frame))
-        scaled = self.mel.scaled(power, self._loudest[index])
-        return torch.nn.functional.pad(scaled, (0, self.mel.frames - scaled.shape[1]))
-
-    def close(self) -> None:
-        self._file.close()
-
-    @property
-    def _length(self) -> int:
-        """Samples, with the padding of a short recording."""
-        return max(self.sample_count, self.mel.samples)
-
-    @property
-    def _total(self) -> int:
-        return self._length // self.mel.hop
-
-    def _measure(self, mel: LogMel) -> float:
-        """The largest log mel power, computed window by window."""
-        step = self.mel.frames
-        return max(
-            float(self._log(mel, frame, min(step, self._total - frame)).max())
-            for frame in range(0, self._total, step)
-        )
-
-    def _log(self, mel: LogMel, frame: int, count: int) -> Tensor:
-        """[M, count] log10 mel power. Frame t starts at sample t * hop - n_fft / 2."""
-        hop, size = mel.hop, mel.n_fft
-        begin = frame * hop - size // 2
-        return mel.frames_of(self._read(begin, begin + (count - 1) * hop + size))
-
-    def _read(self, begin: int, end: int) -> NDArray[np.float32]:
-        """Samples begin..end; the recording is mirrored at both ends, as in a centred STFT."""
-        before, after = max(0, -begin), max(0, end - self._length)
-        inside = self._stored(begin + before, end - after)
-        left = self._stored(1, before + 1)[::-1]
-        right = self._stored(self._length - 1 - after, self._length - 1)[::-1]
-        return np.concatenate([left, inside, right])
-
-    def _stored(self, begin: int, end: int) -> NDArray[np.float32]:
-        """Samples begin..end from the file, with zeros after its end."""
-        count = max(0, min(end, self.sample_count) - begin)
-        self._file.seek(4 * begin)
-        stored = np.frombuffer(self._file.read(4 * count), np.float32)
-        return np.pad(stored, (0, end - begin - len(stored)))
-
-
-# Above this temperature the text so far, that of the window included, is no context (openai/whisper).
 FORGET_ABOVE = 0.5
-
-
-@dataclass
-class Position:
-    """How far a recording has been decoded: where its next window starts, and the text before it."""
-
-    audio: SeekableAudio
-    voiced: tuple[Run, ...]  # of the whole recording
-    previous: tuple[int, ...]
-    frame: int = 0
-    hypothesis: tuple[int, ...] = ()  # what the previous window has written of the next one
-
-    @property
-    def at_end(self) -> bool:
-        return not self.audio.sample_count or self.frame >= self.audio.frames
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class SequentialTag(WindowTag):
-    """A window's tag with the position that it was taken from."""
-
-    position: Position
-
-
-def sequential_extent(mel: LogMel, special: SpecialTokens) -> Extent:
-    """The extent of windows that end where their last closed segment ends."""
-
-    def extent(
-        tag: WindowTag, tokens: tuple[int, ...], state: State
-    ) -> tuple[int, tuple[int, ...]]:
-        assert isinstance(tag, SequentialTag)
-        audio, first = tag.position.audio, tag.start // mel.hop
-        whole = min(mel.frames, audio.frames - first)
-        step = advance(tokens, special, whole)
-        frames = step.frames if state == "decoded" else whole
-        # Samples after the last whole frame belong to the last window.
-        at_end = first + frames >= audio.frames
-        return (audio.sample_count if at_end else tag.start + frames * mel.hop), step.tokens
-
-    return extent
+"""Above this temperature the text so far, that of the window included, is no context (openai/whisper)."""
 
 
 class SequentialWindows:
@@ -305,3 +140,161 @@ class SequentialWindows:
             return
         text = previous_text(decoded.tokens, self.context.whisper.tokens)
         position.previous = (*position.previous, *text)[-prompt_room(self.context.whisper) :]
+
+
+def sequential_extent(mel: LogMel, special: SpecialTokens) -> Extent:
+    """The extent of windows that end where their last closed segment ends."""
+
+    def extent(
+        tag: WindowTag, tokens: tuple[int, ...], state: State
+    ) -> tuple[int, tuple[int, ...]]:
+        assert isinstance(tag, SequentialTag)
+        audio, first = tag.position.audio, tag.start // mel.hop
+        whole = min(mel.frames, audio.frames - first)
+        step = advance(tokens, special, whole)
+        frames = step.frames if state == "decoded" else whole
+        # Samples after the last whole frame belong to the last window.
+        at_end = first + frames >= audio.frames
+        return (audio.sample_count if at_end else tag.start + frames * mel.hop), step.tokens
+
+    return extent
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class SequentialTag(WindowTag):
+    """A window's tag with the position that it was taken from."""
+
+    position: Position
+
+
+@dataclass
+class Position:
+    """How far a recording has been decoded: where its next window starts, and the text before it."""
+
+    audio: SeekableAudio
+    voiced: tuple[Run, ...]  # of the whole recording
+    previous: tuple[int, ...]
+    frame: int = 0
+    hypothesis: tuple[int, ...] = ()  # what the previous window has written of the next one
+
+    @property
+    def at_end(self) -> bool:
+        return not self.audio.sample_count or self.frame >= self.audio.frames
+
+
+class SeekableAudio:
+    """The samples of a recording, [N] at 16 kHz, and its features.
+
+    Frames are counted from 0, 0.01 s each. A recording shorter than a window is padded with zeros to
+    a full window, as Whisper's extractor does. `others` make further features of the same frames, for models
+    that read those. Close it after use.
+    """
+
+    def __init__(self, blocks: Iterable[Samples], mel: LogMel, *others: LogMel) -> None:
+        self.mel, self._mels = mel, (mel, *others)
+        self._file = tempfile.TemporaryFile()
+        try:
+            self.sample_count = 0
+            for block in blocks:
+                self._file.write(np.ascontiguousarray(block, np.float32).tobytes())
+                self.sample_count += len(block)
+            self._file.flush()
+            self._loudest = [self._measure(mel) for mel in self._mels]
+        except BaseException:
+            self._file.close()
+            raise
+
+    @property
+    def frames(self) -> int:
+        """Whole frames of the recording itself, at least 1."""
+        return max(1, self.sample_count // self.mel.hop)
+
+    def features(self, frame: int) -> Tensor:
+        """Features [M, F] of the window that starts at `frame`; zeros after the end of the recording."""
+        return self._features(frame, 0)
+
+    def all_features(self, frame: int) -> tuple[Tensor, ...]:
+        """Those of `mel`, then of all others."""
+        return tuple(self._features(frame, index) for index in range(len(self._mels)))
+
+    def _features(self, frame: int, index: int) -> Tensor:
+        power = self._log(self._mels[index], frame, min(self.mel.frames, self._total - frame))
+        scaled = self.mel.scaled(power, self._loudest[index])
+        return torch.nn.functional.pad(scaled, (0, self.mel.frames - scaled.shape[1]))
+
+    def close(self) -> None:
+        self._file.close()
+
+    @property
+    def _length(self) -> int:
+        """Samples, with the padding of a short recording."""
+        return max(self.sample_count, self.mel.samples)
+
+    @property
+    def _total(self) -> int:
+        return self._length // self.mel.hop
+
+    def _measure(self, mel: LogMel) -> float:
+        """The largest log mel power, computed window by window."""
+        step = self.mel.frames
+        return max(
+            float(self._log(mel, frame, min(step, self._total - frame)).max())
+            for frame in range(0, self._total, step)
+        )
+
+    def _log(self, mel: LogMel, frame: int, count: int) -> Tensor:
+        """[M, count] log10 mel power. Frame t starts at sample t * hop - n_fft / 2."""
+        hop, size = mel.hop, mel.n_fft
+        begin = frame * hop - size // 2
+        return mel.frames_of(self._read(begin, begin + (count - 1) * hop + size))
+
+    def _read(self, begin: int, end: int) -> NDArray[np.float32]:
+        """Samples begin..end; the recording is mirrored at both ends, as in a centred STFT."""
+        before, after = max(0, -begin), max(0, end - self._length)
+        inside = self._stored(begin + before, end - after)
+        left = self._stored(1, before + 1)[::-1]
+        right = self._stored(self._length - 1 - after, self._length - 1)[::-1]
+        return np.concatenate([left, inside, right])
+
+    def _stored(self, begin: int, end: int) -> NDArray[np.float32]:
+        """Samples begin..end from the file, with zeros after its end."""
+        count = max(0, min(end, self.sample_count) - begin)
+        self._file.seek(4 * begin)
+        stored = np.frombuffer(self._file.read(4 * count), np.float32)
+        return np.pad(stored, (0, end - begin - len(stored)))
+
+
+@dataclass(frozen=True)
+class Advance:
+    """The tokens of a window's answer that count, and the mel frames up to the next window."""
+
+    tokens: tuple[int, ...]
+    frames: int
+
+
+def advance(tokens: Sequence[int], special: SpecialTokens, frames: int) -> Advance:
+    """The step after an answer to a window of `frames` mel frames.
+
+    Two timestamps in a row close a segment and open the next. If the answer ends with a single one,
+    no speech follows, and the whole window is done; otherwise everything after the last pair is
+    discarded and decoded again. Without a pair the whole answer counts. A pair that would not advance
+    at all advances by the whole window, where openai/whisper and transformers would repeat the same
+    window forever.
+    """
+    written = [token for token in tokens if token != special.end]
+    stamps = [token >= special.timestamp_begin for token in written]
+    pairs = [i for i in range(len(stamps) - 1) if stamps[i] and stamps[i + 1]]
+    if not pairs or stamps[-2:] == [False, True]:
+        return Advance(tuple(written), frames)
+    last = pairs[-1]
+    moved = (written[last] - special.timestamp_begin) * FRAMES_PER_STEP
+    if moved == 0:
+        return Advance(tuple(written), frames)
+    return Advance(tuple(written[: last + 2]), min(moved, frames))
+
+
+def previous_text(tokens: Sequence[int], special: SpecialTokens) -> tuple[int, ...]:
+    """The tokens of an answer that count, as previous text of the next window: a closing pair of
+    timestamps is written once."""
+    stamps = [token >= special.timestamp_begin for token in tokens[-2:]]
+    return tuple(tokens[:-1] if len(tokens) > 2 and stamps == [True, True] else tokens)

@@ -4,8 +4,8 @@
     for outcome in transcriber.transcribe(["samples/memo.flac"]):
         print(outcome.transcript.text)
 
-Decode audio -> windows -> log-mel -> encoder -> engine -> tokens -> segments: `asr.decode.recordings`
-holds what one call does. A recording that fails does not affect the others.
+Decode audio -> windows -> log-mel -> encoder -> engine -> tokens -> segments: what one call does is in
+`asr.sessions.submission.Call`. A recording that fails does not affect the others.
 """
 
 from __future__ import annotations

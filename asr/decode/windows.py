@@ -1,17 +1,12 @@
-"""Requests: a window with the options of its call becomes a request to the engine.
+"""The life of a window: its request, the engine's answer, retries and further parts; then the transcript.
 
-Functions of records. Knows prompts, languages, seeds and draft lengths; nothing of results.
+`window_request` makes the request, with prompt, language, seed and draft length. `WindowDecoder` judges the
+answers: a window is repeated at the next temperature where the guards reject its answer, and where an answer
+ends before the voice in its window does, the rest becomes the next part of the window. A fault ends the
+window that it happened in. When all windows of a recording have ended, `outcome_of` makes its transcript,
+with coverage, warnings, settings and figures.
 
-WindowDecoder: windows of one or more recordings on their way through the engine.
-
-Creates their requests, judges the answers, repeats a window at the next temperature where the guards
-reject its answer, and records how each window ended. Where an answer ends before the voice in its window
-does, the rest becomes the next part of the window. A fault ends the window that it happened in. Knows
-nothing of where windows come from, or of what is done with a finished recording.
-
-Transcripts: a recording whose windows have all ended becomes an outcome.
-
-Functions of records. Knows coverage, warnings, settings and figures; nothing of engines or requests.
+Knows nothing of where windows come from.
 """
 
 from __future__ import annotations
@@ -36,7 +31,6 @@ from ..model.loading import EncoderStates, Whisper
 from ..model.special_tokens import AUTO, CANNOT_TRANSLATE, language_code
 from ..segment.windows import Window
 from ..words.borders import Pause, pauses
-from . import recording as accounting
 from .context import DecodingContext, EncodedWindow, Ended, Fault
 from .drafting import SCRIPT_SLOTS
 from .options import Decoded, Guards, Judgement, Options, Outcome
@@ -48,20 +42,33 @@ from .recording import (
     WindowTag,
     accounted,
     attempt_of,
+    coverage,
     decoded_of,
+    doubtful,
+    dropped,
+    failed,
     failed_window,
     fault,
     in_order,
+    mixed,
     rest_of,
     segments_of,
+    stats,
     text_of,
     timed_segments,
+    uncertain,
+    undrafted,
+    untimed,
     whole_window,
+    wordless,
 )
 from .word_timer import WordTimer
 
 CONFIDENT = 0.9
 """A window leaves its recording's language only at this probability of another one."""
+
+PROMPT_CHARACTERS = 64
+"""Characters of a prompt that are read, for each of the tokens that it may have."""
 
 
 @dataclass(frozen=True)
@@ -95,125 +102,8 @@ def bind(options: Options, context: DecodingContext) -> BoundOptions:
     return BoundOptions(options, language, previous, hint_tokens(context.whisper, options.hint))
 
 
-PROMPT_CHARACTERS = 64
-"""Characters of a prompt that are read, for each of the tokens that it may have."""
-
-
-def prompt_tokens(whisper: Whisper, text: str | None) -> tuple[int, ...]:
-    """The last tokens of previous text that fit into a prompt. Raises UsageError."""
-    if not text or not text.strip():
-        return ()
-    if whisper.tokens.previous is None:
-        raise UsageError("this model has no token for previous text, so it takes no prompt")
-    room = prompt_room(whisper)
-    # Only the last tokens are used, so megabytes of text are not tokenised: few tokens are longer than this.
-    text = text.strip()[-PROMPT_CHARACTERS * room :]
-    ids = whisper.tokenizer.encode(" " + text.strip(), add_special_tokens=False)
-    if any(token >= whisper.tokens.end for token in ids):
-        raise UsageError("the initial prompt holds a special token such as <|endoftext|>")
-    return tuple(ids[-room:])
-
-
-def hint_tokens(whisper: Whisper, text: str | None) -> tuple[int, ...]:
-    """The text tokens of what is probably spoken; what looks like a special token in it is left out."""
-    if not text or not text.strip():
-        return ()
-    ids = whisper.tokenizer.encode(" " + text.strip(), add_special_tokens=False)
-    return tuple(token for token in ids if token < whisper.tokens.end)
-
-
-def hint_for(tag: WindowTag, hint: tuple[int, ...]) -> tuple[int, ...]:
-    """The part of a recording's text that a window is looked for in: all of it, unless it is longer than a
-    drafter holds; then the part around the window's share of the recording."""
-    declared = tag.recording.audio.declared_s if len(hint) > SCRIPT_SLOTS else None
-    if not declared:
-        return hint[:SCRIPT_SLOTS]
-    middle = round(len(hint) * min(1.0, seconds(tag.start) / declared))
-    first = min(max(0, middle - SCRIPT_SLOTS // 2), len(hint) - SCRIPT_SLOTS)
-    return hint[first : first + SCRIPT_SLOTS]
-
-
-def prompt_room(whisper: Whisper) -> int:
-    """Tokens of previous text that fit into a prompt: half the positions less one (openai/whisper)."""
-    return int(whisper.target.config.max_target_positions) // 2 - 1
-
-
-def window_request(
-    context: DecodingContext,
-    bound: BoundOptions,
-    tag: WindowTag,
-    encoder_states: EncoderStates,
-    previous: tuple[int, ...],
-    hypothesis: tuple[int, ...] = (),
-) -> Request:
-    """The request for a window at the first temperature; `previous` are the tokens before it, `hypothesis`
-    what an earlier window has written of it."""
-    options, route = bound.options, context.whisper.pair.route(tag.language)
-    prompt = context.whisper.tokens.prompt(
-        tag.language, options.task, timestamps=options.timestamps, previous=previous
-    )
-    request = Request(
-        prompt=prompt,
-        encoder_states=replace(encoder_states, chosen=route or 0),
-        gamma=0 if route is None else options.gamma,
-        hint=hint_for(tag, bound.hint) or hypothesis,
-        probe=context.no_speech.probe(prompt),
-        tag=tag,
-    )
-    first = options.guards.temperatures[0] if options.guards is not None else 0.0
-    return at_temperature(request, first) if first else request
-
-
-def retry_of(request: Request, guards: Guards | None) -> Request | None:
-    """The same window at the next temperature; None after the last one."""
-    if guards is None:
-        return None
-    temperature = guards.next_temperature(request.temperature)
-    return None if temperature is None else at_temperature(request, temperature)
-
-
-def at_temperature(request: Request, temperature: float) -> Request:
-    return replace(request, temperature=temperature, seed=seed_of(request.tag.start, temperature))
-
-
-def seed_of(start: int, temperature: float) -> int:
-    """The seed of the window at sample `start` for a temperature.
-
-    It is the same on every machine and in any batch, and differs for all temperatures that the engine
-    can distinguish: an attempt that reused the random numbers of a rejected attempt would not follow
-    the model's distribution.
-    """
-    (bits,) = struct.unpack("<I", struct.pack("<f", temperature))
-    return int(bits) << 32 | start & 0xFFFFFFFF
-
-
-def settled_language(recording: RecordingState) -> str | None:
-    """The recording's language; None while it is unknown or doubtful."""
-    probability = recording.language_probability
-    return None if probability is None or probability < DOUBTFUL else recording.language
-
-
-def language_in(recording: RecordingState, window: EncodedWindow) -> str:
-    """The language to decode a window in: the recording's, unless another one is very probable.
-
-    The recording's language is that of its first window whose language is not doubtful, and until then the
-    most probable so far. This function sets it.
-    """
-    assert window.language is not None
-    language, probability = window.language
-    before = recording.language_probability
-    if settled_language(recording) is None and (before is None or probability > before):
-        recording.language, recording.language_probability = language, probability
-    assert recording.language is not None
-    return recording.language if probability < CONFIDENT else language
-
-
-def pauses_for(options: Options, features: Tensor, length: int) -> tuple[Pause, ...]:
-    """The pauses of a window of `length` samples, where its words are to be timed."""
-    return pauses(features, length) if options.words else ()
-
-
 GiveUp = Callable[[RecordingState, ForescribeError], None]
+"""Ends a recording that cannot be continued."""
 
 
 class WindowDecoder:
@@ -236,9 +126,8 @@ class WindowDecoder:
         self.context, self.bound, self.timer = context, bound, timer
         self._give_up, self._extent = give_up, extent
         self.in_engine: set[WindowTag] = set()
-        self._rejected: dict[
-            WindowTag, Attempt
-        ] = {}  # the best answer of a window that is repeated
+        # The best answer of a window that is repeated.
+        self._rejected: dict[WindowTag, Attempt] = {}
         self.rests: deque[tuple[RecordingState, Window]] = deque()
 
     def detects_language(self, window: Window) -> bool:
@@ -358,61 +247,9 @@ def outcome_of(context: DecodingContext, bound: BoundOptions, recording: Recordi
             raise recording.faults[done[0].start]
         transcript = _transcript(context, bound, recording, done, wall)
     except Exception as error:
-        fault = accounting.fault(recording.name, error)
-        return Outcome(recording.source, error=fault, wall_s=wall)
+        return Outcome(recording.source, error=fault(recording.name, error), wall_s=wall)
     kept = tuple(done) if bound.options.keep_encoder_states else ()
     return Outcome(recording.source, transcript, wall_s=wall, decoded=kept)
-
-
-def _transcript(
-    context: DecodingContext,
-    bound: BoundOptions,
-    recording: RecordingState,
-    done: Sequence[Decoded],
-    wall: float,
-) -> Transcript:
-    segments = [s for d in done for s in timed_segments(context.whisper, recording, d)]
-    language = bound.language or recording.language
-    return Transcript(
-        segments=tuple(replace(s, id=i) for i, s in enumerate(segments)),
-        sample_count=sum(w.length for w in recording.silent) + sum(d.length for d in done),
-        coverage=accounting.coverage(done, recording.silent),
-        language=language,
-        language_probability=recording.language_probability,
-        warnings=(
-            *recording.audio.warnings,
-            *_warnings(context, recording, done, language),
-            *_doubts(bound, recording, segments),
-        ),
-        settings=settings_of(context, bound.options),
-        stats=accounting.stats(done, wall),
-    )
-
-
-def _warnings(
-    context: DecodingContext,
-    recording: RecordingState,
-    done: Sequence[Decoded],
-    language: str | None,
-) -> list[Notice]:
-    return [
-        *accounting.failed(done),
-        *accounting.wordless(done),
-        *accounting.doubtful(done),
-        *accounting.mixed(done, language),
-        *accounting.dropped(done, lambda d: text_of(context.whisper, d.result.tokens)),
-        *accounting.untimed(done, recording.timing_faults),
-        *accounting.undrafted(done),
-    ]
-
-
-def _doubts(
-    bound: BoundOptions, recording: RecordingState, segments: Sequence[Segment]
-) -> list[Notice]:
-    language, probability = recording.language, recording.language_probability
-    if bound.language is not None or language is None or probability is None:
-        return []
-    return accounting.uncertain(segments, language, probability)
 
 
 def settings_of(context: DecodingContext, options: Options) -> dict[str, Json]:
@@ -444,6 +281,171 @@ def settings_of(context: DecodingContext, options: Options) -> dict[str, Json]:
         "word_timestamps": options.words,
         "versions": {name: version(name) for name in ("forescribe", "torch", "transformers")},
     }
+
+
+def window_request(
+    context: DecodingContext,
+    bound: BoundOptions,
+    tag: WindowTag,
+    encoder_states: EncoderStates,
+    previous: tuple[int, ...],
+    hypothesis: tuple[int, ...] = (),
+) -> Request:
+    """The request for a window at the first temperature; `previous` are the tokens before it, `hypothesis`
+    what an earlier window has written of it."""
+    options, route = bound.options, context.whisper.pair.route(tag.language)
+    prompt = context.whisper.tokens.prompt(
+        tag.language, options.task, timestamps=options.timestamps, previous=previous
+    )
+    request = Request(
+        prompt=prompt,
+        encoder_states=replace(encoder_states, chosen=route or 0),
+        gamma=0 if route is None else options.gamma,
+        hint=hint_for(tag, bound.hint) or hypothesis,
+        probe=context.no_speech.probe(prompt),
+        tag=tag,
+    )
+    first = options.guards.temperatures[0] if options.guards is not None else 0.0
+    return at_temperature(request, first) if first else request
+
+
+def retry_of(request: Request, guards: Guards | None) -> Request | None:
+    """The same window at the next temperature; None after the last one."""
+    if guards is None:
+        return None
+    temperature = guards.next_temperature(request.temperature)
+    return None if temperature is None else at_temperature(request, temperature)
+
+
+def at_temperature(request: Request, temperature: float) -> Request:
+    return replace(request, temperature=temperature, seed=seed_of(request.tag.start, temperature))
+
+
+def seed_of(start: int, temperature: float) -> int:
+    """The seed of the window at sample `start` for a temperature.
+
+    It is the same on every machine and in any batch, and differs for all temperatures that the engine
+    can distinguish: an attempt that reused the random numbers of a rejected attempt would not follow
+    the model's distribution.
+    """
+    (bits,) = struct.unpack("<I", struct.pack("<f", temperature))
+    return int(bits) << 32 | start & 0xFFFFFFFF
+
+
+def settled_language(recording: RecordingState) -> str | None:
+    """The recording's language; None while it is unknown or doubtful."""
+    probability = recording.language_probability
+    return None if probability is None or probability < DOUBTFUL else recording.language
+
+
+def language_in(recording: RecordingState, window: EncodedWindow) -> str:
+    """The language to decode a window in: the recording's, unless another one is very probable.
+
+    The recording's language is that of its first window whose language is not doubtful, and until then the
+    most probable so far. This function sets it.
+    """
+    assert window.language is not None
+    language, probability = window.language
+    before = recording.language_probability
+    if settled_language(recording) is None and (before is None or probability > before):
+        recording.language, recording.language_probability = language, probability
+    assert recording.language is not None
+    return recording.language if probability < CONFIDENT else language
+
+
+def pauses_for(options: Options, features: Tensor, length: int) -> tuple[Pause, ...]:
+    """The pauses of a window of `length` samples, where its words are to be timed."""
+    return pauses(features, length) if options.words else ()
+
+
+def prompt_tokens(whisper: Whisper, text: str | None) -> tuple[int, ...]:
+    """The last tokens of previous text that fit into a prompt. Raises UsageError."""
+    if not text or not text.strip():
+        return ()
+    if whisper.tokens.previous is None:
+        raise UsageError("this model has no token for previous text, so it takes no prompt")
+    room = prompt_room(whisper)
+    # Only the last tokens are used, so megabytes of text are not tokenised: few tokens are longer than this.
+    text = text.strip()[-PROMPT_CHARACTERS * room :]
+    ids = whisper.tokenizer.encode(" " + text.strip(), add_special_tokens=False)
+    if any(token >= whisper.tokens.end for token in ids):
+        raise UsageError("the initial prompt holds a special token such as <|endoftext|>")
+    return tuple(ids[-room:])
+
+
+def hint_tokens(whisper: Whisper, text: str | None) -> tuple[int, ...]:
+    """The text tokens of what is probably spoken; what looks like a special token in it is left out."""
+    if not text or not text.strip():
+        return ()
+    ids = whisper.tokenizer.encode(" " + text.strip(), add_special_tokens=False)
+    return tuple(token for token in ids if token < whisper.tokens.end)
+
+
+def hint_for(tag: WindowTag, hint: tuple[int, ...]) -> tuple[int, ...]:
+    """The part of a recording's text that a window is looked for in: all of it, unless it is longer than a
+    drafter holds; then the part around the window's share of the recording."""
+    declared = tag.recording.audio.declared_s if len(hint) > SCRIPT_SLOTS else None
+    if not declared:
+        return hint[:SCRIPT_SLOTS]
+    middle = round(len(hint) * min(1.0, seconds(tag.start) / declared))
+    first = min(max(0, middle - SCRIPT_SLOTS // 2), len(hint) - SCRIPT_SLOTS)
+    return hint[first : first + SCRIPT_SLOTS]
+
+
+def prompt_room(whisper: Whisper) -> int:
+    """Tokens of previous text that fit into a prompt: half the positions less one (openai/whisper)."""
+    return int(whisper.target.config.max_target_positions) // 2 - 1
+
+
+def _transcript(
+    context: DecodingContext,
+    bound: BoundOptions,
+    recording: RecordingState,
+    done: Sequence[Decoded],
+    wall: float,
+) -> Transcript:
+    segments = [s for d in done for s in timed_segments(context.whisper, recording, d)]
+    language = bound.language or recording.language
+    return Transcript(
+        segments=tuple(replace(s, id=i) for i, s in enumerate(segments)),
+        sample_count=sum(w.length for w in recording.silent) + sum(d.length for d in done),
+        coverage=coverage(done, recording.silent),
+        language=language,
+        language_probability=recording.language_probability,
+        warnings=(
+            *recording.audio.warnings,
+            *_warnings(context, recording, done, language),
+            *_doubts(bound, recording, segments),
+        ),
+        settings=settings_of(context, bound.options),
+        stats=stats(done, wall),
+    )
+
+
+def _warnings(
+    context: DecodingContext,
+    recording: RecordingState,
+    done: Sequence[Decoded],
+    language: str | None,
+) -> list[Notice]:
+    return [
+        *failed(done),
+        *wordless(done),
+        *doubtful(done),
+        *mixed(done, language),
+        *dropped(done, lambda d: text_of(context.whisper, d.result.tokens)),
+        *untimed(done, recording.timing_faults),
+        *undrafted(done),
+    ]
+
+
+def _doubts(
+    bound: BoundOptions, recording: RecordingState, segments: Sequence[Segment]
+) -> list[Notice]:
+    language, probability = recording.language, recording.language_probability
+    if bound.language is not None or language is None or probability is None:
+        return []
+    return uncertain(segments, language, probability)
 
 
 def _plain(record: dict[str, Any]) -> dict[str, Json]:

@@ -1,4 +1,1 @@
-"""Whisper models by name: presets, the location of their weights, and pairs loaded for a device.
-
-Knows configurations and tokenizers; nothing of recordings.
-"""
+"""Whisper models by name: presets, where their weights are, and pairs loaded on a device."""

@@ -1,13 +1,12 @@
-"""What each token id of a Whisper model means, read from its files.
+"""What each token id of a Whisper model means, read from its files, and the map between two models by that.
 
 Two models of the family rarely have the same ids: large-v3 inserted Cantonese, `.en` models have GPT-2's text
 tokens, fine-tunes add tokens, older tokenizer files lack the timestamps. A `WhisperVocabulary` gives every
-id a name by which two models can be compared. Knows tokenizers and configurations; nothing of pairs.
+id a name by which two models can be compared.
 
-The map between the token ids of a Whisper draft and its target, computed from what the ids mean.
-
-Tokens with the same meaning are partners. What has none is never drafted; a target token without a partner
-is read by the draft as another one that says nearly the same:
+`token_map` is between the ids of a target and its draft. Tokens with the same meaning are partners. What has
+none is never drafted; a target token without a partner is read by the draft as another one that says nearly
+the same:
 
 | the target's token                           | the draft reads                                         |
 |----------------------------------------------|---------------------------------------------------------|
@@ -17,7 +16,8 @@ is read by the draft as another one that says nearly the same:
 | a timestamp behind the draft's last one      | the last one                                            |
 | another special token                        | a space, or the start token                             |
 
-This affects the share of drafts that are kept, and never the text.
+This affects the share of drafts that are kept, and never the text. Knows tokenizers and configurations;
+nothing of weights.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 from forescribe.speculative.models.vocabularies import NONE, TokenMap
@@ -37,27 +37,29 @@ ALIASES: Mapping[str, str] = {"<|nocaptions|>": "<|nospeech|>", "<|jv|>": "<|jw|
 
 END, START, NO_TIMESTAMPS = "<|endoftext|>", "<|startoftranscript|>", "<|notimestamps|>"
 TASKS = ("<|translate|>", "<|transcribe|>")
+
 STEP_S = 0.02
 """Seconds between two timestamps."""
 
+_CONTROLS = frozenset({"<|startoflm|>", "<|startofprev|>", "<|nospeech|>"})
+"""Whisper's own tokens beside those above."""
 
-class Kind(Enum):
-    """What a token is for."""
+RELATED: Mapping[str, tuple[str, ...]] = {
+    "<|yue|>": ("<|zh|>",),
+    "<|nn|>": ("<|no|>",),
+    "<|no|>": ("<|nn|>",),
+    "<|nb|>": ("<|no|>", "<|nn|>"),
+    "<|gsw|>": ("<|de|>",),
+    "<|lb|>": ("<|de|>",),
+}
+"""Languages by which a draft may read one that it lacks: one that is written alike."""
 
-    TEXT = "text"
-    LANGUAGE = "language"
-    CONTROL = "control"  # of Whisper's own: start, tasks, previous text, no speech
-    TIMESTAMP = "timestamp"
-    OTHER = "other"  # added by a fine-tune, or without a name: padding of the weights
+LEAST_SHARED = 0.5
+"""The share of the smaller text vocabulary that both must have. `.en` models and the others share 58 % of
+their text tokens, which are 99 % of English text (29,380 of 50,256; of 111,016 tokens of documentation)."""
 
-
-@dataclass(frozen=True)
-class Token:
-    """The meaning of an id: tokens of two models mean the same if kind and name are the same. A text's name
-    is its bytes in GPT-2's alphabet; None: the model's files do not name it."""
-
-    kind: Kind
-    name: str | None
+SPACE = "Ġ"
+"""The name of a space."""
 
 
 @dataclass(frozen=True)
@@ -126,74 +128,23 @@ class WhisperVocabulary:
         return sum(token.kind is Kind.TEXT for token in self.tokens)
 
 
-def _token(
-    token_id: int, name: str | None, end: int, plain: bool, languages: frozenset[str]
-) -> Token:
-    """The meaning of an id. `plain` says that the tokenizer added it and it is not special."""
-    if name is None:
-        return Token(Kind.OTHER, None)
-    if token_id < end:
-        return Token(Kind.TEXT, name)
-    name = ALIASES.get(name, name)
-    inner = name[2:-2] if name.startswith("<|") and name.endswith("|>") else None
-    if inner is None:
-        return Token(Kind.TEXT, alphabetic(name)) if plain else Token(Kind.OTHER, name)
-    if _is_stamp(inner):
-        return Token(Kind.TIMESTAMP, name)
-    if name in (END, START, NO_TIMESTAMPS, *TASKS) or name in _CONTROLS:
-        return Token(Kind.CONTROL, name)
-    if name in languages or inner in _codes():
-        return Token(Kind.LANGUAGE, name)
-    return Token(Kind.OTHER, name)
+@dataclass(frozen=True)
+class Token:
+    """The meaning of an id: tokens of two models mean the same if kind and name are the same. A text's name
+    is its bytes in GPT-2's alphabet; None: the model's files do not name it."""
+
+    kind: Kind
+    name: str | None
 
 
-_CONTROLS = frozenset({"<|startoflm|>", "<|startofprev|>", "<|nospeech|>"})
+class Kind(Enum):
+    """What a token is for."""
 
-
-def _codes() -> Mapping[str, str]:
-    from transformers.models.whisper.tokenization_whisper import LANGUAGES
-
-    return LANGUAGES
-
-
-def _is_stamp(inner: str) -> bool:
-    whole, dot, part = inner.partition(".")
-    return bool(dot) and len(part) == 2 and whole.isdigit() and part.isdigit()
-
-
-def alphabetic(text: str) -> str:
-    """A text's bytes as characters of GPT-2's alphabet, in which tokenizers name their text tokens."""
-    return "".join(_letters()[byte] for byte in text.encode())
-
-
-def _letters() -> Mapping[int, str]:
-    """GPT-2's printable character for each byte."""
-    if not _LETTERS:
-        printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-        others = [byte for byte in range(256) if byte not in printable]
-        _LETTERS.update({byte: chr(byte) for byte in printable})
-        _LETTERS.update({byte: chr(256 + i) for i, byte in enumerate(others)})
-    return _LETTERS
-
-
-_LETTERS: dict[int, str] = {}
-
-
-RELATED: Mapping[str, tuple[str, ...]] = {
-    "<|yue|>": ("<|zh|>",),
-    "<|nn|>": ("<|no|>",),
-    "<|no|>": ("<|nn|>",),
-    "<|nb|>": ("<|no|>", "<|nn|>"),
-    "<|gsw|>": ("<|de|>",),
-    "<|lb|>": ("<|de|>",),
-}
-"""Languages by which a draft may read one that it lacks: one that is written alike."""
-
-LEAST_SHARED = 0.5
-"""The share of the smaller text vocabulary that both must have. `.en` models and the others share 58 % of
-their text tokens, which are 99 % of English text (29,380 of 50,256; of 111,016 tokens of documentation)."""
-
-SPACE = "Ġ"
+    TEXT = "text"
+    LANGUAGE = "language"
+    CONTROL = "control"  # of Whisper's own: start, tasks, previous text, no speech
+    TIMESTAMP = "timestamp"
+    OTHER = "other"  # added by a fine-tune, or without a name: padding of the weights
 
 
 def token_map(target: WhisperVocabulary, draft: WhisperVocabulary) -> TokenMap | None:
@@ -216,6 +167,63 @@ def token_map(target: WhisperVocabulary, draft: WhisperVocabulary) -> TokenMap |
     ]
     made = TokenMap(tuple(to_draft), tuple(to_target))
     return None if made.is_identity else made
+
+
+def alphabetic(text: str) -> str:
+    """A text's bytes as characters of GPT-2's alphabet, in which tokenizers name their text tokens."""
+    return "".join(_letters()[byte] for byte in text.encode())
+
+
+def bytes_of(name: str) -> bytes:
+    """The bytes of a text token, from its name in that alphabet; part of a character, perhaps."""
+    return bytes(_bytes()[letter] for letter in name)
+
+
+@cache
+def _letters() -> Mapping[int, str]:
+    """GPT-2's printable character for each byte."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    letters = {byte: chr(byte) for byte in printable}
+    return letters | {byte: chr(256 + i) for i, byte in enumerate(others)}
+
+
+@cache
+def _bytes() -> Mapping[str, int]:
+    """The byte of each of those characters."""
+    return {letter: byte for byte, letter in _letters().items()}
+
+
+def _token(
+    token_id: int, name: str | None, end: int, plain: bool, languages: frozenset[str]
+) -> Token:
+    """The meaning of an id. `plain` says that the tokenizer added it and it is not special."""
+    if name is None:
+        return Token(Kind.OTHER, None)
+    if token_id < end:
+        return Token(Kind.TEXT, name)
+    name = ALIASES.get(name, name)
+    inner = name[2:-2] if name.startswith("<|") and name.endswith("|>") else None
+    if inner is None:
+        return Token(Kind.TEXT, alphabetic(name)) if plain else Token(Kind.OTHER, name)
+    if _is_stamp(inner):
+        return Token(Kind.TIMESTAMP, name)
+    if name in (END, START, NO_TIMESTAMPS, *TASKS) or name in _CONTROLS:
+        return Token(Kind.CONTROL, name)
+    if name in languages or inner in _codes():
+        return Token(Kind.LANGUAGE, name)
+    return Token(Kind.OTHER, name)
+
+
+def _codes() -> Mapping[str, str]:
+    from transformers.models.whisper.tokenization_whisper import LANGUAGES
+
+    return LANGUAGES
+
+
+def _is_stamp(inner: str) -> bool:
+    whole, dot, part = inner.partition(".")
+    return bool(dot) and len(part) == 2 and whole.isdigit() and part.isdigit()
 
 
 def _partners(target: WhisperVocabulary, draft: WhisperVocabulary) -> dict[int, int]:

@@ -1,4 +1,1 @@
-"""Recordings cut into windows of at most 30 s: voice activity, pauses, and a partition of the samples.
-
-Knows samples and features; nothing of decoding.
-"""
+"""Recordings cut into windows of at most 30 s: voice activity, pauses, and a partition of the samples."""

@@ -1,17 +1,14 @@
-"""Parts: what a session's listener receives of a recording while it is being decoded.
+"""What is told of recordings while they are decoded: parts to a listener, progress to a hook.
 
-Parts come in order and are final. Knows nothing of threads or engines.
-
-ProgressReporter: tells the hook of a call how far it has come.
-
-Knows what has been decoded and in which order a reader wants it; changes nothing but its own counters.
+A session's listener receives parts, in order and final. A call's hook is told of each window that ends and,
+if it asks, of text that is being decoded, which may change. Changes nothing but its own counters; knows
+nothing of threads or requests.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
 from itertools import islice
 
 from ..decode.context import DecodingContext
@@ -19,17 +16,9 @@ from ..decode.options import Decoded, Follows, Hook, Partial, Progress
 from ..decode.recording import RecordingState, text_of, timed_segments
 from ..formats.transcript_parts import Segment
 from ..model.loading import Whisper
+from ..model.vocabulary import bytes_of
 from ..segment.windows import Window
 from ..words.splitting import stretches
-
-
-@dataclass(frozen=True)
-class Token:
-    """A token of the text. `data` are the bytes that it stands for, which may be part of a character."""
-
-    text: str
-    logprob: float
-    data: bytes
 
 
 @dataclass(frozen=True)
@@ -43,6 +32,15 @@ class Part:
     @property
     def text(self) -> str:
         return "".join(segment.text for segment in self.segments)
+
+
+@dataclass(frozen=True)
+class Token:
+    """A token of the text. `data` are the bytes that it stands for, which may be part of a character."""
+
+    text: str
+    logprob: float
+    data: bytes
 
 
 class PartQueue:
@@ -76,35 +74,6 @@ class PartQueue:
             tuple(token for d in decoded for token in tokens_of(self.whisper, d)),
             recording.done_s,
         )
-
-
-def tokens_of(whisper: Whisper, decoded: Decoded) -> Iterator[Token]:
-    """The tokens of a window's text; their bytes joined are that text."""
-    if decoded.state != "decoded":
-        return
-    # There are more probabilities than tokens where only the first tokens of an answer count.
-    pairs = zip(decoded.tokens, decoded.result.logprobs, strict=False)
-    scored = ((token, logprob) for token, logprob in pairs if token < whisper.tokens.end)
-    for part in stretches(decoded.tokens, whisper.tokens, decoded.length):
-        own = list(islice(scored, len(part.tokens)))
-        if not text_of(whisper, part.tokens).strip():
-            continue  # it became no segment
-        for token, logprob in own:
-            data = token_bytes(whisper.tokenizer.convert_ids_to_tokens(token))
-            yield Token(data.decode(errors="replace"), logprob, data)
-
-
-@cache
-def _alphabet() -> dict[str, int]:
-    """The bytes that GPT-2's letters stand for."""
-    from transformers.convert_slow_tokenizer import bytes_to_unicode
-
-    return {letter: byte for byte, letter in bytes_to_unicode().items()}
-
-
-def token_bytes(spelling: str) -> bytes:
-    """The bytes of a token of a byte-level vocabulary."""
-    return bytes(_alphabet()[letter] for letter in spelling)
 
 
 class ProgressReporter:
@@ -163,3 +132,19 @@ class ProgressReporter:
             yield from recording.segments.get(at, ())
             at = ended[at]
         self._reported[recording] = at
+
+
+def tokens_of(whisper: Whisper, decoded: Decoded) -> Iterator[Token]:
+    """The tokens of a window's text; their bytes joined are that text."""
+    if decoded.state != "decoded":
+        return
+    # There are more probabilities than tokens where only the first tokens of an answer count.
+    pairs = zip(decoded.tokens, decoded.result.logprobs, strict=False)
+    scored = ((token, logprob) for token, logprob in pairs if token < whisper.tokens.end)
+    for part in stretches(decoded.tokens, whisper.tokens, decoded.length):
+        own = list(islice(scored, len(part.tokens)))
+        if not text_of(whisper, part.tokens).strip():
+            continue  # it became no segment
+        for token, logprob in own:
+            data = bytes_of(whisper.tokenizer.convert_ids_to_tokens(token))
+            yield Token(data.decode(errors="replace"), logprob, data)

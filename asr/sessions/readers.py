@@ -1,9 +1,9 @@
-"""ReadAhead: threads that read recordings, a fixed number of windows ahead of the model.
+"""Readers: recordings are read ahead of the model, in threads of this process or in child processes.
 
-Recordings are read in order of due time, one window at a time, so memory does not grow with their
-length or number. Events for the engine's thread are queued as notes. Knows nothing of models.
+`ReadAhead` is for a session: threads read recordings in order of due time, one window at a time, so memory
+does not grow with their length or number. Events for the engine's thread are queued as notes.
 
-ReaderPool: recordings are decoded and cut into windows in child processes, ahead of the model.
+`ReaderPool` is for a call: children decode recordings and cut them into windows.
 
     with ReaderPool(4, Cutting()) as pool:
         for outcome in transcriber.transcribe(pool.ahead(paths), options, open=pool.open): ...
@@ -12,13 +12,9 @@ A core decodes and cuts an mp3 at 350 times its length; a model that transcribes
 otherwise. The windows are those that reading in this process gives. Samples wait in unnamed files, 64 kB
 per second, `spool_bytes` of them at most. What does not fit, and what no child has begun when its turn
 comes, is read in this process, block by block: memory and disk are bounded whatever comes, and the first
-recording is not waited for. Knows nothing of models.
+recording is not waited for. `reading_ahead` gives a batch's transcriber such a pool.
 
-ReadingTranscriber: a transcriber whose recordings are read ahead in other processes.
-
-    transcriber = reading_ahead(transcriber, None, recordings=len(paths), on_cpu=False)
-
-Knows neither models nor formats.
+Knows nothing of models.
 """
 
 from __future__ import annotations
@@ -42,8 +38,9 @@ from ..audio.containers import DEMUXERS
 from ..audio.fork_server import Bounds, Cutting
 from ..audio.inputs import WIDTH, DecodedFile, Input
 from ..audio.opening import open_path
-from ..audio.reading import Recording, length_of, open_audio
+from ..audio.reading import Open, Recording, length_of, open_audio
 from ..audio.sandbox import Decoders
+from ..decode.options import Hook, Options, Outcome
 from ..decode.recording import fault
 from ..errors import CapacityError, ForescribeError, visible
 from ..formats.transcript_parts import SAMPLE_RATE, seconds
@@ -51,39 +48,26 @@ from ..segment.windows import Window
 from .submission import Submission
 
 if TYPE_CHECKING:
-    from ..audio.reading import Open
     from ..batch.batch import BatchTranscriber
-    from ..decode.options import Hook, Options, Outcome
 
+SPOOL_BYTES = 4 << 30
+"""Samples of 18 hours."""
 
-@dataclass(order=True)
-class Reading:
-    """A recording with windows left to read; the next one is due at `due_s`."""
+AHEAD = 4
+"""Recordings that are begun for each reader: of short ones several are used up while the next is read."""
 
-    due_s: float
-    number: int
-    submission: Submission = field(compare=False)
-    windows: Generator[Window, None, None] = field(compare=False)
+DAY_S = 24 * 3600
+MEMORY_BYTES = 4 << 30
+"""Limits of a child. They end what hangs or grows without end; a person's own recordings need less."""
 
+NO_ROOM = ("audio_too_long", "storage_full")
+"""Where the samples do not fit into the spool, though the header promised it, or not on its disk."""
 
-@dataclass(order=True)
-class ReadWindow:
-    """A window that waits to be encoded."""
+MOST_READERS = 8
+"""Readers by default, at most: at 350 times for each, eight read mp3 faster than a model transcribes."""
 
-    due_s: float
-    number: int
-    submission: Submission = field(compare=False)
-    window: Window = field(compare=False)
-
-
-@dataclass(frozen=True)
-class Note:
-    """For the engine's thread: the reader has released a recording (with an error, if it failed), or
-    the recording was cancelled."""
-
-    submission: Submission
-    released: bool = False
-    error: ForescribeError | None = None
+OTHER_CORES = 2
+"""Cores that readers leave to the model's own thread and to the rest of the process."""
 
 
 class ReadAhead:
@@ -240,32 +224,80 @@ class ReadAhead:
         heapq.heappush(self.ready, ReadWindow(due_s, number, submission, window))
 
 
-def _stop(reading: Reading) -> None:
-    with suppress(Exception):
-        reading.windows.close()
+@dataclass(order=True)
+class Reading:
+    """A recording with windows left to read; the next one is due at `due_s`."""
+
+    due_s: float
+    number: int
+    submission: Submission = field(compare=False)
+    windows: Generator[Window, None, None] = field(compare=False)
 
 
-SPOOL_BYTES = 4 << 30
-"""Samples of 18 hours."""
+@dataclass(order=True)
+class ReadWindow:
+    """A window that waits to be encoded."""
 
-AHEAD = 4
-"""Recordings that are begun for each reader: of short ones several are used up while the next is read."""
-
-DAY_S = 24 * 3600
-MEMORY_BYTES = 4 << 30
-"""Limits of a child. They end what hangs or grows without end; a person's own recordings need less."""
-
-NO_ROOM = ("audio_too_long", "storage_full")
-"""Where the samples do not fit into the spool, though the header promised it, or not on its disk."""
+    due_s: float
+    number: int
+    submission: Submission = field(compare=False)
+    window: Window = field(compare=False)
 
 
-@dataclass(eq=False)
-class _Waiting:
-    """A source that was pulled; `decoded` is None as long as it does not fit into the spool."""
+@dataclass(frozen=True)
+class Note:
+    """For the engine's thread: the reader has released a recording (with an error, if it failed), or
+    the recording was cancelled."""
 
-    source: Input
-    size: int  # bytes to reserve; 0: not for the spool
-    decoded: Future[DecodedFile] | None = None
+    submission: Submission
+    released: bool = False
+    error: ForescribeError | None = None
+
+
+def reading_ahead(
+    transcriber: BatchTranscriber, readers: int | None, *, recordings: int, on_cpu: bool
+) -> BatchTranscriber:
+    """The transcriber with `readers` processes; unchanged for 0. None chooses: none on a CPU, whose cores the
+    model uses, and none for a single recording, which is read as it is transcribed."""
+    if readers is None:
+        spare = len(os.sched_getaffinity(0)) - OTHER_CORES
+        readers = 0 if on_cpu or recordings < 2 else max(1, min(MOST_READERS, spare))
+    if readers == 0:
+        return transcriber
+    return ReadingTranscriber(cast(OpeningTranscriber, transcriber), readers)
+
+
+class ReadingTranscriber:
+    """`readers` processes decode recordings and cut them into windows. The transcripts are the same."""
+
+    def __init__(self, transcriber: OpeningTranscriber, readers: int) -> None:
+        self.transcriber, self.readers = transcriber, readers
+
+    def transcribe(
+        self, sources: Iterable[Any], options: Options | None = None, hook: Hook | None = None
+    ) -> Iterator[Outcome]:
+        """As of the transcriber. The processes end with the result."""
+        chosen = options or Options()
+        cutting = None
+        if chosen.long_form != "sequential":
+            cutting = Cutting(chosen.vad, chosen.windows)
+        with ReaderPool(self.readers, cutting) as pool:
+            yield from self.transcriber.transcribe(
+                pool.ahead(sources), options, hook, open=pool.open
+            )
+
+
+class OpeningTranscriber(Protocol):
+    """A transcriber that takes a function to open recordings with."""
+
+    def transcribe(
+        self,
+        sources: Iterable[Any],
+        options: Options | None = None,
+        hook: Hook | None = None,
+        *,
+        open: Open = ...,
+    ) -> Iterator[Outcome]: ...
 
 
 class ReaderPool:
@@ -322,8 +354,8 @@ class ReaderPool:
 
     def ahead(self, sources: Iterable[Input]) -> Iterator[Input]:
         """The sources, in order; some that follow are being read already. Each is to be opened by `open`
-        before the next is pulled. One that is not `ready` (`asr.batch.remote.source_stream`) is waited for
-        only if there is no other."""
+        before the next is pulled. A source that is still being fetched (where the stream says so, `ready`) is
+        waited for only if there is no other."""
         coming = iter(sources)
         first = next(coming, None)
         if first is not None:
@@ -423,57 +455,15 @@ class _Spooled(Recording):
             pool._release(size)
 
 
-MOST_READERS = 8
-"""Readers by default, at most: at 350 times for each, eight read mp3 faster than a model transcribes."""
+@dataclass(eq=False)
+class _Waiting:
+    """A source that was pulled; `decoded` is None as long as it does not fit into the spool."""
 
-OTHER_CORES = 2
-"""Cores that readers leave to the model's own thread and to the rest of the process."""
-
-
-class OpeningTranscriber(Protocol):
-    """A transcriber that takes a function to open recordings with."""
-
-    def transcribe(
-        self,
-        sources: Iterable[Any],
-        options: Options | None = None,
-        hook: Hook | None = None,
-        *,
-        open: Open = ...,
-    ) -> Iterator[Outcome]: ...
+    source: Input
+    size: int  # bytes to reserve; 0: not for the spool
+    decoded: Future[DecodedFile] | None = None
 
 
-class ReadingTranscriber:
-    """`readers` processes decode recordings and cut them into windows. The transcripts are the same."""
-
-    def __init__(self, transcriber: OpeningTranscriber, readers: int) -> None:
-        self.transcriber, self.readers = transcriber, readers
-
-    def transcribe(
-        self, sources: Iterable[Any], options: Options | None = None, hook: Hook | None = None
-    ) -> Iterator[Outcome]:
-        """As of the transcriber. The processes end with the result."""
-        from ..audio.fork_server import Cutting
-        from ..decode.options import Options
-
-        chosen = options or Options()
-        cutting = None
-        if chosen.long_form != "sequential":
-            cutting = Cutting(chosen.vad, chosen.windows)
-        with ReaderPool(self.readers, cutting) as pool:
-            yield from self.transcriber.transcribe(
-                pool.ahead(sources), options, hook, open=pool.open
-            )
-
-
-def reading_ahead(
-    transcriber: BatchTranscriber, readers: int | None, *, recordings: int, on_cpu: bool
-) -> BatchTranscriber:
-    """The transcriber with `readers` processes; unchanged for 0. None chooses: none on a CPU, whose cores the
-    model uses, and none for a single recording, which is read as it is transcribed."""
-    if readers is None:
-        spare = len(os.sched_getaffinity(0)) - OTHER_CORES
-        readers = 0 if on_cpu or recordings < 2 else max(1, min(MOST_READERS, spare))
-    if readers == 0:
-        return transcriber
-    return ReadingTranscriber(cast(OpeningTranscriber, transcriber), readers)
+def _stop(reading: Reading) -> None:
+    with suppress(Exception):
+        reading.windows.close()

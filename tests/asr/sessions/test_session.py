@@ -22,8 +22,9 @@ from forescribe.asr.errors import CapacityError, UsageError
 from forescribe.asr.formats.transcript_parts import Segment
 from forescribe.asr.model.loading import Whisper, load
 from forescribe.asr.model.presets import Pair
+from forescribe.asr.model.vocabulary import bytes_of
 from forescribe.asr.segment.vad import EnergyDetector
-from forescribe.asr.sessions.parts import Part, token_bytes
+from forescribe.asr.sessions.parts import Part
 from forescribe.asr.sessions.session import Session
 from forescribe.speculative.device import choose
 from forescribe.speculative.errors import BrokenError
@@ -455,8 +456,8 @@ def test_options_that_the_model_cannot_serve_are_refused_at_once(whisper) -> Non
 
 
 def test_tokens_are_their_bytes() -> None:
-    assert token_bytes("Ġa") == b" a"
-    assert token_bytes("Ã") == b"\xc3"
+    assert bytes_of("Ġa") == b" a"
+    assert bytes_of("Ã") == b"\xc3"
 
 
 def test_a_round_stands_as_long_as_it_takes_and_not_longer(whisper):
