@@ -1,14 +1,13 @@
-"""Assigns a speaker to every word: the path of least cost through the words, given the turns.
+"""A speaker for every word of a transcript, given the turns; segments are split where the speaker changes.
 
-Each word has evidence for each speaker from the turns that contain it or are near. A change of
-speaker costs more within a phrase than after a sentence, so that a turn boundary that is off by a
-fifth of a second does not split a sentence. Knows nothing of audio; text and times are not changed.
+Speakers are the path of least cost through the words. Each word has evidence for each speaker from the turns
+that contain it or are near. A change of speaker costs more within a phrase than after a sentence, so that a
+turn boundary that is off by a fifth of a second does not split a sentence. Short words of a listener within
+another speaker's sentence ("mhm", "ja") may stay where they are: backchannels.
 
-Backchannels: short words of a listener within another speaker's sentence.
+Text and times of the words are not changed. Knows nothing of audio, or of how turns were found.
 
-Adds speakers to a transcript and splits segments where the speaker changes.
-
-Text and times of the words are not changed. Knows nothing of how turns were found.
+Shapes: N words, S speakers.
 """
 
 from __future__ import annotations
@@ -48,30 +47,9 @@ BACKCHANNELS: Mapping[str, frozenset[str]] = MappingProxyType(
     }
 )
 
+"""Words of listeners, by language."""
+
 _ALL = frozenset[str]().union(*BACKCHANNELS.values())
-
-
-def is_backchannel(text: str, language: str | None) -> bool:
-    """Whether `text` consists of backchannels; unknown languages use the words of all languages."""
-    listed = BACKCHANNELS.get(language, _ALL) if language else _ALL
-    return _made_of(_plain(text).split(), listed)
-
-
-def _made_of(words: list[str], listed: frozenset[str]) -> bool:
-    """Whether the words are a sequence of listed phrases."""
-    starts = (n for n in range(1, len(words) + 1) if " ".join(words[:n]) in listed)
-    return any(n == len(words) or _made_of(words[n:], listed) for n in starts)
-
-
-def _plain(text: str) -> str:
-    """Lower case with hyphens as spaces and without punctuation: "Mm-hm." becomes "mm hm"."""
-    kept = [
-        " " if unicodedata.category(sign) in ("Pd", "Zs") else sign
-        for sign in unicodedata.normalize("NFC", text).casefold()
-        if sign == "'" or unicodedata.category(sign)[0] in "LMZ" or sign == "-"
-    ]
-    return " ".join("".join(kept).split())
-
 
 Floats = NDArray[np.float64]
 
@@ -110,6 +88,32 @@ class Attribution:
 
 
 NO_SPEAKER = Attribution(None, None, False)
+"""That of a word without turns near it."""
+
+
+def attribute_speakers(transcript: Transcript, regular: Turns, exclusive: Turns) -> Transcript:
+    """Return the transcript with speakers. Its `text` is unchanged.
+
+    Segments without words are not split; their words are assumed to be spread evenly over their time.
+    Without turns every speaker is None.
+    """
+    spoken = [_timed(segment) for segment in transcript.segments]
+    words = [word for own in spoken for word in own]
+    breaks = set(accumulate((len(own) for own in spoken), initial=0))
+    who = iter(
+        assign_speakers(words, exclusive, regular, breaks=breaks, language=transcript.language)
+    )
+    pieces = [
+        piece
+        for segment, own in zip(transcript.segments, spoken, strict=True)
+        for piece in _cut(segment, own, [next(who) for _ in own])
+    ]
+    return replace(
+        transcript,
+        segments=tuple(replace(piece, id=number) for number, piece in enumerate(pieces)),
+        diarized=True,
+        turns=tuple(regular),
+    )
 
 
 def assign_speakers(
@@ -150,6 +154,59 @@ def assign_speakers(
         )
         for n, (label, is_known) in enumerate(zip(labels, known, strict=True))
     ]
+
+
+def _timed(segment: Segment) -> Sequence[Word]:
+    """The words of the segment, or else its text with times in proportion to length."""
+    if segment.words is not None:
+        return segment.words
+    texts = segment.text.split()
+    upto = list(accumulate((len(text) for text in texts), initial=0))
+    length = segment.end_sample - segment.start_sample
+    edges = [segment.start_sample + length * n // max(1, upto[-1]) for n in upto]
+    return [Word(t, a, b) for t, a, b in zip(texts, edges, edges[1:], strict=False)]
+
+
+def _cut(segment: Segment, words: Sequence[Word], who: Sequence[Attribution]) -> Iterator[Segment]:
+    named = [
+        replace(w, speaker=a.speaker, speaker_confidence=a.confidence, overlap=a.overlap)
+        for w, a in zip(words, who, strict=True)
+    ]
+    whole = "".join(word.text for word in named) == segment.text
+    if segment.words is None or not whole or not named:
+        kept = None if segment.words is None else tuple(named)
+        yield _named(replace(segment, words=kept), named)
+        return
+    runs = [list(run) for _, run in groupby(named, key=lambda word: word.speaker)]
+    for number, run in enumerate(runs):
+        start = run[0].start_sample if number else segment.start_sample
+        end = run[-1].end_sample if number < len(runs) - 1 else segment.end_sample
+        piece = replace(
+            segment,
+            start_sample=start,
+            end_sample=max(start, end),
+            text="".join(word.text for word in run),
+            tokens=segment.tokens if len(runs) == 1 else (),
+            words=tuple(run),
+        )
+        yield _named(piece, run)
+
+
+def _named(segment: Segment, words: Sequence[Word]) -> Segment:
+    """Set the speaker who has most of the segment's time, with the mean confidence."""
+    said: dict[str, int] = defaultdict(int)
+    for word in words:
+        if word.speaker is not None:
+            said[word.speaker] += 1 + word.end_sample - word.start_sample
+    if not said:
+        return replace(segment, speaker=None, speaker_confidence=None)
+    speaker = max(said, key=said.__getitem__)
+    sure = [
+        word.speaker_confidence
+        for word in words
+        if word.speaker == speaker and word.speaker_confidence is not None
+    ]
+    return replace(segment, speaker=speaker, speaker_confidence=sum(sure) / len(sure))
 
 
 def _spans(words: Sequence[Word]) -> Floats:
@@ -281,7 +338,7 @@ def _without_islands(
         if boundaries.separated(start) and boundaries.separated(end):
             return True
         said = "".join(word.text for word in words[start:end])
-        return bool(active[start:end, label].mean() >= costs.active) and is_backchannel(
+        return bool(active[start:end, label].mean() >= costs.active) and _is_backchannel(
             said, language
         )
 
@@ -317,79 +374,23 @@ def _known(
     return found
 
 
-def attribute_speakers(transcript: Transcript, regular: Turns, exclusive: Turns) -> Transcript:
-    """Return the transcript with speakers. Its `text` is unchanged.
+def _is_backchannel(text: str, language: str | None) -> bool:
+    """Whether `text` consists of backchannels; unknown languages use the words of all languages."""
+    listed = BACKCHANNELS.get(language, _ALL) if language else _ALL
+    return _made_of(_plain(text).split(), listed)
 
-    Segments without words are not split; their words are assumed to be spread evenly over their time.
-    Without turns every speaker is None.
-    """
-    spoken = [_timed(segment) for segment in transcript.segments]
-    words = [word for own in spoken for word in own]
-    breaks = set(accumulate((len(own) for own in spoken), initial=0))
-    who = iter(
-        assign_speakers(words, exclusive, regular, breaks=breaks, language=transcript.language)
-    )
-    pieces = [
-        piece
-        for segment, own in zip(transcript.segments, spoken, strict=True)
-        for piece in _cut(segment, own, [next(who) for _ in own])
+
+def _made_of(words: list[str], listed: frozenset[str]) -> bool:
+    """Whether the words are a sequence of listed phrases."""
+    starts = (n for n in range(1, len(words) + 1) if " ".join(words[:n]) in listed)
+    return any(n == len(words) or _made_of(words[n:], listed) for n in starts)
+
+
+def _plain(text: str) -> str:
+    """Lower case with hyphens as spaces and without punctuation: "Mm-hm." becomes "mm hm"."""
+    kept = [
+        " " if unicodedata.category(sign) in ("Pd", "Zs") else sign
+        for sign in unicodedata.normalize("NFC", text).casefold()
+        if sign == "'" or unicodedata.category(sign)[0] in "LMZ" or sign == "-"
     ]
-    return replace(
-        transcript,
-        segments=tuple(replace(piece, id=number) for number, piece in enumerate(pieces)),
-        diarized=True,
-        turns=tuple(regular),
-    )
-
-
-def _timed(segment: Segment) -> Sequence[Word]:
-    """The words of the segment, or else its text with times in proportion to length."""
-    if segment.words is not None:
-        return segment.words
-    texts = segment.text.split()
-    upto = list(accumulate((len(text) for text in texts), initial=0))
-    length = segment.end_sample - segment.start_sample
-    edges = [segment.start_sample + length * n // max(1, upto[-1]) for n in upto]
-    return [Word(t, a, b) for t, a, b in zip(texts, edges, edges[1:], strict=False)]
-
-
-def _cut(segment: Segment, words: Sequence[Word], who: Sequence[Attribution]) -> Iterator[Segment]:
-    named = [
-        replace(w, speaker=a.speaker, speaker_confidence=a.confidence, overlap=a.overlap)
-        for w, a in zip(words, who, strict=True)
-    ]
-    whole = "".join(word.text for word in named) == segment.text
-    if segment.words is None or not whole or not named:
-        kept = None if segment.words is None else tuple(named)
-        yield _named(replace(segment, words=kept), named)
-        return
-    runs = [list(run) for _, run in groupby(named, key=lambda word: word.speaker)]
-    for number, run in enumerate(runs):
-        start = run[0].start_sample if number else segment.start_sample
-        end = run[-1].end_sample if number < len(runs) - 1 else segment.end_sample
-        piece = replace(
-            segment,
-            start_sample=start,
-            end_sample=max(start, end),
-            text="".join(word.text for word in run),
-            tokens=segment.tokens if len(runs) == 1 else (),
-            words=tuple(run),
-        )
-        yield _named(piece, run)
-
-
-def _named(segment: Segment, words: Sequence[Word]) -> Segment:
-    """Set the speaker who has most of the segment's time, with the mean confidence."""
-    said: dict[str, int] = defaultdict(int)
-    for word in words:
-        if word.speaker is not None:
-            said[word.speaker] += 1 + word.end_sample - word.start_sample
-    if not said:
-        return replace(segment, speaker=None, speaker_confidence=None)
-    speaker = max(said, key=said.__getitem__)
-    sure = [
-        word.speaker_confidence
-        for word in words
-        if word.speaker == speaker and word.speaker_confidence is not None
-    ]
-    return replace(segment, speaker=speaker, speaker_confidence=sum(sure) / len(sure))
+    return " ".join("".join(kept).split())

@@ -4,10 +4,8 @@ The time and memory of clustering grow with the square of the length: ten hours 
 13 GB, a block of half an hour needs a few hundred MB. The samples are read as a stream, so that a
 recording is never in memory as a whole.
 
-Finds the voices that belong to one person, across the blocks of a long recording.
-
-Voices of one block are never joined, as an engine has distinguished them. Voices without a vector are
-never joined either. Knows nothing of audio.
+Voices are linked by their vectors. Those of one block are never joined, as an engine has distinguished them,
+and neither are voices without a vector. Knows nothing of files.
 """
 
 from __future__ import annotations
@@ -33,14 +31,83 @@ from .diarizer import (
 )
 from .turns import Turns
 
+BLOCK = 30 * 60 * SAMPLE_RATE
+"""Samples. A short last block would have few voices: see `SLACK`."""
 
-@dataclass
-class _Person:
-    """The voices of one speaker and their sum, weighted by speech."""
+SLACK = BLOCK // 4
+"""Samples by which the last block may be longer."""
 
-    members: list[int]
-    total: NDArray[np.float64]  # [D]; its direction is the mean voice
-    places: set[Hashable]
+
+def diarize_blocks(
+    diarizer: Diarizer,
+    blocks: Iterable[Samples],
+    bounds: Bounds | None = None,
+    hook: StageHook = ignore_progress,
+    *,
+    sample_count: int | None = None,
+) -> Diarization:
+    """Diarize a recording that is given as consecutive blocks without gaps.
+
+    `sample_count` is the length of the recording, if known; the hook needs it to report progress.
+    For a single block the engine's result is returned unchanged.
+    """
+    bounds = bounds or Bounds()
+    done: list[Diarization] = []
+    start = 0
+    for block in blocks:
+        several = bool(done) or (sample_count or 0) > len(block)
+        # A speaker may be missing from a block, so only the upper bound applies to it.
+        own = Bounds(at_most=bounds.most) if several else bounds
+        done.append(diarizer.diarize(block, own, _part(hook, start, len(block), sample_count)))
+        start += len(block)
+    if not done:
+        return diarizer.diarize(np.zeros(0, np.float32), bounds, hook)
+    return done[0] if len(done) == 1 else join_blocks(done, bounds)
+
+
+def split_into_blocks(
+    pieces: Iterable[Samples], *, block: int = BLOCK, slack: int = SLACK
+) -> Iterator[Samples]:
+    """Yield blocks of `block` samples from pieces of any length; the last has up to `slack` more."""
+    pending: list[Samples] = []
+    count = 0
+    for piece in pieces:
+        pending.append(piece)
+        count += len(piece)
+        while count > block + slack:
+            joined = np.concatenate(pending)
+            yield joined[:block]
+            pending, count = [joined[block:].copy()], count - block
+    if count:
+        yield np.concatenate(pending)
+
+
+def join_blocks(blocks: list[Diarization], bounds: Bounds) -> Diarization:
+    """Join the diarizations of consecutive blocks."""
+    engine = blocks[0].engine
+    voices = [(n, voice) for n, block in enumerate(blocks) for voice in _voices(block)]
+    numbers = link_voices(
+        voices,
+        engine.thresholds.possible,
+        least=bounds.least,
+        most=bounds.most,
+    )
+    regular, exclusive = list[Turns](), list[Turns]()
+    offset = 0
+    for n, block in enumerate(blocks):
+        own = zip(voices, numbers, strict=True)
+        names = {v.speaker: str(number) for (place, v), number in own if place == n}
+        regular.append(block.regular.renamed(names).shifted(offset))
+        exclusive.append(block.exclusive.renamed(names).shifted(offset))
+        offset += block.sample_count
+    return Diarization.of(
+        _chained(regular),
+        _chained(exclusive),
+        _means(voices, numbers),
+        offset,
+        engine,
+        _notices(blocks, len(set(numbers)), bounds),
+    )
 
 
 def link_voices(
@@ -79,103 +146,13 @@ def link_voices(
     return numbers
 
 
-def _nearest(people: Sequence[_Person]) -> tuple[float, _Person, _Person] | None:
-    """The two most similar persons that may be joined, with their cosine."""
-    if len(people) < 2:
-        return None
-    rows = np.stack(
-        [person.total / max(float(np.linalg.norm(person.total)), 1e-9) for person in people]
-    )
-    cosines = rows @ rows.T
-    pairs = [
-        (float(cosines[a, b]), people[a], people[b])
-        for a, b in combinations(range(len(people)), 2)
-        if not people[a].places & people[b].places
-    ]
-    return max(pairs, key=lambda pair: pair[0], default=None)
-
-
-def _direction(voice: Voice) -> NDArray[np.float64]:
-    assert voice.vector is not None
-    return voice.vector.astype(np.float64)
-
-
-BLOCK = 30 * 60 * SAMPLE_RATE
-"""Samples. A recording of up to a quarter more is one block: a short last block has few voices."""
-
-SLACK = BLOCK // 4
-
-
-def split_into_blocks(
-    pieces: Iterable[Samples], *, block: int = BLOCK, slack: int = SLACK
-) -> Iterator[Samples]:
-    """Yield blocks of `block` samples from pieces of any length; the last has up to `slack` more."""
-    pending: list[Samples] = []
-    count = 0
-    for piece in pieces:
-        pending.append(piece)
-        count += len(piece)
-        while count > block + slack:
-            joined = np.concatenate(pending)
-            yield joined[:block]
-            pending, count = [joined[block:].copy()], count - block
-    if count:
-        yield np.concatenate(pending)
-
-
-def diarize_blocks(
-    diarizer: Diarizer,
-    blocks: Iterable[Samples],
-    bounds: Bounds | None = None,
-    hook: StageHook = ignore_progress,
-    *,
-    sample_count: int | None = None,
-) -> Diarization:
-    """Diarize a recording that is given as consecutive blocks without gaps.
-
-    `sample_count` is the length of the recording, if known; the hook needs it to report progress.
-    For a single block the engine's result is returned unchanged.
-    """
-    bounds = bounds or Bounds()
-    done: list[Diarization] = []
-    start = 0
-    for block in blocks:
-        several = bool(done) or (sample_count or 0) > len(block)
-        # A speaker may be missing from a block, so only the upper bound applies to it.
-        own = Bounds(at_most=bounds.most) if several else bounds
-        done.append(diarizer.diarize(block, own, _part(hook, start, len(block), sample_count)))
-        start += len(block)
-    if not done:
-        return diarizer.diarize(np.zeros(0, np.float32), bounds, hook)
-    return done[0] if len(done) == 1 else join_blocks(done, bounds)
-
-
-def join_blocks(blocks: list[Diarization], bounds: Bounds) -> Diarization:
-    """Join the diarizations of consecutive blocks."""
-    engine = blocks[0].engine
-    voices = [(n, voice) for n, block in enumerate(blocks) for voice in _voices(block)]
-    numbers = link_voices(
-        voices,
-        engine.thresholds.possible,
-        least=bounds.least,
-        most=bounds.most,
-    )
-    regular, exclusive = list[Turns](), list[Turns]()
-    offset = 0
-    for n, block in enumerate(blocks):
-        own = zip(voices, numbers, strict=True)
-        names = {v.speaker: str(number) for (place, v), number in own if place == n}
-        regular.append(block.regular.renamed(names).shifted(offset))
-        exclusive.append(block.exclusive.renamed(names).shifted(offset))
-        offset += block.sample_count
-    return Diarization.of(
-        _chained(regular),
-        _chained(exclusive),
-        _means(voices, numbers),
-        offset,
-        engine,
-        _notices(blocks, len(set(numbers)), bounds),
-    )
+def mean_voice(name: str, voices: Iterable[Voice]) -> Voice:
+    """The mean of several voices, weighted by their amount of speech."""
+    voices = list(voices)
+    total = sum((v.vector * max(1, v.samples) for v in voices if v.vector is not None), np.zeros(1))
+    length = float(np.linalg.norm(total))
+    vector = (total / length).astype(np.float32) if length > 0 else None
+    return Voice(name, vector, sum(voice.samples for voice in voices))
 
 
 def _voices(block: Diarization) -> list[Voice]:
@@ -193,15 +170,6 @@ def _means(voices: list[tuple[int, Voice]], numbers: list[int]) -> tuple[Voice, 
         own = [voice for (_, voice), n in zip(voices, numbers, strict=True) if n == number]
         found.append(mean_voice(str(number), own))
     return tuple(found)
-
-
-def mean_voice(name: str, voices: Iterable[Voice]) -> Voice:
-    """The mean of several voices, weighted by their amount of speech."""
-    voices = list(voices)
-    total = sum((v.vector * max(1, v.samples) for v in voices if v.vector is not None), np.zeros(1))
-    length = float(np.linalg.norm(total))
-    vector = (total / length).astype(np.float32) if length > 0 else None
-    return Voice(name, vector, sum(voice.samples for voice in voices))
 
 
 def _chained(parts: list[Turns]) -> Turns:
@@ -226,3 +194,33 @@ def _part(hook: StageHook, start: int, length: int, total: int | None) -> StageH
         hook(step, (start + done * length) / whole)
 
     return report
+
+
+@dataclass
+class _Person:
+    """The voices of one speaker and their sum, weighted by speech."""
+
+    members: list[int]
+    total: NDArray[np.float64]  # [D]; its direction is the mean voice
+    places: set[Hashable]
+
+
+def _nearest(people: Sequence[_Person]) -> tuple[float, _Person, _Person] | None:
+    """The two most similar persons that may be joined, with their cosine."""
+    if len(people) < 2:
+        return None
+    rows = np.stack(
+        [person.total / max(float(np.linalg.norm(person.total)), 1e-9) for person in people]
+    )
+    cosines = rows @ rows.T
+    pairs = [
+        (float(cosines[a, b]), people[a], people[b])
+        for a, b in combinations(range(len(people)), 2)
+        if not people[a].places & people[b].places
+    ]
+    return max(pairs, key=lambda pair: pair[0], default=None)
+
+
+def _direction(voice: Voice) -> NDArray[np.float64]:
+    assert voice.vector is not None
+    return voice.vector.astype(np.float64)

@@ -1,12 +1,9 @@
 """Channels as speakers: calls that were recorded with each speaker on a separate channel.
 
-Splits a recording into one file per channel and merges the transcripts of the channels into one. The
-channel determines the speaker, so this module knows nothing of voices.
-
-A transcriber for calls with one speaker per channel.
-
-It transcribes every channel by itself and merges the results. It has the `transcribe` method of
-`Transcriber` and can replace one; the channels of all recordings share its batch.
+`ChannelTranscriber` splits a recording into one file per channel, transcribes every channel by itself and
+merges the transcripts into one. It has the `transcribe` method of `Transcriber` and can replace one; the
+channels of all recordings share its batch. The channel determines the speaker, so this module knows nothing
+of voices.
 """
 
 from __future__ import annotations
@@ -48,6 +45,62 @@ GAP = SAMPLE_RATE // 2
 
 STATES: tuple[State, ...] = ("silent", "failed", "decoded")
 """In increasing order of precedence where channels differ."""
+
+
+class ChannelTranscriber:
+    """`names` are the speakers by channel. Further channels are called `CHANNEL_1`, `CHANNEL_2`, …"""
+
+    def __init__(self, transcriber: SupportsTranscribe, names: Sequence[str] = ()) -> None:
+        self.transcriber, self.names = transcriber, tuple(names)
+
+    def transcribe(
+        self, sources: Iterable[Input], options: Options | None = None, hook: Hook | None = None
+    ) -> Iterator[Outcome]:
+        """Yield outcomes as they are finished. A recording with one channel fails."""
+        calls: dict[str, _Call] = {}
+        failed: deque[Outcome] = deque()
+
+        with tempfile.TemporaryDirectory(prefix="forescribe-") as folder:
+
+            def channel_files() -> Iterator[str]:
+                for number, source in enumerate(sources):
+                    place = Path(folder) / str(number)
+                    place.mkdir()
+                    try:
+                        call = _Call(
+                            source, [str(path) for path in split_channels(_path(source), place)]
+                        )
+                    except ForescribeError as error:
+                        failed.append(Outcome(source, error=error))
+                        continue
+                    calls.update(dict.fromkeys(call.channels, call))
+                    yield from call.channels
+
+            def report(progress: Progress) -> None:
+                assert hook is not None
+                hook(replace(progress, source=calls[str(progress.source)].source))
+
+            report_hook = None if hook is None else report
+            for outcome in self.transcriber.transcribe(channel_files(), options, report_hook):
+                call = calls.pop(outcome.name)
+                call.done[outcome.name] = outcome
+                if len(call.done) == len(call.channels):
+                    yield self._merge(call)
+                while failed:
+                    yield failed.popleft()
+            yield from failed
+
+    def _merge(self, call: _Call) -> Outcome:
+        done = [call.done[channel] for channel in call.channels]
+        wall = max(outcome.wall_s for outcome in done)
+        error = next((outcome.error for outcome in done if outcome.error is not None), None)
+        transcripts = [outcome.transcript for outcome in done if outcome.transcript is not None]
+        if error is not None or len(transcripts) < len(done):
+            return Outcome(call.source, error=error, wall_s=wall)
+        names = [*self.names, *(f"CHANNEL_{n + 1}" for n in range(len(self.names), len(done)))]
+        whole = merge_channels(transcripts, names[: len(done)])
+        settings = {**whole.settings, RECORDING: Path(str(call.source)).stem}
+        return Outcome(call.source, replace(whole, settings=settings), wall_s=wall)
 
 
 def split_channels(source: Path, folder: Path) -> list[Path]:
@@ -113,6 +166,44 @@ def merge_channels(transcripts: Sequence[Transcript], names: Sequence[str]) -> T
     )
 
 
+@dataclass(eq=False)
+class _Call:
+    """A recording whose channels are being transcribed."""
+
+    source: Input
+    channels: list[str]  # paths
+    done: dict[str, Outcome] = field(default_factory=dict)
+
+
+def _path(source: Input) -> Path:
+    """Raises UsageError for a stream, as splitting channels needs a file."""
+    if isinstance(source, bytes) or not isinstance(source, str | Path) or str(source) == "-":
+        raise UsageError("channels can be split in a file only, not in a stream")
+    return Path(source)
+
+
+def _opened(path: Path) -> wave.Wave_write:
+    out = wave.open(str(path), "wb")
+    out.setnchannels(1)
+    out.setsampwidth(2)
+    out.setframerate(SAMPLE_RATE)
+    return out
+
+
+def _finish(files: Sequence[wave.Wave_write], filters: Sequence[Resampler]) -> None:
+    for out, chosen in zip(files, filters, strict=False):  # before the first block there is none
+        _append(out, chosen.finish())
+
+
+def _sound(samples: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Replace NaN, infinity and values out of range by zeros."""
+    return np.ascontiguousarray(np.where(np.abs(samples) < LOUDEST, samples, 0), np.float32)
+
+
+def _append(out: wave.Wave_write, samples: NDArray[np.float32]) -> None:
+    out.writeframes((np.clip(samples, -1, 1) * 32767).round().astype("<i2").tobytes())
+
+
 def _spoken_by(segment: Segment, name: str) -> Segment:
     def own(word: Word) -> Word:
         return replace(word, speaker=name, speaker_confidence=1.0, overlap=None)
@@ -144,97 +235,3 @@ def _coverage(coverages: Sequence[Coverage], length: int) -> Coverage:
         else:
             found.append(replace(best, start_sample=start, end_sample=end))
     return Coverage(tuple(found))
-
-
-def _opened(path: Path) -> wave.Wave_write:
-    out = wave.open(str(path), "wb")
-    out.setnchannels(1)
-    out.setsampwidth(2)
-    out.setframerate(SAMPLE_RATE)
-    return out
-
-
-def _finish(files: Sequence[wave.Wave_write], filters: Sequence[Resampler]) -> None:
-    for out, chosen in zip(files, filters, strict=False):  # before the first block there is none
-        _append(out, chosen.finish())
-
-
-def _sound(samples: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Replace NaN, infinity and values out of range by zeros."""
-    return np.ascontiguousarray(np.where(np.abs(samples) < LOUDEST, samples, 0), np.float32)
-
-
-def _append(out: wave.Wave_write, samples: NDArray[np.float32]) -> None:
-    out.writeframes((np.clip(samples, -1, 1) * 32767).round().astype("<i2").tobytes())
-
-
-@dataclass(eq=False)
-class _Call:
-    """A recording whose channels are being transcribed."""
-
-    source: Input
-    channels: list[str]  # paths
-    done: dict[str, Outcome] = field(default_factory=dict)
-
-
-class ChannelTranscriber:
-    """`names` are the speakers by channel. Further channels are called `CHANNEL_1`, `CHANNEL_2`, …"""
-
-    def __init__(self, transcriber: SupportsTranscribe, names: Sequence[str] = ()) -> None:
-        self.transcriber, self.names = transcriber, tuple(names)
-
-    def transcribe(
-        self, sources: Iterable[Input], options: Options | None = None, hook: Hook | None = None
-    ) -> Iterator[Outcome]:
-        """Yield outcomes as they are finished. A recording with one channel fails."""
-        calls: dict[str, _Call] = {}
-        failed: deque[Outcome] = deque()
-
-        with tempfile.TemporaryDirectory(prefix="forescribe-") as folder:
-
-            def channel_files() -> Iterator[str]:
-                for number, source in enumerate(sources):
-                    place = Path(folder) / str(number)
-                    place.mkdir()
-                    try:
-                        call = _Call(
-                            source, [str(path) for path in split_channels(_path(source), place)]
-                        )
-                    except ForescribeError as error:
-                        failed.append(Outcome(source, error=error))
-                        continue
-                    calls.update(dict.fromkeys(call.channels, call))
-                    yield from call.channels
-
-            def report(progress: Progress) -> None:
-                assert hook is not None
-                hook(replace(progress, source=calls[str(progress.source)].source))
-
-            report_hook = None if hook is None else report
-            for outcome in self.transcriber.transcribe(channel_files(), options, report_hook):
-                call = calls.pop(outcome.name)
-                call.done[outcome.name] = outcome
-                if len(call.done) == len(call.channels):
-                    yield self._merge(call)
-                while failed:
-                    yield failed.popleft()
-            yield from failed
-
-    def _merge(self, call: _Call) -> Outcome:
-        done = [call.done[channel] for channel in call.channels]
-        wall = max(outcome.wall_s for outcome in done)
-        error = next((outcome.error for outcome in done if outcome.error is not None), None)
-        transcripts = [outcome.transcript for outcome in done if outcome.transcript is not None]
-        if error is not None or len(transcripts) < len(done):
-            return Outcome(call.source, error=error, wall_s=wall)
-        names = [*self.names, *(f"CHANNEL_{n + 1}" for n in range(len(self.names), len(done)))]
-        whole = merge_channels(transcripts, names[: len(done)])
-        settings = {**whole.settings, RECORDING: Path(str(call.source)).stem}
-        return Outcome(call.source, replace(whole, settings=settings), wall_s=wall)
-
-
-def _path(source: Input) -> Path:
-    """Raises UsageError for a stream, as splitting channels needs a file."""
-    if isinstance(source, bytes) or not isinstance(source, str | Path) or str(source) == "-":
-        raise UsageError("channels can be split in a file only, not in a stream")
-    return Path(source)

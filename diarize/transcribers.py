@@ -1,28 +1,15 @@
-"""A transcriber whose transcripts say who spoke.
+"""Transcribers whose transcripts say who spoke: with the words of another transcriber, or without words.
 
     transcriber = DiarizingTranscriber(transcriber, diarizer)
     for outcome in transcriber.transcribe(["call.mp3"]):
         print(outcome.transcript.segments[0].speaker)
 
-A recording is decoded once. Diarization runs in its own thread while windows are transcribed; the
-result is the transcriber's text with speakers. The class has the `transcribe` method of `Transcriber`
-and can replace one.
+A recording is decoded once. Diarization runs in its own thread while windows are transcribed
+(`BackgroundDiarizer`): one recording after the other, with the samples that wait for it on disk, so a fast
+transcription of ten hours needs no extra RAM. The result is the transcriber's text with speakers.
 
-Diarization in the background of a transcription, so that a recording is decoded only once.
-
-    with BackgroundDiarizer(diarizer) as background:
-        task = background.start()
-        for block in recording.blocks():
-            task.feed(block)
-            ...                          # the transcriber takes the same block
-        diarization = task.finish().result()
-
-One thread diarizes one recording after the other while the caller's thread does something else.
-Samples that wait for it are kept on disk: a fast transcription of ten hours needs no extra RAM.
-
-Transcripts without words: who spoke when, and nothing else.
-
-Has the `transcribe` method of `Transcriber`, so that the same batch code runs `forescribe diarize`.
+`SpeakerOnlyTranscriber` says who spoke when, and nothing else. Both have the `transcribe` method of
+`Transcriber`, so that the same batch code runs all of them.
 """
 
 from __future__ import annotations
@@ -55,13 +42,212 @@ from .known_speakers import KnownSpeaker, Match, name_known_speakers
 from .linked_speakers import LinkedSpeakers
 
 SAMPLE_BYTES = np.dtype(np.float32).itemsize
+"""Bytes of a sample."""
 
 READ_BYTES = 1 << 30
 """Upper limit for one read; the system's own limit is 2 GB."""
 
 
+class SupportsTranscribe(Protocol):
+    """The part of `asr.decode.transcriber.Transcriber` that is used. `open` opens the recordings."""
+
+    def transcribe(
+        self,
+        sources: Iterable[Any],
+        options: Options | None = None,
+        hook: Hook | None = None,
+        *,
+        open: Open = open_audio,
+    ) -> Iterator[Outcome]: ...
+
+
+class DiarizingTranscriber:
+    """Adds speakers to transcripts. `known` speakers get their names where they are recognised with
+    certainty; with `linked`, the others have the same label in all recordings."""
+
+    def __init__(
+        self,
+        transcriber: SupportsTranscribe,
+        diarizer: Diarizer,
+        bounds: Bounds | None = None,
+        known: Sequence[KnownSpeaker] = (),
+        linked: LinkedSpeakers | None = None,
+    ) -> None:
+        self.transcriber, self.diarizer = transcriber, diarizer
+        self.bounds, self.known, self.linked = bounds or Bounds(), tuple(known), linked
+
+    def transcribe(
+        self,
+        sources: Iterable[Input],
+        options: Options | None = None,
+        hook: Hook | None = None,
+        *,
+        open: Open = open_audio,
+    ) -> Iterator[Outcome]:
+        """Yield outcomes as they are finished. `open` opens the recordings.
+
+        A recording that cannot be diarized fails: without speakers its transcript would look as if
+        no speaker had been recognised.
+        """
+        options = replace(options or Options(), words=True)
+        started: dict[int, _Started] = {}
+        pending: list[_Pending] = []
+        with BackgroundDiarizer(self.diarizer, self.bounds) as background:
+
+            def open_and_start(source: Input) -> Recording:
+                recording = open(source)
+                task = background.start()
+                started[id(source)] = _Started(task, time.perf_counter())
+                recording.tap = task.feed
+                return recording
+
+            try:
+                for outcome in self.transcriber.transcribe(
+                    sources, options, hook, open=open_and_start
+                ):
+                    own = started.pop(id(outcome.source), None)
+                    if own is not None and outcome.transcript is not None:
+                        pending.append(_Pending(outcome, own, own.task.finish()))
+                    else:
+                        if own is not None:
+                            own.task.cancel()
+                        yield outcome
+                    for item in [item for item in pending if item.diarization.done()]:
+                        pending.remove(item)
+                        yield self._finish(item)
+                while pending:
+                    yield self._finish(pending.pop(0))
+            finally:  # the caller may stop after any outcome
+                for own in (*started.values(), *(item.started for item in pending)):
+                    own.task.cancel()
+
+    def _finish(self, pending: _Pending) -> Outcome:
+        outcome = pending.outcome
+        assert outcome.transcript is not None
+        try:
+            transcript = add_speakers(
+                outcome.transcript,
+                pending.diarization.result(),
+                self.known,
+                self.linked,
+                source=outcome.name,
+            )
+        except ForescribeError as error:
+            return replace(outcome, transcript=None, error=error)
+        except Exception as cause:  # a bug here or in the engine: the other recordings continue
+            text = f"{outcome.name}: {type(cause).__name__} while diarizing: {cause}"
+            failure = AudioError(text, code="internal_error")
+            failure.__cause__ = cause
+            return replace(outcome, transcript=None, error=failure)
+        return replace(
+            outcome, transcript=transcript, wall_s=time.perf_counter() - pending.started.at
+        )
+
+
+class SpeakerOnlyTranscriber:
+    """Diarizes recordings. `known` speakers get their names where they are recognised with certainty;
+    with `linked`, the others have the same label in all recordings."""
+
+    def __init__(
+        self,
+        diarizer: Diarizer,
+        bounds: Bounds | None = None,
+        known: Sequence[KnownSpeaker] = (),
+        linked: LinkedSpeakers | None = None,
+    ) -> None:
+        self.diarizer, self.bounds = diarizer, bounds or Bounds()
+        self.known, self.linked = tuple(known), linked
+
+    def transcribe(
+        self, sources: Iterable[Input], options: Options | None = None, hook: Hook | None = None
+    ) -> Iterator[Outcome]:
+        """Yield outcomes in the order of `sources`; `options` are ignored."""
+        for source in sources:
+            started = time.perf_counter()
+            try:
+                transcript = self._transcript(source, hook)
+            except ForescribeError as error:
+                yield Outcome(source, error=error, wall_s=time.perf_counter() - started)
+            except Exception as cause:  # a bug here or in the engine: the other recordings continue
+                text = f"{Outcome(source).name}: {type(cause).__name__} while diarizing: {cause}"
+                failure = AudioError(text, code="internal_error")
+                failure.__cause__ = cause
+                yield Outcome(source, error=failure, wall_s=time.perf_counter() - started)
+            else:
+                yield Outcome(source, transcript, wall_s=time.perf_counter() - started)
+
+    def _transcript(self, source: Input, hook: Hook | None) -> Transcript:
+        with open_audio(source) as recording:
+            declared = recording.declared_s
+
+            def report(step: str, done: float) -> None:
+                if hook is not None:
+                    hook(Progress(source, done * (declared or 0.0), declared, (), Stats()))
+
+            diarization = diarize_blocks(
+                self.diarizer,
+                split_into_blocks(recording.blocks()),
+                self.bounds,
+                report,
+                sample_count=None if declared is None else samples_at(declared),
+            )
+            decoded = Span(0, diarization.sample_count, "decoded", "for voices only")
+            empty = Transcript(
+                segments=(),
+                sample_count=diarization.sample_count,
+                coverage=Coverage((decoded,) if diarization.sample_count else ()),
+                warnings=recording.warnings,
+            )
+        return add_speakers(
+            empty, diarization, self.known, self.linked, source=Outcome(source).name
+        )
+
+
+def add_speakers(
+    transcript: Transcript,
+    diarization: Diarization,
+    known: Sequence[KnownSpeaker] = (),
+    linked: LinkedSpeakers | None = None,
+    *,
+    source: str = RECORDING,
+) -> Transcript:
+    """Add the diarization's speakers to every word, with warnings for uncertain matches.
+
+    `source` is the recording's path. Raises OutputError where `linked` cannot be stored.
+    """
+    diarization, matches = name_known_speakers(diarization, known)
+    links = list[Match]()
+    if linked is not None:
+        diarization, links = linked.relabel(source, diarization)
+    attributed = attribute_speakers(transcript, diarization.regular, diarization.exclusive)
+    details: dict[str, Json] = {
+        **diarization.engine.to_dict(),
+        "matches": [_match(m) for m in matches],
+    }
+    if linked is not None:
+        details["links"] = [_match(m) for m in links]
+    doubts = [*map(_suggestion, _uncertain(matches)), *map(_link, _uncertain(links))]
+    return replace(
+        attributed,
+        warnings=(*attributed.warnings, *diarization.warnings, *doubts),
+        settings={
+            **attributed.settings,
+            "diarization": details,
+            RECORDING: Path(source).stem,
+        },
+    )
+
+
 class BackgroundDiarizer:
-    """An engine that runs in a separate thread. Call `close` at the end, or use it in a `with` statement."""
+    """An engine that runs in a separate thread, while the caller's does something else.
+
+    with BackgroundDiarizer(diarizer) as background:
+        task = background.start()
+        for block in recording.blocks():
+            task.feed(block)
+            ...                          # the transcriber takes the same block
+        diarization = task.finish().result()
+    """
 
     def __init__(
         self,
@@ -163,30 +349,6 @@ class DiarizationTask:
         return done[0] if len(done) == 1 else join_blocks(done, self.background.bounds)
 
 
-def _read(descriptor: int, start: int, count: int) -> Samples:
-    """Read by position, as the other thread may be writing at the end of the file."""
-    samples = np.empty(count, np.float32)
-    rest, at = samples.data.cast("B"), start * SAMPLE_BYTES
-    while rest:
-        size = os.preadv(descriptor, [rest[:READ_BYTES]], at)
-        assert size, "the temporary file is shorter than what was written to it"
-        rest, at = rest[size:], at + size
-    return samples
-
-
-class SupportsTranscribe(Protocol):
-    """The part of `asr.decode.transcriber.Transcriber` that is used. `open` opens the recordings."""
-
-    def transcribe(
-        self,
-        sources: Iterable[Any],
-        options: Options | None = None,
-        hook: Hook | None = None,
-        *,
-        open: Open = open_audio,
-    ) -> Iterator[Outcome]: ...
-
-
 @dataclass(frozen=True, eq=False)
 class _Started:
     """A recording that is being read."""
@@ -202,124 +364,6 @@ class _Pending:
     outcome: Outcome
     started: _Started
     diarization: Future[Diarization]
-
-
-class DiarizingTranscriber:
-    """Adds speakers to transcripts. `known` speakers get their names where they are recognised with
-    certainty; with `linked`, the others have the same label in all recordings."""
-
-    def __init__(
-        self,
-        transcriber: SupportsTranscribe,
-        diarizer: Diarizer,
-        bounds: Bounds | None = None,
-        known: Sequence[KnownSpeaker] = (),
-        linked: LinkedSpeakers | None = None,
-    ) -> None:
-        self.transcriber, self.diarizer = transcriber, diarizer
-        self.bounds, self.known, self.linked = bounds or Bounds(), tuple(known), linked
-
-    def transcribe(
-        self,
-        sources: Iterable[Input],
-        options: Options | None = None,
-        hook: Hook | None = None,
-        *,
-        open: Open = open_audio,
-    ) -> Iterator[Outcome]:
-        """Yield outcomes as they are finished. `open` opens the recordings.
-
-        A recording that cannot be diarized fails: without speakers its transcript would look as if
-        no speaker had been recognised.
-        """
-        options = replace(options or Options(), words=True)
-        started: dict[int, _Started] = {}
-        pending: list[_Pending] = []
-        with BackgroundDiarizer(self.diarizer, self.bounds) as background:
-
-            def open_and_start(source: Input) -> Recording:
-                recording = open(source)
-                task = background.start()
-                started[id(source)] = _Started(task, time.perf_counter())
-                recording.tap = task.feed
-                return recording
-
-            try:
-                for outcome in self.transcriber.transcribe(
-                    sources, options, hook, open=open_and_start
-                ):
-                    own = started.pop(id(outcome.source), None)
-                    if own is not None and outcome.transcript is not None:
-                        pending.append(_Pending(outcome, own, own.task.finish()))
-                    else:
-                        if own is not None:
-                            own.task.cancel()
-                        yield outcome
-                    for item in [item for item in pending if item.diarization.done()]:
-                        pending.remove(item)
-                        yield self._finish(item)
-                while pending:
-                    yield self._finish(pending.pop(0))
-            finally:  # the caller may stop after any outcome
-                for own in (*started.values(), *(item.started for item in pending)):
-                    own.task.cancel()
-
-    def _finish(self, pending: _Pending) -> Outcome:
-        outcome = pending.outcome
-        assert outcome.transcript is not None
-        try:
-            transcript = add_speakers(
-                outcome.transcript,
-                pending.diarization.result(),
-                self.known,
-                self.linked,
-                source=outcome.name,
-            )
-        except ForescribeError as error:
-            return replace(outcome, transcript=None, error=error)
-        except Exception as cause:  # a bug here or in the engine: the other recordings continue
-            text = f"{outcome.name}: {type(cause).__name__} while diarizing: {cause}"
-            failure = AudioError(text, code="internal_error")
-            failure.__cause__ = cause
-            return replace(outcome, transcript=None, error=failure)
-        return replace(
-            outcome, transcript=transcript, wall_s=time.perf_counter() - pending.started.at
-        )
-
-
-def add_speakers(
-    transcript: Transcript,
-    diarization: Diarization,
-    known: Sequence[KnownSpeaker] = (),
-    linked: LinkedSpeakers | None = None,
-    *,
-    source: str = RECORDING,
-) -> Transcript:
-    """Add the diarization's speakers to every word, with warnings for uncertain matches.
-
-    `source` is the recording's path. Raises OutputError where `linked` cannot be stored.
-    """
-    diarization, matches = name_known_speakers(diarization, known)
-    links = list[Match]()
-    if linked is not None:
-        diarization, links = linked.relabel(source, diarization)
-    attributed = attribute_speakers(transcript, diarization.regular, diarization.exclusive)
-    details: dict[str, Json] = {
-        **diarization.engine.to_dict(),
-        "matches": [_match(m) for m in matches],
-    }
-    if linked is not None:
-        details["links"] = [_match(m) for m in links]
-    doubts = [*map(_suggestion, _uncertain(matches)), *map(_link, _uncertain(links))]
-    return replace(
-        attributed,
-        warnings=(*attributed.warnings, *diarization.warnings, *doubts),
-        settings={
-            **attributed.settings,
-            "diarization": details,
-            RECORDING: Path(source).stem,
-        },
-    )
 
 
 def _match(match: Match) -> Json:
@@ -344,60 +388,12 @@ def _link(match: Match) -> Notice:
     return Notice("speaker_link", text)
 
 
-class SpeakerOnlyTranscriber:
-    """Diarizes recordings. `known` speakers get their names where they are recognised with certainty;
-    with `linked`, the others have the same label in all recordings."""
-
-    def __init__(
-        self,
-        diarizer: Diarizer,
-        bounds: Bounds | None = None,
-        known: Sequence[KnownSpeaker] = (),
-        linked: LinkedSpeakers | None = None,
-    ) -> None:
-        self.diarizer, self.bounds = diarizer, bounds or Bounds()
-        self.known, self.linked = tuple(known), linked
-
-    def transcribe(
-        self, sources: Iterable[Input], options: Options | None = None, hook: Hook | None = None
-    ) -> Iterator[Outcome]:
-        """Yield outcomes in the order of `sources`; `options` are ignored."""
-        for source in sources:
-            started = time.perf_counter()
-            try:
-                transcript = self._transcript(source, hook)
-            except ForescribeError as error:
-                yield Outcome(source, error=error, wall_s=time.perf_counter() - started)
-            except Exception as cause:  # a bug here or in the engine: the other recordings continue
-                text = f"{Outcome(source).name}: {type(cause).__name__} while diarizing: {cause}"
-                failure = AudioError(text, code="internal_error")
-                failure.__cause__ = cause
-                yield Outcome(source, error=failure, wall_s=time.perf_counter() - started)
-            else:
-                yield Outcome(source, transcript, wall_s=time.perf_counter() - started)
-
-    def _transcript(self, source: Input, hook: Hook | None) -> Transcript:
-        with open_audio(source) as recording:
-            declared = recording.declared_s
-
-            def report(step: str, done: float) -> None:
-                if hook is not None:
-                    hook(Progress(source, done * (declared or 0.0), declared, (), Stats()))
-
-            diarization = diarize_blocks(
-                self.diarizer,
-                split_into_blocks(recording.blocks()),
-                self.bounds,
-                report,
-                sample_count=None if declared is None else samples_at(declared),
-            )
-            decoded = Span(0, diarization.sample_count, "decoded", "for voices only")
-            empty = Transcript(
-                segments=(),
-                sample_count=diarization.sample_count,
-                coverage=Coverage((decoded,) if diarization.sample_count else ()),
-                warnings=recording.warnings,
-            )
-        return add_speakers(
-            empty, diarization, self.known, self.linked, source=Outcome(source).name
-        )
+def _read(descriptor: int, start: int, count: int) -> Samples:
+    """Read by position, as the other thread may be writing at the end of the file."""
+    samples = np.empty(count, np.float32)
+    rest, at = samples.data.cast("B"), start * SAMPLE_BYTES
+    while rest:
+        size = os.preadv(descriptor, [rest[:READ_BYTES]], at)
+        assert size, "the temporary file is shorter than what was written to it"
+        rest, at = rest[size:], at + size
+    return samples

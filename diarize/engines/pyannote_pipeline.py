@@ -1,13 +1,12 @@
 """pyannote's SpeakerDiarization as a Diarizer, with any models.
 
 It passes samples in memory, reports progress to the hook, and converts the result to a Diarization.
+
+pyannote runs the speaker network again for every speaker of a window, though only the masks differ. In
+`SharedFrameDiarization` the frames are computed once and pooled with all masks: equal vectors (to 1e-5) in a
+third of the time with three speakers per window.
+
 Knows nothing of where the models come from.
-
-pyannote's pipeline with the frames of a window shared by its speakers.
-
-pyannote runs the speaker network again for every speaker of a window, though only the masks differ.
-Here the frames are computed once and pooled with all masks: equal vectors (to 1e-5) in a third of the
-time with three speakers per window.
 """
 
 from __future__ import annotations
@@ -38,14 +37,14 @@ SHARES: Mapping[str, tuple[float, float]] = MappingProxyType(
 )
 """Share of the work by step, for large networks in both steps (values of whisperX)."""
 
+LEAST_NORM = 1e-6
+"""A shorter vector has no direction."""
+
 Refine = Callable[[Turns, Samples], Turns]
 """Refines turns, given the samples."""
 
 Compare = Callable[[NDArray[Any]], NDArray[Any]]
 """Maps the vectors of a pipeline [K, D] to those that are compared across recordings [K, E]."""
-
-LEAST_NORM = 1e-6
-"""A shorter vector has no direction."""
 
 
 class PyannoteDiarizer:
@@ -137,32 +136,6 @@ class PyannoteDiarizer:
         )
 
 
-def _progress(hook: StageHook, shares: Mapping[str, tuple[float, float]]) -> Callable[..., None]:
-    def report(
-        step: str,
-        artefact: object,
-        file: object = None,
-        total: float | None = None,
-        completed: float | None = None,
-    ) -> None:
-        if step not in shares:
-            return
-        first, last = shares[step]
-        # `completed` may exceed `total`; both are missing at the end of a step.
-        share = 1.0 if not total or completed is None else min(1.0, float(completed) / float(total))
-        hook(step, first + share * (last - first))
-
-    return report
-
-
-def _turns(annotation: Annotation) -> Turns:
-    spans = (
-        (max(0, samples_at(segment.start)), samples_at(segment.end), str(label))
-        for segment, _, label in annotation.itertracks(yield_label=True)
-    )
-    return Turns.of(span for span in spans if span[1] - span[0] >= SHORTEST)
-
-
 class SharedFrameDiarization(SpeakerDiarization):  # type: ignore[misc]  # pyannote is untyped to us
     """`embedding_batch_size` counts windows here. Networks without `forward_frames` and
     `forward_embedding` are run by pyannote's own method."""
@@ -206,3 +179,29 @@ class SharedFrameDiarization(SpeakerDiarization):  # type: ignore[misc]  # pyann
             alone = active * (active.sum(2, keepdims=True) < 2)
             masks = np.where(alone.sum(1, keepdims=True) > least, alone, active)
         return np.ascontiguousarray(masks.transpose(0, 2, 1))
+
+
+def _progress(hook: StageHook, shares: Mapping[str, tuple[float, float]]) -> Callable[..., None]:
+    def report(
+        step: str,
+        artefact: object,
+        file: object = None,
+        total: float | None = None,
+        completed: float | None = None,
+    ) -> None:
+        if step not in shares:
+            return
+        first, last = shares[step]
+        # `completed` may exceed `total`; both are missing at the end of a step.
+        share = 1.0 if not total or completed is None else min(1.0, float(completed) / float(total))
+        hook(step, first + share * (last - first))
+
+    return report
+
+
+def _turns(annotation: Annotation) -> Turns:
+    spans = (
+        (max(0, samples_at(segment.start)), samples_at(segment.end), str(label))
+        for segment, _, label in annotation.itertracks(yield_label=True)
+    )
+    return Turns.of(span for span in spans if span[1] - span[0] >= SHORTEST)

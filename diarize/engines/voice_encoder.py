@@ -2,9 +2,10 @@
 
 Resemblyzer's network (GE2E, Wan et al. 2018, arXiv 1710.10467): mel power without logarithm, three
 LSTM layers, one unit vector per window of 1.6 s. Its vectors have no negative components, so that all
-voices are similar; subtracting the mean of many voices separates them. Knows nothing of turns.
+voices are similar; subtracting the mean of many voices separates them. Steady noise moves them closer
+together: it is measured against the speech (`speech_over_noise_db`) and subtracted from the mel power.
 
-Noise in speech: its level below the speech, and its removal. Knows mel power only.
+Knows nothing of turns. Shapes: N windows, F mel frames, M bands.
 """
 
 from __future__ import annotations
@@ -26,6 +27,34 @@ from forescribe.asr.formats.transcript_parts import SAMPLE_RATE
 from forescribe.asr.segment.vad import FRAME, LEVEL_FRAMES
 from forescribe.speculative.models.quantized import floats
 
+NAME = "encoder.safetensors"
+"""The file of weights in a folder."""
+
+WINDOW = 160
+"""Mel frames of 10 ms per window, as in the network's training."""
+
+HOP = SAMPLE_RATE // 100
+"""Samples between mel frames."""
+
+WINDOW_SAMPLES = WINDOW * HOP
+"""1.6 s."""
+
+DIMENSION = 256
+"""Numbers of a vector."""
+
+LEVEL = 10 ** (-30 / 20)
+"""Root mean square, -30 dBFS. Quieter windows are amplified to it, as in the network's training."""
+
+BATCH = 128
+"""Windows. Below 32 the LSTM leaves half of a core idle, above 128 it only needs more memory."""
+
+PART = 60 * LEVEL_FRAMES * FRAME
+"""Samples processed at a time, one minute: half an hour would need half a GB. A multiple of the
+detector's frames."""
+
+FAR = 4 * WINDOW_SAMPLES
+"""Samples. Windows farther apart are in different batches."""
+
 NOISY_DB = 24.0
 """A recording with a lower speech-to-noise level is noisy. Measured: 26 to 67 dB in 61 of 62 conversations,
 calls and rooms without noise, with real and synthetic voices (20 dB in one), and 11 to 21 dB with white or
@@ -45,54 +74,7 @@ OVERSUBTRACTION = 1.5
 SILENT = 1e-9
 """Power of digital zeros, which say nothing about the noise of a room."""
 
-
-def speech_over_noise_db(mels: NDArray[np.float32], speech: NDArray[np.bool_]) -> float:
-    """The level of speech above noise, from mel power [F, M] and voice activity [F]: the mean of speech
-    against the quiet frames in each band, averaged over the bands. Infinite without speech."""
-    live = mels.sum(1) > SILENT
-    if not (speech & live).any():
-        return float("inf")
-    smooth = uniform_filter1d(mels[live], SMOOTH, axis=0, mode="nearest")
-    floor = np.percentile(smooth, 100 * QUIET, axis=0)  # [M]
-    loud = mels[speech & live].mean(0)
-    return float(np.mean(10 * np.log10(np.maximum(loud, SILENT) / np.maximum(floor, SILENT))))
-
-
-def subtract_noise(mels: Tensor) -> Tensor:
-    """Subtract the power of the quiet frames from each band of the windows [n, F, M]. Steady noise moves
-    the vectors of all voices in one direction, and thus closer together."""
-    bands = mels.transpose(1, 2)  # [n, M, F]
-    smooth = avg_pool1d(bands, SMOOTH, 1, SMOOTH // 2, count_include_pad=False)
-    floor = smooth.kthvalue(1 + round(QUIET * (mels.shape[1] - 1)), dim=2).values  # [n, M]
-    return (mels - OVERSUBTRACTION * floor[:, None]).clamp(min=0)
-
-
 Samples = NDArray[np.float32]
-
-WINDOW = 160
-"""Mel frames of 10 ms per window, as in the network's training."""
-
-HOP = SAMPLE_RATE // 100
-"""Samples between mel frames."""
-
-WINDOW_SAMPLES = WINDOW * HOP
-
-DIMENSION = 256
-
-LEVEL = 10 ** (-30 / 20)
-"""Root mean square, -30 dBFS. Quieter windows are amplified to it, as in the network's training."""
-
-BATCH = 128
-"""Windows. Below 32 the LSTM leaves half of a core idle, above 128 it only needs more memory."""
-
-PART = 60 * LEVEL_FRAMES * FRAME
-"""Samples processed at a time, one minute: half an hour would need half a GB. A multiple of the
-detector's frames."""
-
-FAR = 4 * WINDOW_SAMPLES
-"""Samples. Windows farther apart are in different batches."""
-
-NAME = "encoder.safetensors"
 
 
 class SpeakerEncoder(nn.Module):
@@ -166,12 +148,6 @@ class SpeakerEncoder(nn.Module):
         return mels * torch.from_numpy(np.square(gain)).to(mels)[:, None, None]
 
 
-def _batches(starts: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-    """Batches of up to BATCH windows close together, as the spectrum covers the gaps between them."""
-    for near in np.split(starts, np.flatnonzero(np.diff(starts) > FAR) + 1):
-        yield from (near[first : first + BATCH] for first in range(0, len(near), BATCH))
-
-
 def load(folder: Path, device: torch.device | str = "cpu") -> SpeakerEncoder:
     """Load the encoder in a folder, to compute in float32.
 
@@ -206,3 +182,30 @@ def identity(folder: Path) -> str:
     with safe_open(folder / NAME, framework="pt") as file:
         metadata = file.metadata() or {}
     return str(json.loads(metadata["forescribe"])["name"])
+
+
+def speech_over_noise_db(mels: NDArray[np.float32], speech: NDArray[np.bool_]) -> float:
+    """The level of speech above noise, from mel power [F, M] and voice activity [F]: the mean of speech
+    against the quiet frames in each band, averaged over the bands. Infinite without speech."""
+    live = mels.sum(1) > SILENT
+    if not (speech & live).any():
+        return float("inf")
+    smooth = uniform_filter1d(mels[live], SMOOTH, axis=0, mode="nearest")
+    floor = np.percentile(smooth, 100 * QUIET, axis=0)  # [M]
+    loud = mels[speech & live].mean(0)
+    return float(np.mean(10 * np.log10(np.maximum(loud, SILENT) / np.maximum(floor, SILENT))))
+
+
+def subtract_noise(mels: Tensor) -> Tensor:
+    """Subtract the power of the quiet frames from each band of the windows [n, F, M]. Steady noise moves
+    the vectors of all voices in one direction, and thus closer together."""
+    bands = mels.transpose(1, 2)  # [n, M, F]
+    smooth = avg_pool1d(bands, SMOOTH, 1, SMOOTH // 2, count_include_pad=False)
+    floor = smooth.kthvalue(1 + round(QUIET * (mels.shape[1] - 1)), dim=2).values  # [n, M]
+    return (mels - OVERSUBTRACTION * floor[:, None]).clamp(min=0)
+
+
+def _batches(starts: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+    """Batches of up to BATCH windows close together, as the spectrum covers the gaps between them."""
+    for near in np.split(starts, np.flatnonzero(np.diff(starts) > FAR) + 1):
+        yield from (near[first : first + BATCH] for first in range(0, len(near), BATCH))
