@@ -119,7 +119,7 @@ def flags() -> str:
     return "\n\n".join([*page, "\n".join(rows)]) + "\n"
 
 
-ANY = "*"  # foreign_flag_table.ANY, without importing the command
+ANY = "*"  # foreign_flags.ANY, without importing the command
 
 
 def _meaning(value: str, ours: tuple[str, ...]) -> str:

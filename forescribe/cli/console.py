@@ -1,18 +1,9 @@
 """Messages of a command: a progress bar, a line per recording, a summary. All on stderr.
 
-For scripts, one JSON record per recording on stdout, with the codes of `asr.errors`. Knows how a result
-is shown; nothing of how it was made.
-
-A progress bar with the text as it is decoded.
-
-Final text scrolls above the bar; partial text stands in one line below it, which is redrawn a few
-times a second and removed at the end. In a log, with --verbose, only segments are printed. Knows
-the hook of a transcription; nothing of files.
-
-A progress bar over the stages of a long command, one at a time.
-
-On a terminal a bar; elsewhere a line for each stage as it begins. Knows names and numbers; nothing of what
-is done.
+On a terminal the text is shown as it is decoded: final text scrolls above the bar; partial text stands in one
+line below it, which is redrawn a few times a second and removed at the end. In a log, with --verbose, only
+segments are printed. For scripts there is one JSON record per recording on stdout, with the codes of
+`asr.errors`. Knows how a result is shown; nothing of how it was made.
 """
 
 from __future__ import annotations
@@ -48,6 +39,9 @@ if TYPE_CHECKING:
     from forescribe.asr.records.sources import Source
     from forescribe.asr.storage.locations import Location
     from forescribe.speculative.stats import Stats
+
+EVERY_S = 0.2
+"""Seconds between two updates of partial text: each one waits for the device."""
 
 
 class Console:
@@ -186,34 +180,6 @@ class Console:
         return INTERRUPTED if interrupted else int(bool(self.failed))
 
 
-def escape(text: str) -> str:
-    """Make foreign text harmless, for rich markup and for the terminal."""
-    return without_markup(visible(text))
-
-
-def file_names(files: Sequence[Path | Location]) -> str:
-    """The files of one recording, which differ in their extensions only: `out/a .txt .srt`."""
-    parts = [os.path.splitext(str(file)) for file in files]
-    return " ".join([parts[0][0], *(extension for _, extension in parts)])
-
-
-def _speed(transcript: Transcript) -> str:
-    """The length of a recording, and its speakers."""
-    text = f"{transcript.duration:.1f} s of audio"
-    spoken: dict[str, float] = {}  # seconds
-    for turn in transcript.turns:
-        spoken[turn.speaker] = spoken.get(turn.speaker, 0.0) + turn.end - turn.start
-    if spoken:
-        people = f"{len(spoken)} speaker{'s' * (len(spoken) > 1)}"
-        each = ", ".join(f"{name} {length:.1f} s" for name, length in spoken.items())
-        return f"{text}, {people}: {each}"
-    return text if transcript.segments else f"{text}, no speech"
-
-
-EVERY_S = 0.2
-"""Seconds between two updates of partial text: each one waits for the device."""
-
-
 class Screen:
     """A hook that draws. The text of a single recording is shown; of several, the bar and the line
     below."""
@@ -287,26 +253,6 @@ class Screen:
         self.bar.console.print(text, markup=False)
 
 
-class _Bar(Progress):
-    """A bar with a line of text below it."""
-
-    line = ""
-
-    def get_renderables(self) -> Iterable[RenderableType]:
-        yield self.make_tasks_table(self.tasks)
-        if self.line:
-            yield Text(tail(self.line, self.console.width - 1), style="dim", no_wrap=True)
-
-
-def tail(text: str, width: int) -> str:
-    """The end of a text, as much as fits in `width` columns; wide characters count as two."""
-    if cell_len(text) <= width:
-        return text
-    while text and cell_len(text) > width - 1:
-        text = text[max(1, (cell_len(text) - width) // 2) :]
-    return f"…{text}"
-
-
 class StageBar:
     """A hook `(stage, done, whole or None, note)` that draws; a context manager. `quiet` draws nothing."""
 
@@ -347,3 +293,47 @@ class StageBar:
             if not self.console.is_terminal:
                 self.console.print(f"{stage} …", markup=False)
         self.bar.update(self.task, completed=done, total=whole, note=one_line(note))
+
+
+def escape(text: str) -> str:
+    """Make foreign text harmless, for rich markup and for the terminal."""
+    return without_markup(visible(text))
+
+
+def file_names(files: Sequence[Path | Location]) -> str:
+    """The files of one recording, which differ in their extensions only: `out/a .txt .srt`."""
+    parts = [os.path.splitext(str(file)) for file in files]
+    return " ".join([parts[0][0], *(extension for _, extension in parts)])
+
+
+def tail(text: str, width: int) -> str:
+    """The end of a text, as much as fits in `width` columns; wide characters count as two."""
+    if cell_len(text) <= width:
+        return text
+    while text and cell_len(text) > width - 1:
+        text = text[max(1, (cell_len(text) - width) // 2) :]
+    return f"…{text}"
+
+
+def _speed(transcript: Transcript) -> str:
+    """The length of a recording, and its speakers."""
+    text = f"{transcript.duration:.1f} s of audio"
+    spoken: dict[str, float] = {}  # seconds
+    for turn in transcript.turns:
+        spoken[turn.speaker] = spoken.get(turn.speaker, 0.0) + turn.end - turn.start
+    if spoken:
+        people = f"{len(spoken)} speaker{'s' * (len(spoken) > 1)}"
+        each = ", ".join(f"{name} {length:.1f} s" for name, length in spoken.items())
+        return f"{text}, {people}: {each}"
+    return text if transcript.segments else f"{text}, no speech"
+
+
+class _Bar(Progress):
+    """A bar with a line of text below it."""
+
+    line = ""
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        yield self.make_tasks_table(self.tasks)
+        if self.line:
+            yield Text(tail(self.line, self.console.width - 1), style="dim", no_wrap=True)

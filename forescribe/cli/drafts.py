@@ -1,14 +1,13 @@
-"""`forescribe draft-head`: a draft's output head with the tokens of one's own texts.
+"""`forescribe draft-head` and `forescribe prune`: an output head with the tokens of one's own texts, and a
+draft of some of a model's own layers.
 
-Knows the options and what is printed; counting is in `forescribe.distill.draft_lists`.
-
-`forescribe prune`: a draft of some of a model's own layers.
-
-Knows the options and what is printed; distances and models are in `forescribe.distill.pruning`.
+Knows the options and what is printed; counting is in `forescribe.distill.draft_lists`, distances and models
+are in `forescribe.distill.pruning`.
 """
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,9 +24,11 @@ if TYPE_CHECKING:
     from ..distill.labels import LabelRow
     from ..distill.pair import DraftPair
 
-
 LITTLE = 100_000
 """Tokens below which a list is likely to lack words that later recordings have."""
+
+SAMPLES = Path(__file__).resolve().parents[3] / "samples"
+"""Recordings of a checkout; an installed package has none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,43 +123,6 @@ def draft_head(**values: Any) -> None:
         )
 
 
-def _code(name: str) -> str:
-    """The code of a language. Raises UsageError for a name that is none."""
-    from forescribe.asr.model.special_tokens import language_code
-
-    code = language_code(name)
-    if not (code.isascii() and code.isalpha() and len(code) in (2, 3)):
-        raise UsageError(
-            f"--language {name!r}: give a code such as fr, or an English name such as French"
-        )
-    return code
-
-
-def _folder(name: str) -> Path:
-    """The folder of a draft on this machine. Raises ModelError, and UsageError for a draft without a
-    model."""
-    from forescribe.asr.model import presets as speech
-    from forescribe.speculative.models.hub import find
-    from forescribe.text import presets
-
-    if name in (speech.NO_DRAFT, presets.NGRAM):
-        raise UsageError(f"{name} drafts without a model, so it has no output head")
-    resolve = presets.resolve if name in presets.PRESETS else speech.resolve
-    place = resolve(None, name).draft
-    assert place is not None
-    folder = find(place, lambda at: None if (at / "config.json").is_file() else "config.json")
-    if folder is None:
-        raise ModelError(
-            f"{place} is not on this machine, or has no config.json: run `hf download {place}`, or give "
-            "the folder of a draft"
-        )
-    return folder
-
-
-SAMPLES = Path(__file__).resolve().parents[3] / "samples"
-"""Recordings of a checkout; an installed package has none."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class PruneOptions:
     """The parsed command line. Raises UsageError for values that are impossible."""
@@ -210,21 +174,51 @@ def prune(**values: Any) -> None:
     )
 
 
+def _code(name: str) -> str:
+    """The code of a language. Raises UsageError for a name that is none."""
+    from forescribe.asr.model.special_tokens import language_code
+
+    code = language_code(name)
+    if not (code.isascii() and code.isalpha() and len(code) in (2, 3)):
+        raise UsageError(
+            f"--language {name!r}: give a code such as fr, or an English name such as French"
+        )
+    return code
+
+
+def _folder(name: str) -> Path:
+    """The folder of a draft on this machine. Raises ModelError, and UsageError for a draft without a
+    model."""
+    from forescribe.asr.model import presets as speech
+    from forescribe.speculative.models.hub import find
+    from forescribe.text import presets
+
+    if name in (speech.NO_DRAFT, presets.NGRAM):
+        raise UsageError(f"{name} drafts without a model, so it has no output head")
+    resolve = presets.resolve if name in presets.PRESETS else speech.resolve
+    place = resolve(None, name).draft
+    assert place is not None
+    folder = find(place, lambda at: None if (at / "config.json").is_file() else "config.json")
+    if folder is None:
+        raise ModelError(
+            f"{place} is not on this machine, or has no config.json: run `hf download {place}`, or give "
+            "the folder of a draft"
+        )
+    return folder
+
+
 def _is_speech(name: str) -> bool:
     """Whether a name is that of a Whisper model. Raises ModelError and LoadError."""
     from forescribe.asr.model import presets as speech
-    from forescribe.asr.model.presets import locate
     from forescribe.text import presets
 
     if name in presets.PRESETS:
         return False
     if name in speech.PRESETS or name in speech.ALIASES:
         return True
-    import json
-
     folder = Path(name).expanduser()
     if not folder.is_dir():
-        folder = locate(name)
+        folder = speech.locate(name)
     try:
         config = json.loads((folder / "config.json").read_text("utf-8"))
     except (OSError, ValueError) as error:

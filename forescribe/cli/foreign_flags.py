@@ -4,11 +4,7 @@ A command line with such flags is translated before it is parsed: both spellings
 `--output-dir`), switches bare or with True and False, other names for the same thing. A flag
 without a meaning here is refused with the reason and the nearest alternative; no flag is accepted
 and then ignored. Values that ask for what is done anyway (`--beam_size 1`) are accepted. Knows how
-flags are written; their meanings are in `foreign_flag_table`.
-
-The flags of other programs, and what each of them means here.
-
-Knows flags, values and reasons; `foreign_flags` applies them to a command line.
+flags are written and what they mean here; nothing of how a command parses its own options.
 """
 
 from __future__ import annotations
@@ -25,6 +21,25 @@ TRUE, FALSE = "true", "false"
 ANY = "*"
 VALUE = "{}"
 """In our arguments, stands for the value as typed."""
+
+
+@dataclass(frozen=True)
+class KnownOptions:
+    """The options of a command: names that take a value, and switches with the name that turns them off
+    (None without one)."""
+
+    valued: frozenset[str]
+    switches: Mapping[str, str | None]
+
+    def has(self, arguments: tuple[str, ...]) -> bool:
+        """Whether the option at the front of these arguments, if any, is one of the command's."""
+        return not arguments or arguments[0] in self.valued or arguments[0] in self.switches
+
+
+def translate(typed: list[str], known: KnownOptions) -> list[str]:
+    """Return the same request in our own options. Raises UsageError for flags without a meaning
+    here."""
+    return list(_Translation(typed, known).arguments())
 
 
 @dataclass(frozen=True)
@@ -279,25 +294,6 @@ SHORT: Mapping[str, str] = {
     "-fa": "leave it out: attention is chosen by the device",
     "-oved": "--device NAME",
 }
-
-
-@dataclass(frozen=True)
-class KnownOptions:
-    """The options of a command: names that take a value, and switches with the name that turns them off
-    (None without one)."""
-
-    valued: frozenset[str]
-    switches: Mapping[str, str | None]
-
-    def has(self, arguments: tuple[str, ...]) -> bool:
-        """Whether the option at the front of these arguments, if any, is one of the command's."""
-        return not arguments or arguments[0] in self.valued or arguments[0] in self.switches
-
-
-def translate(typed: list[str], known: KnownOptions) -> list[str]:
-    """Return the same request in our own options. Raises UsageError for flags without a meaning
-    here."""
-    return list(_Translation(typed, known).arguments())
 
 
 class _Translation:

@@ -1,11 +1,8 @@
-"""The `forescribe` command: all commands in one app, and the console entry.
+"""The `forescribe` command: all commands in one app, the console entry, and `forescribe models`.
 
-Knows which commands there are, and how errors become messages and exit codes. Heavy imports stay
+Knows which commands there are, how errors become messages and exit codes, and how lists of models are
+printed; presets are in `asr.model.presets`, caches in `asr.model.conversion`. Heavy imports stay
 inside the commands.
-
-`forescribe models`: the presets, the models on this machine, and what a name would download.
-
-Knows how lists are printed; presets are in `asr.model.presets`, the caches in `asr.model.conversion`.
 """
 
 from __future__ import annotations
@@ -38,6 +35,34 @@ from .speakers import speakers
 from .status import status
 from .transcribe import transcribe
 
+SPIN_COUNT = "3000"
+
+app = typer.Typer(
+    name="forescribe",
+    help="Transcribe speech with Whisper. A draft model makes it faster and leaves the words unchanged. "
+    "`forescribe AUDIO...` is short for `forescribe transcribe AUDIO...`.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "max_content_width": 100,
+        # Both spellings are in use: --output_dir (openai/whisper) and --output-dir.
+        "token_normalize_func": lambda token: token.replace("_", "-"),
+    },
+)
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    if version:
+        from importlib.metadata import version as installed
+
+        typer.echo(f"forescribe {installed('forescribe')}")
+        raise typer.Exit
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelsOptions:
@@ -64,6 +89,77 @@ def models(**values: Any) -> None:
         _print(_loaded_by(options.name), _one_model, as_json=options.json)
         return
     _print(_all_models(), _lists, as_json=options.json)
+
+
+app.command(cls=ForeignFlagsCommand)(transcribe)
+app.command(cls=SectionedCommand)(status)
+app.command(cls=ForeignFlagsCommand)(audit)
+app.command(cls=SectionedCommand)(models)
+app.command(cls=SectionedCommand)(draft_head)
+app.command(cls=SectionedCommand)(distill)
+app.command(cls=SectionedCommand)(prune)
+app.command(cls=ForeignFlagsCommand)(diarize)
+app.add_typer(speakers)
+app.command(cls=SectionedCommand)(generate)
+app.command(cls=SectionedCommand)(serve)
+app.command(cls=SectionedCommand)(worker)
+app.command(cls=SectionedCommand)(key)
+bench.command(cls=SectionedCommand)(drafts)
+app.add_typer(bench)
+
+
+def main() -> None:
+    """The console entry: one line per error, no traceback for a user's mistake.
+
+    `forescribe recording.mp3` means `forescribe transcribe recording.mp3`. Exit codes: 0 success,
+    1 some recordings failed, 2 usage, 130 interrupted.
+    """
+    from forescribe.speculative.errors import SpeculativeError
+
+    try:
+        arguments = with_command(sys.argv[1:])
+        if arguments[:1] != ["bench"]:  # which measures every system as it is
+            limit_spinning()
+        app(args=arguments, prog_name="forescribe")
+    except (ForescribeError, SpeculativeError) as error:
+        typer.echo(f"forescribe: {one_line(str(error))}", err=True)
+        sys.exit(2)
+    except SystemExit as left:
+        if left.code == INTERRUPTED:  # typer's answer to Ctrl-C
+            tell_at_the_end()
+        raise
+    except KeyboardInterrupt:  # before typer handles it
+        tell_at_the_end()
+        sys.exit(INTERRUPTED)
+    except BrokenPipeError:  # the reader of stdout has closed it, as in `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+
+
+def with_command(arguments: list[str]) -> list[str]:
+    """The arguments with `transcribe` in front, unless they begin with a command or a global option.
+    Raises UsageError for what looks like a command and is no file."""
+    group = get_command(app)
+    commands = group.list_commands(None)  # type: ignore[attr-defined]  # a group
+    if not arguments or arguments[0] in {*commands, "-h", "--help", "--version"}:
+        return arguments
+    meant = get_close_matches(arguments[0].lower(), commands, n=1, cutoff=0.7)
+    if meant and os.sep not in arguments[0] and not os.path.lexists(arguments[0]):
+        raise UsageError(
+            f"{arguments[0]!r} is neither a command nor a file: did you mean {meant[0]!r}?"
+        )
+    return ["transcribe", *arguments]
+
+
+def limit_spinning() -> None:
+    """Limit how long idle OpenMP threads of torch spin, unless the environment sets it; libgomp reads
+    it when it is loaded.
+
+    Its default, 300,000 spins, is no faster on idle cores, and two and a half times slower beside
+    another process, whose cores the spinning threads occupy (docs/development/log.md, 2026-11-22).
+    """
+    if not os.environ.keys() & {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"}:
+        os.environ["GOMP_SPINCOUNT"] = SPIN_COUNT
 
 
 def _print(content: dict[str, Any], lines: Any, *, as_json: bool) -> None:
@@ -162,106 +258,6 @@ def _size(size: int | None) -> str:
         if size >= factor:
             return f"{size / factor:.{1 if size < 10 * factor else 0}f} {unit}"
     return f"{size} B"
-
-
-SPIN_COUNT = "3000"
-
-app = typer.Typer(
-    name="forescribe",
-    help="Transcribe speech with Whisper. A draft model makes it faster and leaves the words unchanged. "
-    "`forescribe AUDIO...` is short for `forescribe transcribe AUDIO...`.",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-    context_settings={
-        "help_option_names": ["-h", "--help"],
-        "max_content_width": 100,
-        # Both spellings are in use: --output_dir (openai/whisper) and --output-dir.
-        "token_normalize_func": lambda token: token.replace("_", "-"),
-    },
-)
-
-
-@app.callback(invoke_without_command=True)
-def root(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
-) -> None:
-    if version:
-        from importlib.metadata import version as installed
-
-        typer.echo(f"forescribe {installed('forescribe')}")
-        raise typer.Exit
-
-
-app.command(cls=ForeignFlagsCommand)(transcribe)
-app.command(cls=SectionedCommand)(status)
-app.command(cls=ForeignFlagsCommand)(audit)
-app.command(cls=SectionedCommand)(models)
-app.command(cls=SectionedCommand)(draft_head)
-app.command(cls=SectionedCommand)(distill)
-app.command(cls=SectionedCommand)(prune)
-app.command(cls=ForeignFlagsCommand)(diarize)
-app.add_typer(speakers)
-app.command(cls=SectionedCommand)(generate)
-app.command(cls=SectionedCommand)(serve)
-app.command(cls=SectionedCommand)(worker)
-app.command(cls=SectionedCommand)(key)
-bench.command(cls=SectionedCommand)(drafts)
-app.add_typer(bench)
-
-
-def main() -> None:
-    """The console entry: one line per error, no traceback for a user's mistake.
-
-    `forescribe recording.mp3` means `forescribe transcribe recording.mp3`. Exit codes: 0 success,
-    1 some recordings failed, 2 usage, 130 interrupted.
-    """
-    from forescribe.speculative.errors import SpeculativeError
-
-    try:
-        arguments = with_command(sys.argv[1:])
-        if arguments[:1] != ["bench"]:  # which measures every system as it is
-            limit_spinning()
-        app(args=arguments, prog_name="forescribe")
-    except (ForescribeError, SpeculativeError) as error:
-        typer.echo(f"forescribe: {one_line(str(error))}", err=True)
-        sys.exit(2)
-    except SystemExit as left:
-        if left.code == INTERRUPTED:  # typer's answer to Ctrl-C
-            tell_at_the_end()
-        raise
-    except KeyboardInterrupt:  # before typer handles it
-        tell_at_the_end()
-        sys.exit(INTERRUPTED)
-    except BrokenPipeError:  # the reader of stdout has closed it, as in `| head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
-
-
-def with_command(arguments: list[str]) -> list[str]:
-    """The arguments with `transcribe` in front, unless they begin with a command or a global option.
-    Raises UsageError for what looks like a command and is no file."""
-    group = get_command(app)
-    commands = group.list_commands(None)  # type: ignore[attr-defined]  # a group
-    if not arguments or arguments[0] in {*commands, "-h", "--help", "--version"}:
-        return arguments
-    meant = get_close_matches(arguments[0].lower(), commands, n=1, cutoff=0.7)
-    if meant and os.sep not in arguments[0] and not os.path.lexists(arguments[0]):
-        raise UsageError(
-            f"{arguments[0]!r} is neither a command nor a file: did you mean {meant[0]!r}?"
-        )
-    return ["transcribe", *arguments]
-
-
-def limit_spinning() -> None:
-    """Limit how long idle OpenMP threads of torch spin, unless the environment sets it; libgomp reads
-    it when it is loaded.
-
-    Its default, 300,000 spins, is no faster on idle cores, and two and a half times slower beside
-    another process, whose cores the spinning threads occupy (docs/development/log.md, 2026-11-22).
-    """
-    if not os.environ.keys() & {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"}:
-        os.environ["GOMP_SPINCOUNT"] = SPIN_COUNT
 
 
 if __name__ == "__main__":

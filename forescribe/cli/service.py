@@ -1,15 +1,7 @@
-"""`forescribe serve`: the HTTP service.
+"""`forescribe serve`, `forescribe worker` and `forescribe key`: the HTTP service.
 
-Knows the options; everything else is a setting of `forescribe.api`. Needs the extra `serve`,
-without which the other commands work.
-
-`forescribe worker`: does the jobs of services on other machines.
-
-Knows the options; everything else is a setting of `forescribe.api`. Needs the extra `serve`.
-
-`forescribe key`: make an API key for the service.
-
-Knows how a key and its rights are printed; keys and their hashes are in `forescribe.api.access`.
+Knows the options, and how a key and its rights are printed; everything else is a setting of `forescribe.api`.
+Needs the extra `serve`, without which the other commands work.
 """
 
 from __future__ import annotations
@@ -155,10 +147,6 @@ def worker(**values: Any) -> None:
         run_worker(settings, listening, idle_s)
 
 
-BARE = re.compile(r"[A-Za-z0-9_-]+")
-"""Names that TOML takes without quotes."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class KeyOptions:
     """The parsed command line."""
@@ -227,6 +215,10 @@ def _day(text: str) -> date:
         return date.fromisoformat(text)
     except ValueError:
         raise UsageError(f"--expires {text}: give a date as 2027-01-31") from None
+
+
+BARE = re.compile(r"[A-Za-z0-9_-]+")
+"""Names that TOML takes without quotes."""
 
 
 def _lines(name: str, hash: str, rights: dict[str, Any]) -> str:

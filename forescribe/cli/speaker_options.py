@@ -1,11 +1,7 @@
-"""The options about speakers of a command, checked before anything is loaded.
+"""The options about speakers and guards, as a command passes them on, checked before anything is loaded.
 
-Knows which of them contradict each other, and how an engine is loaded for them; finds no speakers
-itself.
-
-Guards from the command line: numbers, the word None, temperature steps.
-
-Knows the options by name; nothing of parsing a command line or of how windows are decoded again.
+Knows which of them contradict each other, how a diarization engine is loaded for them, and how thresholds are
+typed: numbers, or the word None. Finds no speakers and decodes no windows itself.
 """
 
 from __future__ import annotations
@@ -27,7 +23,6 @@ if TYPE_CHECKING:
     from forescribe.diarize.diarizer import Diarizer
     from forescribe.diarize.linked_speakers import LinkedSpeakers
     from forescribe.diarize.transcribers import SupportsTranscribe
-
 
 MIX, SPLIT = "mix", "split"
 

@@ -1,10 +1,7 @@
 """`forescribe status`: how far a run is, from its records alone.
 
-Knows how the status is shown and when watching ends; it is read and counted in `asr.records`.
-
-The text of `forescribe status`: a few lines for people.
-
-Knows words and units; the figures are those of `RunStatus`.
+Knows how the status is shown, for people in a few lines, and when watching ends; it is read and counted in
+`asr.records`.
 """
 
 from __future__ import annotations
@@ -25,9 +22,10 @@ from .option_records import DIAGNOSTICS, arg, opt, takes
 if TYPE_CHECKING:
     from forescribe.asr.records.status import RunStatus
 
-
 CLEAR = "\x1b[H\x1b[2J"
 """Moves to the top of the terminal and clears it."""
+
+BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,9 +64,6 @@ def status(**values: Any) -> None:
         if not options.watch or found.left == 0 or found.total is None:
             return
         time.sleep(options.every)
-
-
-BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 def status_lines(where: str, status: RunStatus, *, now: float) -> list[str]:

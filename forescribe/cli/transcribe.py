@@ -1,10 +1,7 @@
 """`forescribe transcribe`: recordings to text, subtitles and JSON.
 
-Knows the order of the work and the exit code; finding inputs, decoding and writing happen elsewhere.
-
-The list of `--dry-run`: a line per recording.
-
-Knows what would be written or skipped; transcribes nothing.
+Knows the order of the work, the exit code and the list of `--dry-run`; finding inputs, decoding and writing
+happen elsewhere.
 """
 
 from __future__ import annotations
@@ -88,6 +85,35 @@ def transcribe(**values: Any) -> None:
             console.summary(decoder.stats())
         console.close(reports)
     raise typer.Exit(console.exit_code(interrupted=interrupted))
+
+
+def list_batch(batch: Batch, *, as_json: bool) -> int:
+    """Print what would be written or skipped; returns the exit code, 1 if a recording cannot be
+    read."""
+    for source in batch.done:
+        typer.echo(_line(batch, source, "skipped", as_json=as_json))
+    for source in batch.todo:
+        status = "failed" if source.error else "pending"
+        typer.echo(_line(batch, source, status, as_json=as_json))
+    return int(any(source.error is not None for source in batch.todo))
+
+
+def _line(batch: Batch, source: Source, status: str, *, as_json: bool) -> str:
+    files, error = batch.files(source), source.error
+    if as_json:
+        entry: dict[str, object] = {
+            "path": source.path,
+            "status": status,
+            "outputs": [*map(str, files)],
+        }
+        if error:
+            entry |= {"code": error.code, "message": error.message}
+        return dumps(entry)
+    if error:
+        return f"failed: {error.message}"
+    if status == "skipped":
+        return visible(f"{source.path}: already done")
+    return visible(f"{source.path} -> {file_names(files) if files else 'stdout'}")
 
 
 @dataclass(frozen=True)
@@ -226,32 +252,3 @@ def _on_cluster(options: TranscribeOptions, batch: Batch, stop: Stop, console: C
 
 def _no_model(size: int) -> Transcriber:
     raise AssertionError("a model was requested although no recording can be read")
-
-
-def list_batch(batch: Batch, *, as_json: bool) -> int:
-    """Print what would be written or skipped; returns the exit code, 1 if a recording cannot be
-    read."""
-    for source in batch.done:
-        typer.echo(_line(batch, source, "skipped", as_json=as_json))
-    for source in batch.todo:
-        status = "failed" if source.error else "pending"
-        typer.echo(_line(batch, source, status, as_json=as_json))
-    return int(any(source.error is not None for source in batch.todo))
-
-
-def _line(batch: Batch, source: Source, status: str, *, as_json: bool) -> str:
-    files, error = batch.files(source), source.error
-    if as_json:
-        entry: dict[str, object] = {
-            "path": source.path,
-            "status": status,
-            "outputs": [*map(str, files)],
-        }
-        if error:
-            entry |= {"code": error.code, "message": error.message}
-        return dumps(entry)
-    if error:
-        return f"failed: {error.message}"
-    if status == "skipped":
-        return visible(f"{source.path}: already done")
-    return visible(f"{source.path} -> {file_names(files) if files else 'stdout'}")
