@@ -3,7 +3,7 @@
     forescribe transcribe calls -r -o out --cluster ray://head:10001
     serve run forescribe.cluster:app model=large
 
-`ray_connection`, `ray_fleet`, `ray_data` and `serve_app` call Ray, and import it inside of functions. The
+`ray_connection`, `ray_fleet`, `operator` and `serve_app` call Ray, and import it inside of functions. The
 rest knows workers and recordings and nothing of Ray, and is tested without it.
 """
 

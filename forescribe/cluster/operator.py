@@ -1,17 +1,14 @@
-"""Transcription as an operator of Ray Data: rows are paths, results and errors come back as rows.
+"""Transcription on Ray: an operator of Ray Data, and the workers behind `forescribe transcribe --cluster`.
 
     from forescribe.ray import transcribe
 
     paths = ray.data.from_items([{"path": "s3://calls/a.mp3"}, {"path": "/mnt/calls/b.mp3"}])
     transcribe(paths, model="large", diarize=True).write_parquet("s3://out/2026")
 
-An actor is asynchronous: several rows are in work at a time and share one engine, which a call per batch
-of rows would let run empty at the end of each. Knows rows; writes no files and no records.
-
-`forescribe transcribe --cluster`: the workers of a Ray cluster in place of the local model.
-
-From the command's options to what every worker is told. Finding recordings, writing results and records, and
-the console are those of the local command.
+The rows of the operator are paths; results and errors come back as rows, and it writes no files and no
+records. An actor is asynchronous: several rows are in work at a time and share one engine, which a call per
+batch of rows would let run empty at the end of each. The command finds recordings and writes results and
+records as on one machine: here its options become what every worker is told.
 """
 
 from __future__ import annotations
@@ -44,14 +41,19 @@ if TYPE_CHECKING:
     from ..cli.transcribe_options import TranscribeOptions
     from .cluster_transcriber import ClusterTranscriber
 
-
 Row = dict[str, Any]
+
+Decoder = tuple["MakeTranscriber", "Options", Callable[[], "Stats | None"]]
 
 RETRIES = 3
 """Restarts of an actor, and attempts of a row that has cost one. Ray Data's own default is without end."""
 
 AHEAD = 2
 """Rows that an actor holds for each row of its engine."""
+
+POLL_S = 1.0
+BROKEN = 70
+"""Exit status of an actor whose device does not answer any more, as of the service."""
 
 OPTIONS = frozenset(
     "model draft local_files_only language task initial_prompt reference_text timestamps word_timestamps vad "
@@ -61,10 +63,6 @@ OPTIONS = frozenset(
     "readers spool spool_bytes".split()
 )
 """Options of `forescribe transcribe`, by field, that say how a recording is transcribed."""
-
-POLL_S = 1.0
-BROKEN = 70
-"""Exit status of an actor whose device does not answer any more, as of the service."""
 
 
 def transcribe(
@@ -166,57 +164,6 @@ class Transcribe:
                     future.set_exception(self._error)
 
 
-def order_of_options(options: dict[str, Any]) -> WorkOrder:
-    """What an actor loads. Raises UsageError for an option that is unknown or impossible."""
-    from ..cli.transcribe_options import TranscribeOptions
-
-    unknown = options.keys() - OPTIONS
-    if unknown:
-        raise UsageError(
-            f"{', '.join(sorted(unknown))}: no option of an operator; known: {', '.join(sorted(OPTIONS))}"
-        )
-    given = TranscribeOptions(audio=[], cluster="auto", **options)
-    return order_of(given, [])
-
-
-def source_of(path: Any, column: str) -> Source | ForescribeError:
-    """The recording of a row, or the error of one that names none."""
-    if not isinstance(path, str | os.PathLike) or not str(path):
-        return UsageError(f"the column {column!r} holds no path")
-    try:
-        if is_url(str(path)):
-            location = Location.parse(str(path))
-            return Source(location.identity, location=location)
-    except ForescribeError as error:
-        return error
-    return Source(str(Path(path)))
-
-
-def result_fields(transcript: Transcript) -> Row:
-    """The columns of a transcript."""
-    return {
-        "text": transcript.text,
-        "language": transcript.language,
-        "audio_s": transcript.duration,
-        "transcript": json.dumps(transcript.to_dict(), ensure_ascii=False),
-        "code": None,
-        "message": None,
-    }
-
-
-def failed_fields(error: ForescribeError) -> Row:
-    """The columns of a recording that has failed; the same as of a transcript, so that blocks agree."""
-    empty = dict.fromkeys(("text", "language", "audio_s", "transcript"))
-    return {**empty, "code": error.code, "message": error.message}
-
-
-def _no_result(source: Source) -> ForescribeError:
-    return AudioError(f"{source.path}: ended without a transcript", code="internal_error")
-
-
-Decoder = tuple["MakeTranscriber", "Options", Callable[[], "Stats | None"]]
-
-
 def cluster_decoder(options: TranscribeOptions, batch: Batch, console: Console) -> Decoder:
     """What `Batch.run` needs, on a cluster. Raises UsageError for an address or recordings that cannot be
     used; Ray is started or connected with the first recording."""
@@ -252,6 +199,19 @@ def cluster_decoder(options: TranscribeOptions, batch: Batch, console: Console) 
     return make, order.options, lambda: made[0].stats() if made else None
 
 
+def order_of_options(options: dict[str, Any]) -> WorkOrder:
+    """What an actor loads. Raises UsageError for an option that is unknown or impossible."""
+    from ..cli.transcribe_options import TranscribeOptions
+
+    unknown = options.keys() - OPTIONS
+    if unknown:
+        raise UsageError(
+            f"{', '.join(sorted(unknown))}: no option of an operator; known: {', '.join(sorted(OPTIONS))}"
+        )
+    given = TranscribeOptions(audio=[], cluster="auto", **options)
+    return order_of(given, [])
+
+
 def order_of(options: TranscribeOptions, recordings: Sequence[Source]) -> WorkOrder:
     """What every worker is told. Raises UsageError for a recording that other machines cannot read."""
     paths = [source.path for source in recordings if source.location is None]
@@ -278,6 +238,41 @@ def order_of(options: TranscribeOptions, recordings: Sequence[Source]) -> WorkOr
         folder=os.getcwd(),
         probe=next((path for path in paths if os.path.exists(path)), None),
     )
+
+
+def source_of(path: Any, column: str) -> Source | ForescribeError:
+    """The recording of a row, or the error of one that names none."""
+    if not isinstance(path, str | os.PathLike) or not str(path):
+        return UsageError(f"the column {column!r} holds no path")
+    try:
+        if is_url(str(path)):
+            location = Location.parse(str(path))
+            return Source(location.identity, location=location)
+    except ForescribeError as error:
+        return error
+    return Source(str(Path(path)))
+
+
+def result_fields(transcript: Transcript) -> Row:
+    """The columns of a transcript."""
+    return {
+        "text": transcript.text,
+        "language": transcript.language,
+        "audio_s": transcript.duration,
+        "transcript": json.dumps(transcript.to_dict(), ensure_ascii=False),
+        "code": None,
+        "message": None,
+    }
+
+
+def failed_fields(error: ForescribeError) -> Row:
+    """The columns of a recording that has failed; the same as of a transcript, so that blocks agree."""
+    empty = dict.fromkeys(("text", "language", "audio_s", "transcript"))
+    return {**empty, "code": error.code, "message": error.message}
+
+
+def _no_result(source: Source) -> ForescribeError:
+    return AudioError(f"{source.path}: ended without a transcript", code="internal_error")
 
 
 def _absolute(model: str | None) -> str | None:

@@ -1,25 +1,14 @@
 """A worker: one engine on one accelerator or a share of the cores, kept filled with windows of many
 recordings.
 
-    worker = ClusterWorker(order, make)
+    worker = prepared_worker(order)      # models, options and speakers as in `forescribe transcribe`
     report = worker.exchange([Source("a.mp3"), Source("b.mp3")], wait_s=1.0)
 
-A thread runs the transcriber of `forescribe transcribe` over the queue: recordings are pulled as rows become
-free, those at locations from a spool that fetches them ahead. `exchange` adds recordings and returns what has
-ended; it waits for something to tell, at most `wait_s`. Knows nothing of Ray.
-
-What a driver and its workers tell each other: records that are pickled, small and without samples.
-
-    order     -> once, when a worker starts: models, options, threads
-    Source    -> a recording, by its path or location
-    Report    <- recordings that have ended or are given back, progress, statistics
-
-Knows neither Ray nor models.
-
-What a worker loads before its first recording, and what it checks first.
-
-The same models, options and speakers as in `forescribe transcribe` on one machine, so that the results are
-the same. A worker that could give other results, because its versions or weights differ, refuses the run.
+A worker that could give other results than one machine, because its versions or weights differ, refuses the
+run. A thread runs the transcriber over the queue: recordings are pulled as rows become free, those at
+locations from a spool that fetches them ahead. `exchange` adds recordings and returns what has ended; it
+waits for something to tell, at most `wait_s`. What goes to a worker and comes back is pickled, small and
+without samples. Knows nothing of Ray.
 """
 
 from __future__ import annotations
@@ -59,6 +48,9 @@ if TYPE_CHECKING:
     from forescribe.asr.formats.transcript import Transcript
 
     from ..cli.speaker_options import SpeakerOptions
+
+STATS_S = 1.0
+"""How old the statistics of a report may be: reading them waits for the device."""
 
 
 @dataclass(frozen=True)
@@ -129,21 +121,40 @@ class Report:
     error: Exception | None = None
 
 
-STATS_S = 1.0
-"""How old the statistics of a report may be: reading them waits for the device."""
+def prepared_worker(order: WorkOrder) -> ClusterWorker:
+    """Load the models of an order. Raises UsageError for another version or storage that this machine does
+    not see, ModelError for weights that are missing or differ."""
+    from forescribe.asr.batch.batch import TranscriberFactory
+    from forescribe.asr.sessions.readers import reading_ahead
 
+    check_machine(order)
 
-class _Path(str):
-    """The path of a recording. Outcomes are matched by identity: a path may be asked for twice."""
+    def load(size: int) -> Transcriber:
+        from forescribe.asr.decode.transcriber import Transcriber
 
+        _set_threads(order)
+        return Transcriber.load(**order.models, batch=size, network=order.network)
 
-@dataclass
-class _Begun:
-    """A recording that the transcriber has, with what was read of it."""
+    speakers = order.speakers
+    with_speakers = (
+        speakers.load(device=order.device, network=order.network) if speakers is not None else None
+    )
+    factory = TranscriberFactory(load)
+    factory(order.batch)  # now, so that errors of the model are those of the start
 
-    source: Source
-    content: str | None = None
-    entry: Entry | None = None
+    def make(size: int) -> BatchTranscriber:
+        _set_threads(order)
+        current = factory.current
+        if current is None or current.batch != size:
+            current = factory(size)
+        return reading_ahead(
+            current if with_speakers is None else with_speakers(current),
+            order.readers,
+            recordings=2,  # or more, which is not known here
+            on_cpu=current.whisper.device.kind == "cpu",
+        )
+
+    return ClusterWorker(order, make, stats=factory.stats)
 
 
 class ClusterWorker:
@@ -406,6 +417,24 @@ class ClusterWorker:
             self._begun.clear()
 
 
+def check_machine(order: WorkOrder) -> None:
+    """Check that this machine gives the driver's results: same version, same files, same weights."""
+    host, own = socket.gethostname(), version("forescribe")
+    if own != order.version:
+        raise UsageError(
+            f"{host} has forescribe {own} and this command is {order.version}: install the same version "
+            "on all machines of the cluster"
+        )
+    if order.folder is not None:
+        if os.path.isdir(order.folder):
+            os.chdir(order.folder)  # relative paths, in messages too, are those of the command
+        elif order.probe is not None and not os.path.isabs(order.probe):
+            raise _unseen(order, host)
+    if order.probe is not None and not os.path.exists(order.probe):
+        raise _unseen(order, host)
+    _check_weights(order, host)
+
+
 def portable(error: Exception) -> ForescribeError | SpeculativeError:
     """An error as it can be sent to the driver: those of others, and some of ours, do not survive
     pickling."""
@@ -419,54 +448,6 @@ def portable(error: Exception) -> ForescribeError | SpeculativeError:
     return error
 
 
-def _portable_or_none(error: ForescribeError | None) -> ForescribeError | None:
-    sent = None if error is None else portable(error)
-    assert not isinstance(sent, SpeculativeError)  # none of ours becomes one of those
-    return sent
-
-
-def _memory(outcome: Outcome) -> BaseException | None:
-    """What ran out of memory, if that ended a recording."""
-    cause = outcome.error and outcome.error.__cause__
-    return cause if cause is not None and out_of_memory(cause) else None
-
-
-def prepared_worker(order: WorkOrder) -> ClusterWorker:
-    """Load the models of an order. Raises UsageError for another version or storage that this machine does
-    not see, ModelError for weights that are missing or differ."""
-    from forescribe.asr.batch.batch import TranscriberFactory
-    from forescribe.asr.sessions.readers import reading_ahead
-
-    check_machine(order)
-
-    def load(size: int) -> Transcriber:
-        from forescribe.asr.decode.transcriber import Transcriber
-
-        _set_threads(order)
-        return Transcriber.load(**order.models, batch=size, network=order.network)
-
-    speakers = order.speakers
-    with_speakers = (
-        speakers.load(device=order.device, network=order.network) if speakers is not None else None
-    )
-    factory = TranscriberFactory(load)
-    factory(order.batch)  # now, so that errors of the model are those of the start
-
-    def make(size: int) -> BatchTranscriber:
-        _set_threads(order)
-        current = factory.current
-        if current is None or current.batch != size:
-            current = factory(size)
-        return reading_ahead(
-            current if with_speakers is None else with_speakers(current),
-            order.readers,
-            recordings=2,  # or more, which is not known here
-            on_cpu=current.whisper.device.kind == "cpu",
-        )
-
-    return ClusterWorker(order, make, stats=factory.stats)
-
-
 def _set_threads(order: WorkOrder) -> None:
     """A number of threads holds for the thread that sets it."""
     if order.threads:
@@ -475,26 +456,8 @@ def _set_threads(order: WorkOrder) -> None:
         torch.set_num_threads(order.threads)
 
 
-def check_machine(order: WorkOrder) -> None:
-    """Check that this machine gives the driver's results: same version, same files, same weights."""
-    host, own = socket.gethostname(), version("forescribe")
-    if own != order.version:
-        raise UsageError(
-            f"{host} has forescribe {own} and this command is {order.version}: install the same version "
-            "on all machines of the cluster"
-        )
-    if order.folder is not None:
-        if os.path.isdir(order.folder):
-            os.chdir(order.folder)  # relative paths, in messages too, are those of the command
-        elif order.probe is not None and not os.path.isabs(order.probe):
-            order = _unseen(order, host)
-    if order.probe is not None and not os.path.exists(order.probe):
-        _unseen(order, host)
-    _check_weights(order, host)
-
-
-def _unseen(order: WorkOrder, host: str) -> WorkOrder:
-    raise UsageError(
+def _unseen(order: WorkOrder, host: str) -> UsageError:
+    return UsageError(
         f"{host} does not see {order.probe}: recordings have to be on storage that all machines of the "
         "cluster mount at the same place, or in object storage (s3://...)"
     )
@@ -515,3 +478,28 @@ def _check_weights(order: WorkOrder, host: str) -> None:
             "machine. Load the same revision on all of them",
             code="model_mismatch",
         )
+
+
+class _Path(str):
+    """The path of a recording. Outcomes are matched by identity: a path may be asked for twice."""
+
+
+@dataclass
+class _Begun:
+    """A recording that the transcriber has, with what was read of it."""
+
+    source: Source
+    content: str | None = None
+    entry: Entry | None = None
+
+
+def _portable_or_none(error: ForescribeError | None) -> ForescribeError | None:
+    sent = None if error is None else portable(error)
+    assert not isinstance(sent, SpeculativeError)  # none of ours becomes one of those
+    return sent
+
+
+def _memory(outcome: Outcome) -> BaseException | None:
+    """What ran out of memory, if that ended a recording."""
+    cause = outcome.error and outcome.error.__cause__
+    return cause if cause is not None and out_of_memory(cause) else None

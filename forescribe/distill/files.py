@@ -1,15 +1,9 @@
-"""The folder in which a distillation keeps what a repeated command goes on with.
+"""The files of a distillation: its work folder, and what lies beside the weights of a draft.
 
-`OUTPUT/.distill` holds the settings, the labels, the prices and the checkpoint. One process at a time works
-in it. Knows files and settings; nothing of models.
-
-Files that appear whole or not at all, and what is said where a disk refuses them.
-
-Knows bytes and the system's errors.
-
-The files beside the weights of a draft: those of its target, so that both read the same tokens.
-
-Knows folders; nothing of models but how they are saved.
+`OUTPUT/.distill` holds the settings, the labels, the prices and the checkpoint with which a repeated
+command goes on. One process at a time works in it. Files appear whole or not at all. A draft has the
+tokenizer's files of its target, so that both read the same tokens. Knows folders, bytes and the system's
+errors; nothing of models but how they are saved.
 """
 
 from __future__ import annotations
@@ -32,44 +26,24 @@ from forescribe.asr.errors import OutputError, UsageError
 PART = ".part"
 """What a file's name ends with while it is written."""
 
-
-def put_bytes(path: Path, data: bytes) -> None:
-    """Write a file whole or not at all: whoever is killed meanwhile leaves the old one. Raises
-    OutputError."""
-    temporary = path.with_name(path.name + PART)
-    with writing(path):
-        try:
-            with temporary.open("wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        except BaseException:
-            with suppress(OSError):
-                temporary.unlink()
-            raise
-
-
-@contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Raises OSError as OutputError that names the path and the remedy."""
-    try:
-        yield
-    except OutputError:
-        raise
-    except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        advice = "make room and run the same command again" if full else "name another folder: -o"
-        raise OutputError(
-            f"cannot write {str(path)!r}: {error.strerror or error}; {advice}",
-            code="storage_full" if full else "unwritable_output",
-        ) from error
-
-
 NAME = ".distill"
 
 LABELS = ("labels", "lock", "label_settings.json")
 """What is kept when another run with the same labels begins."""
+
+COMPANIONS = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "vocab.json",
+    "merges.txt",
+    "normalizer.json",
+    "added_tokens.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "preprocessor_config.json",
+    "processor_config.json",
+)
 
 
 class WorkFolder:
@@ -180,19 +154,37 @@ class WorkFolder:
         self.keep("settings", self.settings)
 
 
-COMPANIONS = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "tokenizer.model",
-    "vocab.json",
-    "merges.txt",
-    "normalizer.json",
-    "added_tokens.json",
-    "special_tokens_map.json",
-    "chat_template.jinja",
-    "preprocessor_config.json",
-    "processor_config.json",
-)
+def put_bytes(path: Path, data: bytes) -> None:
+    """Write a file whole or not at all: whoever is killed meanwhile leaves the old one. Raises
+    OutputError."""
+    temporary = path.with_name(path.name + PART)
+    with writing(path):
+        try:
+            with temporary.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except BaseException:
+            with suppress(OSError):
+                temporary.unlink()
+            raise
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Raises OSError as OutputError that names the path and the remedy."""
+    try:
+        yield
+    except OutputError:
+        raise
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        advice = "make room and run the same command again" if full else "name another folder: -o"
+        raise OutputError(
+            f"cannot write {str(path)!r}: {error.strerror or error}; {advice}",
+            code="storage_full" if full else "unwritable_output",
+        ) from error
 
 
 def copy_companions(source: Path, folder: Path) -> None:

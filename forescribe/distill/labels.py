@@ -1,25 +1,14 @@
-"""Rows that training never sees: whole recordings where there are enough, else some rows of each kind.
+"""Labels: what the target wrote, with its distributions, on disk and in batches for training.
 
-Knows rows; nothing of models.
+A distribution is its 64 most probable tokens, which hold nearly all of the probability in a hundredth of
+the space of all logits. Some rows are held out: whole recordings where there are enough, else some rows of
+each kind. A batch has rows of similar length and is a pure function of seed and step, so that a run that is
+resumed at a step goes on as it would have. Some text tokens of the input are replaced (the labels stay
+right): in use a draft reads its own wrong tokens.
 
-Distributions over a vocabulary by their most probable tokens.
-
-64 tokens hold nearly all of a target's probability, in a hundredth of the space of all logits. Knows
-tensors; nothing of models.
-
-One labelled sequence: its tokens, and the target's distribution at every position that it wrote.
-
-Knows token ids; nothing of files and models.
-
-Batches of labelled rows of similar length, as a pure function of seed and step.
-
-So a run that is resumed at a step goes on as it would have. Some text tokens of the input are replaced
-(the labels stay right): in use a draft reads its own wrong tokens. Knows rows and tensors.
-
-Labels on disk: a file of rows for each recording, or for each group of prompts.
-
-A file appears whole or not at all, so a run that was killed goes on with those that are there. Encoder
-states are stored in float16 and are read row by row. Knows rows and files.
+On disk there is a file of rows for each recording, or for each group of prompts. A file appears whole or
+not at all, so a run that was killed goes on with those that are there. Encoder states are stored in float16
+and are read row by row. Knows rows, tensors and files; nothing of models.
 """
 
 from __future__ import annotations
@@ -48,26 +37,53 @@ LOWEST_LOG = -60.0
 """The log-probability of a token that a logits processor forbids: float16 can store it, and its share of
 any loss is zero."""
 
+OWN, GENERAL = "own", "general"
+"""Kinds of rows: of the user's data, and of what is mixed in so that a draft keeps what it could do."""
+
+SHARE = 0.15
+MOST, LEAST_HELD_OUT = 48, 2
+"""Held-out rows of a kind: more would make each evaluation slow, fewer say nothing."""
+
+SOURCES = 7
+"""Recordings from which on whole recordings are held out."""
+
+ROWS, TOKENS = 12, 400
+"""Rows and tokens of answers below which no draft can be trained."""
+
+MISLED = 0.04
+"""Share of the answer's text tokens that are replaced in the input."""
+
+NEIGHBOURS = 0.05
+"""Share of all rows, next in length, that a batch is drawn from: less padding, still other company."""
+
 
 @dataclass(frozen=True, eq=False)
-class CutHead:
-    """The tokens that a cut output head has: `ids [L]`, ascending, and by token its place among them
-    (`places [V]`), -1 for one that the head lacks."""
+class LabelRow:
+    """A prompt with the target's answer.
 
-    ids: Tensor
-    places: Tensor
+    `tokens` hold both; the answer begins at `begin`. `wanted` has one distribution for each of its tokens.
+    `greedy` says that the answer is the target's choice at every place, else it was drawn at temperature 1.
+    `states` reads the encoder states `[S, D]` of the target and of the draft; text has none.
+    """
 
-    @classmethod
-    def of(cls, ids: Sequence[int], vocab_size: int, device: torch.device) -> CutHead:
-        """From a list of tokens, in ascending order."""
-        listed = torch.tensor(ids, device=device)
-        places = torch.full((vocab_size,), -1, device=device)
-        places[listed] = torch.arange(len(ids), device=device)
-        return cls(listed, places)
+    source: str
+    kind: str
+    tokens: tuple[int, ...]
+    begin: int
+    greedy: bool
+    wanted: SparseDistribution
+    states: Callable[[], tuple[Tensor, Tensor]] | None = None
 
-    def has(self, tokens: Tensor) -> Tensor:
-        """Whether the head has each of the tokens."""
-        return self.places[tokens] >= 0
+    def __post_init__(self) -> None:
+        if not 0 < self.begin < len(self.tokens):
+            raise ValueError(f"an answer begins at {self.begin} of {len(self.tokens)} tokens")
+        if len(self.wanted) != self.answered:
+            raise ValueError(f"{len(self.wanted)} distributions for {self.answered} tokens")
+
+    @property
+    def answered(self) -> int:
+        """Tokens of the answer."""
+        return len(self.tokens) - self.begin
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,48 +135,72 @@ class SparseDistribution:
         return cls(torch.cat([p.ids for p in parts]), torch.cat([p.logs for p in parts]))
 
 
-OWN, GENERAL = "own", "general"
-"""Kinds of rows: of the user's data, and of what is mixed in so that a draft keeps what it could do."""
-
-
 @dataclass(frozen=True, eq=False)
-class LabelRow:
-    """A prompt with the target's answer.
+class CutHead:
+    """The tokens that a cut output head has: `ids [L]`, ascending, and by token its place among them
+    (`places [V]`), -1 for one that the head lacks."""
 
-    `tokens` hold both; the answer begins at `begin`. `wanted` has one distribution for each of its tokens.
-    `greedy` says that the answer is the target's choice at every place, else it was drawn at temperature 1.
-    `states` reads the encoder states `[S, D]` of the target and of the draft; text has none.
-    """
+    ids: Tensor
+    places: Tensor
 
-    source: str
-    kind: str
-    tokens: tuple[int, ...]
-    begin: int
-    greedy: bool
-    wanted: SparseDistribution
-    states: Callable[[], tuple[Tensor, Tensor]] | None = None
+    @classmethod
+    def of(cls, ids: Sequence[int], vocab_size: int, device: torch.device) -> CutHead:
+        """From a list of tokens, in ascending order."""
+        listed = torch.tensor(ids, device=device)
+        places = torch.full((vocab_size,), -1, device=device)
+        places[listed] = torch.arange(len(ids), device=device)
+        return cls(listed, places)
 
-    def __post_init__(self) -> None:
-        if not 0 < self.begin < len(self.tokens):
-            raise ValueError(f"an answer begins at {self.begin} of {len(self.tokens)} tokens")
-        if len(self.wanted) != self.answered:
-            raise ValueError(f"{len(self.wanted)} distributions for {self.answered} tokens")
-
-    @property
-    def answered(self) -> int:
-        """Tokens of the answer."""
-        return len(self.tokens) - self.begin
+    def has(self, tokens: Tensor) -> Tensor:
+        """Whether the head has each of the tokens."""
+        return self.places[tokens] >= 0
 
 
-SHARE = 0.15
-MOST, LEAST_HELD_OUT = 48, 2
-"""Held-out rows of a kind: more would make each evaluation slow, fewer say nothing."""
+class LabelStore:
+    """The labels of a folder, which is created. Raises OutputError where it cannot be written."""
 
-SOURCES = 7
-"""Recordings from which on whole recordings are held out."""
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
 
-ROWS, TOKENS = 12, 400
-"""Rows and tokens of answers below which no draft can be trained."""
+    @staticmethod
+    def key(*names: str | int) -> str:
+        """A file name for what is labelled together."""
+        return hashlib.sha256("\0".join(map(str, names)).encode(errors="replace")).hexdigest()[:20]
+
+    def has(self, key: str) -> bool:
+        """Whether this was labelled, by this run or one before."""
+        return self._path(key).exists()
+
+    def add(self, key: str, rows: Sequence[LabelRow]) -> None:
+        """Keep the rows of one recording; none where it has no speech. Raises OutputError."""
+        tensors: dict[str, Tensor] = {}
+        if rows:
+            tensors["tokens"] = torch.tensor([t for row in rows for t in row.tokens]).int()
+            tensors["ids"] = torch.cat([row.wanted.ids for row in rows]).int()
+            tensors["logs"] = torch.cat([row.wanted.logs for row in rows]).half()
+        loaded = [row.states() for row in rows if row.states is not None]
+        if loaded:
+            tensors["target_states"] = torch.stack([target for target, _ in loaded]).half()
+            if any(target is not draft for target, draft in loaded):
+                tensors["draft_states"] = torch.stack([draft for _, draft in loaded]).half()
+        about = [[r.source, r.kind, len(r.tokens), r.begin, r.greedy] for r in rows]
+        data = save(tensors, metadata={"rows": json.dumps(about)})
+        self.folder.mkdir(parents=True, exist_ok=True)
+        put_bytes(self._path(key), data)
+
+    def rows(self) -> list[LabelRow]:
+        """All rows, in an order that does not depend on when they were made. Raises UsageError for a
+        damaged file."""
+        found: list[LabelRow] = []
+        for path in sorted(self.folder.glob("*.safetensors")):
+            try:
+                found += _read(path)
+            except Exception as error:  # safetensors has an exception of its own for every fault
+                raise UsageError(f"{path} is damaged ({error}): delete it") from error
+        return found
+
+    def _path(self, key: str) -> Path:
+        return self.folder / f"{key}.safetensors"
 
 
 def split(rows: Sequence[LabelRow]) -> tuple[list[LabelRow], list[LabelRow]]:
@@ -179,27 +219,6 @@ def split(rows: Sequence[LabelRow]) -> tuple[list[LabelRow], list[LabelRow]]:
         held += _held_out([row for row in rows if row.kind == kind])
     chosen = {id(row) for row in held}
     return [row for row in rows if id(row) not in chosen], held
-
-
-def _held_out(rows: Sequence[LabelRow]) -> list[LabelRow]:
-    wanted = min(MOST, max(LEAST_HELD_OUT, round(SHARE * len(rows))))
-    whole = len({row.source for row in rows}) >= SOURCES
-
-    def rank(row: LabelRow) -> str:
-        # Texts of one source and those that begin alike stay together: a word's definition in training
-        # would give its held-out one away.
-        name = row.source if whole else f"{row.source}\0{row.tokens[: row.begin]}"
-        return hashlib.sha256(name.encode(errors="replace")).hexdigest()
-
-    ranked = sorted(rows, key=lambda row: (rank(row), row.tokens))
-    return ranked[:wanted]
-
-
-MISLED = 0.04
-"""Share of the answer's text tokens that are replaced in the input."""
-
-NEIGHBOURS = 0.05
-"""Share of all rows, next in length, that a batch is drawn from: less padding, still other company."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -238,23 +257,6 @@ class LabelBatch:
             self.greedy.to(device),
             None if self.states is None else self.states.to(device),
         )
-
-
-def collate(rows: Sequence[LabelRow]) -> LabelBatch:
-    """Rows to one batch."""
-    longest = max(len(row.tokens) for row in rows)
-    tokens = torch.zeros(len(rows), longest, dtype=torch.int64)
-    for number, row in enumerate(rows):
-        tokens[number, : len(row.tokens)] = torch.tensor(row.tokens)
-    states = [row.states()[1] for row in rows if row.states is not None]
-    return LabelBatch(
-        tokens,
-        torch.cat([torch.full((row.answered,), i) for i, row in enumerate(rows)]),
-        torch.cat([torch.arange(row.begin - 1, len(row.tokens) - 1) for row in rows]),
-        SparseDistribution.joined([row.wanted for row in rows]),
-        torch.cat([torch.full((row.answered,), row.greedy) for row in rows]),
-        torch.stack(states) if states else None,
-    )
 
 
 class BatchSource:
@@ -320,51 +322,35 @@ class BatchSource:
         return torch.where(answer & wrong & (batch.tokens < self.text_ids), other, batch.tokens)
 
 
-class LabelStore:
-    """The labels of a folder, which is created. Raises OutputError where it cannot be written."""
+def collate(rows: Sequence[LabelRow]) -> LabelBatch:
+    """Rows to one batch."""
+    longest = max(len(row.tokens) for row in rows)
+    tokens = torch.zeros(len(rows), longest, dtype=torch.int64)
+    for number, row in enumerate(rows):
+        tokens[number, : len(row.tokens)] = torch.tensor(row.tokens)
+    states = [row.states()[1] for row in rows if row.states is not None]
+    return LabelBatch(
+        tokens,
+        torch.cat([torch.full((row.answered,), i) for i, row in enumerate(rows)]),
+        torch.cat([torch.arange(row.begin - 1, len(row.tokens) - 1) for row in rows]),
+        SparseDistribution.joined([row.wanted for row in rows]),
+        torch.cat([torch.full((row.answered,), row.greedy) for row in rows]),
+        torch.stack(states) if states else None,
+    )
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
 
-    @staticmethod
-    def key(*names: str | int) -> str:
-        """A file name for what is labelled together."""
-        return hashlib.sha256("\0".join(map(str, names)).encode(errors="replace")).hexdigest()[:20]
+def _held_out(rows: Sequence[LabelRow]) -> list[LabelRow]:
+    wanted = min(MOST, max(LEAST_HELD_OUT, round(SHARE * len(rows))))
+    whole = len({row.source for row in rows}) >= SOURCES
 
-    def has(self, key: str) -> bool:
-        """Whether this was labelled, by this run or one before."""
-        return self._path(key).exists()
+    def rank(row: LabelRow) -> str:
+        # Texts of one source and those that begin alike stay together: a word's definition in training
+        # would give its held-out one away.
+        name = row.source if whole else f"{row.source}\0{row.tokens[: row.begin]}"
+        return hashlib.sha256(name.encode(errors="replace")).hexdigest()
 
-    def add(self, key: str, rows: Sequence[LabelRow]) -> None:
-        """Keep the rows of one recording; none where it has no speech. Raises OutputError."""
-        tensors: dict[str, Tensor] = {}
-        if rows:
-            tensors["tokens"] = torch.tensor([t for row in rows for t in row.tokens]).int()
-            tensors["ids"] = torch.cat([row.wanted.ids for row in rows]).int()
-            tensors["logs"] = torch.cat([row.wanted.logs for row in rows]).half()
-        loaded = [row.states() for row in rows if row.states is not None]
-        if loaded:
-            tensors["target_states"] = torch.stack([target for target, _ in loaded]).half()
-            if any(target is not draft for target, draft in loaded):
-                tensors["draft_states"] = torch.stack([draft for _, draft in loaded]).half()
-        about = [[r.source, r.kind, len(r.tokens), r.begin, r.greedy] for r in rows]
-        data = save(tensors, metadata={"rows": json.dumps(about)})
-        self.folder.mkdir(parents=True, exist_ok=True)
-        put_bytes(self._path(key), data)
-
-    def rows(self) -> list[LabelRow]:
-        """All rows, in an order that does not depend on when they were made. Raises UsageError for a
-        damaged file."""
-        found: list[LabelRow] = []
-        for path in sorted(self.folder.glob("*.safetensors")):
-            try:
-                found += _read(path)
-            except Exception as error:  # safetensors has an exception of its own for every fault
-                raise UsageError(f"{path} is damaged ({error}): delete it") from error
-        return found
-
-    def _path(self, key: str) -> Path:
-        return self.folder / f"{key}.safetensors"
+    ranked = sorted(rows, key=lambda row: (rank(row), row.tokens))
+    return ranked[:wanted]
 
 
 def _read(path: Path) -> Iterator[LabelRow]:

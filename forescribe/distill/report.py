@@ -1,16 +1,12 @@
-"""The report of a distillation: acceptance before and after by kind and depth, speed, settings, versions.
+"""What a draft is worth: simulated from accept traces, measured in the engine, and written as a report.
 
-Every figure is from the engine and stands beside the equality of its tokens with gamma 0. Knows pairs, rows
-and numbers.
+The choice among checkpoints is by the tokens that a round of G drafts writes, over the time that it takes,
+which loss and word errors do not say:
 
-The choice among checkpoints: tokens per round from accept traces, for the price of a round.
+    max over G of E(G) / (G c + t_v(G + 1))
 
-A draft is worth `max over G of E(G) / (G c + t_v(G + 1))`: the tokens that a round of G drafts writes, over
-the time that it takes. Loss and word errors do not say that. Knows numbers only.
-
-Held-out rows through the engine as it is served: acceptance by depth, times of rounds, equality.
-
-Knows pairs, rows and schedules; nothing of training.
+Every figure of the report is from the engine as it is served and stands beside the equality of its tokens
+with gamma 0. Knows pairs, rows, schedules and numbers; nothing of training.
 """
 
 from __future__ import annotations
@@ -34,6 +30,16 @@ from .pair import DraftPair
 
 GAMMAS = (2, 4, 6, 8)
 """Draft lengths that are priced: those of the engine's schedule up to 8."""
+
+TIMED_ROWS = 6
+"""Rows that prices are measured on: some hundreds of rounds."""
+
+PRICE_TURNS = 2
+
+GAMMA = 5
+"""Draft length at which acceptance is reported."""
+
+PACKAGES = ("forescribe", "torch", "transformers", "safetensors")
 
 
 @dataclass(frozen=True)
@@ -68,14 +74,6 @@ def simulated(trace: Trace, gamma: int) -> tuple[float, float]:
     return float(len(accepted)), float(rounds)
 
 
-def _expected(chain: Sequence[float]) -> float:
-    total, alive = 1.0, 1.0
-    for probability in chain:
-        alive *= probability
-        total += alive
-    return total
-
-
 def tokens_per_round(traces: Iterable[Trace], gamma: int) -> float:
     """E: over all answers together."""
     pairs = [simulated(trace, gamma) for trace in traces]
@@ -87,18 +85,6 @@ def agreement(traces: Iterable[Trace]) -> float:
     """The mean probability that a draft after the target's own text is accepted."""
     values = [value for trace in traces for value in trace.accepted]
     return sum(values) / len(values) if values else 0.0
-
-
-def _rate(tokens: float, gamma: int) -> float:
-    """The acceptance rate with which a round of `gamma` drafts writes so many tokens on average."""
-    low, high = 0.0, 1.0
-    for _ in range(40):
-        middle = (low + high) / 2
-        if expected_tokens(middle, gamma) < tokens:
-            low = middle
-        else:
-            high = middle
-    return high
 
 
 @dataclass(frozen=True)
@@ -150,46 +136,24 @@ class Prices:
         return {str(gamma): round(1e3 * s, 4) for gamma, s in sorted(self.round_s.items())}
 
 
-TIMED_ROWS = 6
-"""Rows that prices are measured on: some hundreds of rounds."""
-
-PRICE_TURNS = 2
-
-
-@dataclass
-class Metered:
-    """A fixed draft length, like `Fixed`, that notes the seconds of each round."""
-
-    gamma: int
-    judged: int = 0
-    accepted: int = 0
-    seconds: list[float] = field(default_factory=list)
-
-    @property
-    def buckets(self) -> tuple[int, ...]:
-        return (self.gamma,)
-
-    def choose(self, *, sampling: bool) -> int:
-        return self.gamma
-
-    def learn(self, poll: Poll) -> None:
-        self.judged += poll.judged
-        self.accepted += poll.accepted
-        self.seconds.append(poll.seconds / poll.rounds)
-
-
-@dataclass(frozen=True)
-class EngineRun:
-    """What the engine wrote for some rows; `alpha` is the probability that a draft is accepted, given that
-    those before it were."""
-
-    tokens: tuple[tuple[int, ...], ...]
-    stats: Stats
-    alpha: float
-    round_s: (
-        float  # of the fastest tenth of the rounds: others wait for cores that the machine shares
-    )
-    wall_s: float
+def measured_prices(
+    pair: DraftPair,
+    draft: Path,
+    rows: Sequence[LabelRow],
+    batch: int,
+    listed: DraftTokens | None = None,
+    gammas: Sequence[int] = GAMMAS,
+) -> Prices:
+    """Times of a round at each draft length, on a few greedy rows where there are any; with the head cut to
+    `listed`, which is most of the price of a draft of few layers. The lengths take turns and the lower time
+    counts, as another process may slow down one turn of them."""
+    chosen = ([row for row in rows if row.greedy] or list(rows))[:TIMED_ROWS]
+    run_rows(pair, draft, chosen[:1], gammas[0], batch, listed)  # caches, packed weights, threads
+    turns = [
+        {g: run_rows(pair, draft, chosen, g, batch, listed).round_s for g in (0, *gammas)}
+        for _ in range(PRICE_TURNS)
+    ]
+    return Prices({g: min(turn[g] for turn in turns) for g in turns[0]})
 
 
 def run_rows(
@@ -219,35 +183,59 @@ def run_rows(
     )
 
 
-def _low(seconds: Sequence[float]) -> float:
-    """The end of the fastest tenth; 0 without rounds."""
-    return sorted(seconds)[len(seconds) // 10] if seconds else 0.0
+@dataclass(frozen=True)
+class EngineRun:
+    """What the engine wrote for some rows; `alpha` is the probability that a draft is accepted, given that
+    those before it were."""
+
+    tokens: tuple[tuple[int, ...], ...]
+    stats: Stats
+    alpha: float
+    round_s: (
+        float  # of the fastest tenth of the rounds: others wait for cores that the machine shares
+    )
+    wall_s: float
 
 
-def measured_prices(
+@dataclass
+class Metered:
+    """A fixed draft length, like `Fixed`, that notes the seconds of each round."""
+
+    gamma: int
+    judged: int = 0
+    accepted: int = 0
+    seconds: list[float] = field(default_factory=list)
+
+    @property
+    def buckets(self) -> tuple[int, ...]:
+        return (self.gamma,)
+
+    def choose(self, *, sampling: bool) -> int:
+        return self.gamma
+
+    def learn(self, poll: Poll) -> None:
+        self.judged += poll.judged
+        self.accepted += poll.accepted
+        self.seconds.append(poll.seconds / poll.rounds)
+
+
+def figures_of(
     pair: DraftPair,
-    draft: Path,
+    drafts: Mapping[str, Path],
     rows: Sequence[LabelRow],
     batch: int,
     listed: DraftTokens | None = None,
-    gammas: Sequence[int] = GAMMAS,
-) -> Prices:
-    """Times of a round at each draft length, on a few greedy rows where there are any; with the head cut to
-    `listed`, which is most of the price of a draft of few layers. The lengths take turns and the lower time
-    counts, as another process may slow down one turn of them."""
-    chosen = ([row for row in rows if row.greedy] or list(rows))[:TIMED_ROWS]
-    run_rows(pair, draft, chosen[:1], gammas[0], batch, listed)  # caches, packed weights, threads
-    turns = [
-        {g: run_rows(pair, draft, chosen, g, batch, listed).round_s for g in (0, *gammas)}
-        for _ in range(PRICE_TURNS)
-    ]
-    return Prices({g: min(turn[g] for turn in turns) for g in turns[0]})
-
-
-GAMMA = 5
-"""Draft length at which acceptance is reported."""
-
-PACKAGES = ("forescribe", "torch", "transformers", "safetensors")
+) -> dict[str, dict[str, KindFigures]]:
+    """The figures of each draft by kind. Each row is decoded once with every draft, and once without."""
+    found: dict[str, dict[str, KindFigures]] = {name: {} for name in drafts}
+    for kind in sorted({row.kind for row in rows}):
+        chosen = [row for row in rows if row.kind == kind]
+        greedy = tuple(row.greedy for row in chosen)
+        plain = run_rows(pair, None, chosen, 0, batch)
+        for name, draft in drafts.items():
+            drafted = run_rows(pair, draft, chosen, GAMMA, batch, listed)
+            found[name][kind] = KindFigures(drafted, plain, greedy)
+    return found
 
 
 @dataclass(frozen=True)
@@ -279,36 +267,14 @@ class KindFigures:
         }
 
 
-def figures_of(
-    pair: DraftPair,
-    drafts: Mapping[str, Path],
-    rows: Sequence[LabelRow],
-    batch: int,
-    listed: DraftTokens | None = None,
-) -> dict[str, dict[str, KindFigures]]:
-    """The figures of each draft by kind. Each row is decoded once with every draft, and once without."""
-    found: dict[str, dict[str, KindFigures]] = {name: {} for name in drafts}
-    for kind in sorted({row.kind for row in rows}):
-        chosen = [row for row in rows if row.kind == kind]
-        greedy = tuple(row.greedy for row in chosen)
-        plain = run_rows(pair, None, chosen, 0, batch)
-        for name, draft in drafts.items():
-            drafted = run_rows(pair, draft, chosen, GAMMA, batch, listed)
-            found[name][kind] = KindFigures(drafted, plain, greedy)
-    return found
-
-
 def speedup(figures: Mapping[str, KindFigures]) -> float:
     """Time of all rows without drafts over that with them, in one run each. Drawn rows differ in their
     tokens, so it is per token."""
     plain = sum(f.plain.wall_s for f in figures.values())
     drafted = sum(f.drafted.wall_s for f in figures.values())
-    tokens = [sum(sum(map(len, run.tokens)) for run in runs) for runs in _runs(figures)]
-    return (plain / tokens[0]) / (drafted / tokens[1])
-
-
-def _runs(figures: Mapping[str, KindFigures]) -> tuple[list[EngineRun], list[EngineRun]]:
-    return [f.plain for f in figures.values()], [f.drafted for f in figures.values()]
+    plain_tokens = sum(len(t) for f in figures.values() for t in f.plain.tokens)
+    drafted_tokens = sum(len(t) for f in figures.values() for t in f.drafted.tokens)
+    return (plain / plain_tokens) / (drafted / drafted_tokens)
 
 
 def versions() -> dict[str, str]:
@@ -351,6 +317,31 @@ def markdown(report: Mapping[str, Any]) -> str:
     for skipped in report["skipped"]:
         lines += ["", f"Skipped: {skipped['name']}: {skipped['reason']}"]
     return "\n".join(lines) + "\n"
+
+
+def _expected(chain: Sequence[float]) -> float:
+    total, alive = 1.0, 1.0
+    for probability in chain:
+        alive *= probability
+        total += alive
+    return total
+
+
+def _rate(tokens: float, gamma: int) -> float:
+    """The acceptance rate with which a round of `gamma` drafts writes so many tokens on average."""
+    low, high = 0.0, 1.0
+    for _ in range(40):
+        middle = (low + high) / 2
+        if expected_tokens(middle, gamma) < tokens:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def _low(seconds: Sequence[float]) -> float:
+    """The end of the fastest tenth; 0 without rounds."""
+    return sorted(seconds)[len(seconds) // 10] if seconds else 0.0
 
 
 def _by_kind(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:

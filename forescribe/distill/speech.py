@@ -1,13 +1,10 @@
-"""Labels of recordings: what the target transcribes, with its distributions.
-
-Recordings go through the transcriber as in `forescribe transcribe`: windows, voice activity, token rules,
-timestamps and batches are the same, so the draft learns what it will be asked. Knows recordings and rows.
-
-Whisper with a draft: forward passes of training, and the engine as a transcriber builds it.
+"""Whisper with a draft: forward passes of training, the engine as a transcriber builds it, labels of
+recordings.
 
 A draft that shares its target's encoder is trained and stored without one (`WhisperForCausalLM`). The
-encoder and the embedding of tokens, which is the output head too, are frozen. Knows models; nothing of
-recordings.
+encoder and the embedding of tokens, which is the output head too, are frozen. Labels are what the target
+transcribes, with its distributions: recordings go through the transcriber as in `forescribe transcribe`,
+with the same windows, token rules and batches, so the draft learns what it will be asked.
 """
 
 from __future__ import annotations
@@ -45,6 +42,9 @@ from .labels import OWN, CutHead, LabelBatch, LabelRow, LabelStore, SparseDistri
 from .pair import Hook, StepSize
 from .pruning import pruned_whisper
 
+TOGETHER = 4
+"""Windows whose distributions are computed at a time."""
+
 
 @dataclass(frozen=True, eq=False)
 class SpeechPair:
@@ -80,7 +80,8 @@ class SpeechPair:
                 f"{self.target.config.vocab_size}: only a draft with the target's tokens is distilled"
             )
         if encoder_of(draft) is not None and same_encoder(self.target, draft):
-            draft = _without_encoder(draft)
+            # The decoder alone, as it reads the target's encoder states.
+            draft = pruned_whisper(draft, range(draft.config.decoder_layers))
         return _frozen(draft)
 
     def pruned(self, layers: Sequence[int]) -> Any:
@@ -157,40 +158,6 @@ class SpeechPair:
         return read_weights(kind, folder, config, torch.float32, self.target)
 
 
-def _forward(model: Any, batch: LabelBatch, head: CutHead | None = None) -> Tensor:
-    assert batch.states is not None
-    dtype = model.proj_out.weight.dtype
-    hidden = model.model.decoder(
-        input_ids=batch.tokens,
-        encoder_hidden_states=batch.states.to(dtype),
-        use_cache=False,
-    ).last_hidden_state
-    predicted = hidden[batch.row, batch.place]
-    if head is not None:  # the whole head is most of the work of a draft of few layers
-        return torch.nn.functional.linear(predicted, model.proj_out.weight[head.ids])
-    logits: Tensor = model.proj_out(predicted)
-    return logits
-
-
-def _without_encoder(draft: Any) -> Any:
-    """The decoder alone, as it reads the target's encoder states."""
-    return pruned_whisper(draft, range(draft.config.decoder_layers))
-
-
-def _frozen(draft: Any) -> Any:
-    draft.requires_grad_(False)
-    decoder = draft.model.decoder
-    decoder.layers.requires_grad_(True)
-    decoder.layer_norm.requires_grad_(True)
-    return (
-        draft.eval()
-    )  # without dropout: a draft of few layers does not overfit its target's labels
-
-
-TOGETHER = 4
-"""Windows whose distributions are computed at a time."""
-
-
 @dataclass(frozen=True)
 class Skipped:
     """A recording or text that has no labels, and why."""
@@ -259,6 +226,47 @@ def labelled_now(
     return found
 
 
+def with_wanted(rows: Sequence[LabelRow], wanted: SparseDistribution) -> list[LabelRow]:
+    """The rows with their part of `wanted`, whose positions are those of the rows in order."""
+    ids, logs = wanted.ids.cpu(), wanted.logs.cpu()
+    found, start = [], 0
+    for row in rows:
+        stop = start + row.answered
+        found.append(replace(row, wanted=SparseDistribution(ids[start:stop], logs[start:stop])))
+        start = stop
+    return found
+
+
+def blank(count: int) -> SparseDistribution:
+    """Distributions of `count` positions that are not computed yet."""
+    return SparseDistribution(torch.zeros(count, 1, dtype=torch.int64), torch.zeros(count, 1))
+
+
+def _forward(model: Any, batch: LabelBatch, head: CutHead | None = None) -> Tensor:
+    assert batch.states is not None
+    dtype = model.proj_out.weight.dtype
+    hidden = model.model.decoder(
+        input_ids=batch.tokens,
+        encoder_hidden_states=batch.states.to(dtype),
+        use_cache=False,
+    ).last_hidden_state
+    predicted = hidden[batch.row, batch.place]
+    if head is not None:  # the whole head is most of the work of a draft of few layers
+        return torch.nn.functional.linear(predicted, model.proj_out.weight[head.ids])
+    logits: Tensor = model.proj_out(predicted)
+    return logits
+
+
+def _frozen(draft: Any) -> Any:
+    draft.requires_grad_(False)
+    decoder = draft.model.decoder
+    decoder.layers.requires_grad_(True)
+    decoder.layer_norm.requires_grad_(True)
+    return (
+        draft.eval()
+    )  # without dropout: a draft of few layers does not overfit its target's labels
+
+
 def _rows(pair: SpeechPair, outcome: Outcome, kind: str) -> list[LabelRow]:
     decoded = [window for window in outcome.decoded if _counts(window)]
     found: list[LabelRow] = []
@@ -280,22 +288,6 @@ def _labelled(pair: SpeechPair, windows: Sequence[Decoded], name: str, kind: str
     begins = torch.tensor([row.begin for row in blank], device=pair.device.torch)
     wanted = SparseDistribution.of(pair.target_logits(batch, begins))
     return with_wanted(blank, wanted)
-
-
-def with_wanted(rows: Sequence[LabelRow], wanted: SparseDistribution) -> list[LabelRow]:
-    """The rows with their part of `wanted`, whose positions are those of the rows in order."""
-    ids, logs = wanted.ids.cpu(), wanted.logs.cpu()
-    found, start = [], 0
-    for row in rows:
-        stop = start + row.answered
-        found.append(replace(row, wanted=SparseDistribution(ids[start:stop], logs[start:stop])))
-        start = stop
-    return found
-
-
-def blank(count: int) -> SparseDistribution:
-    """Distributions of `count` positions that are not computed yet."""
-    return SparseDistribution(torch.zeros(count, 1, dtype=torch.int64), torch.zeros(count, 1))
 
 
 def _row(window: Decoded, name: str, kind: str) -> LabelRow:

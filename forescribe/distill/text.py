@@ -1,18 +1,12 @@
-"""Labels of prompts: what the target writes, half of it greedy and half at temperature 1.
-
-As both are used, and what a target writes at one temperature is no measure of the other. Prompts are
-answered in groups; each group is a file of labels. Knows prompts and rows.
-
-A causal language model with a draft: forward passes of training, and the engine as a generator builds it.
+"""A causal language model with a draft: forward passes of training, the engine as a generator builds it,
+prompts and their labels.
 
 The embedding of tokens, which is the output head too in small models, is frozen unless the caller says
-otherwise. Knows models; nothing of prompts.
-
-Prompts from files: texts that the target continues, and requests that it answers.
-
-A `.jsonl` file has an object per line with `prompt`, `messages` (a conversation) or `text`, and optionally a
-`kind`, by which the report groups. Of any other text, each paragraph is continued from its first words.
-Knows files and token ids.
+otherwise. A prompt is a text that the target continues or a request that it answers: a `.jsonl` file has an
+object per line with `prompt`, `messages` (a conversation) or `text`, and optionally a `kind`, by which the
+report groups; of any other text, each paragraph is continued from its first words. Labels are what the
+target writes, half of it greedy and half at temperature 1, as both are used, and what a target writes at
+one temperature is no measure of the other. Prompts are answered in groups; each group is a file of labels.
 """
 
 from __future__ import annotations
@@ -51,6 +45,19 @@ from .labels import GENERAL, CutHead, LabelBatch, LabelRow, LabelStore, SparseDi
 from .pair import Hook, StepSize
 from .pruning import pruned_causal
 from .speech import Skipped, blank, with_wanted
+
+GROUP = 64
+"""Prompts of a file of labels."""
+
+TOGETHER = 16
+"""Texts whose distributions are computed at a time."""
+
+PASSES = 2
+"""Times that a prompt is answered at most: once greedily, once by drawing."""
+
+LINES = ".jsonl"
+BEGINNING, LEAST = 24, 4
+"""Tokens of a paragraph that are given at most, and tokens that a paragraph needs."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,16 +175,6 @@ class TextPair:
         return draft.eval()
 
 
-GROUP = 64
-"""Prompts of a file of labels."""
-
-TOGETHER = 16
-"""Texts whose distributions are computed at a time."""
-
-PASSES = 2
-"""Times that a prompt is answered at most: once greedily, once by drawing."""
-
-
 @dataclass(frozen=True)
 class TextPrompt:
     """Token ids to continue, where they are from, and which kind of text it is."""
@@ -185,6 +182,28 @@ class TextPrompt:
     tokens: tuple[int, ...]
     source: str
     kind: str
+
+
+def prompts_of(
+    generator: TextGenerator, names: Sequence[str], kind: str, *, seed: int
+) -> tuple[list[TextPrompt], list[Skipped]]:
+    """All prompts of the files and folders, shuffled by `seed`, and what was skipped and why.
+
+    Their kind is the one that a line names, else `kind`; general data have no other. Raises UsageError for a
+    name that is not there."""
+    prompts: dict[tuple[int, ...], TextPrompt] = {}
+    skipped: list[Skipped] = []
+    for file in [found for name in names for found in _files(name)]:
+        try:
+            for tokens, named in _of_file(generator, file):
+                prompts.setdefault(
+                    tokens, TextPrompt(tokens, file, kind if kind == GENERAL else named or kind)
+                )
+        except (UsageError, SpeculativeError) as error:
+            skipped.append(Skipped(file, str(error)))
+    ordered = list(prompts.values())
+    random.Random(seed).shuffle(ordered)
+    return ordered, skipped
 
 
 def label_prompts(
@@ -271,33 +290,6 @@ def _labelled(pair: TextPair, rows: Sequence[LabelRow]) -> list[LabelRow]:
     batch = collate(rows).to(pair.device.torch)
     begins = torch.tensor([row.begin for row in rows], device=pair.device.torch)
     return with_wanted(rows, SparseDistribution.of(pair.target_logits(batch, begins)))
-
-
-LINES = ".jsonl"
-BEGINNING, LEAST = 24, 4
-"""Tokens of a paragraph that are given at most, and tokens that a paragraph needs."""
-
-
-def prompts_of(
-    generator: TextGenerator, names: Sequence[str], kind: str, *, seed: int
-) -> tuple[list[TextPrompt], list[Skipped]]:
-    """All prompts of the files and folders, shuffled by `seed`, and what was skipped and why.
-
-    Their kind is the one that a line names, else `kind`; general data have no other. Raises UsageError for a
-    name that is not there."""
-    prompts: dict[tuple[int, ...], TextPrompt] = {}
-    skipped: list[Skipped] = []
-    for file in [found for name in names for found in _files(name)]:
-        try:
-            for tokens, named in _of_file(generator, file):
-                prompts.setdefault(
-                    tokens, TextPrompt(tokens, file, kind if kind == GENERAL else named or kind)
-                )
-        except (UsageError, SpeculativeError) as error:
-            skipped.append(Skipped(file, str(error)))
-    ordered = list(prompts.values())
-    random.Random(seed).shuffle(ordered)
-    return ordered, skipped
 
 
 def _files(name: str) -> list[str]:
